@@ -1,0 +1,299 @@
+// video-vae for C++17: handles that free themselves, failures that throw. A thin layer over video_vae.h; read that first.
+//
+//     video_vae::Vae vae("ema_vae_fp16.safetensors");
+//     vae.configure("memory_limit", "8GiB");
+//     auto video = video_vae::Tensor::interleaved(rgb.data(), 21, 720, 1280);
+//     auto latent = video_vae::Tensor::of(out.data(), {1, 16, 6, 90, 160});
+//     vae.encode(video, latent);
+
+#ifndef VIDEO_VAE_HPP
+#define VIDEO_VAE_HPP
+
+#include <array>
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "video_vae.h"
+
+namespace video_vae {
+
+using Shape = std::array<int64_t, 5>;
+
+// A failed call: its status and its text.
+class Error : public std::runtime_error {
+public:
+    Error(int32_t status, const std::string &text) : std::runtime_error(text), status_(status) {}
+    int32_t status() const noexcept { return status_; }
+
+private:
+    int32_t status_;
+};
+
+namespace detail {
+
+// The failed call was on this thread, so its text is the thread's, whichever handle it was about.
+inline int32_t check(int32_t status) {
+    if (status >= 0) return status;
+    std::string text(static_cast<std::size_t>(vvae_error(nullptr, nullptr, 0)), '\0');
+    vvae_error(nullptr, text.data(), text.size() + 1);
+    throw Error(status, text);
+}
+
+template <class T> T sized() {
+    T value{};
+    value.struct_size = sizeof(T);
+    return value;
+}
+
+} // namespace detail
+
+// Memory of the caller's, described. Owns nothing.
+struct Tensor {
+    void *data = nullptr;
+    uint32_t dtype = VVAE_DTYPE_F32;
+    Shape shape{};
+    std::optional<Shape> strides{}; // in elements; none: compact
+    int32_t device_type = VVAE_DEVICE_CPU;
+    int32_t device_id = 0;
+
+    // [B, C, T, H, W], compact unless strides are given. The element type follows from T.
+    template <class T> static Tensor of(T *data, const Shape &shape, std::optional<Shape> strides = std::nullopt) {
+        using Element = std::remove_const_t<T>;
+        static_assert(std::is_same_v<Element, uint8_t> || std::is_same_v<Element, uint16_t> ||
+                          std::is_same_v<Element, float>,
+                      "for f16 and bf16, which C++17 has no types for, set dtype yourself");
+        constexpr uint32_t dtype = std::is_same_v<Element, uint8_t>    ? VVAE_DTYPE_U8
+                                   : std::is_same_v<Element, uint16_t> ? VVAE_DTYPE_U16
+                                                                       : VVAE_DTYPE_F32;
+        return {const_cast<Element *>(data), dtype, shape, strides};
+    }
+
+    // Frames of pixels with their channels side by side: [T, H, W, C] in memory.
+    template <class T>
+    static Tensor interleaved(T *data, int64_t frames, int64_t height, int64_t width, int64_t channels = 3) {
+        int64_t row = width * channels, frame = height * row;
+        return of(data, {1, channels, frames, height, width}, Shape{frames * frame, 1, frame, row, channels});
+    }
+
+    // Valid as long as this is neither changed nor gone.
+    vvae_tensor raw() const {
+        return {data, device_type, device_id, 5, dtype, shape.data(), strides ? strides->data() : nullptr, 0};
+    }
+};
+
+// What goes with one run.
+struct Run {
+    // Answer false to stop the run. What it throws comes out of the run.
+    std::function<bool(uint64_t done, uint64_t total, const char *stage)> progress{};
+    // Encode: where to write the log-variance.
+    std::optional<Tensor> logvar{};
+    std::optional<void *> cuda_stream{};
+};
+
+namespace detail {
+
+// A Run as C has it, for the time of one call.
+class RunCall {
+public:
+    explicit RunCall(const Run &run) : run_(run), info_(sized<vvae_run_info>()) {
+        if (run.progress) {
+            info_.progress = &RunCall::tell;
+            info_.progress_user = this;
+        }
+        if (run.logvar) {
+            logvar_ = run.logvar->raw();
+            info_.logvar = &logvar_;
+        }
+        if (run.cuda_stream) {
+            info_.flags = VVAE_RUN_HAS_STREAM;
+            info_.cuda_stream = *run.cuda_stream;
+        }
+    }
+    RunCall(const RunCall &) = delete;
+    RunCall &operator=(const RunCall &) = delete;
+
+    const vvae_run_info *info() const { return &info_; }
+
+    // The status of the call; what the callback threw comes before what the call says about being stopped by it.
+    int32_t check(int32_t status) const {
+        if (thrown_) std::rethrow_exception(thrown_);
+        return detail::check(status);
+    }
+
+private:
+    static int32_t tell(void *user, uint64_t done, uint64_t total, const char *stage) noexcept {
+        auto *self = static_cast<RunCall *>(user);
+        try {
+            return self->run_.progress(done, total, stage) ? 0 : 1;
+        } catch (...) {
+            self->thrown_ = std::current_exception();
+            return 1;
+        }
+    }
+
+    const Run &run_;
+    vvae_run_info info_;
+    vvae_tensor logvar_{};
+    std::exception_ptr thrown_;
+};
+
+struct CloseStream {
+    void operator()(vvae_stream *s) const noexcept { vvae_stream_close(s); }
+};
+
+struct FreeHandle {
+    void operator()(::vvae *v) const noexcept { vvae_free(v); }
+};
+
+} // namespace detail
+
+struct Plan {
+    vvae_plan_info info;
+    std::string text;
+};
+
+// A clip in pieces. Ends with its Vae at the latest.
+class Stream {
+public:
+    struct Pulled {
+        int32_t status; // VVAE_OK, VVAE_AGAIN: push more, VVAE_END: all is done
+        int64_t frames;
+    };
+
+    // How many frames were taken from the front. If not all: pull, then push the rest.
+    int64_t push(const Tensor &frames) {
+        int64_t taken = 0;
+        vvae_tensor tensor = frames.raw();
+        detail::check(vvae_stream_push(stream_.get(), &tensor, &taken));
+        return taken;
+    }
+
+    // Says that the clip is complete.
+    void finish() { detail::check(vvae_stream_push(stream_.get(), nullptr, nullptr)); }
+
+    Pulled pull(const Tensor &out, const Run &run = {}) {
+        Pulled pulled{VVAE_OK, 0};
+        vvae_tensor tensor = out.raw();
+        detail::RunCall call(run);
+        pulled.status = call.check(vvae_stream_pull(stream_.get(), &tensor, call.info(), &pulled.frames));
+        return pulled;
+    }
+
+    vvae_stream *raw() const noexcept { return stream_.get(); }
+
+private:
+    friend class Vae;
+    explicit Stream(vvae_stream *stream) : stream_(stream) {}
+
+    std::unique_ptr<vvae_stream, detail::CloseStream> stream_;
+};
+
+struct Options {
+    std::string device = "auto";
+    // Must not throw: there is nobody to catch it.
+    std::function<void(int32_t level, const char *message)> log{};
+    vvae_alloc_fn alloc = nullptr;
+    vvae_free_fn free = nullptr;
+    void *alloc_user = nullptr;
+};
+
+// A model on a device, with its settings.
+class Vae {
+public:
+    explicit Vae(const std::string &weights, Options options = {})
+        : options_(std::make_unique<Options>(std::move(options))) {
+        auto info = detail::sized<vvae_create_info>();
+        info.abi_version = VVAE_ABI_VERSION;
+        info.weights = weights.c_str();
+        info.device = options_->device.c_str();
+        if (options_->log) {
+            info.log = &Vae::log;
+            info.log_user = options_.get();
+        }
+        info.alloc = options_->alloc;
+        info.free = options_->free;
+        info.alloc_user = options_->alloc_user;
+        ::vvae *v = nullptr;
+        detail::check(vvae_create(&info, &v));
+        handle_.reset(v);
+    }
+
+    void configure(const std::string &key, const std::string &value) {
+        detail::check(vvae_configure(raw(), key.c_str(), value.c_str()));
+    }
+
+    void encode(const Tensor &video, const Tensor &latent, const Run &run = {}) {
+        vvae_tensor in = video.raw(), out = latent.raw();
+        detail::RunCall call(run);
+        call.check(vvae_encode(raw(), &in, &out, call.info()));
+    }
+
+    void decode(const Tensor &latent, const Tensor &video, const Run &run = {}) {
+        vvae_tensor in = latent.raw(), out = video.raw();
+        detail::RunCall call(run);
+        call.check(vvae_decode(raw(), &in, &out, call.info()));
+    }
+
+    // What a job would take; node is "encode" or "decode", shape that of what goes in.
+    Plan plan(const char *node, const Shape &shape) const {
+        Plan plan{detail::sized<vvae_plan_info>(), {}};
+        detail::check(vvae_plan(raw(), node, shape.data(), &plan.info, nullptr, 0));
+        plan.text.resize(static_cast<std::size_t>(plan.info.text_length));
+        detail::check(vvae_plan(raw(), node, shape.data(), &plan.info, plan.text.data(), plan.text.size() + 1));
+        return plan;
+    }
+
+    Stream stream(const char *node, const Shape &shape) {
+        vvae_stream *s = nullptr;
+        detail::check(vvae_stream_open(raw(), node, shape.data(), &s));
+        return Stream(s);
+    }
+
+    // From any thread.
+    void cancel() const { detail::check(vvae_cancel(raw())); }
+
+    vvae_model_desc model() const {
+        auto model = detail::sized<vvae_model_desc>();
+        detail::check(vvae_model_info(raw(), &model));
+        return model;
+    }
+
+    vvae_memory_info memory() const {
+        auto memory = detail::sized<vvae_memory_info>();
+        detail::check(vvae_memory(raw(), &memory));
+        return memory;
+    }
+
+    void trim(uint32_t what = VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS) { detail::check(vvae_trim(raw(), what)); }
+
+    ::vvae *raw() const noexcept { return handle_.get(); }
+
+private:
+    static void log(void *user, int32_t level, const char *message) noexcept {
+        static_cast<Options *>(user)->log(level, message);
+    }
+
+    // Declared before the handle, so that it outlives it: freeing may still write to the log.
+    std::unique_ptr<Options> options_;
+    std::unique_ptr<::vvae, detail::FreeHandle> handle_;
+};
+
+inline std::vector<vvae_device_desc> devices() {
+    std::vector<vvae_device_desc> all(vvae_device_count(), detail::sized<vvae_device_desc>());
+    for (std::size_t i = 0; i < all.size(); i++) {
+        detail::check(vvae_device_info(static_cast<uint32_t>(i), &all[i]));
+    }
+    return all;
+}
+
+} // namespace video_vae
+
+#endif // VIDEO_VAE_HPP

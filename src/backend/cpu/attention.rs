@@ -1,0 +1,288 @@
+//! Attention with a running softmax.
+//!
+//! Everything is computed transposed, [key][query] and [channel][query], with 32 queries side by side: the first
+//! product gives scores that are the weights of the second, maxima and sums of the softmax are vectors over queries,
+//! and only the queries themselves are ever transposed. Each query goes through the keys in the same tiles, in the same
+//! order, whatever the queries beside it.
+
+use super::kernel::{BLOCK, Outer, PANEL, Tile};
+use super::memory::{ALIGN, Memory, Shared};
+use super::pool::Pool;
+use super::simd::{Op, Simd, exp};
+use crate::backend::{AttentionOp, Stop};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// Keys of a tile: a multiple of the kernel's pixels, few enough that their values stay in the second-level cache.
+const KEYS: usize = 56;
+/// Panels of queries that share the copy of a tile of keys.
+const PANELS: usize = 8;
+
+/// Floats in the parts of a slot's scratch.
+#[derive(Clone, Copy)]
+struct Parts {
+    panels: usize,
+    channels: usize,
+    padded: usize,
+}
+
+impl Parts {
+    fn new(shape: FrameShape) -> Parts {
+        let channels = shape.channels as usize;
+        let panels = (shape.pixels() as usize).div_ceil(PANEL).min(PANELS);
+        Parts { panels, channels, padded: channels.next_multiple_of(BLOCK) }
+    }
+
+    fn keys(&self) -> usize {
+        self.padded * KEYS
+    }
+
+    fn queries(&self) -> usize {
+        self.panels * self.channels * PANEL
+    }
+
+    fn sums(&self) -> usize {
+        self.panels * self.padded * PANEL
+    }
+
+    /// Keys and values of a tile; queries; sums; scores; maximum, total and factor of each query.
+    fn floats(&self) -> usize {
+        2 * self.keys() + self.queries() + self.sums() + KEYS * PANEL + 3 * self.panels * PANEL
+    }
+
+    fn bytes(&self) -> u64 {
+        (self.floats() as u64 * 4).next_multiple_of(ALIGN)
+    }
+}
+
+pub(super) fn scratch(shape: FrameShape, frames: u64, threads: usize) -> u64 {
+    Parts::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
+}
+
+pub(super) fn run<S: Simd>(pool: &Pool, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
+    let (shape, frames) = (op.shape, op.frames.len());
+    if shape.elements() == 0 {
+        return Err(Error::Internal(format!("attention over {shape:?}, which is empty")));
+    }
+    let bytes = scratch(shape, frames as u64, pool.threads());
+    memory.block.region("scratch of an attention", op.scratch, bytes)?;
+    for (input, output) in op.frames {
+        memory.block.region("input of an attention", input.0, shape.elements() * 3 * 4)?;
+        memory.block.region("output of an attention", output.0, shape.elements() * 4)?;
+    }
+    let base = Shared::new(memory.block.start().cast());
+    let parts = Parts::new(shape);
+    let pixels = shape.pixels() as usize;
+    let panels = pixels.div_ceil(PANEL);
+    // The more queries share a tile of keys the better, as long as all threads have some.
+    let time = |share: usize| {
+        let rounds = (frames * panels.div_ceil(share)).div_ceil(pool.threads());
+        rounds as f64 * (share as f64 + 0.3)
+    };
+    let share = (1..=parts.panels).min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(1);
+    let shares = panels.div_ceil(share);
+    pool.run(frames * shares, stop, &|task, slot, stop| {
+        let (frame, first) = (task / shares, task % shares * share * PANEL);
+        let at = |offset: u64| base.get().wrapping_byte_add(offset as usize);
+        let block = Queries {
+            parts,
+            input: at(op.frames[frame].0.0),
+            output: at(op.frames[frame].1.0),
+            scratch: at(op.scratch + slot as u64 * parts.bytes()),
+            pixels,
+            first,
+            count: (pixels - first).min(share * PANEL),
+        };
+        // SAFETY: all regions were checked; tasks have their own queries, and slots their own scratch.
+        unsafe { block.attend::<S>(stop) }
+    })
+}
+
+/// Some queries of a frame, `first` and the `count` that follow.
+struct Queries {
+    parts: Parts,
+    input: *const f32,
+    output: *mut f32,
+    scratch: *mut f32,
+    pixels: usize,
+    first: usize,
+    count: usize,
+}
+
+impl Queries {
+    /// # Safety
+    /// The pointers are good for the frame's pixels and for the parts of the scratch; the processor has `S`.
+    unsafe fn attend<S: Simd>(&self, stop: &mut Stop) {
+        let Parts { panels, channels, padded } = self.parts;
+        // SAFETY: the offsets are those that `Parts::floats` counts, in its order.
+        unsafe {
+            let keys = self.scratch;
+            let values = keys.add(self.parts.keys());
+            let queries = values.add(self.parts.keys());
+            let sums = queries.add(self.parts.queries());
+            let scores = sums.add(self.parts.sums());
+            let state = scores.add(KEYS * PANEL);
+            self.transpose(queries);
+            sums.write_bytes(0, self.parts.sums());
+            for i in 0..panels * PANEL {
+                *state.add(i) = f32::NEG_INFINITY;
+            }
+            state.add(panels * PANEL).write_bytes(0, 2 * panels * PANEL);
+            for tile in (0..self.pixels).step_by(KEYS) {
+                if stop() {
+                    return;
+                }
+                let count = (self.pixels - tile).min(KEYS);
+                self.copy(keys, tile, count, channels);
+                self.copy(values, tile, count, 2 * channels);
+                for panel in 0..self.count.div_ceil(PANEL) {
+                    let weights = queries.add(panel * channels * PANEL);
+                    self.score::<S>(keys, weights, scores, count);
+                    let state = state.add(panel * PANEL);
+                    let sums = sums.add(panel * padded * PANEL);
+                    let step = panels * PANEL;
+                    S::enter(Softmax { scores, count, state, step, sums, channels: padded });
+                    for channel in (0..padded).step_by(BLOCK) {
+                        let values = values.add(channel * KEYS);
+                        S::enter(Outer { values, weights: scores, out: sums.add(channel * PANEL), count });
+                    }
+                }
+            }
+            self.finish(sums, state.add(panels * PANEL));
+        }
+    }
+
+    /// Queries as the weights of the first product: [panel][channel][query].
+    ///
+    /// # Safety
+    /// As [`Queries::attend`].
+    unsafe fn transpose(&self, into: *mut f32) {
+        let channels = self.parts.channels;
+        for query in 0..self.count.next_multiple_of(PANEL) {
+            // SAFETY: a query of the frame; those that only fill up the panel are zeros.
+            unsafe {
+                let into = into.add(query / PANEL * channels * PANEL + query % PANEL);
+                let from = self.input.add((self.first + query.min(self.count - 1)) * 3 * channels);
+                let scale = if query < self.count { 1.0 } else { 0.0 };
+                for c in 0..channels {
+                    *into.add(c * PANEL) = *from.add(c) * scale;
+                }
+            }
+        }
+    }
+
+    /// Channels of `count` pixels, from `offset` on: [block of channels][pixel][channel].
+    ///
+    /// # Safety
+    /// As [`Queries::attend`].
+    unsafe fn copy(&self, into: *mut f32, first: usize, count: usize, offset: usize) {
+        let channels = self.parts.channels;
+        for pixel in 0..count {
+            // SAFETY: a pixel of the frame and of the tile.
+            unsafe {
+                let from = self.input.add((first + pixel) * 3 * channels + offset);
+                for c in (0..channels).step_by(BLOCK) {
+                    let into = into.add(c * KEYS + pixel * BLOCK);
+                    if channels - c >= BLOCK {
+                        from.add(c).copy_to_nonoverlapping(into, BLOCK);
+                    } else {
+                        from.add(c).copy_to_nonoverlapping(into, channels - c);
+                        into.add(channels - c).write_bytes(0, BLOCK - (channels - c));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Scores of a tile of keys: [key][query].
+    ///
+    /// # Safety
+    /// As [`Queries::attend`].
+    unsafe fn score<S: Simd>(&self, keys: *const f32, weights: *const f32, scores: *mut f32, count: usize) {
+        for key in (0..count).step_by(S::PIXELS) {
+            // SAFETY: keys of the tile.
+            unsafe {
+                let tile = Tile {
+                    band: keys.add(key * BLOCK),
+                    block: KEYS * BLOCK,
+                    step: BLOCK,
+                    taps: &[0],
+                    cin: self.parts.channels,
+                    weights,
+                    width: PANEL,
+                    out: scores.add(key * PANEL),
+                    out_step: PANEL,
+                    add: false,
+                };
+                S::tile(&tile, (count - key).min(S::PIXELS));
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Queries::attend`].
+    unsafe fn finish(&self, sums: *const f32, totals: *const f32) {
+        let Parts { channels, padded, .. } = self.parts;
+        for query in 0..self.count {
+            let (panel, lane) = (query / PANEL, query % PANEL);
+            // SAFETY: a query of the frame.
+            unsafe {
+                let sums = sums.add(panel * padded * PANEL + lane);
+                let into = self.output.add((self.first + query) * channels);
+                let total = *totals.add(query);
+                for c in 0..channels {
+                    *into.add(c) = *sums.add(c * PANEL) / total;
+                }
+            }
+        }
+    }
+}
+
+/// Scores become exponentials, in place, and what was summed so far is brought to the new maximum.
+struct Softmax {
+    scores: *mut f32,
+    count: usize,
+    /// Maximum, then total, then factor, `step` apart.
+    state: *mut f32,
+    step: usize,
+    sums: *mut f32,
+    channels: usize,
+}
+
+impl Op for Softmax {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for lane in (0..PANEL).step_by(S::LANES) {
+            // SAFETY: whoever made the operation vouches for its pointers.
+            unsafe {
+                let scores = self.scores.add(lane);
+                let (maximum, total) = (self.state.add(lane), self.state.add(self.step + lane));
+                let old = S::load(maximum);
+                let mut new = old;
+                for key in 0..self.count {
+                    new = S::max(new, S::load(scores.add(key * PANEL)));
+                }
+                let factor = exp::<S>(S::sub(old, new));
+                let mut sum = S::mul(S::load(total), factor);
+                for key in 0..self.count {
+                    let p = exp::<S>(S::sub(S::load(scores.add(key * PANEL)), new));
+                    S::store(scores.add(key * PANEL), p);
+                    sum = S::add(sum, p);
+                }
+                S::store(maximum, new);
+                S::store(total, sum);
+                S::store(self.state.add(2 * self.step + lane), factor);
+            }
+        }
+        for lane in (0..PANEL).step_by(S::LANES) {
+            // SAFETY: as above.
+            unsafe {
+                let factor = S::load(self.state.add(2 * self.step + lane));
+                for channel in 0..self.channels {
+                    let sum = self.sums.add(channel * PANEL + lane);
+                    S::store(sum, S::mul(S::load(sum), factor));
+                }
+            }
+        }
+    }
+}

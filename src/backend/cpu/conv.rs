@@ -1,0 +1,418 @@
+//! Convolution with everything around it.
+//!
+//! A task takes one area of one output frame and some panels of output channels. For each term it prepares the band of
+//! input that the area sees, then goes through the panels: weights of a panel are read from memory once and
+//! used for all pixels of the area. Sums wait in the output frame from one term to the next. Every output is one
+//! chain of additions in the order of terms, blocks of channels, taps and channels, however the work is cut.
+
+use super::band::{self, Extent, Source};
+use super::geometry::{Area, Geometry, groups, part};
+use super::kernel::{BLOCK, PANEL, Tile};
+use super::memory::{ALIGN, Memory, Shared};
+use super::norm::{Moments, Row, conclude};
+use super::pack::{self, Conv};
+use super::pool::Pool;
+use super::simd::Simd;
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Stop, Term, Window};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// Where things lie in the scratch of an operation: the moments of all frames, then a band and a table for each slot.
+struct Scratch {
+    moments_of_frame: u64,
+    slots: u64,
+    slot: u64,
+    band: u64,
+}
+
+impl Scratch {
+    fn new(layout: &ConvLayout, geometry: &Geometry, frames: u64, threads: usize) -> Scratch {
+        let panels = pack::panels(layout.cout as usize) as u64 * layout.window.phases();
+        let band = geometry.band(layout) as u64 * 4;
+        let table = if layout.prologue == Prologue::None { 0 } else { padded(layout.cin) * 3 * 4 };
+        let areas = geometry.areas() as u64;
+        Scratch {
+            moments_of_frame: areas * panels * Moments::BYTES,
+            slots: (threads as u64).min(frames * areas * panels),
+            slot: (band + table).next_multiple_of(ALIGN),
+            band,
+        }
+    }
+
+    fn bytes(&self, frames: u64) -> u64 {
+        frames * self.moments_of_frame + self.slots * self.slot
+    }
+}
+
+fn padded(cin: u64) -> u64 {
+    cin.next_multiple_of(BLOCK as u64)
+}
+
+pub(super) fn scratch(layout: &ConvLayout, input: FrameShape, frames: u64, threads: usize) -> u64 {
+    Scratch::new(layout, &Geometry::new(layout, input), frames, threads).bytes(frames)
+}
+
+pub(super) fn run<S: Simd>(pool: &Pool, memory: &mut Memory, conv: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
+    let job = Job::new(pool, memory, conv, op)?;
+    let (layout, frames) = (op.layout, op.frames.len());
+    let units = frames * job.geometry.areas();
+    let groups = groups(layout, units, pool.threads());
+    pool.run(units * groups, stop, &|task, slot, stop| {
+        let (unit, group) = (task / groups, task % groups);
+        let (frame, area) = (unit / job.geometry.areas(), unit % job.geometry.areas());
+        let panels = part(job.panels * job.phases(), groups, group);
+        // SAFETY: `Job::new` checked that all that the operation touches lies in memory; tasks differ in area or
+        // panels, so no two write the same outputs, and no two that run at once have the same slot.
+        unsafe { job.area::<S>(frame, area, panels, slot, stop) }
+    })?;
+    if op.statistics {
+        pool.run(frames, stop, &|frame, _, _| job.conclude(frame))?;
+    }
+    Ok(())
+}
+
+struct Job<'a> {
+    op: &'a ConvOp<'a>,
+    conv: &'a Conv,
+    geometry: Geometry,
+    base: Shared,
+    scratch: Scratch,
+    panels: usize,
+    output: FrameShape,
+}
+
+impl<'a> Job<'a> {
+    fn new(pool: &Pool, memory: &mut Memory, conv: &'a Conv, op: &'a ConvOp) -> Result<Job<'a>> {
+        let (layout, input) = (op.layout, op.input);
+        let output = layout.window.output(input, layout.cout);
+        let fail = |why: &str| Err(Error::Internal(format!("convolution {layout:?} of {input:?}: {why}")));
+        if *layout != conv.layout {
+            return fail("its weights were prepared for another one");
+        }
+        if input.channels != layout.cin || input.pixels() == 0 || output.pixels() == 0 {
+            return fail("the input has another number of channels, or no pixels");
+        }
+        if layout.window == Window::Down && (input.height % 2 != 0 || input.width % 2 != 0) {
+            return fail("the height and width of the input must be even");
+        }
+        if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
+            return fail("the groups do not divide the output's channels");
+        }
+        let geometry = Geometry::new(layout, input);
+        let frames = op.frames.len() as u64;
+        let scratch = Scratch::new(layout, &geometry, frames, pool.threads());
+        memory.block.region("scratch of a convolution", op.scratch, scratch.bytes(frames))?;
+        let plain = |shape: FrameShape| shape.elements() * 4;
+        for frame in op.frames {
+            let statistics = if op.statistics { layout.groups * 8 } else { 0 };
+            memory.block.region("output of a convolution", frame.out.0, plain(output) + statistics)?;
+            if let Some(residual) = frame.residual {
+                memory.block.region("residual of a convolution", residual.0, plain(output))?;
+            }
+            if u64::from(frame.bias) >= layout.biases {
+                return fail("a frame names a bias that is not there");
+            }
+            for term in frame.terms.iter() {
+                let bytes = match layout.shortcut {
+                    Some(channels) if u64::from(term.slab) == layout.slabs => plain(output.with_channels(channels)),
+                    _ if u64::from(term.slab) >= layout.slabs => return fail("a term names a slab that is not there"),
+                    _ if layout.prologue == Prologue::None => plain(input),
+                    _ => plain(input) + layout.groups * 8,
+                };
+                memory.block.region("input of a convolution", term.frame.0, bytes)?;
+            }
+        }
+        let base = Shared::new(memory.block.start().cast());
+        Ok(Job { op, conv, geometry, base, scratch, panels: pack::panels(layout.cout as usize), output })
+    }
+
+    fn phases(&self) -> usize {
+        self.op.layout.window.phases() as usize
+    }
+
+    /// The address at an offset in bytes that `new` has checked.
+    fn at(&self, offset: u64) -> *mut f32 {
+        self.base.get().wrapping_byte_add(offset as usize)
+    }
+
+    fn moments(&self, frame: usize) -> *mut Moments {
+        self.at(self.op.scratch + frame as u64 * self.scratch.moments_of_frame).cast()
+    }
+
+    /// Panels `panels` (of all phases) of one area of one frame.
+    ///
+    /// # Safety
+    /// The offsets of the operation were checked, nobody else uses the slot or these outputs, the processor has `S`.
+    unsafe fn area<S: Simd>(&self, frame: usize, index: usize, panels: (usize, usize), slot: usize, stop: &mut Stop) {
+        let area = self.geometry.area(index);
+        let band = self.at(self.op.scratch
+            + self.op.frames.len() as u64 * self.scratch.moments_of_frame
+            + slot as u64 * self.scratch.slot);
+        let moments = match self.op.statistics {
+            true => self.moments(frame).wrapping_add(index * self.panels * self.phases()),
+            false => std::ptr::null_mut(),
+        };
+        let frame = &self.op.frames[frame];
+        let last = frame.terms.len().saturating_sub(1);
+        // SAFETY: the areas, panels and slots of a job lie inside what `new` checked.
+        unsafe {
+            for (number, term) in frame.terms.iter().enumerate() {
+                let mut ready = None;
+                for panel in panels.0..panels.1 {
+                    if stop() {
+                        return;
+                    }
+                    let phase = panel / self.panels;
+                    let (key, shortcut) = (phase, u64::from(term.slab) == self.op.layout.slabs);
+                    // All phases see the same band, but for a shortcut that has a pixel for each.
+                    let key = if shortcut { key } else { 0 };
+                    let extent = match ready {
+                        Some((of, extent)) if of == key => extent,
+                        _ => self.band::<S>(term, area, phase, band),
+                    };
+                    ready = Some((key, extent));
+                    let pass = Pass { job: self, frame, area, phase, panel: panel % self.panels };
+                    let moments = if moments.is_null() { moments } else { moments.add(panel) };
+                    let finish = (number == last).then_some(moments);
+                    pass.term::<S>(term, number > 0, band, extent, finish);
+                }
+            }
+            if frame.terms.is_empty() {
+                for panel in panels.0..panels.1 {
+                    let pass = Pass { job: self, frame, area, phase: panel / self.panels, panel: panel % self.panels };
+                    let moments = if moments.is_null() { moments } else { moments.add(panel) };
+                    pass.nothing::<S>(moments);
+                }
+            }
+        }
+    }
+
+    /// Prepares the band of a term.
+    ///
+    /// # Safety
+    /// As [`Job::area`].
+    unsafe fn band<S: Simd>(&self, term: &Term, area: Area, phase: usize, into: *mut f32) -> Extent {
+        let layout = self.op.layout;
+        let frame: *const f32 = self.at(term.frame.0);
+        if u64::from(term.slab) == layout.slabs {
+            let source = Source {
+                frame,
+                height: self.geometry.height,
+                width: self.geometry.width,
+                channels: layout.shortcut.unwrap_or(0) as usize,
+                prologue: Prologue::None,
+                table: &[],
+                spread: self.geometry.spread,
+                phase: (phase / 2, phase % 2),
+            };
+            let extent = Extent { rows: area.height, columns: area.width };
+            // SAFETY: as the caller vouches; a shortcut has a pixel for every one of the output.
+            unsafe { band::fill::<S>(&source, area.top as isize, area.left as isize, extent, into) };
+            return extent;
+        }
+        let mut table: &mut [f32] = &mut [];
+        if layout.prologue != Prologue::None {
+            // SAFETY: the slot has room for the table behind the band, and all bytes are set before they are numbers;
+            // the statistics follow the pixels of a frame.
+            unsafe {
+                let len = 3 * padded(layout.cin) as usize;
+                let start = into.byte_add(self.scratch.band as usize);
+                start.write_bytes(0, len);
+                table = std::slice::from_raw_parts_mut(start, len);
+                let statistics = frame.add(self.op.input.elements() as usize);
+                let statistics = std::slice::from_raw_parts(statistics, 2 * layout.groups as usize);
+                let [gamma, beta] = self.conv.norm();
+                band::table(table, statistics, gamma, beta);
+            }
+        }
+        let source = Source {
+            frame,
+            height: self.op.input.height as usize,
+            width: self.op.input.width as usize,
+            channels: layout.cin as usize,
+            prologue: layout.prologue,
+            table,
+            spread: 1,
+            phase: (0, 0),
+        };
+        // SAFETY: as the caller vouches.
+        unsafe { band::windowed::<S>(&source, &self.geometry, area, into) }
+    }
+
+    fn conclude(&self, frame: usize) {
+        let layout = self.op.layout;
+        // SAFETY: the moments of the frame were all written by the tasks before, and the statistics have their place
+        // behind the output, which `new` checked; they are set before they are numbers.
+        let (moments, into) = unsafe {
+            let count = self.geometry.areas() * self.phases() * self.panels;
+            let into = self.at(self.op.frames[frame].out.0).add(self.output.elements() as usize);
+            into.write_bytes(0, 2 * layout.groups as usize);
+            (
+                std::slice::from_raw_parts(self.moments(frame), count),
+                std::slice::from_raw_parts_mut(into, 2 * layout.groups as usize),
+            )
+        };
+        conclude(moments, &self.geometry, layout.cout as usize, into);
+    }
+}
+
+/// One panel of one phase over one area.
+struct Pass<'a> {
+    job: &'a Job<'a>,
+    frame: &'a ConvFrame,
+    area: Area,
+    phase: usize,
+    panel: usize,
+}
+
+impl Pass<'_> {
+    /// Adds a term; after the last one, which has `finish`, each row is finished as soon as its sums are.
+    ///
+    /// # Safety
+    /// As [`Job::area`], and the band is that of the term.
+    unsafe fn term<S: Simd>(
+        &self,
+        term: &Term,
+        add: bool,
+        band: *const f32,
+        extent: Extent,
+        finish: Option<*mut Moments>,
+    ) {
+        let layout = self.job.op.layout;
+        let shortcut = u64::from(term.slab) == layout.slabs;
+        let side = if shortcut { 1 } else { layout.window.side() as usize };
+        let stride = if shortcut { 1 } else { self.job.geometry.stride };
+        let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
+        let mut taps = [0; 9];
+        for i in 0..side {
+            for j in 0..side {
+                taps[i * side + j] = ((r + i) * extent.columns + s + j) * BLOCK;
+            }
+        }
+        let (channels, width) = pack::panel(layout.cout as usize, self.panel);
+        let mut tile = Tile {
+            band,
+            block: extent.block(),
+            step: stride * BLOCK,
+            taps: &taps[..side * side],
+            cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
+            weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel),
+            width,
+            out: std::ptr::null_mut(),
+            out_step: self.step(),
+            add,
+        };
+        let tiles = self.area.width.div_ceil(S::PIXELS);
+        for y in 0..self.area.height {
+            // SAFETY: tiles lie inside the area, and their taps inside its band.
+            unsafe {
+                let out = self.row(y, self.frame.out.0);
+                for index in 0..tiles {
+                    let (left, right) = part(self.area.width, tiles, index);
+                    tile.band = band.add((y * extent.columns + left) * stride * BLOCK);
+                    tile.out = out.add(left * self.step());
+                    if channels == width {
+                        S::tile(&tile, right - left);
+                    } else {
+                        narrow::<S>(&tile, right - left, channels);
+                    }
+                }
+                if let Some(moments) = finish {
+                    self.finish::<S>(y, moments);
+                }
+            }
+        }
+    }
+
+    /// A sum without summands.
+    ///
+    /// # Safety
+    /// As [`Job::area`].
+    unsafe fn nothing<S: Simd>(&self, moments: *mut Moments) {
+        let (channels, _) = pack::panel(self.job.op.layout.cout as usize, self.panel);
+        for y in 0..self.area.height {
+            // SAFETY: inside the area.
+            unsafe {
+                for x in 0..self.area.width {
+                    self.row(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
+                }
+                self.finish::<S>(y, moments);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`Job::area`].
+    unsafe fn finish<S: Simd>(&self, y: usize, moments: *mut Moments) {
+        let layout = self.job.op.layout;
+        let geometry = &self.job.geometry;
+        let (channels, _) = pack::panel(layout.cout as usize, self.panel);
+        let bias = |edge| {
+            let bias = self.job.conv.bias(usize::from(self.frame.bias), self.phase, edge);
+            bias.wrapping_add(self.panel * PANEL)
+        };
+        let (mut inner, mut edge) = (0, None);
+        if layout.window == Window::Up {
+            let outer = |phase, length: usize| if phase == 0 { 0 } else { length - 1 };
+            inner = usize::from(self.area.top + y == outer(self.phase / 2, geometry.height));
+            let column = outer(self.phase % 2, geometry.width);
+            let here = column.checked_sub(self.area.left).filter(|x| *x < self.area.width);
+            edge = here.map(|x| (x, bias(inner + 2)));
+        }
+        // SAFETY: the row lies inside the area, and a residual has the output's shape.
+        unsafe {
+            let row = Row {
+                out: self.row(y, self.frame.out.0),
+                step: self.step(),
+                pixels: self.area.width,
+                channels,
+                bias: bias(inner),
+                edge,
+                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row(y, frame.0).cast_const()),
+            };
+            row.finish::<S>(moments, y);
+        }
+    }
+
+    /// Floats from a pixel of the phase to the next in the output.
+    fn step(&self) -> usize {
+        self.job.geometry.spread * self.job.op.layout.cout as usize
+    }
+
+    /// The panel's first channel in the first pixel of row `y` of the area, in a frame of the output's shape.
+    ///
+    /// # Safety
+    /// The frame lies in memory.
+    unsafe fn row(&self, y: usize, frame: u64) -> *mut f32 {
+        let (spread, output) = (self.job.geometry.spread, &self.job.output);
+        let row = (self.area.top + y) * spread + self.phase / 2;
+        let column = self.area.left * spread + self.phase % 2;
+        let pixel = row * output.width as usize + column;
+        // SAFETY: a pixel of the output.
+        unsafe { self.job.at(frame).add(pixel * output.channels as usize + self.panel * PANEL) }
+    }
+}
+
+/// A tile of a panel with fewer channels than it is wide, by way of a buffer that has room for all.
+///
+/// # Safety
+/// As [`Simd::tile`].
+#[inline(never)]
+unsafe fn narrow<S: Simd>(tile: &Tile, pixels: usize, channels: usize) {
+    let mut buffer = [0.0f32; 16 * PANEL];
+    // SAFETY: no instruction set has tiles of more than 16 pixels; of the output only its own channels are touched.
+    unsafe {
+        if tile.add {
+            for pixel in 0..pixels {
+                let from = tile.out.add(pixel * tile.out_step);
+                from.copy_to_nonoverlapping(buffer.as_mut_ptr().add(pixel * PANEL), channels);
+            }
+        }
+        let whole = Tile { out: buffer.as_mut_ptr(), out_step: PANEL, ..*tile };
+        S::tile(&whole, pixels);
+        for pixel in 0..pixels {
+            let into = tile.out.add(pixel * tile.out_step);
+            into.copy_from_nonoverlapping(buffer.as_ptr().add(pixel * PANEL), channels);
+        }
+    }
+}

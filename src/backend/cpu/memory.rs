@@ -1,0 +1,233 @@
+//! Blocks of host memory: from the operating system, or from the host's own allocator.
+
+use std::ffi::c_void;
+use std::ptr::NonNull;
+
+use memmap2::MmapMut;
+
+use crate::error::{Error, Result};
+
+/// A cache line, and the widest vector.
+pub(super) const ALIGN: u64 = 64;
+
+pub type AllocFn = unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void;
+pub type FreeFn = unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64);
+
+/// The host's own allocator. Whoever makes one vouches that both functions may be called from any thread, with `user`,
+/// for as long as anything allocated through it lives.
+#[derive(Debug, Clone, Copy)]
+pub struct HostCallbacks {
+    pub alloc: AllocFn,
+    pub free: FreeFn,
+    pub user: *mut c_void,
+}
+
+// SAFETY: the maker vouches for calls from any thread.
+unsafe impl Send for HostCallbacks {}
+// SAFETY: as above.
+unsafe impl Sync for HostCallbacks {}
+
+impl PartialEq for HostCallbacks {
+    fn eq(&self, other: &HostCallbacks) -> bool {
+        std::ptr::fn_addr_eq(self.alloc, other.alloc)
+            && std::ptr::fn_addr_eq(self.free, other.free)
+            && self.user == other.user
+    }
+}
+
+/// Where blocks come from.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub enum HostAllocator {
+    /// Mappings of the operating system's, so that a block goes back to it when dropped.
+    #[default]
+    System,
+    Host(HostCallbacks),
+}
+
+impl HostAllocator {
+    pub(super) fn block(&self, bytes: u64) -> Result<Block> {
+        let len = usize::try_from(bytes).ok().filter(|len| *len <= isize::MAX as usize);
+        let Some(len) = len else {
+            return Err(Error::Memory(format!("{bytes} bytes of host memory are more than can be addressed")));
+        };
+        if len == 0 {
+            return Ok(Block { start: NonNull::<Line>::dangling().cast(), len, owner: Owner::Nobody });
+        }
+        match self {
+            HostAllocator::System => map(len),
+            HostAllocator::Host(callbacks) => ask(*callbacks, len),
+        }
+    }
+}
+
+#[repr(align(64))]
+struct Line(#[allow(dead_code)] [u8; ALIGN as usize]);
+
+fn map(len: usize) -> Result<Block> {
+    /// Below this, whole huge pages would be mostly empty.
+    #[cfg(target_os = "linux")]
+    const HUGE: usize = 4 << 20;
+    let mut map = MmapMut::map_anon(len)
+        .map_err(|why| Error::Memory(format!("the system has no {len} bytes of host memory to give: {why}")))?;
+    #[cfg(target_os = "linux")]
+    if len >= HUGE {
+        // Advice only: without it the block works as well, with more misses of the page tables.
+        let _ = map.advise(memmap2::Advice::HugePage);
+    }
+    let start = NonNull::new(map.as_mut_ptr()).ok_or_else(|| Error::Internal("a mapping at address 0".into()))?;
+    Ok(Block { start, len, owner: Owner::System(map) })
+}
+
+fn ask(callbacks: HostCallbacks, len: usize) -> Result<Block> {
+    // SAFETY: the maker of the callbacks vouches that they may be called with these arguments.
+    let start = unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) };
+    let Some(start) = NonNull::new(start.cast::<u8>()) else {
+        return Err(Error::Memory(format!("the host's allocator refused {len} bytes")));
+    };
+    let block = Block { start, len, owner: Owner::Host(callbacks) };
+    if !(start.addr().get() as u64).is_multiple_of(ALIGN) {
+        return Err(Error::Memory(format!("the host's allocator gave {len} bytes that are not aligned to {ALIGN}")));
+    }
+    Ok(block)
+}
+
+enum Owner {
+    Nobody,
+    System(#[allow(dead_code, reason = "owns the mapping")] MmapMut),
+    Host(HostCallbacks),
+}
+
+/// One aligned block of bytes, given back when dropped. What is in it at first is nobody's promise.
+pub(super) struct Block {
+    start: NonNull<u8>,
+    len: usize,
+    owner: Owner,
+}
+
+// SAFETY: a block owns its bytes; nothing about it belongs to a thread.
+unsafe impl Send for Block {}
+// SAFETY: shared access hands out an address and a length only.
+unsafe impl Sync for Block {}
+
+impl Block {
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// The address of `bytes` bytes at `offset`, if the block has them and they are aligned for a frame.
+    pub fn region(&self, what: &str, offset: u64, bytes: u64) -> Result<*mut f32> {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
+        if !inside || !offset.is_multiple_of(ALIGN) {
+            return Err(Error::Internal(format!(
+                "{what}: {bytes} bytes at offset {offset} of a block of {}; must lie inside, aligned to {ALIGN}",
+                self.bytes()
+            )));
+        }
+        // SAFETY: `offset` is at most the block's length.
+        Ok(unsafe { self.start().add(offset as usize) }.cast())
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if let Owner::Host(callbacks) = &self.owner {
+            // SAFETY: this block came from `alloc` of the same callbacks, with the same size, and is freed once.
+            unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) };
+        }
+    }
+}
+
+/// The block that a job's activations live in.
+pub struct Memory {
+    pub(super) block: Block,
+}
+
+impl Memory {
+    pub fn bytes(&self) -> u64 {
+        self.block.bytes()
+    }
+}
+
+/// An address that the threads of one operation share. They write disjoint parts of what it points to.
+#[derive(Clone, Copy)]
+pub(super) struct Shared(*mut f32);
+
+// SAFETY: an address; each use of it says why that use is sound.
+unsafe impl Send for Shared {}
+// SAFETY: as above.
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    pub fn new(address: *mut f32) -> Shared {
+        Shared(address)
+    }
+
+    pub fn get(self) -> *mut f32 {
+        self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicI64, Ordering};
+
+    unsafe extern "C" fn refuse(_: *mut c_void, _: u64, _: u64) -> *mut c_void {
+        std::ptr::null_mut()
+    }
+
+    unsafe extern "C" fn counted(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void {
+        // SAFETY: the test passes its counter.
+        unsafe { &*user.cast::<AtomicI64>() }.fetch_add(bytes as i64, Ordering::SeqCst);
+        let layout = std::alloc::Layout::from_size_align(bytes as usize, align as usize).unwrap();
+        // SAFETY: blocks are never empty.
+        unsafe { std::alloc::alloc(layout) }.cast()
+    }
+
+    unsafe extern "C" fn uncounted(user: *mut c_void, block: *mut c_void, bytes: u64) {
+        // SAFETY: the test passes its counter.
+        unsafe { &*user.cast::<AtomicI64>() }.fetch_sub(bytes as i64, Ordering::SeqCst);
+        let layout = std::alloc::Layout::from_size_align(bytes as usize, ALIGN as usize).unwrap();
+        // SAFETY: `counted` made it with the same layout.
+        unsafe { std::alloc::dealloc(block.cast(), layout) };
+    }
+
+    #[test]
+    fn a_refusal_says_how_much_was_asked_for() {
+        let refusing =
+            HostAllocator::Host(HostCallbacks { alloc: refuse, free: uncounted, user: std::ptr::null_mut() });
+        let error = refusing.block(12345).err().unwrap();
+        assert!(matches!(&error, Error::Memory(text) if text.contains("12345")), "{error}");
+        let error = HostAllocator::System.block(1 << 60).err().unwrap();
+        assert!(matches!(&error, Error::Memory(text) if text.contains(&(1u64 << 60).to_string())), "{error}");
+        assert!(matches!(HostAllocator::System.block(u64::MAX), Err(Error::Memory(_))));
+    }
+
+    #[test]
+    fn blocks_of_the_host_go_back_to_it() {
+        let count = AtomicI64::new(0);
+        let user = (&raw const count).cast_mut().cast();
+        let host = HostAllocator::Host(HostCallbacks { alloc: counted, free: uncounted, user });
+        assert_eq!(host, host.clone());
+        assert_ne!(host, HostAllocator::System);
+        let block = host.block(1000).unwrap();
+        assert_eq!(count.load(Ordering::SeqCst), 1000);
+        assert_eq!(block.start().addr() % 64, 0);
+        drop(block);
+        assert_eq!(count.load(Ordering::SeqCst), 0);
+    }
+
+    #[test]
+    fn regions_lie_inside() {
+        let block = HostAllocator::System.block(256).unwrap();
+        assert!(block.region("frame", 64, 192).is_ok());
+        assert!(block.region("frame", 64, 193).is_err());
+        assert!(block.region("frame", 32, 4).is_err());
+        assert!(block.region("frame", u64::MAX - 63, 64).is_err());
+        assert_eq!(HostAllocator::System.block(0).unwrap().bytes(), 0);
+    }
+}

@@ -1,0 +1,151 @@
+//! The vectors of x86-64 processors.
+
+use std::arch::x86_64::*;
+
+use super::kernel::Tile;
+use super::simd::{Op, Simd};
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx512;
+
+#[derive(Clone, Copy)]
+pub(super) struct Avx2;
+
+/// Each function is one instruction (or a few) that a processor with the instruction set has; that it does is what
+/// whoever names the type makes sure of, see [`Simd`].
+macro_rules! instruction {
+    ($($name:ident($($arg:ident),*) -> $v:ty = $body:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name($($arg: $v),*) -> $v {
+                // SAFETY: the processor has the instruction, see `instruction`.
+                unsafe { $body }
+            }
+        )*
+    };
+}
+
+impl Simd for Avx512 {
+    type V = __m512;
+    const LANES: usize = 16;
+    const PIXELS: usize = 14;
+    const CHANNELS: usize = 8;
+
+    #[inline(always)]
+    unsafe fn enter<O: Op>(op: O) {
+        #[target_feature(enable = "avx512f,avx2,fma")]
+        unsafe fn inside<O: Op>(op: O) {
+            // SAFETY: the caller of `enter` vouches for the operation.
+            unsafe { op.run::<Avx512>() }
+        }
+        // SAFETY: the caller vouches for the processor.
+        unsafe { inside(op) }
+    }
+
+    unsafe fn tile(tile: &Tile, pixels: usize) {
+        // SAFETY: the caller vouches for the tile and the processor.
+        unsafe { super::kernel::avx512(tile, pixels) }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const f32) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(value: f32) -> __m512 {
+        // SAFETY: the processor has the instruction, see `instruction`.
+        unsafe { _mm512_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m512 {
+        // SAFETY: the caller vouches for the values.
+        unsafe { _mm512_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(into: *mut f32, v: __m512) {
+        // SAFETY: the caller vouches for the room.
+        unsafe { _mm512_storeu_ps(into, v) }
+    }
+
+    instruction! {
+        add(a, b) -> __m512 = _mm512_add_ps(a, b);
+        sub(a, b) -> __m512 = _mm512_sub_ps(a, b);
+        mul(a, b) -> __m512 = _mm512_mul_ps(a, b);
+        fma(a, b, c) -> __m512 = _mm512_fmadd_ps(a, b, c);
+        max(a, b) -> __m512 = _mm512_max_ps(a, b);
+        min(a, b) -> __m512 = _mm512_min_ps(a, b);
+        round(a) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        scale(a, n) -> __m512 = _mm512_scalef_ps(a, n);
+        reciprocal(a) -> __m512 = {
+            // 14 bits, then one Newton step: much cheaper than the division.
+            let r = _mm512_rcp14_ps(a);
+            _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0)), r)
+        };
+    }
+}
+
+impl Simd for Avx2 {
+    type V = __m256;
+    const LANES: usize = 8;
+    const PIXELS: usize = 6;
+    const CHANNELS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn enter<O: Op>(op: O) {
+        #[target_feature(enable = "avx2,fma")]
+        unsafe fn inside<O: Op>(op: O) {
+            // SAFETY: the caller of `enter` vouches for the operation.
+            unsafe { op.run::<Avx2>() }
+        }
+        // SAFETY: the caller vouches for the processor.
+        unsafe { inside(op) }
+    }
+
+    unsafe fn tile(tile: &Tile, pixels: usize) {
+        // SAFETY: the caller vouches for the tile and the processor.
+        unsafe { super::kernel::avx2(tile, pixels) }
+    }
+
+    #[inline(always)]
+    fn prefetch(at: *const f32) {
+        // SAFETY: a hint, which never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
+    }
+
+    #[inline(always)]
+    fn splat(value: f32) -> __m256 {
+        // SAFETY: the processor has the instruction, see `instruction`.
+        unsafe { _mm256_set1_ps(value) }
+    }
+
+    #[inline(always)]
+    unsafe fn load(from: *const f32) -> __m256 {
+        // SAFETY: the caller vouches for the values.
+        unsafe { _mm256_loadu_ps(from) }
+    }
+
+    #[inline(always)]
+    unsafe fn store(into: *mut f32, v: __m256) {
+        // SAFETY: the caller vouches for the room.
+        unsafe { _mm256_storeu_ps(into, v) }
+    }
+
+    instruction! {
+        add(a, b) -> __m256 = _mm256_add_ps(a, b);
+        sub(a, b) -> __m256 = _mm256_sub_ps(a, b);
+        mul(a, b) -> __m256 = _mm256_mul_ps(a, b);
+        fma(a, b, c) -> __m256 = _mm256_fmadd_ps(a, b, c);
+        max(a, b) -> __m256 = _mm256_max_ps(a, b);
+        min(a, b) -> __m256 = _mm256_min_ps(a, b);
+        round(a) -> __m256 = _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
+        scale(a, n) -> __m256 = {
+            let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+            _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))
+        };
+        reciprocal(a) -> __m256 = _mm256_div_ps(_mm256_set1_ps(1.0), a);
+    }
+}

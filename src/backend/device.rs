@@ -1,0 +1,34 @@
+//! The devices of this machine.
+
+/// What a host shows its user to choose from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceInfo {
+    /// What `vvae_create` takes: "cpu", "cuda:0".
+    pub id: String,
+    pub name: String,
+    pub memory_total: u64,
+    pub memory_free: u64,
+}
+
+/// All devices that can be used here. The first is what `auto` means.
+pub fn devices() -> Vec<DeviceInfo> {
+    let (memory_total, memory_free) = host_memory();
+    vec![DeviceInfo { id: "cpu".into(), name: processor_name(), memory_total, memory_free }]
+}
+
+/// Total and available bytes of this machine's memory. Where the system does not say, there is no telling a limit.
+pub fn host_memory() -> (u64, u64) {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    (field("MemTotal").unwrap_or(u64::MAX), field("MemAvailable").unwrap_or(u64::MAX))
+}
+
+fn processor_name() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
+    format!("{}, {cores} cores", model.unwrap_or("CPU"))
+}

@@ -1,0 +1,149 @@
+//! The operations, as plain descriptions.
+
+use crate::tensor::{ConvLayout, FrameShape, View};
+
+/// Where a frame of activations lies: an offset in bytes into the memory block of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Frame(pub u64);
+
+/// One summand of an output frame: an input frame and the slab it is convolved with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Term {
+    pub frame: Frame,
+    pub slab: u8,
+}
+
+/// At most three frames of history and a shortcut. The order of the terms is the order of the sum.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Terms {
+    terms: [Term; 4],
+    len: u8,
+}
+
+impl Terms {
+    pub const fn new() -> Terms {
+        Terms { terms: [Term { frame: Frame(0), slab: 0 }; 4], len: 0 }
+    }
+
+    pub fn push(&mut self, term: Term) {
+        self.terms[usize::from(self.len)] = term;
+        self.len += 1;
+    }
+}
+
+impl Default for Terms {
+    fn default() -> Terms {
+        Terms::new()
+    }
+}
+
+impl std::ops::Deref for Terms {
+    type Target = [Term];
+    fn deref(&self) -> &[Term] {
+        &self.terms[..usize::from(self.len)]
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct ConvFrame {
+    pub terms: Terms,
+    /// Which of the layout's bias vectors.
+    pub bias: u8,
+    /// A frame of the output's shape to add.
+    pub residual: Option<Frame>,
+    pub out: Frame,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub struct ConvOp<'a> {
+    pub layout: &'a ConvLayout,
+    /// Shape of the input frames. A shortcut's input has the shape of the output but for its channels.
+    pub input: FrameShape,
+    pub frames: &'a [ConvFrame],
+    /// Whether to store each output frame's norm statistics with it.
+    pub statistics: bool,
+    /// Offset of at least [`super::Backend::conv_scratch`] bytes.
+    pub scratch: u64,
+}
+
+/// `out = softmax(q k^T) v` over the pixels of each frame. The input has q, k and v side by side in 3 x `channels`
+/// channels; the usual scale is already in q.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionOp<'a> {
+    /// Shape of an output frame.
+    pub shape: FrameShape,
+    /// (input, output) of each frame.
+    pub frames: &'a [(Frame, Frame)],
+    pub scratch: u64,
+}
+
+/// `value * mul + add`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Affine {
+    pub mul: f32,
+    pub add: f32,
+}
+
+/// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and
+/// columns beyond the host's image repeat its last ones.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadOp<'a> {
+    pub from: &'a View,
+    pub batch: u64,
+    pub frame: u64,
+    pub top: u64,
+    pub left: u64,
+    pub map: Affine,
+    pub shape: FrameShape,
+    pub into: Frame,
+}
+
+/// The fades of a tile, one weight for each of its rows and columns.
+#[derive(Debug, Clone, Copy)]
+pub struct Blend<'a> {
+    pub rows: &'a [f32],
+    pub columns: &'a [f32],
+}
+
+/// `into[top + y, left + x] += from[y, x] * rows[y] * columns[x]`; the first tile of a frame clears it before.
+#[derive(Debug, Clone, Copy)]
+pub struct BlendOp<'a> {
+    pub from: Frame,
+    pub from_shape: FrameShape,
+    pub into: Frame,
+    pub into_shape: FrameShape,
+    pub top: u64,
+    pub left: u64,
+    pub fade: Blend<'a>,
+    pub clear: bool,
+}
+
+/// A sample of the latent's distribution instead of its mean. The noise of an element depends on the seed and on the
+/// element's place in the clip alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Posterior {
+    pub seed: u64,
+    /// The channel of the log-variance that belongs to channel 0.
+    pub logvar_channel: u64,
+}
+
+/// Channels of a frame of activations, from `channel` on, become frame `frame` of clip `batch` of a host tensor; as
+/// many as the tensor has. Rows and columns beyond the host's image are dropped.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreOp<'a> {
+    pub from: Frame,
+    pub shape: FrameShape,
+    pub channel: u64,
+    /// Sums of the fades of all tiles: each element is divided by `rows[y] * columns[x]` (at least 1e-6).
+    pub divide: Option<Blend<'a>>,
+    /// Applied before `map`.
+    pub clamp: Option<(f32, f32)>,
+    pub sample: Option<Posterior>,
+    /// Applied last. Integer types are then rounded to nearest and clamped to their range.
+    pub map: Affine,
+    pub into: &'a View,
+    pub batch: u64,
+    pub frame: u64,
+    /// The frame's index in the whole clip, for the noise; differs from `frame` when a stream is pulled in pieces.
+    pub clip_frame: u64,
+}

@@ -1,0 +1,219 @@
+//! The life of a handle: create, configure, ask, free.
+
+use std::ffi::{c_char, c_void};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
+use super::log::Log;
+use super::table::{self, Handle};
+use super::types::*;
+use super::{guard, sized, text};
+use crate::backend::cpu::{HostAllocator, HostCallbacks};
+use crate::error::{Error, Result};
+use crate::exec::{self, DeviceName, Trim};
+use crate::model::Config;
+use crate::node;
+
+/// Opens a checkpoint on a device. The file is checked whole; weights come to the device with the first run, and are
+/// shared with other handles of the same file on the same device. `*v` is NULL on failure, and vvae_error(NULL, ...)
+/// says why. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
+    guard::call(|| {
+        let out = v;
+        if out.is_null() {
+            return Err(Error::Argument("v is null; it must point to where the handle goes".into()));
+        }
+        // SAFETY: the host vouches for a pointer that is not null.
+        unsafe { out.write_unaligned(std::ptr::null_mut()) };
+        // SAFETY: the host vouches for a struct as long as it says.
+        let info = unsafe { sized::read("info", info) }?;
+        check_version(info.abi_version)?;
+        // SAFETY: the host vouches for a NUL-terminated text.
+        let weights = unsafe { text::read("weights", info.weights) }?;
+        // SAFETY: as above.
+        let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
+        let log = Log { callback: info.log, user: info.log_user };
+        let session = parse_device(device)
+            .and_then(|name| exec::open(name, Path::new(weights), allocator(&info)?, node::defaults()))
+            .inspect_err(|error| log.failure(error))?;
+        log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", describe(session.config())));
+        // SAFETY: as above.
+        unsafe { out.write_unaligned(table::insert(Handle::new(session, log))) };
+        Ok(VVAE_OK)
+    })
+}
+
+/// Sets one parameter, such as "memory_limit" to "8GiB". Keys and what they take come from vvae_param_info. Checked at
+/// once; a failure changes nothing. Takes effect with the next run; streams keep what they were opened with. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value: *const c_char) -> i32 {
+    guard::exclusive(v, |_, open| {
+        // SAFETY: the host vouches for NUL-terminated texts.
+        let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
+        let mut settings = open.session.settings().clone();
+        node::configure(&mut settings, key, value)?;
+        open.session.configure(settings)?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// Closes a handle and its streams and gives back what they hold. Fails, and closes nothing, while another call on the
+/// handle is running: cancel it first. NULL does nothing. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
+    if v.is_null() {
+        return VVAE_OK;
+    }
+    guard::any_time(v, |handle| {
+        let mut slot = handle.lock()?;
+        table::remove(handle);
+        let open = slot.take();
+        drop(slot);
+        drop(open);
+        Ok(VVAE_OK)
+    })
+}
+
+/// The sizes of the model. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc) -> i32 {
+    guard::any_time(v, |handle| {
+        handle.check_intact()?;
+        let config = &handle.config;
+        let info = vvae_model_desc {
+            struct_size: 0,
+            pixel_channels: Config::PIXEL_CHANNELS as u32,
+            latent_channels: config.latent as u32,
+            spatial_scale: config.spatial_scale() as u32,
+            time_scale: config.time_scale() as u32,
+        };
+        // SAFETY: the host vouches for a struct as long as it says.
+        unsafe { sized::write("out", out, info) }?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// Stops the encode, decode or pull that is running on the handle, within one chunk of work; it returns
+/// VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
+    guard::any_time(v, |handle| {
+        handle.check_intact()?;
+        handle.cancel.store(true, Ordering::Relaxed);
+        Ok(VVAE_OK)
+    })
+}
+
+/// Copies the text of the last failure of this handle and its streams; with NULL, or a handle that is not open, of the
+/// calling thread. Always ends it with a NUL, cutting it short if need be. Returns the length of the whole text without
+/// the NUL; `text` may be NULL to ask for just that. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u64) -> i64 {
+    guard::value(i64::from(VVAE_ERROR_INTERNAL), || {
+        let message = match table::find(v) {
+            Ok(handle) => handle.error.lock().clone(),
+            Err(_) => text::last_error(),
+        };
+        // SAFETY: the host vouches for a buffer of this capacity.
+        unsafe { text::write(&message, text, capacity) as i64 }
+    })
+}
+
+/// The memory that the handle holds, also while a call is running on it. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -> i32 {
+    guard::any_time(v, |handle| {
+        handle.check_intact()?;
+        let memory = handle.ledger.figures();
+        let info = vvae_memory_info {
+            struct_size: 0,
+            streams: handle.streams.load(Ordering::Relaxed),
+            now: memory.now,
+            peak: memory.peak,
+            reserved: memory.reserved,
+            host: memory.host,
+        };
+        // SAFETY: the host vouches for a struct as long as it says.
+        unsafe { sized::write("out", out, info) }?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// Gives back memory that waits for the next call: any of VVAE_TRIM_WORKSPACE and VVAE_TRIM_WEIGHTS. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_trim(v: *mut vvae, what: u32) -> i32 {
+    guard::exclusive(v, |_, open| {
+        if what == 0 || what & !(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS) != 0 {
+            return Err(Error::Argument(format!(
+                "what: {what:#x} is not accepted; it must be VVAE_TRIM_WORKSPACE (1), VVAE_TRIM_WEIGHTS (2) or both (3)"
+            )));
+        }
+        let has = |flag| what & flag != 0;
+        open.session.trim(Trim { workspace: has(VVAE_TRIM_WORKSPACE), weights: has(VVAE_TRIM_WEIGHTS) });
+        Ok(VVAE_OK)
+    })
+}
+
+fn check_version(theirs: u32) -> Result<()> {
+    let (major, minor) = (theirs >> 16, theirs & 0xffff);
+    if major == VVAE_ABI_MAJOR {
+        return Ok(());
+    }
+    Err(Error::Argument(format!(
+        "abi_version: the host was built for ABI {major}.{minor}, but this library ({}) has ABI \
+         {VVAE_ABI_MAJOR}.{VVAE_ABI_MINOR}; set it to VVAE_ABI_VERSION and build the host with this library's header",
+        env!("CARGO_PKG_VERSION")
+    )))
+}
+
+pub(super) fn parse_device(text: &str) -> Result<DeviceName> {
+    match text {
+        "auto" => return Ok(DeviceName::Auto),
+        "cpu" => return Ok(DeviceName::Cpu),
+        _ => {}
+    }
+    let index = text.strip_prefix("cuda:").filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
+    index.and_then(|n| n.parse().ok()).map(DeviceName::Cuda).ok_or_else(|| {
+        Error::Device(format!(
+            "device: \"{text}\" is unknown; it must be \"auto\", \"cpu\" or \"cuda:0\", \"cuda:1\", ..."
+        ))
+    })
+}
+
+fn allocator(info: &vvae_create_info) -> Result<HostAllocator> {
+    let user: *mut c_void = info.alloc_user;
+    match (info.alloc, info.free) {
+        (None, None) => Ok(HostAllocator::System),
+        (Some(alloc), Some(free)) => Ok(HostAllocator::Host(HostCallbacks { alloc, free, user })),
+        _ => Err(Error::Argument("alloc and free must be given together, or both be null".into())),
+    }
+}
+
+fn describe(config: &Config) -> String {
+    let Config { channels, layers, groups, latent, .. } = config;
+    format!("channels {channels:?}, {layers} layers a level, {groups} groups, {latent} latent channels")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_parsed_or_refused() {
+        assert_eq!(parse_device("auto"), Ok(DeviceName::Auto));
+        assert_eq!(parse_device("cuda:11"), Ok(DeviceName::Cuda(11)));
+        for text in ["", "CPU", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:4294967296", "cpu:0", " cpu"] {
+            let error = parse_device(text).unwrap_err().to_string();
+            assert!(error.contains(&format!("\"{text}\"")) && error.contains("\"cpu\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn another_major_is_refused() {
+        assert!(check_version(VVAE_ABI_VERSION + 7).is_ok(), "a newer minor is fine");
+        let error = check_version(2 << 16 | 3).unwrap_err().to_string();
+        assert!(error.contains("ABI 2.3") && error.contains("VVAE_ABI_VERSION"), "{error}");
+        assert!(check_version(0).is_err());
+    }
+}

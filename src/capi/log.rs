@@ -1,0 +1,42 @@
+//! The host's log.
+
+use std::ffi::{CString, c_void};
+use std::fmt;
+
+use super::types::*;
+use crate::error::Error;
+
+pub(super) struct Log {
+    pub callback: vvae_log_fn,
+    pub user: *mut c_void,
+}
+
+// SAFETY: the header asks that the callback can be called, with its user pointer, from any thread that calls us.
+unsafe impl Send for Log {}
+// SAFETY: as above.
+unsafe impl Sync for Log {}
+
+impl Log {
+    /// Whether anybody listens, for messages that cost something to make.
+    pub fn is_on(&self) -> bool {
+        self.callback.is_some()
+    }
+
+    pub fn write(&self, level: i32, message: fmt::Arguments) {
+        if let Some(callback) = self.callback {
+            let message = message.to_string().replace('\0', "?");
+            let message = CString::new(message).unwrap_or_default();
+            // SAFETY: the host vouches for its callback and user pointer; the message lives until it returns.
+            unsafe { callback(self.user, level, message.as_ptr()) };
+        }
+    }
+
+    pub fn failure(&self, error: &Error) {
+        let level = match error {
+            Error::Cancelled => VVAE_LOG_INFO,
+            Error::Internal(_) => VVAE_LOG_ERROR,
+            _ => VVAE_LOG_WARNING,
+        };
+        self.write(level, format_args!("{error}"));
+    }
+}

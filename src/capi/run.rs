@@ -1,0 +1,215 @@
+//! Whole clips: encode, decode, and the plan of either.
+
+use std::borrow::Cow;
+use std::ffi::{CStr, CString, c_char};
+use std::sync::atomic::Ordering;
+
+use super::table::Handle;
+use super::types::*;
+use super::{guard, sized, tensor, text};
+use crate::error::{Error, Result};
+use crate::exec::{Control, Job, Progress};
+use crate::model::Direction;
+use crate::node;
+use crate::plan::Plan;
+use crate::tensor::{Shape, View};
+
+/// Video to latent. vvae_model_desc says the latent's shape. Lengths other than 4n+1 and sizes that are no multiple of 8
+/// are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_encode(
+    v: *mut vvae,
+    video: *const vvae_tensor,
+    latent: *const vvae_tensor,
+    run: *const vvae_run_info,
+) -> i32 {
+    // SAFETY: the host vouches for its tensors and its run info.
+    unsafe { run_job(v, Direction::Encode, ("video", video), ("latent", latent), run) }
+}
+
+/// Latent to video. A video that is up to time_scale - 1 frames shorter, or up to spatial_scale - 1 rows or columns
+/// smaller than the latent stands for is filled from the front; so what encode padded is dropped again. `run` may be
+/// NULL. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_decode(
+    v: *mut vvae,
+    latent: *const vvae_tensor,
+    video: *const vvae_tensor,
+    run: *const vvae_run_info,
+) -> i32 {
+    // SAFETY: the host vouches for its tensors and its run info.
+    unsafe { run_job(v, Direction::Decode, ("latent", latent), ("video", video), run) }
+}
+
+/// What a job would take under the present settings. `node` is "encode" or "decode", `shape` five numbers: that of the
+/// video for encode, of the latent for decode. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes
+/// with its NUL. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_plan(
+    v: *mut vvae,
+    node: *const c_char,
+    shape: *const i64,
+    out: *mut vvae_plan_info,
+    text: *mut c_char,
+    capacity: u64,
+) -> i32 {
+    guard::exclusive(v, |_, open| {
+        // SAFETY: the host vouches for the text and for five numbers.
+        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
+        // SAFETY: the host vouches for a struct as long as it says.
+        unsafe { sized::check("out", out) }?;
+        let plan = open.session.plan(direction, shape)?;
+        // SAFETY: the host vouches for a buffer of this capacity.
+        let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
+        // SAFETY: as above.
+        unsafe { sized::write("out", out, report(&plan, text_length)) }?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// # Safety
+/// Tensors and run info are as the header asks.
+unsafe fn run_job(
+    v: *const vvae,
+    direction: Direction,
+    input: (&str, *const vvae_tensor),
+    output: (&str, *const vvae_tensor),
+    run: *const vvae_run_info,
+) -> i32 {
+    guard::exclusive(v, |handle, open| {
+        // SAFETY: the caller's promise.
+        let (input, output) =
+            unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
+        // SAFETY: as above.
+        let run = unsafe { Run::read(run, direction) }?;
+        if handle.log.is_on()
+            && let Ok(plan) = open.session.plan(direction, input.shape())
+        {
+            handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
+        }
+        let job = Job { direction, input: &input, output: &output, logvar: run.logvar.as_ref() };
+        run.with_control(handle, |control| open.session.run(&job, control))?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// What a job goes by before it has tensors. For a stream the number of frames is 0, whatever the host says.
+///
+/// # Safety
+/// `node` is null or a NUL-terminated text, `shape` null or five numbers.
+pub(super) unsafe fn node_and_shape(
+    node: *const c_char,
+    shape: *const i64,
+    stream: bool,
+) -> Result<(Direction, Shape)> {
+    // SAFETY: the caller's promise.
+    let node = unsafe { text::read("node", node) }?;
+    let direction = node::find(node)?.direction;
+    // SAFETY: the caller's promise.
+    let Some(mut dims) = (unsafe { tensor::five(shape) }) else {
+        return Err(Error::Argument("shape is null; it must point to 5 numbers".into()));
+    };
+    if stream {
+        dims[2] = 0;
+    }
+    Ok((direction, tensor::shape("shape", dims)?))
+}
+
+/// A checked `vvae_run_info`. The CUDA stream in it matters to work on a CUDA device only.
+pub(super) struct Run {
+    info: vvae_run_info,
+    pub logvar: Option<View>,
+}
+
+impl Run {
+    /// # Safety
+    /// `info` is null or as the header asks.
+    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<Run> {
+        let info = if info.is_null() {
+            NOTHING
+        } else {
+            // SAFETY: the caller's promise.
+            unsafe { sized::read("run", info) }?
+        };
+        if info.flags & !VVAE_RUN_HAS_STREAM != 0 {
+            return Err(Error::Argument(format!(
+                "run: flags {:#x} are not accepted; the only flag is VVAE_RUN_HAS_STREAM (1)",
+                info.flags
+            )));
+        }
+        if info.flags & VVAE_RUN_HAS_STREAM == 0 && !info.cuda_stream.is_null() {
+            return Err(Error::Argument("run: cuda_stream is set, but not VVAE_RUN_HAS_STREAM in flags".into()));
+        }
+        let logvar = match direction {
+            _ if info.logvar.is_null() => None,
+            // SAFETY: the caller's promise.
+            Direction::Encode => Some(unsafe { tensor::view("logvar", info.logvar, true) }?),
+            Direction::Decode => {
+                return Err(Error::Argument("run: logvar must be null; only encode has a log-variance".into()));
+            }
+        };
+        Ok(Run { info, logvar })
+    }
+
+    /// Runs `body` with the host's two ways to stop it. A cancel from before this call is not for this call.
+    pub fn with_control<T>(&self, handle: &Handle, body: impl FnOnce(&mut Control) -> Result<T>) -> Result<T> {
+        handle.cancel.store(false, Ordering::Relaxed);
+        let vvae_run_info { progress, progress_user: user, .. } = self.info;
+        let mut tell = progress.map(|callback| {
+            move |p: Progress| {
+                let stage = c_text(p.stage);
+                // SAFETY: the host vouches for its callback and user pointer; the text lives until it returns.
+                unsafe { callback(user, p.done, p.total, stage.as_ptr()) != 0 }
+            }
+        });
+        let progress = tell.as_mut().map(|tell| tell as &mut dyn FnMut(Progress) -> bool);
+        body(&mut Control { cancel: &handle.cancel, progress })
+    }
+}
+
+const NOTHING: vvae_run_info = vvae_run_info {
+    struct_size: 0,
+    flags: 0,
+    cuda_stream: std::ptr::null_mut(),
+    progress: None,
+    progress_user: std::ptr::null_mut(),
+    logvar: std::ptr::null(),
+};
+
+/// The stages there are need no allocation, as progress is told often.
+fn c_text(stage: &'static str) -> Cow<'static, CStr> {
+    match stage {
+        "load" => Cow::Borrowed(c"load"),
+        "encode" => Cow::Borrowed(c"encode"),
+        "decode" => Cow::Borrowed(c"decode"),
+        other => Cow::Owned(CString::new(other).unwrap_or_default()),
+    }
+}
+
+fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
+    // Whatever a plan counts fits: it was made from numbers of this width, and of memory that exists.
+    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
+    let mut chunk_frames = [0; 8];
+    for (to, from) in chunk_frames.iter_mut().zip(&plan.chunk_frames) {
+        *to = number(*from);
+    }
+    vvae_plan_info {
+        struct_size: 0,
+        exact: u32::from(plan.exact),
+        device_bytes: plan.device_bytes,
+        host_bytes: plan.host_bytes,
+        weight_bytes: plan.weight_bytes,
+        workspace_bytes: plan.workspace_bytes,
+        input_shape: plan.input.dims().map(number),
+        output_shape: plan.output.dims().map(number),
+        slice_frames: number(plan.slice_frames),
+        chunk_frames,
+        chunk_count: plan.chunk_frames.len().min(chunk_frames.len()) as i64,
+        tile_rows: number(plan.tiles.0),
+        tile_columns: number(plan.tiles.1),
+        tile_height: number(plan.tile_size.0),
+        tile_width: number(plan.tile_size.1),
+        tile_overlap: number(plan.tile_overlap),
+        text_length,
+    }
+}

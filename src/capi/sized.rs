@@ -1,0 +1,212 @@
+//! Structs that carry their size first, so that either side may be newer than the other.
+//!
+//! In: what the host's shorter struct lacks counts as zero; what its longer struct has beyond ours must be zero.
+//! Out: the host gets as much of ours as its struct has room for.
+
+use std::mem::{MaybeUninit, size_of};
+
+use super::types::*;
+use crate::error::{Error, Result};
+
+/// Nobody's struct is this long; a size beyond it is memory that was never filled in.
+const MAX_SIZE: u32 = 4096;
+
+/// A `repr(C)` struct that begins with `struct_size: u32`, and for which all zeros, and any bytes a host may write, are a
+/// valid value.
+///
+/// # Safety
+/// All of that is true of the type.
+pub(super) unsafe trait SizedStruct: Copy {
+    const NAME: &str;
+    /// What the first version of the ABI could not do without.
+    const MIN_SIZE: u32;
+}
+
+macro_rules! sized {
+    ($($name:ident: $min:expr),* $(,)?) => {$(
+        // SAFETY: `repr(C)`, `struct_size` first, the rest integers, floats, raw pointers and optional functions.
+        unsafe impl SizedStruct for $name {
+            const NAME: &str = stringify!($name);
+            const MIN_SIZE: u32 = $min;
+        }
+    )*};
+}
+
+sized! {
+    // Up to and including the path of the weights.
+    vvae_create_info: 16,
+    vvae_run_info: 8,
+    vvae_model_desc: 8,
+    vvae_plan_info: 8,
+    vvae_memory_info: 8,
+    vvae_device_desc: 8,
+    vvae_node_desc: 8,
+    vvae_port_desc: 8,
+    vvae_param_desc: 8,
+}
+
+/// Reads the host's struct.
+///
+/// # Safety
+/// `from` is null or points to as many readable bytes as its first four say.
+pub(super) unsafe fn read<T: SizedStruct>(argument: &str, from: *const T) -> Result<T> {
+    // SAFETY: the caller's promise.
+    let theirs = unsafe { size::<T>(argument, from) }?;
+    let ours = size_of::<T>();
+    if theirs > MAX_SIZE {
+        return Err(wrong_size::<T>(argument, theirs));
+    }
+    let bytes = from.cast::<u8>();
+    for at in ours..theirs as usize {
+        // SAFETY: within the bytes that the caller vouches for.
+        if unsafe { bytes.add(at).read() } != 0 {
+            return Err(Error::Argument(format!(
+                "{argument}: byte {at} of {} is not zero, but this library knows its first {ours} bytes only; \
+                 what is set there needs a newer library",
+                T::NAME
+            )));
+        }
+    }
+    let mut value = MaybeUninit::<T>::zeroed();
+    // SAFETY: the caller vouches for `theirs` bytes to read, and `value` has `ours` to write.
+    unsafe { bytes.copy_to_nonoverlapping(value.as_mut_ptr().cast(), ours.min(theirs as usize)) };
+    // SAFETY: zeros and the host's bytes are valid for every `SizedStruct`.
+    Ok(unsafe { value.assume_init() })
+}
+
+/// Checks a struct that is to be written, before the work whose result it is to take.
+///
+/// # Safety
+/// `to` is null or points to as many writable bytes as its first four say.
+pub(super) unsafe fn check<T: SizedStruct>(argument: &str, to: *mut T) -> Result<()> {
+    // SAFETY: the caller's promise.
+    unsafe { size::<T>(argument, to) }.map(|_| ())
+}
+
+/// Writes the host's struct, all but its size.
+///
+/// # Safety
+/// As for [`check`].
+pub(super) unsafe fn write<T: SizedStruct>(argument: &str, to: *mut T, value: T) -> Result<()> {
+    const SIZE: usize = size_of::<u32>();
+    // SAFETY: the caller's promise.
+    let theirs = unsafe { size::<T>(argument, to) }?;
+    let bytes = (theirs as usize).min(size_of::<T>()) - SIZE;
+    let from = (&raw const value).cast::<u8>();
+    // SAFETY: `bytes` more than `SIZE` are within our value, and within those that the caller vouches for.
+    unsafe { from.add(SIZE).copy_to_nonoverlapping(to.cast::<u8>().add(SIZE), bytes) };
+    Ok(())
+}
+
+/// # Safety
+/// `of` is null or points to as many readable bytes as its first four say.
+unsafe fn size<T: SizedStruct>(argument: &str, of: *const T) -> Result<u32> {
+    if of.is_null() {
+        return Err(Error::Argument(format!("{argument} is null; it must point to a {}", T::NAME)));
+    }
+    // SAFETY: not null, so the caller vouches for at least these four bytes.
+    let theirs = unsafe { of.cast::<u32>().read_unaligned() };
+    if theirs < T::MIN_SIZE { Err(wrong_size::<T>(argument, theirs)) } else { Ok(theirs) }
+}
+
+fn wrong_size<T: SizedStruct>(argument: &str, theirs: u32) -> Error {
+    let (name, ours) = (T::NAME, size_of::<T>());
+    Error::Argument(format!("{argument}: struct_size is {theirs}; set it to sizeof({name}), which is {ours} here"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Old {
+        struct_size: u32,
+        a: u32,
+    }
+
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct Now {
+        struct_size: u32,
+        a: u32,
+        b: u64,
+    }
+
+    #[repr(C)]
+    #[derive(Debug, Clone, Copy, PartialEq)]
+    struct New {
+        now: Now,
+        c: u64,
+    }
+
+    // SAFETY: `repr(C)`, `struct_size` first, integers only.
+    unsafe impl SizedStruct for Now {
+        const NAME: &str = "now";
+        const MIN_SIZE: u32 = 8;
+    }
+
+    fn read_as_now<T>(value: &T) -> Result<Now> {
+        // SAFETY: the tests' structs are as long as they say, or refused before more than their size is read.
+        unsafe { read("info", (&raw const *value).cast()) }
+    }
+
+    fn write_as_now<T>(value: &mut T) -> Result<()> {
+        // SAFETY: the tests' structs are as long as they say.
+        unsafe { write("info", (&raw mut *value).cast(), Now { struct_size: 99, a: 1, b: 2 }) }
+    }
+
+    #[test]
+    fn what_a_shorter_struct_lacks_is_zero() {
+        assert_eq!(read_as_now(&Old { struct_size: 8, a: 7 }), Ok(Now { struct_size: 8, a: 7, b: 0 }));
+        assert_eq!(read_as_now(&Now { struct_size: 12, a: 7, b: u64::MAX }).unwrap().b, u64::from(u32::MAX));
+    }
+
+    #[test]
+    fn a_longer_struct_is_taken_if_the_rest_is_zero() {
+        let now = Now { struct_size: 24, a: 7, b: 8 };
+        assert_eq!(read_as_now(&New { now, c: 0 }), Ok(now));
+        let error = read_as_now(&New { now, c: 1 << 40 }).unwrap_err().to_string();
+        assert!(error.contains("byte 21 of now") && error.contains("newer"), "{error}");
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for struct_size in [0, 1, 4, 7, 4097, u32::MAX] {
+            let error = read_as_now(&Now { struct_size, a: 0, b: 0 }).unwrap_err().to_string();
+            assert!(error.contains(&format!("struct_size is {struct_size}")) && error.contains("16"), "{error}");
+        }
+        for struct_size in [0, 7] {
+            assert!(write_as_now(&mut Now { struct_size, a: 0, b: 0 }).is_err());
+        }
+    }
+
+    #[test]
+    fn null_is_refused_by_name() {
+        // SAFETY: null is allowed.
+        let error = unsafe { read::<Now>("info", std::ptr::null()) }.unwrap_err().to_string();
+        assert_eq!(error, "info is null; it must point to a now");
+        // SAFETY: null is allowed.
+        assert!(unsafe { check::<Now>("info", std::ptr::null_mut()) }.is_err());
+    }
+
+    #[test]
+    fn no_more_is_written_than_there_is_room_for() {
+        let mut old = [Old { struct_size: 8, a: 0 }, Old { struct_size: 55, a: 66 }];
+        write_as_now(&mut old).unwrap();
+        assert_eq!(old, [Old { struct_size: 8, a: 1 }, Old { struct_size: 55, a: 66 }]);
+        let mut new = New { now: Now { struct_size: 24, a: 0, b: 0 }, c: 77 };
+        write_as_now(&mut new).unwrap();
+        assert_eq!(new, New { now: Now { struct_size: 24, a: 1, b: 2 }, c: 77 });
+    }
+
+    #[test]
+    fn addresses_need_no_alignment() {
+        let mut bytes = [0u8; 32];
+        bytes[1] = 16;
+        bytes[5] = 7;
+        // SAFETY: 16 bytes follow.
+        let now = unsafe { read("info", bytes[1..].as_ptr().cast::<Now>()) }.unwrap();
+        assert_eq!(now, Now { struct_size: 16, a: 7, b: 0 });
+    }
+}

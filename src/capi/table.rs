@@ -1,0 +1,155 @@
+//! What the host's handles stand for.
+//!
+//! A handle is a number that is never given out twice, and this table says what it belongs to. So a handle that was
+//! freed, freed twice, or made up finds nothing, and nothing is ever read through it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::log::Log;
+use super::types::*;
+use crate::error::{Error, Result};
+use crate::exec::{Ledger, Session, Stream};
+use crate::model::{Config, Direction};
+
+/// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
+/// time, also while another thread computes.
+pub(super) struct Handle {
+    /// `None` once freed, or after a panic.
+    open: Mutex<Option<Open>>,
+    /// A panic went through; what it left behind is gone, and the handle can only be freed.
+    broken: AtomicBool,
+    pub cancel: AtomicBool,
+    pub config: Config,
+    pub log: Log,
+    /// The text of the last failure.
+    pub error: Mutex<String>,
+    /// What session and streams hold.
+    pub ledger: Arc<Ledger>,
+    /// Number of open streams.
+    pub streams: AtomicU32,
+}
+
+pub(super) struct Open {
+    pub session: Box<dyn Session>,
+    pub streams: BTreeMap<usize, OpenStream>,
+}
+
+pub(super) struct OpenStream {
+    pub direction: Direction,
+    pub stream: Box<dyn Stream>,
+}
+
+impl Handle {
+    pub fn new(session: Box<dyn Session>, log: Log) -> Handle {
+        Handle {
+            config: session.config().clone(),
+            ledger: session.ledger(),
+            log,
+            streams: AtomicU32::new(0),
+            open: Mutex::new(Some(Open { session, streams: BTreeMap::new() })),
+            broken: AtomicBool::new(false),
+            cancel: AtomicBool::new(false),
+            error: Mutex::default(),
+        }
+    }
+
+    /// The handle to oneself, or an error at once: waiting for a call that runs on this very thread, of which this is
+    /// a callback, would be waiting for ever.
+    pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
+        self.open.try_lock().ok_or_else(|| {
+            Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
+        })
+    }
+
+    pub fn check_intact(&self) -> Result<()> {
+        if self.broken.load(Ordering::Acquire) {
+            return Err(Error::State(
+                "the handle is broken: an internal error ended an earlier call; free it and create another".into(),
+            ));
+        }
+        Ok(())
+    }
+
+    pub fn mark_broken(&self) {
+        self.broken.store(true, Ordering::Release);
+    }
+}
+
+enum Object {
+    Handle(Arc<Handle>),
+    /// The handle that owns the stream.
+    Stream(Arc<Handle>),
+}
+
+struct Table {
+    last: usize,
+    objects: BTreeMap<usize, Object>,
+}
+
+impl Table {
+    fn insert(&mut self, object: Object) -> usize {
+        self.last += 1;
+        // Shifted, so that it looks like an aligned address to whoever prints or checks it.
+        let id = self.last << 4;
+        self.objects.insert(id, object);
+        id
+    }
+}
+
+static TABLE: Mutex<Table> = Mutex::new(Table { last: 0, objects: BTreeMap::new() });
+
+pub(super) fn insert(handle: Handle) -> *mut vvae {
+    let id = TABLE.lock().insert(Object::Handle(Arc::new(handle)));
+    std::ptr::without_provenance_mut(id)
+}
+
+pub(super) fn insert_stream(owner: Arc<Handle>) -> usize {
+    TABLE.lock().insert(Object::Stream(owner))
+}
+
+pub(super) fn find(v: *const vvae) -> Result<Arc<Handle>> {
+    if v.is_null() {
+        return Err(Error::Argument("v is null; it must be a handle from vvae_create".into()));
+    }
+    match TABLE.lock().objects.get(&v.addr()) {
+        Some(Object::Handle(handle)) => Ok(handle.clone()),
+        _ => Err(not_open(v)),
+    }
+}
+
+pub(super) fn not_open(v: *const vvae) -> Error {
+    Error::State(format!("v ({v:p}) is not an open handle: it was freed, or vvae_create never gave it"))
+}
+
+/// The handle that owns a stream.
+pub(super) fn find_stream(s: *const vvae_stream) -> Result<Arc<Handle>> {
+    if s.is_null() {
+        return Err(Error::Argument("s is null; it must be a stream from vvae_stream_open".into()));
+    }
+    match TABLE.lock().objects.get(&s.addr()) {
+        Some(Object::Stream(owner)) => Ok(owner.clone()),
+        _ => Err(stream_not_open(s)),
+    }
+}
+
+pub(super) fn stream_not_open(s: *const vvae_stream) -> Error {
+    Error::State(format!(
+        "s ({s:p}) is not an open stream: it or its handle was closed, or vvae_stream_open never gave it"
+    ))
+}
+
+/// Forgets a handle and its streams. What they were is for the caller to drop.
+pub(super) fn remove(handle: &Arc<Handle>) {
+    let of_another = |object: &Object| match object {
+        Object::Handle(h) | Object::Stream(h) => !Arc::ptr_eq(h, handle),
+    };
+    TABLE.lock().objects.retain(|_, object| of_another(object));
+}
+
+pub(super) fn remove_stream(s: *const vvae_stream) {
+    TABLE.lock().objects.remove(&s.addr());
+}

@@ -1,0 +1,159 @@
+//! From the host's tensor to a checked view.
+
+use super::types::*;
+use crate::error::{Error, Result};
+use crate::tensor::{AXES, DType, Place, Shape, View};
+
+/// Five numbers of the host's as a shape.
+pub(super) fn shape(argument: &str, dims: [i64; 5]) -> Result<Shape> {
+    if let Some(axis) = dims.iter().position(|d| *d < 0) {
+        return Err(Error::Tensor(format!("{argument}: shape {dims:?} is negative in {}", AXES[axis])));
+    }
+    Ok(dims.map(i64::cast_unsigned).into())
+}
+
+/// A view of the host's tensor; `writable` where we write to it.
+///
+/// # Safety
+/// `tensor` is null or points to a readable `vvae_tensor` whose shape and strides are null or point to five readable
+/// numbers, and whose elements may be read (written, if `writable`) for as long as the view is used.
+pub(super) unsafe fn view(argument: &str, tensor: *const vvae_tensor, writable: bool) -> Result<View> {
+    if tensor.is_null() {
+        return Err(Error::Argument(format!("{argument} is null; it must point to a vvae_tensor")));
+    }
+    // SAFETY: the caller's promise.
+    let tensor = unsafe { tensor.read_unaligned() };
+    if tensor.ndim != 5 {
+        return Err(Error::Tensor(format!("{argument}: ndim is {}; it must be 5, {}", tensor.ndim, axes())));
+    }
+    let place = place(argument, &tensor)?;
+    let dtype = DType::from_code(tensor.dtype).ok_or_else(|| unknown_dtype(argument, tensor.dtype))?;
+    // SAFETY: the caller's promise.
+    let (dims, strides) = unsafe { (five(tensor.shape), five(tensor.strides)) };
+    let Some(dims) = dims else {
+        return Err(Error::Tensor(format!("{argument}: shape is null; it must point to 5 numbers, {}", axes())));
+    };
+    let shape = shape(argument, dims)?;
+    let data = offset(argument, &tensor)?;
+    View::checked(argument, data, dtype, place, shape, strides, writable)
+}
+
+fn axes() -> String {
+    AXES.join(", ")
+}
+
+/// # Safety
+/// `numbers` is null or points to five readable numbers.
+pub(super) unsafe fn five(numbers: *const i64) -> Option<[i64; 5]> {
+    // SAFETY: the caller's promise.
+    (!numbers.is_null()).then(|| unsafe { numbers.cast::<[i64; 5]>().read_unaligned() })
+}
+
+fn place(argument: &str, tensor: &vvae_tensor) -> Result<Place> {
+    match tensor.device_type {
+        VVAE_DEVICE_CPU | VVAE_DEVICE_CUDA_HOST => Ok(Place::Cpu),
+        VVAE_DEVICE_CUDA => u32::try_from(tensor.device_id).map(Place::Cuda).map_err(|_| {
+            Error::Tensor(format!("{argument}: device_id is {}; the first CUDA device is 0", tensor.device_id))
+        }),
+        other => Err(Error::Tensor(format!(
+            "{argument}: device_type {other} is unknown; it must be {VVAE_DEVICE_CPU} (CPU), {VVAE_DEVICE_CUDA} \
+             (CUDA) or {VVAE_DEVICE_CUDA_HOST} (pinned host memory)"
+        ))),
+    }
+}
+
+fn unknown_dtype(argument: &str, dtype: u32) -> Error {
+    let (code, bits, lanes) = (dtype & 0xff, dtype >> 8 & 0xff, dtype >> 16);
+    // DLPack's names, for those that a host is likely to have.
+    let kind = match code {
+        0 => "signed integer",
+        1 => "unsigned integer",
+        2 => "float",
+        4 => "bfloat",
+        5 => "complex",
+        6 => "bool",
+        _ => "unknown kind",
+    };
+    let accepted = DType::ALL.map(DType::name).join(", ");
+    Error::Tensor(format!(
+        "{argument}: dtype {dtype:#010x} ({kind}, {bits} bits, {lanes} lanes) is not accepted; it must be one of {accepted}"
+    ))
+}
+
+fn offset(argument: &str, tensor: &vvae_tensor) -> Result<*mut u8> {
+    let data = tensor.data.cast::<u8>();
+    if data.is_null() {
+        return Ok(data);
+    }
+    let offset = usize::try_from(tensor.byte_offset).ok().filter(|o| data.addr().checked_add(*o).is_some());
+    match offset {
+        Some(offset) => Ok(data.wrapping_add(offset)),
+        None => Err(Error::Tensor(format!(
+            "{argument}: byte_offset {} reaches further than can be addressed",
+            tensor.byte_offset
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::ptr;
+
+    const SHAPE: [i64; 5] = [1, 3, 1, 8, 8];
+
+    fn good() -> vvae_tensor {
+        vvae_tensor {
+            data: ptr::without_provenance_mut(64),
+            device_type: VVAE_DEVICE_CPU,
+            device_id: 0,
+            ndim: 5,
+            dtype: VVAE_DTYPE_F32,
+            shape: SHAPE.as_ptr(),
+            strides: ptr::null(),
+            byte_offset: 0,
+        }
+    }
+
+    fn error(change: impl FnOnce(&mut vvae_tensor)) -> String {
+        let mut tensor = good();
+        change(&mut tensor);
+        // SAFETY: shapes and strides are null or five numbers; memory is not touched.
+        let error = unsafe { view("video", &tensor, true) }.unwrap_err();
+        assert!(matches!(error, Error::Tensor(_)));
+        error.to_string()
+    }
+
+    #[test]
+    fn byte_offsets_are_added() {
+        let tensor = vvae_tensor { byte_offset: 16, ..good() };
+        // SAFETY: the shape is five numbers; memory is not touched.
+        let view = unsafe { view("video", &tensor, true) }.unwrap();
+        assert_eq!(view.frame(0, 0).addr(), 80);
+        assert!(error(|t| t.byte_offset = u64::MAX).contains("byte_offset 18446744073709551615"));
+        assert!(error(|t| t.byte_offset = 2).contains("aligned"));
+    }
+
+    #[test]
+    fn pinned_memory_is_host_memory() {
+        let tensor = vvae_tensor { device_type: VVAE_DEVICE_CUDA_HOST, ..good() };
+        // SAFETY: the shape is five numbers; memory is not touched.
+        assert_eq!(unsafe { view("video", &tensor, true) }.unwrap().place(), Place::Cpu);
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        assert!(error(|t| t.ndim = 4).starts_with("video: ndim is 4; it must be 5, B, C, T, H, W"));
+        assert!(error(|t| t.shape = ptr::null()).contains("video: shape is null"));
+        assert!(error(|t| t.shape = [1, 3, -1, 8, 8].as_ptr()).contains("negative in T"));
+        assert!(error(|t| t.shape = [1, 3, 1, 0, 8].as_ptr()).contains("H is 0"));
+        assert!(error(|t| t.data = ptr::null_mut()).contains("data is null"));
+        assert!(error(|t| t.device_type = 7).contains("device_type 7 is unknown; it must be 1 (CPU)"));
+        assert!(error(|t| (t.device_type, t.device_id) = (2, -1)).contains("device_id is -1"));
+        let text = error(|t| t.dtype = 0x0001_4002);
+        assert!(text.contains("float, 64 bits, 1 lanes") && text.contains("u8, u16, f16, bf16, f32"), "{text}");
+        // SAFETY: null is allowed.
+        let text = unsafe { view("latent", ptr::null(), true) }.unwrap_err().to_string();
+        assert_eq!(text, "latent is null; it must point to a vvae_tensor");
+    }
+}

@@ -1,0 +1,260 @@
+//! The boundary around a session that misbehaves, which no host can bring about from outside.
+
+use std::ffi::{CStr, c_char, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::log::Log;
+use super::table::{self, Handle};
+use super::*;
+use crate::error::Result;
+use crate::exec::{Control, Job, Ledger, MemoryUse, Progress, Pull, Session, Settings, Stream, Trim};
+use crate::model::{Config, Direction};
+use crate::node;
+use crate::plan::Plan;
+use crate::tensor::{Shape, View};
+
+/// Panics where it is told to; counts how many of it and its streams are alive.
+struct Mock {
+    config: Config,
+    settings: Settings,
+    ledger: Arc<Ledger>,
+    alive: Arc<AtomicU32>,
+    panics_in_drop: bool,
+}
+
+impl Mock {
+    fn open(alive: &Arc<AtomicU32>, log: vvae_log_fn, panics_in_drop: bool) -> *mut vvae {
+        let config = Config { channels: vec![8, 8, 8, 8], layers: 1, groups: 2, latent: 16, temporal_levels: 2 };
+        alive.fetch_add(1, Ordering::SeqCst);
+        let mock =
+            Mock { config, settings: node::defaults(), ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
+        table::insert(Handle::new(Box::new(mock), Log { callback: log, user: null_mut() }))
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.alive.fetch_sub(1, Ordering::SeqCst);
+        assert!(!self.panics_in_drop, "a panic in drop");
+    }
+}
+
+impl Session for Mock {
+    fn config(&self) -> &Config {
+        &self.config
+    }
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+    fn configure(&mut self, settings: Settings) -> Result<()> {
+        self.settings = settings;
+        Ok(())
+    }
+    fn plan(&self, _: Direction, _: Shape) -> Result<Plan> {
+        panic!("a panic with {}", "an argument");
+    }
+    fn run(&mut self, _: &Job, control: &mut Control) -> Result<()> {
+        if let Some(progress) = &mut control.progress {
+            progress(Progress { done: 0, total: 1, stage: "encode" });
+        }
+        if control.cancel.load(Ordering::Relaxed) { Err(crate::error::Error::Cancelled) } else { Ok(()) }
+    }
+    fn open_stream(&mut self, _: Direction, _: Shape) -> Result<Box<dyn Stream>> {
+        self.alive.fetch_add(1, Ordering::SeqCst);
+        Ok(Box::new(MockStream(self.alive.clone())))
+    }
+    fn memory(&self) -> MemoryUse {
+        self.ledger.figures()
+    }
+    fn ledger(&self) -> Arc<Ledger> {
+        self.ledger.clone()
+    }
+    fn trim(&mut self, _: Trim) {
+        panic!("a panic");
+    }
+}
+
+struct MockStream(Arc<AtomicU32>);
+
+impl Drop for MockStream {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Stream for MockStream {
+    fn push(&mut self, input: Option<&View>) -> Result<u64> {
+        assert!(input.is_some(), "a panic in a stream");
+        Ok(0)
+    }
+    fn pull(&mut self, _: &View, _: Option<&View>, _: &mut Control, _: &mut u64) -> Result<Pull> {
+        Ok(Pull::Ended)
+    }
+    fn bytes(&self) -> u64 {
+        0
+    }
+}
+
+const SHAPE: [i64; 5] = [1, 3, 1, 8, 8];
+
+fn tensor() -> vvae_tensor {
+    vvae_tensor {
+        data: std::ptr::without_provenance_mut(64),
+        device_type: VVAE_DEVICE_CPU,
+        device_id: 0,
+        ndim: 5,
+        dtype: VVAE_DTYPE_F32,
+        shape: SHAPE.as_ptr(),
+        strides: std::ptr::null(),
+        byte_offset: 0,
+    }
+}
+
+fn error(v: *mut vvae) -> String {
+    let mut text = [0; 512];
+    // SAFETY: the buffer has the capacity given.
+    unsafe { vvae_error(v, text.as_mut_ptr(), text.len() as u64) };
+    // SAFETY: `vvae_error` ends it with a NUL.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().unwrap().into()
+}
+
+fn open_stream(v: *mut vvae) -> *mut vvae_stream {
+    let mut s = null_mut();
+    // SAFETY: every pointer is valid.
+    assert_eq!(unsafe { vvae_stream_open(v, c"encode".as_ptr(), SHAPE.as_ptr(), &mut s) }, VVAE_OK);
+    s
+}
+
+#[test]
+fn a_panic_breaks_the_handle_and_nothing_else() {
+    let alive = Arc::new(AtomicU32::new(0));
+    let v = Mock::open(&alive, None, false);
+    let s = open_stream(v);
+    assert_eq!(alive.load(Ordering::SeqCst), 2);
+    // SAFETY: a handle, and any flags.
+    assert_eq!(unsafe { vvae_trim(v, 1) }, VVAE_ERROR_INTERNAL);
+    assert_eq!(error(v), "internal error: a panic");
+    assert_eq!(alive.load(Ordering::SeqCst), 0, "what the panic went through is gone at once");
+
+    // SAFETY: handles and texts.
+    assert_eq!(unsafe { vvae_configure(v, c"seed".as_ptr(), c"1".as_ptr()) }, VVAE_ERROR_STATE);
+    assert!(error(v).contains("broken"), "{}", error(v));
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_cancel(v) }, VVAE_ERROR_STATE);
+    // SAFETY: null is allowed.
+    assert_eq!(unsafe { vvae_stream_push(s, std::ptr::null(), null_mut()) }, VVAE_ERROR_STATE);
+    // SAFETY: a stream of a broken handle can be closed, once; a broken handle can be freed, once.
+    unsafe {
+        assert_eq!(vvae_stream_close(s), VVAE_OK);
+        assert_eq!(vvae_stream_close(s), VVAE_ERROR_STATE);
+        assert_eq!(vvae_free(v), VVAE_OK);
+        assert_eq!(vvae_free(v), VVAE_ERROR_STATE);
+    }
+    assert!(error(v).contains("is not an open handle"), "{}", error(v));
+}
+
+#[test]
+fn a_panic_with_arguments_keeps_its_words() {
+    let v = Mock::open(&Arc::default(), None, false);
+    let mut info = vvae_plan_info { struct_size: size_of::<vvae_plan_info>() as u32, ..report_nothing() };
+    // SAFETY: every pointer is valid or null.
+    let status = unsafe { vvae_plan(v, c"encode".as_ptr(), SHAPE.as_ptr(), &mut info, null_mut(), 0) };
+    assert_eq!((status, error(v).as_str()), (VVAE_ERROR_INTERNAL, "internal error: a panic with an argument"));
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+}
+
+fn report_nothing() -> vvae_plan_info {
+    // SAFETY: integers only.
+    unsafe { std::mem::zeroed() }
+}
+
+#[test]
+fn a_panic_in_drop_stops_at_the_boundary_too() {
+    let alive = Arc::new(AtomicU32::new(0));
+    let v = Mock::open(&alive, None, true);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_trim(v, 1) }, VVAE_ERROR_INTERNAL);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    let v = Mock::open(&alive, None, true);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_ERROR_INTERNAL);
+    // SAFETY: no handle any more, which is allowed.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_ERROR_STATE);
+    assert_eq!(alive.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn a_panic_in_a_stream_breaks_its_handle() {
+    let v = Mock::open(&Arc::default(), None, false);
+    let s = open_stream(v);
+    // SAFETY: null is allowed.
+    assert_eq!(unsafe { vvae_stream_push(s, std::ptr::null(), null_mut()) }, VVAE_ERROR_INTERNAL);
+    assert!(error(v).contains("a panic in a stream"));
+    // SAFETY: a handle; its stream goes with it.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    // SAFETY: no stream any more, which is allowed.
+    assert_eq!(unsafe { vvae_stream_close(s) }, VVAE_ERROR_STATE);
+}
+
+/// Does, from within a run, what is refused there and what is not.
+unsafe extern "C" fn meddle(v: *mut c_void, _: u64, _: u64, stage: *const c_char) -> i32 {
+    let v = v.cast::<vvae>();
+    // SAFETY: the stage is a text.
+    assert_eq!(unsafe { CStr::from_ptr(stage) }, c"encode");
+    let mut memory = vvae_memory_info { struct_size: 40, streams: 0, now: 0, peak: 0, reserved: 0, host: 0 };
+    // SAFETY: a handle, and pointers that are valid.
+    unsafe {
+        assert_eq!(vvae_free(v), VVAE_ERROR_STATE);
+        assert_eq!(vvae_encode(v, &tensor(), &tensor(), std::ptr::null()), VVAE_ERROR_STATE);
+        assert!(error(v).contains("busy"), "{}", error(v));
+        assert_eq!((vvae_memory(v, &mut memory), memory.struct_size), (VVAE_OK, 40));
+        assert_eq!(vvae_cancel(v), VVAE_OK);
+    }
+    0
+}
+
+#[test]
+fn a_callback_may_look_and_cancel_but_not_run() {
+    let v = Mock::open(&Arc::default(), None, false);
+    let mut run = vvae_run_info {
+        struct_size: size_of::<vvae_run_info>() as u32,
+        flags: 0,
+        cuda_stream: null_mut(),
+        progress: Some(meddle),
+        progress_user: v.cast(),
+        logvar: std::ptr::null(),
+    };
+    // SAFETY: a handle, and pointers that are valid; the mock touches no element.
+    unsafe {
+        assert_eq!(vvae_encode(v, &tensor(), &tensor(), &run), VVAE_ERROR_CANCELLED);
+        assert!(error(v).contains("cancelled"));
+        run.progress = None;
+        assert_eq!(vvae_encode(v, &tensor(), &tensor(), &run), VVAE_OK, "a cancel is for one call only");
+        assert_eq!(vvae_free(v), VVAE_OK);
+    }
+}
+
+static LOGGED: AtomicU32 = AtomicU32::new(0);
+
+unsafe extern "C" fn count_log(_: *mut c_void, level: i32, message: *const c_char) {
+    // SAFETY: the message is a text.
+    assert!(!unsafe { CStr::from_ptr(message) }.is_empty());
+    LOGGED.fetch_add(1 << (8 * level), Ordering::SeqCst);
+}
+
+#[test]
+fn failures_reach_the_log() {
+    let v = Mock::open(&Arc::default(), Some(count_log), false);
+    // SAFETY: a handle, and any flags.
+    unsafe {
+        assert_eq!(vvae_trim(v, 0), VVAE_ERROR_ARGUMENT);
+        assert_eq!(vvae_trim(v, 8), VVAE_ERROR_ARGUMENT);
+        assert_eq!(vvae_trim(v, 1), VVAE_ERROR_INTERNAL);
+        assert_eq!(vvae_free(v), VVAE_OK);
+    }
+    assert_eq!(LOGGED.load(Ordering::SeqCst), 1 << (8 * VVAE_LOG_ERROR) | 2 << (8 * VVAE_LOG_WARNING));
+}

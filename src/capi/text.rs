@@ -1,0 +1,116 @@
+//! Texts over the boundary: in as C strings, out by copy into the host's buffer. And each thread's last error.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, c_char};
+
+use crate::error::{Error, Result};
+
+/// Reads a text of the host's.
+///
+/// # Safety
+/// `text` is null or points to a NUL-terminated string that lives as long as the result is used.
+pub(super) unsafe fn read<'a>(argument: &str, text: *const c_char) -> Result<&'a str> {
+    if text.is_null() {
+        return Err(Error::Argument(format!("{argument} is null; it must point to a text")));
+    }
+    // SAFETY: not null, so the caller vouches for it.
+    let text = unsafe { CStr::from_ptr(text) };
+    text.to_str().map_err(|_| {
+        Error::Argument(format!("{argument}: \"{}\" is not UTF-8; every text must be", text.to_string_lossy()))
+    })
+}
+
+/// Copies as much of a text as fits, always with a NUL, never half a character.
+pub(super) fn copy(text: &str, to: &mut [u8]) {
+    let Some(room) = to.len().checked_sub(1) else { return };
+    let len = text.floor_char_boundary(room);
+    for (to, from) in to.iter_mut().zip(&text.as_bytes()[..len]) {
+        // A NUL within a text, which only a hostile file can put there, would hide the rest of it.
+        *to = if *from == 0 { b'?' } else { *from };
+    }
+    to[len] = 0;
+}
+
+/// Copies a text into the host's buffer and answers with the length of the whole text.
+///
+/// # Safety
+/// `to` is null or points to `capacity` writable bytes.
+pub(super) unsafe fn write(text: &str, to: *mut c_char, capacity: u64) -> u64 {
+    if !to.is_null() {
+        // No more than the text and its NUL is ever touched, whatever the host thinks its buffer holds.
+        let capacity = capacity.min(text.len() as u64 + 1) as usize;
+        // SAFETY: the caller vouches for at least this many bytes.
+        copy(text, unsafe { std::slice::from_raw_parts_mut(to.cast(), capacity) });
+    }
+    text.len() as u64
+}
+
+/// A text in a struct's own array.
+pub(super) fn array<const N: usize>(text: &str) -> [c_char; N] {
+    let mut bytes = [0u8; N];
+    copy(text, &mut bytes);
+    bytes.map(|b| b as c_char)
+}
+
+const LAST_ERROR_BYTES: usize = 2048;
+
+thread_local! {
+    /// Plain bytes rather than a `String`: without a destructor, nothing of ours runs when a thread of the host's ends.
+    static LAST_ERROR: RefCell<[u8; LAST_ERROR_BYTES]> = const { RefCell::new([0; LAST_ERROR_BYTES]) };
+}
+
+/// Remembers a failure on the calling thread.
+pub(super) fn remember(text: &str) {
+    LAST_ERROR.with_borrow_mut(|last| copy(text, last));
+}
+
+/// The calling thread's last failure; empty if there was none.
+pub(super) fn last_error() -> String {
+    LAST_ERROR.with_borrow(|last| {
+        let text = CStr::from_bytes_until_nul(last).unwrap_or_default();
+        text.to_string_lossy().into_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn copied(text: &str, room: usize) -> Vec<u8> {
+        let mut buffer = [b'#'; 8];
+        // SAFETY: `room` is at most the buffer's length.
+        assert_eq!(unsafe { write(text, buffer.as_mut_ptr().cast(), room as u64) }, text.len() as u64);
+        buffer.to_vec()
+    }
+
+    #[test]
+    fn as_much_is_copied_as_fits() {
+        assert_eq!(copied("abc", 8), b"abc\0####");
+        assert_eq!(copied("abc", 4), b"abc\0####");
+        assert_eq!(copied("abc", 3), b"ab\0#####");
+        assert_eq!(copied("abc", 1), b"\0#######");
+        assert_eq!(copied("abc", 0), b"########");
+        assert_eq!(copied("a\0c", 8), b"a?c\0####");
+    }
+
+    #[test]
+    fn characters_are_never_cut_in_two() {
+        assert_eq!(copied("a\u{20ac}b", 4), b"a\0######");
+        assert_eq!(copied("a\u{20ac}b", 5), "a\u{20ac}\0###".as_bytes());
+    }
+
+    #[test]
+    fn no_buffer_asks_for_the_length() {
+        // SAFETY: null is allowed.
+        assert_eq!(unsafe { write("four", std::ptr::null_mut(), 100) }, 4);
+    }
+
+    #[test]
+    fn each_thread_remembers_its_own() {
+        remember("here");
+        std::thread::spawn(|| assert_eq!(last_error(), "")).join().unwrap();
+        assert_eq!(last_error(), "here");
+        remember(&"\u{20ac}".repeat(1000));
+        assert_eq!(last_error().chars().count(), (LAST_ERROR_BYTES - 1) / 3);
+    }
+}

@@ -1,0 +1,50 @@
+//! The one error type. Each variant is one status code of the C ABI, so a caller can act on the kind and read the text.
+
+use thiserror::Error;
+
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Every message names the argument, what it was, and what would be right.
+#[derive(Debug, Clone, PartialEq, Error)]
+pub enum Error {
+    /// An argument is null, out of range, or contradicts another one.
+    #[error("{0}")]
+    Argument(String),
+    /// A tensor's shape, strides, type or device do not fit the call.
+    #[error("{0}")]
+    Tensor(String),
+    /// A file cannot be read, or is no checkpoint of this model.
+    #[error("{0}")]
+    Checkpoint(String),
+    /// The device named does not exist or cannot be used.
+    #[error("{0}")]
+    Device(String),
+    /// Neither the limit nor the machine has room for the job.
+    #[error("{0}")]
+    Memory(String),
+    /// The host asked to stop, by `vvae_cancel` or by its progress callback.
+    #[error("cancelled by the host")]
+    Cancelled,
+    /// The call came at the wrong time: the handle is busy, closed, or the stream has ended.
+    #[error("{0}")]
+    State(String),
+    /// A bug of ours, caught at the boundary. The handle it happened in refuses further work.
+    #[error("{0}")]
+    Internal(String),
+}
+
+impl Error {
+    /// The status code that crosses the C ABI.
+    pub const fn status(&self) -> i32 {
+        match self {
+            Error::Argument(_) => -1,
+            Error::Tensor(_) => -2,
+            Error::Checkpoint(_) => -3,
+            Error::Device(_) => -4,
+            Error::Memory(_) => -5,
+            Error::Cancelled => -6,
+            Error::State(_) => -7,
+            Error::Internal(_) => -8,
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
+
+use crate::error::{Error, Result};
+use crate::model::{Config, Direction};
+use crate::tensor::{AXES, DType, Place, Shape, View};
+
+/// What a tensor at the boundary holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Content {
+    Video,
+    Latent,
+}
+
+impl Content {
+    fn name(self) -> &'static str {
+        match self {
+            Content::Video => "video",
+            Content::Latent => "latent",
+        }
+    }
+}
+
+/// The contents that go in and come out.
+fn ends(direction: Direction) -> (Content, Content) {
+    match direction {
+        Direction::Encode => (Content::Video, Content::Latent),
+        Direction::Decode => (Content::Latent, Content::Video),
+    }
+}
+
+fn refuse<T>(why: String) -> Result<T> {
+    Err(Error::Tensor(why))
+}
+
+/// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
+pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: bool) -> Result<()> {
+    let content = ends(direction).0;
+    let name = content.name();
+    let channels = match content {
+        Content::Video => Config::PIXEL_CHANNELS,
+        Content::Latent => config.latent,
+    };
+    let dims = shape.dims();
+    if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
+        return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
+    }
+    if shape.channels != channels {
+        return refuse(format!("{name}: C is {}, but this model's {name} has {channels} channels", shape.channels));
+    }
+    // Far beyond any image, and small enough that no product of sizes can overflow.
+    const MOST: [u64; 5] = [1 << 20, 1 << 20, 1 << 32, 1 << 17, 1 << 17];
+    let scale = if content == Content::Latent { config.spatial_scale() } else { 1 };
+    if let Some(axis) = (0..5).find(|axis| dims[*axis] * if *axis > 2 { scale } else { 1 } > MOST[*axis]) {
+        return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], MOST[axis]));
+    }
+    Ok(())
+}
+
+fn place(name: &str, view: &View, device: Place) -> Result<()> {
+    if view.place() == device || view.place() == Place::Cpu {
+        return Ok(());
+    }
+    refuse(format!("{name}: the tensor is on {:?}, but this handle works on {device:?}; pass host memory", view.place()))
+}
+
+fn dtype(content: Content, name: &str, view: &View) -> Result<()> {
+    if content == Content::Latent && view.dtype().full_scale().is_some() {
+        let floats: Vec<_> = DType::ALL.iter().filter(|d| d.full_scale().is_none()).map(|d| d.name()).collect();
+        return refuse(format!("{name}: dtype is {}; latents must be one of {}", view.dtype().name(), floats.join(", ")));
+    }
+    Ok(())
+}
+
+fn equal(name: &str, axis: usize, found: u64, expected: u64) -> Result<()> {
+    if found == expected {
+        return Ok(());
+    }
+    refuse(format!("{name}: {} is {found}, expected {expected}", AXES[axis]))
+}
+
+/// `found` may be less than `whole` by less than one `step`: the rest is padding, to be cropped.
+fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result<()> {
+    let least = whole + 1 - step.min(whole);
+    if (least..=whole).contains(&found) {
+        return Ok(());
+    }
+    let accepted = if least == whole { format!("{whole}") } else { format!("{least} to {whole}") };
+    refuse(format!("{name}: {} is {found}, expected {accepted}", AXES[axis]))
+}
+
+/// Checks the input of a call or of a push.
+pub fn input(config: &Config, direction: Direction, view: &View, device: Place) -> Result<()> {
+    let content = ends(direction).0;
+    place(content.name(), view, device)?;
+    dtype(content, content.name(), view)?;
+    input_shape(config, direction, view.shape(), false)
+}
+
+/// A push must continue the stream as it was opened.
+pub fn continues(direction: Direction, pushed: Shape, opened: Shape) -> Result<()> {
+    let name = ends(direction).0.name();
+    for axis in [0, 1, 3, 4] {
+        equal(name, axis, pushed.dims()[axis], opened.dims()[axis])?;
+    }
+    Ok(())
+}
+
+/// Checks an output against the shape of what goes in. Without `whole`, any number of frames is fine.
+pub fn output(config: &Config, direction: Direction, input: Shape, view: &View, device: Place, whole: bool) -> Result<()> {
+    let content = ends(direction).1;
+    named_output(config, direction, content.name(), input, view, device, whole)
+}
+
+/// Checks where the log-variance goes. It has the shape of the latent.
+pub fn logvar(config: &Config, direction: Direction, input: Shape, view: &View, device: Place, latent: &View) -> Result<()> {
+    if direction == Direction::Decode {
+        return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
+    }
+    named_output(config, direction, "logvar", input, view, device, false)?;
+    equal("logvar", 2, view.shape().frames, latent.shape().frames)
+}
+
+fn named_output(
+    config: &Config,
+    direction: Direction,
+    name: &str,
+    input: Shape,
+    view: &View,
+    device: Place,
+    whole: bool,
+) -> Result<()> {
+    let shape = view.shape();
+    place(name, view, device)?;
+    dtype(ends(direction).1, name, view)?;
+    equal(name, 0, shape.batch, input.batch)?;
+    let scale = config.spatial_scale();
+    match direction {
+        Direction::Encode => {
+            equal(name, 1, shape.channels, config.latent)?;
+            if whole {
+                equal(name, 2, shape.frames, config.latent_frames(input.frames))?;
+            }
+            equal(name, 3, shape.height, input.height.div_ceil(scale))?;
+            equal(name, 4, shape.width, input.width.div_ceil(scale))
+        }
+        Direction::Decode => {
+            equal(name, 1, shape.channels, Config::PIXEL_CHANNELS)?;
+            if whole {
+                cropped(name, 2, shape.frames, config.video_frames(input.frames), config.time_scale())?;
+            }
+            cropped(name, 3, shape.height, input.height * scale, scale)?;
+            cropped(name, 4, shape.width, input.width * scale, scale)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn config() -> Config {
+        Config { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 }
+    }
+
+    fn view(shape: [u64; 5], dtype: DType) -> View {
+        View::checked("t", std::ptr::without_provenance_mut(64), dtype, Place::Cpu, shape.into(), None, true).unwrap()
+    }
+
+    fn decode(out: [u64; 5]) -> Result<()> {
+        let input = Shape::new(1, 16, 3, 4, 5);
+        output(&config(), Direction::Decode, input, &view(out, DType::U8), Place::Cpu, true)
+    }
+
+    #[test]
+    fn decode_crops_to_the_size_the_host_gives() {
+        for fits in [[1, 3, 9, 32, 40], [1, 3, 6, 25, 33]] {
+            assert_eq!(decode(fits), Ok(()));
+        }
+        for (wrong, says) in [
+            ([1, 3, 10, 32, 40], "T is 10, expected 6 to 9"),
+            ([1, 3, 5, 32, 40], "T is 5, expected 6 to 9"),
+            ([1, 3, 9, 24, 40], "H is 24, expected 25 to 32"),
+            ([1, 3, 9, 32, 41], "W is 41, expected 33 to 40"),
+            ([1, 1, 9, 32, 40], "C is 1, expected 3"),
+        ] {
+            assert!(decode(wrong).unwrap_err().to_string().contains(says), "{:?}", decode(wrong));
+        }
+    }
+
+    #[test]
+    fn a_single_latent_is_a_single_frame() {
+        let input = Shape::new(1, 16, 1, 4, 5);
+        let check = |t| output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), Place::Cpu, true);
+        assert_eq!(check(1), Ok(()));
+        assert!(check(2).unwrap_err().to_string().contains("T is 2, expected 1"));
+    }
+
+    #[test]
+    fn encode_takes_any_size_and_says_which_latent_it_makes() {
+        let input = Shape::new(2, 3, 7, 33, 8);
+        let check = |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), Place::Cpu, true);
+        assert_eq!(check([2, 16, 3, 5, 1]), Ok(()));
+        assert!(check([2, 16, 2, 5, 1]).unwrap_err().to_string().contains("latent: T is 2, expected 3"));
+        assert!(check([1, 16, 3, 5, 1]).unwrap_err().to_string().contains("B is 1, expected 2"));
+    }
+
+    #[test]
+    fn latents_are_floats() {
+        let wrong = input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), Place::Cpu).unwrap_err();
+        assert!(wrong.to_string().contains("dtype is u8; latents must be one of f16, bf16, f32"), "{wrong}");
+    }
+}

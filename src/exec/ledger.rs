@@ -1,0 +1,81 @@
+//! Who holds how much: the figures of `vvae_memory`, kept where they can be read during a run.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use super::MemoryUse;
+
+/// Bytes of device memory held by one session and its streams.
+#[derive(Debug, Default)]
+pub struct Ledger {
+    now: AtomicU64,
+    peak: AtomicU64,
+    idle: AtomicU64,
+}
+
+/// Bytes that are held until this is dropped.
+#[derive(Debug)]
+pub struct Held {
+    ledger: Arc<Ledger>,
+    bytes: u64,
+}
+
+impl Ledger {
+    pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
+        let now = self.now.fetch_add(bytes, Relaxed) + bytes;
+        self.peak.fetch_max(now, Relaxed);
+        Held { ledger: Arc::clone(self), bytes }
+    }
+
+    /// Says how much of what is held only waits for the next call.
+    pub fn set_idle(&self, bytes: u64) {
+        self.idle.store(bytes, Relaxed);
+    }
+
+    /// What could be given back if the next plan asked for it.
+    pub fn idle(&self) -> u64 {
+        self.idle.load(Relaxed)
+    }
+
+    pub fn figures(&self) -> MemoryUse {
+        let (now, peak) = (self.now.load(Relaxed), self.peak.load(Relaxed));
+        MemoryUse { now, peak, reserved: self.idle(), host: now }
+    }
+}
+
+impl Held {
+    pub fn grow(&mut self, bytes: u64) {
+        let more = self.ledger.hold(bytes);
+        self.bytes += more.bytes;
+        std::mem::forget(more);
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// A share of something that is held, and counted, elsewhere.
+    pub fn nothing(&self) -> Held {
+        self.ledger.hold(0)
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.ledger.now.fetch_sub(self.bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peak_outlives_what_was_held() {
+        let ledger = Arc::new(Ledger::default());
+        let a = ledger.hold(100);
+        drop(ledger.hold(50));
+        drop(a);
+        assert_eq!((ledger.figures().now, ledger.figures().peak), (0, 150));
+    }
+}

@@ -1,0 +1,141 @@
+//! Runs a schedule on a backend: whole clips, streams, tiles, progress and cancel.
+
+mod check;
+mod ledger;
+mod runner;
+mod session;
+mod settings;
+mod stream;
+mod weights;
+
+pub use ledger::Ledger;
+pub use settings::{Latent, Limit, PixelRange, Settings, Tiling};
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
+use crate::error::{Error, Result};
+use crate::model::{Checkpoint, Config, Direction};
+use crate::plan::Plan;
+use crate::tensor::{Place, Shape, View};
+
+/// How far a call has come, for the host's progress bar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    pub done: u64,
+    /// 0 where the end is not known, as in a stream that is still being pushed.
+    pub total: u64,
+    /// What is being done: "load", "encode" or "decode".
+    pub stage: &'static str,
+}
+
+/// The host's two ways to stop a call. Both are looked at many times within a chunk of work.
+pub struct Control<'a> {
+    pub cancel: &'a AtomicBool,
+    /// Called on the calling thread; `true` stops.
+    pub progress: Option<&'a mut dyn FnMut(Progress) -> bool>,
+}
+
+/// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
+pub struct Job<'a> {
+    pub direction: Direction,
+    pub input: &'a View,
+    pub output: &'a View,
+    /// Where encode writes the log-variance, if the host wants it.
+    pub logvar: Option<&'a View>,
+}
+
+/// Bytes of memory a session holds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryUse {
+    /// Device memory held now: weights, workspace and the state of streams. On the CPU this is host memory.
+    pub now: u64,
+    /// The most `now` has been.
+    pub peak: u64,
+    /// The part of `now` that waits for the next call and that `trim` would give back.
+    pub reserved: u64,
+    /// Host memory beside the device memory: staging and offloaded caches; on the CPU the same as `now`.
+    pub host: u64,
+}
+
+/// What a trim gives back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Trim {
+    pub workspace: bool,
+    pub weights: bool,
+}
+
+/// A model on a device, with its settings. What a handle of the C ABI stands for.
+pub trait Session: Send {
+    fn config(&self) -> &Config;
+    fn settings(&self) -> &Settings;
+    /// Takes effect with the next call; open streams keep the settings they were opened with.
+    fn configure(&mut self, settings: Settings) -> Result<()>;
+    /// `input` is the shape of what would go in: video for encode, latents for decode.
+    fn plan(&self, direction: Direction, input: Shape) -> Result<Plan>;
+    fn run(&mut self, job: &Job, control: &mut Control) -> Result<()>;
+    /// `input` as in `plan`; its frame count is ignored.
+    fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>>;
+    fn memory(&self) -> MemoryUse;
+    /// The figures behind `memory`, which can be read while a call runs.
+    fn ledger(&self) -> Arc<Ledger>;
+    fn trim(&mut self, what: Trim);
+}
+
+/// What became of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pull {
+    /// Frames were written, from the front.
+    Written,
+    /// Nothing can be written until more is pushed.
+    NeedsInput,
+    /// Everything has been pulled.
+    Ended,
+}
+
+/// A clip of any length, in pieces.
+pub trait Stream: Send {
+    /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.
+    /// `None` says that the clip is complete.
+    fn push(&mut self, input: Option<&View>) -> Result<u64>;
+    /// Works until `output` is full or more input is needed. `written` is the number of frames written, also when the
+    /// call was cancelled; the next pull goes on from there.
+    fn pull(&mut self, output: &View, logvar: Option<&View>, control: &mut Control, written: &mut u64) -> Result<Pull>;
+    /// Bytes of device memory the stream holds.
+    fn bytes(&self) -> u64;
+}
+
+/// A device as the host names it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DeviceName {
+    /// The best there is.
+    Auto,
+    Cpu,
+    Cuda(u32),
+}
+
+/// Opens a checkpoint on a device. The file is checked whole; weights are brought to the device with the first call
+/// that needs them, and are shared with other sessions of the same file on the same device.
+pub fn open(device: DeviceName, weights: &Path, allocator: HostAllocator, settings: Settings) -> Result<Box<dyn Session>> {
+    match device {
+        DeviceName::Cuda(index) => {
+            Err(Error::Device(format!("device: there is no cuda:{index}; this build has the CPU only")))
+        }
+        DeviceName::Auto | DeviceName::Cpu => {
+            let checkpoint = Checkpoint::open(weights)?;
+            let place = ("cpu".to_string(), Place::Cpu);
+            let blocks = allocator.clone();
+            let make = Box::new(move |settings: &Settings| {
+                Cpu::new(CpuOptions {
+                    threads: settings.threads.map(|n| n as usize),
+                    instructions: settings.instructions,
+                    allocator: blocks.clone(),
+                })
+            });
+            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
+            Ok(Box::new(engine))
+        }
+    }
+}

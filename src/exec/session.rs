@@ -1,0 +1,310 @@
+//! A model on a device: the [`Session`] behind a handle.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use super::ledger::{Held, Ledger};
+use super::runner::{Ends, Runner, Watch};
+use super::settings::{Limit, Settings};
+use super::stream::Streaming;
+use super::weights::{self, Key, Share};
+use super::{Control, Job, MemoryUse, Session, Stream, Trim, check};
+use crate::backend::Backend;
+use crate::backend::cpu::HostAllocator;
+use crate::error::{Error, Result};
+use crate::model::checkpoint::FileIdentity;
+use crate::model::{Checkpoint, Config, Direction, Network};
+use crate::plan::{Blueprint, Bytes, Costs, Plan, Request, Spacing, TileSize, Wait};
+use crate::tensor::{ConvLayout, FrameShape, Place, Shape};
+
+/// Makes the backend that some settings ask for.
+pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
+
+/// The device memory a call works in, kept for the next call.
+pub struct Workspace<B: Backend> {
+    pub memory: B::Memory,
+    pub held: Held,
+}
+
+pub struct Engine<B: Backend> {
+    device: String,
+    place: Place,
+    path: PathBuf,
+    identity: FileIdentity,
+    allocator: HostAllocator,
+    make: MakeBackend<B>,
+    backend: Arc<B>,
+    settings: Settings,
+    encoder: Side<B>,
+    decoder: Side<B>,
+    workspace: Option<Workspace<B>>,
+    ledger: Arc<Ledger>,
+}
+
+/// One direction of the model.
+struct Side<B: Backend> {
+    network: Arc<Network>,
+    weights: Option<Share<B>>,
+}
+
+/// What things cost on a backend.
+pub struct BackendCosts<'a, B: Backend> {
+    pub backend: &'a B,
+    pub groups: u64,
+}
+
+impl<B: Backend> Costs for BackendCosts<'_, B> {
+    fn frame_bytes(&self, shape: FrameShape) -> u64 {
+        self.backend.frame_bytes(shape, self.groups)
+    }
+
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        self.backend.conv_scratch(layout, input, frames)
+    }
+
+    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
+        self.backend.attention_scratch(shape, frames)
+    }
+}
+
+impl<B: Backend> Engine<B> {
+    pub fn new(
+        (device, place): (String, Place),
+        path: PathBuf,
+        checkpoint: &Checkpoint,
+        allocator: HostAllocator,
+        settings: Settings,
+        make: MakeBackend<B>,
+    ) -> Result<Engine<B>> {
+        let side = |direction| Side { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
+        Ok(Engine {
+            device,
+            place,
+            path,
+            identity: checkpoint.identity().clone(),
+            allocator,
+            backend: Arc::new(make(&settings)?),
+            make,
+            settings,
+            encoder: side(Direction::Encode),
+            decoder: side(Direction::Decode),
+            workspace: None,
+            ledger: Arc::new(Ledger::default()),
+        })
+    }
+
+    fn side(&self, direction: Direction) -> &Side<B> {
+        match direction {
+            Direction::Encode => &self.encoder,
+            Direction::Decode => &self.decoder,
+        }
+    }
+
+    fn side_mut(&mut self, direction: Direction) -> &mut Side<B> {
+        match direction {
+            Direction::Encode => &mut self.encoder,
+            Direction::Decode => &mut self.decoder,
+        }
+    }
+
+    /// Bytes that a job may take: all that this session holds already may be used again.
+    fn limit(&self) -> u64 {
+        match self.settings.memory_limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Auto => {
+                let free = self.backend.free_bytes();
+                let margin = (free / 16).max(256 << 20);
+                free.saturating_sub(margin).saturating_add(self.ledger.idle())
+            }
+        }
+    }
+
+    fn blueprint(&self, direction: Direction, input: Shape) -> Result<Blueprint> {
+        let network = &self.side(direction).network;
+        let tiling = self.settings.tiling(direction);
+        let (size, overlap) = (tiling.size, tiling.overlap);
+        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
+        let limit = self.limit();
+        let request = Request {
+            network: Arc::clone(network),
+            input,
+            limit,
+            weight_bytes: weights::bytes(&*self.backend, network),
+            load_bytes: weights::load_bytes(&*self.backend, network),
+            tiles: tiling.enabled.then_some(asked),
+            overlap,
+            slice: self.settings.slice_frames,
+            chunk: self.settings.chunk_frames,
+        };
+        request.plan(&self.costs()).map_err(|no| {
+            Error::Memory(format!(
+                "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
+                 bytes). Raise memory_limit, or use smaller frames or fewer of them",
+                Bytes(limit),
+                Bytes(no.smallest),
+                no.smallest
+            ))
+        })
+    }
+
+    fn costs(&self) -> BackendCosts<'_, B> {
+        BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
+    }
+
+    fn load_weights(&mut self, direction: Direction, control: &Control) -> Result<()> {
+        if self.side(direction).weights.is_some() {
+            return Ok(());
+        }
+        let key = Key {
+            file: self.identity.clone(),
+            device: self.device.clone(),
+            direction,
+            allocator: self.allocator.clone(),
+        };
+        let network = Arc::clone(&self.side(direction).network);
+        let share = weights::share(&*self.backend, &key, &self.path, &network, &self.ledger, control.cancel)?;
+        self.side_mut(direction).weights = Some(share);
+        Ok(())
+    }
+
+    /// Memory of exactly `bytes`: that of the last call if it fits, else new.
+    fn take_workspace(&mut self, bytes: u64) -> Result<Workspace<B>> {
+        if let Some(kept) = self.workspace.take().filter(|kept| kept.held.bytes() == bytes) {
+            return Ok(kept);
+        }
+        allocate(&*self.backend, &self.ledger, bytes)
+    }
+
+    fn keep_workspace(&mut self, workspace: Workspace<B>) {
+        self.workspace = Some(workspace);
+        self.tell_idle();
+    }
+
+    fn tell_idle(&self) {
+        let network_bytes = |side: &Side<B>| match side.weights {
+            Some(_) => weights::bytes(&*self.backend, &side.network),
+            None => 0,
+        };
+        let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
+        self.ledger.set_idle(workspace + network_bytes(&self.encoder) + network_bytes(&self.decoder));
+    }
+
+    fn drive(&self, job: &Job, blueprint: &Blueprint, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
+        let side = self.side(job.direction);
+        let weights = side.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let mut schedule = blueprint.job(&self.costs());
+        let total = schedule.layout().work(job.input.shape().frames);
+        let mut watch = Watch::new(control, stage_name(job.direction), total);
+        let ends = Ends { input: Some(job.input), output: Some(job.output), logvar: job.logvar, ..Ends::default() };
+        let mut runner = Runner {
+            backend: &*self.backend,
+            weights,
+            memory,
+            scratch: blueprint.scratch_offset(),
+            settings: &self.settings,
+            ends,
+        };
+        while schedule.wait() == Wait::No {
+            runner.run(&mut schedule, &mut || watch.stop())?;
+            let work = schedule.front().map_or(0, |step| step.work(&side.network));
+            schedule.done();
+            watch.advance(work)?;
+        }
+        Ok(())
+    }
+}
+
+pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, bytes: u64) -> Result<Workspace<B>> {
+    let memory = backend.allocate(bytes)?;
+    Ok(Workspace { memory, held: ledger.hold(bytes) })
+}
+
+pub fn stage_name(direction: Direction) -> &'static str {
+    match direction {
+        Direction::Encode => "encode",
+        Direction::Decode => "decode",
+    }
+}
+
+impl<B: Backend> Session for Engine<B> {
+    fn config(&self) -> &Config {
+        &self.encoder.network.config
+    }
+
+    fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    fn configure(&mut self, settings: Settings) -> Result<()> {
+        let same_backend =
+            settings.threads == self.settings.threads && settings.instructions == self.settings.instructions;
+        if !same_backend {
+            self.backend = Arc::new((self.make)(&settings)?);
+        }
+        self.settings = settings;
+        Ok(())
+    }
+
+    fn plan(&self, direction: Direction, input: Shape) -> Result<Plan> {
+        check::input_shape(self.config(), direction, input, true)?;
+        Ok(self.blueprint(direction, input)?.report())
+    }
+
+    fn run(&mut self, job: &Job, control: &mut Control) -> Result<()> {
+        let (config, place, direction) = (self.config(), self.place, job.direction);
+        let shape = job.input.shape();
+        check::input(config, direction, job.input, place)?;
+        check::output(config, direction, shape, job.output, place, true)?;
+        if let Some(logvar) = job.logvar {
+            check::logvar(config, direction, shape, logvar, place, job.output)?;
+        }
+        let blueprint = self.blueprint(direction, shape)?;
+        Watch::new(control, "load", 0).advance(0)?;
+        self.load_weights(direction, control)?;
+        let mut workspace = self.take_workspace(blueprint.workspace_bytes())?;
+        let result = self.drive(job, &blueprint, &mut workspace.memory, control);
+        self.keep_workspace(workspace);
+        result
+    }
+
+    fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>> {
+        let input = Shape { frames: 0, ..input };
+        check::input_shape(self.config(), direction, input, true)?;
+        let blueprint = self.blueprint(direction, input)?;
+        let never = std::sync::atomic::AtomicBool::new(false);
+        self.load_weights(direction, &Control { cancel: &never, progress: None })?;
+        self.tell_idle();
+        let side = self.side(direction);
+        let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let workspace = allocate(&*self.backend, &self.ledger, blueprint.workspace_bytes())?;
+        let job = blueprint.job(&self.costs());
+        Ok(Box::new(Streaming::new(
+            Arc::clone(&self.backend),
+            weights,
+            workspace,
+            blueprint.scratch_offset(),
+            job,
+            self.settings.clone(),
+            (self.place, input),
+        )))
+    }
+
+    fn memory(&self) -> MemoryUse {
+        self.ledger.figures()
+    }
+
+    fn ledger(&self) -> Arc<Ledger> {
+        Arc::clone(&self.ledger)
+    }
+
+    fn trim(&mut self, what: Trim) {
+        if what.workspace {
+            self.workspace = None;
+        }
+        if what.weights {
+            self.encoder.weights = None;
+            self.decoder.weights = None;
+        }
+        self.tell_idle();
+    }
+}

@@ -1,0 +1,64 @@
+//! What a host can set, as typed values. The node table parses into this.
+
+use crate::backend::cpu::Instructions;
+use crate::model::Direction;
+
+/// How much memory a job may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Limit {
+    /// What is free, less a margin that keeps the rest of the machine alive.
+    Auto,
+    Bytes(u64),
+}
+
+/// The range of floating-point pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PixelRange {
+    /// -1 to 1, as the model has it.
+    Signed,
+    /// 0 to 1.
+    Unit,
+}
+
+/// What encode writes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Latent {
+    Mean,
+    Sample,
+}
+
+/// Tiles asked for by the host. Sizes in pixels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tiling {
+    pub enabled: bool,
+    pub size: u64,
+    pub overlap: u64,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
+    pub memory_limit: Limit,
+    /// `None`: all cores.
+    pub threads: Option<u64>,
+    pub instructions: Instructions,
+    pub pixel_range: PixelRange,
+    /// Multiplies latents on the way out of encode, divides them on the way into decode.
+    pub scaling_factor: f32,
+    pub posterior: Latent,
+    pub seed: u64,
+    pub encode_tiling: Tiling,
+    pub decode_tiling: Tiling,
+    /// Latent frames per slice; `None`: by plan.
+    pub slice_frames: Option<u64>,
+    /// The most frames that any level computes at a time; `None`: by plan.
+    pub chunk_frames: Option<u64>,
+}
+
+impl Settings {
+    pub fn tiling(&self, direction: Direction) -> Tiling {
+        match direction {
+            Direction::Encode => self.encode_tiling,
+            Direction::Decode => self.decode_tiling,
+        }
+    }
+}

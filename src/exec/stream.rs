@@ -1,0 +1,131 @@
+//! A clip of any length, pushed and pulled in pieces. Work is done in the pull; memory is what the plan says,
+//! however long the clip.
+
+use std::sync::Arc;
+
+use super::runner::{Ends, Runner, Watch};
+use super::session::{Workspace, stage_name};
+use super::settings::Settings;
+use super::weights::Share;
+use super::{Control, Pull, Stream, check};
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::plan::{Job, Step, Wait};
+use crate::tensor::{Place, Shape, View};
+
+pub struct Streaming<B: Backend> {
+    backend: Arc<B>,
+    weights: Share<B>,
+    workspace: Workspace<B>,
+    scratch: u64,
+    job: Job,
+    settings: Settings,
+    place: Place,
+    /// The shape that frames are pushed in.
+    input: Shape,
+    ended: bool,
+    /// Output frames that the host has.
+    pulled: u64,
+}
+
+impl<B: Backend> Streaming<B> {
+    pub fn new(
+        backend: Arc<B>,
+        weights: Share<B>,
+        workspace: Workspace<B>,
+        scratch: u64,
+        job: Job,
+        settings: Settings,
+        (place, input): (Place, Shape),
+    ) -> Streaming<B> {
+        Streaming { backend, weights, workspace, scratch, job, settings, place, input, ended: false, pulled: 0 }
+    }
+
+    /// Runs the steps that a call with these tensors can run.
+    fn runner<'a>(&'a mut self, ends: Ends<'a>) -> (Runner<'a, B>, &'a mut Job) {
+        let runner = Runner {
+            backend: &*self.backend,
+            weights: &self.weights,
+            memory: &mut self.workspace.memory,
+            scratch: self.scratch,
+            settings: &self.settings,
+            ends,
+        };
+        (runner, &mut self.job)
+    }
+}
+
+impl<B: Backend> Stream for Streaming<B> {
+    fn push(&mut self, input: Option<&View>) -> Result<u64> {
+        if self.ended {
+            return Err(Error::State("stream: frames cannot be pushed after the end was".into()));
+        }
+        let Some(view) = input else {
+            self.ended = true;
+            let frames = self.job.loaded();
+            self.job.set_total(frames);
+            return Ok(0);
+        };
+        let network = Arc::clone(&self.job.layout().network);
+        check::input(&network.config, network.direction, view, self.place)?;
+        check::continues(network.direction, view.shape(), self.input)?;
+        let taken = self.job.room().min(view.shape().frames);
+        let ends = Ends { input: Some(view), input_first: self.job.loaded(), ..Ends::default() };
+        let (mut runner, job) = self.runner(ends);
+        for _ in 0..taken {
+            job.load();
+        }
+        while job.front().is_some() {
+            runner.run(job, &mut || false)?;
+            job.done();
+        }
+        Ok(taken)
+    }
+
+    fn pull(&mut self, output: &View, logvar: Option<&View>, control: &mut Control, written: &mut u64) -> Result<Pull> {
+        *written = 0;
+        let network = Arc::clone(&self.job.layout().network);
+        check::output(&network.config, network.direction, self.input, output, self.place, false)?;
+        if let Some(logvar) = logvar {
+            check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
+        }
+        let mut watch = Watch::new(control, stage_name(network.direction), 0);
+        let (first, batch) = (self.pulled, self.input.batch);
+        let (mut runner, job) = self.runner(Ends { output: Some(output), logvar, output_first: first, ..Ends::default() });
+        let result = loop {
+            match job.wait() {
+                Wait::Input if *written == 0 => break Ok(Pull::NeedsInput),
+                Wait::End if *written == 0 => break Ok(Pull::Ended),
+                Wait::Input | Wait::End => break Ok(Pull::Written),
+                Wait::No => {}
+            }
+            let (stores, work) = match job.front() {
+                Some(Step::Store { batch, frame, .. }) => (Some((*batch, *frame)), 0),
+                step => (None, step.map_or(0, |step| step.work(&network))),
+            };
+            if stores.is_some_and(|(_, frame)| frame - first >= output.shape().frames) {
+                break Ok(Pull::Written);
+            }
+            if let Err(error) = runner.run(job, &mut || watch.stop()) {
+                break Err(error);
+            }
+            job.done();
+            match stores {
+                // The clips of a batch leave together, so the last one completes the frame.
+                Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,
+                Some(_) => {}
+                None => {
+                    if let Err(error) = watch.advance(work) {
+                        break Err(error);
+                    }
+                }
+            }
+        };
+        self.pulled += *written;
+        result
+    }
+
+    fn bytes(&self) -> u64 {
+        self.workspace.held.bytes()
+    }
+}

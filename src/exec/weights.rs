@@ -1,0 +1,142 @@
+//! Weights on a device: brought there once, shared by every session that uses the same file the same way.
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use super::ledger::{Held, Ledger};
+use crate::backend::Backend;
+use crate::backend::cpu::HostAllocator;
+use crate::error::{Error, Result};
+use crate::model::checkpoint::FileIdentity;
+use crate::model::fold::{self, LayerWeights};
+use crate::model::{Checkpoint, Direction, Layer, Network};
+
+/// The prepared convolutions of one network, in the order of its layers.
+pub struct Weights<B: Backend> {
+    pub convs: Vec<B::Conv>,
+}
+
+/// Two sessions with equal keys can share.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Key {
+    pub file: FileIdentity,
+    pub device: String,
+    pub direction: Direction,
+    pub allocator: HostAllocator,
+}
+
+/// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.
+type Entry = Arc<Mutex<Weak<dyn Any + Send + Sync>>>;
+
+static REGISTRY: Mutex<Vec<(Key, Weak<Mutex<Weak<dyn Any + Send + Sync>>>)>> = Mutex::new(Vec::new());
+
+fn entry(key: &Key) -> Entry {
+    let mut registry = REGISTRY.lock();
+    registry.retain(|(_, entry)| entry.strong_count() > 0);
+    if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
+        return found;
+    }
+    let nothing: Weak<dyn Any + Send + Sync> = Weak::<()>::new();
+    let made = Arc::new(Mutex::new(nothing));
+    registry.push((key.clone(), Arc::downgrade(&made)));
+    made
+}
+
+/// A session's share of some weights.
+pub struct Share<B: Backend> {
+    weights: Arc<Weights<B>>,
+    /// Keeps the registry's entry alive as long as the weights.
+    _entry: Entry,
+    _held: Held,
+}
+
+impl<B: Backend> Clone for Share<B> {
+    /// For a stream of the same session, whose weights are counted already.
+    fn clone(&self) -> Share<B> {
+        Share { weights: Arc::clone(&self.weights), _entry: Arc::clone(&self._entry), _held: self._held.nothing() }
+    }
+}
+
+impl<B: Backend> std::ops::Deref for Share<B> {
+    type Target = Weights<B>;
+    fn deref(&self) -> &Weights<B> {
+        &self.weights
+    }
+}
+
+/// Bytes that the weights of a network take on a backend.
+pub fn bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
+    network.layers.iter().map(|layer| backend.weight_bytes(&layer.layout)).sum()
+}
+
+/// The most memory that loading takes at any moment, the weights loaded so far included.
+pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
+    let mut loaded = 0;
+    let moments = network.layers.iter().map(|layer| {
+        loaded += backend.weight_bytes(&layer.layout);
+        loaded + transient_bytes(layer)
+    });
+    moments.max().unwrap_or(0)
+}
+
+/// One slab in plain form, and what folding it takes.
+fn transient_bytes(layer: &Layer) -> u64 {
+    let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
+    slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
+}
+
+/// The weights for `key`: somebody else's if there are any, else loaded now.
+pub fn share<B: Backend>(
+    backend: &B,
+    key: &Key,
+    path: &Path,
+    network: &Network,
+    ledger: &Arc<Ledger>,
+    cancel: &AtomicBool,
+) -> Result<Share<B>> {
+    let entry = entry(key);
+    let mut weights = entry.lock();
+    let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
+    let (shared, held) = match known {
+        Some(shared) => (shared, ledger.hold(bytes(backend, network))),
+        None => {
+            let (loaded, held) = load(backend, key, path, network, ledger, cancel)?;
+            let loaded = Arc::new(loaded);
+            let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
+            *weights = Arc::downgrade(&any);
+            (loaded, held)
+        }
+    };
+    drop(weights);
+    Ok(Share { weights: shared, _entry: entry, _held: held })
+}
+
+fn load<B: Backend>(
+    backend: &B,
+    key: &Key,
+    path: &Path,
+    network: &Network,
+    ledger: &Arc<Ledger>,
+    cancel: &AtomicBool,
+) -> Result<(Weights<B>, Held)> {
+    let checkpoint = Checkpoint::open(path)?;
+    if *checkpoint.identity() != key.file {
+        let why = "the file has changed since the handle was created; create a new handle";
+        return Err(Error::Checkpoint(format!("{}: {why}", path.display())));
+    }
+    let mut convs = Vec::with_capacity(network.layers.len());
+    let mut held = ledger.hold(0);
+    for layer in &network.layers {
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
+        }
+        held.grow(backend.weight_bytes(&layer.layout));
+        let _transient = ledger.hold(transient_bytes(layer));
+        convs.push(backend.prepare(&layer.layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
+    }
+    Ok((Weights { convs }, held))
+}

@@ -1,0 +1,20 @@
+//! video-vae: the SeedVR2 video autoencoder behind a stable C ABI.
+//!
+//! The map, from the boundary inwards; each part knows only those after it:
+//!
+//! - [`capi`]: the only `extern "C"`. Null checks, sized structs, handles, the panic boundary.
+//! - [`node`]: what a host sees. One table of nodes, ports and parameters drives discovery, parsing and docs.
+//! - [`exec`]: runs a schedule on a backend. Sessions, streams, progress, cancel.
+//! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
+//! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
+//! - [`backend`]: the arithmetic. Knows no model.
+//! - [`tensor`], [`error`]: the words all of them use.
+
+pub mod backend;
+pub mod capi;
+pub mod error;
+pub mod exec;
+pub mod model;
+pub mod node;
+pub mod plan;
+pub mod tensor;

@@ -1,0 +1,176 @@
+//! How output frames depend on input frames: which input frames, and which slab of weights for each.
+//!
+//! Before the first frame of a clip stands the first frame, repeated. Where the history is one frame repeated, its
+//! temporal taps are added up at load time, so frame 0 of a clip costs one tap instead of three, and a still image is
+//! a purely two-dimensional network. The first frames of a clip therefore have slabs of their own.
+
+/// One product that goes into a slab: temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and
+/// frame offset of the 1x1x1 convolution before it where one is folded in (0 otherwise).
+pub type Product = (usize, usize);
+
+/// The temporal behaviour of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Time {
+    /// Kernel 1: a frame sees itself.
+    Still,
+    /// Kernel 3: a frame sees itself and the two before it.
+    Causal,
+    /// Kernel 3, stride 2: output f sees inputs 2f - 2, 2f - 1 and 2f.
+    Halve,
+    /// Kernel 3 after an unfolding that makes two frames of one, except of the first: input 0 becomes frame 0, input
+    /// t the frames 2t - 1 and 2t. Multiplied out, an output frame sees two input frames.
+    Double,
+}
+
+const CAUSAL: [&[Product]; 5] = [&[(0, 0)], &[(1, 0)], &[(2, 0)], &[(0, 0), (1, 0)], &[(0, 0), (1, 0), (2, 0)]];
+const HALVE: [&[Product]; 4] = [CAUSAL[0], CAUSAL[1], CAUSAL[2], CAUSAL[4]];
+const DOUBLE: [&[Product]; 7] = [
+    &[(0, 0), (1, 1)],         // odd frame 2t - 1, from input t - 1
+    &[(2, 0)],                 // odd frame, from input t
+    &[(0, 1)],                 // even frame 2t, from input t - 1
+    &[(1, 0), (2, 1)],         // even frame, from input t
+    &[(0, 0), (1, 0)],         // frame 1, from input 0, which has no second frame
+    &[(0, 0)],                 // frame 2, from input 0
+    &[(0, 0), (1, 0), (2, 0)], // frame 0
+];
+const DOUBLE_BIASES: [&[Product]; 4] = [
+    &[(0, 0), (1, 1), (2, 0)], // odd frames
+    &[(0, 1), (1, 0), (2, 1)], // even frames
+    &[(0, 0), (1, 0), (2, 0)], // frames 0 and 1
+    &[(0, 0), (1, 0), (2, 1)], // frame 2
+];
+
+/// What an output frame is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipe {
+    /// (input frame, slab), oldest first.
+    terms: [(u64, u8); 3],
+    len: u8,
+    pub bias: u8,
+}
+
+impl Recipe {
+    fn new(terms: &[(u64, u8)], bias: u8) -> Recipe {
+        let mut all = [(0, 0); 3];
+        all[..terms.len()].copy_from_slice(terms);
+        Recipe { terms: all, len: terms.len() as u8, bias }
+    }
+
+    pub fn terms(&self) -> &[(u64, u8)] {
+        &self.terms[..usize::from(self.len)]
+    }
+}
+
+impl Time {
+    /// The sum of products each slab holds.
+    pub fn slabs(self) -> &'static [&'static [Product]] {
+        match self {
+            Time::Still => &CAUSAL[..1],
+            Time::Causal => &CAUSAL,
+            Time::Halve => &HALVE,
+            Time::Double => &DOUBLE,
+        }
+    }
+
+    /// The products whose folded-in 1x1x1 bias each bias vector holds.
+    pub fn biases(self) -> &'static [&'static [Product]] {
+        match self {
+            Time::Still => &CAUSAL[..1],
+            Time::Causal | Time::Halve => &DOUBLE_BIASES[2..3],
+            Time::Double => &DOUBLE_BIASES,
+        }
+    }
+
+    pub fn recipe(self, frame: u64) -> Recipe {
+        let f = frame;
+        match (self, f) {
+            (Time::Still, _) => Recipe::new(&[(f, 0)], 0),
+            (Time::Causal, 0) => Recipe::new(&[(0, 4)], 0),
+            (Time::Causal, 1) => Recipe::new(&[(0, 3), (1, 2)], 0),
+            (Time::Causal, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 2)], 0),
+            (Time::Halve, 0) => Recipe::new(&[(0, 3)], 0),
+            (Time::Halve, _) => Recipe::new(&[(2 * f - 2, 0), (2 * f - 1, 1), (2 * f, 2)], 0),
+            (Time::Double, 0) => Recipe::new(&[(0, 6)], 2),
+            (Time::Double, 1) => Recipe::new(&[(0, 4), (1, 1)], 2),
+            (Time::Double, 2) => Recipe::new(&[(0, 5), (1, 3)], 3),
+            (Time::Double, _) if f % 2 == 1 => Recipe::new(&[(f / 2, 0), (f / 2 + 1, 1)], 0),
+            (Time::Double, _) => Recipe::new(&[(f / 2 - 1, 2), (f / 2, 3)], 1),
+        }
+    }
+
+    /// The oldest input frame that output frame `frame` or a later one sees.
+    pub fn oldest(self, frame: u64) -> u64 {
+        match self {
+            // The recipe of the first frames begins at 0 already, so this is what any later frame needs at most.
+            Time::Still => frame,
+            _ => self.recipe(frame).terms()[0].0,
+        }
+    }
+
+    /// How many output frames `inputs` input frames are enough for.
+    pub fn outputs(self, inputs: u64) -> u64 {
+        match self {
+            Time::Still | Time::Causal => inputs,
+            Time::Halve => inputs.div_ceil(2),
+            Time::Double => (2 * inputs).saturating_sub(1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The plain definition: frames of the unfolded sequence that an output frame sees, oldest first, as (input
+    /// frame, frame offset in the unfolding).
+    fn history(time: Time, frame: u64) -> Vec<(u64, usize)> {
+        let unfolded = |f: i64| -> (u64, usize) {
+            let f = f.max(0) as u64;
+            match time {
+                Time::Double if f == 0 => (0, 0),
+                Time::Double => (f.div_ceil(2), usize::from(f % 2 == 0)),
+                _ => (f, 0),
+            }
+        };
+        let newest = if time == Time::Halve { 2 * frame } else { frame } as i64;
+        match time {
+            Time::Still => vec![(frame, 0)],
+            _ => (newest - 2..=newest).map(unfolded).collect(),
+        }
+    }
+
+    #[test]
+    fn recipes_hold_exactly_the_products_of_the_definition() {
+        for time in [Time::Still, Time::Causal, Time::Halve, Time::Double] {
+            for frame in 0..12 {
+                let mut expected: Vec<(u64, Product)> =
+                    history(time, frame).into_iter().enumerate().map(|(tap, (t, z))| (t, (tap, z))).collect();
+                let recipe = time.recipe(frame);
+                let mut found: Vec<(u64, Product)> = Vec::new();
+                for (t, slab) in recipe.terms() {
+                    found.extend(time.slabs()[usize::from(*slab)].iter().map(|p| (*t, *p)));
+                }
+                expected.sort_unstable();
+                found.sort_unstable();
+                assert_eq!(found, expected, "{time:?} frame {frame}");
+
+                let mut biases: Vec<Product> = expected.iter().map(|(_, p)| *p).collect();
+                let mut bias = time.biases()[usize::from(recipe.bias)].to_vec();
+                biases.sort_unstable();
+                bias.sort_unstable();
+                assert_eq!(bias, biases, "bias of {time:?} frame {frame}");
+            }
+        }
+    }
+
+    #[test]
+    fn enough_inputs_are_just_enough() {
+        for time in [Time::Still, Time::Causal, Time::Halve, Time::Double] {
+            for frame in 0..12 {
+                let newest = time.recipe(frame).terms().last().unwrap().0;
+                assert!(time.outputs(newest + 1) > frame && time.outputs(newest) <= frame, "{time:?} {frame}");
+                assert!((frame..40).all(|later| time.recipe(later).terms()[0].0 >= time.oldest(frame)));
+            }
+        }
+    }
+}

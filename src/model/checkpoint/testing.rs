@@ -1,0 +1,112 @@
+//! Checkpoints made up for tests.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use half::{bf16, f16};
+
+use super::Checkpoint;
+use crate::model::config::Config;
+use crate::model::names;
+use crate::tensor::DType;
+
+/// Numbers that look random and are the same every time.
+pub(in crate::model) struct Noise(pub u64);
+
+impl Noise {
+    pub fn bits(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.bits() >> 16) as usize % limit
+    }
+
+    /// Between -1 and 1.
+    pub fn value(&mut self) -> f32 {
+        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+}
+
+#[derive(Clone)]
+pub(in crate::model) struct Tensor {
+    pub name: String,
+    pub dtype: &'static str,
+    pub shape: Vec<u64>,
+    pub bytes: Vec<u8>,
+}
+
+impl Tensor {
+    pub fn new(name: &str, dtype: DType, shape: &[u64], values: &[f32]) -> Tensor {
+        let (text, bytes) = match dtype {
+            DType::F16 => ("F16", values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()),
+            DType::BF16 => ("BF16", values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()),
+            _ => ("F32", values.iter().flat_map(|v| v.to_le_bytes()).collect()),
+        };
+        Tensor { name: name.into(), dtype: text, shape: shape.into(), bytes }
+    }
+}
+
+/// All tensors of a model, with random values.
+pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<Tensor> {
+    let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+    let tensor = |t: names::Expected| {
+        let values: Vec<f32> = (0..t.shape.iter().product()).map(|_| noise.value()).collect();
+        Tensor::new(&t.name, dtype, &t.shape, &values)
+    };
+    names::expected(config).into_iter().map(tensor).collect()
+}
+
+/// A file that says `groups` in its metadata.
+pub(in crate::model) fn write(tensors: &[Tensor], groups: u64) -> Vec<u8> {
+    write_with(tensors, &format!(r#""__metadata__":{{"norm_num_groups":"{groups}"}}"#))
+}
+
+/// A file with its tensors one behind the other, and `more` at the head of its header.
+pub(in crate::model) fn write_with(tensors: &[Tensor], more: &str) -> Vec<u8> {
+    let (mut entries, mut at) = (vec![more.to_string()], 0);
+    for Tensor { name, dtype, shape, bytes } in tensors {
+        let end = at + bytes.len();
+        entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#));
+        at = end;
+    }
+    entries.retain(|entry| !entry.is_empty());
+    let data: Vec<u8> = tensors.iter().flat_map(|t| t.bytes.iter().copied()).collect();
+    with_header(&format!("{{{}}}", entries.join(",")), &data)
+}
+
+pub(in crate::model) fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
+    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+}
+
+/// A file in the system's temporary folder, removed with this.
+pub(in crate::model) struct TemporaryFile(pub PathBuf);
+
+impl TemporaryFile {
+    pub fn new(bytes: &[u8]) -> TemporaryFile {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("video-vae-{}-{number}.safetensors", std::process::id()));
+        std::fs::write(&path, bytes).unwrap();
+        TemporaryFile(path)
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+/// An open checkpoint with random values.
+pub(in crate::model) fn checkpoint(config: &Config, dtype: DType) -> Checkpoint {
+    let file = TemporaryFile::new(&write(&random(config, dtype), config.groups));
+    Checkpoint::open(&file.0).unwrap()
+}
+
+pub(in crate::model) fn golden(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}

@@ -1,0 +1,305 @@
+//! What is wrong with a file is told with the file, the tensor, and what was expected.
+
+use super::contents::Contents;
+use super::testing::*;
+use super::*;
+
+fn small() -> Config {
+    Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }
+}
+
+fn tensors() -> Vec<Tensor> {
+    random(&small(), DType::F16)
+}
+
+fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+    tensors.iter_mut().find(|t| t.name == name).unwrap()
+}
+
+/// The message, which must begin with the file's name.
+fn refusal(bytes: &[u8]) -> String {
+    let file = TemporaryFile::new(bytes);
+    let error = Checkpoint::open(&file.0).unwrap_err();
+    assert!(matches!(error, Error::Checkpoint(_)), "{error:?}");
+    let message = error.to_string();
+    message.strip_prefix(&format!("{}: ", file.0.display())).expect(&message).to_string()
+}
+
+#[track_caller]
+fn assert_refused(bytes: &[u8], parts: &[&str]) {
+    let message = refusal(bytes);
+    assert!(parts.iter().all(|part| message.contains(part)), "{message:?} lacks one of {parts:?}");
+}
+
+#[test]
+fn the_golden_checkpoints_open_with_their_configurations() {
+    let small = Checkpoint::open(&golden("small.safetensors")).unwrap();
+    let expected = Config { channels: vec![16, 32, 32, 32], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
+    assert_eq!(*small.config(), expected);
+    let summary = small.summary();
+    assert_eq!((summary.dtypes, summary.tensors), (vec![DType::F32], 182));
+
+    let medium = Checkpoint::open(&golden("medium.safetensors")).unwrap();
+    let expected = Config { channels: vec![32, 32, 32, 64], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    assert_eq!(*medium.config(), expected);
+    let summary = medium.summary();
+    assert_eq!((summary.dtypes, summary.tensors), (vec![DType::F16], 246));
+    assert!(medium.path().ends_with("medium.safetensors"));
+}
+
+#[test]
+fn values_come_back_in_every_type() {
+    for dtype in [DType::F16, DType::BF16, DType::F32] {
+        let written = random(&small(), dtype);
+        let open = checkpoint(&small(), dtype);
+        assert_eq!(*open.config(), small());
+        assert_eq!(open.summary().dtypes, [dtype]);
+        for tensor in &written {
+            let stored = Stored { dtype, shape: &tensor.shape, bytes: &tensor.bytes };
+            let (mut expected, mut found) = (vec![0.0; stored.elements()], vec![1.0; stored.elements()]);
+            stored.widen(0, &mut expected);
+            open.read(&tensor.name, &mut found).unwrap();
+            assert_eq!(found, expected, "{}", tensor.name);
+        }
+        assert!(open.read("encoder.conv_in.bias", &mut [0.0; 5]).is_err());
+        assert!(open.read("encoder.conv_in.bias.x", &mut []).is_err());
+    }
+}
+
+#[test]
+fn a_model_of_one_level_and_files_without_metadata_are_taken() {
+    let one = Config { channels: vec![32], layers: 1, groups: 32, latent: 1, temporal_levels: 0 };
+    let file = TemporaryFile::new(&write_with(&random(&one, DType::BF16), ""));
+    assert_eq!(*Checkpoint::open(&file.0).unwrap().config(), one);
+}
+
+#[test]
+fn older_attention_files_hold_the_same_weights() {
+    let renamed = [(".to_q.", ".query."), (".to_k.", ".key."), (".to_v.", ".value."), (".to_out.0.", ".proj_attn.")];
+    let newer = checkpoint(&small(), DType::F16);
+    for (rename, ones) in [(true, 2), (true, 0), (true, 3), (false, 2), (false, 3)] {
+        let mut older = tensors();
+        for tensor in &mut older {
+            if let Some((new, old)) = renamed.iter().find(|(new, _)| tensor.name.contains(new)) {
+                if tensor.shape.len() == 2 {
+                    tensor.shape.resize(2 + ones, 1);
+                }
+                if rename {
+                    tensor.name = tensor.name.replace(new, old);
+                }
+            }
+        }
+        let file = TemporaryFile::new(&write(&older, 2));
+        let older = Checkpoint::open(&file.0).unwrap();
+        for tensor in tensors() {
+            let (one, other) = (newer.tensor(&tensor.name).unwrap(), older.tensor(&tensor.name).unwrap());
+            assert_eq!((one.shape, one.bytes), (other.shape, other.bytes), "{}", tensor.name);
+        }
+    }
+    let mut both = tensors();
+    let mut older = find(&mut both, "decoder.mid_block.attentions.0.to_k.weight").clone();
+    older.name = older.name.replace("to_k", "key");
+    both.push(older);
+    assert_refused(&write(&both, 2), &["attentions.0.key.weight\"", "attentions.0.to_k.weight\" too", "expected one"]);
+}
+
+#[test]
+fn files_that_are_none_are_refused() {
+    let missing = Checkpoint::open(Path::new("/nowhere/x.safetensors")).unwrap_err().to_string();
+    assert!(missing.starts_with("/nowhere/x.safetensors: cannot be opened: "), "{missing}");
+    let directory = Checkpoint::open(&std::env::temp_dir()).unwrap_err().to_string();
+    assert!(directory.contains("is a directory, expected a safetensors file"), "{directory}");
+    assert_refused(&[], &["is empty, expected a safetensors file"]);
+    #[cfg(unix)]
+    assert!(Checkpoint::open(Path::new("/dev/null")).unwrap_err().to_string().contains("not a regular file"));
+}
+
+#[test]
+fn damaged_headers_are_refused() {
+    assert_refused(&[1, 2, 3], &["the file has 3 bytes, too few"]);
+    assert_refused(&u64::MAX.to_le_bytes(), &["the header claims 18446744073709551615 bytes, expected at most"]);
+    assert_refused(&[200, 0, 0, 0, 0, 0, 0, 0, b'{'], &["the header claims 200 bytes, but only 1 follow"]);
+    assert_refused(&with_header("{\"a\":", &[]), &["the header is not valid JSON", "line 1"]);
+    assert_refused(&with_header(&"[".repeat(1 << 20), &[]), &["the header is not valid JSON: recursion limit"]);
+    assert_refused(&with_header("[1, 2]", &[]), &["not a JSON object"]);
+    assert_refused(&[&[2, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 0xfe]].concat(), &["the header is not UTF-8"]);
+    assert_refused(&with_header("{}", &[]), &["\"encoder.down_blocks.0.resnets....\" is missing"]);
+    assert_refused(&with_header(r#"{"a":{},"a":{}}"#, &[]), &["the key \"a\" twice"]);
+}
+
+#[test]
+fn damaged_entries_are_refused() {
+    let entry = |entry: &str| with_header(&format!(r#"{{"t.x":{entry}}}"#), &[0; 64]);
+    let cases = [
+        ("3", "not a JSON object"),
+        (r#"{"dtype":"F64","shape":[8],"data_offsets":[0,64]}"#, r#"dtype is "F64", expected F16, BF16 or F32"#),
+        (r#"{"shape":[8],"data_offsets":[0,64]}"#, "dtype is missing, expected F16, BF16 or F32"),
+        (r#"{"dtype":"F32","shape":[-1],"data_offsets":[0,64]}"#, "shape is missing or not an array"),
+        (r#"{"dtype":"F32","shape":[1.5],"data_offsets":[0,64]}"#, "shape is missing or not an array"),
+        (r#"{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}"#, "9 dimensions, expected at most 8"),
+        (r#"{"dtype":"F32","shape":[16],"data_offsets":[0]}"#, "data_offsets has 1 numbers, expected begin and end"),
+        (r#"{"dtype":"F32","shape":[16],"data_offsets":[64,0]}"#, "data_offsets are [64, 0], expected an interval"),
+        (r#"{"dtype":"F32","shape":[17],"data_offsets":[0,68]}"#, "expected an interval within the 64 bytes"),
+        (
+            r#"{"dtype":"F32","shape":[15],"data_offsets":[0,64]}"#,
+            "it has 64 bytes of data, expected 60 for shape [15]",
+        ),
+        (
+            r#"{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}"#,
+            "expected more than can be counted",
+        ),
+    ];
+    for (text, why) in cases {
+        assert_refused(&entry(text), &["tensor \"t.x\": ", why]);
+    }
+    let one = r#"{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+    let other = r#"{"dtype":"F32","shape":[2],"data_offsets":[4,12]}"#;
+    let overlapping = with_header(&format!(r#"{{"one":{one},"other":{other}}}"#), &[0; 64]);
+    assert_refused(&overlapping, &["tensor \"other\": its data overlap those of tensor \"one\", expected separate"]);
+}
+
+#[test]
+fn missing_and_extra_tensors_are_named() {
+    for tensor in tensors() {
+        let mut without = tensors();
+        without.retain(|t| t.name != tensor.name);
+        assert_refused(&write(&without, 2), &[&format!("tensor {:?} is missing", tensor.name)]);
+    }
+    let mut more = tensors();
+    more.push(Tensor::new("decoder.conv_in.scale", DType::F16, &[1], &[0.0]));
+    assert_refused(&write(&more, 2), &["tensor \"decoder.conv_in.scale\" is no part of this model", "expected its"]);
+}
+
+#[test]
+fn wrong_shapes_are_named_with_the_right_one() {
+    let mut flat = tensors();
+    let tensor = find(&mut flat, "decoder.conv_in.weight");
+    tensor.shape.pop();
+    tensor.bytes.truncate(tensor.bytes.len() / 3);
+    let file = TemporaryFile::new(&write(&flat, 2));
+    assert_eq!(
+        Checkpoint::open(&file.0).unwrap_err().to_string(),
+        format!(
+            "{}: tensor \"decoder.conv_in.weight\": shape is [4, 3, 3, 3], expected [4, 3, 3, 3, 3]",
+            file.0.display()
+        )
+    );
+    let mut turned = tensors();
+    find(&mut turned, "decoder.up_blocks.0.upsamplers.0.upscale_conv.weight").shape.swap(0, 1);
+    assert_refused(
+        &write(&turned, 2),
+        &["upscale_conv.weight\": shape is [4, 32, 1, 1, 1], expected [32, 4, 1, 1, 1]"],
+    );
+}
+
+#[test]
+fn implausible_configurations_are_refused() {
+    // Stored without values, so that no file has to be large.
+    let tensor = |name: &str, shape: &[u64]| Tensor::new(name, DType::F16, shape, &[]);
+    let conv1 = |level: u64| format!("encoder.down_blocks.{level}.resnets.0.conv1.weight");
+    assert_refused(&write(&[tensor(&conv1(8), &[0])], 1), &["tell of 9 resolution levels, expected 1 to 8"]);
+    let levels = u64::MAX;
+    assert_refused(&write(&[tensor(&conv1(levels), &[0])], 1), &["resolution levels, expected 1 to 8"]);
+    let layer = "encoder.down_blocks.0.resnets.16.conv1.weight";
+    assert_refused(&write(&[tensor(layer, &[0])], 1), &["tell of 17 residual blocks a level, expected 1 to 16"]);
+    let wide = [tensor(&conv1(0), &[16385, 0])];
+    assert_refused(
+        &write(&wide, 1),
+        &[&conv1(0), "shape is [16385, 0], with 16385 output channels; expected 1 to 16384"],
+    );
+    assert_refused(&write(&[tensor(&conv1(0), &[0])], 1), &["with 0 output channels; expected 1 to"]);
+    let latent = [Tensor::new(&conv1(0), DType::F16, &[1], &[0.0]), tensor("decoder.conv_in.weight", &[1, 0])];
+    assert_refused(&write(&latent, 1), &["decoder.conv_in.weight", "with 0 input channels"]);
+}
+
+#[test]
+fn time_is_halved_by_the_innermost_downsamplers_or_the_file_is_refused() {
+    let config = Config { channels: vec![4, 4, 4], temporal_levels: 1, ..small() };
+    let mut swapped = random(&config, DType::F16);
+    let name = |level: u32| format!("encoder.down_blocks.{level}.downsamplers.0.conv.weight");
+    for tensor in &mut swapped {
+        if tensor.name == name(0) {
+            tensor.name = name(1);
+        } else if tensor.name == name(1) {
+            tensor.name = name(0);
+        }
+    }
+    assert_refused(&write(&swapped, 2), &[&name(1), "[4, 4, 1, 3, 3]", "temporal kernel 3 to be the innermost"]);
+    let mut deep = random(&config, DType::F16);
+    let tensor = find(&mut deep, &name(1));
+    (tensor.shape[2], tensor.shape[3]) = (9, 1);
+    assert_refused(
+        &write(&deep, 2),
+        &[&name(1), "shape is [4, 4, 9, 1, 3], expected five dimensions, the third 1 or 3"],
+    );
+}
+
+#[test]
+fn bad_groups_are_refused() {
+    let metadata = |value: &str| write_with(&tensors(), &format!(r#""__metadata__":{{"norm_num_groups":{value}}}"#));
+    for bad in ["\"0\"", "\"-4\"", "\"two\"", "\"\"", "2", "null", "\"99999999999999999999\""] {
+        let shown = &super::super::names::quoted(bad);
+        assert_refused(&metadata(bad), &["norm_num_groups in the file's metadata is", shown, "positive whole number"]);
+    }
+    assert_refused(
+        &metadata("\"4\""),
+        &["norm_num_groups is 4 (in the file's metadata), expected a divisor", "level 1 has 6"],
+    );
+    assert_refused(&write_with(&tensors(), ""), &["norm_num_groups is 32 (assumed", "level 0 has 4"]);
+    assert_refused(&write_with(&tensors(), r#""__metadata__":[]"#), &["__metadata__ is not a JSON object"]);
+}
+
+#[test]
+fn values_that_are_not_finite_are_named_with_their_place() {
+    for (dtype, bad, shown) in [(DType::F16, f32::NAN, "NaN"), (DType::BF16, f32::INFINITY, "inf")] {
+        let mut damaged = random(&small(), dtype);
+        let name = "encoder.conv_in.weight";
+        let tensor = find(&mut damaged, name);
+        let values = vec![bad; tensor.bytes.len() / 2];
+        let whole = Tensor::new(name, dtype, &tensor.shape, &values);
+        let element = 81 + 27 + 9 + 3 + 2;
+        tensor.bytes[2 * element..].copy_from_slice(&whole.bytes[2 * element..]);
+        let message = format!("element {element}, at [1, 1, 1, 1, 2], is {shown}; expected finite values");
+        assert_refused(&write(&damaged, 2), &[name, &message]);
+    }
+}
+
+// Elsewhere a mapped file cannot be removed.
+#[cfg(unix)]
+#[test]
+fn a_changed_file_is_noticed() {
+    let file = TemporaryFile::new(&write(&tensors(), 2));
+    let open = Checkpoint::open(&file.0).unwrap();
+    assert_eq!(open.identity(), Checkpoint::open(&file.0).unwrap().identity());
+    open.verify_unchanged().unwrap();
+    // Replaced, not rewritten: the mapping keeps the old file.
+    std::fs::remove_file(&file.0).unwrap();
+    assert!(open.verify_unchanged().unwrap_err().to_string().contains("can no longer be found"));
+    std::fs::write(&file.0, write(&tensors()[1..], 2)).unwrap();
+    assert!(open.verify_unchanged().unwrap_err().to_string().contains("has changed since it was opened"));
+}
+
+#[test]
+fn no_damage_whatever_makes_the_reader_panic() {
+    let whole = std::fs::read(golden("small.safetensors")).unwrap();
+    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
+    let mut noise = Noise(7);
+    let mut bytes = whole.clone();
+    for round in 0..10_000 {
+        // The header is where damage does harm; in the data it can only make values that are not finite.
+        let reach = if round % 10 == 0 { bytes.len() } else { header };
+        let flips: Vec<(usize, u8)> =
+            (0..1 + noise.below(3)).map(|_| (noise.below(reach), 1 << noise.below(8))).collect();
+        for &(at, bit) in &flips {
+            bytes[at] ^= bit;
+        }
+        let length = if round % 4 == 0 { noise.below(reach) } else { bytes.len() };
+        if let Ok(contents) = Contents::check(&bytes[..length]) {
+            assert!(contents.tensors(&bytes).all(|t| t.first_non_finite().is_none()));
+        }
+        for &(at, bit) in &flips {
+            bytes[at] ^= bit;
+        }
+    }
+    assert!(bytes == whole && Contents::check(&bytes).is_ok());
+}

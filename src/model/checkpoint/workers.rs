@@ -1,0 +1,68 @@
+//! Threads for work done while a checkpoint is opened or folded. They end with the work.
+
+use std::panic::resume_unwind;
+use std::sync::{Mutex, PoisonError};
+use std::thread::{Builder, available_parallelism, scope};
+
+/// Below this many elements, starting threads costs more than they save.
+const WORTH_A_THREAD: usize = 1 << 17;
+
+/// More threads than this would cost more memory than they save time.
+const MOST_THREADS: usize = 16;
+
+/// How many threads to start for work on so many elements; 0 means none, the calling thread is enough.
+pub(in crate::model) fn threads_for(elements: usize) -> usize {
+    match available_parallelism().map_or(1, usize::from).min(MOST_THREADS) {
+        1 => 0,
+        _ if elements < WORTH_A_THREAD => 0,
+        threads => threads,
+    }
+}
+
+/// Gives each item to one of `threads` new threads, or to the calling one where that is 0. Every thread has a state
+/// of its own, such as a buffer. What an item's work is must not depend on who does it.
+pub(in crate::model) fn for_each<T: Send, S>(
+    threads: usize,
+    items: Vec<T>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) + Sync,
+) {
+    let threads = threads.min(items.len());
+    let queue = Mutex::new(items.into_iter());
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let run = || {
+        let mut state = state();
+        while let Some(item) = next() {
+            work(&mut state, item);
+        }
+    };
+    scope(|in_scope| {
+        // A system that refuses a thread is no reason to fail; whoever did start takes all there is.
+        let started: Vec<_> = (0..threads).filter_map(|_| Builder::new().spawn_scoped(in_scope, run).ok()).collect();
+        if started.is_empty() {
+            run();
+        }
+        // The scope alone would wait for the work, not for the threads to be gone with all they hold.
+        for thread in started {
+            if let Err(panic) = thread.join() {
+                resume_unwind(panic);
+            }
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_item_is_done_once() {
+        for threads in [0, 1, 3] {
+            let done = Mutex::new(Vec::new());
+            for_each(threads, (0..100).collect(), || (), |(), item| done.lock().unwrap().push(item));
+            let mut done = done.into_inner().unwrap();
+            done.sort_unstable();
+            assert_eq!(done, (0..100).collect::<Vec<i32>>());
+        }
+    }
+}

@@ -1,0 +1,191 @@
+//! The algebra done once at load time: from the tensors of a checkpoint to the weights that convolutions run with.
+//!
+//! Everything is summed and multiplied in f64 and rounded once.
+
+mod taps;
+#[cfg(test)]
+mod tests;
+mod upsampler;
+
+use super::causal::{Product, Time};
+use super::checkpoint::{Checkpoint, Stored, workers};
+use super::network::{Layer, Tensors};
+use crate::error::{Error, Result};
+use crate::tensor::{ConvLayout, ConvSource, Window};
+use upsampler::Upsampler;
+
+/// What folded weights are stored as: f32 for a backend, f64 for a test that wants to see them before rounding.
+trait Rounded: Send {
+    fn round(exact: f64) -> Self;
+}
+
+impl Rounded for f32 {
+    fn round(exact: f64) -> f32 {
+        exact as f32
+    }
+}
+
+impl Rounded for f64 {
+    fn round(exact: f64) -> f64 {
+        exact
+    }
+}
+
+/// The weights of one layer, made slab by slab from the tensors in the file.
+pub struct LayerWeights<'a> {
+    layout: ConvLayout,
+    time: Time,
+    parts: Parts<'a>,
+}
+
+/// A weight and a bias, of a convolution, a projection or a norm.
+#[derive(Clone, Copy)]
+struct Affine<'a> {
+    weight: Stored<'a>,
+    bias: Stored<'a>,
+}
+
+enum Parts<'a> {
+    Conv {
+        conv: Affine<'a>,
+        norm: Option<Affine<'a>>,
+        shortcut: Option<Affine<'a>>,
+    },
+    Upsampler(Upsampler<'a>),
+    /// Side by side, each with what it is multiplied by.
+    Projections {
+        all: Vec<(Affine<'a>, f64)>,
+        norm: Option<Affine<'a>>,
+    },
+}
+
+impl<'a> LayerWeights<'a> {
+    /// `layer` must be of the network that the checkpoint's configuration describes.
+    pub fn new(checkpoint: &'a Checkpoint, layer: &Layer) -> Result<LayerWeights<'a>> {
+        let ConvLayout { cin, cout, window, .. } = layer.layout;
+        let affine = |name: &str, weight: &[u64]| affine(checkpoint, name, weight);
+        let norm = |name: &str| affine(name, &[cin]);
+        let parts = match &layer.tensors {
+            Tensors::Conv { conv, norm: before, shortcut } => {
+                let depth = if layer.time == Time::Still { 1 } else { 3 };
+                Parts::Conv {
+                    conv: affine(conv, &[cout, cin, depth, window.side(), window.side()])?,
+                    norm: before.as_deref().map(norm).transpose()?,
+                    shortcut: match (shortcut, layer.layout.shortcut) {
+                        (Some(name), Some(cin)) => Some(affine(name, &[cout, cin, 1, 1, 1])?),
+                        _ => None,
+                    },
+                }
+            }
+            Tensors::Upsampler { upscale, conv } => {
+                let frames = if layer.time == Time::Double { 2 } else { 1 };
+                let upscale = affine(upscale, &[4 * frames * cin, cin, 1, 1, 1])?;
+                Parts::Upsampler(Upsampler::new(upscale, affine(conv, &[cout, cin, 3, 3, 3])?, frames as usize))
+            }
+            Tensors::Qkv { attention } => {
+                // Attention divides its scores by the root of the head's width; scaling the queries does the same.
+                let scales = [("to_q", (cin as f64).sqrt().recip()), ("to_k", 1.0), ("to_v", 1.0)];
+                let projection = |(name, scale): (&str, f64)| -> Result<_> {
+                    Ok((affine(&format!("{attention}.{name}"), &[cout / 3, cin])?, scale))
+                };
+                let all = scales.into_iter().map(projection).collect::<Result<_>>()?;
+                Parts::Projections { all, norm: Some(norm(&format!("{attention}.group_norm"))?) }
+            }
+            Tensors::Project { attention } => {
+                let projection = affine(&format!("{attention}.to_out.0"), &[cout, cin])?;
+                Parts::Projections { all: vec![(projection, 1.0)], norm: None }
+            }
+        };
+        Ok(LayerWeights { layout: layer.layout, time: layer.time, parts })
+    }
+
+    fn fill_slab<T: Rounded>(&self, slab: u64, into: &mut [T]) {
+        match &self.parts {
+            Parts::Conv { shortcut: Some(shortcut), .. } if slab == self.layout.slabs => {
+                taps::transpose(&shortcut.weight, 1.0, into, self.layout.cout as usize);
+            }
+            Parts::Conv { conv, .. } => taps::sum(&conv.weight, &taps_of(self.products(slab)), into),
+            Parts::Upsampler(upsampler) => upsampler.slab(self.products(slab), into),
+            Parts::Projections { all, .. } => {
+                let mut column = 0;
+                for (projection, scale) in all {
+                    taps::transpose(&projection.weight, *scale, &mut into[column..], self.layout.cout as usize);
+                    column += projection.bias.elements();
+                }
+            }
+        }
+    }
+
+    fn fill_bias<T: Rounded>(&self, bias: u64, into: &mut [T]) {
+        let mut exact = vec![0.0; into.len()];
+        match &self.parts {
+            Parts::Conv { conv, shortcut, .. } => {
+                conv.bias.widen_f64(0, &mut exact);
+                if let Some(shortcut) = shortcut {
+                    let mut more = vec![0.0; exact.len()];
+                    shortcut.bias.widen_f64(0, &mut more);
+                    exact.iter_mut().zip(more).for_each(|(sum, term)| *sum += term);
+                }
+            }
+            Parts::Upsampler(upsampler) => upsampler.bias(self.time.biases()[bias as usize], &mut exact),
+            Parts::Projections { all, .. } => {
+                let mut rest = exact.as_mut_slice();
+                for (projection, scale) in all {
+                    let (values, others) = rest.split_at_mut(projection.bias.elements());
+                    projection.bias.widen_f64(0, values);
+                    values.iter_mut().for_each(|value| *value *= *scale);
+                    rest = others;
+                }
+            }
+        }
+        into.iter_mut().zip(exact).for_each(|(rounded, exact)| *rounded = T::round(exact));
+    }
+
+    fn products(&self, slab: u64) -> &'static [Product] {
+        self.time.slabs()[slab as usize]
+    }
+}
+
+impl ConvSource for LayerWeights<'_> {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) {
+        self.fill_slab(slab, into);
+    }
+
+    fn bias(&mut self, bias: u64, into: &mut [f32]) {
+        self.fill_bias(bias, into);
+    }
+
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
+        if let Parts::Conv { norm: Some(norm), .. } | Parts::Projections { norm: Some(norm), .. } = &self.parts {
+            norm.weight.widen(0, gamma);
+            norm.bias.widen(0, beta);
+        }
+    }
+}
+
+/// An upper bound of the memory that folding a layer takes besides the slab or bias it fills.
+pub fn transient_bytes(layer: &Layer) -> u64 {
+    let bias = 2 * 8 * layer.layout.bias_elements();
+    let threads = workers::threads_for(usize::MAX).max(1) as u64;
+    match layer.layout.window {
+        Window::Up => bias + upsampler::transient_bytes(&layer.layout, layer.time, threads),
+        _ => bias + taps::transient_bytes(layer.layout.cin, threads),
+    }
+}
+
+fn taps_of(products: &[Product]) -> Vec<usize> {
+    products.iter().map(|(tap, _)| *tap).collect()
+}
+
+/// The checkpoint has been compared with the table of all tensors, so a difference here is between table and layers.
+fn affine<'a>(checkpoint: &'a Checkpoint, name: &str, weight: &[u64]) -> Result<Affine<'a>> {
+    let tensor = |kind: &str, shape: &[u64]| {
+        let tensor = checkpoint.tensor(&format!("{name}.{kind}"))?;
+        if tensor.shape != shape {
+            let (found, file) = (tensor.shape, checkpoint.path().display());
+            return Err(Error::Internal(format!("{file}: tensor {name}.{kind} has shape {found:?}, not {shape:?}")));
+        }
+        Ok(tensor)
+    };
+    Ok(Affine { weight: tensor("weight", weight)?, bias: tensor("bias", &weight[..1])? })
+}

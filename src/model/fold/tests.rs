@@ -1,0 +1,328 @@
+//! Folded weights, applied by recipe, against the plain definition of what was folded.
+
+use super::*;
+use crate::model::checkpoint::testing::{Noise, checkpoint};
+use crate::model::config::Config;
+use crate::model::network::{Direction, Network};
+use crate::tensor::{DType, Prologue};
+
+fn config() -> Config {
+    Config { channels: vec![3, 6, 3], layers: 1, groups: 3, latent: 2, temporal_levels: 1 }
+}
+
+/// Frames, rows, columns, channels.
+#[derive(Clone)]
+struct Clip {
+    size: [usize; 4],
+    values: Vec<f64>,
+}
+
+impl Clip {
+    fn zeros(size: [usize; 4]) -> Clip {
+        Clip { size, values: vec![0.0; size.iter().product()] }
+    }
+
+    fn noise(size: [usize; 4]) -> Clip {
+        let mut noise = Noise(3);
+        Clip { size, values: (0..size.iter().product()).map(|_| f64::from(noise.value())).collect() }
+    }
+
+    /// Zero outside the image.
+    fn at(&self, t: usize, y: isize, x: isize, c: usize) -> f64 {
+        let [_, h, w, channels] = self.size;
+        let inside = (0..h as isize).contains(&y) && (0..w as isize).contains(&x);
+        if inside { self.values[((t * h + y as usize) * w + x as usize) * channels + c] } else { 0.0 }
+    }
+
+    fn add(&mut self, t: usize, y: usize, x: usize, c: usize, value: f64) {
+        let [_, h, w, channels] = self.size;
+        self.values[((t * h + y) * w + x) * channels + c] += value;
+    }
+
+    fn each(size: [usize; 4], mut f: impl FnMut(usize, usize, usize, usize)) {
+        for t in 0..size[0] {
+            for y in 0..size[1] {
+                for x in 0..size[2] {
+                    (0..size[3]).for_each(|c| f(t, y, x, c));
+                }
+            }
+        }
+    }
+}
+
+fn read(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f64>) {
+    let tensor = checkpoint.tensor(name).unwrap();
+    let mut values = vec![0.0; tensor.elements()];
+    tensor.widen_f64(0, &mut values);
+    (tensor.shape.iter().map(|d| *d as usize).collect(), values)
+}
+
+/// A causal convolution by its definition, with the first frame repeated in front. `strides` of time and space; `pad`
+/// is how far the window reaches above and to the left.
+fn causal_conv(
+    checkpoint: &Checkpoint,
+    name: &str,
+    x: &Clip,
+    strides: [usize; 2],
+    pad: usize,
+    size: [usize; 4],
+) -> Clip {
+    let (shape, weight) = read(checkpoint, &format!("{name}.weight"));
+    let (_, bias) = read(checkpoint, &format!("{name}.bias"));
+    let [_, cin, depth, height, width] = shape[..] else { panic!() };
+    let mut y = Clip::zeros(size);
+    Clip::each(size, |t, row, column, co| {
+        let mut sum = bias[co];
+        Clip::each([depth, height, width, cin], |dt, dy, dx, ci| {
+            let frame = (t * strides[0] + dt).saturating_sub(depth - 1);
+            let at = |p: usize, d: usize| (p * strides[1] + d) as isize - pad as isize;
+            let weight = weight[(((co * cin + ci) * depth + dt) * height + dy) * width + dx];
+            sum += weight * x.at(frame, at(row, dy), at(column, dx), ci);
+        });
+        y.add(t, row, column, co, sum);
+    });
+    y
+}
+
+/// 1x1x1 convolution, unfolding, and the second frame of the first dropped where time is doubled.
+fn unfold(checkpoint: &Checkpoint, name: &str, x: &Clip, frames: usize) -> Clip {
+    let [t, h, w, c] = x.size;
+    let wide = causal_conv(checkpoint, name, x, [1, 1], 0, [t, h, w, 4 * frames * c]);
+    let mut y = Clip::zeros([t * frames - (frames - 1), 2 * h, 2 * w, c]);
+    Clip::each(y.size, |f, row, column, channel| {
+        let unfolded = if f == 0 { 0 } else { f + frames - 1 };
+        let part = ((row % 2 * 2 + column % 2) * frames + unfolded % frames) * c + channel;
+        y.values[((f * 2 * h + row) * 2 * w + column) * c + channel] =
+            wide.at(unfolded / frames, row as isize / 2, column as isize / 2, part);
+    });
+    y
+}
+
+/// Applies slabs and biases as [`ConvLayout`] describes them. The shortcut, where there is one, sees `x` too.
+fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &Clip, size: [usize; 4]) -> Clip {
+    let ConvLayout { cin, cout, window, .. } = layer.layout;
+    let (cin, cout, side) = (cin as usize, cout as usize, window.side() as usize);
+    let mut out = Clip::zeros(size);
+    Clip::each(size, |t, row, column, co| {
+        let recipe = layer.time.recipe(t as u64);
+        let (phase, edge, origin): (usize, usize, [isize; 2]) = match window {
+            Window::Point => (0, 0, [row as isize, column as isize]),
+            Window::Same => (0, 0, [row as isize - 1, column as isize - 1]),
+            Window::Down => (0, 0, [2 * row as isize, 2 * column as isize]),
+            Window::Up => {
+                let (r, s) = (row % 2, column % 2);
+                let outer = |p: usize, all: usize| usize::from(if p.is_multiple_of(2) { p == 0 } else { p + 1 == all });
+                let edge = outer(row, size[1]) + 2 * outer(column, size[2]);
+                (2 * r + s, edge, [(row / 2 + r) as isize - 1, (column / 2 + s) as isize - 1])
+            }
+        };
+        let mut sum =
+            biases[usize::from(recipe.bias)][(phase * if window == Window::Up { 4 } else { 1 } + edge) * cout + co];
+        for (frame, slab) in recipe.terms() {
+            Clip::each([1, side, side, cin], |_, i, j, ci| {
+                let weight = slabs[usize::from(*slab)][(((phase * side + i) * side + j) * cin + ci) * cout + co];
+                sum += weight * x.at(*frame as usize, origin[0] + i as isize, origin[1] + j as isize, ci);
+            });
+        }
+        if let Some(cin) = layer.layout.shortcut {
+            let shortcut = slabs.last().unwrap();
+            let at = |ci| x.at(t, row as isize, column as isize, ci);
+            sum += (0..cin as usize).map(|ci| shortcut[ci * cout + co] * at(ci)).sum::<f64>();
+        }
+        out.add(t, row, column, co, sum);
+    });
+    out
+}
+
+fn exact(weights: &LayerWeights) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let layout = weights.layout;
+    let slab = |s| {
+        let mut values = vec![f64::NAN; layout.slab_elements(s) as usize];
+        weights.fill_slab(s, &mut values);
+        values
+    };
+    let slabs = (0..layout.slab_count()).map(slab).collect();
+    let bias = |b| {
+        let mut values = vec![f64::NAN; layout.bias_elements() as usize];
+        weights.fill_bias(b, &mut values);
+        values
+    };
+    (slabs, (0..layout.biases).map(bias).collect())
+}
+
+fn rounded(weights: &mut LayerWeights) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+    let layout = weights.layout;
+    let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
+    let slab = |s| {
+        let mut values = vec![f32::NAN; layout.slab_elements(s) as usize];
+        ConvSource::slab(weights, s, &mut values);
+        wide(values)
+    };
+    let slabs = (0..layout.slab_count()).map(slab).collect();
+    let bias = |b| {
+        let mut values = vec![f32::NAN; layout.bias_elements() as usize];
+        ConvSource::bias(weights, b, &mut values);
+        wide(values)
+    };
+    (slabs, (0..layout.biases).map(bias).collect())
+}
+
+#[track_caller]
+fn assert_near(found: &Clip, expected: &Clip, tolerance: f64, what: &str) {
+    assert_eq!(found.size, expected.size, "{what}");
+    let scale = expected.values.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
+    for (index, (found, expected)) in found.values.iter().zip(&expected.values).enumerate() {
+        let error = (found - expected).abs() / scale;
+        assert!(error <= tolerance, "{what}: element {index} is {found}, expected {expected}: off by {error}");
+    }
+}
+
+/// The definition of a layer applied to `x`, its prologue aside.
+fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &Clip) -> Clip {
+    let [t, h, w, _] = x.size;
+    let cout = layer.layout.cout as usize;
+    match &layer.tensors {
+        Tensors::Conv { conv, shortcut, .. } => {
+            let (strides, pad, size) = match (layer.layout.window, layer.time) {
+                (Window::Down, Time::Halve) => ([2, 2], 0, [t.div_ceil(2), h / 2, w / 2, cout]),
+                (Window::Down, _) => ([1, 2], 0, [t, h / 2, w / 2, cout]),
+                _ => ([1, 1], 1, [t, h, w, cout]),
+            };
+            let mut y = causal_conv(checkpoint, conv, x, strides, pad, size);
+            if let Some(shortcut) = shortcut {
+                let narrow = x.clone().keep_channels(layer.layout.shortcut.unwrap() as usize);
+                let other = causal_conv(checkpoint, shortcut, &narrow, [1, 1], 0, size);
+                y.values.iter_mut().zip(other.values).for_each(|(sum, term)| *sum += term);
+            }
+            y
+        }
+        Tensors::Upsampler { upscale, conv } => {
+            let frames = if layer.time == Time::Double { 2 } else { 1 };
+            let unfolded = unfold(checkpoint, upscale, x, frames);
+            causal_conv(checkpoint, conv, &unfolded, [1, 1], 1, unfolded.size)
+        }
+        other => panic!("{other:?} is no convolution"),
+    }
+}
+
+impl Clip {
+    fn keep_channels(self, channels: usize) -> Clip {
+        let values = self.values.chunks(self.size[3]).flat_map(|pixel| pixel[..channels].to_vec()).collect();
+        Clip { size: [self.size[0], self.size[1], self.size[2], channels], values }
+    }
+}
+
+#[test]
+fn every_folded_convolution_is_the_one_in_the_checkpoint() {
+    let checkpoint = checkpoint(&config(), DType::F32);
+    let mut seen = Vec::new();
+    for direction in [Direction::Encode, Direction::Decode] {
+        for layer in Network::new(&config(), direction).layers {
+            if matches!(layer.tensors, Tensors::Qkv { .. } | Tensors::Project { .. }) {
+                continue;
+            }
+            seen.push((layer.layout.window, layer.time, layer.layout.shortcut.is_some()));
+            let mut weights = LayerWeights::new(&checkpoint, &layer).unwrap();
+            let (exact, rounded) = (exact(&weights), rounded(&mut weights));
+            // Even sizes where the window is every second pixel, else also the smallest.
+            let sizes = match layer.layout.window {
+                Window::Down => vec![(4, 6), (2, 2), (2, 8)],
+                _ => vec![(3, 4), (1, 1), (1, 4), (4, 1), (2, 2)],
+            };
+            // A shortcut may be wider than the convolution it is added to.
+            let channels = layer.layout.cin.max(layer.layout.shortcut.unwrap_or(0)) as usize;
+            for (h, w) in sizes {
+                for t in [1, 2, 5] {
+                    let x = Clip::noise([t, h, w, channels]);
+                    let expected = definition(&checkpoint, &layer, &x);
+                    let what = format!("{:?} on {t}x{h}x{w}", layer.tensors);
+                    let found = apply(&layer, &exact.0, &exact.1, &x, expected.size);
+                    assert_near(&found, &expected, 1e-12, &what);
+                    let found = apply(&layer, &rounded.0, &rounded.1, &x, expected.size);
+                    assert_near(&found, &expected, 1e-6, &what);
+                }
+            }
+        }
+    }
+    for (window, time) in [
+        (Window::Up, Time::Double),
+        (Window::Up, Time::Causal),
+        (Window::Down, Time::Halve),
+        (Window::Down, Time::Still),
+        (Window::Same, Time::Causal),
+    ] {
+        assert!(seen.contains(&(window, time, false)), "{window:?} {time:?} was not seen");
+    }
+    assert!(seen.contains(&(Window::Same, Time::Causal, true)));
+}
+
+#[test]
+fn projections_stand_side_by_side_with_scaled_queries() {
+    let checkpoint = checkpoint(&config(), DType::BF16);
+    let network = Network::new(&config(), Direction::Decode);
+    let c = 3;
+    let qkv = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Qkv { .. })).unwrap();
+    assert_eq!(qkv.layout.prologue, Prologue::Norm);
+    let mut weights = LayerWeights::new(&checkpoint, qkv).unwrap();
+    let (slabs, biases) = exact(&weights);
+    for (part, name) in ["to_q", "to_k", "to_v"].into_iter().enumerate() {
+        let scale = if part == 0 { 1.0 / f64::from(c as u32).sqrt() } else { 1.0 };
+        let (_, weight) = read(&checkpoint, &format!("decoder.mid_block.attentions.0.{name}.weight"));
+        let (_, bias) = read(&checkpoint, &format!("decoder.mid_block.attentions.0.{name}.bias"));
+        for o in 0..c {
+            assert!((biases[0][part * c + o] - bias[o] * scale).abs() < 1e-15);
+            for i in 0..c {
+                assert!((slabs[0][i * 3 * c + part * c + o] - weight[o * c + i] * scale).abs() < 1e-15);
+            }
+        }
+    }
+    let (mut gamma, mut beta, mut expected) = ([0.0; 3], [0.0; 3], [0.0; 3]);
+    weights.norm(&mut gamma, &mut beta);
+    checkpoint.read("decoder.mid_block.attentions.0.group_norm.weight", &mut expected).unwrap();
+    assert_eq!(gamma, expected);
+    checkpoint.read("decoder.mid_block.attentions.0.group_norm.bias", &mut expected).unwrap();
+    assert_eq!(beta, expected);
+
+    let project = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Project { .. })).unwrap();
+    let (slabs, biases) = exact(&LayerWeights::new(&checkpoint, project).unwrap());
+    let (_, weight) = read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.weight");
+    assert!((0..c * c).all(|at| slabs[0][at] == weight[at % c * c + at / c]));
+    assert_eq!(biases[0], read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.bias").1);
+}
+
+#[test]
+fn threads_and_uneven_sizes_change_nothing() {
+    // Wide enough for several threads, several bands of rows and several chunks of a product, none of them full.
+    let wide = Config { channels: vec![134], layers: 1, groups: 2, latent: 1, temporal_levels: 0 };
+    let checkpoint = checkpoint(&wide, DType::F16);
+    let name = "encoder.mid_block.resnets.0.conv1.weight";
+    let (_, weight) = read(&checkpoint, name);
+    let mut slab = vec![f64::NAN; 9 * 134 * 134];
+    taps::sum(&checkpoint.tensor(name).unwrap(), &[0, 1], &mut slab);
+    for (at, found) in slab.iter().enumerate() {
+        let (position, ci, co) = (at / (134 * 134), at / 134 % 134, at % 134);
+        let kernel = &weight[(co * 134 + ci) * 27..][..27];
+        assert_eq!(*found, kernel[position] + kernel[9 + position]);
+    }
+}
+
+#[test]
+fn wide_upsamplers_are_folded_like_narrow_ones() {
+    let wide = Config { channels: vec![134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
+    let checkpoint = checkpoint(&wide, DType::F16);
+    let network = Network::new(&wide, Direction::Decode);
+    let layer = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Upsampler { .. })).unwrap();
+    let (slabs, biases) = exact(&LayerWeights::new(&checkpoint, layer).unwrap());
+    let x = Clip::noise([2, 1, 2, 134]);
+    let expected = definition(&checkpoint, layer, &x);
+    assert_near(&apply(layer, &slabs, &biases, &x, expected.size), &expected, 1e-12, "wide upsampler");
+}
+
+#[test]
+fn a_layer_of_another_network_is_refused() {
+    let checkpoint = checkpoint(&config(), DType::F16);
+    let other = Config { channels: vec![3, 6, 6], ..config() };
+    let network = Network::new(&other, Direction::Decode);
+    let errors = network.layers.iter().filter_map(|layer| LayerWeights::new(&checkpoint, layer).err());
+    assert!(errors.map(|e| matches!(e, Error::Internal(_))).reduce(|a, b| a && b).unwrap());
+}

@@ -1,0 +1,169 @@
+//! What a host sees: two nodes, their ports and their parameters.
+//!
+//! One table says everything: discovery shows it, `configure` parses with it, the defaults are its default texts, and
+//! the README's list of parameters is written from it. Texts are C strings, so they cross the boundary as they are.
+
+mod docs;
+mod params;
+mod parse;
+mod ports;
+
+pub use docs::markdown;
+pub use params::{Kind, PARAMS, Param, Value};
+pub use ports::{Kind as PortKind, NODES, Node, Port};
+
+use crate::backend::cpu::Instructions;
+use crate::error::{Error, Result};
+use crate::exec::{Latent, Limit, PixelRange, Settings, Tiling};
+
+/// Sets one parameter from its text. A failure changes nothing.
+pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
+    let Some(param) = PARAMS.iter().find(|p| p.key() == key) else {
+        return Err(Error::Argument(unknown_key(key)));
+    };
+    let parsed = parse::value(param, value)?;
+    (param.set)(settings, parsed);
+    Ok(())
+}
+
+/// The settings of a new handle.
+pub fn defaults() -> Settings {
+    let blank = Tiling { enabled: false, size: 0, overlap: 0 };
+    let mut settings = Settings {
+        memory_limit: Limit::Auto,
+        threads: None,
+        instructions: Instructions::Auto,
+        pixel_range: PixelRange::Signed,
+        scaling_factor: 0.0,
+        posterior: Latent::Mean,
+        seed: 0,
+        encode_tiling: blank,
+        decode_tiling: blank,
+        slice_frames: None,
+        chunk_frames: None,
+    };
+    for param in PARAMS {
+        let value = parse::value(param, param.default()).expect("a default in the table that the table refuses");
+        (param.set)(&mut settings, value);
+    }
+    settings
+}
+
+/// The node that goes by this name.
+pub fn find(id: &str) -> Result<&'static Node> {
+    NODES.iter().find(|n| n.id() == id).ok_or_else(|| {
+        let ids: Vec<_> = NODES.iter().map(|n| format!("\"{}\"", n.id())).collect();
+        Error::Argument(format!("node: \"{id}\" is unknown; nodes are {}", ids.join(" and ")))
+    })
+}
+
+fn unknown_key(key: &str) -> String {
+    let keys: Vec<_> = PARAMS.iter().map(Param::key).collect();
+    let nearest = keys.iter().map(|k| (distance(key, k), k)).min().filter(|(d, _)| *d <= 3);
+    let hint = nearest.map(|(_, k)| format!("did you mean \"{k}\"? ")).unwrap_or_default();
+    format!("key: \"{key}\" is unknown; {hint}keys are {}", keys.join(", "))
+}
+
+/// Letters to add, drop or change to get from one word to the other.
+fn distance(a: &str, b: &str) -> usize {
+    // A key from a host can be of any length; beyond this it resembles nothing, and the cost is quadratic.
+    if a.len() > 64 {
+        return usize::MAX;
+    }
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, x) in a.bytes().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, y) in b.bytes().enumerate() {
+            let changed = diagonal + usize::from(x != y);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(row[j] + 1).min(diagonal + 1);
+        }
+    }
+    row[b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn defaults_are_those_of_the_peers() {
+        let settings = defaults();
+        let tiling = Tiling { enabled: false, size: 1024, overlap: 128 };
+        assert_eq!(settings.encode_tiling, tiling);
+        assert_eq!(settings.decode_tiling, tiling);
+        assert_eq!(settings.seed, 42);
+        assert_eq!(settings.scaling_factor, 1.0);
+        assert_eq!(settings.memory_limit, Limit::Auto);
+        assert_eq!(settings.pixel_range, PixelRange::Signed);
+        assert_eq!(settings.posterior, Latent::Mean);
+        assert_eq!((settings.threads, settings.slice_frames, settings.chunk_frames), (None, None, None));
+    }
+
+    #[test]
+    fn every_parameter_reaches_its_own_setting() {
+        let samples = [
+            ("memory_limit", "8GiB"),
+            ("threads", "3"),
+            ("instruction_set", "portable"),
+            ("pixel_range", "0..1"),
+            ("scaling_factor", "0.9152"),
+            ("posterior", "sample"),
+            ("seed", "18446744073709551615"),
+            ("encode_tiled", "true"),
+            ("encode_tile_size", "512"),
+            ("encode_tile_overlap", "64"),
+            ("decode_tiled", "true"),
+            ("decode_tile_size", "768"),
+            ("decode_tile_overlap", "32"),
+            ("slice_frames", "4"),
+            ("chunk_frames", "2"),
+        ];
+        assert_eq!(samples.map(|(key, _)| key).to_vec(), PARAMS.iter().map(Param::key).collect::<Vec<_>>());
+        let mut all = defaults();
+        for (key, value) in samples {
+            let before = all.clone();
+            configure(&mut all, key, value).unwrap();
+            assert_ne!(all, before, "{key}");
+        }
+        let expected = Settings {
+            memory_limit: Limit::Bytes(8 << 30),
+            threads: Some(3),
+            instructions: Instructions::Portable,
+            pixel_range: PixelRange::Unit,
+            scaling_factor: 0.9152,
+            posterior: Latent::Sample,
+            seed: u64::MAX,
+            encode_tiling: Tiling { enabled: true, size: 512, overlap: 64 },
+            decode_tiling: Tiling { enabled: true, size: 768, overlap: 32 },
+            slice_frames: Some(4),
+            chunk_frames: Some(2),
+        };
+        assert_eq!(all, expected);
+    }
+
+    #[test]
+    fn a_key_nearly_right_is_suggested() {
+        let error = configure(&mut defaults(), "thread", "1").unwrap_err().to_string();
+        assert!(error.contains("did you mean \"threads\"?"), "{error}");
+        let error = configure(&mut defaults(), &"x".repeat(1000), "1").unwrap_err().to_string();
+        assert!(error.contains("keys are memory_limit, threads"), "{error}");
+    }
+
+    #[test]
+    fn a_refused_value_changes_nothing() {
+        let mut settings = defaults();
+        for param in PARAMS {
+            configure(&mut settings, param.key(), "not a value").unwrap_err();
+        }
+        assert_eq!(settings, defaults());
+    }
+
+    #[test]
+    fn nodes_are_found_by_name() {
+        assert_eq!(find("decode").unwrap().id(), "decode");
+        let error = find("upscale").unwrap_err().to_string();
+        assert!(error.contains("\"upscale\"") && error.contains("\"encode\" and \"decode\""), "{error}");
+    }
+}

@@ -1,0 +1,244 @@
+//! The parameters: one entry each, with everything anybody needs to know about it.
+
+use std::ffi::CStr;
+
+use crate::backend::cpu::Instructions;
+use crate::exec::{Latent, Limit, PixelRange, Settings};
+use crate::model::Direction;
+
+/// What values a parameter takes.
+#[derive(Debug, Clone, Copy)]
+pub enum Kind {
+    /// `auto`: the word "auto" is taken too, and 0 means the same.
+    Int {
+        auto: bool,
+        min: u64,
+        max: u64,
+        step: u64,
+    },
+    Float {
+        min: f64,
+        max: f64,
+        step: f64,
+    },
+    Bool,
+    /// One word of these.
+    Choice(&'static [&'static CStr]),
+    /// A number of bytes, with or without a unit, or "auto".
+    Bytes {
+        min: u64,
+        max: u64,
+        step: u64,
+    },
+}
+
+/// A value that the table has accepted.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Value {
+    Auto,
+    Int(u64),
+    Float(f32),
+    Bool(bool),
+    /// The index into the choices.
+    Choice(usize),
+}
+
+impl Value {
+    /// `None` for "auto".
+    fn number(self) -> Option<u64> {
+        if let Value::Int(n) = self { Some(n) } else { None }
+    }
+
+    fn int(self) -> u64 {
+        self.number().expect("the kind makes it an integer")
+    }
+
+    fn float(self) -> f32 {
+        if let Value::Float(x) = self { x } else { unreachable!("the kind makes it a float") }
+    }
+
+    fn bool(self) -> bool {
+        self == Value::Bool(true)
+    }
+
+    fn choice<T: Copy, const N: usize>(self, meanings: [T; N]) -> T {
+        if let Value::Choice(i) = self { meanings[i] } else { unreachable!("the kind makes it a choice") }
+    }
+}
+
+/// One parameter of one or both nodes.
+pub struct Param {
+    pub key: &'static CStr,
+    pub kind: Kind,
+    /// A text that `configure` takes.
+    pub default: &'static CStr,
+    /// What a number counts; empty where it counts nothing.
+    pub unit: &'static CStr,
+    pub help: &'static CStr,
+    /// The one node it belongs to; `None`: both.
+    pub only: Option<Direction>,
+    pub(super) set: fn(&mut Settings, Value),
+}
+
+impl Param {
+    pub fn key(&self) -> &'static str {
+        super::ports::utf8(self.key)
+    }
+
+    pub fn default(&self) -> &'static str {
+        super::ports::utf8(self.default)
+    }
+
+    pub fn applies_to(&self, direction: Direction) -> bool {
+        self.only.is_none_or(|only| only == direction)
+    }
+
+    pub fn choices(&self) -> &'static [&'static CStr] {
+        if let Kind::Choice(choices) = self.kind { choices } else { &[] }
+    }
+}
+
+const FRAMES: Kind = Kind::Int { auto: true, min: 1, max: 4096, step: 1 };
+const TILE_SIZE: Kind = Kind::Int { auto: false, min: 64, max: 1 << 20, step: 32 };
+const TILE_OVERLAP: Kind = Kind::Int { auto: false, min: 0, max: 1 << 20, step: 8 };
+
+pub static PARAMS: &[Param] = &[
+    Param {
+        key: c"memory_limit",
+        kind: Kind::Bytes { min: 1, max: u64::MAX, step: 1 << 20 },
+        default: c"auto",
+        unit: c"bytes",
+        help: c"The most memory a job may take, weights included. Slices and chunks shrink to keep to it; tiles are the last resort.",
+        only: None,
+        set: |s, v| s.memory_limit = v.number().map_or(Limit::Auto, Limit::Bytes),
+    },
+    Param {
+        key: c"threads",
+        kind: Kind::Int { auto: true, min: 1, max: 1024, step: 1 },
+        default: c"auto",
+        unit: c"threads",
+        help: c"Threads that compute on the CPU; auto takes all cores. Results do not depend on it.",
+        only: None,
+        set: |s, v| s.threads = v.number(),
+    },
+    Param {
+        key: c"instruction_set",
+        kind: Kind::Choice(&[c"auto", c"avx512", c"avx2", c"portable"]),
+        default: c"auto",
+        unit: c"",
+        help: c"Instructions of the CPU to compute with; auto takes the best it has.",
+        only: None,
+        set: |s, v| {
+            use Instructions::{Auto, Avx2, Avx512, Portable};
+            s.instructions = v.choice([Auto, Avx512, Avx2, Portable]);
+        },
+    },
+    Param {
+        key: c"pixel_range",
+        kind: Kind::Choice(&[c"-1..1", c"0..1"]),
+        default: c"-1..1",
+        unit: c"",
+        help: c"The range of floating-point pixels. Pixels in u8 and u16 always take the full range of their type.",
+        only: None,
+        set: |s, v| s.pixel_range = v.choice([PixelRange::Signed, PixelRange::Unit]),
+    },
+    Param {
+        key: c"scaling_factor",
+        kind: Kind::Float { min: 1e-6, max: 1e6, step: 0.0001 },
+        default: c"1.0",
+        unit: c"",
+        help: c"Multiplies latents on the way out of encode and divides them on the way into decode. SeedVR2's diffusion model expects 0.9152.",
+        only: None,
+        set: |s, v| s.scaling_factor = v.float(),
+    },
+    Param {
+        key: c"posterior",
+        kind: Kind::Choice(&[c"mean", c"sample"]),
+        default: c"mean",
+        unit: c"",
+        help: c"What encode writes: the mean of the distribution, or a sample drawn from it with the seed.",
+        only: Some(Direction::Encode),
+        set: |s, v| s.posterior = v.choice([Latent::Mean, Latent::Sample]),
+    },
+    Param {
+        key: c"seed",
+        kind: Kind::Int { auto: false, min: 0, max: u64::MAX, step: 1 },
+        default: c"42",
+        unit: c"",
+        help: c"Seed of posterior=sample. The same seed gives the same latents on every device.",
+        only: Some(Direction::Encode),
+        set: |s, v| s.seed = v.int(),
+    },
+    Param {
+        key: c"encode_tiled",
+        kind: Kind::Bool,
+        default: c"false",
+        unit: c"",
+        help: c"Encode in tiles even where the whole image fits. Tiles are never exact.",
+        only: Some(Direction::Encode),
+        set: |s, v| s.encode_tiling.enabled = v.bool(),
+    },
+    Param {
+        key: c"encode_tile_size",
+        kind: TILE_SIZE,
+        default: c"1024",
+        unit: c"pixels",
+        help: c"Height and width of a tile of encode_tiled.",
+        only: Some(Direction::Encode),
+        set: |s, v| s.encode_tiling.size = v.int(),
+    },
+    Param {
+        key: c"encode_tile_overlap",
+        kind: TILE_OVERLAP,
+        default: c"128",
+        unit: c"pixels",
+        help: c"How far neighbouring tiles fade into each other; less than encode_tile_size.",
+        only: Some(Direction::Encode),
+        set: |s, v| s.encode_tiling.overlap = v.int(),
+    },
+    Param {
+        key: c"decode_tiled",
+        kind: Kind::Bool,
+        default: c"false",
+        unit: c"",
+        help: c"Decode in tiles even where the whole image fits. Tiles are never exact.",
+        only: Some(Direction::Decode),
+        set: |s, v| s.decode_tiling.enabled = v.bool(),
+    },
+    Param {
+        key: c"decode_tile_size",
+        kind: TILE_SIZE,
+        default: c"1024",
+        unit: c"pixels",
+        help: c"Height and width of a tile of decode_tiled.",
+        only: Some(Direction::Decode),
+        set: |s, v| s.decode_tiling.size = v.int(),
+    },
+    Param {
+        key: c"decode_tile_overlap",
+        kind: TILE_OVERLAP,
+        default: c"128",
+        unit: c"pixels",
+        help: c"How far neighbouring tiles fade into each other; less than decode_tile_size.",
+        only: Some(Direction::Decode),
+        set: |s, v| s.decode_tiling.overlap = v.int(),
+    },
+    Param {
+        key: c"slice_frames",
+        kind: FRAMES,
+        default: c"auto",
+        unit: c"latent frames",
+        help: c"Latent frames that go through the network at a time; auto plans it. Results do not depend on it.",
+        only: None,
+        set: |s, v| s.slice_frames = v.number(),
+    },
+    Param {
+        key: c"chunk_frames",
+        kind: FRAMES,
+        default: c"auto",
+        unit: c"frames",
+        help: c"The most frames that any level computes at a time; auto plans it. Results do not depend on it.",
+        only: None,
+        set: |s, v| s.chunk_frames = v.number(),
+    },
+];

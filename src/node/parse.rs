@@ -1,0 +1,125 @@
+//! From a parameter's text to its value. Nothing is guessed: what is not plainly a value is refused.
+
+use super::{Kind, Param, Value};
+use crate::error::{Error, Result};
+
+const UNITS: [(&str, u64); 6] =
+    [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
+
+pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
+    let parsed = match param.kind {
+        Kind::Int { auto, min, max, .. } => match text {
+            "auto" | "0" if auto => Some(Value::Auto),
+            _ => digits(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
+        },
+        Kind::Float { min, max, .. } => {
+            // A NaN is in no range.
+            text.parse::<f32>().ok().filter(|x| (min..=max).contains(&f64::from(*x))).map(Value::Float)
+        }
+        Kind::Bool => match text {
+            "true" | "1" => Some(Value::Bool(true)),
+            "false" | "0" => Some(Value::Bool(false)),
+            _ => None,
+        },
+        Kind::Choice(choices) => choices.iter().position(|c| c.to_bytes() == text.as_bytes()).map(Value::Choice),
+        Kind::Bytes { min, max, .. } => match text {
+            "auto" => Some(Value::Auto),
+            _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
+        },
+    };
+    parsed.ok_or_else(|| {
+        let key = param.key();
+        Error::Argument(format!("{key}: \"{text}\" is not accepted; {key} takes {}", accepted(&param.kind)))
+    })
+}
+
+/// What a parameter takes, in words.
+pub(super) fn accepted(kind: &Kind) -> String {
+    match *kind {
+        Kind::Int { auto: true, max, .. } => format!("auto (or 0), or a whole number from 1 to {max}"),
+        Kind::Int { auto: false, min, max, .. } => format!("a whole number from {min} to {max}"),
+        Kind::Float { min, max, .. } => format!("a number from {min} to {max}"),
+        Kind::Bool => "true, false, 1 or 0".into(),
+        Kind::Choice(choices) => {
+            let words: Vec<_> = choices.iter().map(|c| super::ports::utf8(c)).collect();
+            format!("one of {}", words.join(", "))
+        }
+        Kind::Bytes { .. } => {
+            let units: Vec<_> = UNITS.iter().map(|(unit, _)| *unit).collect();
+            format!("auto, or a whole number of bytes above 0, also as {}, such as 8GiB", units.join(", "))
+        }
+    }
+}
+
+/// Decimal digits and nothing else: `str::parse` would take a plus sign.
+fn digits(text: &str) -> Option<u64> {
+    if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let (number, unit) =
+        UNITS.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit))).unwrap_or((text, 1));
+    digits(number)?.checked_mul(unit)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::PARAMS;
+    use super::*;
+
+    fn parse(key: &str, text: &str) -> Result<Value> {
+        value(PARAMS.iter().find(|p| p.key() == key).unwrap(), text)
+    }
+
+    #[test]
+    fn bytes_take_units() {
+        for (text, bytes) in [("1", 1), ("3KB", 3_000), ("3KiB", 3 << 10), ("8GiB", 8 << 30), ("2GB", 2_000_000_000)] {
+            assert_eq!(parse("memory_limit", text), Ok(Value::Int(bytes)), "{text}");
+        }
+        assert_eq!(parse("memory_limit", "18446744073709551615"), Ok(Value::Int(u64::MAX)));
+        assert_eq!(parse("memory_limit", "auto"), Ok(Value::Auto));
+        for text in ["", "0", "GiB", "-1", "+1", "1 GiB", "1.5GiB", "8G", "17179869184GiB", "1e9", "0x10", " 1", "1\n"]
+        {
+            let error = parse("memory_limit", text).unwrap_err().to_string();
+            assert!(error.contains("memory_limit") && error.contains(&format!("\"{text}\"")), "{error}");
+            assert!(error.contains("GiB"), "{error}");
+        }
+    }
+
+    #[test]
+    fn integers_are_digits_within_the_range() {
+        assert_eq!(parse("threads", "auto"), Ok(Value::Auto));
+        assert_eq!(parse("threads", "0"), Ok(Value::Auto));
+        assert_eq!(parse("threads", "1024"), Ok(Value::Int(1024)));
+        assert_eq!(parse("seed", "0"), Ok(Value::Int(0)));
+        assert_eq!(parse("encode_tile_size", "65"), Ok(Value::Int(65)), "a step is for sliders");
+        for (key, text) in [("threads", "1025"), ("encode_tile_size", "63"), ("seed", "18446744073709551616")] {
+            let error = parse(key, text).unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("from"), "{error}");
+        }
+        assert!(parse("threads", "00").is_err());
+        for text in ["", "-1", "+1", "1.0", "auto", "4 ", "\u{661}"] {
+            assert!(parse("seed", text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn floats_are_finite_and_within_the_range() {
+        assert_eq!(parse("scaling_factor", "0.9152"), Ok(Value::Float(0.9152)));
+        assert_eq!(parse("scaling_factor", "2e-3"), Ok(Value::Float(0.002)));
+        for text in ["", "nan", "NaN", "inf", "-inf", "1e40", "0", "-1", "1e-50", "0,9", " 1", "1.0f"] {
+            assert!(parse("scaling_factor", text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn choices_and_switches_are_words() {
+        assert_eq!(parse("posterior", "sample"), Ok(Value::Choice(1)));
+        assert_eq!(parse("encode_tiled", "1"), Ok(Value::Bool(true)));
+        assert_eq!(parse("encode_tiled", "false"), Ok(Value::Bool(false)));
+        let error = parse("posterior", "Sample").unwrap_err().to_string();
+        assert!(error.contains("one of mean, sample"), "{error}");
+        let error = parse("encode_tiled", "yes").unwrap_err().to_string();
+        assert!(error.contains("true, false, 1 or 0"), "{error}");
+    }
+}

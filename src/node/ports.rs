@@ -1,0 +1,148 @@
+//! The nodes and what goes in and out of them.
+
+use std::ffi::CStr;
+
+use super::{PARAMS, Param};
+use crate::model::Direction;
+use crate::tensor::DType;
+
+/// What flows through a port. Hosts connect ports of the same kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Video,
+    Latent,
+}
+
+impl Kind {
+    pub const fn name(self) -> &'static CStr {
+        match self {
+            Kind::Video => c"video",
+            Kind::Latent => c"latent",
+        }
+    }
+
+    /// The element types a port of this kind takes.
+    pub const fn dtypes(self) -> &'static [DType] {
+        match self {
+            Kind::Video => &[DType::U8, DType::U16, DType::F16, DType::BF16, DType::F32],
+            Kind::Latent => &[DType::F16, DType::BF16, DType::F32],
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Port {
+    pub name: &'static CStr,
+    pub output: bool,
+    /// The node runs without it.
+    pub optional: bool,
+    pub kind: Kind,
+    pub help: &'static CStr,
+}
+
+#[derive(Debug)]
+pub struct Node {
+    pub id: &'static CStr,
+    pub label: &'static CStr,
+    pub help: &'static CStr,
+    pub direction: Direction,
+    pub ports: &'static [Port],
+}
+
+impl Node {
+    pub fn id(&self) -> &'static str {
+        utf8(self.id)
+    }
+
+    /// The parameters of this node, in the order of the table.
+    pub fn params(&self) -> impl Iterator<Item = &'static Param> {
+        let direction = self.direction;
+        PARAMS.iter().filter(move |p| p.applies_to(direction))
+    }
+}
+
+pub static NODES: &[Node] = &[
+    Node {
+        id: c"encode",
+        label: c"Video to latents",
+        help: c"Turns video into latents with the SeedVR2 autoencoder: 4n+1 frames become n+1, each 8 times smaller in height and width.",
+        direction: Direction::Encode,
+        ports: &[
+            Port {
+                name: c"video",
+                output: false,
+                optional: false,
+                kind: Kind::Video,
+                help: c"The clip, [B, 3, T, H, W] in any memory layout. Lengths other than 4n+1 repeat the last frame, sizes no multiple of 8 the edge.",
+            },
+            Port {
+                name: c"latent",
+                output: true,
+                optional: false,
+                kind: Kind::Latent,
+                help: c"Mean of the distribution or a sample of it, times scaling_factor.",
+            },
+            Port {
+                name: c"logvar",
+                output: true,
+                optional: true,
+                kind: Kind::Latent,
+                help: c"Logarithm of the distribution's variance, in the shape of latent.",
+            },
+        ],
+    },
+    Node {
+        id: c"decode",
+        label: c"Latents to video",
+        help: c"Turns latents into video with the SeedVR2 autoencoder: the first latent frame becomes one frame, every other four.",
+        direction: Direction::Decode,
+        ports: &[
+            Port {
+                name: c"latent",
+                output: false,
+                optional: false,
+                kind: Kind::Latent,
+                help: c"What encode gave, [B, 16, T, H, W], times scaling_factor.",
+            },
+            Port {
+                name: c"video",
+                output: true,
+                optional: false,
+                kind: Kind::Video,
+                help: c"The clip. A shorter or smaller one than the latents stand for gets the frames, rows and columns from the front.",
+            },
+        ],
+    },
+];
+
+/// The table's texts are literals of this file and of `params`; a test reads them all.
+pub(super) fn utf8(text: &'static CStr) -> &'static str {
+    text.to_str().expect("a text in the node table that is not UTF-8")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_text_is_there_and_readable() {
+        let mut keys = Vec::new();
+        for node in NODES {
+            for text in [node.id, node.label, node.help] {
+                assert!(!utf8(text).is_empty());
+            }
+            for port in node.ports {
+                assert!(!utf8(port.name).is_empty() && !utf8(port.help).is_empty());
+                assert!(!port.kind.dtypes().is_empty());
+            }
+            for param in node.params() {
+                assert!(!utf8(param.help).is_empty() && !utf8(param.key).is_empty());
+                utf8(param.unit);
+                keys.push(param.key());
+            }
+        }
+        keys.sort_unstable();
+        keys.dedup();
+        assert_eq!(keys.len(), PARAMS.len(), "each parameter belongs to a node, and no two share a key");
+    }
+}

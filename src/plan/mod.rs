@@ -1,0 +1,30 @@
+//! From a shape and a limit to a schedule and its bytes. Knows no device: what things cost is told by [`Costs`].
+//!
+//! A plan is made by rehearsing the schedule: the run later takes the same steps with the same slots, so what it takes
+//! is what was planned, to the byte.
+
+mod clip;
+mod job;
+mod report;
+mod search;
+mod slots;
+mod step;
+mod tiles;
+mod work;
+
+pub use clip::Cut;
+pub use job::{Job, Layout, Order, Region, Wait};
+pub use report::{Bytes, Plan};
+pub use search::{Blueprint, Request, Unplannable};
+pub use slots::{Slot, SlotPool};
+pub use step::{ConvFrame, Step};
+pub use tiles::{Grid, Spacing, TileSize};
+
+use crate::tensor::{ConvLayout, FrameShape};
+
+/// What frames and steps cost, in bytes.
+pub trait Costs {
+    fn frame_bytes(&self, shape: FrameShape) -> u64;
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
+    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
+}

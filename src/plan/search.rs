@@ -1,0 +1,271 @@
+//! Finds the fastest way to do a job within a limit, in the order of what it costs: shorter chunks and slices first,
+//! which cost a little time and no exactness, and tiles last.
+
+use std::sync::Arc;
+
+use super::clip::Cut;
+use super::job::{Job, Layout, Order};
+use super::report::Plan;
+use super::slots::SlotPool;
+use super::step::Step;
+use super::tiles::{Grid, Spacing, TileSize};
+use super::Costs;
+use crate::model::{Direction, Network};
+use crate::tensor::{FrameShape, Shape};
+
+/// A chunk of about this many pixels keeps every core busy; more of them take memory and give nothing.
+const CHUNK_PIXELS: u64 = 16384;
+const MOST_CHUNK_FRAMES: u64 = 8;
+
+/// What is to be planned.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub network: Arc<Network>,
+    /// The shape that the host passes in. `frames == 0` stands for a stream.
+    pub input: Shape,
+    /// Bytes that weights and workspace may take together.
+    pub limit: u64,
+    pub weight_bytes: u64,
+    /// Bytes that loading the weights takes for a moment, weights included.
+    pub load_bytes: u64,
+    /// Tiles that the host asks for.
+    pub tiles: Option<TileSize>,
+    /// The overlap of tiles that the limit asks for.
+    pub overlap: u64,
+    /// Latent frames per slice, and the most frames per chunk, where the host sets them.
+    pub slice: Option<u64>,
+    pub chunk: Option<u64>,
+}
+
+/// No way to do the job fits: the smallest would take this much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unplannable {
+    pub smallest: u64,
+}
+
+/// A way to do the job, with everything a run needs to follow it.
+#[derive(Debug, Clone)]
+pub struct Blueprint {
+    pub(super) layout: Layout,
+    frames: Option<u64>,
+    slots: SlotPool,
+    scratch: u64,
+    weight_bytes: u64,
+    load_bytes: u64,
+    input: Shape,
+}
+
+impl Request {
+    /// The first way that fits.
+    pub fn plan(&self, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
+        let mut smallest = u64::MAX;
+        let mut fits = |blueprint: Blueprint| {
+            smallest = smallest.min(blueprint.device_bytes());
+            (blueprint.device_bytes() <= self.limit).then_some(blueprint)
+        };
+        let cuts = self.cuts();
+        let asked = self.tiles.and_then(|size| self.grid(size));
+        let smallest_cut = cuts.last().expect("there is always one");
+        let with_tiles = self.smaller_tiles().into_iter().map(|size| (smallest_cut, self.grid(size)));
+        let candidates = cuts.iter().map(|cut| (cut, asked.clone())).chain(with_tiles);
+        candidates
+            .flat_map(|(cut, grid)| self.layouts(cut, grid))
+            .find_map(|layout| fits(self.rehearse(layout, costs)))
+            .ok_or(Unplannable { smallest })
+    }
+
+    /// The input as the network sees it: whole latent pixels.
+    fn input_frame(&self) -> FrameShape {
+        let scale = match self.network.direction {
+            Direction::Encode => self.network.config.spatial_scale(),
+            Direction::Decode => 1,
+        };
+        let whole = |length: u64| length.div_ceil(scale) * scale;
+        FrameShape::new(whole(self.input.height), whole(self.input.width), self.network.input_channels())
+    }
+
+    /// Rows and columns of the latent.
+    fn latent(&self) -> (u64, u64) {
+        let (input, output) = (self.input_frame(), self.network.output_shape(self.input_frame()));
+        match self.network.direction {
+            Direction::Encode => (output.height, output.width),
+            Direction::Decode => (input.height, input.width),
+        }
+    }
+
+    fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
+        let (rows, columns) = self.latent();
+        Grid::new(size, rows, columns, self.network.config.spatial_scale(), self.network.direction).map(Arc::new)
+    }
+
+    /// Cuts from the fastest to the smallest.
+    fn cuts(&self) -> Vec<Arc<Cut>> {
+        let network = &self.network;
+        let shapes = network.input_shapes(self.input_frame());
+        let wish: Vec<u64> = network.stages.iter().map(|stage| {
+            let head = &network.layers[stage.head];
+            let pixels = head.layout.window.output(shapes[stage.head], 1).pixels();
+            CHUNK_PIXELS.div_ceil(pixels.max(1)).min(MOST_CHUNK_FRAMES)
+        }).collect();
+        let latent_stage = match network.direction {
+            Direction::Encode => network.stages.len() - 1,
+            Direction::Decode => 0,
+        };
+        let rate = match network.direction {
+            Direction::Encode => network.config.time_scale(),
+            Direction::Decode => 1,
+        };
+        let mut cuts: Vec<Arc<Cut>> = Vec::new();
+        for cap in [MOST_CHUNK_FRAMES, 4, 2, 1] {
+            let slice = self.slice.unwrap_or(wish[latent_stage].min(cap));
+            let most = self.chunk.unwrap_or(cap).min(cap);
+            let chunks = wish.iter().map(|w| (*w).min(most)).collect();
+            let cut = Arc::new(Cut { slice: slice * rate, chunks });
+            if !cuts.contains(&cut) {
+                cuts.push(cut);
+            }
+        }
+        cuts
+    }
+
+    /// The orders a cut and a grid can be run in.
+    fn layouts(&self, cut: &Arc<Cut>, grid: Option<Arc<Grid>>) -> Vec<Layout> {
+        let orders: &[Order] = match (self.input.frames, &grid) {
+            (0, _) => &[Order::SliceBySlice],
+            (_, None) => &[Order::LaneByLane],
+            (_, Some(_)) => &[Order::LaneByLane, Order::SliceBySlice],
+        };
+        let layout = |order: &Order| Layout {
+            network: Arc::clone(&self.network),
+            batch: self.input.batch,
+            input: self.input_frame(),
+            cut: Arc::clone(cut),
+            grid: grid.clone(),
+            order: *order,
+        };
+        orders.iter().map(layout).collect()
+    }
+
+    /// Evenly sized tiles, from the largest down to the least a tile can be, none larger than the host asked for.
+    fn smaller_tiles(&self) -> Vec<TileSize> {
+        let scale = self.network.config.spatial_scale();
+        let (rows, columns) = self.latent();
+        let least = 64u64.div_ceil(scale).max(1);
+        let overlap = self.overlap / scale;
+        // Cutting an axis into n spans that share `overlap` takes spans of this length.
+        let side = |length: u64, n: u64| (length + (n - 1) * overlap).div_ceil(n).max(least).min(length);
+        let mut sizes: Vec<TileSize> = Vec::new();
+        let (mut down, mut across) = (1, 1);
+        loop {
+            let (height, width) = (side(rows, down), side(columns, across));
+            let (height, width) = (height * scale, width * scale);
+            let size = TileSize { height, width, overlap: self.overlap, spacing: Spacing::Even };
+            let fits = self.tiles.is_none_or(|b| size.height <= b.height && size.width <= b.width);
+            if fits && (down, across) != (1, 1) && !sizes.contains(&size) {
+                sizes.push(size);
+            }
+            // The longer side is cut next, until neither can be.
+            let can = |length: u64, n: u64| side(length, n + 1) < side(length, n) && side(length, n) > least.max(overlap + 1);
+            match (can(rows, down), can(columns, across)) {
+                (false, false) => return sizes,
+                (true, false) => down += 1,
+                (false, true) => across += 1,
+                (true, true) if height > width => down += 1,
+                (true, true) => across += 1,
+            }
+        }
+    }
+
+    pub(super) fn rehearse(&self, layout: Layout, costs: &dyn Costs) -> Blueprint {
+        let frames = (self.input.frames > 0).then_some(self.input.frames);
+        // Every slice after the second takes the same slots, so a few stand for all; the last one may be shorter.
+        let slice = layout.cut.slice;
+        let enough = 1 + 4 * slice;
+        let rehearsed = match frames {
+            Some(n) if n > enough + slice => enough + (n - 1) % slice,
+            Some(n) => n,
+            None => enough,
+        };
+        let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
+        let shortened = Layout { batch, ..layout.clone() };
+        let mut scratch = 0;
+        let network = Arc::clone(&self.network);
+        let job = Job::new(shortened, frames.map(|_| rehearsed), SlotPool::default(), costs);
+        let mut slots = job.rehearse(Some(rehearsed), |step| {
+            scratch = scratch.max(match step {
+                Step::Conv { layer, input, frames } => {
+                    costs.conv_scratch(&network.layers[*layer].layout, *input, frames.len() as u64)
+                }
+                Step::Attention { shape, frames } => costs.attention_scratch(*shape, frames.len() as u64),
+                Step::Load { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
+            });
+        });
+        if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
+            // Every frame of the clip waits for its last tile, those that were not rehearsed too.
+            let more = network.output_frames(frames) - network.output_frames(rehearsed);
+            slots.add(costs.frame_bytes(network.output_shape(layout.input)), more);
+        }
+        Blueprint {
+            layout,
+            frames,
+            slots: slots.reserve(),
+            scratch,
+            weight_bytes: self.weight_bytes,
+            load_bytes: self.load_bytes,
+            input: self.input,
+        }
+    }
+}
+
+impl Blueprint {
+    /// The schedule, from the start.
+    pub fn job(&self, costs: &dyn Costs) -> Job {
+        Job::new(self.layout.clone(), self.frames, self.slots.clone(), costs)
+    }
+
+    /// Bytes of the one block that slots and scratch share.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.slots.bytes() + self.scratch
+    }
+
+    /// Where the scratch begins in that block.
+    pub fn scratch_offset(&self) -> u64 {
+        self.slots.bytes()
+    }
+
+    pub fn device_bytes(&self) -> u64 {
+        (self.weight_bytes + self.workspace_bytes()).max(self.load_bytes)
+    }
+
+    /// What the host is told.
+    pub fn report(&self) -> Plan {
+        let (network, cut) = (&self.layout.network, &self.layout.cut);
+        let config = &network.config;
+        let (channels, rate) = match network.direction {
+            Direction::Encode => (config.latent, config.time_scale()),
+            Direction::Decode => (network.output_channels(), 1),
+        };
+        let shape = network.output_shape(self.layout.input);
+        let frames = self.frames.map_or(0, |n| network.output_frames(n));
+        let image = match network.direction {
+            Direction::Encode => (self.layout.input.height, self.layout.input.width),
+            Direction::Decode => (shape.height, shape.width),
+        };
+        let grid = self.layout.grid.as_deref();
+        Plan {
+            direction: network.direction,
+            input: self.input,
+            output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
+            device_bytes: self.device_bytes(),
+            host_bytes: 0,
+            weight_bytes: self.weight_bytes,
+            workspace_bytes: self.workspace_bytes(),
+            slice_frames: cut.slice / rate,
+            chunk_frames: cut.chunks.clone(),
+            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
+            tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
+            tile_overlap: grid.map_or(0, |g| g.size.overlap),
+            exact: grid.is_none(),
+        }
+    }
+}

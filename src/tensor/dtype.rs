@@ -1,0 +1,65 @@
+//! Element types a host may pass.
+
+/// The element types of the C ABI. The numbers are DLPack's: code, bits, lanes from the lowest byte up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u32)]
+pub enum DType {
+    U8 = 0x0001_0801,
+    U16 = 0x0001_1001,
+    F16 = 0x0001_1002,
+    BF16 = 0x0001_1004,
+    F32 = 0x0001_2002,
+}
+
+impl DType {
+    pub const ALL: [DType; 5] = [DType::U8, DType::U16, DType::F16, DType::BF16, DType::F32];
+
+    pub fn from_code(code: u32) -> Option<DType> {
+        Self::ALL.into_iter().find(|d| *d as u32 == code)
+    }
+
+    pub const fn bytes(self) -> u64 {
+        match self {
+            DType::U8 => 1,
+            DType::U16 | DType::F16 | DType::BF16 => 2,
+            DType::F32 => 4,
+        }
+    }
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::U8 => "u8",
+            DType::U16 => "u16",
+            DType::F16 => "f16",
+            DType::BF16 => "bf16",
+            DType::F32 => "f32",
+        }
+    }
+
+    /// The largest value of an integer type, which stands for full intensity; `None` for floats.
+    pub const fn full_scale(self) -> Option<f32> {
+        match self {
+            DType::U8 => Some(255.0),
+            DType::U16 => Some(65535.0),
+            DType::F16 | DType::BF16 | DType::F32 => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn codes_are_those_of_dlpack() {
+        // (code, bits, lanes): kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4.
+        for (dtype, code, bits) in
+            [(DType::U8, 1, 8), (DType::U16, 1, 16), (DType::F16, 2, 16), (DType::BF16, 4, 16), (DType::F32, 2, 32)]
+        {
+            assert_eq!(dtype as u32, code | bits << 8 | 1 << 16);
+            assert_eq!(dtype.bytes(), u64::from(bits / 8));
+            assert_eq!(DType::from_code(dtype as u32), Some(dtype));
+        }
+        assert_eq!(DType::from_code(0x0001_4002), None, "f64 is not taken");
+    }
+}

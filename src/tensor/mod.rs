@@ -1,0 +1,11 @@
+//! What a tensor is to this crate: an element type, a five-dimensional shape, and a strided view of somebody's memory.
+
+mod conv;
+mod dtype;
+mod shape;
+mod view;
+
+pub use conv::{ConvLayout, ConvSource, Prologue, Window};
+pub use dtype::DType;
+pub use shape::{FrameShape, Shape, AXES};
+pub use view::{Place, View};

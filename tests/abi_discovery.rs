@@ -1,0 +1,178 @@
+//! What a host learns about nodes and devices, and that it can act on it.
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::ffi::{CStr, c_char};
+
+use common::{Vae, api, error_text, outcome, sized, small};
+use video_vae::capi::*;
+
+/// A static text of the library's.
+fn text(text: *const c_char) -> &'static str {
+    assert!(!text.is_null());
+    // SAFETY: the library's texts end with a NUL and are never gone.
+    unsafe { CStr::from_ptr(text) }.to_str().unwrap()
+}
+
+fn node(index: u32) -> vvae_node_desc {
+    let mut info = sized();
+    // SAFETY: the struct is as long as it says.
+    outcome(std::ptr::null_mut(), unsafe { (api().vvae_node_info)(index, &mut info) }).unwrap();
+    info
+}
+
+fn params(node: u32) -> Vec<vvae_param_desc> {
+    // SAFETY: takes numbers only.
+    let count = unsafe { (api().vvae_param_count)(node) };
+    let info = |i| {
+        let mut info = sized();
+        // SAFETY: the struct is as long as it says.
+        outcome(std::ptr::null_mut(), unsafe { (api().vvae_param_info)(node, i, &mut info) }).unwrap();
+        info
+    };
+    (0..count).map(info).collect()
+}
+
+fn choices(node: u32, param: u32) -> Vec<&'static str> {
+    // SAFETY: takes numbers only.
+    let count = unsafe { (api().vvae_choice_count)(node, param) };
+    // SAFETY: takes numbers only.
+    (0..count).map(|i| text(unsafe { (api().vvae_choice)(node, param, i) })).collect()
+}
+
+#[test]
+fn versions() {
+    // SAFETY: takes nothing.
+    assert_eq!(unsafe { (api().vvae_abi_version)() }, VVAE_ABI_VERSION);
+    // SAFETY: takes nothing.
+    assert_eq!(text(unsafe { (api().vvae_version)() }), env!("CARGO_PKG_VERSION"));
+}
+
+#[test]
+fn two_nodes_with_ports_that_fit_each_other() {
+    // SAFETY: takes nothing.
+    assert_eq!(unsafe { (api().vvae_node_count)() }, 2);
+    let mut ports = BTreeSet::new();
+    for n in 0..2 {
+        let desc = node(n);
+        assert!(!text(desc.label).is_empty() && !text(desc.help).is_empty());
+        // SAFETY: takes numbers only.
+        for p in 0..unsafe { (api().vvae_port_count)(n) } {
+            let mut port = sized::<vvae_port_desc>();
+            // SAFETY: the struct is as long as it says.
+            assert_eq!(unsafe { (api().vvae_port_info)(n, p, &mut port) }, VVAE_OK);
+            // SAFETY: the library's array, as long as it says.
+            let dtypes = unsafe { std::slice::from_raw_parts(port.dtypes, port.dtype_count as usize) };
+            assert!(dtypes.contains(&VVAE_DTYPE_F32));
+            assert_eq!(dtypes.contains(&VVAE_DTYPE_U8), text(port.kind) == "video");
+            assert!(!text(port.help).is_empty());
+            ports.insert((text(desc.id), text(port.name), text(port.kind), port.direction, port.optional));
+        }
+    }
+    let expected = [
+        ("encode", "video", "video", VVAE_PORT_INPUT, 0),
+        ("encode", "latent", "latent", VVAE_PORT_OUTPUT, 0),
+        ("encode", "logvar", "latent", VVAE_PORT_OUTPUT, 1),
+        ("decode", "latent", "latent", VVAE_PORT_INPUT, 0),
+        ("decode", "video", "video", VVAE_PORT_OUTPUT, 0),
+    ];
+    assert_eq!(ports, BTreeSet::from(expected));
+}
+
+#[test]
+fn every_value_that_discovery_names_is_taken() {
+    let v = Vae::open(&small()).unwrap();
+    for n in 0..2 {
+        for (p, param) in params(n).iter().enumerate() {
+            let key = text(param.key);
+            let take =
+                |value: &str| v.configure(key, value).unwrap_or_else(|why| panic!("{key}={value}: {}", why.text));
+            let choices = choices(n, p as u32);
+            assert_eq!(choices.len(), param.choice_count as usize);
+            assert_eq!(choices.is_empty(), param.kind != VVAE_PARAM_CHOICE, "{key}");
+            // The processor of the test need not have every instruction set.
+            if key != "instruction_set" {
+                choices.iter().for_each(|choice| assert_eq!(take(choice), VVAE_OK));
+            }
+            if param.flags & VVAE_PARAM_HAS_AUTO != 0 {
+                take("auto");
+            }
+            if param.flags & VVAE_PARAM_HAS_RANGE != 0 && param.kind != VVAE_PARAM_FLOAT {
+                assert!(param.min < param.max && param.step > 0.0, "{key}");
+                take(&format!("{}", param.min));
+                take(&format!("{}", param.min + param.step));
+                // The largest number of 64 bits is not a double's.
+                take(&if param.max > 1e19 { u64::MAX.to_string() } else { param.max.to_string() });
+                v.configure(key, &format!("{}", param.max * 2.0)).unwrap_err().says(VVAE_ERROR_ARGUMENT, &[key]);
+                v.configure(key, "-1").unwrap_err().says(VVAE_ERROR_ARGUMENT, &[key, "\"-1\""]);
+            }
+            if param.kind == VVAE_PARAM_FLOAT {
+                take(&format!("{}", param.min * 2.0));
+                take(&format!("{}", param.max));
+            }
+            if param.kind == VVAE_PARAM_BOOL {
+                ["true", "false", "1", "0"].map(take);
+            }
+            take(text(param.default_value));
+        }
+    }
+}
+
+#[test]
+fn parameters_have_the_names_users_know() {
+    let keys = |n| params(n).iter().map(|p| text(p.key)).collect::<BTreeSet<_>>();
+    let [encode, decode] = [keys(0), keys(1)];
+    for key in ["memory_limit", "threads", "pixel_range", "scaling_factor", "slice_frames", "chunk_frames"] {
+        assert!(encode.contains(key) && decode.contains(key), "{key}");
+    }
+    for key in ["posterior", "seed", "encode_tiled", "encode_tile_size", "encode_tile_overlap"] {
+        assert!(encode.contains(key) && !decode.contains(key), "{key}");
+    }
+    for key in ["decode_tiled", "decode_tile_size", "decode_tile_overlap"] {
+        assert!(!encode.contains(key) && decode.contains(key), "{key}");
+    }
+}
+
+#[test]
+fn what_is_not_there_is_said_so() {
+    // SAFETY: takes numbers only.
+    unsafe {
+        assert_eq!((api().vvae_port_count)(2), 0);
+        assert_eq!((api().vvae_param_count)(u32::MAX), 0);
+        assert_eq!((api().vvae_choice_count)(0, u32::MAX), 0);
+        assert!((api().vvae_choice)(0, 0, 0).is_null(), "memory_limit is no choice");
+        assert!((api().vvae_choice)(9, 0, 0).is_null());
+    }
+    let null = std::ptr::null_mut();
+    // SAFETY: the structs are as long as they say, or null.
+    unsafe {
+        assert_eq!((api().vvae_node_info)(7, &mut sized()), VVAE_ERROR_ARGUMENT);
+        assert!(error_text(null).contains("node: there is no number 7"), "{}", error_text(null));
+        assert_eq!((api().vvae_port_info)(0, 3, &mut sized()), VVAE_ERROR_ARGUMENT);
+        assert_eq!((api().vvae_param_info)(1, 99, &mut sized()), VVAE_ERROR_ARGUMENT);
+        assert_eq!((api().vvae_device_info)(99, &mut sized()), VVAE_ERROR_ARGUMENT);
+        assert_eq!((api().vvae_node_info)(0, std::ptr::null_mut()), VVAE_ERROR_ARGUMENT);
+        assert!(error_text(null).contains("out is null"), "{}", error_text(null));
+    }
+}
+
+#[test]
+fn the_cpu_is_a_device() {
+    // SAFETY: takes nothing.
+    let count = unsafe { (api().vvae_device_count)() };
+    let devices: Vec<vvae_device_desc> = (0..count)
+        .map(|i| {
+            let mut device = sized();
+            // SAFETY: the struct is as long as it says.
+            assert_eq!(unsafe { (api().vvae_device_info)(i, &mut device) }, VVAE_OK);
+            device
+        })
+        .collect();
+    let cpu = devices.iter().find(|d| d.device_type == VVAE_DEVICE_CPU).unwrap();
+    // SAFETY: the library ends its arrays with a NUL.
+    let (id, name) = unsafe { (CStr::from_ptr(cpu.id.as_ptr()), CStr::from_ptr(cpu.name.as_ptr())) };
+    assert_eq!(id, c"cpu");
+    assert!(!name.is_empty());
+    assert!(cpu.memory_total >= cpu.memory_free && cpu.memory_free > 0);
+}

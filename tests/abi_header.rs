@@ -1,0 +1,153 @@
+//! The header as C and C++ see it: it compiles alone, its structs are those of the library, and programs run with it.
+
+mod common;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use video_vae::capi::*;
+
+const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-pedantic", "-Werror"];
+
+/// A compiler, if there is one. Without one the test says that it did not run; in CI it fails.
+fn compiler(variable: &str, default: &str) -> Option<String> {
+    let name = std::env::var(variable).unwrap_or_else(|_| default.into());
+    match Command::new(&name).arg("--version").output() {
+        Ok(output) if output.status.success() => Some(name),
+        _ if std::env::var_os("CI").is_some() => panic!("{name} is not there"),
+        _ => {
+            println!("skipped: {name} is not there");
+            None
+        }
+    }
+}
+
+/// A folder of one test's own.
+fn scratch(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+fn succeeds(command: &mut Command) {
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{command:?}\n{}{}", text[0], text[1]);
+}
+
+fn compile(compiler: &str, standard: &str, source: &str) -> Command {
+    let mut command = Command::new(compiler);
+    command.arg(format!("-std={standard}")).args(STRICT).arg("-I").arg(common::root().join("include"));
+    command.arg(common::root().join("tests/c").join(source));
+    command
+}
+
+#[test]
+fn compiles_alone_in_every_standard() {
+    let folder = scratch("alone");
+    if let Some(cc) = compiler("CC", "cc") {
+        for standard in ["c99", "c11", "c17"] {
+            succeeds(compile(&cc, standard, "header.c").arg("-c").arg("-o").arg(folder.join("c.o")));
+        }
+    }
+    if let Some(cxx) = compiler("CXX", "c++") {
+        for standard in ["c++17", "c++20"] {
+            succeeds(compile(&cxx, standard, "header.cpp").arg("-c").arg("-o").arg(folder.join("cpp.o")));
+            let mut as_cpp = Command::new(&cxx);
+            as_cpp.arg(format!("-std={standard}")).args(STRICT).arg("-I").arg(common::root().join("include"));
+            as_cpp.args(["-x", "c++", "-c"]).arg(common::root().join("tests/c/header.c"));
+            succeeds(as_cpp.arg("-o").arg(folder.join("c_as_cpp.o")));
+        }
+    }
+}
+
+/// One line of C a field. The pattern names every field, or it would not compile.
+macro_rules! layout {
+    ($out:ident, $($name:ident { $($field:ident),* $(,)? })*) => {$(
+        writeln!($out, "SIZE({}, {})", stringify!($name), size_of::<$name>()).unwrap();
+        let value: $name = common::sized();
+        let $name { $($field),* } = value;
+        $(
+            let offset = std::mem::offset_of!($name, $field);
+            let names = (stringify!($name), stringify!($field));
+            writeln!($out, "FIELD({}, {}, {offset}, {})", names.0, names.1, size_of_val(&$field)).unwrap();
+        )*
+    )*};
+}
+
+macro_rules! constants {
+    ($out:ident, $($name:ident)*) => {
+        $(writeln!($out, "CONSTANT({}, {})", stringify!($name), $name as i64).unwrap();)*
+    };
+}
+
+#[test]
+fn structs_and_constants_are_the_same_in_c() {
+    let mut out = String::new();
+    layout! { out,
+        vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
+        vvae_create_info {
+            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user,
+        }
+        vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
+        vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
+        vvae_plan_info {
+            struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
+            slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
+            text_length,
+        }
+        vvae_memory_info { struct_size, streams, now, peak, reserved, host }
+        vvae_device_desc { struct_size, device_type, device_id, id, name, memory_total, memory_free }
+        vvae_node_desc { struct_size, reserved, id, label, help }
+        vvae_port_desc { struct_size, direction, optional, dtype_count, dtypes, name, kind, help }
+        vvae_param_desc {
+            struct_size, kind, flags, choice_count, key, default_value, unit, help, min, max, step,
+        }
+    }
+    constants! { out,
+        VVAE_ABI_MAJOR VVAE_ABI_MINOR VVAE_ABI_VERSION VVAE_OK VVAE_AGAIN VVAE_END
+        VVAE_ERROR_ARGUMENT VVAE_ERROR_TENSOR VVAE_ERROR_CHECKPOINT VVAE_ERROR_DEVICE VVAE_ERROR_MEMORY
+        VVAE_ERROR_CANCELLED VVAE_ERROR_STATE VVAE_ERROR_INTERNAL
+        VVAE_DEVICE_CPU VVAE_DEVICE_CUDA VVAE_DEVICE_CUDA_HOST
+        VVAE_DTYPE_U8 VVAE_DTYPE_U16 VVAE_DTYPE_F16 VVAE_DTYPE_BF16 VVAE_DTYPE_F32
+        VVAE_LOG_DEBUG VVAE_LOG_INFO VVAE_LOG_WARNING VVAE_LOG_ERROR VVAE_RUN_HAS_STREAM
+        VVAE_TRIM_WORKSPACE VVAE_TRIM_WEIGHTS VVAE_PORT_INPUT VVAE_PORT_OUTPUT
+        VVAE_PARAM_INT VVAE_PARAM_FLOAT VVAE_PARAM_BOOL VVAE_PARAM_CHOICE VVAE_PARAM_BYTES
+        VVAE_PARAM_HAS_AUTO VVAE_PARAM_HAS_RANGE
+    }
+    let folder = scratch("layout");
+    std::fs::write(folder.join("layout.inc"), out).unwrap();
+    let Some(cc) = compiler("CC", "cc") else { return };
+    for standard in ["c99", "c17"] {
+        let program = folder.join(format!("layout_{standard}"));
+        succeeds(compile(&cc, standard, "layout.c").arg("-I").arg(&folder).arg("-o").arg(&program));
+        succeeds(&mut Command::new(program));
+    }
+}
+
+/// Compiles a program against the library, which it then finds by the name that the library gives itself.
+fn builds_and_runs(compiler: &str, standard: &str, source: &str) {
+    let folder = scratch(source);
+    let library = common::library_path();
+    let beside = library.parent().unwrap();
+    let program = folder.join("host");
+    let mut command = compile(compiler, standard, source);
+    command.arg(&library).arg("-o").arg(&program);
+    succeeds(command.arg(format!("-Wl,-rpath,{}", beside.display())));
+    succeeds(Command::new(program).arg(common::small()));
+}
+
+#[test]
+fn a_c_program_runs() {
+    if let Some(cc) = compiler("CC", "cc") {
+        builds_and_runs(&cc, "c99", "host.c");
+    }
+}
+
+#[test]
+fn a_cpp_program_runs() {
+    if let Some(cxx) = compiler("CXX", "c++") {
+        builds_and_runs(&cxx, "c++17", "host.cpp");
+    }
+}

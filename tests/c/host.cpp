@@ -1,0 +1,89 @@
+// A C++ program that links the library, through the wrapper: every member once, and exceptions both ways.
+#include <cstdio>
+#include <cstring>
+
+#include "video_vae.hpp"
+
+namespace {
+
+void expect(bool good, const char *what) {
+    if (!good) throw std::logic_error(what);
+}
+
+template <class E, class F> E thrown_by(F &&body) {
+    try {
+        body();
+    } catch (const E &error) {
+        return error;
+    }
+    throw std::logic_error("nothing was thrown");
+}
+
+void use(const std::string &weights) {
+    using video_vae::Tensor;
+    int lines = 0;
+    video_vae::Options options;
+    options.device = "cpu";
+    options.log = [&](int32_t, const char *) { lines++; };
+    video_vae::Vae first(weights, options);
+    expect(lines > 0, "the log is silent");
+    video_vae::Vae vae = std::move(first);
+
+    auto model = vae.model();
+    expect(model.pixel_channels == 3 && model.spatial_scale == 8 && model.time_scale == 4, "model");
+    std::vector<uint8_t> rgb(5 * 16 * 16 * 3, 100), back(rgb.size());
+    std::vector<float> latent(model.latent_channels * 2 * 2 * 2), logvar(latent.size());
+    video_vae::Shape shape{1, model.latent_channels, 2, 2, 2};
+    auto video = Tensor::interleaved(rgb.data(), 5, 16, 16);
+    auto latents = Tensor::of(latent.data(), shape);
+
+    auto plan = vae.plan("encode", video.shape);
+    expect(plan.info.device_bytes > 0 && plan.text.size() == plan.info.text_length, "plan");
+    expect(std::strlen(plan.text.c_str()) == plan.text.size(), "plan text");
+    video_vae::Run run;
+    run.logvar = Tensor::of(logvar.data(), shape);
+    int told = 0;
+    run.progress = [&](uint64_t, uint64_t, const char *) { return ++told > 0; };
+    vae.encode(video, latents, run);
+    expect(told > 0 && logvar != std::vector<float>(logvar.size()), "encode");
+    vae.decode(latents, Tensor::interleaved(back.data(), 5, 16, 16));
+    expect(vae.memory().peak > 0, "memory");
+    vae.trim();
+
+    run.progress = [](uint64_t, uint64_t, const char *) { return false; };
+    expect(thrown_by<video_vae::Error>([&] { vae.encode(video, latents, run); }).status() == VVAE_ERROR_CANCELLED,
+           "a callback that stops");
+    run.progress = [](uint64_t, uint64_t, const char *) -> bool { throw std::out_of_range("mine"); };
+    expect(std::string("mine") == thrown_by<std::out_of_range>([&] { vae.encode(video, latents, run); }).what(),
+           "a callback that throws");
+    auto error = thrown_by<video_vae::Error>([&] { vae.configure("threads", "many"); });
+    expect(error.status() == VVAE_ERROR_ARGUMENT && std::strstr(error.what(), "\"many\""), "a refused value");
+    expect(thrown_by<video_vae::Error>([] { video_vae::Vae("/no/such/file"); }).status() == VVAE_ERROR_CHECKPOINT,
+           "a missing file");
+
+    auto stream = vae.stream("decode", shape);
+    expect(stream.push(latents) <= 2, "push");
+    stream.finish();
+    int64_t frames = 0;
+    for (;;) {
+        auto pulled = stream.pull(Tensor::interleaved(back.data(), 5, 16, 16));
+        frames += pulled.frames;
+        if (pulled.status == VVAE_END) break;
+        expect(pulled.status == VVAE_OK, "pull");
+    }
+    expect(frames == 5, "frames of the stream");
+    vae.cancel();
+    expect(!video_vae::devices().empty() && std::string("cpu") == video_vae::devices()[0].id, "devices");
+}
+
+} // namespace
+
+int main(int argc, char **argv) {
+    try {
+        use(argc > 1 ? argv[1] : "");
+    } catch (const std::exception &error) {
+        std::printf("%s\n", error.what());
+        return 1;
+    }
+    std::puts("ok");
+}

@@ -57,15 +57,17 @@ impl<B: Backend> Streaming<B> {
 
 impl<B: Backend> Stream for Streaming<B> {
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
-        if self.ended {
-            return Err(Error::State("stream: frames cannot be pushed after the end was".into()));
-        }
         let Some(view) = input else {
-            self.ended = true;
-            let frames = self.job.loaded();
-            self.job.set_total(frames);
+            if !self.ended {
+                self.ended = true;
+                let frames = self.job.loaded();
+                self.job.set_total(frames);
+            }
             return Ok(0);
         };
+        if self.ended {
+            return Err(Error::State("frames: the clip was said to be complete; open another stream for the next".into()));
+        }
         let network = Arc::clone(&self.job.layout().network);
         check::input(&network.config, network.direction, view, self.place)?;
         check::continues(network.direction, view.shape(), self.input)?;

@@ -7,7 +7,7 @@
 
 use super::band::{self, Extent, Source};
 use super::geometry::{Area, Geometry, groups, part};
-use super::kernel::{BLOCK, PANEL, Tile};
+use super::kernel::{BLOCK, FEW, FEW_PIXELS, PANEL, Tile, dots};
 use super::memory::{ALIGN, Memory, Shared};
 use super::norm::{Moments, Row, conclude};
 use super::pack::{self, Conv};
@@ -302,7 +302,8 @@ impl Pass<'_> {
             out_step: self.step(),
             add,
         };
-        let tiles = self.area.width.div_ceil(S::PIXELS);
+        let few = width <= FEW;
+        let tiles = self.area.width.div_ceil(if few { FEW_PIXELS } else { S::PIXELS });
         for y in 0..self.area.height {
             // SAFETY: tiles lie inside the area, and their taps inside its band.
             unsafe {
@@ -311,7 +312,9 @@ impl Pass<'_> {
                     let (left, right) = part(self.area.width, tiles, index);
                     tile.band = band.add((y * extent.columns + left) * stride * BLOCK);
                     tile.out = out.add(left * self.step());
-                    if channels == width {
+                    if few {
+                        dots::<S>(&tile, right - left);
+                    } else if channels == width {
                         S::tile(&tile, right - left);
                     } else {
                         narrow::<S>(&tile, right - left, channels);

@@ -9,6 +9,13 @@ pub(super) const BLOCK: usize = 16;
 /// Output channels that a full panel of weights makes.
 pub(super) const PANEL: usize = 32;
 
+/// A last panel of so few channels is no panel: its products are sums over vectors of input channels, see [`dots`].
+pub(super) const FEW: usize = 4;
+/// Pixels of the widest tile of [`dots`].
+pub(super) const FEW_PIXELS: usize = 4;
+/// Input channels between the weights that are used and those that are sent for, as far as the second-level cache is away.
+const AHEAD: usize = 32;
+
 /// A few neighbouring pixels of a row times one panel of weights.
 #[derive(Clone, Copy)]
 pub(super) struct Tile<'a> {
@@ -23,7 +30,7 @@ pub(super) struct Tile<'a> {
     pub cin: usize,
     /// For each block, tap and channel: as many weights as the panel is wide.
     pub weights: *const f32,
-    /// Width of the panel, [`PANEL`] or half of it.
+    /// Width of the panel, [`PANEL`] or half of it; or at most [`FEW`], for [`dots`].
     pub width: usize,
     pub out: *mut f32,
     /// From a pixel to the next in `out`.
@@ -58,15 +65,9 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> Op for P
                     for tap in tile.taps {
                         let mut a = band.add(*tap);
                         for _ in 0..BLOCK / 4 {
-                            // PF
-                            S::prefetch(w.wrapping_add(16 * W + 0 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 1 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 2 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 3 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 4 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 5 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 6 * 16));
-                            S::prefetch(w.wrapping_add(16 * W + 7 * 16));
+                            for line in (0..4 * W).step_by(16) {
+                                S::prefetch(w.wrapping_add(AHEAD * W + line));
+                            }
                             step::<S, M, N, STEP>(&mut sum, a, w);
                             step::<S, M, N, STEP>(&mut sum, a.add(1), w.add(W));
                             step::<S, M, N, STEP>(&mut sum, a.add(2), w.add(2 * W));
@@ -157,6 +158,64 @@ pub(super) unsafe fn avx2(tile: &Tile, pixels: usize) {
 /// As [`Simd::tile`].
 pub(super) unsafe fn portable(tile: &Tile, pixels: usize) {
     sized!(tile, pixels, Portable, 2, 2, 1 2 3 4)
+}
+
+/// A tile of exactly `M` pixels and `C` output channels. Each sum is one of vectors over input channels, until the end,
+/// so no lane is spent on channels that are not there. Weights lie as [block][tap][output channel][input channel], in
+/// whole blocks.
+struct Dots<'a, const M: usize, const C: usize>(&'a Tile<'a>);
+
+impl<const M: usize, const C: usize> Op for Dots<'_, M, C> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let tile = self.0;
+        let mut sum = [[S::splat(0.0); C]; M];
+        let (mut band, mut w) = (tile.band, tile.weights);
+        // SAFETY: whoever made the tile vouches for its pointers, sizes and strides.
+        unsafe {
+            for _ in 0..tile.cin.div_ceil(BLOCK) {
+                for tap in tile.taps {
+                    for lane in (0..BLOCK).step_by(S::LANES) {
+                        let mut weights = [S::splat(0.0); C];
+                        for (c, weights) in weights.iter_mut().enumerate() {
+                            *weights = S::load(w.add(c * BLOCK + lane));
+                        }
+                        for (m, sum) in sum.iter_mut().enumerate() {
+                            let values = S::load(band.add(*tap + m * tile.step + lane));
+                            for (c, sum) in sum.iter_mut().enumerate() {
+                                *sum = S::fma(values, weights[c], *sum);
+                            }
+                        }
+                    }
+                    w = w.add(C * BLOCK);
+                }
+                band = band.add(tile.block);
+            }
+            for (m, sum) in sum.iter().enumerate() {
+                for (c, sum) in sum.iter().enumerate() {
+                    let out = tile.out.add(m * tile.out_step + c);
+                    *out = if tile.add { *out + S::sum(*sum) } else { S::sum(*sum) };
+                }
+            }
+        }
+    }
+}
+
+/// A tile of up to [`FEW_PIXELS`] pixels and [`FEW`] output channels.
+///
+/// # Safety
+/// As [`Simd::tile`].
+pub(super) unsafe fn dots<S: Simd>(tile: &Tile, pixels: usize) {
+    macro_rules! sized {
+        ($($m:literal: $($c:literal)*;)*) => {
+            match (pixels, tile.width) {
+                $($(($m, $c) => S::enter(Dots::<$m, $c>(tile)),)*)*
+                (pixels, channels) => unreachable!("no tile of {pixels} pixels and {channels} channels"),
+            }
+        };
+    }
+    // SAFETY: the caller vouches for the tile and the processor.
+    unsafe { sized!(1: 1 2 3 4; 2: 1 2 3 4; 3: 1 2 3 4; 4: 1 2 3 4;) }
 }
 
 /// `out[c][q] += sum over k of values[k][c] * weights[k][q]` for one block of channels c and one panel q; the

@@ -2,9 +2,9 @@
 //!
 //! Output channels come in panels of 32; a rest of up to 16 makes a panel of 16. For each slab, phase and panel the
 //! weights lie as [block of 16 input channels][tap][input channel][output channel], so that a tile streams through
-//! them. Behind the slabs: the bias vectors, then gamma and beta of the norm.
+//! them; a rest of up to 4 has the last two the other way round, see [`super::kernel::dots`]. Behind the slabs: the bias vectors, then gamma and beta of the norm.
 
-use super::kernel::{BLOCK, PANEL};
+use super::kernel::{BLOCK, FEW, PANEL};
 use super::memory::{ALIGN, Block, HostAllocator};
 use crate::backend::{ConvLayout, ConvSource, Prologue};
 use crate::error::{Error, Result};
@@ -23,12 +23,20 @@ pub(super) fn panels(cout: usize) -> usize {
 /// Channels of a panel, and the width it is padded to.
 pub(super) fn panel(cout: usize, panel: usize) -> (usize, usize) {
     let channels = (cout - panel * PANEL).min(PANEL);
-    (channels, if channels <= BLOCK { BLOCK } else { PANEL })
+    let width = if channels <= FEW { channels } else { channels.next_multiple_of(BLOCK) };
+    (channels, width)
 }
 
-fn padded(cout: usize) -> usize {
+/// Floats of one panel of one tap.
+fn panel_size(cout: usize, cin: usize, index: usize) -> usize {
+    let (_, width) = panel(cout, index);
+    width * if width <= FEW { cin.next_multiple_of(BLOCK) } else { cin }
+}
+
+/// Floats of all panels of one tap.
+fn tap_size(cout: usize, cin: usize) -> usize {
     let last = panels(cout) - 1;
-    last * PANEL + panel(cout, last).1
+    last * PANEL * cin + panel_size(cout, cin, last)
 }
 
 /// Taps of one phase and input channels of a slab.
@@ -46,14 +54,14 @@ fn phases(layout: &ConvLayout, slab: usize) -> usize {
 
 fn slab_start(layout: &ConvLayout, slab: usize) -> usize {
     let (taps, cin) = depth(layout, 0);
-    slab * phases(layout, 0) * taps * cin * padded(layout.cout as usize)
+    slab * phases(layout, 0) * taps * tap_size(layout.cout as usize, cin)
 }
 
 /// Where the bias vectors, gamma, beta and the end lie.
 fn tail(layout: &ConvLayout) -> [usize; 4] {
     let mut biases = slab_start(layout, layout.slabs as usize);
     if let Some(cin) = layout.shortcut {
-        biases += cin as usize * padded(layout.cout as usize);
+        biases += tap_size(layout.cout as usize, cin as usize);
     }
     let gamma = biases + (layout.biases * layout.bias_elements()) as usize;
     let channels = if layout.prologue == Prologue::None { 0 } else { layout.cin as usize };
@@ -111,14 +119,23 @@ impl Conv {
         for phase in 0..phases(&self.layout, slab) {
             for index in 0..panels(cout) {
                 let (channels, width) = panel(cout, index);
-                let packed = self.part(at, taps * cin * width);
+                let packed = self.part(at, taps * panel_size(cout, cin, index));
                 at += packed.len();
+                let from = |tap, k| ((phase * taps + tap) * cin + k) * cout + index * PANEL;
+                if width <= FEW {
+                    for (i, row) in packed.chunks_exact_mut(BLOCK).enumerate() {
+                        let (block, tap, c) = (i / channels / taps * BLOCK, i / channels % taps, i % channels);
+                        for (k, weight) in (block..cin.min(block + BLOCK)).zip(row) {
+                            *weight = plain[from(tap, k) + c];
+                        }
+                    }
+                    continue;
+                }
                 let mut rows = packed.chunks_exact_mut(width);
                 for block in (0..cin).step_by(BLOCK) {
                     for tap in 0..taps {
                         for (k, row) in (block..cin.min(block + BLOCK)).zip(&mut rows) {
-                            let from = ((phase * taps + tap) * cin + k) * cout + index * PANEL;
-                            row[..channels].copy_from_slice(&plain[from..from + channels]);
+                            row[..channels].copy_from_slice(&plain[from(tap, k)..][..channels]);
                         }
                     }
                 }
@@ -135,8 +152,8 @@ impl Conv {
     pub(super) fn weights(&self, slab: usize, phase: usize, panel: usize) -> *const f32 {
         let (taps, cin) = depth(&self.layout, slab);
         let phase = if slab as u64 == self.layout.slabs { 0 } else { phase };
-        let per_channel = phase * padded(self.layout.cout as usize) + panel * PANEL;
-        self.at(slab_start(&self.layout, slab) + per_channel * taps * cin)
+        let before = phase * tap_size(self.layout.cout as usize, cin) + panel * PANEL * cin;
+        self.at(slab_start(&self.layout, slab) + taps * before)
     }
 
     /// The bias of a phase and edge (both 0 but for [`crate::backend::Window::Up`]), channel 0.

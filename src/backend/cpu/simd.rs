@@ -53,6 +53,8 @@ pub(super) trait Simd: Copy + Send + Sync + 'static {
     fn round(a: Self::V) -> Self::V;
     /// `a * 2^n` for integers `n` from -126 to 127.
     fn scale(a: Self::V, n: Self::V) -> Self::V;
+    /// The sum of all lanes.
+    fn sum(a: Self::V) -> f32;
     /// `1 / a` to a unit in the last place or so, for `a` from 1 to 2^120.
     fn reciprocal(a: Self::V) -> Self::V;
 }
@@ -173,6 +175,11 @@ impl Simd for Portable {
     #[inline(always)]
     fn scale(a: Quad, n: Quad) -> Quad {
         Quad::zip(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+
+    #[inline(always)]
+    fn sum(a: Quad) -> f32 {
+        (a.0[0] + a.0[1]) + (a.0[2] + a.0[3])
     }
 
     #[inline(always)]

@@ -71,6 +71,12 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(into, v) }
     }
 
+    #[inline(always)]
+    fn sum(a: __m512) -> f32 {
+        // SAFETY: the processor has the instruction, see `instruction`.
+        unsafe { _mm512_reduce_add_ps(a) }
+    }
+
     instruction! {
         add(a, b) -> __m512 = _mm512_add_ps(a, b);
         sub(a, b) -> __m512 = _mm512_sub_ps(a, b);
@@ -132,6 +138,16 @@ impl Simd for Avx2 {
     unsafe fn store(into: *mut f32, v: __m256) {
         // SAFETY: the caller vouches for the room.
         unsafe { _mm256_storeu_ps(into, v) }
+    }
+
+    #[inline(always)]
+    fn sum(a: __m256) -> f32 {
+        // SAFETY: the processor has the instruction, see `instruction`.
+        unsafe {
+            let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)))
+        }
     }
 
     instruction! {

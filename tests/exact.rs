@@ -1,0 +1,153 @@
+//! The promise "Exact": the numbers of the authors' implementation, and of the plain f64 network for any configuration.
+
+mod common;
+
+use common::network::{Clip, Config, Network, random_weights};
+use common::safetensors::{Folder, Tensor, read, to_bytes};
+use common::{Buffer, Random, Vae, golden, run_info};
+use video_vae::capi::*;
+
+const MOST_ERROR: f64 = 1e-5;
+
+/// Root mean square of the difference, relative to that of what is right.
+fn relative_error(found: &[f32], right: &[f64]) -> f64 {
+    assert_eq!(found.len(), right.len());
+    let squares = |sum: f64, value: f64| sum + value * value;
+    let difference = found.iter().zip(right).map(|(f, r)| f64::from(*f) - r).fold(0.0, squares);
+    (difference / right.iter().copied().fold(0.0, squares)).sqrt()
+}
+
+#[track_caller]
+fn assert_close(what: &str, found: &[f32], right: &[f64]) {
+    let error = relative_error(found, right);
+    assert!(error <= MOST_ERROR, "{what}: relative error {error:.2e}");
+}
+
+fn buffer(tensor: &Tensor) -> Buffer {
+    let shape: Vec<i64> = tensor.shape.iter().map(|d| *d as i64).collect();
+    Buffer::from_f32(shape.try_into().unwrap(), &tensor.values)
+}
+
+/// A buffer that shows every element that was not written.
+fn poisoned(shape: [i64; 5]) -> Buffer {
+    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
+    buffer.f32_mut().fill(f32::NAN);
+    buffer
+}
+
+fn check_golden(weights: &str, case: &str, settings: &[(&str, &str)]) {
+    let tensors = read(&golden(&format!("{case}.safetensors")));
+    let vae = Vae::open(&golden(&format!("{weights}.safetensors"))).unwrap();
+    for (key, value) in settings {
+        vae.configure(key, value).unwrap();
+    }
+    let right = |name: &str| tensors[name].values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
+    let like = |name: &str| poisoned(buffer(&tensors[name]).shape);
+
+    let (mut mean, logvar) = (like("encode_mean"), like("encode_logvar"));
+    let second = logvar.tensor();
+    let run = vvae_run_info { logvar: &second, ..run_info() };
+    vae.encode_with(&buffer(&tensors["encode_video"]), &mut mean, &run).unwrap();
+    assert_close(&format!("{case} {settings:?} mean"), mean.f32(), &right("encode_mean"));
+    assert_close(&format!("{case} {settings:?} logvar"), logvar.f32(), &right("encode_logvar"));
+
+    let mut video = like("decode_video");
+    vae.decode(&buffer(&tensors["decode_latent"]), &mut video).unwrap();
+    assert_close(&format!("{case} {settings:?} video"), video.f32(), &right("decode_video"));
+}
+
+const CASES: [(&str, &str); 6] = [
+    ("small", "small-image"),
+    ("small", "small-clip5"),
+    ("small", "small-clip17"),
+    ("small", "small-batch2"),
+    ("medium", "medium-image"),
+    ("medium", "medium-clip9"),
+];
+
+#[test]
+fn goldens_of_the_authors_implementation() {
+    for (weights, case) in CASES {
+        check_golden(weights, case, &[]);
+    }
+}
+
+#[test]
+fn goldens_with_tiles_as_the_peers_blend_them() {
+    let tiles = |node: &str| {
+        [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")].map(|(key, value)| (format!("{node}_{key}"), value))
+    };
+    let settings: Vec<(String, &str)> = [tiles("encode"), tiles("decode")].concat();
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(key, value)| (key.as_str(), *value)).collect();
+    check_golden("small", "small-tiled", &settings);
+}
+
+#[test]
+fn goldens_with_every_instruction_set_of_this_processor() {
+    let vae = Vae::open(&golden("small.safetensors")).unwrap();
+    for instructions in ["avx512", "avx2", "portable"] {
+        match vae.configure("instruction_set", instructions) {
+            Ok(_) => {
+                for (weights, case) in CASES {
+                    check_golden(weights, case, &[("instruction_set", instructions)]);
+                }
+            }
+            Err(lacks) => println!("skipped {instructions}: {}", lacks.text),
+        }
+    }
+}
+
+fn random_clip(dims: [usize; 4], random: &mut Random) -> Clip {
+    let mut clip = Clip::new(dims);
+    // Values that f32 holds exactly, so that both sides start from the same numbers.
+    clip.values.iter_mut().for_each(|value| *value = random.below(1 << 20) as f64 / (1 << 19) as f64 - 1.0);
+    clip
+}
+
+fn to_buffer(clip: &Clip) -> Buffer {
+    let [c, t, h, w] = clip.dims.map(|d| d as i64);
+    Buffer::from_f32([1, c, t, h, w], &clip.values.iter().map(|v| *v as f32).collect::<Vec<f32>>())
+}
+
+#[test]
+fn any_configuration_that_a_checkpoint_can_have() {
+    let configs = [
+        (vec![8, 16, 16, 16], 2, 8, 16, 2),
+        (vec![6, 12, 18, 24], 1, 3, 4, 2),
+        (vec![10, 5, 15, 20], 3, 5, 7, 2),
+        (vec![4, 4, 4, 4], 1, 1, 1, 3),
+        (vec![4, 8, 4, 8], 1, 4, 2, 0),
+        (vec![16, 48, 33], 1, 1, 5, 1),
+        (vec![20, 17], 2, 1, 3, 1),
+        (vec![9], 1, 3, 2, 0),
+    ];
+    let folder = Folder::new("configurations");
+    for (number, (channels, layers, groups, latent, temporal_levels)) in configs.into_iter().enumerate() {
+        let config = Config { channels, layers, groups, latent, temporal_levels };
+        let tensors = random_weights(&config, number as u64);
+        let path = folder.file(&format!("{number}.safetensors"), &to_bytes(&tensors, groups));
+        let network = Network { config: &config, tensors: &tensors };
+        let vae = Vae::open(&path).unwrap();
+        let (scale, mut random) = (config.scale(), Random(7 + number as u64));
+        for (latents, rows, columns) in [(1, 2, 3), (3, 1, 1), (4, 2, 1)] {
+            let what = format!("{:?} {latents} latents", config.channels);
+            let frames = ((latents - 1) << temporal_levels) + 1;
+
+            let clip = random_clip([latent, latents, rows, columns], &mut random);
+            let right = network.decode(&clip);
+            let mut video = poisoned([1, 3, frames as i64, (rows * scale) as i64, (columns * scale) as i64]);
+            vae.decode(&to_buffer(&clip), &mut video).unwrap();
+            assert_close(&format!("{what} video"), video.f32(), &right.values);
+
+            let clip = random_clip([3, frames, rows * scale, columns * scale], &mut random);
+            let right = network.encode(&clip);
+            let mut mean = poisoned([1, latent as i64, latents as i64, rows as i64, columns as i64]);
+            let logvar = mean.clone();
+            let second = logvar.tensor();
+            vae.encode_with(&to_buffer(&clip), &mut mean, &vvae_run_info { logvar: &second, ..run_info() }).unwrap();
+            let (right_mean, right_logvar) = right.values.split_at(right.values.len() / 2);
+            assert_close(&format!("{what} mean"), mean.f32(), right_mean);
+            assert_close(&format!("{what} logvar"), logvar.f32(), right_logvar);
+        }
+    }
+}

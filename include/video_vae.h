@@ -399,7 +399,7 @@ int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_inf
 //             status = vvae_stream_push(s, &frames, &taken);
 //             drop_from_front(&frames, taken);
 //         } else {
-//             status = vvae_stream_push(s, NULL, NULL);  // the clip is complete; to say it again does no harm
+//             status = vvae_stream_push(s, NULL, NULL);  // the clip is complete
 //         }
 //         while (status >= 0 && (status = vvae_stream_pull(s, &room, NULL, &written)) == VVAE_OK)
 //             use(&room, written);

@@ -75,7 +75,8 @@ fn goldens_of_the_authors_implementation() {
 #[test]
 fn goldens_with_tiles_as_the_peers_blend_them() {
     let tiles = |node: &str| {
-        [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")].map(|(key, value)| (format!("{node}_{key}"), value))
+        [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")]
+            .map(|(key, value)| (format!("{node}_{key}"), value))
     };
     let settings: Vec<(String, &str)> = [tiles("encode"), tiles("decode")].concat();
     let settings: Vec<(&str, &str)> = settings.iter().map(|(key, value)| (key.as_str(), *value)).collect();

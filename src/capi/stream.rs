@@ -20,7 +20,7 @@ use crate::exec::Pull;
 ///             status = vvae_stream_push(s, &frames, &taken);
 ///             drop_from_front(&frames, taken);
 ///         } else {
-///             status = vvae_stream_push(s, NULL, NULL);  // the clip is complete; to say it again does no harm
+///             status = vvae_stream_push(s, NULL, NULL);  // the clip is complete
 ///         }
 ///         while (status >= 0 && (status = vvae_stream_pull(s, &room, NULL, &written)) == VVAE_OK)
 ///             use(&room, written);

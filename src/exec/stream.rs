@@ -77,7 +77,7 @@ impl<B: Backend> Stream for Streaming<B> {
         for _ in 0..taken {
             job.load();
         }
-        while job.front().is_some() {
+        while let Some(Step::Load { .. }) = job.front() {
             runner.run(job, &mut || false)?;
             job.done();
         }

@@ -16,6 +16,8 @@ use crate::tensor::{FrameShape, Shape};
 /// A chunk of about this many pixels keeps every core busy; more of them take memory and give nothing.
 const CHUNK_PIXELS: u64 = 16384;
 const MOST_CHUNK_FRAMES: u64 = 8;
+/// Latent frames per slice. Longer slices would fill chunks no better, and short clips would take less than long ones.
+const MOST_SLICE_FRAMES: u64 = 4;
 
 /// What is to be planned.
 #[derive(Debug, Clone)]
@@ -117,7 +119,7 @@ impl Request {
         };
         let mut cuts: Vec<Arc<Cut>> = Vec::new();
         for cap in [MOST_CHUNK_FRAMES, 4, 2, 1] {
-            let slice = self.slice.unwrap_or(wish[latent_stage].min(cap));
+            let slice = self.slice.unwrap_or(wish[latent_stage].min(cap).min(MOST_SLICE_FRAMES));
             let most = self.chunk.unwrap_or(cap).min(cap);
             let chunks = wish.iter().map(|w| (*w).min(most)).collect();
             let cut = Arc::new(Cut { slice: slice * rate, chunks });

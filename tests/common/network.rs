@@ -164,9 +164,10 @@ impl Network<'_> {
                             (0..kt).flat_map(|a| (0..kh).flat_map(move |b| (0..kw).map(move |c| (a, b, c))))
                         {
                             let source = (t * stride[0] + dt).saturating_sub(kt - 1);
-                            let (Some(row), Some(col)) =
-                                ((y * stride[1] + dy).checked_sub(pad[0]), (column * stride[1] + dx).checked_sub(pad[0]))
-                            else {
+                            let (Some(row), Some(col)) = (
+                                (y * stride[1] + dy).checked_sub(pad[0]),
+                                (column * stride[1] + dx).checked_sub(pad[0]),
+                            ) else {
                                 continue;
                             };
                             if row >= height || col >= width {
@@ -227,7 +228,11 @@ impl Network<'_> {
         let h = self.same(&format!("{name}.conv1"), &self.norm_silu(&format!("{name}.norm1"), &x));
         let h = self.same(&format!("{name}.conv2"), &self.norm_silu(&format!("{name}.norm2"), &h));
         let shortcut = format!("{name}.conv_shortcut");
-        if self.tensors.contains_key(&format!("{shortcut}.weight")) { self.point(&shortcut, &x).add(&h) } else { x.add(&h) }
+        if self.tensors.contains_key(&format!("{shortcut}.weight")) {
+            self.point(&shortcut, &x).add(&h)
+        } else {
+            x.add(&h)
+        }
     }
 
     fn attention(&self, name: &str, x: Clip) -> Clip {

@@ -9,7 +9,7 @@ use crate::tensor::FrameShape;
 /// A band is to stay in the second-level cache, beside a panel of weights.
 const BAND_BYTES: usize = 1 << 20;
 /// Keeps the output of an area near as well, where the input has few channels.
-const AREA_PIXELS: usize = 4096;
+const AREA_PIXELS: usize = 2048;
 /// What a tile of the kernel costs beyond its pixels, in pixels.
 const TILE_COST: f64 = 1.0;
 /// Vector instructions of the prologue on one vector, against one multiplication of the kernel.

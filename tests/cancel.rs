@@ -1,0 +1,147 @@
+//! Progress and cancel: both act within a chunk of work, and leave the handle and its streams usable.
+
+mod common;
+
+use std::ffi::{CStr, c_char, c_void};
+use std::time::{Duration, Instant};
+
+use common::{Buffer, Random, Vae, run_info, small};
+use video_vae::capi::*;
+
+/// What a progress callback was told, and when it says stop.
+#[derive(Default)]
+struct Told {
+    calls: u64,
+    stop_at: u64,
+    last: (u64, u64),
+    stages: Vec<String>,
+    decreased: bool,
+}
+
+unsafe extern "C" fn tell(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
+    // SAFETY: the tests pass a `Told`, and a stage is a text.
+    let (told, stage) = unsafe { (&mut *user.cast::<Told>(), CStr::from_ptr(stage)) };
+    let stage = stage.to_str().unwrap().to_owned();
+    if !told.stages.contains(&stage) {
+        told.stages.push(stage);
+    } else {
+        told.decreased |= done < told.last.0;
+    }
+    told.last = (done, total);
+    told.calls += 1;
+    i32::from(told.calls == told.stop_at)
+}
+
+fn with_progress(told: &mut Told) -> vvae_run_info {
+    vvae_run_info { progress: Some(tell), progress_user: std::ptr::from_mut(told).cast(), ..run_info() }
+}
+
+fn latent(frames: i64, rows: i64, columns: i64) -> Buffer {
+    let mut random = Random(9);
+    let mut buffer = Buffer::new(VVAE_DTYPE_F32, [1, 16, frames, rows, columns]);
+    buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+    buffer
+}
+
+fn video(latent: &Buffer) -> Buffer {
+    let [b, _, t, h, w] = latent.shape;
+    Buffer::new(VVAE_DTYPE_F32, [b, 3, 4 * t - 3, 8 * h, 8 * w])
+}
+
+#[test]
+fn progress_rises_to_its_total() {
+    let vae = Vae::open(&small()).unwrap();
+    let latent = latent(6, 3, 4);
+    let mut told = Told::default();
+    vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap();
+    assert_eq!(told.stages, ["load", "decode"]);
+    assert!(told.calls > 20 && !told.decreased && told.last.0 == told.last.1 && told.last.1 > 0);
+}
+
+#[test]
+fn a_run_cancelled_anywhere_leaves_a_handle_that_works() {
+    let vae = Vae::open(&small()).unwrap();
+    let latent = latent(4, 3, 2);
+    let mut expected = video(&latent);
+    let mut told = Told::default();
+    vae.decode_with(&latent, &mut expected, &with_progress(&mut told)).unwrap();
+    for stop_at in (1..=told.calls).step_by(7) {
+        let mut told = Told { stop_at, ..Told::default() };
+        let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap_err();
+        stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+        assert_eq!(told.calls, stop_at, "nothing is told after a stop");
+        let mut again = video(&latent);
+        vae.decode(&latent, &mut again).unwrap();
+        assert!(again.bytes() == expected.bytes(), "after a stop at call {stop_at}");
+    }
+}
+
+#[test]
+fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
+    let vae = Vae::open(&small()).unwrap();
+    // One frame of 1080p takes several seconds in all, and its largest convolution a good part of one.
+    let latent = latent(3, 135, 240);
+    let mut out = video(&latent);
+    let cancelled = std::thread::scope(|scope| {
+        let vae = &vae;
+        let canceller = scope.spawn(move || {
+            std::thread::sleep(Duration::from_millis(700));
+            vae.cancel().unwrap();
+            Instant::now()
+        });
+        vae.decode(&latent, &mut out).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+        let returned = Instant::now();
+        returned.saturating_duration_since(canceller.join().unwrap())
+    });
+    assert!(cancelled < Duration::from_secs(1), "it took {cancelled:?}");
+    let latent = self::latent(1, 2, 2);
+    vae.decode(&latent, &mut video(&latent)).unwrap();
+}
+
+#[test]
+fn a_cancel_between_runs_is_for_none_of_them() {
+    let vae = Vae::open(&small()).unwrap();
+    vae.cancel().unwrap();
+    let latent = latent(2, 2, 2);
+    vae.decode(&latent, &mut video(&latent)).unwrap();
+}
+
+#[test]
+fn a_cancelled_stream_goes_on_where_it_was() {
+    let vae = Vae::open(&small()).unwrap();
+    let whole = latent(3, 2, 3);
+    let mut expected = video(&whole);
+    vae.decode(&whole, &mut expected).unwrap();
+
+    let stream = vae.stream("decode", whole.shape).unwrap();
+    assert_eq!(stream.push(Some(&whole.tensor())).unwrap(), (VVAE_OK, 3));
+    stream.push(None).unwrap();
+    let frame = |buffer: &Buffer, t: i64| {
+        let [_, _, frames, h, w] = buffer.shape;
+        let frame = (h * w) as usize;
+        let planes = (0..3).map(|c| buffer.f32()[((c * frames + t) * h * w) as usize..][..frame].to_vec());
+        planes.collect::<Vec<_>>().concat()
+    };
+    let (mut pulled, mut cancels) = (0, 0);
+    let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, 16, 24]);
+    loop {
+        // Every pull is stopped after a few steps, until the stream gets through between two stops.
+        let mut told = Told { stop_at: 5, ..Told::default() };
+        let mut written = 0;
+        let run = with_progress(&mut told);
+        // SAFETY: all pointers are valid.
+        let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
+        for t in 0..written {
+            assert_eq!(frame(&room, t), frame(&expected, pulled + t), "frame {}", pulled + t);
+        }
+        pulled += written;
+        match status {
+            VVAE_OK => {}
+            VVAE_ERROR_CANCELLED => cancels += 1,
+            VVAE_END => break,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(pulled, 9);
+    assert!(cancels > 3, "{cancels}");
+}

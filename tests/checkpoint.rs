@@ -73,7 +73,10 @@ fn errors_name_file_tensor_and_expectation() {
     failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", name, "[4, 3, 4, 3, 3]", "[4, 4, 3, 3, 3]"]);
     let failure = open(&|t| drop(t.insert("extra".into(), t[name].clone()))).unwrap_err();
     failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", "extra"]);
-    Vae::open(&folder.0.join("missing.safetensors")).err().unwrap().says(VVAE_ERROR_CHECKPOINT, &["missing.safetensors"]);
+    Vae::open(&folder.0.join("missing.safetensors"))
+        .err()
+        .unwrap()
+        .says(VVAE_ERROR_CHECKPOINT, &["missing.safetensors"]);
     Vae::open(&folder.0).err().unwrap().says(VVAE_ERROR_CHECKPOINT, &[]);
 }
 

@@ -33,14 +33,14 @@ fn one_round(round: usize) {
     vae.configure("threads", "3").unwrap();
     let latent = Buffer::new(VVAE_DTYPE_F32, [1, 16, 3, 6, 6]);
     let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 9, 48, 48]);
-    if round % 2 == 0 {
+    if round.is_multiple_of(2) {
         let run = vvae_run_info { progress: Some(stop), ..run_info() };
         vae.decode_with(&latent, &mut video, &run).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
     }
     vae.decode(&latent, &mut video).unwrap();
     let stream = vae.stream("decode", latent.shape).unwrap();
     stream.push(Some(&latent.tensor())).unwrap();
-    if round % 3 == 0 {
+    if round.is_multiple_of(3) {
         // The handle goes first and takes the stream with it.
         std::mem::forget(stream);
     }

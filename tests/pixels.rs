@@ -166,10 +166,7 @@ fn output_is_rounded_and_clamped_not_truncated_and_wrapped() {
 fn padded(video: &Buffer, shape: [i64; 5]) -> Buffer {
     let mut out = Buffer::new(VVAE_DTYPE_F32, shape);
     for index in indices(shape) {
-        let mut from = index;
-        for axis in 2..5 {
-            from[axis] = from[axis].min(video.shape[axis] - 1);
-        }
+        let from: [i64; 5] = std::array::from_fn(|axis| index[axis].min(video.shape[axis] - 1));
         let value = element(video, from) as f32;
         set(&mut out, index, value);
     }

@@ -28,7 +28,8 @@ pub fn host_memory() -> (u64, u64) {
 
 fn processor_name() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let model = text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
+    let model =
+        text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     format!("{}, {cores} cores", model.unwrap_or("CPU"))
 }

@@ -8,11 +8,9 @@ pub mod cpu;
 mod device;
 mod ops;
 
-pub use device::{DeviceInfo, devices};
-pub use ops::{
-    Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, StoreOp, Term, Terms,
-};
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
+pub use device::{DeviceInfo, devices};
+pub use ops::{Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, StoreOp, Term, Terms};
 
 use crate::error::Result;
 use crate::tensor::FrameShape;

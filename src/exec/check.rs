@@ -60,13 +60,20 @@ fn place(name: &str, view: &View, device: Place) -> Result<()> {
     if view.place() == device || view.place() == Place::Cpu {
         return Ok(());
     }
-    refuse(format!("{name}: the tensor is on {:?}, but this handle works on {device:?}; pass host memory", view.place()))
+    refuse(format!(
+        "{name}: the tensor is on {:?}, but this handle works on {device:?}; pass host memory",
+        view.place()
+    ))
 }
 
 fn dtype(content: Content, name: &str, view: &View) -> Result<()> {
     if content == Content::Latent && view.dtype().full_scale().is_some() {
         let floats: Vec<_> = DType::ALL.iter().filter(|d| d.full_scale().is_none()).map(|d| d.name()).collect();
-        return refuse(format!("{name}: dtype is {}; latents must be one of {}", view.dtype().name(), floats.join(", ")));
+        return refuse(format!(
+            "{name}: dtype is {}; latents must be one of {}",
+            view.dtype().name(),
+            floats.join(", ")
+        ));
     }
     Ok(())
 }
@@ -106,13 +113,27 @@ pub fn continues(direction: Direction, pushed: Shape, opened: Shape) -> Result<(
 }
 
 /// Checks an output against the shape of what goes in. Without `whole`, any number of frames is fine.
-pub fn output(config: &Config, direction: Direction, input: Shape, view: &View, device: Place, whole: bool) -> Result<()> {
+pub fn output(
+    config: &Config,
+    direction: Direction,
+    input: Shape,
+    view: &View,
+    device: Place,
+    whole: bool,
+) -> Result<()> {
     let content = ends(direction).1;
     named_output(config, direction, content.name(), input, view, device, whole)
 }
 
 /// Checks where the log-variance goes. It has the shape of the latent.
-pub fn logvar(config: &Config, direction: Direction, input: Shape, view: &View, device: Place, latent: &View) -> Result<()> {
+pub fn logvar(
+    config: &Config,
+    direction: Direction,
+    input: Shape,
+    view: &View,
+    device: Place,
+    latent: &View,
+) -> Result<()> {
     if direction == Direction::Decode {
         return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
     }
@@ -190,7 +211,8 @@ mod tests {
     #[test]
     fn a_single_latent_is_a_single_frame() {
         let input = Shape::new(1, 16, 1, 4, 5);
-        let check = |t| output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), Place::Cpu, true);
+        let check =
+            |t| output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), Place::Cpu, true);
         assert_eq!(check(1), Ok(()));
         assert!(check(2).unwrap_err().to_string().contains("T is 2, expected 1"));
     }

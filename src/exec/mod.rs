@@ -118,7 +118,12 @@ pub enum DeviceName {
 
 /// Opens a checkpoint on a device. The file is checked whole; weights are brought to the device with the first call
 /// that needs them, and are shared with other sessions of the same file on the same device.
-pub fn open(device: DeviceName, weights: &Path, allocator: HostAllocator, settings: Settings) -> Result<Box<dyn Session>> {
+pub fn open(
+    device: DeviceName,
+    weights: &Path,
+    allocator: HostAllocator,
+    settings: Settings,
+) -> Result<Box<dyn Session>> {
     match device {
         DeviceName::Cuda(index) => {
             Err(Error::Device(format!("device: there is no cuda:{index}; this build has the CPU only")))

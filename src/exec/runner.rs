@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AttentionOp, Backend, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, Stop, StoreOp, Term, Terms,
+    Affine, AttentionOp, Backend, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, Stop, StoreOp, Term,
+    Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
@@ -60,7 +61,11 @@ impl<B: Backend> Runner<'_, B> {
             Step::Attention { shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
-                self.backend.attention(self.memory, &AttentionOp { shape, frames: &frames, scratch: self.scratch }, stop)
+                self.backend.attention(
+                    self.memory,
+                    &AttentionOp { shape, frames: &frames, scratch: self.scratch },
+                    stop,
+                )
             }
             Step::Blend { lane, from, into, clear } => self.blend(layout, pool, lane, (from, into), clear, stop),
             Step::Store { batch, frame, from } => self.store(layout, pool, (batch, frame), from),
@@ -191,7 +196,9 @@ fn output_pixels(dtype: DType, range: PixelRange) -> Affine {
 
 fn place(pool: &SlotPool, slot: Slot) -> Result<Frame> {
     let offset = pool.offset(slot);
-    offset.map(Frame).ok_or_else(|| Error::Internal("the run needs more memory than its plan; please report this".into()))
+    offset
+        .map(Frame)
+        .ok_or_else(|| Error::Internal("the run needs more memory than its plan; please report this".into()))
 }
 
 fn conv_frame(pool: &SlotPool, frame: &crate::plan::ConvFrame) -> Result<ConvFrame> {

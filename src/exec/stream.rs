@@ -66,7 +66,9 @@ impl<B: Backend> Stream for Streaming<B> {
             return Ok(0);
         };
         if self.ended {
-            return Err(Error::State("frames: the clip was said to be complete; open another stream for the next".into()));
+            return Err(Error::State(
+                "frames: the clip was said to be complete; open another stream for the next".into(),
+            ));
         }
         let network = Arc::clone(&self.job.layout().network);
         check::input(&network.config, network.direction, view, self.place)?;
@@ -93,7 +95,8 @@ impl<B: Backend> Stream for Streaming<B> {
         }
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
-        let (mut runner, job) = self.runner(Ends { output: Some(output), logvar, output_first: first, ..Ends::default() });
+        let (mut runner, job) =
+            self.runner(Ends { output: Some(output), logvar, output_first: first, ..Ends::default() });
         let result = loop {
             match job.wait() {
                 Wait::Input if *written == 0 => break Ok(Pull::NeedsInput),

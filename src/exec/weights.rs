@@ -30,11 +30,11 @@ pub struct Key {
 }
 
 /// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.
-type Entry = Arc<Mutex<Weak<dyn Any + Send + Sync>>>;
+type Entry = Mutex<Weak<dyn Any + Send + Sync>>;
 
-static REGISTRY: Mutex<Vec<(Key, Weak<Mutex<Weak<dyn Any + Send + Sync>>>)>> = Mutex::new(Vec::new());
+static REGISTRY: Mutex<Vec<(Key, Weak<Entry>)>> = Mutex::new(Vec::new());
 
-fn entry(key: &Key) -> Entry {
+fn entry(key: &Key) -> Arc<Entry> {
     let mut registry = REGISTRY.lock();
     registry.retain(|(_, entry)| entry.strong_count() > 0);
     if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
@@ -50,7 +50,7 @@ fn entry(key: &Key) -> Entry {
 pub struct Share<B: Backend> {
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
-    _entry: Entry,
+    _entry: Arc<Entry>,
     _held: Held,
 }
 

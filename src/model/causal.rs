@@ -128,7 +128,7 @@ mod tests {
             let f = f.max(0) as u64;
             match time {
                 Time::Double if f == 0 => (0, 0),
-                Time::Double => (f.div_ceil(2), usize::from(f % 2 == 0)),
+                Time::Double => (f.div_ceil(2), usize::from(f.is_multiple_of(2))),
                 _ => (f, 0),
             }
         };

@@ -64,8 +64,7 @@ pub struct Network {
 
 impl Network {
     pub fn new(config: &Config, direction: Direction) -> Network {
-        let network =
-            Network { direction, config: config.clone(), layers: Vec::new(), stages: Vec::new() };
+        let network = Network { direction, config: config.clone(), layers: Vec::new(), stages: Vec::new() };
         match direction {
             Direction::Encode => network.encoder(),
             Direction::Decode => network.decoder(),

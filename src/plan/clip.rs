@@ -52,9 +52,11 @@ pub struct Shapes {
 impl Shapes {
     pub fn new(network: &Network, input: FrameShape, costs: &dyn Costs) -> Shapes {
         let layers = network.input_shapes(input);
-        let bytes = network.layers.iter().zip(&layers).map(|(layer, shape)| {
-            costs.frame_bytes(layer.layout.window.output(*shape, layer.layout.cout))
-        });
+        let bytes = network
+            .layers
+            .iter()
+            .zip(&layers)
+            .map(|(layer, shape)| costs.frame_bytes(layer.layout.window.output(*shape, layer.layout.cout)));
         Shapes { input, input_bytes: costs.frame_bytes(input), bytes: bytes.collect(), layers }
     }
 

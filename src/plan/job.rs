@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use super::Costs;
 use super::clip::{Clip, Cut, Shapes};
 use super::slots::{Slot, SlotPool};
 use super::step::Step;
 use super::tiles::Grid;
-use super::Costs;
 use crate::model::{Direction, Network};
 use crate::tensor::FrameShape;
 
@@ -252,8 +252,7 @@ impl Job {
 
     fn blend(&mut self, lane: usize, batch: u64, frame: u64, from: Slot) {
         let (pool, bytes) = (&mut self.pool, self.canvas_bytes);
-        let canvas =
-            self.canvases.entry((batch, frame)).or_insert_with(|| Canvas { slot: pool.take(bytes), tiles: 0 });
+        let canvas = self.canvases.entry((batch, frame)).or_insert_with(|| Canvas { slot: pool.take(bytes), tiles: 0 });
         let into = canvas.slot;
         self.queue.push_back(Step::Blend { lane, from, into, clear: canvas.tiles == 0 });
         canvas.tiles += 1;

@@ -49,7 +49,12 @@ impl fmt::Display for Plan {
             Bytes(self.workspace_bytes)
         )?;
         let chunks: Vec<String> = self.chunk_frames.iter().map(u64::to_string).collect();
-        writeln!(f, "slices of {} latent frames; frames at a time in each level: {}", self.slice_frames, chunks.join(", "))?;
+        writeln!(
+            f,
+            "slices of {} latent frames; frames at a time in each level: {}",
+            self.slice_frames,
+            chunks.join(", ")
+        )?;
         if self.exact {
             write!(f, "untiled: exact")
         } else {

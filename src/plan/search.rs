@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
+use super::Costs;
 use super::clip::Cut;
 use super::job::{Job, Layout, Order};
 use super::report::Plan;
 use super::slots::SlotPool;
 use super::step::Step;
 use super::tiles::{Grid, Spacing, TileSize};
-use super::Costs;
 use crate::model::{Direction, Network};
 use crate::tensor::{FrameShape, Shape};
 
@@ -104,11 +104,15 @@ impl Request {
     fn cuts(&self) -> Vec<Arc<Cut>> {
         let network = &self.network;
         let shapes = network.input_shapes(self.input_frame());
-        let wish: Vec<u64> = network.stages.iter().map(|stage| {
-            let head = &network.layers[stage.head];
-            let pixels = head.layout.window.output(shapes[stage.head], 1).pixels();
-            CHUNK_PIXELS.div_ceil(pixels.max(1)).min(MOST_CHUNK_FRAMES)
-        }).collect();
+        let wish: Vec<u64> = network
+            .stages
+            .iter()
+            .map(|stage| {
+                let head = &network.layers[stage.head];
+                let pixels = head.layout.window.output(shapes[stage.head], 1).pixels();
+                CHUNK_PIXELS.div_ceil(pixels.max(1)).min(MOST_CHUNK_FRAMES)
+            })
+            .collect();
         let latent_stage = match network.direction {
             Direction::Encode => network.stages.len() - 1,
             Direction::Decode => 0,
@@ -167,7 +171,8 @@ impl Request {
                 sizes.push(size);
             }
             // The longer side is cut next, until neither can be.
-            let can = |length: u64, n: u64| side(length, n + 1) < side(length, n) && side(length, n) > least.max(overlap + 1);
+            let can =
+                |length: u64, n: u64| side(length, n + 1) < side(length, n) && side(length, n) > least.max(overlap + 1);
             match (can(rows, down), can(columns, across)) {
                 (false, false) => return sizes,
                 (true, false) => down += 1,

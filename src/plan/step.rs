@@ -18,11 +18,32 @@ pub struct ConvFrame {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// Input frame `frame` of clip `batch`, the part of it that `lane` works on.
-    Load { lane: usize, batch: u64, frame: u64, into: Slot },
-    Conv { layer: LayerId, input: FrameShape, frames: Vec<ConvFrame> },
-    Attention { shape: FrameShape, frames: Vec<(Slot, Slot)> },
+    Load {
+        lane: usize,
+        batch: u64,
+        frame: u64,
+        into: Slot,
+    },
+    Conv {
+        layer: LayerId,
+        input: FrameShape,
+        frames: Vec<ConvFrame>,
+    },
+    Attention {
+        shape: FrameShape,
+        frames: Vec<(Slot, Slot)>,
+    },
     /// A finished frame of a tile joins the whole frame.
-    Blend { lane: usize, from: Slot, into: Slot, clear: bool },
+    Blend {
+        lane: usize,
+        from: Slot,
+        into: Slot,
+        clear: bool,
+    },
     /// A finished frame goes to the host.
-    Store { batch: u64, frame: u64, from: Slot },
+    Store {
+        batch: u64,
+        frame: u64,
+        from: Slot,
+    },
 }

@@ -137,7 +137,13 @@ mod tests {
     use super::*;
 
     fn grid(size: u64, overlap: u64, rows: u64, columns: u64, direction: Direction) -> Option<Grid> {
-        Grid::new(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided }, rows, columns, 8, direction)
+        Grid::new(
+            TileSize { height: size, width: size, overlap, spacing: Spacing::Strided },
+            rows,
+            columns,
+            8,
+            direction,
+        )
     }
 
     #[test]
@@ -150,7 +156,10 @@ mod tests {
     fn tiles_cover_the_image_and_share_the_overlap() {
         let grid = grid(64, 16, 12, 15, Direction::Decode).unwrap();
         assert_eq!(grid.rows.spans, [Span { start: 0, end: 8 }, Span { start: 6, end: 12 }]);
-        assert_eq!(grid.columns.spans, [Span { start: 0, end: 8 }, Span { start: 6, end: 14 }, Span { start: 12, end: 15 }]);
+        assert_eq!(
+            grid.columns.spans,
+            [Span { start: 0, end: 8 }, Span { start: 6, end: 14 }, Span { start: 12, end: 15 }]
+        );
         assert_eq!(grid.spans(4), (grid.rows.spans[1], grid.columns.spans[1]));
     }
 

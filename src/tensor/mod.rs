@@ -7,5 +7,5 @@ mod view;
 
 pub use conv::{ConvLayout, ConvSource, Prologue, Window};
 pub use dtype::DType;
-pub use shape::{FrameShape, Shape, AXES};
+pub use shape::{AXES, FrameShape, Shape};
 pub use view::{Place, View};

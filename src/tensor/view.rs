@@ -43,7 +43,7 @@ impl View {
         if data.is_null() {
             return fail("data is null; it must point to the tensor's memory".into());
         }
-        if data.addr() as u64 % dtype.bytes() != 0 {
+        if !(data.addr() as u64).is_multiple_of(dtype.bytes()) {
             return fail(format!("data is not aligned to its element type {} ({} bytes)", dtype.name(), dtype.bytes()));
         }
         let dims = shape.dims();
@@ -59,7 +59,9 @@ impl View {
             return fail(format!("strides {strides:?} with shape {shape} reach further than can be addressed"));
         }
         if writable && overlaps(dims, strides) {
-            return fail(format!("strides {strides:?} with shape {shape} make elements overlap, so it cannot be written"));
+            return fail(format!(
+                "strides {strides:?} with shape {shape} make elements overlap, so it cannot be written"
+            ));
         }
         Ok(View { data, dtype, place, shape, strides })
     }

@@ -155,11 +155,11 @@ impl Network<'_> {
         let rows = (height + pad[0] + pad[1] - kh) / stride[1] + 1;
         let columns = (width + pad[0] + pad[1] - kw) / stride[1] + 1;
         let mut out = Clip::new([cout, (frames - 1) / stride[0] + 1, rows, columns]);
-        for o in 0..cout {
+        for (o, bias) in bias.iter().enumerate() {
             for t in 0..out.dims[1] {
                 for y in 0..rows {
                     for column in 0..columns {
-                        let mut sum = f64::from(bias[o]);
+                        let mut sum = f64::from(*bias);
                         for (dt, dy, dx) in
                             (0..kt).flat_map(|a| (0..kh).flat_map(move |b| (0..kw).map(move |c| (a, b, c))))
                         {

@@ -70,16 +70,23 @@ impl Symbols {
             }
             Step::Conv { layer, frames, .. } => {
                 // All frames of a step are read before any is written, as no order among them is promised.
-                let made: Vec<_> = frames.iter().map(|frame| {
-                    let terms: Vec<_> = frame.terms.iter().map(|(slot, slab)| (self.memory[&at(*slot)], *slab)).collect();
-                    let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
-                    assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out) && frame.residual != Some(frame.out));
-                    (at(frame.out), hash((layer, terms, frame.bias, residual)))
-                }).collect();
+                let made: Vec<_> = frames
+                    .iter()
+                    .map(|frame| {
+                        let terms: Vec<_> =
+                            frame.terms.iter().map(|(slot, slab)| (self.memory[&at(*slot)], *slab)).collect();
+                        let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
+                        assert!(
+                            frame.terms.iter().all(|(slot, _)| *slot != frame.out) && frame.residual != Some(frame.out)
+                        );
+                        (at(frame.out), hash((layer, terms, frame.bias, residual)))
+                    })
+                    .collect();
                 self.memory.extend(made);
             }
             Step::Attention { frames, .. } => {
-                let made: Vec<_> = frames.iter().map(|(from, to)| (at(*to), hash(("attention", self.memory[&at(*from)])))).collect();
+                let made: Vec<_> =
+                    frames.iter().map(|(from, to)| (at(*to), hash(("attention", self.memory[&at(*from)])))).collect();
                 self.memory.extend(made);
             }
             Step::Blend { lane, from, into, clear } => {
@@ -204,8 +211,7 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
     for direction in [Direction::Encode, Direction::Decode] {
         for frames in [61, 62, 67, 100] {
             for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
-                let request =
-                    Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
+                let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
                 // Symbols::run fails on a slot that was not planned.
                 run_whole(&request.plan(&FourBytes).unwrap());
             }

@@ -154,7 +154,7 @@ fn a_stream_takes_the_same_from_its_first_frame_to_its_last() {
 
 #[test]
 fn a_limit_is_kept_down_to_the_smallest_plan_and_refused_below() {
-    let (node, input, output) = shapes("decode", 1, 3, 24, 32);
+    let (node, input, output) = shapes("decode", 1, 2, 16, 20);
     let counter = Counter::new();
     let vae = open_counted(&small(), &counter);
     vae.configure("decode_tile_overlap", "32").unwrap();
@@ -177,6 +177,20 @@ fn a_limit_is_kept_down_to_the_smallest_plan_and_refused_below() {
         }
     };
     assert!(tiled > 0, "tiles were never tried between {free} and {smallest}");
+}
+
+#[test]
+fn a_limit_is_for_the_handle_not_for_each_direction() {
+    let vae = Vae::open(&small()).unwrap();
+    let jobs = ["encode", "decode"].map(|node| shapes(node, 1, 2, 3, 4));
+    let plans = jobs.map(|(node, input, _)| vae.plan(node, input).unwrap().0);
+    let limit = plans[0].device_bytes.max(plans[1].device_bytes);
+    assert!(limit < plans[0].weight_bytes + plans[1].device_bytes);
+    vae.configure("memory_limit", &limit.to_string()).unwrap();
+    for (node, input, output) in [jobs[0], jobs[1], jobs[0]] {
+        run(&vae, node, input, output).unwrap();
+        assert!(vae.memory().peak <= limit, "{} of {limit} after {node}", vae.memory().peak);
+    }
 }
 
 #[test]

@@ -167,12 +167,28 @@ impl<B: Backend> Engine<B> {
         Ok(())
     }
 
-    /// Memory of exactly `bytes`: that of the last call if it fits, else new.
-    fn take_workspace(&mut self, bytes: u64) -> Result<Workspace<B>> {
-        if let Some(kept) = self.workspace.take().filter(|kept| kept.held.bytes() == bytes) {
-            return Ok(kept);
+    /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
+    /// the other direction where both together would pass the limit.
+    fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
+        self.workspace = self.workspace.take().filter(|kept| kept.held.bytes() == blueprint.workspace_bytes());
+        let other = match direction {
+            Direction::Encode => &mut self.decoder,
+            Direction::Decode => &mut self.encoder,
+        };
+        let held = other.weights.as_ref().map_or(0, |_| weights::bytes(&*self.backend, &other.network));
+        if let Limit::Bytes(limit) = self.settings.memory_limit
+            && held.saturating_add(blueprint.device_bytes()) > limit
+        {
+            other.weights = None;
         }
-        allocate(&*self.backend, &self.ledger, bytes)
+    }
+
+    /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
+    fn take_workspace(&mut self, bytes: u64) -> Result<Workspace<B>> {
+        match self.workspace.take() {
+            Some(kept) => Ok(kept),
+            None => allocate(&*self.backend, &self.ledger, bytes),
+        }
     }
 
     fn keep_workspace(&mut self, workspace: Workspace<B>) {
@@ -260,6 +276,7 @@ impl<B: Backend> Session for Engine<B> {
         }
         let blueprint = self.blueprint(direction, shape)?;
         Watch::new(control, "load", 0).advance(0)?;
+        self.make_room(direction, &blueprint);
         self.load_weights(direction, control)?;
         let mut workspace = self.take_workspace(blueprint.workspace_bytes())?;
         let result = self.drive(job, &blueprint, &mut workspace.memory, control);
@@ -271,6 +288,7 @@ impl<B: Backend> Session for Engine<B> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
         let blueprint = self.blueprint(direction, input)?;
+        self.make_room(direction, &blueprint);
         let never = std::sync::atomic::AtomicBool::new(false);
         self.load_weights(direction, &Control { cancel: &never, progress: None })?;
         self.tell_idle();

@@ -278,6 +278,10 @@ fn plans_that_cannot_be() {
     failure!(v.0, vvae_plan(v.0, node, null(), &mut info, null_mut(), 0)).says(VVAE_ERROR_ARGUMENT, &["shape is null"]);
     failure!(v.0, vvae_plan(v.0, node, VIDEO.as_ptr(), null_mut(), null_mut(), 0))
         .says(VVAE_ERROR_ARGUMENT, &["out is null"]);
+    v.configure("decode_tiled", "true").unwrap();
+    v.configure("decode_tile_size", "64").unwrap();
+    v.configure("decode_tile_overlap", "64").unwrap();
+    v.plan("decode", LATENT).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["decode_tile_overlap: 64", "decode_tile_size"]);
     v.configure("memory_limit", "1").unwrap();
     v.plan("encode", VIDEO).unwrap_err().says(VVAE_ERROR_MEMORY, &["memory_limit"]);
     v.trim(0).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["VVAE_TRIM_WORKSPACE"]);

@@ -48,10 +48,17 @@ pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: 
         return refuse(format!("{name}: C is {}, but this model's {name} has {channels} channels", shape.channels));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
-    const MOST: [u64; 5] = [1 << 20, 1 << 20, 1 << 32, 1 << 17, 1 << 17];
+    const MOST: [u64; 5] = [1 << 16, 1 << 16, 1 << 32, 1 << 17, 1 << 17];
     let scale = if content == Content::Latent { config.spatial_scale() } else { 1 };
-    if let Some(axis) = (0..5).find(|axis| dims[*axis] * if *axis > 2 { scale } else { 1 } > MOST[*axis]) {
-        return refuse(format!("{name}: {} is {}; the most is {}", AXES[axis], dims[axis], MOST[axis]));
+    if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
+    {
+        let most = MOST[axis] / if axis > 2 { scale } else { 1 };
+        return refuse(format!("{name}: {} is {}; the most is {most}", AXES[axis], dims[axis]));
+    }
+    // All clips of a stream are under way at the same time.
+    const MOST_STREAMED: u64 = 256;
+    if shape.frames == 0 && shape.batch > MOST_STREAMED {
+        return refuse(format!("{name}: B is {}; a stream takes {MOST_STREAMED} clips at a time at most", shape.batch));
     }
     Ok(())
 }
@@ -60,10 +67,7 @@ fn place(name: &str, view: &View, device: Place) -> Result<()> {
     if view.place() == device || view.place() == Place::Cpu {
         return Ok(());
     }
-    refuse(format!(
-        "{name}: the tensor is on {:?}, but this handle works on {device:?}; pass host memory",
-        view.place()
-    ))
+    refuse(format!("{name}: the tensor is on {}, but this handle works on {device}; pass host memory", view.place()))
 }
 
 fn dtype(content: Content, name: &str, view: &View) -> Result<()> {

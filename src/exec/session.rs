@@ -122,7 +122,12 @@ impl<B: Backend> Engine<B> {
     fn blueprint(&self, direction: Direction, input: Shape) -> Result<Blueprint> {
         let network = &self.side(direction).network;
         let tiling = self.settings.tiling(direction);
-        let (size, overlap) = (tiling.size, tiling.overlap);
+        let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
+        if tiling.enabled && overlap >= size {
+            return Err(Error::Argument(format!(
+                "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
+            )));
+        }
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         let limit = self.limit();
         let request = Request {

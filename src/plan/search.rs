@@ -1,6 +1,7 @@
 //! Finds the fastest way to do a job within a limit, in the order of what it costs: shorter chunks and slices first,
 //! which cost a little time and no exactness, and tiles last.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Costs;
@@ -10,7 +11,7 @@ use super::report::Plan;
 use super::slots::SlotPool;
 use super::step::Step;
 use super::tiles::{Grid, Spacing, TileSize};
-use crate::model::{Direction, Network};
+use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{FrameShape, Shape};
 
 /// A chunk of about this many pixels keeps every core busy; more of them take memory and give nothing.
@@ -195,18 +196,13 @@ impl Request {
         };
         let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
         let shortened = Layout { batch, ..layout.clone() };
-        let mut scratch = 0;
+        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new() };
         let network = Arc::clone(&self.network);
         let job = Job::new(shortened, frames.map(|_| rehearsed), SlotPool::default(), costs);
         let mut slots = job.rehearse(Some(rehearsed), |step| {
-            scratch = scratch.max(match step {
-                Step::Conv { layer, input, frames } => {
-                    costs.conv_scratch(&network.layers[*layer].layout, *input, frames.len() as u64)
-                }
-                Step::Attention { shape, frames } => costs.attention_scratch(*shape, frames.len() as u64),
-                Step::Load { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
-            });
+            scratch.meet(step);
         });
+        let scratch = scratch.most();
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile, those that were not rehearsed too.
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
@@ -221,6 +217,35 @@ impl Request {
             load_bytes: self.load_bytes,
             input: self.input,
         }
+    }
+}
+
+/// The scratch that steps need. Most steps of a job are like an earlier one, so each kind is asked for once.
+struct Scratch<'a> {
+    costs: &'a dyn Costs,
+    network: &'a Network,
+    known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
+}
+
+impl Scratch<'_> {
+    fn meet(&mut self, step: &Step) {
+        let (costs, network) = (self.costs, self.network);
+        match step {
+            Step::Conv { layer, input, frames } => {
+                let (layout, frames) = (&network.layers[*layer].layout, frames.len() as u64);
+                let bytes = || costs.conv_scratch(layout, *input, frames);
+                self.known.entry((Some(*layer), *input, frames)).or_insert_with(bytes);
+            }
+            Step::Attention { shape, frames } => {
+                let frames = frames.len() as u64;
+                self.known.entry((None, *shape, frames)).or_insert_with(|| costs.attention_scratch(*shape, frames));
+            }
+            Step::Load { .. } | Step::Blend { .. } | Step::Store { .. } => {}
+        }
+    }
+
+    fn most(&self) -> u64 {
+        self.known.values().copied().max().unwrap_or(0)
     }
 }
 

@@ -1,5 +1,7 @@
 //! A checked, strided view of memory that somebody else owns.
 
+use std::fmt;
+
 use super::{AXES, DType, Shape};
 use crate::error::{Error, Result};
 
@@ -8,6 +10,15 @@ use crate::error::{Error, Result};
 pub enum Place {
     Cpu,
     Cuda(u32),
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Place::Cpu => write!(f, "cpu"),
+            Place::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
 }
 
 /// Element (b, c, t, h, w) lies at `data + sum(index * stride)` elements. Whoever makes a view vouches that all of

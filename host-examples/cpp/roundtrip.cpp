@@ -1,0 +1,64 @@
+// A clip through the autoencoder and back, on video_vae.hpp: what a program that links the library looks like.
+//
+//     roundtrip ema_vae_fp16.safetensors [frames height width]
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "video_vae.hpp"
+
+using video_vae::Tensor;
+
+// A gradient that drifts.
+static std::vector<uint8_t> make_clip(int64_t frames, int64_t height, int64_t width) {
+    std::vector<uint8_t> rgb;
+    for (int64_t t = 0; t < frames; t++)
+        for (int64_t y = 0; y < height; y++)
+            for (int64_t x = 0; x < width; x++)
+                for (int64_t value : {255 * x / width, 255 * y / height, 128 + 8 * t}) rgb.push_back(uint8_t(value));
+    return rgb;
+}
+
+static double psnr(const std::vector<uint8_t> &a, const std::vector<uint8_t> &b) {
+    double squares = 0;
+    for (std::size_t i = 0; i < a.size(); i++) squares += (a[i] - b[i]) * (a[i] - b[i]);
+    return 10 * std::log10(255.0 * 255.0 * double(a.size()) / squares);
+}
+
+static void roundtrip(const char *weights, int64_t frames, int64_t height, int64_t width) {
+    video_vae::Vae vae(weights);
+    vae.configure("memory_limit", "8GiB");
+
+    // Bytes as they come from a decoder or a file; the wrapper describes them, nothing is copied.
+    auto rgb = make_clip(frames, height, width);
+    auto back = std::vector<uint8_t>(rgb.size());
+    auto video = Tensor::interleaved(rgb.data(), frames, height, width);
+
+    auto plan = vae.plan("encode", video.shape);
+    std::printf("%s\n", plan.text.c_str());
+    video_vae::Shape shape;
+    std::copy(std::begin(plan.info.output_shape), std::end(plan.info.output_shape), shape.begin());
+    std::vector<float> numbers(std::size_t(shape[0] * shape[1] * shape[2] * shape[3] * shape[4]));
+    auto latent = Tensor::of(numbers.data(), shape);
+
+    video_vae::Run run;
+    run.progress = [](uint64_t done, uint64_t total, const char *stage) {
+        std::fprintf(stderr, "\r%s %3.0f%% ", stage, total ? 100.0 * double(done) / double(total) : 0.0);
+        return true; // false would cancel
+    };
+    vae.encode(video, latent, run);
+    std::printf("%s\n", vae.plan("decode", shape).text.c_str());
+    vae.decode(latent, Tensor::interleaved(back.data(), frames, height, width), run);
+    std::printf("\n%.1f dB between the clip and what came back\n", psnr(rgb, back));
+}
+
+int main(int argc, char **argv) try {
+    if (argc != 2 && argc != 5) return std::fprintf(stderr, "usage: roundtrip WEIGHTS [FRAMES HEIGHT WIDTH]\n"), 2;
+    int64_t sizes[3] = {9, 64, 96};
+    for (int i = 2; i < argc; i++) sizes[i - 2] = std::max(1LL, std::atoll(argv[i]));
+    roundtrip(argv[1], sizes[0], sizes[1], sizes[2]);
+} catch (const video_vae::Error &error) {
+    std::fprintf(stderr, "roundtrip: %s (status %d)\n", error.what(), error.status());
+    return 1;
+}

@@ -1,0 +1,124 @@
+// What comes out: goldens, kinds of memory, streams.
+using System;
+using System.Linq;
+using System.Runtime.InteropServices;
+using VideoVae;
+
+internal static partial class Program
+{
+    private static void Goldens()
+    {
+        foreach (string name in new[] { "small-image", "small-clip5", "small-clip17", "small-batch2", "medium-clip9" })
+        {
+            var golden = new Golden($"{folder}/{name}.safetensors");
+            using (Vae vae = Open(name.Split('-')[0]))
+            {
+                Shape latent = golden.Shape("encode_mean"), video = golden.Shape("encode_video");
+                Check.That(vae.Model.LatentOf(video).Equals(latent) && vae.Model.VideoOf(latent).Equals(video), "shapes");
+                float[] mean = new float[latent.Elements], logvar = new float[latent.Elements];
+                vae.Encode<float, float>(golden.Values("encode_video"), video, mean, logvar, latent);
+                Check.Close(mean, golden.Values("encode_mean"), name + " mean");
+                Check.Close(logvar, golden.Values("encode_logvar"), name + " logvar");
+                var decoded = new float[golden.Shape("decode_video").Elements];
+                vae.Decode(golden.Values("decode_latent"), golden.Shape("decode_latent"), decoded, golden.Shape("decode_video"));
+                Check.Close(decoded, golden.Values("decode_video"), name + " video");
+            }
+        }
+    }
+
+    /// <summary>Arrays, spans, memory on another thread and native memory: the same numbers.</summary>
+    private static unsafe void MemoryKinds()
+    {
+        using (Vae vae = Open())
+        {
+            var shape = new Shape(1, 16, 2, 2, 3);
+            float[] latent = Noise(shape.Elements, 1);
+            TensorLayout pixels = TensorLayout.Interleaved(5, 16, 24);
+            byte[] array = new byte[pixels.Shape.Elements], span = new byte[array.Length + 10], memory = new byte[array.Length];
+            vae.Decode(latent, shape, array, pixels);
+            Check.That(array.Distinct().Count() > 10, "the picture is flat");
+
+            vae.Decode<float, byte>(latent, shape, new Span<byte>(span, 10, array.Length), pixels);
+            Check.That(span.Skip(10).SequenceEqual(array) && span.Take(10).All(b => b == 0), "span");
+
+            vae.DecodeAsync<float, byte>(latent, shape, memory, pixels).Wait();
+            Check.That(memory.SequenceEqual(array), "memory");
+
+            IntPtr native = Marshal.AllocHGlobal(array.Length);
+            try
+            {
+                fixed (float* pinned = latent)
+                {
+                    vae.Decode(new Tensor((IntPtr)pinned, ElementType.Float32, shape),
+                               new Tensor(native, ElementType.UInt8, pixels));
+                }
+                Marshal.Copy(native, memory, 0, memory.Length);
+                Check.That(memory.SequenceEqual(array), "native memory");
+            }
+            finally
+            {
+                Marshal.FreeHGlobal(native);
+            }
+
+            // 16-bit floats travel as ushort, told by the layout.
+            var halves = new ushort[pixels.Shape.Elements];
+            vae.Decode(latent, shape, halves, new TensorLayout(pixels.Shape).Of(ElementType.Float16));
+            Check.That(halves.All(h => (h & 0x7c00) != 0x7c00), "halves are numbers");
+
+            Check.Throws<ArgumentException>(() => vae.Decode(latent, shape, new byte[array.Length - 1], pixels), "holds 5759 elements");
+            Check.Throws<ArgumentException>(() => vae.Decode(latent, shape, new int[array.Length], pixels), "no element type");
+            Check.Throws<ArgumentException>(
+                () => vae.Decode(latent, shape, new byte[array.Length], pixels.Of(ElementType.Float32)), "Byte does not hold");
+        }
+    }
+
+    /// <summary>In pieces of every size: the bits of the whole.</summary>
+    private static void Streams()
+    {
+        using (Vae vae = Open())
+        {
+            var shape = new Shape(1, 16, 5, 2, 3);
+            float[] latent = Noise(shape.Elements, 2);
+            TensorLayout pixels = TensorLayout.Interleaved(17, 16, 24);
+            byte[] whole = new byte[pixels.Shape.Elements], streamed = new byte[whole.Length];
+            vae.Decode(latent, shape, whole, pixels);
+            int frame = 16 * 24 * 3;
+            for (int piece = 1; piece <= 5; piece++)
+            {
+                Array.Clear(streamed, 0, streamed.Length);
+                using (VaeStream stream = vae.OpenStream("decode", shape))
+                {
+                    Check.That(vae.Memory.Streams == 1, "the stream is counted");
+                    long pushed = 0, pulled = 0;
+                    var status = VaeStatus.Again;
+                    var room = new byte[piece * frame];
+                    while (status == VaeStatus.Again)
+                    {
+                        long count = Math.Min(piece, shape.Frames - pushed);
+                        if (count > 0)
+                        {
+                            // A piece of a compact tensor: its own number of frames, the strides of the whole.
+                            var strides = new Shape(0, shape.Frames * 6, 6, 3, 1);
+                            pushed += stream.Push(new ReadOnlySpan<float>(latent, (int)pushed * 6, latent.Length - (int)pushed * 6),
+                                                  new TensorLayout(shape.WithFrames(count), strides));
+                        }
+                        else
+                        {
+                            stream.Finish();
+                        }
+                        while (true)
+                        {
+                            Pulled got = stream.Pull<byte>(room, TensorLayout.Interleaved(piece, 16, 24));
+                            status = got.Status;
+                            if (status != VaeStatus.Ok) break;
+                            Array.Copy(room, 0, streamed, pulled * frame, got.Frames * frame);
+                            pulled += got.Frames;
+                        }
+                    }
+                    Check.That(status == VaeStatus.End && pulled == 17, "the stream ends");
+                }
+                Check.That(vae.Memory.Streams == 0 && streamed.SequenceEqual(whole), $"pieces of {piece}");
+            }
+        }
+    }
+}

@@ -1,0 +1,186 @@
+using System;
+using System.Globalization;
+using System.Runtime.InteropServices;
+using System.Threading;
+
+namespace VideoVae
+{
+    /// <summary>The sizes of a model, and the shapes that follow from them.</summary>
+    public sealed class VaeModel
+    {
+        internal VaeModel(Native.vvae_model_desc desc)
+        {
+            PixelChannels = desc.pixel_channels;
+            LatentChannels = desc.latent_channels;
+            SpatialScale = desc.spatial_scale;
+            TimeScale = desc.time_scale;
+        }
+
+        public long PixelChannels { get; }
+        public long LatentChannels { get; }
+        public long SpatialScale { get; }
+        public long TimeScale { get; }
+
+        public Shape LatentOf(Shape video)
+        {
+            return new Shape(video.Batch, LatentChannels, 1 + (video.Frames - 1 + TimeScale - 1) / TimeScale,
+                             (video.Height + SpatialScale - 1) / SpatialScale, (video.Width + SpatialScale - 1) / SpatialScale);
+        }
+
+        public Shape VideoOf(Shape latent)
+        {
+            return new Shape(latent.Batch, PixelChannels, 1 + (latent.Frames - 1) * TimeScale,
+                             latent.Height * SpatialScale, latent.Width * SpatialScale);
+        }
+    }
+
+    /// <summary>Bytes that a <see cref="Vae"/> and its streams hold.</summary>
+    public struct VaeMemory
+    {
+        public int Streams { get; internal set; }
+        public ulong Now { get; internal set; }
+        public ulong Peak { get; internal set; }
+        /// <summary>The part of Now that <see cref="Vae.Trim"/> would give back.</summary>
+        public ulong Reserved { get; internal set; }
+        public ulong Host { get; internal set; }
+    }
+
+    public enum VaeLogLevel
+    {
+        Debug = Native.VVAE_LOG_DEBUG,
+        Info = Native.VVAE_LOG_INFO,
+        Warning = Native.VVAE_LOG_WARNING,
+        Error = Native.VVAE_LOG_ERROR,
+    }
+
+    /// <summary>
+    /// A model on a device, with its settings. For one thread at a time; a second one gets a <see cref="VaeStateException"/>.
+    /// <see cref="Memory"/>, cancellation and Dispose work from any thread: memory is given back when the last call and
+    /// stream are done.
+    /// </summary>
+    public sealed unsafe partial class Vae : IDisposable
+    {
+        private static readonly Native.vvae_log_fn Logger = WriteLog;
+
+        private readonly VaeHandle handle;
+
+        /// <param name="checkpoint">Path of a safetensors file.</param>
+        /// <param name="device">"cpu", "cuda:0", ... as <see cref="VaeLibrary.Devices"/> lists them, or "auto".</param>
+        /// <param name="log">Called on threads that call the library.</param>
+        public Vae(string checkpoint, string device = "auto", Action<VaeLogLevel, string> log = null)
+        {
+            if (checkpoint == null) throw new ArgumentNullException(nameof(checkpoint));
+            var info = new Native.vvae_create_info { struct_size = (uint)sizeof(Native.vvae_create_info) };
+            info.abi_version = Native.VVAE_ABI_VERSION;
+            GCHandle logTarget = default(GCHandle);
+            if (log != null)
+            {
+                logTarget = GCHandle.Alloc(log);
+                info.log = Marshal.GetFunctionPointerForDelegate(Logger);
+                info.log_user = GCHandle.ToIntPtr(logTarget).ToPointer();
+            }
+            fixed (byte* weights = Utf8.Bytes(checkpoint), name = Utf8.Bytes(device))
+            {
+                info.weights = weights;
+                info.device = name;
+                int status = Native.vvae_create(&info, out handle);
+                if (status < 0 && log != null) logTarget.Free();
+                Error.Check(status);
+            }
+            if (log != null) handle.Keep(logTarget);
+        }
+
+        public void Dispose()
+        {
+            handle.Dispose();
+        }
+
+        public VaeModel Model
+        {
+            get
+            {
+                var desc = new Native.vvae_model_desc { struct_size = (uint)sizeof(Native.vvae_model_desc) };
+                Error.Check(Native.vvae_model_info(handle, &desc));
+                return new VaeModel(desc);
+            }
+        }
+
+        public VaeMemory Memory
+        {
+            get
+            {
+                var info = new Native.vvae_memory_info { struct_size = (uint)sizeof(Native.vvae_memory_info) };
+                Error.Check(Native.vvae_memory(handle, &info));
+                return new VaeMemory
+                {
+                    Streams = (int)info.streams, Now = info.now, Peak = info.peak, Reserved = info.reserved, Host = info.host,
+                };
+            }
+        }
+
+        /// <summary>Sets a parameter. <see cref="VaeLibrary.Nodes"/> says which there are and what they take.</summary>
+        public void Configure(string key, string value)
+        {
+            if (key == null) throw new ArgumentNullException(nameof(key));
+            if (value == null) throw new ArgumentNullException(nameof(value));
+            fixed (byte* k = Utf8.Bytes(key), v = Utf8.Bytes(value)) Error.Check(Native.vvae_configure(handle, k, v));
+        }
+
+        // Numbers are written the same way in every country.
+        public void Configure(string key, long value) { Configure(key, value.ToString(CultureInfo.InvariantCulture)); }
+        public void Configure(string key, double value) { Configure(key, value.ToString("R", CultureInfo.InvariantCulture)); }
+        public void Configure(string key, bool value) { Configure(key, value ? "true" : "false"); }
+
+        /// <summary>Gives back memory that waits for the next run.</summary>
+        public void Trim(bool workspace = true, bool weights = true)
+        {
+            uint what = (workspace ? (uint)Native.VVAE_TRIM_WORKSPACE : 0) | (weights ? (uint)Native.VVAE_TRIM_WEIGHTS : 0);
+            Error.Check(Native.vvae_trim(handle, what));
+        }
+
+        /// <summary>Stops the run that is under way on another thread, if there is one.</summary>
+        public void Cancel()
+        {
+            Error.Check(Native.vvae_cancel(handle));
+        }
+
+        /// <summary>What a job takes. <paramref name="node"/> is "encode" or "decode", the shape that of what goes in.</summary>
+        public VaePlan Plan(string node, Shape shape)
+        {
+            var info = new Native.vvae_plan_info { struct_size = (uint)sizeof(Native.vvae_plan_info) };
+            fixed (byte* name = Utf8.Bytes(node))
+            {
+                Error.Check(Native.vvae_plan(handle, name, (long*)&shape, &info, null, 0));
+                var text = new byte[info.text_length + 1];
+                fixed (byte* words = text)
+                {
+                    Error.Check(Native.vvae_plan(handle, name, (long*)&shape, &info, words, (ulong)text.Length));
+                    return new VaePlan(&info, Utf8.Text(words, text.Length));
+                }
+            }
+        }
+
+        /// <summary>Opens a stream: a clip of any length in pieces. The shape is that of what goes in; its length is ignored.</summary>
+        public VaeStream OpenStream(string node, Shape shape)
+        {
+            StreamHandle stream;
+            fixed (byte* name = Utf8.Bytes(node)) Error.Check(Native.vvae_stream_open(handle, name, (long*)&shape, out stream));
+            stream.HoldOn(handle);
+            return new VaeStream(stream, handle);
+        }
+
+        [MonoPInvokeCallback(typeof(Native.vvae_log_fn))]
+        private static void WriteLog(void* user, int level, byte* message)
+        {
+            try
+            {
+                var log = (Action<VaeLogLevel, string>)GCHandle.FromIntPtr((IntPtr)user).Target;
+                log((VaeLogLevel)level, Utf8.Text(message));
+            }
+            catch (Exception)
+            {
+                // A log that fails has nobody to tell, and nothing may be thrown through native code.
+            }
+        }
+    }
+}

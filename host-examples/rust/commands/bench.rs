@@ -1,0 +1,181 @@
+//! `vvae bench`: how fast it is here.
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::Command;
+use crate::args::{Args, Takes};
+use crate::checkpoint::Config;
+use crate::files::safetensors::Header;
+use crate::random_weights::{self, Random};
+use crate::tensor::{Dtype, FrameKind, Frames};
+use crate::{Result, options, units};
+
+pub const COMMAND: Command = Command {
+    name: "bench",
+    summary: "seconds, frames/s, FLOP/s and memory",
+    usage: "[OPTIONS]",
+    about: "\
+Measures whole calls from host memory to host memory: f32 latents and 8-bit interleaved RGB. Each case has a handle of its
+own, one run to warm up, and is given as the median of the repeats. FLOP are counted on the network as published, with
+nothing folded, so that they compare with other implementations; work that is saved shows as speed.
+",
+    help: &[
+        "\
+Options:
+  --random            full-size random weights, made once in the temporary folder (half a gigabyte)
+  --shapes LIST       FRAMESxHEIGHTxWIDTH of the video; default: 21x720x1280,1x1024x1024,5x512x512 on a GPU,
+                      1x256x256,5x128x128 on the CPU
+  --ops LIST          default: decode,encode
+  --repeat N          default: 3
+  --json FILE         also write the figures there
+",
+        options::MODEL_HELP,
+    ],
+    examples: "  vvae bench --random\n  \
+               vvae bench --weights ema_vae_fp16.safetensors --device cuda:0 --shapes 21x1080x1920 --json bench.json\n  \
+               vvae bench --random --device cpu --ops decode --set threads=1\n",
+    takes: Takes {
+        required: &[],
+        optional: &[],
+        valued: &[&["shapes", "ops", "repeat", "json"], options::MODEL],
+        flags: &["random"],
+    },
+    run,
+};
+
+struct Row {
+    op: String,
+    shape: String,
+    seconds: f64,
+    fps: f64,
+    flops: f64,
+    create: f64,
+    first: f64,
+    peak: u64,
+    host: u64,
+}
+
+fn run(args: &Args) -> Result<()> {
+    let weights = weights(args)?;
+    let config = Config::of(&Header::read(&weights)?)
+        .ok_or_else(|| format!("{} is no checkpoint of this model; name one", weights.display()))?;
+    let repeat = args.parsed("repeat", 3usize, "3")?.max(1);
+    let on_cpu = device_is_cpu(args)?;
+    let usual = if on_cpu { "1x256x256,5x128x128" } else { "21x720x1280,1x1024x1024,5x512x512" };
+    let (unit, scale) = if on_cpu { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) };
+    println!("{}, {} repeats", weights.display(), repeat);
+    println!(
+        "{:<7} {:>14} {:>10} {:>10} {unit:>9} {:>12} {:>12} {:>9} {:>9}",
+        "op", "shape", "seconds", "frames/s", "peak memory", "of it host", "create s", "first s"
+    );
+    let mut rows = Vec::new();
+    for shape in args.option("shapes").unwrap_or(usual).split(',') {
+        for op in args.option("ops").unwrap_or("decode,encode").split(',') {
+            let row = measure(args, &weights, &config, op, shape, repeat)?;
+            println!(
+                "{:<7} {:>14} {:>10.4} {:>10.2} {:>9.1} {:>12} {:>12} {:>9.3} {:>9.3}",
+                row.op,
+                row.shape,
+                row.seconds,
+                row.fps,
+                row.flops / scale,
+                units::bytes(row.peak),
+                units::bytes(row.host),
+                row.create,
+                row.first
+            );
+            rows.push(row);
+        }
+    }
+    if let Some(path) = args.option("json") {
+        let rows: Vec<_> = rows.iter().map(as_json).collect();
+        let draft = crate::draft::Draft::new(Path::new(path))?;
+        let text = format!("{:#}\n", Value::from(rows));
+        std::fs::write(&draft.path, text).map_err(|why| format!("{path} cannot be written: {why}"))?;
+        draft.finish()?;
+    }
+    Ok(())
+}
+
+fn as_json(row: &Row) -> Value {
+    json!({
+        "op": row.op, "shape": row.shape, "seconds": row.seconds, "fps": row.fps, "tflops": row.flops / 1e12,
+        "peak_bytes": row.peak, "host_bytes": row.host, "create_seconds": row.create, "first_seconds": row.first,
+    })
+}
+
+fn measure(args: &Args, weights: &Path, config: &Config, op: &str, shape: &str, repeat: usize) -> Result<Row> {
+    let size = units::sizes(shape, "21x720x1280").map_err(|why| format!("--shapes: {why}"))?;
+    let [frames, height, width] = size;
+    let encoder = match op {
+        "encode" => true,
+        "decode" => false,
+        other => return Err(format!("--ops: \"{other}\" is neither decode nor encode")),
+    };
+    let started = Instant::now();
+    let vae = options::open_vae_with(args, weights)?;
+    let create = started.elapsed().as_secs_f64();
+    let (width, height) = (width as usize, height as usize);
+    let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height), frames);
+    let kind = FrameKind::latent(Dtype::F32, vae.latent_size(width, height));
+    let mut latent = Frames::new(kind, vae.latent_frames(frames));
+    let mut random = Random(1);
+    video.bytes_mut().fill_with(|| random.bits() as u8);
+    for value in latent.bytes_mut().chunks_exact_mut(4) {
+        value.copy_from_slice(&random.normal().to_le_bytes());
+    }
+    let mut run = || {
+        let started = Instant::now();
+        let result = if encoder { vae.encode(&video, &mut latent) } else { vae.decode(&latent, &mut video) };
+        result.map(|()| started.elapsed().as_secs_f64())
+    };
+    let first = run()?;
+    let mut times = (0..repeat).map(|_| run()).collect::<Result<Vec<f64>>>()?;
+    times.sort_by(f64::total_cmp);
+    let seconds = (times[(repeat - 1) / 2] + times[repeat / 2]) / 2.0;
+    let memory = vae.memory()?;
+    Ok(Row {
+        op: op.to_owned(),
+        shape: shape.to_owned(),
+        seconds,
+        fps: frames as f64 / seconds,
+        flops: config.flops(encoder, size) / seconds,
+        create,
+        first,
+        peak: memory.peak,
+        host: memory.host,
+    })
+}
+
+fn weights(args: &Args) -> Result<PathBuf> {
+    if !args.flag("random") {
+        return options::weights(args).map_err(|_| {
+            "there is no checkpoint to measure; pass --weights FILE, or --random for a made-up one".into()
+        });
+    }
+    if args.option("weights").is_some() {
+        return Err("--random and --weights are two checkpoints; leave one out".into());
+    }
+    // A whole file has this name, as it is given only when it is whole.
+    let path = std::env::temp_dir().join("vvae-random-full-f16.safetensors");
+    if !path.exists() {
+        eprintln!("making {}", path.display());
+        random_weights::write(&path, &Config::published(), Dtype::F16, 0)?;
+    }
+    Ok(path)
+}
+
+/// Whether the device that was asked for is the CPU; "auto" is the CPU if there is nothing else.
+fn device_is_cpu(args: &Args) -> Result<bool> {
+    let api = crate::api::api()?;
+    Ok(match args.option("device") {
+        None | Some("auto") => {
+            // SAFETY: takes nothing.
+            unsafe { (api.vvae_device_count)() == 1 }
+        }
+        Some(name) => name.starts_with("cpu"),
+    })
+}

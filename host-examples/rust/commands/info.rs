@@ -1,0 +1,155 @@
+//! `vvae info`: what the library has, and what a checkpoint is.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use super::Command;
+use crate::api::*;
+use crate::args::{Args, Takes};
+use crate::checkpoint::Config;
+use crate::files::safetensors::Header;
+use crate::tensor::Dtype;
+use crate::vae::Vae;
+use crate::{Result, api, sha256, units};
+
+pub const COMMAND: Command = Command {
+    name: "info",
+    summary: "devices, nodes and parameters; a checkpoint's sizes and check sum",
+    usage: "[CHECKPOINT]",
+    about: "\
+Without a word after it: versions, devices, and the nodes with their ports and parameters. With a checkpoint: its
+configuration, sizes and SHA-256.
+",
+    help: &[],
+    examples: "  vvae info\n  vvae info ema_vae_fp16.safetensors\n",
+    takes: Takes { required: &[], optional: &["CHECKPOINT"], valued: &[], flags: &[] },
+    run,
+};
+
+fn run(args: &Args) -> Result<()> {
+    if let Some(path) = args.word(0) {
+        return checkpoint(Path::new(path));
+    }
+    println!("{}\n\nDevices", api::versions()?);
+    devices()?;
+    nodes()
+}
+
+/// What a call of discovery answers; indices come from the count, so it does not fail.
+fn described<T: Copy>(ask: impl FnOnce(*mut T) -> i32) -> Result<T> {
+    let mut out = sized::<T>();
+    if ask(&mut out) == VVAE_OK { Ok(out) } else { Err("the library contradicts itself; put a newer one there".into()) }
+}
+
+fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
+    let bytes: Vec<u8> = bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn devices() -> Result<()> {
+    let api = api()?;
+    // SAFETY: takes nothing.
+    for index in 0..unsafe { (api.vvae_device_count)() } {
+        // SAFETY: the struct is as long as it says.
+        let device: vvae_device_desc = described(|out| unsafe { (api.vvae_device_info)(index, out) })?;
+        println!(
+            "  {:<8} {}, {} of {} free",
+            fixed_text(&device.id),
+            fixed_text(&device.name),
+            units::bytes(device.memory_free),
+            units::bytes(device.memory_total)
+        );
+    }
+    Ok(())
+}
+
+fn nodes() -> Result<()> {
+    let api = api()?;
+    // SAFETY: takes nothing.
+    for node in 0..unsafe { (api.vvae_node_count)() } {
+        // SAFETY: the struct is as long as it says.
+        let info: vvae_node_desc = described(|out| unsafe { (api.vvae_node_info)(node, out) })?;
+        println!("\nNode {} ({})\n  {}\n  ports", text(info.id), text(info.label), text(info.help));
+        // SAFETY: takes a number.
+        for index in 0..unsafe { (api.vvae_port_count)(node) } {
+            // SAFETY: the struct is as long as it says.
+            let port: vvae_port_desc = described(|out| unsafe { (api.vvae_port_info)(node, index, out) })?;
+            // SAFETY: the library gives this many, valid for ever.
+            let dtypes = unsafe { std::slice::from_raw_parts(port.dtypes, port.dtype_count as usize) };
+            let names = dtypes.iter().filter_map(|code| Dtype::from_code(*code)).map(Dtype::name);
+            let names = names.collect::<Vec<_>>().join(", ").to_lowercase();
+            let direction = if port.direction == VVAE_PORT_INPUT { "in" } else { "out" };
+            let optional = if port.optional == 1 { ", optional" } else { "" };
+            println!("    {:<20} {direction} ({}{optional}; {names})", text(port.name), text(port.kind));
+            println!("    {:<20} {}", "", text(port.help));
+        }
+        println!("  parameters");
+        // SAFETY: takes a number.
+        for index in 0..unsafe { (api.vvae_param_count)(node) } {
+            // SAFETY: the struct is as long as it says.
+            let param: vvae_param_desc = described(|out| unsafe { (api.vvae_param_info)(node, index, out) })?;
+            let (key, default) = (text(param.key), text(param.default_value));
+            println!("    {key:<20} {default} ({})", accepted(api, node, index, &param));
+            println!("    {:<20} {}", "", text(param.help));
+        }
+    }
+    Ok(())
+}
+
+/// What a parameter takes, in words.
+fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String {
+    let mut words = match param.kind {
+        VVAE_PARAM_INT => "whole number".to_owned(),
+        VVAE_PARAM_FLOAT => "number".to_owned(),
+        VVAE_PARAM_BOOL => "true or false".to_owned(),
+        VVAE_PARAM_BYTES => "bytes, such as 8GiB".to_owned(),
+        VVAE_PARAM_CHOICE => {
+            // SAFETY: takes numbers.
+            let choice = |i| text(unsafe { (api.vvae_choice)(node, index, i) });
+            // SAFETY: as above.
+            let count = unsafe { (api.vvae_choice_count)(node, index) };
+            (0..count).map(choice).collect::<Vec<_>>().join(", ")
+        }
+        _ => "of a kind newer than this command".to_owned(),
+    };
+    if param.flags & VVAE_PARAM_HAS_RANGE != 0 && matches!(param.kind, VVAE_PARAM_INT | VVAE_PARAM_FLOAT) {
+        words += &format!(" from {} to {}", param.min, param.max);
+    }
+    if !text(param.unit).is_empty() && param.kind != VVAE_PARAM_BYTES {
+        words += &format!(" of {}", text(param.unit));
+    }
+    if param.flags & VVAE_PARAM_HAS_AUTO != 0 {
+        words += ", or auto";
+    }
+    words
+}
+
+fn checkpoint(path: &Path) -> Result<()> {
+    let name = path.display();
+    // The library first: it checks the file whole, and names the tensor where something is wrong.
+    let model = Vae::open(path, "cpu")?.model;
+    let header = Header::read(path)?;
+    let config = Config::of(&header).ok_or_else(|| format!("{name} is no checkpoint of this model"))?;
+    let mut dtypes: BTreeMap<&str, u64> = BTreeMap::new();
+    for entry in header.tensors.values() {
+        *dtypes.entry(&entry.dtype).or_default() += 1;
+    }
+    let dtypes: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
+    let parameters = header.tensors.values().map(|entry| entry.elements()).sum();
+    let channels: Vec<_> = config.channels.iter().map(u64::to_string).collect();
+    let file = std::fs::File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
+    let sum = sha256::sum(file).map_err(|why| format!("{name} cannot be read: {why}"))?;
+    println!("{name}");
+    println!("  channels        {}", channels.join(", "));
+    println!("  layers          {}", config.layers);
+    println!("  norm groups     {}", config.groups);
+    println!("  latent          {} channels", model.latent_channels);
+    println!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale);
+    println!("  time            1 latent frame for {} frames, after the first", model.time_scale);
+    println!("  tensors         {}", header.tensors.len());
+    println!("  parameters      {}", units::grouped(parameters));
+    println!("  dtype           {}", dtypes.join(", "));
+    println!("  size            {} bytes", units::grouped(header.file_bytes));
+    println!("  sha-256         {sum}");
+    Ok(())
+}

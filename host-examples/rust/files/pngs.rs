@@ -1,0 +1,181 @@
+//! PNGs: one picture, a folder of them, and the animated kind.
+
+use std::fs::File;
+use std::io::{BufReader, BufWriter};
+use std::path::{Path, PathBuf};
+
+use super::{Clip, Sink, Source, extension};
+use crate::Result;
+use crate::draft::Draft;
+use crate::options::VideoOptions;
+use crate::tensor::{Dtype, FrameKind};
+use crate::units::Rate;
+
+struct Reader {
+    kind: FrameKind,
+    files: std::vec::IntoIter<PathBuf>,
+}
+
+pub fn open_one(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    open(vec![path.to_owned()], options)
+}
+
+pub fn open_folder(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let entries = std::fs::read_dir(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
+    let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|p| extension(p) == "png").collect();
+    if files.is_empty() {
+        return Err(format!("{} has no .png files in it; name a folder of frames", path.display()));
+    }
+    files.sort();
+    open(files, options)
+}
+
+fn open(files: Vec<PathBuf>, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let info = decoder(&files[0])?;
+    let (width, height) = info.info().size();
+    let (_, depth) = info.output_color_type();
+    let dtype = if depth == png::BitDepth::Sixteen { Dtype::U16 } else { Dtype::U8 };
+    let kind = FrameKind::pixels(dtype, width as usize, height as usize);
+    let frames = Some(files.len() as u64);
+    let clip = Clip { kind, rate: options.rate.unwrap_or(Rate::DEFAULT), frames, expected: frames, y4m: None };
+    Ok((clip, Box::new(Reader { kind, files: files.into_iter() })))
+}
+
+fn decoder(path: &Path) -> Result<png::Reader<BufReader<File>>> {
+    let file = File::open(path).map_err(|why| format!("{} cannot be opened: {why}", path.display()))?;
+    let mut decoder = png::Decoder::new(BufReader::new(file));
+    // Palettes and few bits become 8 bits.
+    decoder.set_transformations(png::Transformations::EXPAND);
+    decoder.read_info().map_err(|why| format!("{} is no PNG that can be read: {why}", path.display()))
+}
+
+impl Source for Reader {
+    fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
+        let Some(path) = self.files.next() else { return Ok(false) };
+        let mut reader = decoder(&path)?;
+        let (width, height) = reader.info().size();
+        if (width as usize, height as usize) != (self.kind.width, self.kind.height) {
+            let (w, h) = (self.kind.width, self.kind.height);
+            return Err(format!(
+                "{} is {width}x{height}, but the first picture is {w}x{h}; make them the same size",
+                path.display()
+            ));
+        }
+        let size = reader.output_buffer_size().ok_or_else(|| format!("{} is too large", path.display()))?;
+        let mut pixels = vec![0; size];
+        reader.next_frame(&mut pixels).map_err(|why| format!("{} is damaged: {why}", path.display()))?;
+        let (colours, depth) = reader.output_color_type();
+        let bytes = if depth == png::BitDepth::Sixteen { 2 } else { 1 };
+        let channels = colours.samples();
+        // Grey pictures have their one channel three times; alpha, always the last, is left out.
+        let pick = |c: usize| if channels >= 3 { c } else { 0 };
+        let wanted = self.kind.dtype.bytes();
+        for (pixel, out) in pixels.chunks_exact(channels * bytes).zip(frame.chunks_exact_mut(3 * wanted)) {
+            for (c, out) in out.chunks_exact_mut(wanted).enumerate() {
+                // PNG has the high byte first.
+                let sample = &pixel[pick(c) * bytes..][..bytes];
+                match (bytes, wanted) {
+                    (_, 1) => out[0] = sample[0],
+                    _ => out.copy_from_slice(&[sample[bytes - 1], sample[0]]),
+                }
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Writes one picture of RGB pixels.
+pub fn encode_rgb(path: &Path, kind: FrameKind, pixels: &[u8]) -> Result<()> {
+    let failed = |why: &dyn std::fmt::Display| format!("{} cannot be written: {why}", path.display());
+    let file = File::create(path).map_err(|why| failed(&why))?;
+    let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_compression(png::Compression::Fast);
+    let deep = kind.dtype == Dtype::U16;
+    encoder.set_depth(if deep { png::BitDepth::Sixteen } else { png::BitDepth::Eight });
+    let mut writer = encoder.write_header().map_err(|why| failed(&why))?;
+    let written = if deep {
+        let swapped: Vec<u8> = pixels.chunks_exact(2).flat_map(|pair| [pair[1], pair[0]]).collect();
+        writer.write_image_data(&swapped)
+    } else {
+        writer.write_image_data(pixels)
+    };
+    written.and_then(|()| writer.finish()).map_err(|why| failed(&why))
+}
+
+/// Writes an animated PNG of 8-bit RGB frames, which runs for ever.
+pub fn write_animation(path: &Path, kind: FrameKind, frames: &[Vec<u8>], rate: u16) -> Result<()> {
+    let failed = |why: png::EncodingError| format!("{} cannot be written: {why}", path.display());
+    let draft = Draft::new(path)?;
+    let mut encoder = png::Encoder::new(BufWriter::new(draft.create()?), kind.width as u32, kind.height as u32);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    encoder.set_animated(frames.len() as u32, 0).map_err(failed)?;
+    encoder.set_frame_delay(1, rate).map_err(failed)?;
+    let mut writer = encoder.write_header().map_err(failed)?;
+    for frame in frames {
+        writer.write_image_data(frame).map_err(failed)?;
+    }
+    writer.finish().map_err(failed)?;
+    draft.finish()
+}
+
+pub struct One {
+    draft: Draft,
+    kind: FrameKind,
+    written: bool,
+}
+
+const ONE_PICTURE: &str = "a .png file holds one picture; for a clip name a folder, with a slash at its end";
+
+impl One {
+    pub fn create(path: &Path, kind: FrameKind, frames: Option<u64>) -> Result<One> {
+        if frames.is_some_and(|frames| frames > 1) {
+            return Err(format!("{}: {ONE_PICTURE}", path.display()));
+        }
+        Ok(One { draft: Draft::new(path)?, kind, written: false })
+    }
+}
+
+impl Sink for One {
+    fn write(&mut self, frame: &[u8]) -> Result<()> {
+        if std::mem::replace(&mut self.written, true) {
+            return Err(ONE_PICTURE.into());
+        }
+        encode_rgb(&self.draft.path, self.kind, frame)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.draft.finish()
+    }
+}
+
+pub struct Folder {
+    draft: Draft,
+    kind: FrameKind,
+    count: u64,
+}
+
+impl Folder {
+    pub fn create(path: &Path, kind: FrameKind) -> Result<Folder> {
+        // Without a slash at its end, as it would be part of the temporary name.
+        let path: PathBuf = path.components().collect();
+        if std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
+            return Err(format!("the folder {} is not empty; name a new one", path.display()));
+        }
+        let draft = Draft::new(&path)?;
+        std::fs::create_dir(&draft.path).map_err(|why| format!("{} cannot be made: {why}", path.display()))?;
+        Ok(Folder { draft, kind, count: 0 })
+    }
+}
+
+impl Sink for Folder {
+    fn write(&mut self, frame: &[u8]) -> Result<()> {
+        self.count += 1;
+        encode_rgb(&self.draft.path.join(format!("frame-{:06}.png", self.count)), self.kind, frame)
+    }
+
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.draft.finish()
+    }
+}

@@ -1,0 +1,193 @@
+//! Clips as one tensor of a safetensors file: latents, and video in floats.
+//!
+//! A stream of unknown length can only be written frame after frame, so latents are kept as [T, C, h, w]; files with
+//! [1, C, T, h, w], as Python programs write them, are read too. The number of dimensions tells them apart.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use super::safetensors::{self, Header};
+use super::{Clip, Sink, Source};
+use crate::Result;
+use crate::draft::Draft;
+use crate::options::VideoOptions;
+use crate::tensor::{Dtype, FrameKind};
+use crate::units::Rate;
+
+/// The order of the frames' planes in the file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Order {
+    FramesFirst,
+    ChannelsFirst,
+}
+
+/// Where the plane of a channel of a frame lies, counted in planes.
+fn plane_index(order: Order, frames: u64, channels: u64, frame: u64, channel: u64) -> u64 {
+    match order {
+        Order::FramesFirst => frame * channels + channel,
+        Order::ChannelsFirst => channel * frames + frame,
+    }
+}
+
+/// A latent clip, as its file says.
+pub struct Latents {
+    pub kind: FrameKind,
+    pub frames: u64,
+    pub metadata: BTreeMap<String, String>,
+    pub source: Box<dyn Source>,
+}
+
+/// The names that programs give to latents.
+const LATENT_NAMES: [&str; 4] = ["latent", "mean", "samples", "latent_tensor"];
+
+pub fn open_latents(path: &Path) -> Result<Latents> {
+    let header = Header::read(path)?;
+    let name = LATENT_NAMES.into_iter().find(|name| header.tensors.contains_key(*name)).ok_or_else(|| {
+        let names = LATENT_NAMES.join(", ");
+        format!("{} has no latents; it needs a tensor with one of the names {names}", path.display())
+    })?;
+    let reader = Reader::open(path, name, &header)?;
+    Ok(Latents { kind: reader.kind, frames: reader.frames, metadata: header.metadata, source: Box::new(reader) })
+}
+
+pub fn open_video(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let header = Header::read(path)?;
+    let reader = Reader::open(path, "video", &header)?;
+    let stored = header.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
+    let rate = options.rate.or(stored).unwrap_or(Rate::DEFAULT);
+    let frames = Some(reader.frames);
+    Ok((Clip { kind: reader.kind, rate, frames, expected: frames, y4m: None }, Box::new(reader)))
+}
+
+struct Reader {
+    path: PathBuf,
+    file: File,
+    start: u64,
+    kind: FrameKind,
+    order: Order,
+    frames: u64,
+    next: u64,
+}
+
+impl Reader {
+    fn open(path: &Path, name: &str, header: &Header) -> Result<Reader> {
+        let file_name = path.display();
+        let entry = header.tensors.get(name).ok_or_else(|| {
+            let names: Vec<_> = header.tensors.keys().take(5).map(String::as_str).collect();
+            format!("{file_name} has no tensor named {name}, only {}; name another file", names.join(", "))
+        })?;
+        let (order, frames, size) = match entry.shape[..] {
+            [1, c, t, h, w] => (Order::ChannelsFirst, t, [c, h, w]),
+            [t, c, h, w] => (Order::FramesFirst, t, [c, h, w]),
+            _ => {
+                let shape = &entry.shape;
+                return Err(format!("{file_name}: {name} is {shape:?}; it must be [1, C, T, H, W] or [T, C, H, W]"));
+            }
+        };
+        let dtype = Dtype::parse(&entry.dtype)
+            .ok_or_else(|| format!("{file_name}: {name} is {}; store it as F16, BF16 or F32", entry.dtype))?;
+        if entry.bytes == 0 || entry.bytes != entry.elements() * dtype.bytes() as u64 {
+            return Err(format!("{file_name}: {name} is empty or cut short; write it anew"));
+        }
+        let file = File::open(path).map_err(|why| format!("{file_name} cannot be opened: {why}"))?;
+        let kind = FrameKind::latent(dtype, size.map(|n| n as usize));
+        Ok(Reader { path: path.to_owned(), file, start: entry.start, kind, order, frames, next: 0 })
+    }
+}
+
+impl Source for Reader {
+    fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
+        if self.next == self.frames {
+            return Ok(false);
+        }
+        let channels = self.kind.channels as u64;
+        let plane_bytes = frame.len() / self.kind.channels;
+        for (channel, plane) in frame.chunks_exact_mut(plane_bytes).enumerate() {
+            let index = plane_index(self.order, self.frames, channels, self.next, channel as u64);
+            let at = SeekFrom::Start(self.start + index * plane_bytes as u64);
+            let read = self.file.seek(at).and_then(|_| self.file.read_exact(plane));
+            read.map_err(|why| format!("{} cannot be read: {why}", self.path.display()))?;
+        }
+        self.next += 1;
+        Ok(true)
+    }
+}
+
+/// The header is written last, when the length is known, into room kept for it.
+const HEADER_ROOM: usize = 4096;
+
+pub struct Writer {
+    draft: Draft,
+    file: File,
+    name: &'static str,
+    kind: FrameKind,
+    order: Order,
+    /// Must be known before if channels come first.
+    frames: u64,
+    written: u64,
+    pub metadata: Vec<(&'static str, String)>,
+    /// Told how many frames of video the clip has, once that is known.
+    video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
+}
+
+/// `video_frames` holds the length of the video by the time the file is finished.
+pub fn create_latents(
+    path: &Path,
+    kind: FrameKind,
+    metadata: Vec<(&'static str, String)>,
+    video_frames: std::sync::Arc<std::sync::atomic::AtomicU64>,
+) -> Result<Writer> {
+    let draft = Draft::new(path)?;
+    let file = draft.create()?;
+    let video_frames = Some(video_frames);
+    let order = Order::FramesFirst;
+    Ok(Writer { draft, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
+}
+
+pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer> {
+    let frames = clip.frames.ok_or_else(|| {
+        let name = path.display();
+        format!("{name}: the clip's length is not known before it is read; convert it to .y4m first")
+    })?;
+    let draft = Draft::new(path)?;
+    let file = draft.create()?;
+    let (order, metadata) = (Order::ChannelsFirst, vec![("fps", clip.rate.to_string())]);
+    Ok(Writer { draft, file, name: "video", kind, order, frames, written: 0, metadata, video_frames: None })
+}
+
+impl Sink for Writer {
+    fn write(&mut self, frame: &[u8]) -> Result<()> {
+        let plane_bytes = frame.len() / self.kind.channels;
+        for (channel, plane) in frame.chunks_exact(plane_bytes).enumerate() {
+            let channels = self.kind.channels as u64;
+            let index = plane_index(self.order, self.frames, channels, self.written, channel as u64);
+            safetensors::write_at(&mut self.file, HEADER_ROOM as u64 + index * plane_bytes as u64, plane)?;
+        }
+        self.written += 1;
+        Ok(())
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        let (c, h, w) = (self.kind.channels as u64, self.kind.height as u64, self.kind.width as u64);
+        let shape = match self.order {
+            Order::FramesFirst => vec![self.written, c, h, w],
+            Order::ChannelsFirst if self.written == self.frames => vec![1, c, self.written, h, w],
+            Order::ChannelsFirst => {
+                return Err(format!("the clip has {} frames where {} were announced", self.written, self.frames));
+            }
+        };
+        if let Some(frames) = &self.video_frames {
+            self.metadata.push(("frames", frames.load(std::sync::atomic::Ordering::Acquire).to_string()));
+        }
+        let bytes = self.written * self.kind.bytes() as u64;
+        let tensor = (self.name.to_owned(), self.kind.dtype.name(), shape, bytes);
+        let header = safetensors::header(&[tensor], &self.metadata, HEADER_ROOM);
+        if header.len() != HEADER_ROOM {
+            return Err("the settings are too long for the file's header; use fewer --set".into());
+        }
+        safetensors::write_at(&mut self.file, 0, &header)?;
+        self.draft.finish()
+    }
+}

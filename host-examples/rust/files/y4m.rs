@@ -1,0 +1,191 @@
+//! YUV4MPEG: a line of text, then every frame as a line of text and its planes.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::path::{Path, PathBuf};
+
+use super::colour::{Chroma, Matrix, Planes};
+use super::{Clip, Sink, Source, read_up_to};
+use crate::Result;
+use crate::draft::Draft;
+use crate::options::VideoOptions;
+use crate::tensor::{Dtype, FrameKind};
+use crate::units::Rate;
+
+use Chroma::{Full, HalfCentred, HalfCosited};
+
+/// The layouts we know: the name in the file, horizontal and vertical chroma, bits. Plain 420 is that of JPEG, with
+/// chroma in the middle; deep 420 does not say, and is taken as video has it, at the left.
+const LAYOUTS: [(&str, Chroma, Chroma, u32); 9] = [
+    ("444", Full, Full, 8),
+    ("422", HalfCosited, Full, 8),
+    ("420", HalfCentred, HalfCentred, 8),
+    ("420jpeg", HalfCentred, HalfCentred, 8),
+    ("420mpeg2", HalfCosited, HalfCentred, 8),
+    ("420paldv", HalfCosited, HalfCosited, 8),
+    ("444p10", Full, Full, 10),
+    ("422p10", HalfCosited, Full, 10),
+    ("420p10", HalfCosited, HalfCentred, 10),
+];
+
+fn names() -> String {
+    LAYOUTS.map(|(name, ..)| name).join(", ")
+}
+
+/// The header's line, without its marks.
+const MAGIC: &str = "YUV4MPEG2";
+/// No real header comes near it; it keeps a file that is none from being read whole.
+const LONGEST_LINE: u64 = 4096;
+
+struct Reader {
+    path: PathBuf,
+    file: BufReader<File>,
+    planes: Planes,
+    bytes: Vec<u8>,
+    samples: Vec<u16>,
+    count: u64,
+}
+
+pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    let name = path.display();
+    let file = File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
+    let length = file.metadata().map(|m| m.len()).unwrap_or(0);
+    let mut file = BufReader::with_capacity(1 << 20, file);
+    let header = line(&mut file).map_err(|why| format!("{name} cannot be read: {why}"))?;
+    let mut fields = header.split(' ');
+    if fields.next() != Some(MAGIC) {
+        return Err(format!("{name} is no y4m file: it does not begin with {MAGIC}"));
+    }
+    let (mut width, mut height, mut rate, mut layout, mut full_range) = (0, 0, Rate::DEFAULT, "420", false);
+    for field in fields.filter(|field| !field.is_empty()) {
+        let (tag, value) = field.split_at(field.chars().next().map_or(0, char::len_utf8));
+        match tag {
+            "W" => width = value.parse().unwrap_or(0),
+            "H" => height = value.parse().unwrap_or(0),
+            // 0:0 means unknown.
+            "F" => rate = Rate::parse(value).unwrap_or(Rate::DEFAULT),
+            "C" => layout = value,
+            "I" if !matches!(value, "p" | "?") => {
+                return Err(format!("{name} is interlaced; make it progressive first, with ffmpeg -vf bwdif"));
+            }
+            "X" if value == "COLORRANGE=FULL" => full_range = true,
+            _ => {}
+        }
+    }
+    if !(1..=1 << 17).contains(&width) || !(1..=1 << 17).contains(&height) {
+        return Err(format!("{name} does not say its width and height (W and H in its first line); write it anew"));
+    }
+    let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == layout) else {
+        return Err(format!("{name} has the layout {layout}; convert it to one of {}", names()));
+    };
+    let matrix = options.matrix.unwrap_or(Matrix::usual(width, height));
+    let planes = Planes { width, height, horizontal, vertical, bits, full_range, matrix };
+    let bytes = vec![0; planes.samples() * if bits > 8 { 2 } else { 1 }];
+    // A frame line is "FRAME" and its end; with parameters it is longer, so this is exact only where there are none.
+    let frames = length.saturating_sub(header.len() as u64 + 1) / (bytes.len() as u64 + 6);
+    let clip = Clip {
+        kind: FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height),
+        rate: options.rate.unwrap_or(rate),
+        frames: (header.len() as u64 + 1 + frames * (bytes.len() as u64 + 6) == length).then_some(frames),
+        expected: Some(frames),
+        y4m: Some(layout),
+    };
+    let samples = vec![0; planes.samples()];
+    Ok((clip, Box::new(Reader { path: path.to_owned(), file, planes, bytes, samples, count: 0 })))
+}
+
+/// A line without its end; empty at the end of the file.
+fn line(file: &mut BufReader<File>) -> std::io::Result<String> {
+    let mut text = Vec::new();
+    file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text)?;
+    if text.last() == Some(&b'\n') {
+        text.pop();
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
+}
+
+impl Source for Reader {
+    fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
+        let name = self.path.display();
+        let mark = line(&mut self.file).map_err(|why| format!("{name} cannot be read: {why}"))?;
+        if mark.is_empty() {
+            return Ok(false);
+        }
+        self.count += 1;
+        if !mark.starts_with("FRAME") {
+            return Err(format!("{name} is damaged: frame {} does not begin with FRAME; write it anew", self.count));
+        }
+        let got = read_up_to(&mut self.file, &mut self.bytes).map_err(|why| format!("{name} cannot be read: {why}"))?;
+        if got < self.bytes.len() {
+            return Err(format!("{name} is cut short within frame {}; write it anew", self.count));
+        }
+        if self.planes.bits > 8 {
+            for (sample, pair) in self.samples.iter_mut().zip(self.bytes.chunks_exact(2)) {
+                *sample = u16::from_le_bytes([pair[0], pair[1]]);
+            }
+            let mut out = frame.chunks_exact_mut(2);
+            self.planes.unpack(&self.samples, |rgb| {
+                for value in rgb {
+                    let value = (value * 65535.0).round() as u16;
+                    out.next().expect("a frame has room for its pixels").copy_from_slice(&value.to_le_bytes());
+                }
+            });
+        } else {
+            for (sample, byte) in self.samples.iter_mut().zip(&self.bytes) {
+                *sample = u16::from(*byte);
+            }
+            let mut out = frame.iter_mut();
+            self.planes.unpack(&self.samples, |rgb| {
+                for value in rgb {
+                    *out.next().expect("a frame has room for its pixels") = (value * 255.0).round() as u8;
+                }
+            });
+        }
+        Ok(true)
+    }
+}
+
+struct Writer {
+    draft: Draft,
+    file: BufWriter<File>,
+    planes: Planes,
+    samples: Vec<u16>,
+}
+
+pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
+    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits == 16 { "444p10" } else { "444" });
+    let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == wanted) else {
+        return Err(format!("--y4m: \"{wanted}\" is none of {}", names()));
+    };
+    let (width, height) = (clip.kind.width, clip.kind.height);
+    let matrix = options.matrix.unwrap_or(Matrix::usual(width, height));
+    let planes = Planes { width, height, horizontal, vertical, bits, full_range: false, matrix };
+    let draft = Draft::new(path)?;
+    let mut file = BufWriter::with_capacity(1 << 20, draft.create()?);
+    let Rate { frames, seconds } = clip.rate;
+    let header = format!("{MAGIC} W{width} H{height} F{frames}:{seconds} Ip A1:1 C{layout} XCOLORRANGE=LIMITED\n");
+    file.write_all(header.as_bytes()).map_err(|why| format!("{} cannot be written: {why}", path.display()))?;
+    let kind = FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height);
+    let samples = vec![0; planes.samples()];
+    Ok((kind, Box::new(Writer { draft, file, planes, samples })))
+}
+
+impl Sink for Writer {
+    fn write(&mut self, frame: &[u8]) -> Result<()> {
+        let mut bytes = b"FRAME\n".to_vec();
+        if self.planes.bits > 8 {
+            let value = |i: usize| f32::from(u16::from_le_bytes([frame[2 * i], frame[2 * i + 1]])) / 65535.0;
+            self.planes.pack(|i| [0, 1, 2].map(|c| value(3 * i + c)), &mut self.samples);
+            bytes.extend(self.samples.iter().flat_map(|sample| sample.to_le_bytes()));
+        } else {
+            self.planes.pack(|i| [0, 1, 2].map(|c| f32::from(frame[3 * i + c]) / 255.0), &mut self.samples);
+            bytes.extend(self.samples.iter().map(|sample| *sample as u8));
+        }
+        self.file.write_all(&bytes).map_err(|why| format!("the y4m file cannot be written: {why}; make room"))
+    }
+
+    fn finish(mut self: Box<Self>) -> Result<()> {
+        self.file.flush().map_err(|why| format!("the y4m file cannot be written: {why}; make room"))?;
+        self.draft.finish()
+    }
+}

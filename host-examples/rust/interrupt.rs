@@ -1,0 +1,87 @@
+//! Ctrl-C: stops what runs, lets everything clean up after itself, and sees to it that all is over within a second.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, Once};
+use std::time::Duration;
+
+use crate::Result;
+use crate::api::{api, vvae};
+
+/// What shells expect of a program that was interrupted: 128 + SIGINT.
+pub const EXIT_CODE: u8 = 130;
+
+/// How long the orderly way out may take.
+const PATIENCE: Duration = Duration::from_millis(600);
+
+static REQUESTED: AtomicBool = AtomicBool::new(false);
+
+/// What the handler has to know: handles to cancel, by number, and unfinished files to remove.
+struct Watched {
+    handles: Vec<usize>,
+    drafts: Vec<PathBuf>,
+}
+
+fn watched() -> MutexGuard<'static, Watched> {
+    static WATCHED: Mutex<Watched> = Mutex::new(Watched { handles: Vec::new(), drafts: Vec::new() });
+    WATCHED.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub fn requested() -> bool {
+    REQUESTED.load(Ordering::Relaxed)
+}
+
+/// An error as soon as the user wants to stop.
+pub fn check() -> Result<()> {
+    if requested() { Err("interrupted".into()) } else { Ok(()) }
+}
+
+pub fn watch(handle: *mut vvae) {
+    install();
+    watched().handles.push(handle.addr());
+}
+
+pub fn unwatch(handle: *mut vvae) {
+    watched().handles.retain(|known| *known != handle.addr());
+}
+
+pub fn watch_draft(path: PathBuf) {
+    install();
+    watched().drafts.push(path);
+}
+
+pub fn unwatch_draft(path: &PathBuf) {
+    watched().drafts.retain(|known| known != path);
+}
+
+fn install() {
+    static ONCE: Once = Once::new();
+    // Without a handler the default one ends the command at once, which is safe too: nothing has its final name.
+    ONCE.call_once(|| drop(ctrlc::set_handler(interrupt)));
+}
+
+/// Runs on a thread of its own.
+fn interrupt() {
+    if REQUESTED.swap(true, Ordering::Relaxed) {
+        leave();
+    }
+    if let Ok(api) = api() {
+        for handle in watched().handles.iter() {
+            // SAFETY: handles are numbers that are never used twice; one that was freed meanwhile is an error, no more.
+            unsafe { (api.vvae_cancel)(std::ptr::without_provenance_mut(*handle)) };
+        }
+    }
+    std::thread::spawn(|| {
+        std::thread::sleep(PATIENCE);
+        leave();
+    });
+}
+
+/// The way out when something blocks: a pipe that nobody writes to, a disk that does not answer.
+fn leave() -> ! {
+    for draft in watched().drafts.iter() {
+        crate::draft::remove(draft);
+    }
+    eprintln!("vvae: interrupted; nothing was left behind");
+    std::process::exit(i32::from(EXIT_CODE))
+}

@@ -1,0 +1,55 @@
+//! `vvae`: video to latents and back from the command line.
+//!
+//! A host like any other: it opens the shared library at run time and knows it through the C ABI alone. `api` and
+//! `vae` are that part, and what a Rust host would copy. Every command has a file of its own under `commands`; the rest
+//! is what they share: files of video and latents, the pipeline between them, interruption, progress.
+
+mod api;
+mod args;
+mod checkpoint;
+mod commands;
+mod draft;
+mod files;
+mod interrupt;
+mod options;
+mod pipeline;
+mod progress;
+mod random_weights;
+mod sha256;
+mod tensor;
+mod units;
+mod vae;
+
+use std::process::ExitCode;
+
+/// Every failure is one sentence that says what to do.
+type Result<T> = std::result::Result<T, String>;
+
+// Pixels and latents go to files as they lie in memory, and every format here is little-endian.
+const _: () = assert!(cfg!(target_endian = "little"), "this command is written for little-endian machines");
+
+fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let result = match words.next().as_deref() {
+        None | Some("help" | "--help" | "-h") => {
+            print!("{}", commands::overview());
+            Ok(())
+        }
+        Some("--version" | "-V") => api::versions().map(|versions| println!("{versions}")),
+        Some(name) => match commands::find(name) {
+            Ok(command) => command.start(words.collect()),
+            Err(why) => Err(why),
+        },
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if interrupt::requested() => {
+            eprintln!("vvae: interrupted; nothing was left behind");
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
+        Err(why) => {
+            eprintln!("vvae: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! A model on a device: what a Rust host wraps around the C calls.
+
+use std::ffi::{CString, c_char, c_void};
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+use crate::Result;
+use crate::api::*;
+use crate::interrupt;
+use crate::tensor::Frames;
+
+pub struct Vae {
+    api: &'static Api,
+    raw: *mut vvae,
+    pub model: vvae_model_desc,
+}
+
+impl Vae {
+    pub fn open(weights: &Path, device: &str) -> Result<Vae> {
+        let api = api()?;
+        let weights = weights.to_str().ok_or_else(|| format!("{} is no UTF-8; rename it", weights.display()))?;
+        let (weights, device) = (c_text(weights)?, c_text(device)?);
+        let info = vvae_create_info {
+            struct_size: size_of::<vvae_create_info>() as u32,
+            abi_version: VVAE_ABI_VERSION,
+            weights: weights.as_ptr(),
+            device: device.as_ptr(),
+            log: None,
+            log_user: null_mut(),
+            alloc: None,
+            free: None,
+            alloc_user: null_mut(),
+        };
+        let mut raw = null_mut();
+        // SAFETY: the struct and its texts outlive the call.
+        let status = unsafe { (api.vvae_create)(&info, &mut raw) };
+        check(api, null_mut(), status)?;
+        let mut vae = Vae { api, raw, model: sized() };
+        interrupt::watch(raw);
+        // SAFETY: the struct is as long as it says.
+        let status = unsafe { (api.vvae_model_info)(raw, &mut vae.model) };
+        vae.check(status)?;
+        Ok(vae)
+    }
+
+    pub fn configure(&self, key: &str, value: &str) -> Result<()> {
+        let (key, value) = (c_text(key)?, c_text(value)?);
+        // SAFETY: two texts that outlive the call.
+        self.check(unsafe { (self.api.vvae_configure)(self.raw, key.as_ptr(), value.as_ptr()) }).map(|_| ())
+    }
+
+    /// The plan in numbers and in words.
+    pub fn plan(&self, node: &str, shape: [i64; 5]) -> Result<(vvae_plan_info, String)> {
+        let node = c_text(node)?;
+        let (mut info, mut text) = (sized::<vvae_plan_info>(), vec![0u8; 1 << 14]);
+        // SAFETY: every pointer is valid, and the buffer as long as said.
+        let status = unsafe {
+            let room = text.as_mut_ptr().cast::<c_char>();
+            (self.api.vvae_plan)(self.raw, node.as_ptr(), shape.as_ptr(), &mut info, room, text.len() as u64)
+        };
+        self.check(status)?;
+        Ok((info, until_nul(&text)))
+    }
+
+    pub fn encode(&self, video: &Frames, latent: &mut Frames) -> Result<()> {
+        // SAFETY: the tensors describe memory that outlives the call, and the output is ours alone.
+        let status =
+            unsafe { (self.api.vvae_encode)(self.raw, &video.tensor(), &latent.tensor_mut(), &interruptible()) };
+        self.check(status).map(|_| ())
+    }
+
+    pub fn decode(&self, latent: &Frames, video: &mut Frames) -> Result<()> {
+        // SAFETY: as in `encode`.
+        let status =
+            unsafe { (self.api.vvae_decode)(self.raw, &latent.tensor(), &video.tensor_mut(), &interruptible()) };
+        self.check(status).map(|_| ())
+    }
+
+    pub fn memory(&self) -> Result<vvae_memory_info> {
+        let mut info = sized();
+        // SAFETY: the struct is as long as it says.
+        self.check(unsafe { (self.api.vvae_memory)(self.raw, &mut info) })?;
+        Ok(info)
+    }
+
+    /// `shape`: of what goes in; its number of frames does not matter.
+    pub fn stream(&self, node: &str, shape: [i64; 5]) -> Result<Stream<'_>> {
+        let node = c_text(node)?;
+        let mut raw = null_mut();
+        // SAFETY: every pointer is valid.
+        self.check(unsafe { (self.api.vvae_stream_open)(self.raw, node.as_ptr(), shape.as_ptr(), &mut raw) })?;
+        Ok(Stream { vae: self, raw })
+    }
+
+    /// Frames of latent for this many frames of video.
+    pub fn latent_frames(&self, frames: u64) -> u64 {
+        (frames - 1).div_ceil(u64::from(self.model.time_scale)) + 1
+    }
+
+    /// Frames of video that this many frames of latent stand for.
+    pub fn video_frames(&self, latents: u64) -> u64 {
+        (latents - 1) * u64::from(self.model.time_scale) + 1
+    }
+
+    /// Channels, height and width of the latent of a picture.
+    pub fn latent_size(&self, width: usize, height: usize) -> [usize; 3] {
+        let scale = self.model.spatial_scale as usize;
+        [self.model.latent_channels as usize, height.div_ceil(scale), width.div_ceil(scale)]
+    }
+
+    fn check(&self, status: i32) -> Result<i32> {
+        check(self.api, self.raw, status)
+    }
+}
+
+impl Drop for Vae {
+    fn drop(&mut self) {
+        interrupt::unwatch(self.raw);
+        // SAFETY: a handle of ours; its streams borrow it, so they are closed.
+        unsafe { (self.api.vvae_free)(self.raw) };
+    }
+}
+
+/// What a pull came to.
+pub enum Pulled {
+    /// The room is filled.
+    Frame,
+    /// Nothing until more is pushed.
+    Again,
+    /// Nothing any more.
+    End,
+}
+
+pub struct Stream<'a> {
+    vae: &'a Vae,
+    raw: *mut vvae_stream,
+}
+
+impl Stream<'_> {
+    /// Offers frames, or says that the clip is complete. The number of frames taken.
+    pub fn push(&mut self, frames: Option<&Frames>) -> Result<usize> {
+        let tensor = frames.map(Frames::tensor);
+        let pointer = tensor.as_ref().map_or(null(), |t| t as *const vvae_tensor);
+        let mut taken = 0;
+        // SAFETY: the tensor describes memory that outlives the call.
+        self.vae.check(unsafe { (self.vae.api.vvae_stream_push)(self.raw, pointer, &mut taken) })?;
+        Ok(taken as usize)
+    }
+
+    /// `room` is for one frame: work goes on where it stopped, so more room would make nothing faster.
+    pub fn pull(&mut self, room: &mut Frames) -> Result<Pulled> {
+        let mut written = 0;
+        // SAFETY: the tensor describes memory that outlives the call and is ours alone.
+        let status =
+            unsafe { (self.vae.api.vvae_stream_pull)(self.raw, &room.tensor_mut(), &interruptible(), &mut written) };
+        Ok(match self.vae.check(status)? {
+            VVAE_AGAIN => Pulled::Again,
+            VVAE_END => Pulled::End,
+            _ => Pulled::Frame,
+        })
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: a stream of ours.
+        unsafe { (self.vae.api.vvae_stream_close)(self.raw) };
+    }
+}
+
+/// A run that ends when the user presses Ctrl-C. The handler also calls vvae_cancel, which acts sooner, but only on a run
+/// that has begun; the callback sees an interruption that came just before.
+fn interruptible() -> vvae_run_info {
+    unsafe extern "C" fn progress(_: *mut c_void, _: u64, _: u64, _: *const c_char) -> i32 {
+        i32::from(interrupt::requested())
+    }
+    vvae_run_info { progress: Some(progress), ..sized() }
+}
+
+fn c_text(text: &str) -> Result<CString> {
+    CString::new(text).map_err(|_| format!("{text:?} has a NUL within; leave it out"))
+}
+
+fn until_nul(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
+}
+
+/// The status, or the library's own words on the failure.
+fn check(api: &Api, raw: *mut vvae, status: i32) -> Result<i32> {
+    if status >= VVAE_OK {
+        return Ok(status);
+    }
+    let mut text = vec![0u8; 4096];
+    // SAFETY: the buffer is as long as said.
+    unsafe { (api.vvae_error)(raw, text.as_mut_ptr().cast::<c_char>(), text.len() as u64) };
+    Err(until_nul(&text))
+}

@@ -1,0 +1,61 @@
+"""video-vae: the SeedVR2 video autoencoder. Video to latents and back, exactly, within a memory limit.
+
+    from video_vae import VideoVae
+
+    with VideoVae("ema_vae_fp16.safetensors", device="auto", memory_limit="6GiB") as vae:
+        latent = vae.encode(video)            # [B, 3, T, H, W] float in -1..1, or [T, H, W, 3] uint8
+        video = vae.decode(latent)
+        print(vae.plan_decode(latent.shape))
+        for frames in vae.stream_decode(latents):
+            ...
+
+Arrays are those of NumPy, PyTorch, CuPy, JAX, or anything with `__dlpack__` or `__cuda_array_interface__`. They are
+read and written where they are.
+"""
+
+import logging
+
+from ._progress import Progress
+from .discovery import Device, Node, Parameter, Port, devices, nodes, parameters, version
+from .errors import (
+    ArgumentError,
+    Cancelled,
+    CheckpointError,
+    DeviceError,
+    InternalError,
+    MemoryLimitError,
+    StateError,
+    TensorError,
+    VideoVaeError,
+)
+from .stream import Stream
+from .vae import Memory, Model, Plan, VideoVae
+
+# Failures are raised; their lines in the log are for who wants them.
+logging.getLogger(__name__).addHandler(logging.NullHandler())
+
+__all__ = [
+    "ArgumentError",
+    "Cancelled",
+    "CheckpointError",
+    "Device",
+    "DeviceError",
+    "InternalError",
+    "Memory",
+    "MemoryLimitError",
+    "Model",
+    "Node",
+    "Parameter",
+    "Plan",
+    "Port",
+    "Progress",
+    "StateError",
+    "Stream",
+    "TensorError",
+    "VideoVae",
+    "VideoVaeError",
+    "devices",
+    "nodes",
+    "parameters",
+    "version",
+]

@@ -1,0 +1,390 @@
+"""The autoencoder."""
+
+from __future__ import annotations
+
+import ctypes
+import difflib
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Callable, Optional
+
+from . import _abi, _arrays, discovery, errors
+from ._library import library
+from ._progress import Progress
+from ._run import Run, inside_callback
+from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, layout_of, to_five
+from .errors import StateError, check
+from .stream import Stream, drain
+
+# A number of frames, rows and columns; None: as many as the latent stands for.
+Size = Sequence[Optional[int]]
+
+_LEVELS = {
+    _abi.VVAE_LOG_DEBUG: logging.DEBUG,
+    _abi.VVAE_LOG_INFO: logging.INFO,
+    _abi.VVAE_LOG_WARNING: logging.WARNING,
+    _abi.VVAE_LOG_ERROR: logging.ERROR,
+}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The sizes of a model, which make the shapes of its arrays."""
+
+    pixel_channels: int
+    latent_channels: int
+    spatial_scale: int
+    time_scale: int
+
+    def latent_shape(self, video: Sequence[int]) -> tuple[int, ...]:
+        """[B, C, T, H, W] of the latent of a video [B, C, T, H, W]."""
+        b, _, t, h, w = video
+        scale = self.spatial_scale
+        return (b, self.latent_channels, 1 + -(-(t - 1) // self.time_scale), -(-h // scale), -(-w // scale))
+
+    def video_shape(self, latent: Sequence[int], size: Size | None = None) -> tuple[int, ...]:
+        """[B, C, T, H, W] of the video of a latent [B, C, T, H, W], cut to a size."""
+        b, _, t, h, w = latent
+        whole = (max(1 + (t - 1) * self.time_scale, 0), h * self.spatial_scale, w * self.spatial_scale)
+        if size is not None and len(size) != 3:
+            raise errors.ArgumentError(f"size is {tuple(size)}; it must be (frames, height, width)")
+        cut = (full if part is None else part for full, part in zip(whole, size or whole))
+        return (b, self.pixel_channels, *cut)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a `VideoVae` holds, its streams included: on the device now and at most, the part of `now` that waits
+    for the next call, and in host memory."""
+
+    now: int
+    peak: int
+    reserved: int
+    host: int
+    streams: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a job takes, known before it runs. `print` shows it in words."""
+
+    exact: bool
+    device_bytes: int
+    host_bytes: int
+    weight_bytes: int
+    workspace_bytes: int
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
+    slice_frames: int
+    chunk_frames: tuple[int, ...]
+    tiles: tuple[int, int]
+    tile_size: tuple[int, int]
+    tile_overlap: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class VideoVae:
+    """The SeedVR2 video autoencoder on a device.
+
+        with VideoVae("ema_vae_fp16.safetensors", memory_limit="6GiB") as vae:
+            latent = vae.encode(video)
+            video = vae.decode(latent)
+
+    Every parameter of the library is a keyword here and an attribute of the object (`vae.memory_limit = "4GiB"`);
+    `video_vae.parameters()` and `python -m video_vae` list them.
+
+    An object is for one thread at a time, and raises StateError in a second one; `cancel`, `close` and `memory_info`
+    work in any thread. Objects of one checkpoint share its weights.
+    """
+
+    def __init__(
+        self,
+        weights: str | os.PathLike,
+        device: str = "auto",
+        *,
+        log: Callable[[int, str], Any] | None = None,
+        **parameters: Any,
+    ) -> None:
+        """Opens a checkpoint. `device` is "cpu", "cuda:0", ... or "auto". `log` gets levels of the module `logging` and
+        lines; without it they go to the logger "video_vae"."""
+        for key in parameters:
+            if key not in discovery.parameters():
+                raise TypeError(f"VideoVae() has no keyword {_unknown(key)}")
+        callback = _logger(log)
+        info = _abi.sized(_abi.vvae_create_info)
+        info.abi_version = _abi.VVAE_ABI_VERSION
+        info.weights, info.device = os.fsencode(weights), device.encode()
+        info.log = callback
+        handle = ctypes.c_void_p()
+        check(library().vvae_create(ctypes.byref(info), ctypes.byref(handle)))
+        self._handle: int = handle.value or 0
+        self._closing = threading.Lock()
+        # Holds the callback for as long as the library may call it.
+        self._finalizer = weakref.finalize(self, _release, self._handle, callback)
+        self._values: dict[str, Any] = {}
+        desc = _abi.sized(_abi.vvae_model_desc)
+        check(library().vvae_model_info(self._handle, ctypes.byref(desc)), self._handle)
+        self._model = Model(desc.pixel_channels, desc.latent_channels, desc.spatial_scale, desc.time_scale)
+        try:
+            self.configure(**parameters)
+        except BaseException:
+            self._finalizer()
+            raise
+
+    # ---- The five verbs ----
+
+    def encode(
+        self,
+        video: Any,
+        *,
+        out: Any = None,
+        logvar: Any = False,
+        layout: str | None = None,
+        dtype: Any = None,
+        progress: Progress = None,
+    ) -> Any:
+        """Video to latent [B, C, T, H, W].
+
+        `video` is [B, 3, T, H, W], [T, H, W, 3] or [H, W, 3], or what `layout` says ("BTHWC", "TCHW", ...). Floats are
+        in the range of the parameter `pixel_range` (-1..1); uint8 and uint16 take their full range. Other numbers of
+        frames than 4n + 1, and sizes that are no multiple of 8, are padded by repeating the last frame, row and column.
+
+        The latent is the same kind of array on the same device, of the video's type if that is a float and float32
+        otherwise, or of `dtype`; or it is written to `out`. `logvar=True` returns (latent, logvar); an array as
+        `logvar` is written to. `progress` as in `video_vae.Progress`.
+        """
+        source = View.of(video, "video", layout, VIDEO_LAYOUTS)
+        shape = self._model.latent_shape(source.shape)
+        target = self._target(source, out, "out", shape, "BCTHW", dtype, LATENT_LAYOUTS)
+        second = None
+        if logvar is not None and logvar is not False:
+            given = None if logvar is True else logvar
+            second = self._target(source, given, "logvar", shape, "BCTHW", dtype or target.dtype, LATENT_LAYOUTS)
+        self._run(library().vvae_encode, source, target, progress, second)
+        latent = _arrays.finished(target.array, video)
+        return latent if second is None else (latent, _arrays.finished(second.array, video))
+
+    def decode(
+        self,
+        latent: Any,
+        *,
+        out: Any = None,
+        size: Size | None = None,
+        layout: str | None = None,
+        dtype: Any = None,
+        progress: Progress = None,
+    ) -> Any:
+        """Latent [B, C, T, H, W] (or [C, T, H, W]) to video.
+
+        The video is the same kind of array on the same device, [B, 3, T, H, W] of the latent's type with values in
+        `pixel_range`; `layout="THWC", dtype="uint8"` makes frames to show. `size=(frames, height, width)` drops what
+        encode padded; None in it stands for all. Or it is written to `out`, whose size counts.
+        """
+        source = View.of(latent, "latent", None, LATENT_LAYOUTS)
+        shape = self._model.video_shape(source.shape, size)
+        if out is None and layout is None:
+            layout = "BCTHW"
+        target = self._target(source, out, "out", shape, layout, dtype, VIDEO_LAYOUTS)
+        self._run(library().vvae_decode, source, target, progress)
+        return _arrays.finished(target.array, latent)
+
+    def cancel(self) -> None:
+        """Stops the call that is running in another thread, which raises Cancelled. Does nothing if there is none."""
+        check(library().vvae_cancel(self._handle), self._handle)
+
+    def close(self) -> None:
+        """Gives back everything. A call that is running in another thread is cancelled; closing twice does nothing."""
+        if inside_callback(self._handle):
+            raise StateError("close() came from a callback of a call on the same object; return True there to stop it")
+        with self._closing:
+            self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def __enter__(self) -> VideoVae:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.close()
+
+    # ---- Clips in pieces ----
+
+    def stream_encode(
+        self, videos: Any, *, layout: str | None = None, dtype: Any = None, progress: Progress = None
+    ) -> Iterator[Any]:
+        """Encodes a clip of any length at constant memory: takes pieces of it, yields latents as they get ready, the
+        same to the bit as those of the whole clip. `videos` is an iterable of arrays, or one array."""
+        pieces = _pieces(videos)
+        return drain(self, "encode", pieces, layout, "BCTHW", None, dtype, progress)
+
+    def stream_decode(
+        self,
+        latents: Any,
+        *,
+        size: Size | None = None,
+        layout: str = "BCTHW",
+        dtype: Any = None,
+        progress: Progress = None,
+    ) -> Iterator[Any]:
+        """Decodes a clip of any length at constant memory: takes latents, yields frames as they get ready, the same to
+        the bit as those of the whole clip. `latents` is an iterable of arrays, or one array."""
+        check_layout(layout)
+        return drain(self, "decode", _pieces(latents), None, layout, size, dtype, progress)
+
+    def open_stream(self, node: str, shape: Sequence[int]) -> Stream:
+        """A stream to push to and pull from by hand. `node` is "encode" or "decode", `shape` [B, C, T, H, W] of what
+        goes in, of which T is ignored."""
+        return Stream(self, node, shape)
+
+    # ---- What it takes ----
+
+    def plan_encode(self, shape: Sequence[int], *, layout: str | None = None) -> Plan:
+        """What encoding a video of this shape would take under the present settings."""
+        return self._plan("encode", to_five(shape, layout_of(len(shape), layout, "shape", VIDEO_LAYOUTS)))
+
+    def plan_decode(self, shape: Sequence[int]) -> Plan:
+        """What decoding a latent of this shape would take under the present settings."""
+        return self._plan("decode", to_five(shape, layout_of(len(shape), None, "shape", LATENT_LAYOUTS)))
+
+    def memory_info(self) -> Memory:
+        """The memory held now, also while a call is running."""
+        info = _abi.sized(_abi.vvae_memory_info)
+        check(library().vvae_memory(self._handle, ctypes.byref(info)), self._handle)
+        return Memory(info.now, info.peak, info.reserved, info.host, info.streams)
+
+    def trim(self, weights: bool = False) -> None:
+        """Gives back memory that waits for the next call; `weights` too, which the next call reads anew."""
+        what = _abi.VVAE_TRIM_WORKSPACE | (_abi.VVAE_TRIM_WEIGHTS if weights else 0)
+        check(library().vvae_trim(self._handle, what), self._handle)
+
+    @property
+    def model(self) -> Model:
+        """The sizes of the model."""
+        return self._model
+
+    # ---- Settings ----
+
+    def configure(self, **parameters: Any) -> None:
+        """Sets parameters; those before one that fails are set."""
+        for key, value in parameters.items():
+            setattr(self, key, value)
+
+    @contextmanager
+    def configured(self, **parameters: Any) -> Iterator[VideoVae]:
+        """Sets parameters for a `with` block."""
+        before = {key: getattr(self, key) for key in parameters}
+        try:
+            self.configure(**parameters)
+            yield self
+        finally:
+            self.configure(**before)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for what is no attribute otherwise.
+        if name.startswith("_") or name not in discovery.parameters():
+            raise AttributeError(f"VideoVae has no attribute {_unknown(name)}")
+        return self._values.get(name, discovery.parameters()[name].default)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name.startswith("_"):
+            object.__setattr__(self, name, value)
+            return
+        parameter = discovery.parameters().get(name)
+        if parameter is None:
+            raise AttributeError(f"VideoVae has no parameter {_unknown(name)}")
+        text = parameter.format(value)
+        check(library().vvae_configure(self._handle, name.encode(), text.encode()), self._handle)
+        self._values[name] = parameter.parse(text)
+
+    def __dir__(self) -> Iterable[str]:
+        return [*super().__dir__(), *discovery.parameters()]
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else ", ".join(f"{key}={value!r}" for key, value in self._values.items())
+        return f"<VideoVae {state}>"
+
+    # ---- Inside ----
+
+    def _target(
+        self,
+        source: View,
+        out: Any,
+        argument: str,
+        shape: Sequence[int],
+        layout: str | None,
+        dtype: Any,
+        defaults: dict[int, str],
+    ) -> View:
+        if out is not None:
+            return View.of_out(out, argument, layout if defaults is VIDEO_LAYOUTS else None, defaults)
+        check_layout(layout or "BCTHW")
+        name = source.float_dtype if dtype is None else _arrays.dtype_name(dtype)
+        return source.make(shape, layout or "BCTHW", name)
+
+    def _run(self, entry: Any, source: View, target: View, progress: Progress, logvar: View | None = None) -> None:
+        views = [source, target] if logvar is None else [source, target, logvar]
+        with Run(self._handle, views, progress, logvar) as run:
+            status = entry(self._handle, source.reference, target.reference, run.info)
+        check(status, self._handle)
+
+    def _plan(self, node: str, shape: Sequence[int]) -> Plan:
+        info, five = _abi.sized(_abi.vvae_plan_info), _abi.Five(*shape)
+        text = ctypes.create_string_buffer(4096)
+        status = library().vvae_plan(self._handle, node.encode(), five, ctypes.byref(info), text, len(text))
+        check(status, self._handle)
+        return Plan(
+            exact=bool(info.exact),
+            device_bytes=info.device_bytes,
+            host_bytes=info.host_bytes,
+            weight_bytes=info.weight_bytes,
+            workspace_bytes=info.workspace_bytes,
+            input_shape=tuple(info.input_shape),
+            output_shape=tuple(info.output_shape),
+            slice_frames=info.slice_frames,
+            chunk_frames=tuple(info.chunk_frames[: info.chunk_count]),
+            tiles=(info.tile_rows, info.tile_columns),
+            tile_size=(info.tile_height, info.tile_width),
+            tile_overlap=info.tile_overlap,
+            text=text.value.decode("utf-8", "replace"),
+        )
+
+
+def _release(handle: int, callback: Any) -> None:
+    """Frees a handle; whatever runs on it in another thread is cancelled first."""
+    while library().vvae_free(handle) == _abi.VVAE_ERROR_STATE:
+        library().vvae_cancel(handle)
+        time.sleep(0.002)
+
+
+def _logger(log: Callable[[int, str], Any] | None) -> Any:
+    receive = log or logging.getLogger("video_vae").log
+
+    @_abi.vvae_log_fn
+    def callback(user: int, level: int, message: bytes) -> None:
+        try:
+            receive(_LEVELS.get(level, logging.INFO), message.decode("utf-8", "replace"))
+        except Exception:  # a logger that fails must not stop the work
+            logging.getLogger("video_vae").exception("the log callback failed")
+
+    return callback
+
+
+def _pieces(arrays: Any) -> Iterable[Any]:
+    return [arrays] if _arrays.is_array(arrays) else arrays
+
+
+def _unknown(name: str) -> str:
+    known = [*discovery.parameters(), *(name for name in dir(VideoVae) if not name.startswith("_"))]
+    near = difflib.get_close_matches(name, known, 1, 0.5)
+    return f"{name!r}" + (f"; did you mean {near[0]!r}?" if near else f"; parameters are {', '.join(known[:-1])}")

@@ -1,0 +1,29 @@
+//! Runs the Python tests of a folder; for tests/host_python.rs and tests/host_comfyui.rs.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Python with what the tests need. Without it the test says that it did not run; in CI it fails.
+fn python() -> Option<String> {
+    let name = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let why = match Command::new(&name).args(["-c", "import numpy, pytest"]).output() {
+        Ok(output) if output.status.success() => return Some(name),
+        Ok(output) => String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned(),
+        Err(why) => why.to_string(),
+    };
+    assert!(std::env::var_os("CI").is_none(), "{name}: {why}");
+    println!("skipped: {name}: {why}");
+    None
+}
+
+/// All tests of a folder, with this library.
+pub fn passes(folder: &Path, library: &Path) {
+    let Some(python) = python() else { return };
+    let mut command = Command::new(python);
+    command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(folder);
+    command.env("VIDEO_VAE_LIBRARY", library).env("PYTHONDONTWRITEBYTECODE", "1");
+    let output = command.output().unwrap();
+    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(output.status.success(), "{command:?}\n{}{}", text[0], text[1]);
+    println!("{}", text[0]);
+}

@@ -1,0 +1,117 @@
+"""Parameters, plans, memory, discovery, and errors of every kind."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from conftest import SMALL, SOURCES, random_latent, random_video
+
+import video_vae
+from video_vae import (
+    ArgumentError,
+    CheckpointError,
+    DeviceError,
+    MemoryLimitError,
+    StateError,
+    VideoVae,
+    VideoVaeError,
+)
+
+
+def test_every_parameter_is_a_keyword_and_an_attribute(vae):
+    for key, parameter in video_vae.parameters().items():
+        assert getattr(vae, key) == parameter.default
+        assert key in dir(vae)
+        setattr(vae, key, parameter.default)
+        assert getattr(vae, key) == parameter.default
+    with VideoVae(SMALL, "cpu", **{key: p.default for key, p in video_vae.parameters().items()}) as other:
+        assert other.seed == 42
+    vae.memory_limit = "4GiB"
+    assert vae.memory_limit == "4GiB"
+    vae.memory_limit = None
+    assert vae.memory_limit == "auto"
+    vae.memory_limit = 1 << 30
+    vae.decode_tiled = "1"
+    assert vae.decode_tiled is True
+    with vae.configured(decode_tiled=False, seed=7):
+        assert (vae.decode_tiled, vae.seed) == (False, 7)
+    assert (vae.decode_tiled, vae.seed) == (True, 42)
+
+
+def test_unknown_names_are_told_with_the_nearest(vae):
+    with pytest.raises(AttributeError, match="memory_limit"):
+        vae.memory_limits = "4GiB"
+    with pytest.raises(AttributeError, match="did you mean 'decode'"):
+        vae.decod  # noqa: B018
+    with pytest.raises(TypeError, match="did you mean 'threads'"):
+        VideoVae(SMALL, thread=2)
+    with pytest.raises(ArgumentError, match="memory_limit"):
+        vae.memory_limit = "much"
+    assert vae.memory_limit == "auto"
+
+
+def test_errors_by_kind(tmp_path, vae):
+    with pytest.raises(CheckpointError, match="absent"):
+        VideoVae(tmp_path / "absent.safetensors")
+    damaged = tmp_path / "Größe 視頻.safetensors"
+    damaged.write_bytes(b"no checkpoint")
+    with pytest.raises(CheckpointError, match="Größe 視頻"):
+        VideoVae(damaged)
+    with pytest.raises(DeviceError, match="tpu"):
+        VideoVae(SMALL, "tpu:0")
+    vae.memory_limit = "100KiB"
+    with pytest.raises(MemoryLimitError) as limit:
+        vae.encode(random_video(1, 64, 64, 3))
+    assert isinstance(limit.value, VideoVaeError) and isinstance(limit.value, MemoryError)
+    vae.close()
+    vae.close()
+    assert vae.closed
+    with pytest.raises(StateError):
+        vae.encode(random_video(1, 64, 64, 3))
+
+
+def test_paths_beyond_ascii(tmp_path):
+    copy = tmp_path / "Gewichte – 重み.safetensors"
+    copy.write_bytes(SMALL.read_bytes())
+    with VideoVae(copy, "cpu") as vae:
+        assert vae.model.latent_channels == 16
+
+
+def test_plans(vae):
+    latent = random_latent(1, 16, 3, 8, 8)
+    plan = vae.plan_decode(latent.shape)
+    assert plan.exact and plan.output_shape == (1, 3, 9, 64, 64) and plan.tiles == (1, 1)
+    assert plan.device_bytes == plan.weight_bytes + plan.workspace_bytes
+    assert "exact" in str(plan)
+    vae.decode(latent)
+    assert vae.memory_info().peak == plan.device_bytes
+    assert vae.plan_encode((9, 64, 64, 3)).output_shape == latent.shape
+    assert vae.plan_encode((1, 9, 64, 64, 3), layout="BTHWC").output_shape == latent.shape
+    vae.trim(weights=True)
+    assert vae.memory_info().now == 0
+
+
+def test_discovery():
+    encode, decode = video_vae.nodes()
+    assert (encode.id, decode.id) == ("encode", "decode")
+    assert [port.name for port in encode.ports if port.optional] == ["logvar"]
+    assert "bfloat16" in encode.ports[0].dtypes
+    seed = video_vae.parameters()["seed"]
+    assert (seed.kind, seed.default) == ("int", 42)
+    assert video_vae.devices()[0].id == "cpu"
+
+
+def test_the_module_runs(tmp_path):
+    def run(*arguments):
+        command = [sys.executable, "-m", "video_vae", *map(str, arguments)]
+        return subprocess.run(command, cwd=SOURCES, capture_output=True, text=True, timeout=120)
+
+    shown = run()
+    assert shown.returncode == 0 and "cpu" in shown.stdout and "memory_limit = auto" in shown.stdout
+    video, out = tmp_path / "in.npy", tmp_path / "out.npy"
+    np.save(video, np.zeros((3, 20, 20, 3), "u1"))
+    done = run("roundtrip", video, out, "--weights", SMALL, "--set", "threads=1")
+    assert done.returncode == 0, done.stderr
+    assert np.load(out).shape == (3, 20, 20, 3)
+    assert "CheckpointError" in run("roundtrip", video, out, "--weights", "absent").stderr

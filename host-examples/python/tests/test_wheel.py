@@ -1,0 +1,63 @@
+"""The wheel: one file with the library inside, imported from a folder of its own."""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import pytest
+from conftest import SMALL
+
+from video_vae._library import NAME, find
+
+PACKAGE = Path(__file__).resolve().parents[1]
+
+
+def test_wheel(tmp_path):
+    missing = _missing()
+    if missing:
+        assert "CI" not in os.environ, missing
+        pytest.skip(missing)
+    # In a copy, so that the build leaves nothing in the checkout.
+    sources = tmp_path / "sources"
+    shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
+    environment = {**os.environ, "VIDEO_VAE_LIBRARY": str(find())}
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(sources)]
+    subprocess.run(build, check=True, env=environment)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {f"video_vae/{NAME}", "video_vae/py.typed", "video_vae/vae.py"} <= set(names)
+
+    target = tmp_path / "site"
+    install = [*pip, "install", "-q", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
+    subprocess.run(install, check=True)
+    environment = {**environment, "PYTHONPATH": str(target)}
+    del environment["VIDEO_VAE_LIBRARY"]
+    program = f"""
+import numpy, video_vae
+from video_vae import _library
+print(_library.find())
+with video_vae.VideoVae({str(SMALL)!r}, "cpu") as vae:
+    assert vae.decode(vae.encode(numpy.zeros((1, 16, 16, 3), "u1"))).shape == (1, 3, 1, 16, 16)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.strip()) == (target / "video_vae" / NAME).resolve()
+
+
+def _missing() -> str:
+    """What a build without a network lacks."""
+    for name, oldest in (("pip", 21), ("setuptools", 64), ("wheel", 0)):
+        try:
+            if int(version(name).partition(".")[0]) < oldest:
+                return f"{name} {version(name)} is too old"
+        except PackageNotFoundError:
+            return f"{name} is not installed"
+    return ""

@@ -13,7 +13,12 @@ pub struct DeviceInfo {
 /// All devices that can be used here. The first is what `auto` means.
 pub fn devices() -> Vec<DeviceInfo> {
     let (memory_total, memory_free) = host_memory();
-    vec![DeviceInfo { id: "cpu".into(), name: processor_name(), memory_total, memory_free }]
+    #[cfg(feature = "cuda")]
+    let mut devices = super::cuda::devices();
+    #[cfg(not(feature = "cuda"))]
+    let mut devices = Vec::new();
+    devices.push(DeviceInfo { id: "cpu".into(), name: processor_name(), memory_total, memory_free });
+    devices
 }
 
 /// Total and available bytes of this machine's memory. Where the system does not say, there is no telling a limit.

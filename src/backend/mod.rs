@@ -5,12 +5,17 @@
 //! call, not on the number of threads. That is what makes results identical however a clip is cut.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod ops;
 
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
 pub use device::{DeviceInfo, devices};
-pub use ops::{Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, StoreOp, Term, Terms};
+pub use ops::{
+    Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostStream, LoadOp, NormOp, Posterior, StoreOp,
+    Term, Terms,
+};
 
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -19,13 +24,25 @@ use crate::tensor::FrameShape;
 /// An operation that was ended may be run again: it reads nothing that it writes.
 pub type Stop<'a> = dyn FnMut() -> bool + 'a;
 
-/// One device. Every method that computes returns when the result can be used by the next method.
+/// Pinned host memory of a job, in bytes: twice what one frame takes, so that one moves while the next is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Staging {
+    pub load: u64,
+    pub store: u64,
+}
+
+/// One device. A method may return before its result is there; the next method waits for it by itself, and
+/// [`Backend::finish`] for all of them.
 pub trait Backend: Send + Sync + 'static {
+    /// Whether the device's memory is the host's.
+    const HOST_MEMORY: bool;
     /// One block of device memory, given back when dropped.
     type Memory: Send;
     /// The weights of one convolution, in the form the kernels read. Shared between handles.
     type Conv: Send + Sync;
 
+    /// Pixels of a frame, or of several, that keep the device busy.
+    fn busy_pixels(&self) -> u64;
     /// Bytes that a frame of activations and its norm statistics take, rounded so that frames can lie side by side.
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64;
     /// Bytes of scratch that [`Backend::conv`] needs for `frames` frames of `input`.
@@ -37,12 +54,28 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Bytes that the device has free, as far as it can tell.
     fn free_bytes(&self) -> u64;
-    fn allocate(&self, bytes: u64) -> Result<Self::Memory>;
+    /// Bytes that a frame of a host tensor passes through on its way: scratch on the device, and pinned host memory beside
+    /// it. `shape` is that of the activations. 0 where the device reads host tensors itself.
+    fn staging_bytes(&self, shape: FrameShape) -> u64;
+
+    /// `bytes` of device memory, and `staging` of pinned host memory to load frames through and to store them through.
+    fn allocate(&self, bytes: u64, staging: Staging) -> Result<Self::Memory>;
+    /// What comes now waits for what is in the host's stream.
+    fn begin(&self, host: Option<HostStream>) -> Result<()>;
+    /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
+    /// written.
+    fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// Brings the weights of a convolution into the kernels' form. Asks the source for one slab at a time.
     fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Self::Conv>;
 
+    /// Whether [`Backend::conv`] does this layout's prologue itself. If not, [`Backend::normalise`] has to come first.
+    fn fuses_norm(&self, layout: &ConvLayout) -> bool;
+
     /// Host tensor to activations.
     fn load(&self, memory: &mut Self::Memory, op: &LoadOp, stop: &mut Stop) -> Result<()>;
+    /// The prologue of a convolution on its own, for layouts that are not fused. Never interrupted, so that a frame may be
+    /// normalised in place.
+    fn normalise(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &NormOp, stop: &mut Stop) -> Result<()>;
     /// Convolution with everything around it: norm and SiLU on the way in, bias, residual and statistics on the way out.
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
     /// One head over all pixels of a frame, with a running softmax: the score matrix never exists.

@@ -2,6 +2,13 @@
 
 use crate::tensor::{ConvLayout, FrameShape, View};
 
+/// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostStream(pub *mut std::ffi::c_void);
+
+// SAFETY: a handle that the driver takes from any thread.
+unsafe impl Send for HostStream {}
+
 /// Where a frame of activations lies: an offset in bytes into the memory block of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Frame(pub u64);
@@ -66,6 +73,16 @@ pub struct ConvOp<'a> {
     pub scratch: u64,
 }
 
+/// Norm, and SiLU if the layout has it, of frames as they go into a convolution. The statistics are those stored with the
+/// input.
+#[derive(Debug, Clone, Copy)]
+pub struct NormOp<'a> {
+    pub layout: &'a ConvLayout,
+    pub shape: FrameShape,
+    /// (input, output) of each frame, which may be the same.
+    pub frames: &'a [(Frame, Frame)],
+}
+
 /// `out = softmax(q k^T) v` over the pixels of each frame. The input has q, k and v side by side in 3 x `channels`
 /// channels; the usual scale is already in q.
 #[derive(Debug, Clone, Copy)]
@@ -96,6 +113,8 @@ pub struct LoadOp<'a> {
     pub map: Affine,
     pub shape: FrameShape,
     pub into: Frame,
+    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`.
+    pub scratch: u64,
 }
 
 /// The fades of a tile, one weight for each of its rows and columns.
@@ -116,6 +135,8 @@ pub struct BlendOp<'a> {
     pub left: u64,
     pub fade: Blend<'a>,
     pub clear: bool,
+    /// Offset of at least [`super::Backend::staging_bytes`] of `into_shape`.
+    pub scratch: u64,
 }
 
 /// A sample of the latent's distribution instead of its mean. The noise of an element depends on the seed and on the
@@ -146,4 +167,6 @@ pub struct StoreOp<'a> {
     pub frame: u64,
     /// The frame's index in the whole clip, for the noise; differs from `frame` when a stream is pulled in pieces.
     pub clip_frame: u64,
+    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`.
+    pub scratch: u64,
 }

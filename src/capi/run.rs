@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use super::table::Handle;
 use super::types::*;
 use super::{guard, sized, tensor, text};
+use crate::backend::HostStream;
 use crate::error::{Error, Result};
 use crate::exec::{Control, Job, Progress};
 use crate::model::Direction;
@@ -87,7 +88,7 @@ unsafe fn run_job(
         {
             handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
         }
-        let job = Job { direction, input: &input, output: &output, logvar: run.logvar.as_ref() };
+        let job = Job { direction, input: &input, output: &output, logvar: run.logvar.as_ref(), stream: run.stream() };
         run.with_control(handle, |control| open.session.run(&job, control))?;
         Ok(VVAE_OK)
     })
@@ -149,6 +150,11 @@ impl Run {
             }
         };
         Ok(Run { info, logvar })
+    }
+
+    /// The host's stream, where it gave one.
+    pub fn stream(&self) -> Option<HostStream> {
+        (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream))
     }
 
     /// Runs `body` with the host's two ways to stop it. A cancel from before this call is not for this call.

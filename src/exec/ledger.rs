@@ -11,6 +11,8 @@ pub struct Ledger {
     now: AtomicU64,
     peak: AtomicU64,
     idle: AtomicU64,
+    /// Pinned host memory beside it; `None` where the device's memory is the host's.
+    pinned: Option<Arc<Ledger>>,
 }
 
 /// Bytes that are held until this is dropped.
@@ -21,6 +23,15 @@ pub struct Held {
 }
 
 impl Ledger {
+    pub fn new(host_memory: bool) -> Ledger {
+        Ledger { pinned: (!host_memory).then(Arc::default), ..Ledger::default() }
+    }
+
+    /// Counts pinned host memory.
+    pub fn hold_pinned(self: &Arc<Ledger>, bytes: u64) -> Held {
+        self.pinned.as_ref().unwrap_or(self).hold(bytes)
+    }
+
     pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
         let now = self.now.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(now, Relaxed);
@@ -39,7 +50,8 @@ impl Ledger {
 
     pub fn figures(&self) -> MemoryUse {
         let (now, peak) = (self.now.load(Relaxed), self.peak.load(Relaxed));
-        MemoryUse { now, peak, reserved: self.idle(), host: now }
+        let host = self.pinned.as_ref().map_or(now, |pinned| pinned.now.load(Relaxed));
+        MemoryUse { now, peak, reserved: self.idle(), host }
     }
 }
 

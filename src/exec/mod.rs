@@ -15,8 +15,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use crate::backend::HostStream;
 use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
-use crate::error::{Error, Result};
+#[cfg(not(feature = "cuda"))]
+use crate::error::Error;
+use crate::error::Result;
 use crate::model::{Checkpoint, Config, Direction};
 use crate::plan::Plan;
 use crate::tensor::{Place, Shape, View};
@@ -45,6 +48,8 @@ pub struct Job<'a> {
     pub output: &'a View,
     /// Where encode writes the log-variance, if the host wants it.
     pub logvar: Option<&'a View>,
+    /// The host's CUDA stream, for tensors on the device.
+    pub stream: Option<HostStream>,
 }
 
 /// Bytes of memory a session holds.
@@ -125,10 +130,25 @@ pub fn open(
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
     match device {
+        #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda(index) => {
-            Err(Error::Device(format!("device: there is no cuda:{index}; this build has the CPU only")))
+            Err(Error::Device(format!("device: there is no cuda:{index}; this library was built without CUDA")))
         }
-        DeviceName::Auto | DeviceName::Cpu => {
+        #[cfg(feature = "cuda")]
+        DeviceName::Cuda(index) => {
+            crate::backend::cuda::ready()?;
+            let checkpoint = Checkpoint::open(weights)?;
+            let place = (format!("cuda:{index}"), Place::Cuda(index));
+            let make = Box::new(move |_: &Settings| crate::backend::cuda::Cuda::new(index));
+            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
+            Ok(Box::new(engine))
+        }
+        DeviceName::Auto => {
+            let best = crate::backend::devices().into_iter().next().map(|device| device.id);
+            let index = best.and_then(|id| id.strip_prefix("cuda:")?.parse().ok());
+            open(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocator, settings)
+        }
+        DeviceName::Cpu => {
             let checkpoint = Checkpoint::open(weights)?;
             let place = ("cpu".to_string(), Place::Cpu);
             let blocks = allocator.clone();

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AttentionOp, Backend, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, Posterior, Stop, StoreOp, Term,
-    Terms,
+    Affine, AttentionOp, Backend, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, NormOp, Posterior, Stop, StoreOp,
+    Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
@@ -58,6 +58,12 @@ impl<B: Backend> Runner<'_, B> {
                 };
                 self.backend.conv(self.memory, &self.weights.convs[layer], &op, stop)
             }
+            Step::Normalise { layer, shape, frames } => {
+                let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
+                let frames = frames.collect::<Result<Vec<_>>>()?;
+                let op = NormOp { layout: &layout.network.layers[layer].layout, shape, frames: &frames };
+                self.backend.normalise(self.memory, &self.weights.convs[layer], &op, stop)
+            }
             Step::Attention { shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
@@ -91,6 +97,7 @@ impl<B: Backend> Runner<'_, B> {
             map: self.input_map(layout.network.direction, from.dtype()),
             shape: region.shape,
             into: place(pool, into)?,
+            scratch: self.scratch,
         };
         self.backend.load(self.memory, &op, stop)
     }
@@ -118,6 +125,7 @@ impl<B: Backend> Runner<'_, B> {
             left: region.left,
             fade: Blend { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear,
+            scratch: self.scratch,
         };
         self.backend.blend(self.memory, &op, stop)
     }
@@ -145,6 +153,7 @@ impl<B: Backend> Runner<'_, B> {
             batch,
             frame,
             clip_frame,
+            scratch: self.scratch,
         };
         let never = &mut || false;
         match network.direction {

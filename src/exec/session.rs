@@ -9,13 +9,13 @@ use super::settings::{Limit, Settings};
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
 use super::{Control, Job, MemoryUse, Session, Stream, Trim, check};
-use crate::backend::Backend;
 use crate::backend::cpu::HostAllocator;
+use crate::backend::{Backend, Staging};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Blueprint, Bytes, Costs, Plan, Request, Spacing, TileSize, Wait};
-use crate::tensor::{ConvLayout, FrameShape, Place, Shape};
+use crate::tensor::{ConvLayout, FrameShape, Place, Shape, View};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -24,6 +24,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
     pub held: Held,
+    pinned: Held,
 }
 
 pub struct Engine<B: Backend> {
@@ -54,6 +55,10 @@ pub struct BackendCosts<'a, B: Backend> {
 }
 
 impl<B: Backend> Costs for BackendCosts<'_, B> {
+    fn busy_pixels(&self) -> u64 {
+        self.backend.busy_pixels()
+    }
+
     fn frame_bytes(&self, shape: FrameShape) -> u64 {
         self.backend.frame_bytes(shape, self.groups)
     }
@@ -64,6 +69,14 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
 
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
         self.backend.attention_scratch(shape, frames)
+    }
+
+    fn fuses_norm(&self, layout: &ConvLayout) -> bool {
+        self.backend.fuses_norm(layout)
+    }
+
+    fn staging_bytes(&self, shape: FrameShape) -> u64 {
+        self.backend.staging_bytes(shape)
     }
 }
 
@@ -89,7 +102,7 @@ impl<B: Backend> Engine<B> {
             encoder: side(Direction::Encode),
             decoder: side(Direction::Decode),
             workspace: None,
-            ledger: Arc::new(Ledger::default()),
+            ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
         })
     }
 
@@ -175,7 +188,11 @@ impl<B: Backend> Engine<B> {
     /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
     /// the other direction where both together would pass the limit.
     fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
-        self.workspace = self.workspace.take().filter(|kept| kept.held.bytes() == blueprint.workspace_bytes());
+        let fits = |kept: &Workspace<B>| {
+            kept.held.bytes() == blueprint.workspace_bytes()
+                && kept.pinned.bytes() == blueprint.staging().iter().sum::<u64>()
+        };
+        self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,
             Direction::Decode => &mut self.encoder,
@@ -189,10 +206,10 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    fn take_workspace(&mut self, bytes: u64) -> Result<Workspace<B>> {
+    fn take_workspace(&mut self, blueprint: &Blueprint) -> Result<Workspace<B>> {
         match self.workspace.take() {
             Some(kept) => Ok(kept),
-            None => allocate(&*self.backend, &self.ledger, bytes),
+            None => allocate(&*self.backend, &self.ledger, blueprint),
         }
     }
 
@@ -235,9 +252,10 @@ impl<B: Backend> Engine<B> {
     }
 }
 
-pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, bytes: u64) -> Result<Workspace<B>> {
-    let memory = backend.allocate(bytes)?;
-    Ok(Workspace { memory, held: ledger.hold(bytes) })
+pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
+    let [load, store] = blueprint.staging();
+    let memory = backend.allocate(blueprint.workspace_bytes(), Staging { load, store })?;
+    Ok(Workspace { memory, held: ledger.hold(blueprint.workspace_bytes()), pinned: ledger.hold_pinned(load + store) })
 }
 
 pub fn stage_name(direction: Direction) -> &'static str {
@@ -283,10 +301,16 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         self.make_room(direction, &blueprint);
         self.load_weights(direction, control)?;
-        let mut workspace = self.take_workspace(blueprint.workspace_bytes())?;
-        let result = self.drive(job, &blueprint, &mut workspace.memory, control);
+        let mut workspace = self.take_workspace(&blueprint)?;
+        // Only work between tensors on the device can be left to the host's stream; the rest is done when we return.
+        let on_device = |view: &View| view.place() == place && place != Place::Cpu;
+        let stream = job.stream.filter(|_| [job.input, job.output].into_iter().chain(job.logvar).all(on_device));
+        let result =
+            self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        // Also after a failure: nothing may touch the host's tensors once the call has returned.
+        let finished = self.backend.finish(&mut workspace.memory, stream);
         self.keep_workspace(workspace);
-        result
+        result.and(finished)
     }
 
     fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>> {
@@ -299,7 +323,7 @@ impl<B: Backend> Session for Engine<B> {
         self.tell_idle();
         let side = self.side(direction);
         let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let workspace = allocate(&*self.backend, &self.ledger, blueprint.workspace_bytes())?;
+        let workspace = allocate(&*self.backend, &self.ledger, &blueprint)?;
         let job = blueprint.job(&self.costs());
         Ok(Box::new(Streaming::new(
             Arc::clone(&self.backend),

@@ -83,6 +83,7 @@ impl<B: Backend> Stream for Streaming<B> {
             runner.run(job, &mut || false)?;
             job.done();
         }
+        self.backend.finish(&mut self.workspace.memory, None)?;
         Ok(taken)
     }
 
@@ -127,7 +128,9 @@ impl<B: Backend> Stream for Streaming<B> {
             }
         };
         self.pulled += *written;
-        result
+        // Also after a failure: nothing may touch the host's tensors once the call has returned.
+        let finished = self.backend.finish(&mut self.workspace.memory, None);
+        result.and_then(|pull| finished.map(|()| pull))
     }
 
     fn bytes(&self) -> u64 {

@@ -78,13 +78,16 @@ pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     let mut loaded = 0;
     let moments = network.layers.iter().map(|layer| {
         loaded += backend.weight_bytes(&layer.layout);
-        loaded + transient_bytes(layer)
+        loaded + transient_bytes::<B>(layer)
     });
     moments.max().unwrap_or(0)
 }
 
-/// One slab in plain form, and what folding it takes.
-fn transient_bytes(layer: &Layer) -> u64 {
+/// One slab in plain form, and what folding it takes: host memory, so nothing to a device that has its own.
+fn transient_bytes<B: Backend>(layer: &Layer) -> u64 {
+    if !B::HOST_MEMORY {
+        return 0;
+    }
     let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
 }
@@ -135,7 +138,7 @@ fn load<B: Backend>(
             return Err(Error::Cancelled);
         }
         held.grow(backend.weight_bytes(&layer.layout));
-        let _transient = ledger.hold(transient_bytes(layer));
+        let _transient = ledger.hold(transient_bytes::<B>(layer));
         convs.push(backend.prepare(&layer.layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
     }
     Ok((Weights { convs }, held))

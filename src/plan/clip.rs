@@ -10,7 +10,7 @@ use super::Costs;
 use super::slots::{Slot, SlotPool};
 use super::step::{ConvFrame, Step};
 use crate::model::{Block, LayerId, Network};
-use crate::tensor::{FrameShape, Window};
+use crate::tensor::{FrameShape, Prologue, Window};
 
 /// How a clip is cut. All cuts give the same numbers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub struct Shapes {
     layers: Vec<FrameShape>,
     /// Of each layer's output.
     bytes: Vec<u64>,
+    /// Of each layer's normalised input, where a step of its own makes it.
+    normalised: Vec<Option<u64>>,
 }
 
 impl Shapes {
@@ -57,7 +59,17 @@ impl Shapes {
             .iter()
             .zip(&layers)
             .map(|(layer, shape)| costs.frame_bytes(layer.layout.window.output(*shape, layer.layout.cout)));
-        Shapes { input, input_bytes: costs.frame_bytes(input), bytes: bytes.collect(), layers }
+        let normalised = network.layers.iter().zip(&layers).map(|(layer, shape)| {
+            let separate = layer.layout.prologue != Prologue::None && !costs.fuses_norm(&layer.layout);
+            separate.then(|| costs.frame_bytes(*shape))
+        });
+        Shapes {
+            input,
+            input_bytes: costs.frame_bytes(input),
+            bytes: bytes.collect(),
+            normalised: normalised.collect(),
+            layers,
+        }
     }
 
     pub fn input(&self) -> FrameShape {
@@ -235,8 +247,17 @@ impl Clip {
         pool: &mut SlotPool,
         steps: &mut VecDeque<Step>,
     ) -> Vec<Slot> {
-        inputs.iter().for_each(|slot| pool.keep(*slot));
-        self.histories[layer].frames.extend(inputs);
+        match self.shapes.normalised[layer] {
+            Some(bytes) => {
+                let pairs: Vec<(Slot, Slot)> = inputs.iter().map(|from| (*from, pool.take(bytes))).collect();
+                self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
+                steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
+            }
+            None => {
+                inputs.iter().for_each(|slot| pool.keep(*slot));
+                self.histories[layer].frames.extend(inputs);
+            }
+        }
         self.conv_history(layer, frames, side, pool, steps)
     }
 
@@ -250,6 +271,10 @@ impl Clip {
         pool: &mut SlotPool,
         steps: &mut VecDeque<Step>,
     ) -> Vec<Slot> {
+        if self.shapes.normalised[layer].is_some() {
+            let frames = inputs.iter().map(|slot| (*slot, *slot)).collect();
+            steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
+        }
         self.histories[layer].frames.extend(inputs);
         self.conv_history(layer, frames, side, pool, steps)
     }

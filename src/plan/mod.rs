@@ -24,7 +24,13 @@ use crate::tensor::{ConvLayout, FrameShape};
 
 /// What frames and steps cost, in bytes.
 pub trait Costs {
+    /// Pixels that keep the device busy; chunks of more take memory and gain nothing.
+    fn busy_pixels(&self) -> u64;
     fn frame_bytes(&self, shape: FrameShape) -> u64;
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
+    /// Whether a convolution takes its input as it is and normalises on the way. If not, a step before it does.
+    fn fuses_norm(&self, layout: &ConvLayout) -> bool;
+    /// What a frame of the host's passes through, on the device and on the host alike.
+    fn staging_bytes(&self, shape: FrameShape) -> u64;
 }

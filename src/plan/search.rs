@@ -14,11 +14,11 @@ use super::tiles::{Grid, Spacing, TileSize};
 use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{FrameShape, Shape};
 
-/// A chunk of about this many pixels keeps every core busy; more of them take memory and give nothing.
-const CHUNK_PIXELS: u64 = 16384;
 const MOST_CHUNK_FRAMES: u64 = 8;
-/// Latent frames per slice. Longer slices would fill chunks no better, and short clips would take less than long ones.
+/// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels will do; and a
+/// slice more keeps frames waiting at every level.
 const MOST_SLICE_FRAMES: u64 = 4;
+const SLICE_SHARE: u64 = 8;
 
 /// What is to be planned.
 #[derive(Debug, Clone)]
@@ -53,6 +53,8 @@ pub struct Blueprint {
     frames: Option<u64>,
     slots: SlotPool,
     scratch: u64,
+    /// Of a frame that goes in, and of one that comes out.
+    staging: [u64; 2],
     weight_bytes: u64,
     load_bytes: u64,
     input: Shape,
@@ -66,7 +68,7 @@ impl Request {
             smallest = smallest.min(blueprint.device_bytes());
             (blueprint.device_bytes() <= self.limit).then_some(blueprint)
         };
-        let cuts = self.cuts();
+        let cuts = self.cuts(costs.busy_pixels());
         let asked = self.tiles.and_then(|size| self.grid(size));
         let smallest_cut = cuts.last().expect("there is always one");
         let with_tiles = self.smaller_tiles().into_iter().map(|size| (smallest_cut, self.grid(size)));
@@ -102,7 +104,7 @@ impl Request {
     }
 
     /// Cuts from the fastest to the smallest.
-    fn cuts(&self) -> Vec<Arc<Cut>> {
+    fn cuts(&self, busy_pixels: u64) -> Vec<Arc<Cut>> {
         let network = &self.network;
         let shapes = network.input_shapes(self.input_frame());
         let wish: Vec<u64> = network
@@ -111,20 +113,18 @@ impl Request {
             .map(|stage| {
                 let head = &network.layers[stage.head];
                 let pixels = head.layout.window.output(shapes[stage.head], 1).pixels();
-                CHUNK_PIXELS.div_ceil(pixels.max(1)).min(MOST_CHUNK_FRAMES)
+                busy_pixels.div_ceil(pixels.max(1)).min(MOST_CHUNK_FRAMES)
             })
             .collect();
-        let latent_stage = match network.direction {
-            Direction::Encode => network.stages.len() - 1,
-            Direction::Decode => 0,
-        };
+        let (rows, columns) = self.latent();
+        let slice = (busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MOST_SLICE_FRAMES);
         let rate = match network.direction {
             Direction::Encode => network.config.time_scale(),
             Direction::Decode => 1,
         };
         let mut cuts: Vec<Arc<Cut>> = Vec::new();
         for cap in [MOST_CHUNK_FRAMES, 4, 2, 1] {
-            let slice = self.slice.unwrap_or(wish[latent_stage].min(cap).min(MOST_SLICE_FRAMES));
+            let slice = self.slice.unwrap_or(slice.min(cap));
             let most = self.chunk.unwrap_or(cap).min(cap);
             let chunks = wish.iter().map(|w| (*w).min(most)).collect();
             let cut = Arc::new(Cut { slice: slice * rate, chunks });
@@ -198,11 +198,12 @@ impl Request {
         let shortened = Layout { batch, ..layout.clone() };
         let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new() };
         let network = Arc::clone(&self.network);
+        let staging = [layout.input, network.output_shape(layout.input)].map(|shape| costs.staging_bytes(shape));
         let job = Job::new(shortened, frames.map(|_| rehearsed), SlotPool::default(), costs);
         let mut slots = job.rehearse(Some(rehearsed), |step| {
             scratch.meet(step);
         });
-        let scratch = scratch.most();
+        let scratch = scratch.most().max(staging[0]).max(staging[1]);
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile, those that were not rehearsed too.
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
@@ -213,6 +214,7 @@ impl Request {
             frames,
             slots: slots.reserve(),
             scratch,
+            staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
             input: self.input,
@@ -240,7 +242,7 @@ impl Scratch<'_> {
                 let frames = frames.len() as u64;
                 self.known.entry((None, *shape, frames)).or_insert_with(|| costs.attention_scratch(*shape, frames));
             }
-            Step::Load { .. } | Step::Blend { .. } | Step::Store { .. } => {}
+            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
         }
     }
 
@@ -269,6 +271,11 @@ impl Blueprint {
         (self.weight_bytes + self.workspace_bytes()).max(self.load_bytes)
     }
 
+    /// Bytes of pinned host memory to load through and to store through: two frames each.
+    pub fn staging(&self) -> [u64; 2] {
+        self.staging.map(|bytes| 2 * bytes)
+    }
+
     /// What the host is told.
     pub fn report(&self) -> Plan {
         let (network, cut) = (&self.layout.network, &self.layout.cut);
@@ -289,7 +296,7 @@ impl Blueprint {
             input: self.input,
             output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),
-            host_bytes: 0,
+            host_bytes: self.staging().iter().sum(),
             weight_bytes: self.weight_bytes,
             workspace_bytes: self.workspace_bytes(),
             slice_frames: cut.slice / rate,

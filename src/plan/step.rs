@@ -29,6 +29,12 @@ pub enum Step {
         input: FrameShape,
         frames: Vec<ConvFrame>,
     },
+    /// What goes into `layer` is normalised: (from, to), which may be the same.
+    Normalise {
+        layer: LayerId,
+        shape: FrameShape,
+        frames: Vec<(Slot, Slot)>,
+    },
     Attention {
         shape: FrameShape,
         frames: Vec<(Slot, Slot)>,

@@ -25,7 +25,7 @@ impl Step {
         match self {
             Step::Conv { layer, input, frames } => layer_work(network, *layer, *input) * frames.len() as u64,
             Step::Attention { shape, frames } => attention_work(*shape) * frames.len() as u64,
-            Step::Load { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
+            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
         }
     }
 }

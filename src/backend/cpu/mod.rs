@@ -23,7 +23,9 @@ mod x86;
 pub use memory::{AllocFn, FreeFn, HostAllocator, HostCallbacks, Memory};
 pub use pack::Conv;
 
-use super::{AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, LoadOp, Stop, StoreOp};
+use super::{
+    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Staging, Stop, StoreOp,
+};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 use pool::Pool;
@@ -149,8 +151,14 @@ macro_rules! with_simd {
 use with_simd;
 
 impl Backend for Cpu {
+    const HOST_MEMORY: bool = true;
+
     type Memory = Memory;
     type Conv = Conv;
+
+    fn busy_pixels(&self) -> u64 {
+        1 << 14
+    }
 
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
         (shape.elements() * 4 + groups * 8).next_multiple_of(memory::ALIGN)
@@ -172,8 +180,20 @@ impl Backend for Cpu {
         super::device::host_memory().1
     }
 
-    fn allocate(&self, bytes: u64) -> Result<Memory> {
+    fn staging_bytes(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn allocate(&self, bytes: u64, _: Staging) -> Result<Memory> {
         Ok(Memory { block: self.allocator.block(bytes)? })
+    }
+
+    fn begin(&self, _: Option<HostStream>) -> Result<()> {
+        Ok(())
+    }
+
+    fn finish(&self, _: &mut Memory, _: Option<HostStream>) -> Result<()> {
+        Ok(())
     }
 
     fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
@@ -182,6 +202,14 @@ impl Backend for Cpu {
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
         pixels::load(&self.pool, memory, op, stop)
+    }
+
+    fn fuses_norm(&self, _: &ConvLayout) -> bool {
+        true
+    }
+
+    fn normalise(&self, _: &mut Memory, _: &Conv, op: &NormOp, _: &mut Stop) -> Result<()> {
+        Err(Error::Internal(format!("a norm on its own was asked for, but {:?} is fused", op.layout)))
     }
 
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {

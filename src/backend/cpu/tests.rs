@@ -83,7 +83,7 @@ impl<'a> Arena<'a> {
     }
 
     fn build(&self) -> Memory {
-        let memory = self.cpu.allocate(self.end).unwrap();
+        let memory = self.cpu.allocate(self.end, Staging::default()).unwrap();
         floats(&memory).fill(f32::NAN);
         for (at, data) in &self.frames {
             read(&memory, *at, data.len()).copy_from_slice(data);
@@ -425,7 +425,7 @@ fn wrong_operations_are_refused() {
     let cpu = cpu(Instructions::Auto, 1);
     let mut case = Case::new(layout, 4, 4, 3);
     let conv = cpu.prepare(&layout, &mut case.weights).unwrap();
-    let mut memory = cpu.allocate(1 << 20).unwrap();
+    let mut memory = cpu.allocate(1 << 20, Staging::default()).unwrap();
     let mut terms = Terms::new();
     terms.push(Term { frame: Frame(0), slab: 0 });
     let good = ConvFrame { terms, bias: 0, residual: None, out: Frame(4096) };
@@ -593,7 +593,7 @@ fn loads_from_every_layout() {
                 let into = Frame(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadOp { from: &view, batch: 1, frame: 1, top, left, map, shape, into };
+                let op = LoadOp { from: &view, batch: 1, frame: 1, top, left, map, shape, into, scratch: 0 };
                 cpu.load(&mut memory, &op, &mut || false).unwrap();
                 let got = read(&memory, into.0, shape.elements() as usize + 1);
                 for (i, got) in got[..shape.elements() as usize].iter().enumerate() {
@@ -639,6 +639,7 @@ fn stores_into_every_layout() {
                         batch,
                         frame,
                         clip_frame,
+                        scratch: 0,
                     };
                     cpu.store(&mut memory, &op, &mut || false).unwrap();
                     for i in 0..3 * 5 * 7u64 {
@@ -686,7 +687,7 @@ fn tiles_blend_into_frames() {
     let fade = Blend { rows: &rows, columns: &columns };
     let mut expected = vec![0.0f32; whole.elements() as usize];
     for (top, left, clear) in [(4, 5, true), (3, 2, false), (0, 0, false)] {
-        let op = BlendOp { from, from_shape: tile, into, into_shape: whole, top, left, fade, clear };
+        let op = BlendOp { from, from_shape: tile, into, into_shape: whole, top, left, fade, clear, scratch: 0 };
         cpu.blend(&mut memory, &op, &mut || false).unwrap();
         for (i, v) in data.iter().enumerate() {
             let (y, x, c) = (i / 20, i / 5 % 4, i % 5);
@@ -694,7 +695,8 @@ fn tiles_blend_into_frames() {
         }
     }
     assert_eq!(read(&memory, into.0, expected.len()), expected);
-    let op = BlendOp { from, from_shape: tile, into, into_shape: whole, top: 5, left: 0, fade, clear: false };
+    let op =
+        BlendOp { from, from_shape: tile, into, into_shape: whole, top: 5, left: 0, fade, clear: false, scratch: 0 };
     assert!(cpu.blend(&mut memory, &op, &mut || false).is_err());
 }
 
@@ -711,7 +713,7 @@ fn memory_comes_from_the_allocator_and_nowhere_else() {
     let mut asked = 0u64;
     let callbacks = HostCallbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() };
     let cpu = Cpu::new(CpuOptions { allocator: HostAllocator::Host(callbacks), ..CpuOptions::default() }).unwrap();
-    let error = cpu.allocate(777).err().unwrap();
+    let error = cpu.allocate(777, Staging::default()).err().unwrap();
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
     let mut weights = Weights::new(&layout, &mut Random(1));

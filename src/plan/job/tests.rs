@@ -11,7 +11,37 @@ use crate::tensor::{ConvLayout, Shape};
 
 struct FourBytes;
 
+/// The same, but norms are steps of their own.
+struct SeparateNorms;
+
+impl Costs for SeparateNorms {
+    fn busy_pixels(&self) -> u64 {
+        FourBytes.busy_pixels()
+    }
+    fn frame_bytes(&self, shape: FrameShape) -> u64 {
+        FourBytes.frame_bytes(shape)
+    }
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        FourBytes.conv_scratch(layout, input, frames)
+    }
+    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
+        FourBytes.attention_scratch(shape, frames)
+    }
+    fn staging_bytes(&self, shape: FrameShape) -> u64 {
+        shape.elements()
+    }
+    fn fuses_norm(&self, layout: &ConvLayout) -> bool {
+        layout.cout <= 3
+    }
+}
+
 impl Costs for FourBytes {
+    fn fuses_norm(&self, _: &ConvLayout) -> bool {
+        true
+    }
+    fn busy_pixels(&self) -> u64 {
+        16384
+    }
     fn frame_bytes(&self, shape: FrameShape) -> u64 {
         4 * shape.elements()
     }
@@ -20,6 +50,9 @@ impl Costs for FourBytes {
     }
     fn attention_scratch(&self, shape: FrameShape, _: u64) -> u64 {
         shape.pixels()
+    }
+    fn staging_bytes(&self, _: FrameShape) -> u64 {
+        0
     }
 }
 
@@ -84,6 +117,11 @@ impl Symbols {
                     .collect();
                 self.memory.extend(made);
             }
+            Step::Normalise { layer, frames, .. } => {
+                let made: Vec<_> =
+                    frames.iter().map(|(from, to)| (at(*to), hash(("norm", layer, self.memory[&at(*from)])))).collect();
+                self.memory.extend(made);
+            }
             Step::Attention { frames, .. } => {
                 let made: Vec<_> =
                     frames.iter().map(|(from, to)| (at(*to), hash(("attention", self.memory[&at(*from)])))).collect();
@@ -106,7 +144,11 @@ impl Symbols {
 }
 
 fn run_whole(blueprint: &Blueprint) -> Vec<(u64, u64, u64)> {
-    let (mut job, mut symbols) = (blueprint.job(&FourBytes), Symbols::default());
+    run_costing(blueprint, &FourBytes)
+}
+
+fn run_costing(blueprint: &Blueprint, costs: &dyn Costs) -> Vec<(u64, u64, u64)> {
+    let (mut job, mut symbols) = (blueprint.job(costs), Symbols::default());
     while job.wait() == Wait::No {
         symbols.run(&mut job);
     }
@@ -158,6 +200,18 @@ fn every_cut_makes_every_frame_the_same_way() {
                     }
                 }
             }
+        }
+    }
+}
+
+#[test]
+fn norms_of_their_own_step_are_cut_as_freely() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let base = request(direction, clip(direction, 2, 14));
+        let expected = run_costing(&base.plan(&SeparateNorms).unwrap(), &SeparateNorms);
+        for (slice, chunk) in [(1, 1), (2, 3), (3, 2)] {
+            let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
+            assert_eq!(run_costing(&cut.plan(&SeparateNorms).unwrap(), &SeparateNorms), expected);
         }
     }
 }

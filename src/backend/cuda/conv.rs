@@ -1,0 +1,326 @@
+//! Launches convolutions.
+
+use cudarc::driver::sys;
+
+use super::driver::check;
+use super::geometry::{self, CHUNK, COLUMNS, ELEMENT, Kind};
+use super::kernel::Kernel;
+use super::memory::Block;
+use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
+use super::weights::Conv;
+use super::{Cuda, EPS};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Window};
+use crate::error::Result;
+use crate::tensor::FrameShape;
+
+/// Dynamic shared memory of the kernels.
+pub const HOPPER_SHARED: u32 = 232_448;
+pub const AMPERE_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
+pub const OUT_SHARED: u32 = 324 * 29 * 4 + 3 * 4 * 2 * 32 * 8 * 4;
+/// Tiles side by side that a block of the pixel kernel goes through.
+const IN_RUN: i32 = 8;
+
+/// Frames of one size, by their distance from the first of them: what the kernels call slots.
+#[derive(Clone, Copy)]
+pub struct Slots {
+    base: u64,
+    bytes: u64,
+}
+
+impl Slots {
+    pub fn new(offsets: impl Iterator<Item = u64>, bytes: u64) -> Slots {
+        Slots { base: offsets.min().unwrap_or(0), bytes }
+    }
+
+    pub fn of(&self, offset: u64) -> i32 {
+        debug_assert!((offset - self.base).is_multiple_of(self.bytes), "frames of one size lie whole frames apart");
+        ((offset - self.base) / self.bytes) as i32
+    }
+
+    pub fn address(&self, block: &Block) -> Result<u64> {
+        block.at(self.base, self.bytes)
+    }
+
+    pub fn bytes(&self) -> i64 {
+        self.bytes as i64
+    }
+}
+
+/// A kernel with the tile it works on.
+struct Choice {
+    kernel: Kernel,
+    tile: (i32, i32),
+    threads: u32,
+    /// Whether its input comes by the tensor copy engine, and its blocks stay until all tiles are done.
+    hopper: bool,
+}
+
+impl Cuda {
+    fn choose(&self, layout: &ConvLayout, grid: FrameShape) -> Result<Choice> {
+        let kernels = &self.kernels;
+        Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
+            (Kind::In, _) => Choice { kernel: kernels.conv_in, tile: (8, 16), threads: 256, hopper: false },
+            (Kind::Out, _) => Choice { kernel: kernels.conv_out, tile: (16, 16), threads: 256, hopper: false },
+            // Its store takes 64 channels of a phase at a time.
+            (Kind::Main, Some(kernel)) if layout.window != Window::Up || layout.cout.is_multiple_of(CHUNK) => {
+                Choice { kernel, tile: hopper_tile(grid), threads: 384, hopper: true }
+            }
+            (Kind::Main, _) => Choice { kernel: kernels.conv_ampere, tile: (8, 16), threads: 128, hopper: false },
+        })
+    }
+
+    /// Partial statistics of each frame.
+    pub(super) fn conv_scratch_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        frames.min(MAX_FRAMES as u64) * geometry::partial_bytes(layout, input)
+    }
+
+    pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
+        let (layout, input) = (op.layout, op.input);
+        let output = layout.window.output(input, layout.cout);
+        let grid = geometry::grid(layout, input);
+        let choice = self.choose(layout, grid)?;
+        let groups = layout.groups;
+        let slots = |offsets: Vec<u64>, shape| Slots::new(offsets.into_iter(), geometry::frame_bytes(shape, groups));
+        let inputs = distinct(
+            frames.iter().flat_map(|f| f.terms.iter()).filter(|t| u64::from(t.slab) < layout.slabs).map(|t| t.frame.0),
+        );
+        let main = slots(inputs.clone(), input);
+
+        let mut params = ConvParams {
+            height: grid.height as i32,
+            width: grid.width as i32,
+            tiles_x: (grid.width as i32 + choice.tile.1 - 1) / choice.tile.1,
+            tiles_y: (grid.height as i32 + choice.tile.0 - 1) / choice.tile.0,
+            column_tiles: geometry::column_tiles(layout) as i32,
+            phases: layout.window.phases() as i32,
+            frames: frames.len() as i32,
+            cout: geometry::output_stride(layout.cout) as i32,
+            tile_rows: choice.tile.0,
+            ahead: if matches!(layout.window, Window::Same | Window::Up) && layout.shortcut.is_none() { 2 } else { 1 },
+            bias: weights.bias()?,
+            ..ConvParams::default()
+        };
+        let channels = if layout.cin <= 3 { 4 } else { geometry::stride(layout.cin) };
+        params.source[0] = Source {
+            weights: weights.slabs()?,
+            frames: main.address(block)?,
+            slot_bytes: main.bytes(),
+            height: input.height as i32,
+            width: input.width as i32,
+            channels: channels as i32,
+            chunks: channels.div_ceil(CHUNK) as i32,
+            ..Source::default()
+        };
+        geometry::cut(&mut params.source[0], layout.window, choice.tile);
+        if choice.hopper {
+            let last = inputs.iter().map(|o| main.of(*o)).max().unwrap_or(0);
+            params.map[0] = patch_map(&params.source[0], last as u64 + 1)?;
+        }
+
+        let side = layout.shortcut.map(|cin| {
+            let shape = output.with_channels(cin);
+            let offsets = frames.iter().filter_map(|f| f.terms.last()).map(|t| t.frame.0).collect();
+            (slots(offsets, shape), shape)
+        });
+        if let Some((side, shape)) = side {
+            params.source[1] = Source {
+                weights: weights.shortcut()?,
+                frames: side.address(block)?,
+                slot_bytes: side.bytes(),
+                height: shape.height as i32,
+                width: shape.width as i32,
+                channels: geometry::stride(shape.channels) as i32,
+                chunks: shape.channels.div_ceil(CHUNK) as i32,
+                ..Source::default()
+            };
+            geometry::cut(&mut params.source[1], Window::Point, choice.tile);
+            if choice.hopper {
+                let last = frames.iter().filter_map(|f| f.terms.last()).map(|t| side.of(t.frame.0)).max().unwrap_or(0);
+                params.map[1] = patch_map(&params.source[1], last as u64 + 1)?;
+            }
+        }
+
+        let out = slots(frames.iter().map(|f| f.out.0).collect(), output);
+        let residual = slots(frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect(), output);
+        params.out = out.address(block)?;
+        params.out_slot_bytes = out.bytes();
+        if frames.iter().any(|f| f.residual.is_some()) {
+            params.residual = residual.address(block)?;
+            params.residual_slot_bytes = residual.bytes();
+        }
+        if choice.hopper {
+            let last =
+                |slots: &Slots, offsets: Vec<u64>| offsets.iter().map(|o| slots.of(*o)).max().unwrap_or(0) as u64;
+            let outs = last(&out, frames.iter().map(|f| f.out.0).collect()) + 1;
+            params.map[3] = output_map(&params, output, outs)?;
+            if params.residual != 0 {
+                let slots = last(&residual, frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect()) + 1;
+                params.map[2] = residual_map(&params, output, slots)?;
+            }
+        }
+        let quads_fit = (layout.cout / groups.max(1)).is_multiple_of(4);
+        if op.statistics && quads_fit {
+            params.partials = block.at(op.scratch, frames.len() as u64 * geometry::partial_bytes(layout, input))?;
+        }
+        for (params, frame) in params.frame.iter_mut().zip(frames) {
+            *params = FrameParams {
+                bias: i32::from(frame.bias),
+                out: i64::from(out.of(frame.out.0)),
+                ..FrameParams::default()
+            };
+            for term in frame.terms.iter() {
+                if u64::from(term.slab) == layout.slabs {
+                    params.slot[3] = side.map_or(-1, |(side, _)| side.of(term.frame.0));
+                } else {
+                    let at = params.terms as usize;
+                    (params.slot[at], params.slab[at]) = (main.of(term.frame.0), i32::from(term.slab));
+                    params.terms += 1;
+                }
+            }
+            if let Some(added) = frame.residual {
+                params.residual = i64::from(residual.of(added.0));
+            }
+        }
+
+        let tiles = match Kind::of(layout)? {
+            Kind::In => (params.tiles_x + IN_RUN - 1) / IN_RUN * params.tiles_y * params.frames * params.column_tiles,
+            _ => params.tiles_x * params.tiles_y * params.frames * params.column_tiles * params.phases,
+        } as u32;
+        let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
+        // SAFETY: `ConvParams` has the kernel's layout, and all it points at is in `block` and `weights`, which outlive
+        // the stream's work: freeing either waits for it.
+        unsafe { choice.kernel.launch(&self.stream, [blocks, 1], choice.threads, &params)? };
+
+        if op.statistics {
+            self.launch_statistics(block, layout, &params, &out, output, quads_fit)?;
+        }
+        Ok(())
+    }
+
+    /// Brings the output frames' statistics into their places behind the frames.
+    fn launch_statistics(
+        &self,
+        block: &Block,
+        layout: &ConvLayout,
+        conv: &ConvParams,
+        out: &Slots,
+        shape: FrameShape,
+        from_partials: bool,
+    ) -> Result<()> {
+        let (statistics, stride) = (out.address(block)? + geometry::data_bytes(shape), out.bytes() / 8);
+        let group_channels = (layout.cout / layout.groups) as i32;
+        let slot = std::array::from_fn(|i| conv.frame[i].out as i32);
+        let grid = [layout.groups as u32, conv.frames as u32];
+        if from_partials {
+            let params = FinalizeParams {
+                partials: conv.partials,
+                statistics,
+                stride,
+                quads: conv.column_tiles * COLUMNS as i32 / 4,
+                group_quads: group_channels / 4,
+                groups: layout.groups as i32,
+                phases: conv.phases,
+                height: conv.height,
+                width: conv.width,
+                eps: EPS,
+                slot,
+            };
+            // SAFETY: as in `launch_conv`.
+            unsafe { self.kernels.norm_finalize.launch(&self.stream, grid, 256, &params) }
+        } else {
+            let params = StatisticsParams {
+                input: conv.out,
+                statistics,
+                stride,
+                slot_bytes: out.bytes(),
+                pixels: shape.pixels() as i64,
+                channels: conv.cout,
+                group_channels,
+                groups: layout.groups as i32,
+                eps: EPS,
+                slot,
+            };
+            // SAFETY: as in `launch_conv`.
+            unsafe { self.kernels.norm_statistics.launch(&self.stream, grid, 256, &params) }
+        }
+    }
+}
+
+fn distinct(offsets: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut all: Vec<u64> = offsets.collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+/// Tiles of 8 x 32 pixels where they waste less than those of 16 x 16. By the shape alone, so that the cut of a clip has no
+/// say in it.
+fn hopper_tile(grid: FrameShape) -> (i32, i32) {
+    let tiles = |rows: u64, columns: u64| grid.height.div_ceil(rows) * grid.width.div_ceil(columns);
+    if tiles(8, 32) < tiles(16, 16) { (8, 32) } else { (16, 16) }
+}
+
+/// Patches of 64 channels by `pitch` columns by `rows` rows of a source's frames.
+fn patch_map(source: &Source, slots: u64) -> Result<TensorMap> {
+    let (channels, width, height) = (source.channels as u64, source.width as u64, source.height as u64);
+    let (step, row) = (source.stride as u32, width * channels * ELEMENT);
+    tensor_map(
+        source.frames,
+        &[channels, width, height, slots],
+        &[channels * ELEMENT, row, source.slot_bytes as u64],
+        &[CHUNK as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
+        &[1, step, step, 1],
+    )
+}
+
+/// Boxes of 64 channels by 8 x 16 pixels of the frames that are added.
+fn residual_map(params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+    let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * ELEMENT);
+    tensor_map(
+        params.residual,
+        &[channels, shape.width, shape.height, slots],
+        &[channels * ELEMENT, row, params.residual_slot_bytes as u64],
+        &[CHUNK as u32, 16, 8, 1],
+        &[1; 4],
+    )
+}
+
+/// The same of the output, of one phase at a time: with four phases, two neighbouring columns count as channels side by
+/// side, and two rows as one more dimension.
+fn output_map(params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+    let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
+    let row = shape.width * channels * ELEMENT;
+    tensor_map(
+        params.out,
+        &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
+        &[channels * sides * ELEMENT, row, row * sides, params.out_slot_bytes as u64],
+        &[CHUNK as u32, 16, 1, 8, 1],
+        &[1; 5],
+    )
+}
+
+/// A region of 16-bit elements as the copy engine sees it: swizzled boxes, zeros outside. `strides` in bytes, of all
+/// dimensions but the first.
+fn tensor_map(address: u64, dims: &[u64], strides: &[u64], box_dims: &[u32], steps: &[u32]) -> Result<TensorMap> {
+    debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
+    let mut map = TensorMap::default();
+    // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
+    let answer = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            std::ptr::from_mut(&mut map).cast(),
+            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            dims.len() as u32,
+            address as *mut _,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            box_dims.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check("describing frames to the copy engine", answer)?;
+    Ok(map)
+}

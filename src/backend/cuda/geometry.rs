@@ -1,0 +1,133 @@
+//! How frames lie in memory, and how the convolution kernels cut them. The numbers are those of `kernels/conv.cuh`.
+
+use super::params::{Plane, Source};
+use crate::backend::{ConvLayout, Prologue, Window};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// Bytes of an activation.
+pub const ELEMENT: u64 = 2;
+/// Input channels of a patch, output channels of a tile.
+pub const CHUNK: u64 = 64;
+pub const COLUMNS: u64 = 128;
+/// Bytes of packed weights for one tap, chunk and column tile.
+pub const WEIGHT_TILE: u64 = COLUMNS * CHUNK * ELEMENT;
+/// Rows and columns of pixels that one record of partial statistics covers.
+const RECORD: (u64, u64) = (8, 16);
+/// Frames begin at multiples of this.
+pub const ALIGN: u64 = 256;
+
+/// Channels that a pixel takes in memory: whole 16-byte units, which is how the kernels read and write.
+pub fn stride(channels: u64) -> u64 {
+    channels.next_multiple_of(8)
+}
+
+/// Pixels that go into the network have a fourth channel, of zeros.
+pub fn input_stride(channels: u64) -> u64 {
+    if channels <= 3 { 4 } else { stride(channels) }
+}
+
+/// Pixels that come out of the network are packed.
+pub fn output_stride(channels: u64) -> u64 {
+    if channels <= 3 { channels } else { stride(channels) }
+}
+
+/// Bytes of a frame's pixels. Its statistics follow.
+pub fn data_bytes(shape: FrameShape) -> u64 {
+    (shape.pixels() * input_stride(shape.channels) * ELEMENT).next_multiple_of(16)
+}
+
+pub fn frame_bytes(shape: FrameShape, groups: u64) -> u64 {
+    (data_bytes(shape) + groups * 8).next_multiple_of(ALIGN)
+}
+
+/// Which kernel a convolution takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// From pixels.
+    In,
+    /// To pixels.
+    Out,
+    Main,
+}
+
+impl Kind {
+    pub fn of(layout: &ConvLayout) -> Result<Kind> {
+        let plain = layout.window == Window::Same && layout.shortcut.is_none();
+        match layout {
+            _ if layout.cin <= 3 && plain && layout.prologue == Prologue::None => Ok(Kind::In),
+            _ if layout.cout <= 3 && plain && layout.cin <= 128 && layout.prologue != Prologue::Norm => Ok(Kind::Out),
+            _ if layout.cin > 3 && layout.cout > 3 => Ok(Kind::Main),
+            _ => Err(Error::Device(format!(
+                "a convolution from {} to {} channels has no kernel on the GPU; use device \"cpu\" for this checkpoint",
+                layout.cin, layout.cout
+            ))),
+        }
+    }
+}
+
+pub fn column_tiles(layout: &ConvLayout) -> u64 {
+    layout.cout.div_ceil(COLUMNS)
+}
+
+/// Rows and columns of the grid of tiles: the output of one phase.
+pub fn grid(layout: &ConvLayout, input: FrameShape) -> FrameShape {
+    match layout.window {
+        Window::Up => input,
+        window => window.output(input, layout.cout),
+    }
+}
+
+/// Bytes of partial statistics for one frame.
+pub fn partial_bytes(layout: &ConvLayout, input: FrameShape) -> u64 {
+    let grid = grid(layout, input);
+    let records = grid.height.div_ceil(RECORD.0) * grid.width.div_ceil(RECORD.1);
+    layout.window.phases() * records * column_tiles(layout) * COLUMNS / 4 * 8
+}
+
+/// Fills in how patches of a tile are cut and which taps read them.
+pub fn cut(source: &mut Source, window: Window, tile: (i32, i32)) {
+    let halo = match window {
+        Window::Same => 2,
+        Window::Point => 0,
+        Window::Down | Window::Up => 1,
+    };
+    source.rows = tile.0 + halo;
+    source.pitch = tile.1 + halo;
+    source.patch_bytes = source.rows * source.pitch * 128;
+    source.stride = if window == Window::Down { 2 } else { 1 };
+    source.planes = if window == Window::Down { 4 } else { 1 };
+    source.taps = (window.side() * window.side()) as i32;
+    source.plane = std::array::from_fn(|i| {
+        let (r, s) = (i as i32 / 2, i as i32 % 2);
+        match window {
+            Window::Same => Plane { dx: -1, dy: -1, rows: 3, cols: 3 },
+            Window::Point => Plane { dx: 0, dy: 0, rows: 1, cols: 1 },
+            Window::Up => Plane { dx: s - 1, dy: r - 1, rows: 2, cols: 2 },
+            Window::Down => Plane { dx: s, dy: r, rows: 2 - r, cols: 2 - s },
+        }
+    });
+}
+
+/// The taps of a phase in the order the kernels use them: plane by plane.
+pub fn tap_order(window: Window) -> Vec<u64> {
+    match window {
+        Window::Down => {
+            let planes = (0..2).flat_map(|r| (0..2).map(move |s| (r, s)));
+            planes
+                .flat_map(|(r, s)| (r..3).step_by(2).flat_map(move |y| (s..3).step_by(2).map(move |x| y * 3 + x)))
+                .collect()
+        }
+        _ => (0..window.side() * window.side()).collect(),
+    }
+}
+
+/// Device memory that a frame of a host tensor and the fades that go with it pass through.
+pub fn staging_bytes(shape: FrameShape) -> u64 {
+    staged_frame_bytes(shape) + (2 * (shape.height + shape.width) * 4).next_multiple_of(ALIGN)
+}
+
+/// The part of it for the frame, in the widest element type.
+pub fn staged_frame_bytes(shape: FrameShape) -> u64 {
+    (shape.elements() * 4).next_multiple_of(ALIGN)
+}

@@ -1,0 +1,153 @@
+//! Kernels from the PTX that is embedded in the library, and how they are launched.
+
+use std::ffi::{CStr, CString, c_void};
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUfunction, CUmodule};
+
+use super::context::Context;
+use super::driver::check;
+use super::stream::Stream;
+use crate::error::Result;
+
+/// PTX, assembled for the GPU by its driver.
+struct Module {
+    context: Arc<Context>,
+    handle: CUmodule,
+}
+
+// SAFETY: modules may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    fn new(context: &Arc<Context>, ptx: &str) -> Result<Module> {
+        let _current = context.enter()?;
+        let text = CString::new(ptx).expect("PTX has no NUL");
+        let mut handle = std::ptr::null_mut();
+        // SAFETY: the text ends with a NUL.
+        check("loading our kernels", unsafe { sys::cuModuleLoadData(&mut handle, text.as_ptr().cast()) })?;
+        Ok(Module { context: Arc::clone(context), handle })
+    }
+
+    fn kernel(&self, name: &CStr, shared_bytes: u32) -> Result<Kernel> {
+        use sys::CUfunction_attribute as A;
+        let _current = self.context.enter()?;
+        let mut function = std::ptr::null_mut();
+        // SAFETY: the module lives as long as its kernels; the name ends with a NUL.
+        unsafe {
+            check("finding a kernel", sys::cuModuleGetFunction(&mut function, self.handle, name.as_ptr()))?;
+            let which = A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            check("sizing a kernel", sys::cuFuncSetAttribute(function, which, shared_bytes as i32))?;
+        }
+        Ok(Kernel { function, shared_bytes })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: loaded in `new`; its kernels are dropped with it.
+            unsafe { sys::cuModuleUnload(self.handle) };
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+pub struct Kernel {
+    function: CUfunction,
+    shared_bytes: u32,
+}
+
+// SAFETY: functions may be launched from any thread.
+unsafe impl Send for Kernel {}
+// SAFETY: as above.
+unsafe impl Sync for Kernel {}
+
+impl Kernel {
+    /// Puts a launch into the stream. The context has to be current.
+    ///
+    /// # Safety
+    /// `Params` is the kernel's one parameter in its own layout, and what it points at lives until the stream has
+    /// passed the launch.
+    pub unsafe fn launch<Params>(&self, stream: &Stream, grid: [u32; 2], threads: u32, params: &Params) -> Result<()> {
+        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: one parameter, as the caller vouches; the driver copies it before it returns.
+        let answer = unsafe {
+            sys::cuLaunchKernel(
+                self.function,
+                grid[0],
+                grid[1],
+                1,
+                threads,
+                1,
+                1,
+                self.shared_bytes,
+                stream.handle(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        check("launching a kernel", answer)
+    }
+}
+
+/// Every kernel, loaded.
+pub struct Kernels {
+    /// The convolution of many channels for compute capability 9.0, which has the copy engine and warpgroup products.
+    pub conv_hopper: Option<Kernel>,
+    /// The same for every GPU from compute capability 8.0 on.
+    pub conv_ampere: Kernel,
+    pub conv_in: Kernel,
+    pub conv_out: Kernel,
+    pub norm_apply: Kernel,
+    pub norm_silu: Kernel,
+    pub norm_finalize: Kernel,
+    pub norm_statistics: Kernel,
+    pub attention: Kernel,
+    pub load: Kernel,
+    pub store: Kernel,
+    pub blend: Kernel,
+    _modules: Vec<Module>,
+}
+
+macro_rules! ptx {
+    ($name:literal) => {
+        include_str!(concat!("kernels/ptx/", $name, ".ptx"))
+    };
+}
+
+impl Kernels {
+    pub fn new(context: &Arc<Context>) -> Result<Kernels> {
+        let module = |ptx| Module::new(context, ptx);
+        let (conv_in, conv_out) = (module(ptx!("conv_in"))?, module(ptx!("conv_out"))?);
+        let (norm, attention, pixels) = (module(ptx!("norm"))?, module(ptx!("attention"))?, module(ptx!("pixels"))?);
+        let conv = module(ptx!("conv_mma"))?;
+        // PTX for 9.0a runs on 9.0 alone.
+        let hopper = match context.gpu.capability {
+            (9, 0) => Some(module(ptx!("conv_wgmma"))?),
+            _ => None,
+        };
+        let conv_hopper = hopper.as_ref().map(|module| module.kernel(c"conv_wgmma", super::conv::HOPPER_SHARED));
+        Ok(Kernels {
+            conv_hopper: conv_hopper.transpose()?,
+            conv_ampere: conv.kernel(c"conv_mma", super::conv::AMPERE_SHARED)?,
+            conv_in: conv_in.kernel(c"conv_in", 0)?,
+            conv_out: conv_out.kernel(c"conv_out", super::conv::OUT_SHARED)?,
+            norm_apply: norm.kernel(c"norm_apply", 0)?,
+            norm_silu: norm.kernel(c"norm_silu", 0)?,
+            norm_finalize: norm.kernel(c"norm_finalize", 0)?,
+            norm_statistics: norm.kernel(c"norm_statistics", 0)?,
+            // Data-centre cards have the shared memory for 32 keys at a time.
+            attention: match context.gpu.shared_bytes >= super::attention::SHARED_32 {
+                true => attention.kernel(c"attention_32", super::attention::SHARED_32)?,
+                false => attention.kernel(c"attention_16", super::attention::SHARED_16)?,
+            },
+            load: pixels.kernel(c"load", 0)?,
+            store: pixels.kernel(c"store", 0)?,
+            blend: pixels.kernel(c"blend", 0)?,
+            _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(hopper).collect(),
+        })
+    }
+}

@@ -1,0 +1,117 @@
+// 3x3 convolution of 4 input channels (pixels; the fourth is padding and holds zeros) to many: bound by writing the
+// output.
+//
+// All taps of all terms together are one short inner dimension: 27 taps x 4 channels, padded to 112. The patch lies
+// in shared memory with 4 channels a pixel, so that two neighbours of the inner dimension are one 4-byte load. A
+// block goes through a run of tiles side by side, to load its weights once.
+#include "ampere.cuh"
+#include "epilogue.cuh"
+
+constexpr int ROWS = 8, COLS = 16, RUN = 8;  // tiles of a run
+constexpr int THREADS = 256;  // eight warps of 2 rows of pixels by 64 columns
+constexpr int TERMS = 3, TAPS = 9, STEPS = 7;  // steps of 16
+constexpr int PATCH = (ROWS + 2) * (COLS + 2);
+constexpr int WEIGHT_PITCH = 120;  // elements; an odd number of 16-byte units keeps ldmatrix free of bank conflicts
+
+struct Shared {
+    u16 weights[COLUMNS][WEIGHT_PITCH];
+    uint2 patch[2][TERMS * PATCH];
+    int tap[4 * STEPS];  // where the taps lie in the patch, in bytes
+    WarpSums<16> sums[8];
+};
+
+/// Columns of the weights of this frame's terms, one term after the other; zeros where there is no term. Packed slabs
+/// are [column][tap][4 channels].
+__device__ __forceinline__ void fetch_weights(const ConvParams& p, const Frame& frame, int column, Shared& shared) {
+    const u8* weights = p.source[0].weights;
+    for (int i = threadIdx.x; i < COLUMNS * 4 * STEPS; i += THREADS) {
+        const int n = i / (4 * STEPS), tap = i % (4 * STEPS), term = tap / TAPS;
+        const bool valid = term < frame.terms;
+        const i64 from = (static_cast<i64>(valid ? frame.slab[term] : 0) * p.column_tiles + column) * COLUMNS + n;
+        copy8(smem_address(&shared.weights[n][tap * 4]), weights + (from * TAPS + tap % TAPS) * 8, valid);
+    }
+    copy_commit();
+}
+
+/// A patch of each term's frame; zeros outside the image and where there is no term.
+__device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& frame, int x0, int y0, uint2* patch) {
+    const Source& source = p.source[0];
+#pragma unroll 1
+    for (int i = threadIdx.x; i < TERMS * PATCH; i += THREADS) {
+        const int term = i / PATCH, at = i % PATCH;
+        const int x = x0 - 1 + at % (COLS + 2), y = y0 - 1 + at / (COLS + 2);
+        const bool valid = term < frame.terms && static_cast<u32>(x) < source.width && static_cast<u32>(y) < source.height;
+        const u8* in = source.frames + (valid ? frame.slot[term] * source.slot_bytes : 0);
+        copy8(smem_address(patch + i), in + (valid ? (static_cast<i64>(y) * source.width + x) * 8 : 0), valid);
+    }
+    copy_commit();
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_constant__ ConvParams p) {
+    __shared__ Shared shared;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp % 4 * 2, warp_column = warp / 4 * 64;
+    const int runs = (p.tiles_x + RUN - 1) / RUN;
+    int index = blockIdx.x;
+    const int column = index % p.column_tiles;
+    index /= p.column_tiles;
+    const int run = index % runs;
+    index /= runs;
+    const int row = index % p.tiles_y, frame_index = index / p.tiles_y;
+    const Frame& frame = p.frame[frame_index];
+
+    fetch_weights(p, frame, column, shared);
+    const int end = min((run + 1) * RUN, p.tiles_x);
+    fetch_patch(p, frame, run * RUN * COLS, row * ROWS, shared.patch[0]);
+    if (threadIdx.x < 4 * STEPS) {
+        // The tap beyond the last has zero weights; it looks where the first tap looks, which is seen in any case.
+        const int tap = threadIdx.x % (TERMS * TAPS);
+        shared.tap[threadIdx.x] = (tap / TAPS * PATCH + tap % TAPS / 3 * (COLS + 2) + tap % 3) * 8;
+    }
+    const int t = lane & 3;
+    const int corner = (warp_row * (COLS + 2) + lane / 4) * 8 + (t & 1) * 4;
+    const u32 b_place = smem_address(shared.weights) +
+                        (warp_column + (lane & 7) + ((lane >> 4) << 3)) * WEIGHT_PITCH * 2 + ((lane >> 3) & 1) * 16;
+
+    for (int i = run * RUN; i < end; ++i) {
+        Tile tile;
+        tile.column = column, tile.phase = 0, tile.frame = frame_index, tile.x = i * COLS, tile.y = row * ROWS;
+        const int stage = (i - run * RUN) % 2;
+        copy_wait<0>();
+        __syncthreads();  // everyone's copies have come, and nobody reads the patch of the tile before any more
+        if (i + 1 < end) fetch_patch(p, frame, tile.x + COLS, tile.y, shared.patch[stage ^ 1]);
+
+        const u8* patch = reinterpret_cast<const u8*>(shared.patch[stage]) + corner;
+        float acc[2][8][4];
+        const Ends<4, 2, false, false> ends = {p, tile, lane, column * COLUMNS + warp_column};
+        const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
+        const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
+        ends.begin(place, value);
+#pragma unroll 1
+        for (int step = 0; step < STEPS; ++step) {
+            const int tap[2] = {shared.tap[4 * step + t / 2], shared.tap[4 * step + 2 + t / 2]};
+            u32 b[4][4];
+#pragma unroll
+            for (int n = 0; n < 4; ++n) load_matrices(b[n], b_place + n * 16 * WEIGHT_PITCH * 2 + step * 32);
+#pragma unroll
+            for (int m = 0; m < 2; ++m) {
+                // Two taps of two channels each: 2 t and 2 t + 1 of the lower and of the upper half of the step.
+                u32 a[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k)
+                    a[k] = *reinterpret_cast<const u32*>(patch + tap[k / 2] + (m * (COLS + 2) + k % 2 * 8) * 8);
+#pragma unroll
+                for (int n = 0; n < 8; ++n) mma(acc[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
+            }
+        }
+
+        ends.store(place, value, p.partials ? &shared.sums[warp] : nullptr);
+        if (p.partials) {
+            __syncthreads();
+            if (threadIdx.x < 32) {
+                const int half = lane / 16;
+                store_record<4, 2>(p, tile, shared.sums + 4 * half, lane % 16, tile.x, tile.y, column * COLUMNS + 64 * half);
+            }
+        }
+    }
+}

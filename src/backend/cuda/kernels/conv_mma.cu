@@ -1,0 +1,169 @@
+// Convolution for every card from compute capability 8.0 on: cp.async, ldmatrix, mma.sync.
+//
+// A tile is 8 x 16 pixels by 128 output channels, for four warps of 64 pixels (4 rows) by 64 channels. Patches are
+// fetched once for all their taps, one ahead; weight tiles `ahead` taps ahead. 92 KiB of shared memory, so that one
+// block fits a GeForce card and two fit a data-centre card.
+#include "ampere.cuh"
+#include "epilogue.cuh"
+
+constexpr int ROWS = 8, COLS = 16;
+constexpr int PATCH_STAGES = 2, WEIGHT_STAGES = 3;
+constexpr int PATCH_BYTES = 180 * 128;  // 10 x 18 pixels
+constexpr int THREADS = 128;
+
+struct Shared {
+    u8 patch[PATCH_STAGES][PATCH_BYTES];
+    u8 weights[WEIGHT_STAGES][WEIGHT_TILE];
+};
+
+/// A place in the sum over (term, chunk, plane, tap) of a tile.
+struct Cursor {
+    int term = 0, chunk = 0, plane = 0;
+    int taps = 0;  // left of the patch under the cursor
+    u32 patch = PATCH_STAGES - 1, weights = 0;  // stages
+
+    /// Goes to the next patch when the taps of this one are used up; `enter(source, plane, shortcut)` then looks at it.
+    template <class Enter>
+    __device__ __forceinline__ void enter(const ConvParams& p, const Frame& frame, int phase, Enter enter) {
+        if (taps > 0) return;
+        const bool shortcut = term == frame.terms;
+        const Source& source = p.source[shortcut];
+        const Plane& at = source.plane[(shortcut ? 0 : phase * source.planes) + plane];
+        patch ^= 1;
+        taps = at.rows * at.cols;
+        enter(source, at, shortcut);
+        if (++plane < source.planes) return;
+        plane = 0;
+        if (++chunk < source.chunks) return;
+        chunk = 0;
+        ++term;
+    }
+
+    __device__ __forceinline__ void next() {
+        --taps;
+        weights = weights + 1 == WEIGHT_STAGES ? 0 : weights + 1;
+    }
+};
+
+__device__ __forceinline__ void fetch_patch(const Source& source, const Plane& plane, const Tile& tile, int slot, int chunk,
+                                            u32 to) {
+    const int part = threadIdx.x % 8, first = threadIdx.x / 8;
+    const int channel = chunk * CHUNK + part * 8;
+    const int pitch = source.pitch, pixels = source.rows * pitch, stride = source.stride;
+    const int width = source.width, height = source.height, pixel_bytes = source.channels * 2;
+    const bool known = channel < source.channels;
+    const u8* frame = source.frames + slot * source.slot_bytes + channel * 2;
+    const u8* nothing = source.frames;
+    u32 place = to + first * 128 + ((part ^ (first & 7)) << 4);  // steps of 16 pixels keep the swizzle
+    int x = (tile.x + first) * stride + plane.dx, y = tile.y * stride + plane.dy;
+    const int end = (tile.x + pitch) * stride + plane.dx;
+#pragma unroll 2
+    for (int i = first; i < pixels; i += THREADS / 8) {
+        const bool valid = known && static_cast<u32>(x) < width && static_cast<u32>(y) < height;
+        const i64 offset = (static_cast<i64>(y) * width + x) * pixel_bytes;
+        copy16(place, valid ? frame + offset : nothing, valid);
+        place += THREADS / 8 * 128;
+        x += THREADS / 8 * stride;
+        if (x >= end) {
+            x -= pitch * stride;
+            y += stride;
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) {
+    extern __shared__ __align__(1024) u8 memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    __shared__ WarpSums<16> sums[4];
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp_row = warp % 2 * 4, warp_column = warp / 2 * 64;
+    // What this lane hands to ldmatrix: pixel and half of 16 channels, column and half.
+    const int a_pixel = lane & 15, a_half = lane >> 4;
+    const u32 b_place = (warp_column + (lane & 7) + ((lane >> 4) << 3)) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
+
+    const Tile tile(p, blockIdx.x, ROWS, COLS);
+    const Frame& frame = p.frame[tile.frame];
+    int steps = p.source[0].taps * p.source[0].chunks * frame.terms;
+    if (frame.slot[3] >= 0) steps += p.source[1].chunks;
+
+    Cursor ahead;
+    const u8* weights = nullptr;
+    const auto fetch = [&]() {
+        ahead.enter(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool shortcut) {
+            const int entry = shortcut ? 3 : ahead.term;
+            if (ahead.chunk == 0 && ahead.plane == 0)
+                weights = weight_run(p, source, shortcut, frame.slab[entry], tile) + threadIdx.x * 16;
+            fetch_patch(source, plane, tile, frame.slot[entry], ahead.chunk, smem_address(shared.patch[ahead.patch]));
+        });
+        const u32 to = smem_address(shared.weights[ahead.weights]) + threadIdx.x * 16;
+#pragma unroll
+        for (int i = 0; i < WEIGHT_TILE; i += THREADS * 16) copy16(to + i, weights + i, true);
+        weights += WEIGHT_TILE;
+        ahead.next();
+    };
+
+    for (int i = 0; i < p.ahead; ++i) {
+        if (i < steps) fetch();
+        copy_commit();
+    }
+    float acc[4][8][4];
+    const Ends<8, 2, true, true> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
+    const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
+    const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
+    ends.begin(place, value);
+    Cursor here;
+    int pitch = 0, cols = 0, col = 0;
+    int pixel = 0;  // of this lane under the tap, in the patch
+    for (int step = 0; step < steps; ++step) {
+        here.enter(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool) {
+            pitch = source.pitch;
+            cols = plane.cols;
+            col = 0;
+            pixel = warp_row * pitch + a_pixel;
+        });
+        u32 a_place[4];
+        const u32 b_first = smem_address(shared.weights[here.weights]) + b_place;
+#pragma unroll
+        for (int m = 0; m < 4; ++m) {
+            const int at = pixel + m * pitch;
+            a_place[m] = smem_address(shared.patch[here.patch]) + at * 128 + ((a_half ^ (at & 7)) << 4);
+        }
+        ++pixel;
+        if (++col == cols) {
+            col = 0;
+            pixel += pitch - cols;
+        }
+
+        if (p.ahead == 2) copy_wait<1>();
+        else copy_wait<0>();
+        __syncthreads();
+        u32 a[2][4][4], b[2][4][4];
+        const auto load = [&](int k) {
+#pragma unroll
+            for (int m = 0; m < 4; ++m) load_matrices(a[k & 1][m], a_place[m] ^ (k << 5));
+#pragma unroll
+            for (int n = 0; n < 4; ++n) load_matrices(b[k & 1][n], (b_first ^ (k << 5)) + n * 16 * 128);
+        };
+        load(0);
+        if (step + p.ahead < steps) fetch();
+        copy_commit();
+#pragma unroll
+        for (int k = 0; k < CHUNK / 16; ++k) {
+            if (k + 1 < CHUNK / 16) load(k + 1);
+#pragma unroll
+            for (int m = 0; m < 4; ++m)
+#pragma unroll
+                for (int n = 0; n < 8; ++n) mma(acc[m][n], a[k & 1][m], b[k & 1][n / 2][n % 2 * 2], b[k & 1][n / 2][n % 2 * 2 + 1]);
+        }
+        here.next();
+    }
+
+    ends.store(place, value, p.partials ? &sums[warp] : nullptr);
+    if (p.partials) {
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            const int half = lane / 16;
+            store_record<2, 4>(p, tile, sums + 2 * half, lane % 16, tile.x, tile.y, tile.column * COLUMNS + 64 * half);
+        }
+    }
+}

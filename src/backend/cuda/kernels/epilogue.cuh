@@ -1,0 +1,126 @@
+// What comes before and after the sum of a convolution: bias; residual, one rounding, store, and partial statistics
+// for the next norm.
+//
+// Accumulators come in the layout that mma.sync and wgmma share: in blocks of 8 columns, lane `4 r + t` of a warp
+// holds columns 2 t and 2 t + 1 of pixel r. A 4 x 4 transposition among the lanes of a pixel turns four blocks into
+// 8 neighbouring channels a lane, which is 16 bytes to load or store.
+#pragma once
+#include "statistics.cuh"
+
+/// lane t: x[b] = (block b, place t)  ->  lane t: x[i] = (block t, place i). Its own inverse.
+__device__ __forceinline__ void transpose4(u32 (&x)[4], int lane) {
+    const bool odd = lane & 1, high = lane & 2;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+        const u32 got = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
+        x[i] = odd ? got : x[i];
+        x[i + 1] = odd ? x[i + 1] : got;
+    }
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        const u32 got = __shfl_xor_sync(~0u, high ? x[i] : x[i + 2], 2);
+        x[i] = high ? got : x[i];
+        x[i + 2] = high ? x[i + 2] : got;
+    }
+}
+
+/// The ends of a warp's sums: `PIXELS` pixels a lane, `GROUPS` times four blocks of 8 columns. `UP`: Window::Up may be
+/// asked for. `RESIDUAL`: the residual is read here, in which case there is none with Window::Up.
+template <int PIXELS, int GROUPS, bool UP, bool RESIDUAL>
+struct Ends {
+    const ConvParams& p;
+    const Tile& tile;
+    int lane;
+    int column;  // first column of the warp
+
+    /// Sums begin with the bias. `place(i)` is the pixel of accumulator row i of this lane in the tile grid,
+    /// `acc(i, block, e)` its value.
+    template <class Place, class Acc>
+    __device__ __forceinline__ void begin(Place place, Acc acc) const {
+#pragma unroll
+        for (int block = 0; block < 4 * GROUPS; ++block) {
+            const float2 v = load_pair(bias_of(p, tile, 0) + column + 8 * block + 2 * (lane & 3));
+#pragma unroll
+            for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
+        }
+        if (UP && p.phases == 4) {
+#pragma unroll
+            for (int i = 0; i < PIXELS; ++i) {
+                const int edge = bias_edge(p, tile, place(i));
+                if (edge == 0) continue;
+#pragma unroll
+                for (int block = 0; block < 4 * GROUPS; ++block) {
+                    const float2 v = load_pair(bias_of(p, tile, edge) + column + 8 * block + 2 * (lane & 3));
+                    acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
+                }
+            }
+        }
+    }
+
+    /// Rounds, stores, and gathers statistics of what was stored.
+    template <class Place, class Acc>
+    __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums) const {
+        const Frame& frame = p.frame[tile.frame];
+        const int t = lane & 3;
+        const bool up = UP && p.phases == 4;
+        const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0;
+        // The tile's first pixel needs 64 bits; its other pixels are less than 2^31 bytes away.
+        const int scale = up ? 2 : 1, width = scale * p.width, pixel = p.cout * 2;
+        const i64 corner = (static_cast<i64>(scale * tile.y + r) * width + scale * tile.x + s) * pixel;
+        u8* out = p.out + frame.out * p.out_slot_bytes + corner;
+
+        int offset[PIXELS];  // in bytes; negative outside the image
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+            const int2 at = place(i);
+            const bool valid = at.y < p.height && at.x < p.width;
+            offset[i] = valid ? ((at.y - tile.y) * width + at.x - tile.x) * scale * pixel : -1;
+        }
+        if (RESIDUAL && frame.residual >= 0) {
+            const u8* residual = p.residual + frame.residual * p.residual_slot_bytes + corner;
+#pragma unroll
+            for (int g = 0; g < GROUPS; ++g) add_residual(residual, offset, g, acc);
+        }
+
+        u32 valid = 0;
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) valid |= (offset[i] >= 0) << i;
+#pragma unroll
+        for (int g = 0; g < GROUPS; ++g) {
+            u32 x[PIXELS][4];
+#pragma unroll
+            for (int i = 0; i < PIXELS; ++i)
+#pragma unroll
+                for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
+            if (sums) gather(x, valid, lane, 8 * g, *sums);
+            const int mine = column + 32 * g + 8 * t;  // first channel of this lane after the transposition
+#pragma unroll
+            for (int i = 0; i < PIXELS; ++i) {
+                transpose4(x[i], lane);
+                if (offset[i] >= 0 && mine < p.cout)
+                    *reinterpret_cast<uint4*>(out + offset[i] + mine * 2) = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
+            }
+        }
+    }
+
+private:
+    template <class Acc>
+    __device__ __forceinline__ void add_residual(const u8* residual, const int (&offset)[PIXELS], int g, Acc acc) const {
+        const int mine = column + 32 * g + 8 * (lane & 3);
+        uint4 added[PIXELS];
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i)
+            added[i] = offset[i] >= 0 && mine < p.cout ? load_streamed(residual + offset[i] + mine * 2) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+            u32 x[4] = {added[i].x, added[i].y, added[i].z, added[i].w};
+            transpose4(x, lane);
+#pragma unroll
+            for (int b = 0; b < 4; ++b) {
+                const float2 v = unpack2(x[b]);
+                acc(i, 4 * g + b, 0) += v.x;
+                acc(i, 4 * g + b, 1) += v.y;
+            }
+        }
+    }
+};

@@ -1,0 +1,67 @@
+// The 16-bit element type of activations and weights, and the few conversions the kernels need. f16 by default, bf16
+// with -DVVAE_BF16. Written on PTX alone, so that NVRTC needs no header at all.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+#ifdef VVAE_BF16
+#define VVAE_TYPE "bf16"
+#else
+#define VVAE_TYPE "f16"
+#endif
+
+/// Two floats to two elements, each rounded to nearest; `lo` has the lower address.
+__device__ __forceinline__ u32 pack2(float lo, float hi) {
+    u32 packed;
+    asm("cvt.rn." VVAE_TYPE "x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+}
+
+__device__ __forceinline__ float2 unpack2(u32 packed) {
+    float2 pair;
+#ifdef VVAE_BF16
+    pair.x = __uint_as_float(packed << 16);
+    pair.y = __uint_as_float(packed & 0xffff0000u);
+#else
+    asm("{ .reg .f16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
+        : "=f"(pair.x), "=f"(pair.y)
+        : "r"(packed));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ u16 pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
+
+/// Good to 2 ulp of f32, far below the element type's rounding. Volatile: the compiler keeps their order.
+__device__ __forceinline__ float exp2_volatile(float x) {
+    asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+__device__ __forceinline__ float reciprocal_volatile(float x) {
+    asm volatile("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+__device__ __forceinline__ uint4 load_streamed(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+}
+
+/// Volatile, so that the compiler does not load it before a loop and keep it in registers throughout.
+__device__ __forceinline__ float2 load_pair(const float* address) {
+    float2 v;
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address));
+    return v;
+}
+
+__device__ __forceinline__ u32 smem_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}

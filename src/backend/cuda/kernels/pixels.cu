@@ -1,0 +1,149 @@
+// Host tensors to activations and back, and the blending of tiles. One thread an element or pixel; these move little
+// next to the convolutions.
+#include "numeric.cuh"
+
+constexpr u32 U8 = 0x00010801, U16 = 0x00011001, F16 = 0x00011002, BF16 = 0x00011004;
+
+/// Elements of a host tensor, wherever its strides put them.
+struct Strided {
+    u8* data;
+    i64 by_channel, by_row, by_column;  // in elements
+    u32 dtype;                          // DLPack's code; f32 where none of the above
+    int channels, height, width;
+
+    __device__ __forceinline__ i64 at(int c, int y, int x) const { return c * by_channel + y * by_row + x * by_column; }
+};
+
+__device__ __forceinline__ float half_to_float(u16 bits) {
+    float value;
+    asm("{ .reg .f16 h; mov.b16 h, %1; cvt.f32.f16 %0, h; }" : "=f"(value) : "h"(bits));
+    return value;
+}
+
+__device__ __forceinline__ u16 float_to_half(float value) {
+    u16 bits;
+    asm("{ .reg .f16 h; cvt.rn.f16.f32 h, %1; mov.b16 %0, h; }" : "=h"(bits) : "f"(value));
+    return bits;
+}
+
+__device__ __forceinline__ u16 float_to_bfloat(float value) {
+    u32 pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(0.0f), "f"(value));
+    return static_cast<u16>(pair);
+}
+
+__device__ __forceinline__ float read(const Strided& tensor, i64 at) {
+    switch (tensor.dtype) {
+        case U8: return tensor.data[at];
+        case U16: return reinterpret_cast<const u16*>(tensor.data)[at];
+        case F16: return half_to_float(reinterpret_cast<const u16*>(tensor.data)[at]);
+        case BF16: return __uint_as_float(static_cast<u32>(reinterpret_cast<const u16*>(tensor.data)[at]) << 16);
+        default: return reinterpret_cast<const float*>(tensor.data)[at];
+    }
+}
+
+/// Integers are rounded to nearest, ties to even, and clamped; a NaN becomes 0.
+__device__ __forceinline__ void write(const Strided& tensor, i64 at, float value) {
+    switch (tensor.dtype) {
+        case U8: tensor.data[at] = static_cast<u8>(fminf(fmaxf(rintf(value), 0.0f), 255.0f)); return;
+        case U16:
+            reinterpret_cast<u16*>(tensor.data)[at] = static_cast<u16>(fminf(fmaxf(rintf(value), 0.0f), 65535.0f));
+            return;
+        case F16: reinterpret_cast<u16*>(tensor.data)[at] = float_to_half(value); return;
+        case BF16: reinterpret_cast<u16*>(tensor.data)[at] = float_to_bfloat(value); return;
+        default: reinterpret_cast<float*>(tensor.data)[at] = value;
+    }
+}
+
+struct LoadParams {
+    Strided from;
+    u16* into;
+    int top, left;
+    int height, width;  // of the activations
+    int stride;         // channels of a pixel in memory; those beyond the tensor's are zeros
+    float mul, add;
+};
+
+extern "C" __global__ void __launch_bounds__(256) load(const __grid_constant__ LoadParams p) {
+    const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (pixel >= static_cast<i64>(p.height) * p.width) return;
+    const int y = min(p.top + static_cast<int>(pixel / p.width), p.from.height - 1);
+    const int x = min(p.left + static_cast<int>(pixel % p.width), p.from.width - 1);
+    u16* into = p.into + pixel * p.stride;
+    for (int c = 0; c < p.stride; ++c)
+        into[c] = c < p.from.channels ? pack1(fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add)) : 0;
+}
+
+struct StoreParams {
+    Strided into;
+    const u16* from;
+    const float *rows, *columns;  // sums of the fades of all tiles, or null
+    int width;                    // of the activations
+    int stride, channel;
+    int logvar;  // channel of the log-variance that belongs to channel 0, or -1 for no sample
+    float clamp_low, clamp_high;
+    float mul, add;
+    u64 seed;
+    u32 batch, frame;
+};
+
+/// Philox 4x32-10 and Box-Muller in f64, as the CPU has it.
+__device__ __forceinline__ float normal(u64 seed, u32 x, u32 y, u32 frame, u32 last) {
+    u32 c[4] = {x, y, frame, last}, key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
+    for (int round = 0; round < 10; ++round) {
+        const u64 a = 0xD2511F53ull * c[0], b = 0xCD9E8D57ull * c[2];
+        const u32 next[4] = {static_cast<u32>(b >> 32) ^ c[1] ^ key[0], static_cast<u32>(b),
+                             static_cast<u32>(a >> 32) ^ c[3] ^ key[1], static_cast<u32>(a)};
+        for (int i = 0; i < 4; ++i) c[i] = next[i];
+        key[0] += 0x9E3779B9u;
+        key[1] += 0xBB67AE85u;
+    }
+    const double word = 4294967296.0;
+    const double radius = sqrt(-2.0 * log((c[0] + 1.0) / word));
+    return static_cast<float>(radius * cos(6.283185307179586 * (c[1] / word)));
+}
+
+extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ StoreParams p) {
+    const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
+    const int y = index / p.into.width, x = index % p.into.width;
+    const u16* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
+    const float share = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
+    for (int c = 0; c < p.into.channels; ++c) {
+        float value = unpack2(from[p.channel + c]).x * share;
+        value = fminf(fmaxf(value, p.clamp_low), p.clamp_high);
+        if (p.logvar >= 0) {
+            const float logvar = fminf(fmaxf(unpack2(from[p.logvar + c]).x * share, -30.0f), 20.0f);
+            value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));
+        }
+        write(p.into, p.into.at(c, y, x), fmaf(value, p.mul, p.add));
+    }
+}
+
+struct BlendParams {
+    const u16* from;
+    u16* into;
+    const float *rows, *columns;  // fades of the tile
+    int height, width;            // of the tile
+    int into_width;
+    int top, left;
+    int stride;
+    int clear;  // the height of the whole frame if this is its first tile, else 0
+};
+
+extern "C" __global__ void __launch_bounds__(256) blend(const __grid_constant__ BlendParams p) {
+    const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
+    const int area_width = p.clear ? p.into_width : p.width, area_height = p.clear ? p.clear : p.height;
+    if (index >= static_cast<i64>(area_height) * area_width) return;
+    // With `clear` every pixel of the frame is written, else those of the tile.
+    const int y = index / area_width + (p.clear ? 0 : p.top), x = index % area_width + (p.clear ? 0 : p.left);
+    const int row = y - p.top, column = x - p.left;
+    const bool covered = row >= 0 && row < p.height && column >= 0 && column < p.width;
+    const float weight = covered ? p.rows[row] * p.columns[column] : 0.0f;
+    u16* into = p.into + (static_cast<i64>(y) * p.into_width + x) * p.stride;
+    const u16* from = p.from + (covered ? (static_cast<i64>(row) * p.width + column) * p.stride : 0);
+    for (int c = 0; c < p.stride; ++c) {
+        const float before = p.clear ? 0.0f : unpack2(into[c]).x;
+        into[c] = pack1(covered ? fmaf(unpack2(from[c]).x, weight, before) : before);
+    }
+}

@@ -1,0 +1,91 @@
+//! Blocks of memory on the device, and pinned ones on the host.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUdeviceptr};
+
+use super::context::Context;
+use super::driver::check;
+use crate::error::{Error, Result};
+
+/// A block of device memory, given back to the driver when dropped.
+pub struct Block {
+    context: Arc<Context>,
+    address: CUdeviceptr,
+    bytes: u64,
+}
+
+impl Block {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Block> {
+        let _current = context.enter()?;
+        let mut address = 0;
+        if bytes > 0 {
+            // SAFETY: a context is current.
+            let answer = unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
+            check(&format!("allocating {bytes} bytes on the GPU"), answer)?;
+        }
+        Ok(Block { context: Arc::clone(context), address, bytes })
+    }
+
+    /// The address of a region, checked to lie in the block.
+    pub fn at(&self, offset: u64, bytes: u64) -> Result<u64> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            let total = self.bytes;
+            return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a block of {total}")));
+        }
+        Ok(self.address + offset)
+    }
+
+    /// Copies from host memory and waits.
+    pub fn write<T: Copy>(&self, offset: u64, from: &[T]) -> Result<()> {
+        let bytes = size_of_val(from);
+        let to = self.at(offset, bytes as u64)?;
+        let _current = self.context.enter()?;
+        // SAFETY: both regions are that long; the copy has ended when the call returns.
+        check("copying to the GPU", unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), bytes) })
+    }
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        if self.bytes > 0
+            && let Ok(_current) = self.context.enter()
+        {
+            // SAFETY: allocated in `new`. Waits for work that uses it, so nothing can touch it afterwards.
+            unsafe { sys::cuMemFree_v2(self.address) };
+        }
+    }
+}
+
+/// A block of host memory that the copy engine reaches directly.
+pub struct Pinned {
+    context: Arc<Context>,
+    start: *mut u8,
+}
+
+// SAFETY: an owned block of plain memory.
+unsafe impl Send for Pinned {}
+
+impl Pinned {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Pinned> {
+        let _current = context.enter()?;
+        let mut start = std::ptr::null_mut();
+        // SAFETY: a context is current.
+        let answer = unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1) as usize, 0) };
+        check(&format!("pinning {bytes} bytes of host memory"), answer)?;
+        Ok(Pinned { context: Arc::clone(context), start: start.cast() })
+    }
+
+    pub fn start(&self) -> *mut u8 {
+        self.start
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: allocated in `new`.
+            unsafe { sys::cuMemFreeHost(self.start.cast()) };
+        }
+    }
+}

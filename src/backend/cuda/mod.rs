@@ -1,0 +1,187 @@
+//! NVIDIA GPUs, by kernels of our own and nothing but the driver.
+
+mod attention;
+mod context;
+mod conv;
+mod driver;
+mod geometry;
+mod kernel;
+mod memory;
+mod norm;
+mod params;
+mod pixels;
+mod stream;
+mod weights;
+
+pub use driver::{devices, ready};
+pub use weights::Conv;
+
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use self::context::Context;
+use self::kernel::Kernels;
+use self::memory::Block;
+use self::params::MAX_FRAMES;
+use self::pixels::Transfers;
+use self::stream::{Event, Stream};
+use super::{
+    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Staging, Stop, StoreOp,
+};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// Of the norms' variance.
+const EPS: f32 = 1e-6;
+/// Operations that may wait in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
+const AHEAD: usize = 6;
+
+/// One GPU.
+pub struct Cuda {
+    context: Arc<Context>,
+    kernels: Arc<Kernels>,
+    stream: Stream,
+}
+
+/// The memory of a job and what is under way in it.
+pub struct Memory {
+    // Before the block: what is under way ends before the memory goes.
+    transfers: Transfers,
+    marks: Vec<Event>,
+    next: usize,
+    block: Block,
+}
+
+impl Cuda {
+    pub fn new(index: u32) -> Result<Cuda> {
+        let context = Context::new(index)?;
+        let kernels = shared_kernels(index, &context)?;
+        Ok(Cuda { stream: Stream::new(&context)?, kernels, context })
+    }
+
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short.
+    fn operate(
+        &self,
+        memory: &mut Memory,
+        stop: &mut Stop,
+        launch: impl FnOnce(&mut Memory) -> Result<()>,
+    ) -> Result<()> {
+        if stop() {
+            return Err(Error::Cancelled);
+        }
+        let _current = self.context.enter()?;
+        launch(memory)?;
+        let mark = &memory.marks[memory.next];
+        memory.next = (memory.next + 1) % AHEAD;
+        mark.wait()?;
+        mark.record(&self.stream)
+    }
+}
+
+/// Kernels are assembled once for all handles on a GPU.
+fn shared_kernels(index: u32, context: &Arc<Context>) -> Result<Arc<Kernels>> {
+    static LOADED: Mutex<Vec<(u32, Weak<Kernels>)>> = Mutex::new(Vec::new());
+    let mut loaded = LOADED.lock();
+    if let Some(kernels) = loaded.iter().find(|(i, _)| *i == index).and_then(|(_, kernels)| kernels.upgrade()) {
+        return Ok(kernels);
+    }
+    let kernels = Arc::new(Kernels::new(context)?);
+    loaded.retain(|(_, kernels)| kernels.strong_count() > 0);
+    loaded.push((index, Arc::downgrade(&kernels)));
+    Ok(kernels)
+}
+
+impl Backend for Cuda {
+    const HOST_MEMORY: bool = false;
+
+    type Memory = Memory;
+    type Conv = Conv;
+
+    fn busy_pixels(&self) -> u64 {
+        1 << 18
+    }
+
+    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
+        geometry::frame_bytes(shape, groups)
+    }
+
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        self.conv_scratch_bytes(layout, input, frames)
+    }
+
+    fn attention_scratch(&self, _: FrameShape, _: u64) -> u64 {
+        0
+    }
+
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
+        weights::bytes(layout)
+    }
+
+    fn free_bytes(&self) -> u64 {
+        self.context.free_bytes().unwrap_or(0)
+    }
+
+    fn staging_bytes(&self, shape: FrameShape) -> u64 {
+        geometry::staging_bytes(shape)
+    }
+
+    fn allocate(&self, bytes: u64, staging: Staging) -> Result<Memory> {
+        let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
+        let transfers = Transfers::new(&self.context, staging)?;
+        Ok(Memory { transfers, marks, next: 0, block: Block::new(&self.context, bytes)? })
+    }
+
+    fn begin(&self, host: Option<HostStream>) -> Result<()> {
+        let Some(host) = host else { return Ok(()) };
+        let _current = self.context.enter()?;
+        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())
+    }
+
+    fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
+        let _current = self.context.enter()?;
+        memory.transfers.finish()?;
+        match host {
+            Some(host) => Event::new(&self.context)?.between(self.stream.handle(), host.0.cast()),
+            None => self.stream.wait(),
+        }
+    }
+
+    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
+        Conv::prepare(&self.context, layout, source)
+    }
+
+    fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| self.launch_load(&memory.block, &mut memory.transfers, op))
+    }
+
+    fn fuses_norm(&self, _: &ConvLayout) -> bool {
+        false
+    }
+
+    fn normalise(&self, memory: &mut Memory, weights: &Conv, op: &NormOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| {
+            let parts = op.frames.chunks(MAX_FRAMES);
+            parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, op, frames))
+        })
+    }
+
+    fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| {
+            let parts = op.frames.chunks(MAX_FRAMES);
+            parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
+        })
+    }
+
+    fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| self.launch_attention(&memory.block, op))
+    }
+
+    fn blend(&self, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| self.launch_blend(&memory.block, op))
+    }
+
+    fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
+    }
+}

@@ -1,0 +1,216 @@
+//! The parameters of the kernels, field for field as `kernels/conv.cuh` and its neighbours declare them.
+
+/// Frames of one launch.
+pub const MAX_FRAMES: usize = 32;
+
+#[repr(C, align(64))]
+#[derive(Clone, Copy, Default)]
+pub struct TensorMap(pub [u64; 16]);
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Plane {
+    pub dx: i32,
+    pub dy: i32,
+    pub rows: i32,
+    pub cols: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Source {
+    pub weights: u64,
+    pub frames: u64,
+    pub slot_bytes: i64,
+    pub height: i32,
+    pub width: i32,
+    pub channels: i32,
+    pub chunks: i32,
+    pub taps: i32,
+    pub rows: i32,
+    pub pitch: i32,
+    pub stride: i32,
+    pub planes: i32,
+    pub patch_bytes: i32,
+    pub plane: [Plane; 4],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Norm {
+    pub statistics: u64,
+    pub gamma: u64,
+    pub beta: u64,
+    /// From one frame's statistics to the next, in pairs of floats.
+    pub stride: i64,
+    pub groups: i32,
+    pub group_channels: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct FrameParams {
+    pub slot: [i32; 4],
+    pub slab: [i32; 4],
+    pub terms: i32,
+    pub bias: i32,
+    pub residual: i64,
+    pub out: i64,
+}
+
+impl Default for FrameParams {
+    fn default() -> FrameParams {
+        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], terms: 0, bias: 0, residual: -1, out: 0 }
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct ConvParams {
+    /// Main, shortcut and residual frames, and the output.
+    pub map: [TensorMap; 4],
+    pub source: [Source; 2],
+    pub out: u64,
+    pub residual: u64,
+    pub bias: u64,
+    pub partials: u64,
+    pub out_slot_bytes: i64,
+    pub residual_slot_bytes: i64,
+    pub height: i32,
+    pub width: i32,
+    pub tiles_x: i32,
+    pub tiles_y: i32,
+    pub column_tiles: i32,
+    pub phases: i32,
+    pub frames: i32,
+    pub cout: i32,
+    pub tile_rows: i32,
+    pub ahead: i32,
+    pub frame: [FrameParams; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct FinalizeParams {
+    pub partials: u64,
+    pub statistics: u64,
+    pub stride: i64,
+    pub quads: i32,
+    pub group_quads: i32,
+    pub groups: i32,
+    pub phases: i32,
+    pub height: i32,
+    pub width: i32,
+    pub eps: f32,
+    pub slot: [i32; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct StatisticsParams {
+    pub input: u64,
+    pub statistics: u64,
+    pub stride: i64,
+    pub slot_bytes: i64,
+    pub pixels: i64,
+    pub channels: i32,
+    pub group_channels: i32,
+    pub groups: i32,
+    pub eps: f32,
+    pub slot: [i32; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct NormParams {
+    pub norm: Norm,
+    pub input: u64,
+    pub out: u64,
+    pub in_slot_bytes: i64,
+    pub out_slot_bytes: i64,
+    pub pixels: i64,
+    pub channels: i32,
+    pub in_slot: [i32; MAX_FRAMES],
+    pub out_slot: [i32; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct AttentionParams {
+    pub input: u64,
+    pub out: u64,
+    pub in_slot_bytes: i64,
+    pub out_slot_bytes: i64,
+    pub pixels: i32,
+    pub channels: i32,
+    pub in_slot: [i32; MAX_FRAMES],
+    pub out_slot: [i32; MAX_FRAMES],
+}
+
+/// Elements of a host tensor: where a row, a column and a channel further lie, in elements.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct Strided {
+    pub data: u64,
+    pub by_channel: i64,
+    pub by_row: i64,
+    pub by_column: i64,
+    /// The code of [`crate::tensor::DType`].
+    pub dtype: u32,
+    pub channels: i32,
+    pub height: i32,
+    pub width: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct LoadParams {
+    pub from: Strided,
+    pub into: u64,
+    pub top: i32,
+    pub left: i32,
+    pub height: i32,
+    pub width: i32,
+    /// Channels of a pixel in memory; those beyond the tensor's are set to zero.
+    pub stride: i32,
+    pub mul: f32,
+    pub add: f32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct StoreParams {
+    pub into: Strided,
+    pub from: u64,
+    /// Sums of the fades, or null.
+    pub rows: u64,
+    pub columns: u64,
+    pub width: i32,
+    pub stride: i32,
+    pub channel: i32,
+    /// The channel of the log-variance, or -1 for no sample.
+    pub logvar: i32,
+    pub clamp_low: f32,
+    pub clamp_high: f32,
+    pub mul: f32,
+    pub add: f32,
+    pub seed: u64,
+    pub batch: u32,
+    pub frame: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+pub struct BlendParams {
+    pub from: u64,
+    pub into: u64,
+    pub rows: u64,
+    pub columns: u64,
+    pub height: i32,
+    pub width: i32,
+    pub into_width: i32,
+    pub top: i32,
+    pub left: i32,
+    pub stride: i32,
+    pub clear: i32,
+}

@@ -1,0 +1,99 @@
+//! A stream of our own, and events to wait for places in it.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUevent, CUstream};
+
+use super::context::Context;
+use super::driver::check;
+use crate::error::Result;
+
+/// Non-blocking: independent of the legacy default stream, so that the host's work and ours do not wait for each other.
+pub struct Stream {
+    context: Arc<Context>,
+    handle: CUstream,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    pub fn new(context: &Arc<Context>) -> Result<Stream> {
+        let _current = context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current.
+        check("making a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
+        Ok(Stream { context: Arc::clone(context), handle })
+    }
+
+    pub fn handle(&self) -> CUstream {
+        self.handle
+    }
+
+    /// Waits for everything in the stream. The context has to be current.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the stream lives.
+        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.handle) })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: made in `new`. Work that is still in it goes on to its end.
+            unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}
+
+pub struct Event {
+    context: Arc<Context>,
+    handle: CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub fn new(context: &Arc<Context>) -> Result<Event> {
+        let _current = context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a context is current.
+        check("making an event", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        Ok(Event { context: Arc::clone(context), handle })
+    }
+
+    /// Marks this place in the stream. The context has to be current.
+    pub fn record(&self, stream: &Stream) -> Result<()> {
+        // SAFETY: both live.
+        check("marking a place in the stream", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+    }
+
+    /// Lets one stream wait for what is in another. The event itself is not needed afterwards. The context has to be current.
+    pub fn between(&self, first: CUstream, then: CUstream) -> Result<()> {
+        // SAFETY: the event lives, and whoever gave the streams vouches for them.
+        unsafe {
+            check("marking a place in a stream", sys::cuEventRecord(self.handle, first))?;
+            check("joining two streams", sys::cuStreamWaitEvent(then, self.handle, 0))
+        }
+    }
+
+    /// Waits until the stream has passed the place that was marked last; at once if none was.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        check("waiting for the GPU", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: made in `new`.
+            unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}

@@ -17,9 +17,7 @@ use std::sync::atomic::AtomicBool;
 
 use crate::backend::HostStream;
 use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
-#[cfg(not(feature = "cuda"))]
-use crate::error::Error;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::model::{Checkpoint, Config, Direction};
 use crate::plan::Plan;
 use crate::tensor::{Place, Shape, View};
@@ -136,7 +134,8 @@ pub fn open(
         }
         #[cfg(feature = "cuda")]
         DeviceName::Cuda(index) => {
-            crate::backend::cuda::ready()?;
+            let named = |why: Error| Error::Device(format!("device: cuda:{index} cannot be used: {why}"));
+            crate::backend::cuda::ready().map_err(named)?;
             let checkpoint = Checkpoint::open(weights)?;
             let place = (format!("cuda:{index}"), Place::Cuda(index));
             let make = Box::new(move |_: &Settings| crate::backend::cuda::Cuda::new(index));

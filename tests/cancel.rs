@@ -5,7 +5,7 @@ mod common;
 use std::ffi::{CStr, c_char, c_void};
 use std::time::{Duration, Instant};
 
-use common::{Buffer, Random, Vae, run_info, small};
+use common::{Buffer, Random, Vae, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 /// What a progress callback was told, and when it says stop.
@@ -50,30 +50,34 @@ fn video(latent: &Buffer) -> Buffer {
 
 #[test]
 fn progress_rises_to_its_total() {
-    let vae = Vae::open(&small()).unwrap();
-    let latent = latent(6, 3, 4);
-    let mut told = Told::default();
-    vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap();
-    assert_eq!(told.stages, ["load", "decode"]);
-    assert!(told.calls > 20 && !told.decreased && told.last.0 == told.last.1 && told.last.1 > 0);
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        let latent = latent(6, 3, 4);
+        let mut told = Told::default();
+        vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap();
+        assert_eq!(told.stages, ["load", "decode"]);
+        assert!(told.calls > 20 && !told.decreased && told.last.0 == told.last.1 && told.last.1 > 0);
+    });
 }
 
 #[test]
 fn a_run_cancelled_anywhere_leaves_a_handle_that_works() {
-    let vae = Vae::open(&small()).unwrap();
-    let latent = latent(4, 3, 2);
-    let mut expected = video(&latent);
-    let mut told = Told::default();
-    vae.decode_with(&latent, &mut expected, &with_progress(&mut told)).unwrap();
-    for stop_at in (1..=told.calls).step_by(7) {
-        let mut told = Told { stop_at, ..Told::default() };
-        let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap_err();
-        stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
-        assert_eq!(told.calls, stop_at, "nothing is told after a stop");
-        let mut again = video(&latent);
-        vae.decode(&latent, &mut again).unwrap();
-        assert!(again.bytes() == expected.bytes(), "after a stop at call {stop_at}");
-    }
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        let latent = latent(4, 3, 2);
+        let mut expected = video(&latent);
+        let mut told = Told::default();
+        vae.decode_with(&latent, &mut expected, &with_progress(&mut told)).unwrap();
+        for stop_at in (1..=told.calls).step_by(7) {
+            let mut told = Told { stop_at, ..Told::default() };
+            let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap_err();
+            stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+            assert_eq!(told.calls, stop_at, "nothing is told after a stop");
+            let mut again = video(&latent);
+            vae.decode(&latent, &mut again).unwrap();
+            assert!(again.bytes() == expected.bytes(), "after a stop at call {stop_at}");
+        }
+    });
 }
 
 #[test]
@@ -100,48 +104,52 @@ fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
 
 #[test]
 fn a_cancel_between_runs_is_for_none_of_them() {
-    let vae = Vae::open(&small()).unwrap();
-    vae.cancel().unwrap();
-    let latent = latent(2, 2, 2);
-    vae.decode(&latent, &mut video(&latent)).unwrap();
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        vae.cancel().unwrap();
+        let latent = latent(2, 2, 2);
+        vae.decode(&latent, &mut video(&latent)).unwrap();
+    });
 }
 
 #[test]
 fn a_cancelled_stream_goes_on_where_it_was() {
-    let vae = Vae::open(&small()).unwrap();
-    let whole = latent(3, 2, 3);
-    let mut expected = video(&whole);
-    vae.decode(&whole, &mut expected).unwrap();
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        let whole = latent(3, 2, 3);
+        let mut expected = video(&whole);
+        vae.decode(&whole, &mut expected).unwrap();
 
-    let stream = vae.stream("decode", whole.shape).unwrap();
-    assert_eq!(stream.push(Some(&whole.tensor())).unwrap(), (VVAE_OK, 3));
-    stream.push(None).unwrap();
-    let frame = |buffer: &Buffer, t: i64| {
-        let [_, _, frames, h, w] = buffer.shape;
-        let frame = (h * w) as usize;
-        let planes = (0..3).map(|c| buffer.f32()[((c * frames + t) * h * w) as usize..][..frame].to_vec());
-        planes.collect::<Vec<_>>().concat()
-    };
-    let (mut pulled, mut cancels) = (0, 0);
-    let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, 16, 24]);
-    loop {
-        // Every pull is stopped after a few steps, until the stream gets through between two stops.
-        let mut told = Told { stop_at: 5, ..Told::default() };
-        let mut written = 0;
-        let run = with_progress(&mut told);
-        // SAFETY: all pointers are valid.
-        let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
-        for t in 0..written {
-            assert_eq!(frame(&room, t), frame(&expected, pulled + t), "frame {}", pulled + t);
+        let stream = vae.stream("decode", whole.shape).unwrap();
+        assert_eq!(stream.push(Some(&whole.tensor())).unwrap(), (VVAE_OK, 3));
+        stream.push(None).unwrap();
+        let frame = |buffer: &Buffer, t: i64| {
+            let [_, _, frames, h, w] = buffer.shape;
+            let frame = (h * w) as usize;
+            let planes = (0..3).map(|c| buffer.f32()[((c * frames + t) * h * w) as usize..][..frame].to_vec());
+            planes.collect::<Vec<_>>().concat()
+        };
+        let (mut pulled, mut cancels) = (0, 0);
+        let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, 16, 24]);
+        loop {
+            // Every pull is stopped after a few steps, until the stream gets through between two stops.
+            let mut told = Told { stop_at: 5, ..Told::default() };
+            let mut written = 0;
+            let run = with_progress(&mut told);
+            // SAFETY: all pointers are valid.
+            let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
+            for t in 0..written {
+                assert_eq!(frame(&room, t), frame(&expected, pulled + t), "frame {}", pulled + t);
+            }
+            pulled += written;
+            match status {
+                VVAE_OK => {}
+                VVAE_ERROR_CANCELLED => cancels += 1,
+                VVAE_END => break,
+                other => panic!("{other}"),
+            }
         }
-        pulled += written;
-        match status {
-            VVAE_OK => {}
-            VVAE_ERROR_CANCELLED => cancels += 1,
-            VVAE_END => break,
-            other => panic!("{other}"),
-        }
-    }
-    assert_eq!(pulled, 9);
-    assert!(cancels > 3, "{cancels}");
+        assert_eq!(pulled, 9);
+        assert!(cancels > 3, "{cancels}");
+    });
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Buffer, Random, Stream, Vae, run_info, small};
+use common::{Buffer, Random, Stream, Vae, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 /// One direction of the network with a clip to run.
@@ -102,29 +102,33 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
 
 #[test]
 fn two_runs_are_the_same() {
-    let vae = Vae::open(&small()).unwrap();
-    for work in works() {
-        let first = run(&vae, &work);
-        assert!(!first.chunks_exact(4).any(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
-        assert_eq!(run(&vae, &work), first);
-    }
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        for work in works() {
+            let first = run(&vae, &work);
+            assert!(!first.chunks_exact(4).any(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
+            assert_eq!(run(&vae, &work), first);
+        }
+    });
 }
 
 #[test]
 fn slices_and_chunks_change_no_bit() {
-    let vae = Vae::open(&small()).unwrap();
-    for work in works() {
-        let expected = run(&vae, &work);
-        for slice in ["1", "2", "3", "5", "100"] {
-            for chunk in ["1", "2", "3", "7"] {
-                vae.configure("slice_frames", slice).unwrap();
-                vae.configure("chunk_frames", chunk).unwrap();
-                assert!(run(&vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        for work in works() {
+            let expected = run(&vae, &work);
+            for slice in ["1", "2", "3", "5", "100"] {
+                for chunk in ["1", "2", "3", "7"] {
+                    vae.configure("slice_frames", slice).unwrap();
+                    vae.configure("chunk_frames", chunk).unwrap();
+                    assert!(run(&vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
+                }
             }
+            vae.configure("slice_frames", "auto").unwrap();
+            vae.configure("chunk_frames", "auto").unwrap();
         }
-        vae.configure("slice_frames", "auto").unwrap();
-        vae.configure("chunk_frames", "auto").unwrap();
-    }
+    });
 }
 
 #[test]
@@ -142,63 +146,69 @@ fn threads_change_no_bit() {
 
 #[test]
 fn streams_give_the_bits_of_the_whole_clip() {
-    let vae = Vae::open(&small()).unwrap();
-    for work in works() {
-        let expected = run(&vae, &work);
-        for slice in ["auto", "1", "2"] {
-            vae.configure("slice_frames", slice).unwrap();
-            for (push, pull) in [(1, 1), (3, 2), (100, 100), (2, 50)] {
-                let stream = vae.stream(work.node, work.input.shape).unwrap();
-                assert!(run_stream(&stream, &work, push, pull) == expected, "{} {slice} {push} {pull}", work.node);
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        for work in works() {
+            let expected = run(&vae, &work);
+            for slice in ["auto", "1", "2"] {
+                vae.configure("slice_frames", slice).unwrap();
+                for (push, pull) in [(1, 1), (3, 2), (100, 100), (2, 50)] {
+                    let stream = vae.stream(work.node, work.input.shape).unwrap();
+                    assert!(run_stream(&stream, &work, push, pull) == expected, "{} {slice} {push} {pull}", work.node);
+                }
             }
+            vae.configure("slice_frames", "auto").unwrap();
         }
-        vae.configure("slice_frames", "auto").unwrap();
-    }
+    });
 }
 
 #[test]
 fn tiled_streams_give_the_bits_of_the_tiled_clip() {
-    let vae = Vae::open(&small()).unwrap();
-    for node in ["encode", "decode"] {
-        for (key, value) in [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")] {
-            vae.configure(&format!("{node}_{key}"), value).unwrap();
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        for node in ["encode", "decode"] {
+            for (key, value) in [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")] {
+                vae.configure(&format!("{node}_{key}"), value).unwrap();
+            }
         }
-    }
-    let mut random = Random(3);
-    for (node, input, output) in
-        [("encode", [1, 3, 13, 80, 72], [1, 16, 4, 10, 9]), ("decode", [2, 16, 4, 9, 10], [2, 3, 13, 72, 80])]
-    {
-        let mut input = Buffer::new(VVAE_DTYPE_F32, input);
-        input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-        let work = Work { node, input, output };
-        let (plan, text) = vae.plan(node, work.input.shape).unwrap();
-        assert!(plan.exact == 0 && text.contains("tiled: not exact"), "{text}");
-        let expected = run(&vae, &work);
-        let stream = vae.stream(node, work.input.shape).unwrap();
-        assert!(run_stream(&stream, &work, 2, 3) == expected, "{node}");
-    }
+        let mut random = Random(3);
+        for (node, input, output) in
+            [("encode", [1, 3, 13, 80, 72], [1, 16, 4, 10, 9]), ("decode", [2, 16, 4, 9, 10], [2, 3, 13, 72, 80])]
+        {
+            let mut input = Buffer::new(VVAE_DTYPE_F32, input);
+            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+            let work = Work { node, input, output };
+            let (plan, text) = vae.plan(node, work.input.shape).unwrap();
+            assert!(plan.exact == 0 && text.contains("tiled: not exact"), "{text}");
+            let expected = run(&vae, &work);
+            let stream = vae.stream(node, work.input.shape).unwrap();
+            assert!(run_stream(&stream, &work, 2, 3) == expected, "{node}");
+        }
+    });
 }
 
 #[test]
 fn memory_limits_without_tiles_change_no_bit() {
-    let vae = Vae::open(&small()).unwrap();
-    for work in works() {
-        let expected = run(&vae, &work);
-        let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
-        let mut limit = free;
-        let mut plans = Vec::new();
-        loop {
-            vae.configure("memory_limit", &limit.to_string()).unwrap();
-            let Ok((plan, _)) = vae.plan(work.node, work.input.shape) else { break };
-            if plan.exact == 0 {
-                break;
+    on_every_device(|_| {
+        let vae = Vae::open(&small()).unwrap();
+        for work in works() {
+            let expected = run(&vae, &work);
+            let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
+            let mut limit = free;
+            let mut plans = Vec::new();
+            loop {
+                vae.configure("memory_limit", &limit.to_string()).unwrap();
+                let Ok((plan, _)) = vae.plan(work.node, work.input.shape) else { break };
+                if plan.exact == 0 {
+                    break;
+                }
+                assert!(plan.device_bytes <= limit);
+                assert!(run(&vae, &work) == expected, "{} within {limit}", work.node);
+                plans.push(plan.device_bytes);
+                limit = plan.device_bytes - 1;
             }
-            assert!(plan.device_bytes <= limit);
-            assert!(run(&vae, &work) == expected, "{} within {limit}", work.node);
-            plans.push(plan.device_bytes);
-            limit = plan.device_bytes - 1;
+            assert!(plans.len() > 1 || work.input.shape[2] == 1, "{} has but one plan: {plans:?}", work.node);
+            vae.configure("memory_limit", "auto").unwrap();
         }
-        assert!(plans.len() > 1 || work.input.shape[2] == 1, "{} has but one plan: {plans:?}", work.node);
-        vae.configure("memory_limit", "auto").unwrap();
-    }
+    });
 }

@@ -6,7 +6,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
-use common::{Buffer, Random, Vae, create_info, golden, small};
+use common::{Buffer, Random, Vae, create_info, golden, on_every_device, small};
 use video_vae::capi::*;
 
 /// A host's allocator that counts, and that can be told to say no.
@@ -113,6 +113,27 @@ fn what_a_run_allocates_is_what_was_planned() {
         drop(vae);
         assert_eq!(counter.now.load(SeqCst), 0, "everything is given back");
     }
+}
+
+#[test]
+fn every_device_keeps_to_its_plan() {
+    on_every_device(|device| {
+        let mut random = Random(8);
+        for _ in 0..20 {
+            let node = random.pick(&["encode", "decode"]);
+            let (latents, rows, columns) =
+                (1 + random.below(6) as i64, 1 + random.below(9) as i64, 1 + random.below(9) as i64);
+            let (node, input, output) = shapes(node, 1, latents, rows, columns);
+            let vae = Vae::open(&golden(random.pick(&["small.safetensors", "medium.safetensors"]))).unwrap();
+            vae.configure("slice_frames", random.pick(&["auto", "1", "3"])).unwrap();
+            let (plan, text) = vae.plan(node, input).unwrap();
+            run(&vae, node, input, output).unwrap();
+            let memory = vae.memory();
+            assert!(memory.peak <= plan.device_bytes, "{} on {device}: {text}", memory.peak);
+            assert!(memory.peak * 10 >= plan.device_bytes * 8, "{} on {device}: {text}", memory.peak);
+            assert!(device == "cpu" || memory.host == plan.host_bytes, "{} on {device}: {text}", memory.host);
+        }
+    });
 }
 
 #[test]

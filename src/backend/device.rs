@@ -22,6 +22,7 @@ pub fn devices() -> Vec<DeviceInfo> {
 }
 
 /// Total and available bytes of this machine's memory. Where the system does not say, there is no telling a limit.
+#[cfg(not(windows))]
 pub fn host_memory() -> (u64, u64) {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let field = |name: &str| {
@@ -29,6 +30,31 @@ pub fn host_memory() -> (u64, u64) {
         Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
     (field("MemTotal").unwrap_or(u64::MAX), field("MemAvailable").unwrap_or(u64::MAX))
+}
+
+/// As above.
+#[cfg(windows)]
+pub fn host_memory() -> (u64, u64) {
+    /// `MEMORYSTATUSEX`.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Status {
+        length: u32,
+        load: u32,
+        total: u64,
+        available: u64,
+        of_page_file_and_addresses: [u64; 5],
+    }
+    #[link(name = "kernel32")]
+    unsafe extern "system" {
+        fn GlobalMemoryStatusEx(status: *mut Status) -> i32;
+    }
+    let mut status = Status { length: size_of::<Status>() as u32, ..Status::default() };
+    // SAFETY: the struct is the system's, and as long as it says.
+    match unsafe { GlobalMemoryStatusEx(&mut status) } {
+        0 => (u64::MAX, u64::MAX),
+        _ => (status.total, status.available),
+    }
 }
 
 fn processor_name() -> String {

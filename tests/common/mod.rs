@@ -5,6 +5,7 @@
 pub mod network;
 pub mod safetensors;
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::ptr::{null, null_mut};
@@ -132,6 +133,38 @@ pub fn outcome(v: *mut vvae, status: i32) -> Result<i32, Failure> {
     if status >= 0 { Ok(status) } else { Err(Failure { status, text: error_text(v) }) }
 }
 
+thread_local! {
+    /// The device that handles of this test are opened on.
+    static DEVICE: RefCell<CString> = RefCell::new(c"cpu".to_owned());
+}
+
+/// The devices of this machine, as `vvae_create` takes them. A machine without a GPU is tested without one, unless
+/// VVAE_REQUIRE_CUDA is set.
+pub fn devices() -> Vec<String> {
+    // SAFETY: takes nothing.
+    let count = unsafe { (api().vvae_device_count)() };
+    let names = (0..count).map(|index| {
+        let mut info = sized::<vvae_device_desc>();
+        // SAFETY: the struct is as long as it says.
+        assert_eq!(unsafe { (api().vvae_device_info)(index, &mut info) }, VVAE_OK);
+        // SAFETY: the text ends with a NUL.
+        unsafe { CStr::from_ptr(info.id.as_ptr()) }.to_str().expect("UTF-8").to_owned()
+    });
+    let names: Vec<String> = names.collect();
+    let gpu = names.iter().any(|name| name.starts_with("cuda"));
+    assert!(gpu || std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "no CUDA device, but VVAE_REQUIRE_CUDA is set");
+    names
+}
+
+/// Runs a test once for each device, which [`Vae::open`] then opens on.
+pub fn on_every_device(test: impl Fn(&str)) {
+    for device in devices() {
+        DEVICE.set(CString::new(device.as_str()).expect("no NUL"));
+        test(&device);
+    }
+    DEVICE.set(c"cpu".to_owned());
+}
+
 pub fn create_info(weights: &CStr) -> vvae_create_info {
     vvae_create_info {
         struct_size: size_of::<vvae_create_info>() as u32,
@@ -249,7 +282,8 @@ unsafe impl Sync for Vae {}
 impl Vae {
     pub fn open(weights: &Path) -> Result<Vae, Failure> {
         let weights = CString::new(weights.to_str().expect("UTF-8")).expect("no NUL");
-        Vae::create(&create_info(&weights))
+        let device = DEVICE.with_borrow(CString::clone);
+        Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&weights) })
     }
 
     pub fn create(info: &vvae_create_info) -> Result<Vae, Failure> {

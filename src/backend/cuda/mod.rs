@@ -185,3 +185,6 @@ impl Backend for Cuda {
         self.operate(memory, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,359 @@
+//! Every kernel against the CPU backend, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
+//! VVAE_REQUIRE_CUDA makes that a failure.
+
+use super::*;
+use crate::backend::cpu::{Cpu, CpuOptions};
+use crate::backend::{Affine, Blend, ConvFrame, Frame, Prologue, Term, Terms, Window};
+use crate::tensor::{DType, Place, View};
+
+fn gpu() -> Option<Cuda> {
+    match Cuda::new(0) {
+        Ok(cuda) => Some(cuda),
+        Err(why) => {
+            assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
+            println!("skipped: {why}");
+            None
+        }
+    }
+}
+
+/// Numbers in -1..1, the same in every run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> f32 {
+        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
+    }
+
+    fn values(&mut self, count: u64, scale: f32) -> Vec<f32> {
+        (0..count).map(|_| self.next() * scale).collect()
+    }
+}
+
+struct Weights {
+    random: Random,
+    scale: f32,
+}
+
+impl ConvSource for Weights {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) {
+        let mut random = Random(self.random.0 ^ slab << 32);
+        into.iter_mut().for_each(|w| *w = random.next() * self.scale);
+    }
+    fn bias(&mut self, bias: u64, into: &mut [f32]) {
+        let mut random = Random(self.random.0 ^ bias << 40);
+        into.iter_mut().for_each(|b| *b = random.next());
+    }
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
+        let mut random = Random(self.random.0 ^ 7);
+        gamma.iter_mut().for_each(|g| *g = 1.0 + random.next() * 0.3);
+        beta.iter_mut().for_each(|b| *b = random.next() * 0.3);
+    }
+}
+
+fn weights(layout: &ConvLayout, seed: u64) -> Weights {
+    let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
+    Weights { random: Random(seed), scale: (3.0 / fan_in as f32).sqrt() }
+}
+
+fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
+    ConvLayout {
+        cin,
+        cout,
+        window,
+        prologue,
+        slabs: 3,
+        shortcut: None,
+        biases: 2,
+        groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 },
+    }
+}
+
+/// A convolution of frames that have statistics, because another convolution made them.
+struct Case {
+    layout: ConvLayout,
+    input: FrameShape,
+    residual: bool,
+}
+
+fn view(values: &[f32], [c, t, h, w]: [u64; 4]) -> View {
+    let data = values.as_ptr().cast_mut().cast();
+    View::checked("test", data, DType::F32, Place::Cpu, [1, c, t, h, w].into(), None, false).unwrap()
+}
+
+fn never() -> impl FnMut() -> bool {
+    || false
+}
+
+/// The output frames of a case, and after them what their statistics make of them: a normalised copy.
+fn run<B: Backend>(backend: &B, case: &Case) -> Vec<f32> {
+    let (layout, input) = (&case.layout, case.input);
+    let output = layout.window.output(input, layout.cout);
+    let first = ConvLayout {
+        slabs: 1,
+        biases: 1,
+        groups: layout.groups,
+        ..self::layout(input.channels, input.channels, Window::Point, Prologue::None)
+    };
+    let makes_input = input.channels > 3;
+    let bytes = |shape| backend.frame_bytes(shape, layout.groups);
+    // Slots: three raw inputs, three inputs, three normalised ones, residuals, outputs.
+    let mut offset = 0;
+    let mut take = |shape: FrameShape, count: u64| {
+        offset = u64::next_multiple_of(offset, bytes(shape));
+        let frames: Vec<Frame> = (0..count).map(|i| Frame(offset + i * bytes(shape))).collect();
+        offset += count * bytes(shape);
+        frames
+    };
+    let (raw, made, normalised) = (take(input, 3), take(input, 3), take(input, 3));
+    let side_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
+    let (side, residual, out) = (take(side_shape, 3), take(output, 3), take(output, 3));
+    let scratch = offset.next_multiple_of(4096);
+    let most = [input, output, side_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
+    let conv_scratch = backend.conv_scratch(layout, input, 3).max(backend.conv_scratch(&first, input, 3));
+    let total = scratch + most.max(conv_scratch);
+    let staging = Staging { load: 2 * most, store: 2 * most };
+    let mut memory = backend.allocate(total, staging).unwrap();
+
+    let mut random = Random(99);
+    let mut load = |memory: &mut B::Memory, shape: FrameShape, frames: &[Frame]| {
+        let values = random.values(shape.elements() * 3, 1.0);
+        let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
+        for (t, into) in (0..).zip(frames) {
+            let map = Affine { mul: 1.0, add: 0.0 };
+            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map, shape, into: *into, scratch };
+            backend.load(memory, &op, &mut never()).unwrap();
+        }
+        backend.finish(memory, None).unwrap();
+    };
+    load(&mut memory, input, if makes_input { &raw } else { &made });
+    if case.residual {
+        load(&mut memory, output, &residual);
+    }
+    if layout.shortcut.is_some() {
+        load(&mut memory, side_shape, &side);
+    }
+    if makes_input {
+        let prepared = backend.prepare(&first, &mut weights(&first, 5)).unwrap();
+        let frames: Vec<ConvFrame> =
+            raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
+        let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch };
+        backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+    }
+    let prepared = backend.prepare(layout, &mut weights(layout, 6)).unwrap();
+    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) {
+        let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
+        backend
+            .normalise(&mut memory, &prepared, &NormOp { layout, shape: input, frames: &frames }, &mut never())
+            .unwrap();
+        &normalised
+    } else {
+        &made
+    };
+    let frames: Vec<ConvFrame> = (0..3)
+        .map(|i| {
+            let mut terms: Vec<(Frame, u8)> = (0..=i).map(|t| (inputs[t], ((t + 2 - i) % 3) as u8)).collect();
+            if layout.shortcut.is_some() {
+                terms.push((side[i], layout.slabs as u8));
+            }
+            frame(&terms, (i % 2) as u8, case.residual.then_some(residual[i]), out[i])
+        })
+        .collect();
+    let statistics = layout.cout > 3;
+    let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
+    backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+
+    let values = vec![f32::NAN; (output.elements() * 3) as usize];
+    let into = view(&values, [output.channels, 3, output.height, output.width]);
+    for (t, from) in (0..).zip(&out) {
+        let map = Affine { mul: 1.0, add: 0.0 };
+        let op = StoreOp {
+            from: *from,
+            shape: output,
+            channel: 0,
+            divide: None,
+            clamp: None,
+            sample: None,
+            map,
+            into: &into,
+            batch: 0,
+            frame: t,
+            clip_frame: t,
+            scratch,
+        };
+        backend.store(&mut memory, &op, &mut never()).unwrap();
+    }
+    backend.finish(&mut memory, None).unwrap();
+    values
+}
+
+fn frame(terms: &[(Frame, u8)], bias: u8, residual: Option<Frame>, out: Frame) -> ConvFrame {
+    let mut all = Terms::new();
+    terms.iter().for_each(|(frame, slab)| all.push(Term { frame: *frame, slab: *slab }));
+    ConvFrame { terms: all, bias, residual, out }
+}
+
+fn relative_error(found: &[f32], right: &[f32]) -> f64 {
+    let squares = |sum: f64, value: f64| sum + value * value;
+    let difference = found.iter().zip(right).map(|(f, r)| f64::from(*f) - f64::from(*r)).fold(0.0, squares);
+    (difference / right.iter().map(|r| f64::from(*r)).fold(0.0, squares)).sqrt()
+}
+
+#[test]
+fn convolutions_are_those_of_the_cpu() {
+    let Some(cuda) = gpu() else { return };
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let sizes = [(1, 1), (2, 6), (7, 5), (16, 16), (18, 34), (37, 53)];
+    let channels = [(8, 8), (16, 24), (64, 64), (72, 128), (128, 136), (12, 20)];
+    for (height, width) in sizes {
+        for (cin, cout) in channels {
+            for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
+                if window == Window::Down && (height % 2 == 1 || width % 2 == 1) {
+                    continue;
+                }
+                for prologue in [Prologue::None, Prologue::NormSilu, Prologue::Norm] {
+                    let plain = layout(cin, cout, window, prologue);
+                    let residual = window != Window::Up;
+                    let shortcut = (window == Window::Same && cin != cout).then_some(cin + 8);
+                    let case = Case {
+                        layout: ConvLayout { shortcut, ..plain },
+                        input: FrameShape::new(height, width, cin),
+                        residual,
+                    };
+                    let error = relative_error(&run(&cuda, &case), &run(&cpu, &case));
+                    assert!(error < 2e-3, "{:?} {height}x{width}: {error:.1e}", case.layout);
+                }
+            }
+        }
+        for (cin, cout, prologue) in [
+            (3, 16, Prologue::None),
+            (3, 128, Prologue::None),
+            (16, 3, Prologue::NormSilu),
+            (128, 3, Prologue::NormSilu),
+        ] {
+            let case = Case {
+                layout: layout(cin, cout, Window::Same, prologue),
+                input: FrameShape::new(height, width, cin),
+                residual: false,
+            };
+            let error = relative_error(&run(&cuda, &case), &run(&cpu, &case));
+            assert!(error < 2e-3, "{:?} {height}x{width}: {error:.1e}", case.layout);
+        }
+    }
+}
+
+/// Queries, keys and values in, the mixture out.
+fn attend<B: Backend>(backend: &B, shape: FrameShape) -> Vec<f32> {
+    let wide = shape.with_channels(3 * shape.channels);
+    let (from, to) = (Frame(0), Frame(backend.frame_bytes(wide, 1).next_multiple_of(4096)));
+    let scratch = (to.0 + backend.frame_bytes(shape, 1)).next_multiple_of(4096);
+    let most = backend.staging_bytes(wide);
+    let bytes = scratch + most.max(backend.attention_scratch(shape, 1));
+    let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
+    let values = Random(3).values(wide.elements(), 1.0);
+    let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
+    let map = Affine { mul: 1.0, add: 0.0 };
+    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: wide, into: from, scratch };
+    backend.load(&mut memory, &op, &mut never()).unwrap();
+    let op = AttentionOp { shape, frames: &[(from, to)], scratch };
+    backend.attention(&mut memory, &op, &mut never()).unwrap();
+    let values = vec![f32::NAN; shape.elements() as usize];
+    let into = view(&values, [shape.channels, 1, shape.height, shape.width]);
+    let op = StoreOp {
+        from: to,
+        shape,
+        channel: 0,
+        divide: None,
+        clamp: None,
+        sample: None,
+        map,
+        into: &into,
+        batch: 0,
+        frame: 0,
+        clip_frame: 0,
+        scratch,
+    };
+    backend.store(&mut memory, &op, &mut never()).unwrap();
+    backend.finish(&mut memory, None).unwrap();
+    values
+}
+
+#[test]
+fn attention_is_that_of_the_cpu() {
+    let Some(cuda) = gpu() else { return };
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for (height, width, channels) in [(1, 1, 8), (5, 7, 32), (13, 17, 64), (31, 37, 512)] {
+        let shape = FrameShape::new(height, width, channels);
+        let error = relative_error(&attend(&cuda, shape), &attend(&cpu, shape));
+        assert!(error < 4e-3, "{height}x{width}x{channels}: {error:.1e}");
+    }
+}
+
+/// Two tiles into a frame, divided by the sum of their fades.
+fn blended<B: Backend>(backend: &B) -> Vec<f32> {
+    let (tile, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(8, 7, 3));
+    let (from, canvas) = (Frame(0), Frame(1 << 20));
+    let scratch = 2 << 20;
+    let most = backend.staging_bytes(whole);
+    let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
+    let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
+    let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
+    let prepared = backend.prepare(&layout, &mut weights(&layout, 2)).unwrap();
+    let map = Affine { mul: 1.0, add: 0.0 };
+    let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
+    for (i, top) in [0, 3].into_iter().enumerate() {
+        let deep = tile.with_channels(8);
+        let values = Random(i as u64).values(deep.elements(), 1.0);
+        let input = view(&values, [8, 1, 5, 7]);
+        let source = Frame(1 << 19);
+        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into: source, scratch };
+        backend.load(&mut memory, &op, &mut never()).unwrap();
+        let frames = [frame(&[(source, 0)], 0, None, from)];
+        let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch };
+        backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        let blend = Blend { rows: &fade, columns: &columns };
+        let op = BlendOp {
+            from,
+            from_shape: tile,
+            into: canvas,
+            into_shape: whole,
+            top,
+            left: 0,
+            fade: blend,
+            clear: i == 0,
+            scratch,
+        };
+        backend.blend(&mut memory, &op, &mut never()).unwrap();
+        backend.finish(&mut memory, None).unwrap();
+    }
+    let sums: Vec<f32> = (0..8).map(|y| fade.get(y).unwrap_or(&0.0) + if y >= 3 { fade[y - 3] } else { 0.0 }).collect();
+    let values = vec![f32::NAN; whole.elements() as usize];
+    let into = view(&values, [3, 1, 8, 7]);
+    let divide = Some(Blend { rows: &sums, columns: &columns });
+    let op = StoreOp {
+        from: canvas,
+        shape: whole,
+        channel: 0,
+        divide,
+        clamp: None,
+        sample: None,
+        map,
+        into: &into,
+        batch: 0,
+        frame: 0,
+        clip_frame: 0,
+        scratch,
+    };
+    backend.store(&mut memory, &op, &mut never()).unwrap();
+    backend.finish(&mut memory, None).unwrap();
+    values
+}
+
+#[test]
+fn blending_is_that_of_the_cpu() {
+    let Some(cuda) = gpu() else { return };
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+    let error = relative_error(&blended(&cuda), &blended(&cpu));
+    assert!(error < 2e-3, "{error:.1e}");
+}

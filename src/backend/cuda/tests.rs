@@ -295,7 +295,7 @@ fn blended<B: Backend>(backend: &B) -> Vec<f32> {
     let (tile, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(8, 7, 3));
     let (from, canvas) = (Frame(0), Frame(1 << 20));
     let scratch = 2 << 20;
-    let most = backend.staging_bytes(whole);
+    let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
     let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
     let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
     let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();

@@ -121,6 +121,7 @@ public:
     RunCall &operator=(const RunCall &) = delete;
 
     const vvae_run_info *info() const { return &info_; }
+    bool threw() const { return thrown_ != nullptr; }
 
     // The status of the call; what the callback threw comes before what the call says about being stopped by it.
     int32_t check(int32_t status) const {
@@ -179,11 +180,14 @@ public:
     // Says that the clip is complete.
     void finish() { detail::check(vvae_stream_push(stream_.get(), nullptr, nullptr)); }
 
+    // A cancelled pull is not thrown but returned, as VVAE_ERROR_CANCELLED: its frames count, and the next pull goes on
+    // after them.
     Pulled pull(const Tensor &out, const Run &run = {}) {
         Pulled pulled{VVAE_OK, 0};
         vvae_tensor tensor = out.raw();
         detail::RunCall call(run);
-        pulled.status = call.check(vvae_stream_pull(stream_.get(), &tensor, call.info(), &pulled.frames));
+        const int32_t status = vvae_stream_pull(stream_.get(), &tensor, call.info(), &pulled.frames);
+        pulled.status = status == VVAE_ERROR_CANCELLED && !call.threw() ? status : call.check(status);
         return pulled;
     }
 

@@ -160,9 +160,9 @@ pub struct vvae_run_info {
     pub struct_size: u32,
     /// VVAE_RUN_...
     pub flags: u32,
-    /// With VVAE_RUN_HAS_STREAM and all tensors on the stream's device, work is ordered on this CUstream and the call
+    /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
     /// returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-    /// finished when the call returns.
+    /// finished when the call returns, and what is in a tensor on a device has to be there before the call.
     pub cuda_stream: *mut c_void,
     /// May be NULL.
     pub progress: vvae_progress_fn,

@@ -279,6 +279,9 @@ impl<B: Backend> Session for Engine<B> {
             settings.threads == self.settings.threads && settings.instructions == self.settings.instructions;
         if !same_backend {
             self.backend = Arc::new((self.make)(&settings)?);
+            // What the last call left under way, it left to the old backend.
+            self.workspace = None;
+            self.tell_idle();
         }
         self.settings = settings;
         Ok(())

@@ -314,9 +314,9 @@ namespace VideoVae
             /// </summary>
             public uint flags;
             /// <summary>
-            /// With VVAE_RUN_HAS_STREAM and all tensors on the stream's device, work is ordered on this CUstream and the call
+            /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
             /// returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-            /// finished when the call returns.
+            /// finished when the call returns, and what is in a tensor on a device has to be there before the call.
             /// </summary>
             public void* cuda_stream;
             /// <summary>

@@ -112,44 +112,57 @@ fn a_cancel_between_runs_is_for_none_of_them() {
     });
 }
 
+/// Frame `t` of a compact video.
+fn frame(buffer: &Buffer, t: i64) -> Vec<f32> {
+    let [_, _, frames, h, w] = buffer.shape;
+    let planes = (0..3).map(|c| buffer.f32()[((c * frames + t) * h * w) as usize..][..(h * w) as usize].to_vec());
+    planes.collect::<Vec<_>>().concat()
+}
+
+/// Pulls a stream through `stop_at` progress calls at a time, cancelling every pull, and compares what comes out.
+fn pull_with_cancels(vae: &Vae, whole: &Buffer, stop_at: u64) {
+    let mut expected = video(whole);
+    vae.decode(whole, &mut expected).unwrap();
+    let stream = vae.stream("decode", whole.shape).unwrap();
+    assert_eq!(stream.push(Some(&whole.tensor())).unwrap(), (VVAE_OK, whole.shape[2]));
+    stream.push(None).unwrap();
+    let [_, _, frames, h, w] = expected.shape;
+    let (mut pulled, mut cancels) = (0, 0);
+    let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, h, w]);
+    loop {
+        let mut told = Told { stop_at, ..Told::default() };
+        let mut written = 0;
+        let run = with_progress(&mut told);
+        // SAFETY: all pointers are valid.
+        let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
+        for t in 0..written {
+            assert!(frame(&room, t) == frame(&expected, pulled + t), "frame {}", pulled + t);
+        }
+        pulled += written;
+        match status {
+            VVAE_OK => {}
+            VVAE_ERROR_CANCELLED => cancels += 1,
+            VVAE_END => break,
+            other => panic!("{other}"),
+        }
+    }
+    assert_eq!(pulled, frames);
+    assert!(cancels > 3, "{cancels}");
+}
+
 #[test]
 fn a_cancelled_stream_goes_on_where_it_was() {
+    on_every_device(|_| pull_with_cancels(&Vae::open(&small()).unwrap(), &latent(3, 2, 3), 5));
+}
+
+#[test]
+fn a_cancelled_tiled_stream_blends_nothing_twice() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
-        let whole = latent(3, 2, 3);
-        let mut expected = video(&whole);
-        vae.decode(&whole, &mut expected).unwrap();
-
-        let stream = vae.stream("decode", whole.shape).unwrap();
-        assert_eq!(stream.push(Some(&whole.tensor())).unwrap(), (VVAE_OK, 3));
-        stream.push(None).unwrap();
-        let frame = |buffer: &Buffer, t: i64| {
-            let [_, _, frames, h, w] = buffer.shape;
-            let frame = (h * w) as usize;
-            let planes = (0..3).map(|c| buffer.f32()[((c * frames + t) * h * w) as usize..][..frame].to_vec());
-            planes.collect::<Vec<_>>().concat()
-        };
-        let (mut pulled, mut cancels) = (0, 0);
-        let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, 16, 24]);
-        loop {
-            // Every pull is stopped after a few steps, until the stream gets through between two stops.
-            let mut told = Told { stop_at: 5, ..Told::default() };
-            let mut written = 0;
-            let run = with_progress(&mut told);
-            // SAFETY: all pointers are valid.
-            let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
-            for t in 0..written {
-                assert_eq!(frame(&room, t), frame(&expected, pulled + t), "frame {}", pulled + t);
-            }
-            pulled += written;
-            match status {
-                VVAE_OK => {}
-                VVAE_ERROR_CANCELLED => cancels += 1,
-                VVAE_END => break,
-                other => panic!("{other}"),
-            }
+        for (key, value) in [("decode_tiled", "true"), ("decode_tile_size", "64"), ("decode_tile_overlap", "16")] {
+            vae.configure(key, value).unwrap();
         }
-        assert_eq!(pulled, 9);
-        assert!(cancels > 3, "{cancels}");
+        // Every step is followed by a progress call, so that a stop falls on each of them, blends too.
+        pull_with_cancels(&vae, &latent(2, 10, 11), 1);
     });
 }

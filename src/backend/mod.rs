@@ -80,7 +80,7 @@ pub trait Backend: Send + Sync + 'static {
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
     /// One head over all pixels of a frame, with a running softmax: the score matrix never exists.
     fn attention(&self, memory: &mut Self::Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()>;
-    /// Adds a tile, weighted by its fades, to the frame it is a part of.
+    /// Adds a tile, weighted by its fades, to the frame it is a part of. Never interrupted, as it cannot be run again.
     fn blend(&self, memory: &mut Self::Memory, op: &BlendOp, stop: &mut Stop) -> Result<()>;
     /// Activations to host tensor.
     fn store(&self, memory: &mut Self::Memory, op: &StoreOp, stop: &mut Stop) -> Result<()>;

@@ -83,13 +83,15 @@ unsafe fn run_job(
             unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { Run::read(run, direction) }?;
-        if handle.log.is_on()
-            && let Ok(plan) = open.session.plan(direction, input.shape())
-        {
-            handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
-        }
         let job = Job { direction, input: &input, output: &output, logvar: run.logvar.as_ref(), stream: run.stream() };
-        run.with_control(handle, |control| open.session.run(&job, control))?;
+        run.with_control(handle, |control| {
+            if handle.log.is_on()
+                && let Ok(plan) = open.session.plan(direction, input.shape())
+            {
+                handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
+            }
+            open.session.run(&job, control)
+        })?;
         Ok(VVAE_OK)
     })
 }

@@ -7,7 +7,7 @@ use super::table::{self, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::{Error, Result};
-use crate::exec::Pull;
+use crate::exec::{Outputs, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its run info.
         let run = unsafe { Run::read(run, open.direction) }?;
         let mut count = 0;
-        let pulled =
-            run.with_control(handle, |control| open.stream.pull(&out, run.logvar.as_ref(), control, &mut count));
+        let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
+        let pulled = run.with_control(handle, |control| open.stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.
         unsafe { written.write_unaligned(count as i64) };
         Ok(match pulled? {

@@ -9,7 +9,7 @@ use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::Result;
-use crate::exec::{Control, Job, Ledger, MemoryUse, Progress, Pull, Session, Settings, Stream, Trim};
+use crate::exec::{Control, Job, Ledger, Outputs, Progress, Pull, Session, Settings, Stream, Trim};
 use crate::model::{Config, Direction};
 use crate::node;
 use crate::plan::Plan;
@@ -65,9 +65,6 @@ impl Session for Mock {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
-    fn memory(&self) -> MemoryUse {
-        self.ledger.figures()
-    }
     fn ledger(&self) -> Arc<Ledger> {
         self.ledger.clone()
     }
@@ -89,11 +86,8 @@ impl Stream for MockStream {
         assert!(input.is_some(), "a panic in a stream");
         Ok(0)
     }
-    fn pull(&mut self, _: &View, _: Option<&View>, _: &mut Control, _: &mut u64) -> Result<Pull> {
+    fn pull(&mut self, _: &Outputs, _: &mut Control, _: &mut u64) -> Result<Pull> {
         Ok(Pull::Ended)
-    }
-    fn bytes(&self) -> u64 {
-        0
     }
 }
 

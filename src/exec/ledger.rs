@@ -65,11 +65,6 @@ impl Held {
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
-
-    /// A share of something that is held, and counted, elsewhere.
-    pub fn nothing(&self) -> Held {
-        self.ledger.hold(0)
-    }
 }
 
 impl Drop for Held {

@@ -50,6 +50,14 @@ pub struct Job<'a> {
     pub stream: Option<HostStream>,
 }
 
+/// Where a pull writes.
+pub struct Outputs<'a> {
+    pub output: &'a View,
+    pub logvar: Option<&'a View>,
+    /// The host's CUDA stream, for tensors on the device.
+    pub stream: Option<HostStream>,
+}
+
 /// Bytes of memory a session holds.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct MemoryUse {
@@ -81,8 +89,7 @@ pub trait Session: Send {
     fn run(&mut self, job: &Job, control: &mut Control) -> Result<()>;
     /// `input` as in `plan`; its frame count is ignored.
     fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>>;
-    fn memory(&self) -> MemoryUse;
-    /// The figures behind `memory`, which can be read while a call runs.
+    /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
 }
@@ -105,9 +112,7 @@ pub trait Stream: Send {
     fn push(&mut self, input: Option<&View>) -> Result<u64>;
     /// Works until `output` is full or more input is needed. `written` is the number of frames written, also when the
     /// call was cancelled; the next pull goes on from there.
-    fn pull(&mut self, output: &View, logvar: Option<&View>, control: &mut Control, written: &mut u64) -> Result<Pull>;
-    /// Bytes of device memory the stream holds.
-    fn bytes(&self) -> u64;
+    fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull>;
 }
 
 /// A device as the host names it.

@@ -73,7 +73,7 @@ impl<B: Backend> Runner<'_, B> {
                     stop,
                 )
             }
-            Step::Blend { lane, from, into, clear } => self.blend(layout, pool, lane, (from, into), clear, stop),
+            Step::Blend { lane, from, into, clear } => self.blend(layout, pool, lane, (from, into), clear),
             Step::Store { batch, frame, from } => self.store(layout, pool, (batch, frame), from),
         }
     }
@@ -102,6 +102,7 @@ impl<B: Backend> Runner<'_, B> {
         self.backend.load(self.memory, &op, stop)
     }
 
+    /// Never interrupted: a blend adds to what is there, so it must not be run again.
     fn blend(
         &mut self,
         layout: &Layout,
@@ -109,7 +110,6 @@ impl<B: Backend> Runner<'_, B> {
         lane: usize,
         (from, into): (Slot, Slot),
         clear: bool,
-        stop: &mut Stop,
     ) -> Result<()> {
         let (Some(grid), Some(tile)) = (&layout.grid, layout.tile_of(lane)) else {
             return Err(Error::Internal("a step blends, but there are no tiles".into()));
@@ -127,7 +127,7 @@ impl<B: Backend> Runner<'_, B> {
             clear,
             scratch: self.scratch,
         };
-        self.backend.blend(self.memory, &op, stop)
+        self.backend.blend(self.memory, &op, &mut || false)
     }
 
     /// A store is never interrupted: a frame that the host was given must not be given again.

@@ -8,9 +8,9 @@ use super::runner::{Ends, Runner, Watch};
 use super::settings::{Limit, Settings};
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
-use super::{Control, Job, MemoryUse, Session, Stream, Trim, check};
+use super::{Control, Job, Session, Stream, Trim, check};
 use crate::backend::cpu::HostAllocator;
-use crate::backend::{Backend, Staging};
+use crate::backend::{Backend, HostStream, Staging};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Config, Direction, Network};
@@ -24,7 +24,8 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
     pub held: Held,
-    pinned: Held,
+    staging: [u64; 2],
+    _pinned: Held,
 }
 
 pub struct Engine<B: Backend> {
@@ -154,6 +155,12 @@ impl<B: Backend> Engine<B> {
             slice: self.settings.slice_frames,
             chunk: self.settings.chunk_frames,
         };
+        if request.has_too_many_tiles() {
+            return Err(Error::Argument(format!(
+                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
+                 tiles or less overlap"
+            )));
+        }
         request.plan(&self.costs()).map_err(|no| {
             Error::Memory(format!(
                 "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
@@ -188,9 +195,9 @@ impl<B: Backend> Engine<B> {
     /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
     /// the other direction where both together would pass the limit.
     fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
+        let limit = self.limit();
         let fits = |kept: &Workspace<B>| {
-            kept.held.bytes() == blueprint.workspace_bytes()
-                && kept.pinned.bytes() == blueprint.staging().iter().sum::<u64>()
+            (kept.held.bytes(), kept.staging) == (blueprint.workspace_bytes(), blueprint.staging())
         };
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
@@ -198,11 +205,10 @@ impl<B: Backend> Engine<B> {
             Direction::Decode => &mut self.encoder,
         };
         let held = other.weights.as_ref().map_or(0, |_| weights::bytes(&*self.backend, &other.network));
-        if let Limit::Bytes(limit) = self.settings.memory_limit
-            && held.saturating_add(blueprint.device_bytes()) > limit
-        {
+        if held.saturating_add(blueprint.device_bytes()) > limit {
             other.weights = None;
         }
+        self.tell_idle();
     }
 
     /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
@@ -213,15 +219,10 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn keep_workspace(&mut self, workspace: Workspace<B>) {
-        self.workspace = Some(workspace);
-        self.tell_idle();
-    }
-
     fn tell_idle(&self) {
-        let network_bytes = |side: &Side<B>| match side.weights {
-            Some(_) => weights::bytes(&*self.backend, &side.network),
-            None => 0,
+        let network_bytes = |side: &Side<B>| match &side.weights {
+            Some(share) if share.is_idle() => weights::bytes(&*self.backend, &side.network),
+            _ => 0,
         };
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
         self.ledger.set_idle(workspace + network_bytes(&self.encoder) + network_bytes(&self.decoder));
@@ -255,7 +256,22 @@ impl<B: Backend> Engine<B> {
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
     let [load, store] = blueprint.staging();
     let memory = backend.allocate(blueprint.workspace_bytes(), Staging { load, store })?;
-    Ok(Workspace { memory, held: ledger.hold(blueprint.workspace_bytes()), pinned: ledger.hold_pinned(load + store) })
+    Ok(Workspace {
+        memory,
+        held: ledger.hold(blueprint.workspace_bytes()),
+        staging: [load, store],
+        _pinned: ledger.hold_pinned(load + store),
+    })
+}
+
+/// The host's stream, if the work can be left to it: where all tensors are on the device. The rest is done when we return.
+pub fn stream_for<const N: usize>(
+    stream: Option<HostStream>,
+    place: Place,
+    tensors: [Option<&View>; N],
+) -> Option<HostStream> {
+    let on_device = |view: &View| view.place() == place && place != Place::Cpu;
+    stream.filter(|_| tensors.into_iter().flatten().all(on_device))
 }
 
 pub fn stage_name(direction: Direction) -> &'static str {
@@ -305,14 +321,15 @@ impl<B: Backend> Session for Engine<B> {
         self.make_room(direction, &blueprint);
         self.load_weights(direction, control)?;
         let mut workspace = self.take_workspace(&blueprint)?;
-        // Only work between tensors on the device can be left to the host's stream; the rest is done when we return.
-        let on_device = |view: &View| view.place() == place && place != Place::Cpu;
-        let stream = job.stream.filter(|_| [job.input, job.output].into_iter().chain(job.logvar).all(on_device));
+        let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
         let result =
             self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
-        self.keep_workspace(workspace);
+        if finished.is_ok() {
+            self.workspace = Some(workspace);
+        }
+        self.tell_idle();
         result.and(finished)
     }
 
@@ -326,7 +343,8 @@ impl<B: Backend> Session for Engine<B> {
         self.tell_idle();
         let side = self.side(direction);
         let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let workspace = allocate(&*self.backend, &self.ledger, &blueprint)?;
+        let workspace = self.take_workspace(&blueprint)?;
+        self.tell_idle();
         let job = blueprint.job(&self.costs());
         Ok(Box::new(Streaming::new(
             Arc::clone(&self.backend),
@@ -337,10 +355,6 @@ impl<B: Backend> Session for Engine<B> {
             self.settings.clone(),
             (self.place, input),
         )))
-    }
-
-    fn memory(&self) -> MemoryUse {
-        self.ledger.figures()
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use super::runner::{Ends, Runner, Watch};
-use super::session::{Workspace, stage_name};
+use super::session::{Workspace, stage_name, stream_for};
 use super::settings::Settings;
 use super::weights::Share;
-use super::{Control, Pull, Stream, check};
+use super::{Control, Outputs, Pull, Stream, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::plan::{Job, Step, Wait};
@@ -24,6 +24,8 @@ pub struct Streaming<B: Backend> {
     /// The shape that frames are pushed in.
     input: Shape,
     ended: bool,
+    /// Whether frames that were pushed got lost.
+    broken: bool,
     /// Output frames that the host has.
     pulled: u64,
 }
@@ -38,7 +40,26 @@ impl<B: Backend> Streaming<B> {
         settings: Settings,
         (place, input): (Place, Shape),
     ) -> Streaming<B> {
-        Streaming { backend, weights, workspace, scratch, job, settings, place, input, ended: false, pulled: 0 }
+        Streaming {
+            backend,
+            weights,
+            workspace,
+            scratch,
+            job,
+            settings,
+            place,
+            input,
+            ended: false,
+            broken: false,
+            pulled: 0,
+        }
+    }
+
+    fn check_intact(&self) -> Result<()> {
+        match self.broken {
+            true => Err(Error::State("stream: a push failed, so frames are missing; open another stream".into())),
+            false => Ok(()),
+        }
     }
 
     /// Runs the steps that a call with these tensors can run.
@@ -57,6 +78,7 @@ impl<B: Backend> Streaming<B> {
 
 impl<B: Backend> Stream for Streaming<B> {
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
+        self.check_intact()?;
         let Some(view) = input else {
             if !self.ended {
                 self.ended = true;
@@ -79,21 +101,29 @@ impl<B: Backend> Stream for Streaming<B> {
         for _ in 0..taken {
             job.load();
         }
-        while let Some(Step::Load { .. }) = job.front() {
-            runner.run(job, &mut || false)?;
+        let mut loaded = Ok(());
+        while let (Ok(()), Some(Step::Load { .. })) = (&loaded, job.front()) {
+            loaded = runner.run(job, &mut || false);
             job.done();
         }
-        self.backend.finish(&mut self.workspace.memory, None)?;
-        Ok(taken)
+        // Also after a failure: nothing may touch the host's tensor once the call has returned.
+        let finished = self.backend.finish(&mut self.workspace.memory, None);
+        // The schedule counts on frames that may not be there.
+        self.broken = loaded.is_err() || finished.is_err();
+        loaded.and(finished).map(|()| taken)
     }
 
-    fn pull(&mut self, output: &View, logvar: Option<&View>, control: &mut Control, written: &mut u64) -> Result<Pull> {
+    fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         *written = 0;
+        self.check_intact()?;
+        let Outputs { output, logvar, stream } = *into;
         let network = Arc::clone(&self.job.layout().network);
         check::output(&network.config, network.direction, self.input, output, self.place, false)?;
         if let Some(logvar) = logvar {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
+        let stream = stream_for(stream, self.place, [Some(output), logvar]);
+        self.backend.begin(stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, job) =
@@ -129,11 +159,7 @@ impl<B: Backend> Stream for Streaming<B> {
         };
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = self.backend.finish(&mut self.workspace.memory, None);
+        let finished = self.backend.finish(&mut self.workspace.memory, stream);
         result.and_then(|pull| finished.map(|()| pull))
-    }
-
-    fn bytes(&self) -> u64 {
-        self.workspace.held.bytes()
     }
 }

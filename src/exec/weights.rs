@@ -51,13 +51,20 @@ pub struct Share<B: Backend> {
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
     _entry: Arc<Entry>,
-    _held: Held,
+    /// Shared with the streams of the session, so that weights count as long as any of them needs them, and once.
+    held: Arc<Held>,
 }
 
 impl<B: Backend> Clone for Share<B> {
-    /// For a stream of the same session, whose weights are counted already.
     fn clone(&self) -> Share<B> {
-        Share { weights: Arc::clone(&self.weights), _entry: Arc::clone(&self._entry), _held: self._held.nothing() }
+        Share { weights: Arc::clone(&self.weights), _entry: Arc::clone(&self._entry), held: Arc::clone(&self.held) }
+    }
+}
+
+impl<B: Backend> Share<B> {
+    /// Whether no stream needs them.
+    pub fn is_idle(&self) -> bool {
+        Arc::strong_count(&self.held) == 1
     }
 }
 
@@ -115,7 +122,7 @@ pub fn share<B: Backend>(
         }
     };
     drop(weights);
-    Ok(Share { weights: shared, _entry: entry, _held: held })
+    Ok(Share { weights: shared, _entry: entry, held: Arc::new(held) })
 }
 
 fn load<B: Backend>(
@@ -141,5 +148,7 @@ fn load<B: Backend>(
         let _transient = ledger.hold(transient_bytes::<B>(layer));
         convs.push(backend.prepare(&layer.layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
     }
+    // A file that was written to meanwhile may have given us half of each.
+    checkpoint.verify_unchanged()?;
     Ok((Weights { convs }, held))
 }

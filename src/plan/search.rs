@@ -15,6 +15,10 @@ use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{FrameShape, Shape};
 
 const MOST_CHUNK_FRAMES: u64 = 8;
+/// Tiles of all clips together that a job may have; each is kept track of on its own.
+const MOST_LANES: u64 = 1 << 14;
+/// The search for tiles that fit ends here: a job of more tiles than this would take for ever.
+const MOST_SMALL_TILES: u64 = 1 << 9;
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels will do; and a
 /// slice more keeps frames waiting at every level.
 const MOST_SLICE_FRAMES: u64 = 4;
@@ -103,6 +107,16 @@ impl Request {
         Grid::new(size, rows, columns, self.network.config.spatial_scale(), self.network.direction).map(Arc::new)
     }
 
+    /// Tiles of all clips together.
+    fn lanes(&self, grid: &Grid) -> u64 {
+        (grid.tiles() as u64).saturating_mul(self.input.batch)
+    }
+
+    /// Whether the tiles asked for are more than can be kept track of.
+    pub fn has_too_many_tiles(&self) -> bool {
+        self.tiles.and_then(|size| self.grid(size)).is_some_and(|grid| self.lanes(&grid) > MOST_LANES)
+    }
+
     /// Cuts from the fastest to the smallest.
     fn cuts(&self, busy_pixels: u64) -> Vec<Arc<Cut>> {
         let network = &self.network;
@@ -167,19 +181,26 @@ impl Request {
             let (height, width) = (side(rows, down), side(columns, across));
             let (height, width) = (height * scale, width * scale);
             let size = TileSize { height, width, overlap: self.overlap, spacing: Spacing::Even };
-            let fits = self.tiles.is_none_or(|b| size.height <= b.height && size.width <= b.width);
-            if fits && (down, across) != (1, 1) && !sizes.contains(&size) {
+            let asked = self.tiles.is_none_or(|b| size.height <= b.height && size.width <= b.width);
+            // Tiles that are hardly smaller would hardly take less.
+            let smaller = sizes.last().is_none_or(|last| size.height * size.width * 10 <= last.height * last.width * 9);
+            if asked && smaller && (down, across) != (1, 1) {
                 sizes.push(size);
             }
-            // The longer side is cut next, until neither can be.
-            let can =
-                |length: u64, n: u64| side(length, n + 1) < side(length, n) && side(length, n) > least.max(overlap + 1);
-            match (can(rows, down), can(columns, across)) {
-                (false, false) => return sizes,
-                (true, false) => down += 1,
-                (false, true) => across += 1,
-                (true, true) if height > width => down += 1,
-                (true, true) => across += 1,
+            if down * across > MOST_SMALL_TILES || down * across * self.input.batch > MOST_LANES {
+                return sizes;
+            }
+            // The longer side is cut next, until neither can be. Rounding may make the next cut no finer; a later one is.
+            let finer = |length: u64, n: u64| {
+                let now = side(length, n);
+                (n + 1..=length).take_while(|_| now > least.max(overlap + 1)).find(|m| side(length, *m) < now)
+            };
+            match (finer(rows, down), finer(columns, across)) {
+                (None, None) => return sizes,
+                (Some(n), None) => down = n,
+                (None, Some(n)) => across = n,
+                (Some(n), Some(_)) if height > width => down = n,
+                (Some(_), Some(n)) => across = n,
             }
         }
     }

@@ -83,7 +83,8 @@ impl Axis {
         let shared = (size.overlap / scale).min(side - 1);
         let (factor, fade) = match direction {
             Direction::Encode => (1, shared),
-            Direction::Decode => (scale, size.overlap),
+            // Tiles that share no whole latent pixel have nothing to fade into.
+            Direction::Decode => (scale, if shared == 0 { 0 } else { size.overlap }),
         };
         let spans = match size.spacing {
             Spacing::Strided => strided(length, side, shared),
@@ -167,6 +168,14 @@ mod tests {
     fn a_tile_inside_its_neighbours_overlap_is_left_out() {
         // The third span would be 12..14, no longer than the overlap.
         assert_eq!(grid(64, 16, 14, 8, Direction::Encode).unwrap().rows.spans.len(), 2);
+    }
+
+    #[test]
+    fn an_overlap_of_less_than_a_latent_pixel_leaves_no_seam() {
+        for overlap in 0..8 {
+            let grid = grid(64, overlap, 20, 20, Direction::Decode).unwrap();
+            assert!(grid.rows.weight.iter().all(|weight| *weight == 1.0), "{overlap}: {:?}", grid.rows.weight);
+        }
     }
 
     #[test]

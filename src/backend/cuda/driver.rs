@@ -1,10 +1,10 @@
 //! The NVIDIA driver: whether there is one, what its answers mean, and its devices.
 
-use std::ffi::CStr;
-use std::sync::OnceLock;
-
 use cudarc::driver::sys::{self, CUdevice, CUresult};
+use once_cell::sync::OnceCell;
+use std::ffi::CStr;
 
+use super::context::Context;
 use crate::backend::device::DeviceInfo;
 use crate::error::{Error, Result};
 
@@ -13,7 +13,7 @@ const OLDEST: i32 = 12_000;
 
 /// Says why CUDA cannot be used, if it cannot. Looks once.
 pub fn ready() -> Result<()> {
-    static READY: OnceLock<Result<()>> = OnceLock::new();
+    static READY: OnceCell<Result<()>> = OnceCell::new();
     READY.get_or_init(look).clone()
 }
 
@@ -135,6 +135,18 @@ impl Gpu {
     }
 }
 
+/// Only a context knows what is free. Where nobody has one, none is made just to ask: then all of it is.
+fn free_bytes(index: u32, gpu: &Gpu) -> u64 {
+    let (mut flags, mut active) = (0, 0);
+    // SAFETY: the device came from the driver.
+    let answer = unsafe { sys::cuDevicePrimaryCtxGetState(gpu.handle, &mut flags, &mut active) };
+    let free = match check("asking whether the GPU is in use", answer) {
+        Ok(()) if active != 0 => Context::new(index).and_then(|context| context.free_bytes()),
+        _ => Ok(gpu.memory_total),
+    };
+    free.unwrap_or(gpu.memory_total)
+}
+
 /// The GPUs that can be used, in the driver's order.
 pub fn devices() -> Vec<DeviceInfo> {
     let gpus = (0..Gpu::count().unwrap_or(0)).filter_map(|index| Some((index, Gpu::new(index).ok()?)));
@@ -143,7 +155,7 @@ pub fn devices() -> Vec<DeviceInfo> {
         .map(|(index, gpu)| DeviceInfo {
             id: format!("cuda:{index}"),
             memory_total: gpu.memory_total,
-            memory_free: super::context::Context::new(index).and_then(|c| c.free_bytes()).unwrap_or(0),
+            memory_free: free_bytes(index, &gpu),
             name: format!("{} (compute capability {}.{})", gpu.name, gpu.capability.0, gpu.capability.1),
         })
         .collect()

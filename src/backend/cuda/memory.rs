@@ -6,6 +6,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::context::Context;
 use super::driver::check;
+use super::stream::Stream;
 use crate::error::{Error, Result};
 
 /// A block of device memory, given back to the driver when dropped.
@@ -36,13 +37,16 @@ impl Block {
         Ok(self.address + offset)
     }
 
-    /// Copies from host memory and waits.
-    pub fn write<T: Copy>(&self, offset: u64, from: &[T]) -> Result<()> {
+    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream, and
+    /// may return before the last bytes have landed.
+    pub fn write<T: Copy>(&self, stream: &Stream, offset: u64, from: &[T]) -> Result<()> {
         let bytes = size_of_val(from);
         let to = self.at(offset, bytes as u64)?;
         let _current = self.context.enter()?;
-        // SAFETY: both regions are that long; the copy has ended when the call returns.
-        check("copying to the GPU", unsafe { sys::cuMemcpyHtoD_v2(to, from.as_ptr().cast(), bytes) })
+        // SAFETY: both regions are that long, and live until the copy has ended.
+        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream.handle()) };
+        check("copying to the GPU", answer)?;
+        stream.wait()
     }
 }
 

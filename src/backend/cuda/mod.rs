@@ -46,7 +46,6 @@ pub struct Cuda {
 
 /// The memory of a job and what is under way in it.
 pub struct Memory {
-    // Before the block: what is under way ends before the memory goes.
     transfers: Transfers,
     marks: Vec<Event>,
     next: usize,
@@ -76,6 +75,15 @@ impl Cuda {
         memory.next = (memory.next + 1) % AHEAD;
         mark.wait()?;
         mark.record(&self.stream)
+    }
+}
+
+impl Drop for Cuda {
+    /// A call on the host's stream may have left work behind; kernels and memory must outlive it.
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            let _ = self.stream.wait();
+        }
     }
 }
 
@@ -140,15 +148,15 @@ impl Backend for Cuda {
 
     fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
         let _current = self.context.enter()?;
-        memory.transfers.finish()?;
-        match host {
+        let arrived = memory.transfers.finish();
+        arrived.and(match host {
             Some(host) => Event::new(&self.context)?.between(self.stream.handle(), host.0.cast()),
             None => self.stream.wait(),
-        }
+        })
     }
 
     fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
-        Conv::prepare(&self.context, layout, source)
+        Conv::prepare(&self.context, &self.stream, layout, source)
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {

@@ -167,8 +167,6 @@ pub struct Strided {
 pub struct LoadParams {
     pub from: Strided,
     pub into: u64,
-    pub top: i32,
-    pub left: i32,
     pub height: i32,
     pub width: i32,
     /// Channels of a pixel in memory; those beyond the tensor's are set to zero.

@@ -1,5 +1,5 @@
 //! Moves frames between host tensors and activations. A tensor on the device is read and written in place; one in host
-//! memory passes through pinned memory, so that the copy engine can move it while the host goes on.
+//! memory passes through pinned memory, which the copy engine reaches while the host goes on.
 
 use std::sync::Arc;
 
@@ -67,12 +67,11 @@ impl Transfers {
         Ok(Transfers { loads, stores: Ring::new(context, staging.store)?, arrivals: [None, None] })
     }
 
-    /// Waits for the frames that are under way and writes them into the host's tensors.
+    /// Waits for the frames that are under way and writes them into the host's tensors. Forgets them in any case: those
+    /// tensors are the host's again.
     pub fn finish(&mut self) -> Result<()> {
-        for turn in 0..2 {
-            self.arrive((self.stores.next + turn) % 2)?;
-        }
-        Ok(())
+        let [first, second] = [0, 1].map(|turn| self.arrive((self.stores.next + turn) % 2));
+        first.and(second)
     }
 
     fn arrive(&mut self, place: usize) -> Result<()> {
@@ -190,12 +189,22 @@ fn in_place(view: &View, batch: u64, frame: u64, area: Area) -> Strided {
     strided(data, view.dtype(), view.shape().channels, area, [by_channel, by_row, by_column])
 }
 
+/// Whoever made the view vouches for the frames it has, and for no other.
+fn check_frame(view: &View, batch: u64, frame: u64) -> Result<()> {
+    let shape = view.shape();
+    if batch < shape.batch && frame < shape.frames {
+        return Ok(());
+    }
+    Err(Error::Internal(format!("frame {frame} of clip {batch} is not in a tensor {shape}")))
+}
+
 fn blocks(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(256) as u32, 1]
 }
 
 impl Cuda {
     pub(super) fn launch_load(&self, block: &Block, transfers: &mut Transfers, op: &LoadOp) -> Result<()> {
+        check_frame(op.from, op.batch, op.frame)?;
         let host = op.from.shape();
         let (top, left) = (op.top.min(host.height - 1), op.left.min(host.width - 1));
         let rows = (host.height - top).min(op.shape.height);
@@ -219,8 +228,6 @@ impl Cuda {
         let params = LoadParams {
             from,
             into: block.at(op.into.0, geometry::data_bytes(op.shape))?,
-            top: 0,
-            left: 0,
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: geometry::input_stride(op.shape.channels) as i32,
@@ -232,6 +239,7 @@ impl Cuda {
     }
 
     pub(super) fn launch_store(&self, block: &Block, transfers: &mut Transfers, op: &StoreOp) -> Result<()> {
+        check_frame(op.into, op.batch, op.frame)?;
         let (view, area) = (op.into, whole(op.into));
         let shape = view.shape();
         let on_host = view.place() == Place::Cpu;

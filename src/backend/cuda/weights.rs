@@ -8,6 +8,7 @@ use half::f16;
 use super::context::Context;
 use super::geometry::{CHUNK, COLUMNS, ELEMENT, Kind, WEIGHT_TILE, column_tiles, tap_order};
 use super::memory::Block;
+use super::stream::Stream;
 use crate::backend::{ConvLayout, ConvSource, Window};
 use crate::error::Result;
 
@@ -48,7 +49,12 @@ pub fn bytes(layout: &ConvLayout) -> u64 {
 }
 
 impl Conv {
-    pub fn prepare(context: &Arc<Context>, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
+    pub fn prepare(
+        context: &Arc<Context>,
+        stream: &Stream,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<Conv> {
         let kind = Kind::of(layout)?;
         let places = places(layout);
         let block = Block::new(context, places.end)?;
@@ -63,16 +69,16 @@ impl Conv {
                 Kind::Main if shortcut => pack(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, &plain),
                 Kind::Main => pack(layout.window, layout.cin, layout.cout, &plain),
             };
-            block.write(if shortcut { places.shortcut } else { slab * places.slab_bytes }, &packed)?;
+            block.write(stream, if shortcut { places.shortcut } else { slab * places.slab_bytes }, &packed)?;
         }
-        block.write(places.bias, &pack_biases(layout, source))?;
+        block.write(stream, places.bias, &pack_biases(layout, source))?;
         if places.beta > places.gamma {
             let padded = layout.cin.next_multiple_of(64) as usize;
             let (mut gamma, mut beta) = (vec![0.0f32; padded], vec![0.0f32; padded]);
             let cin = layout.cin as usize;
             source.norm(&mut gamma[..cin], &mut beta[..cin]);
-            block.write(places.gamma, &gamma)?;
-            block.write(places.beta, &beta)?;
+            block.write(stream, places.gamma, &gamma)?;
+            block.write(stream, places.beta, &beta)?;
         }
         Ok(Conv { block, places })
     }

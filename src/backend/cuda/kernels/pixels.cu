@@ -58,7 +58,6 @@ __device__ __forceinline__ void write(const Strided& tensor, i64 at, float value
 struct LoadParams {
     Strided from;
     u16* into;
-    int top, left;
     int height, width;  // of the activations
     int stride;         // channels of a pixel in memory; those beyond the tensor's are zeros
     float mul, add;
@@ -67,8 +66,8 @@ struct LoadParams {
 extern "C" __global__ void __launch_bounds__(256) load(const __grid_constant__ LoadParams p) {
     const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
-    const int y = min(p.top + static_cast<int>(pixel / p.width), p.from.height - 1);
-    const int x = min(p.left + static_cast<int>(pixel % p.width), p.from.width - 1);
+    const int y = min(static_cast<int>(pixel / p.width), p.from.height - 1);
+    const int x = min(static_cast<int>(pixel % p.width), p.from.width - 1);
     u16* into = p.into + pixel * p.stride;
     for (int c = 0; c < p.stride; ++c)
         into[c] = c < p.from.channels ? pack1(fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add)) : 0;
@@ -111,7 +110,9 @@ extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ 
     const float share = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
     for (int c = 0; c < p.into.channels; ++c) {
         float value = unpack2(from[p.channel + c]).x * share;
-        value = fminf(fmaxf(value, p.clamp_low), p.clamp_high);
+        // Written so that a NaN stays one.
+        if (value < p.clamp_low) value = p.clamp_low;
+        if (value > p.clamp_high) value = p.clamp_high;
         if (p.logvar >= 0) {
             const float logvar = fminf(fmaxf(unpack2(from[p.logvar + c]).x * share, -30.0f), 20.0f);
             value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));

@@ -21,7 +21,7 @@ import zlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 EPS = 1e-6  # of every GroupNorm
@@ -731,8 +731,11 @@ def train(a, model, material, device, log, started):
     if device.type == "cuda":
         shapes = [(0.6, fit(17, 128), 17, 128), (0.4, fit(9, 256), 9, 256)]
     else:
-        shapes = [(0.5, fit(5, 64), 5, 64), (0.3, fit(9, 96), 9, 96), (0.2, fit(17, 64), 17, 64)]
-    linear_start(model, torch.cat([material.batch(4, 17, 128) for _ in range(16 if device.type == "cuda" else 3)]), a.groups)
+        shapes = [(0.4, fit(5, 64), 5, 64), (0.2, fit(17, 64), 17, 64), (0.2, fit(5, 128), 5, 128), (0.2, fit(1, 256), 1, 256)]
+    if a.start:
+        model.load_state_dict({k: v.float() for k, v in load_file(a.start).items()})
+    else:
+        linear_start(model, torch.cat([material.batch(4, 17, 128) for _ in range(16 if device.type == "cuda" else 3)]), a.groups)
     steps = Steps(a, model, device)
     if steps.gpu:
         try:
@@ -825,6 +828,7 @@ def main():
     p.add_argument("--seconds", type=float, default=420, help="length of the whole run")
     p.add_argument("--reserve", type=float, default=20, help="of these, kept for the evaluation")
     p.add_argument("--steps", type=int, default=10 ** 9, help="stop after so many steps")
+    p.add_argument("--start", help="checkpoint of the same shape to go on from, instead of the linear code")
     p.add_argument("--footage", help="npz with arrays image* [H, W, 3] and clip* [T, H, W, 3], u8, to train on too")
     p.add_argument("--test", help="npz with arrays [T, H, W, 3], u8, that are only evaluated")
     p.add_argument("--channels", default="16,32,64,80")

@@ -39,7 +39,7 @@
 // library; a newer minor has more functions and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 0
+#define VVAE_ABI_MINOR 1
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -289,6 +289,12 @@ typedef struct {
     char name[128];
     uint64_t memory_total;
     uint64_t memory_free;
+    // The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
+    // five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+    char uuid[48];
+    // The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+    uint32_t compute_major;
+    uint32_t compute_minor;
 } vvae_device_desc;
 
 // A node: something a host can run. Texts of nodes, ports and parameters are valid for ever.

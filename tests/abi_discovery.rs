@@ -175,4 +175,26 @@ fn the_cpu_is_a_device() {
     assert_eq!(id, c"cpu");
     assert!(!name.is_empty());
     assert!(cpu.memory_total >= cpu.memory_free && cpu.memory_free > 0);
+    assert_eq!((cpu.uuid[0], cpu.compute_major, cpu.compute_minor), (0, 0, 0));
+    for gpu in devices.iter().filter(|d| d.device_type == VVAE_DEVICE_CUDA) {
+        // SAFETY: as above.
+        let uuid = unsafe { CStr::from_ptr(gpu.uuid.as_ptr()) }.to_str().unwrap();
+        let parts: Vec<usize> = uuid.split('-').map(str::len).collect();
+        assert_eq!(parts, [3, 8, 4, 4, 4, 12], "{uuid}");
+        assert!(gpu.compute_major >= 8, "{}.{}", gpu.compute_major, gpu.compute_minor);
+    }
+}
+
+/// A host built before a field existed has a shorter struct, and nothing beyond it is touched.
+#[test]
+fn a_device_fits_into_the_struct_of_an_older_host() {
+    let mut device = sized::<vvae_device_desc>();
+    let first_version = std::mem::offset_of!(vvae_device_desc, uuid);
+    assert_eq!(first_version, 176);
+    device.struct_size = first_version as u32;
+    (device.uuid, device.compute_major) = ([0x55; 48], 0x5555);
+    // SAFETY: the struct is as long as it says.
+    assert_eq!(unsafe { (api().vvae_device_info)(0, &mut device) }, VVAE_OK);
+    assert!(device.memory_total > 0);
+    assert_eq!((device.uuid, device.compute_major), ([0x55; 48], 0x5555));
 }

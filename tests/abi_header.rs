@@ -98,7 +98,9 @@ fn structs_and_constants_are_the_same_in_c() {
             text_length,
         }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
-        vvae_device_desc { struct_size, device_type, device_id, id, name, memory_total, memory_free }
+        vvae_device_desc {
+            struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
+        }
         vvae_node_desc { struct_size, reserved, id, label, help }
         vvae_port_desc { struct_size, direction, optional, dtype_count, dtypes, name, kind, help }
         vvae_param_desc {

@@ -90,7 +90,9 @@ fn layouts() -> String {
             slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
             text_length,
         }
-        vvae_device_desc { struct_size, device_type, device_id, id, name, memory_total, memory_free }
+        vvae_device_desc {
+            struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
+        }
         vvae_node_desc { struct_size, reserved, id, label, help }
         vvae_port_desc { struct_size, direction, optional, dtype_count, dtypes, name, kind, help }
         vvae_param_desc {

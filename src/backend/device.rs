@@ -8,6 +8,10 @@ pub struct DeviceInfo {
     pub name: String,
     pub memory_total: u64,
     pub memory_free: u64,
+    /// What the driver knows a GPU by, as its tools print it; empty for the CPU.
+    pub uuid: String,
+    /// Major and minor; zeros for the CPU.
+    pub compute_capability: (u32, u32),
 }
 
 /// All devices that can be used here. The first is what `auto` means.
@@ -17,7 +21,14 @@ pub fn devices() -> Vec<DeviceInfo> {
     let mut devices = super::cuda::devices();
     #[cfg(not(feature = "cuda"))]
     let mut devices = Vec::new();
-    devices.push(DeviceInfo { id: "cpu".into(), name: processor_name(), memory_total, memory_free });
+    devices.push(DeviceInfo {
+        id: "cpu".into(),
+        name: processor_name(),
+        memory_total,
+        memory_free,
+        uuid: String::new(),
+        compute_capability: (0, 0),
+    });
     devices
 }
 

@@ -158,6 +158,9 @@ fn describe_device(device: &DeviceInfo) -> vvae_device_desc {
         name: text::array(&device.name),
         memory_total: device.memory_total,
         memory_free: device.memory_free,
+        uuid: text::array(&device.uuid),
+        compute_major: device.compute_capability.0,
+        compute_minor: device.compute_capability.1,
     }
 }
 

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
 /// library; a newer minor has more functions and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 0;
+pub const VVAE_ABI_MINOR: u32 = 1;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
@@ -248,6 +248,12 @@ pub struct vvae_device_desc {
     pub name: [c_char; 128],
     pub memory_total: u64,
     pub memory_free: u64,
+    /// The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
+    /// five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+    pub uuid: [c_char; 48],
+    /// The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+    pub compute_major: u32,
+    pub compute_minor: u32,
 }
 
 /// A node: something a host can run. Texts of nodes, ports and parameters are valid for ever.

@@ -53,8 +53,11 @@ void print_devices(const Library &library) {
         vvae_device_desc device{};
         device.struct_size = sizeof device;
         if (library.vvae_device_info(i, &device) != VVAE_OK) continue;
-        std::printf("device  %-8s %s, %.1f of %.1f GiB free\n", device.id, device.name,
-                    double(device.memory_free) / (1 << 30), double(device.memory_total) / (1 << 30));
+        std::printf("device  %-8s %s", device.id, device.name);
+        if (device.device_type == VVAE_DEVICE_CUDA) {
+            std::printf(", compute capability %u.%u, %s", device.compute_major, device.compute_minor, device.uuid);
+        }
+        std::printf(", %.1f of %.1f GiB free\n", double(device.memory_free) / (1 << 30), double(device.memory_total) / (1 << 30));
     }
 }
 

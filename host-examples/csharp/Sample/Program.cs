@@ -39,7 +39,8 @@ internal static class Program
         Console.WriteLine($"video-vae {VaeLibrary.Version}, ABI {VaeLibrary.AbiVersion}");
         foreach (VaeDevice device in VaeLibrary.Devices)
         {
-            Console.WriteLine($"device {device.Id}: {device.Name}, {device.MemoryFree >> 20} of {device.MemoryTotal >> 20} MiB free");
+            string gpu = device.Type == DeviceType.Cuda ? $", compute capability {device.ComputeCapability}, {device.Uuid}" : "";
+            Console.WriteLine($"device {device.Id}: {device.Name}{gpu}, {device.MemoryFree >> 20} of {device.MemoryTotal >> 20} MiB free");
         }
         foreach (VaeNode node in VaeLibrary.Nodes)
         {

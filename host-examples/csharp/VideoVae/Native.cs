@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
-        public const int VVAE_ABI_MINOR = 0;
+        public const int VVAE_ABI_MINOR = 1;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -404,6 +404,16 @@ namespace VideoVae
             public fixed byte name[128];
             public ulong memory_total;
             public ulong memory_free;
+            /// <summary>
+            /// The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
+            /// five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+            /// </summary>
+            public fixed byte uuid[48];
+            /// <summary>
+            /// The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+            /// </summary>
+            public uint compute_major;
+            public uint compute_minor;
         }
 
         /// <summary>

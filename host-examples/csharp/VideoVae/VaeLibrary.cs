@@ -12,6 +12,10 @@ namespace VideoVae
         public int Index { get; internal set; }
         public ulong MemoryTotal { get; internal set; }
         public ulong MemoryFree { get; internal set; }
+        /// <summary>What the driver knows a GPU by, as nvidia-smi prints it; empty for the CPU.</summary>
+        public string Uuid { get; internal set; }
+        /// <summary>Of a GPU; 0.0 for the CPU.</summary>
+        public Version ComputeCapability { get; internal set; }
     }
 
     /// <summary>Something a host can run.</summary>
@@ -94,6 +98,8 @@ namespace VideoVae
             {
                 Id = Utf8.Text(desc.id, 20), Name = Utf8.Text(desc.name, 128), Type = (DeviceType)desc.device_type,
                 Index = desc.device_id, MemoryTotal = desc.memory_total, MemoryFree = desc.memory_free,
+                Uuid = Utf8.Text(desc.uuid, 48),
+                ComputeCapability = new Version((int)desc.compute_major, (int)desc.compute_minor),
             };
         }
 

@@ -52,8 +52,17 @@ fn devices() -> Result<()> {
     for index in 0..unsafe { (api.vvae_device_count)() } {
         // SAFETY: the struct is as long as it says.
         let device: vvae_device_desc = described(|out| unsafe { (api.vvae_device_info)(index, out) })?;
+        let gpu = match device.device_type {
+            VVAE_DEVICE_CUDA => format!(
+                ", compute capability {}.{}, {}",
+                device.compute_major,
+                device.compute_minor,
+                fixed_text(&device.uuid)
+            ),
+            _ => String::new(),
+        };
         println!(
-            "  {:<8} {}, {} of {} free",
+            "  {:<8} {}{gpu}, {} of {} free",
             fixed_text(&device.id),
             fixed_text(&device.name),
             units::bytes(device.memory_free),

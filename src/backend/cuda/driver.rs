@@ -135,6 +135,27 @@ impl Gpu {
     }
 }
 
+/// As nvidia-smi prints it and CUDA_VISIBLE_DEVICES takes it.
+fn uuid(gpu: &Gpu) -> Result<String> {
+    let mut uuid = sys::CUuuid { bytes: [0; 16] };
+    // SAFETY: the device came from the driver.
+    check("asking for a GPU's UUID", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, gpu.handle) })?;
+    // A part of a GPU has a UUID of its own.
+    let kind = if gpu.name.contains(" MIG ") { "MIG" } else { "GPU" };
+    Ok(format!("{kind}-{}", dashed(&uuid.bytes.map(|byte| byte as u8))))
+}
+
+fn dashed(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (at, byte) in uuid.iter().enumerate() {
+        if matches!(at, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
+}
+
 /// Only a context knows what is free. Where nobody has one, none is made just to ask: then all of it is.
 fn free_bytes(index: u32, gpu: &Gpu) -> u64 {
     let (mut flags, mut active) = (0, 0);
@@ -156,7 +177,18 @@ pub fn devices() -> Vec<DeviceInfo> {
             id: format!("cuda:{index}"),
             memory_total: gpu.memory_total,
             memory_free: free_bytes(index, &gpu),
-            name: format!("{} (compute capability {}.{})", gpu.name, gpu.capability.0, gpu.capability.1),
+            uuid: uuid(&gpu).unwrap_or_default(),
+            compute_capability: (gpu.capability.0 as u32, gpu.capability.1 as u32),
+            name: gpu.name,
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_uuid_is_written_in_five_parts() {
+        let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
+        assert_eq!(super::dashed(&bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
+    }
 }

@@ -13,7 +13,8 @@ def show() -> None:
     print(f"video-vae {version()}\n\ndevices")
     for device in devices():
         free, total = device.memory_free / 2**30, device.memory_total / 2**30
-        print(f"  {device.id:8} {device.name}, {free:.1f} of {total:.1f} GiB free")
+        gpu = ", compute capability {}.{}, {}".format(*device.compute_capability, device.uuid) if device.uuid else ""
+        print(f"  {device.id:8} {device.name}{gpu}, {free:.1f} of {total:.1f} GiB free")
     for node in nodes():
         print(f"\n{node.id}: {node.label}. {node.help}")
         for port in node.ports:

@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 0
+VVAE_ABI_MINOR = 1
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -156,6 +156,9 @@ class vvae_device_desc(Structure):
         ("name", c_char * 128),
         ("memory_total", c_uint64),
         ("memory_free", c_uint64),
+        ("uuid", c_char * 48),
+        ("compute_major", c_uint32),
+        ("compute_minor", c_uint32),
     ]
 
 

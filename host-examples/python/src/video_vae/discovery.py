@@ -35,6 +35,10 @@ class Device:
     name: str
     memory_total: int
     memory_free: int
+    uuid: str
+    """What the driver knows a GPU by, as nvidia-smi prints it; empty for the CPU."""
+    compute_capability: tuple[int, int]
+    """Of a GPU, (8, 6) for 8.6; (0, 0) for the CPU."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +109,9 @@ def devices() -> list[Device]:
     for index in range(library().vvae_device_count()):
         desc = _abi.sized(_abi.vvae_device_desc)
         check(library().vvae_device_info(index, ctypes.byref(desc)))
-        found.append(Device(_text(desc.id), _text(desc.name), desc.memory_total, desc.memory_free))
+        capability = (desc.compute_major, desc.compute_minor)
+        memory = (desc.memory_total, desc.memory_free)
+        found.append(Device(_text(desc.id), _text(desc.name), *memory, _text(desc.uuid), capability))
     return found
 
 

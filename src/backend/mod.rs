@@ -41,6 +41,12 @@ pub trait Backend: Send + Sync + 'static {
     /// The weights of one convolution, in the form the kernels read. Shared between handles.
     type Conv: Send + Sync;
 
+    /// Whether there are kernels for convolutions of these layouts and for attention over these numbers of channels; if
+    /// not, the error says which is missing and what to use instead. Asked once, before anything is loaded.
+    fn check_layers(&self, _layouts: &[ConvLayout], _attention: &[u64]) -> Result<()> {
+        Ok(())
+    }
+
     /// Pixels of a frame, or of several, that keep the device busy.
     fn busy_pixels(&self) -> u64;
     /// Bytes that a frame of activations and its norm statistics take, rounded so that frames can lie side by side.

@@ -91,17 +91,23 @@ impl<B: Backend> Engine<B> {
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
         let side = |direction| Side { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
+        let backend = Arc::new(make(&settings)?);
+        let (encoder, decoder) = (side(Direction::Encode), side(Direction::Decode));
+        for network in [&encoder.network, &decoder.network] {
+            let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+            backend.check_layers(&layouts, &network.attention_channels())?;
+        }
         Ok(Engine {
             device,
             place,
             path,
             identity: checkpoint.identity().clone(),
             allocator,
-            backend: Arc::new(make(&settings)?),
+            backend,
             make,
             settings,
-            encoder: side(Direction::Encode),
-            decoder: side(Direction::Decode),
+            encoder,
+            decoder,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
         })

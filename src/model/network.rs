@@ -87,6 +87,16 @@ impl Network {
         }
     }
 
+    /// The number of channels of each attention.
+    pub fn attention_channels(&self) -> Vec<u64> {
+        let blocks = self.stages.iter().flat_map(|stage| &stage.blocks);
+        let width = |block: &Block| match *block {
+            Block::Residual { .. } => None,
+            Block::Attention { project, .. } => Some(self.layers[project].layout.cin),
+        };
+        blocks.filter_map(width).collect()
+    }
+
     /// Rows and columns that come out for a frame of `input` rows and columns.
     pub fn output_shape(&self, input: FrameShape) -> FrameShape {
         let scale = self.config.spatial_scale();

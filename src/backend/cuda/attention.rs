@@ -3,27 +3,21 @@
 use super::Cuda;
 use super::conv::Slots;
 use super::geometry;
+use super::limits;
 use super::memory::Block;
 use super::params::{AttentionParams, MAX_FRAMES};
 use crate::backend::AttentionOp;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// Dynamic shared memory for 32 and for 16 keys at a time.
 pub const SHARED_32: u32 = 2 * 2 * 32 * 1024 + 8 * 16 * 32 * 4;
 pub const SHARED_16: u32 = SHARED_32 / 2;
 const QUERIES: u64 = 64;
-const MOST_CHANNELS: u64 = 512;
 
 impl Cuda {
     pub(super) fn launch_attention(&self, block: &Block, op: &AttentionOp) -> Result<()> {
         let shape = op.shape;
-        if !shape.channels.is_multiple_of(8) || shape.channels > MOST_CHANNELS {
-            return Err(Error::Device(format!(
-                "attention over {} channels has no kernel on the GPU (a multiple of 8 up to {MOST_CHANNELS} has); use \
-                 device \"cpu\" for this checkpoint",
-                shape.channels
-            )));
-        }
+        limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {
             let input = Slots::new(frames.iter().map(|f| f.0.0), geometry::ALIGN);
             let out = Slots::new(frames.iter().map(|f| f.1.0), geometry::ALIGN);

@@ -1,8 +1,9 @@
 //! How frames lie in memory, and how the convolution kernels cut them. The numbers are those of `kernels/conv.cuh`.
 
+use super::limits;
 use super::params::{Plane, Source};
 use crate::backend::{ConvLayout, Prologue, Window};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::tensor::FrameShape;
 
 /// Bytes of an activation.
@@ -55,13 +56,10 @@ impl Kind {
     pub fn of(layout: &ConvLayout) -> Result<Kind> {
         let plain = layout.window == Window::Same && layout.shortcut.is_none();
         match layout {
-            _ if layout.cin <= 3 && plain && layout.prologue == Prologue::None => Ok(Kind::In),
-            _ if layout.cout <= 3 && plain && layout.cin <= 128 && layout.prologue != Prologue::Norm => Ok(Kind::Out),
             _ if layout.cin > 3 && layout.cout > 3 => Ok(Kind::Main),
-            _ => Err(Error::Device(format!(
-                "a convolution from {} to {} channels has no kernel on the GPU; use device \"cpu\" for this checkpoint",
-                layout.cin, layout.cout
-            ))),
+            _ if layout.cout > 3 && plain && layout.prologue == Prologue::None => Ok(Kind::In),
+            _ if (4..=128).contains(&layout.cin) && plain && layout.prologue != Prologue::Norm => Ok(Kind::Out),
+            _ => limits::refuse(format!("a convolution from {} to {} channels", layout.cin, layout.cout)),
         }
     }
 }

@@ -6,6 +6,7 @@ mod conv;
 mod driver;
 mod geometry;
 mod kernel;
+mod limits;
 mod memory;
 mod norm;
 mod params;
@@ -105,6 +106,10 @@ impl Backend for Cuda {
 
     type Memory = Memory;
     type Conv = Conv;
+
+    fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
+        limits::check(layouts, attention)
+    }
 
     fn busy_pixels(&self) -> u64 {
         1 << 18

@@ -1,0 +1,190 @@
+//! The host's CUDA streams: with all tensors on the device, work is ordered on the stream the host names. In every other case
+//! it is finished when the call returns.
+
+use std::time::Duration;
+
+use crate::common::{Buffer, Vae, run_info, small};
+use crate::driver::{Gpu, Memory, Stream};
+use crate::{latent, on_device, open, run, video};
+use video_vae::capi::*;
+
+/// Long enough that whatever does not wait comes too early.
+const DELAY: Duration = Duration::from_millis(60);
+/// As floats, NaN: results that depend on it cannot be right.
+const POISON: u8 = 0xff;
+
+fn on(stream: &Stream) -> vvae_run_info {
+    vvae_run_info { flags: VVAE_RUN_HAS_STREAM, cuda_stream: stream.handle, ..run_info() }
+}
+
+/// A clip with its decoded frames.
+struct Clip {
+    vae: Vae,
+    latent: Buffer,
+    expected: Buffer,
+}
+
+impl Clip {
+    fn new() -> Clip {
+        let (vae, latent) = (open(&small()), latent(5, 9, 7));
+        let mut expected = video(&latent, VVAE_DTYPE_F32);
+        vae.decode(&latent, &mut expected).unwrap();
+        Clip { vae, latent, expected }
+    }
+
+    /// Poisoned device memory for both tensors.
+    fn memory<'a>(&self, gpu: &'a Gpu) -> (Memory<'a>, Memory<'a>) {
+        let poisoned = |like: &Buffer| gpu.copy_of(&vec![POISON; like.bytes().len()]);
+        (poisoned(&self.latent), poisoned(&self.expected))
+    }
+
+    fn decode(&self, from: &Memory, to: &Memory, info: &vvae_run_info) {
+        run(&self.vae, "decode", &on_device(&self.latent, from), &on_device(&self.expected, to), info).unwrap();
+    }
+
+    /// The input comes late on the stream, the result is taken away on it at once, and then both tensors are overwritten.
+    fn ordered_on(&self, gpu: &Gpu, stream: &Stream) {
+        let (from, to) = self.memory(gpu);
+        let (input, output) = (gpu.pinned(self.latent.bytes()), gpu.pinned(self.expected.bytes()));
+        for round in 0..3 {
+            stream.fill(&from, POISON);
+            stream.fill(&to, POISON);
+            stream.fill(&to, POISON);
+            stream.wait();
+            stream.delay(DELAY);
+            stream.write(&from, &input);
+            self.decode(&from, &to, &on(stream));
+            println!("round {round}: the stream was {} on return", if stream.is_idle() { "idle" } else { "busy" });
+            stream.read(&to, &output);
+            stream.fill(&from, POISON);
+            stream.fill(&to, POISON);
+            stream.wait();
+            assert!(output.bytes() == self.expected.bytes(), "round {round}");
+        }
+    }
+}
+
+#[test]
+fn work_is_ordered_on_the_hosts_stream() {
+    let Some(gpu) = Gpu::open() else { return };
+    Clip::new().ordered_on(&gpu, &gpu.stream());
+}
+
+#[test]
+fn stream_0_is_a_stream_like_any_other() {
+    let Some(gpu) = Gpu::open() else { return };
+    Clip::new().ordered_on(&gpu, &gpu.default_stream());
+}
+
+#[test]
+fn runs_on_two_streams_do_not_mix() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let streams = [gpu.stream(), gpu.stream(), gpu.default_stream()];
+    let input = gpu.pinned(clip.latent.bytes());
+    let runs: Vec<_> = streams.iter().map(|stream| (stream, clip.memory(&gpu))).collect();
+    // The same handle, so the same workspace, with nobody waiting in between.
+    for (stream, (from, to)) in &runs {
+        stream.delay(DELAY);
+        stream.write(from, &input);
+        clip.decode(from, to, &on(stream));
+    }
+    for (stream, (_, to)) in &runs {
+        stream.wait();
+        assert!(to.read() == clip.expected.bytes());
+    }
+}
+
+#[test]
+fn without_a_stream_the_work_is_finished_on_return() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let (from, to) = clip.memory(&gpu);
+    from.write(clip.latent.bytes());
+    clip.decode(&from, &to, &run_info());
+    // Another stream, which waits for nothing.
+    let (other, output) = (gpu.stream(), gpu.pinned(clip.expected.bytes()));
+    other.fill(&from, POISON);
+    other.read(&to, &output);
+    other.wait();
+    assert!(output.bytes() == clip.expected.bytes());
+}
+
+#[test]
+fn with_a_tensor_in_host_memory_the_work_is_finished_on_return() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let (from, to) = clip.memory(&gpu);
+    from.write(clip.latent.bytes());
+    let stream = gpu.stream();
+    let into = video(&clip.latent, VVAE_DTYPE_F32);
+    run(&clip.vae, "decode", &on_device(&clip.latent, &from), &into.tensor(), &on(&stream)).unwrap();
+    assert!(into.bytes() == clip.expected.bytes(), "to host memory");
+    run(&clip.vae, "decode", &clip.latent.tensor(), &on_device(&clip.expected, &to), &on(&stream)).unwrap();
+    let (other, output) = (gpu.stream(), gpu.pinned(clip.expected.bytes()));
+    other.read(&to, &output);
+    other.wait();
+    assert!(output.bytes() == clip.expected.bytes(), "from host memory");
+}
+
+#[test]
+fn a_stream_without_the_flag_is_a_mistake() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let (from, to) = clip.memory(&gpu);
+    let info = vvae_run_info { flags: 0, ..on(&gpu.stream()) };
+    let (input, output) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
+    let refused = run(&clip.vae, "decode", &input, &output, &info).unwrap_err();
+    refused.says(VVAE_ERROR_ARGUMENT, &["cuda_stream", "VVAE_RUN_HAS_STREAM"]);
+}
+
+#[test]
+fn a_handle_may_be_freed_while_its_work_is_in_the_stream() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let (from, to) = clip.memory(&gpu);
+    let (input, output) = (gpu.pinned(clip.latent.bytes()), gpu.pinned(clip.expected.bytes()));
+    let stream = gpu.stream();
+    stream.delay(DELAY);
+    stream.write(&from, &input);
+    clip.decode(&from, &to, &on(&stream));
+    let Clip { vae, expected, .. } = clip;
+    assert_eq!(vae.free(), VVAE_OK);
+    stream.read(&to, &output);
+    stream.wait();
+    assert!(output.bytes() == expected.bytes());
+}
+
+#[test]
+fn a_clip_is_pulled_on_the_hosts_stream() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = Clip::new();
+    let from = gpu.copy_of(clip.latent.bytes());
+    let [_, _, frames, h, w] = clip.expected.shape;
+    let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, h, w]);
+    let (to, output) = (gpu.memory(room.bytes().len()), gpu.pinned(room.bytes()));
+    let pulling = clip.vae.stream("decode", clip.latent.shape).unwrap();
+    let taken = pulling.push(Some(&on_device(&clip.latent, &from))).unwrap().1;
+    assert_eq!(taken, clip.latent.shape[2]);
+    pulling.push(None).unwrap();
+    let stream = gpu.stream();
+    let plane = (h * w * 4) as usize;
+    let mut pulled = 0;
+    loop {
+        stream.delay(Duration::from_millis(1));
+        let (status, written) = pulling.pull(&on_device(&room, &to), Some(&on(&stream))).unwrap();
+        if status == VVAE_END {
+            break;
+        }
+        assert_eq!(written, 1);
+        stream.read(&to, &output);
+        stream.fill(&to, POISON);
+        stream.wait();
+        for c in 0..3 {
+            let expected = &clip.expected.bytes()[(c * frames as usize + pulled) * plane..][..plane];
+            assert!(output.bytes()[c * plane..][..plane] == *expected, "frame {pulled}, channel {c}");
+        }
+        pulled += 1;
+    }
+    assert_eq!(pulled, frames as usize);
+}

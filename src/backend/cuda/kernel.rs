@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUfunction, CUmodule};
 
 use super::context::Context;
-use super::driver::check;
+use super::driver::{Gpu, check};
 use super::stream::Stream;
 use crate::error::Result;
 
@@ -119,13 +119,14 @@ macro_rules! ptx {
 }
 
 impl Kernels {
-    pub fn new(context: &Arc<Context>) -> Result<Kernels> {
+    /// The best there are for a GPU like `like`, which is the context's own but in tests.
+    pub fn new(context: &Arc<Context>, like: &Gpu) -> Result<Kernels> {
         let module = |ptx| Module::new(context, ptx);
         let (conv_in, conv_out) = (module(ptx!("conv_in"))?, module(ptx!("conv_out"))?);
         let (norm, attention, pixels) = (module(ptx!("norm"))?, module(ptx!("attention"))?, module(ptx!("pixels"))?);
         let conv = module(ptx!("conv_mma"))?;
         // PTX for 9.0a runs on 9.0 alone.
-        let hopper = match context.gpu.capability {
+        let hopper = match like.capability {
             (9, 0) => Some(module(ptx!("conv_wgmma"))?),
             _ => None,
         };
@@ -140,7 +141,7 @@ impl Kernels {
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
             // Data-centre cards have the shared memory for 32 keys at a time.
-            attention: match context.gpu.shared_bytes >= super::attention::SHARED_32 {
+            attention: match like.shared_bytes >= super::attention::SHARED_32 {
                 true => attention.kernel(c"attention_32", super::attention::SHARED_32)?,
                 false => attention.kernel(c"attention_16", super::attention::SHARED_16)?,
             },

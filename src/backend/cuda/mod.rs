@@ -95,7 +95,7 @@ fn shared_kernels(index: u32, context: &Arc<Context>) -> Result<Arc<Kernels>> {
     if let Some(kernels) = loaded.iter().find(|(i, _)| *i == index).and_then(|(_, kernels)| kernels.upgrade()) {
         return Ok(kernels);
     }
-    let kernels = Arc::new(Kernels::new(context)?);
+    let kernels = Arc::new(Kernels::new(context, &context.gpu)?);
     loaded.retain(|(_, kernels)| kernels.strong_count() > 0);
     loaded.push((index, Arc::downgrade(&kernels)));
     Ok(kernels)

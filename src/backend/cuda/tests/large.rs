@@ -1,0 +1,224 @@
+//! Frames of more than 2^31 elements through every kernel. What goes in is the same in every row, so that what comes out is
+//! known from a frame of a few rows: a convolution sees no further than its window.
+
+use super::*;
+
+const WIDTH: u64 = 4096;
+const CHANNELS: u64 = 64;
+/// 64 x 4096 x 8192 is 2^31; so the last 512 rows lie beyond.
+const TALL: u64 = 8192 + 512;
+const SHORT: u64 = 64;
+/// Rows that an edge reaches, generously.
+const EDGE: u64 = 32;
+
+/// A tensor on the device of which all rows are one row: [channels][columns] values.
+struct Rows {
+    block: Block,
+    channels: u64,
+    columns: u64,
+}
+
+impl Rows {
+    fn new(cuda: &Cuda, channels: u64, columns: u64) -> Rows {
+        let values = Random(17).values(channels * columns, 1.0);
+        let block = Block::new(&cuda.context, channels * columns * 4).unwrap();
+        block.write(&cuda.stream, 0, &values).unwrap();
+        Rows { block, channels, columns }
+    }
+
+    fn view(&self, height: u64) -> View {
+        let data = std::ptr::without_provenance_mut(self.block.at(0, 4).unwrap() as usize);
+        let (shape, strides) = ([1, self.channels, 1, height, self.columns], [0, self.columns as i64, 0, 0, 1]);
+        View::checked("rows", data, DType::F32, Place::Cuda(0), shape.into(), Some(strides), false).unwrap()
+    }
+}
+
+const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
+
+fn load(cuda: &Cuda, memory: &mut Memory, rows: &Rows, shape: FrameShape, into: Frame) {
+    let from = rows.view(shape.height);
+    let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, scratch: 0 };
+    cuda.load(memory, &op, &mut never()).unwrap();
+}
+
+/// The first or last channels of a frame: [channel][row][column].
+fn store(
+    cuda: &Cuda,
+    memory: &mut Memory,
+    from: Frame,
+    shape: FrameShape,
+    channels: [u64; 2],
+    scratch: u64,
+) -> Vec<f32> {
+    let [channel, count] = channels;
+    let values = vec![f32::NAN; (count * shape.pixels()) as usize];
+    let into = view(&values, [count, 1, shape.height, shape.width]);
+    let op = StoreOp {
+        from,
+        shape,
+        channel,
+        divide: None,
+        clamp: None,
+        sample: None,
+        map: SAME,
+        into: &into,
+        batch: 0,
+        frame: 0,
+        clip_frame: 0,
+        scratch,
+    };
+    cuda.store(memory, &op, &mut never()).unwrap();
+    cuda.finish(memory, None).unwrap();
+    values
+}
+
+/// Frames one after the other.
+#[derive(Default)]
+struct Places(u64);
+
+impl Places {
+    fn take(&mut self, bytes: u64) -> Frame {
+        let start = self.0.next_multiple_of(4096);
+        self.0 = start + bytes;
+        Frame(start)
+    }
+}
+
+/// One still image from pixels to pixels, through every convolution; with `groups`, through a norm too.
+fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
+    let (pixels, wide) = (FrameShape::new(height, WIDTH, 3), FrameShape::new(height, WIDTH, CHANNELS));
+    let small = FrameShape::new(height / 2, WIDTH / 2, CHANNELS);
+    let count = groups.unwrap_or(16);
+    let layout = |cin, cout, window, prologue| ConvLayout {
+        slabs: 1,
+        biases: 1,
+        groups: count,
+        ..super::layout(cin, cout, window, prologue)
+    };
+    let same = layout(CHANNELS, CHANNELS, Window::Same, Prologue::None);
+    let enter = layout(3, CHANNELS, Window::Same, Prologue::None);
+    let down = ConvLayout { window: Window::Down, ..same };
+    let up = ConvLayout { window: Window::Up, ..same };
+    let mixed = ConvLayout { shortcut: Some(CHANNELS), ..same };
+    let leave = layout(CHANNELS, 3, Window::Same, if groups.is_some() { Prologue::NormSilu } else { Prologue::None });
+
+    let bytes = |shape| cuda.frame_bytes(shape, count);
+    let mut places = Places::default();
+    let [first, last] = [0; 2].map(|_| places.take(bytes(pixels)));
+    let [a, b, d, e, normalised] = [0; 5].map(|_| places.take(bytes(wide)));
+    let c = places.take(bytes(small));
+    let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
+    let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
+    let staging = cuda.staging_bytes(pixels);
+    let scratch = places.take(most.max(staging)).0;
+    let mut memory = cuda.allocate(places.0, Staging { load: 0, store: 2 * staging }).unwrap();
+    cuda.poison(&mut memory, places.0);
+
+    let rows = Rows::new(cuda, 3, WIDTH);
+    load(cuda, &mut memory, &rows, pixels, first);
+    let mut conv = |layout: &ConvLayout, input, terms: &[(Frame, u8)], residual, out, statistics| {
+        let prepared = cuda.prepare(layout, &mut weights(layout, 4)).unwrap();
+        let from = match layout.prologue {
+            Prologue::None => terms.to_vec(),
+            _ => {
+                let op = NormOp { layout, shape: input, frames: &[(terms[0].0, normalised)] };
+                cuda.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
+                vec![(normalised, 0)]
+            }
+        };
+        let frames = [frame(&from, 0, residual, out)];
+        let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
+        cuda.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        cuda.finish(&mut memory, None).unwrap();
+    };
+    conv(&enter, pixels, &[(first, 0)], None, a, false);
+    conv(&same, wide, &[(a, 0)], Some(a), b, false);
+    conv(&down, wide, &[(b, 0)], None, c, false);
+    conv(&up, small, &[(c, 0)], None, d, false);
+    conv(&mixed, wide, &[(b, 0), (d, 1)], None, e, groups.is_some());
+    conv(&leave, wide, &[(e, 0)], None, last, false);
+    store(cuda, &mut memory, last, pixels, [0, 3], scratch)
+}
+
+fn row(values: &[f32], height: u64, channel: u64, y: u64) -> &[f32] {
+    &values[((channel * height + y) * WIDTH) as usize..][..WIDTH as usize]
+}
+
+#[test]
+fn every_convolution_reaches_past_2_31_elements() {
+    for (which, cuda) in &gpus() {
+        let (tall, short) = (through(cuda, TALL, None), through(cuda, SHORT, None));
+        for channel in 0..3 {
+            for y in 0..TALL {
+                let like = match y {
+                    _ if y < EDGE => y,
+                    _ if y >= TALL - EDGE => y + SHORT - TALL,
+                    // The upsampler has two kinds of rows.
+                    _ => EDGE + y % 2,
+                };
+                let (found, right) = (row(&tall, TALL, channel, y), row(&short, SHORT, channel, like));
+                assert!(found == right, "{which}: row {y}, channel {channel}");
+            }
+        }
+        assert!(row(&short, SHORT, 0, EDGE).iter().any(|v| v.abs() > 0.01), "there is something to see");
+    }
+}
+
+/// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those of
+/// a frame of half the height.
+#[test]
+fn norms_reach_past_2_31_elements() {
+    for (which, cuda) in &gpus() {
+        // Groups of 4 channels have their statistics from the convolution, smaller ones from a pass of their own.
+        for groups in [16, 32] {
+            let (tall, half) = (through(cuda, TALL, Some(groups)), through(cuda, TALL / 2, Some(groups)));
+            let (mut found, mut right) = (Vec::new(), Vec::new());
+            for channel in 0..3 {
+                for y in EDGE..TALL - EDGE {
+                    let same = row(&tall, TALL, channel, y) == row(&tall, TALL, channel, EDGE + y % 2);
+                    assert!(same, "{which}, {groups} groups: row {y}, channel {channel}");
+                }
+                for y in (0..EDGE).chain(TALL - EDGE..TALL) {
+                    found.extend_from_slice(row(&tall, TALL, channel, y));
+                    let like = if y < EDGE { y } else { y - TALL / 2 };
+                    right.extend_from_slice(row(&half, TALL / 2, channel, like));
+                }
+            }
+            let error = relative_error(&found, &right);
+            assert!(error < 2e-2, "{which}, {groups} groups: {error:.1e}");
+        }
+    }
+}
+
+/// A mixture of keys that all occur equally often is that of one of each.
+#[test]
+#[ignore = "takes a minute on the fastest GPU"]
+fn attention_reaches_past_2_31_elements() {
+    let (width, channels) = (1408, 512);
+    for (which, cuda) in &gpus() {
+        let attend = |height: u64| {
+            let shape = FrameShape::new(height, width, channels);
+            let wide = shape.with_channels(3 * channels);
+            let mut places = Places::default();
+            let (from, to) = (places.take(cuda.frame_bytes(wide, 1)), places.take(cuda.frame_bytes(shape, 1)));
+            let staging = cuda.staging_bytes(shape.with_channels(8));
+            let scratch = places.take(staging.max(cuda.attention_scratch(shape, 1))).0;
+            let mut memory = cuda.allocate(places.0, Staging { load: 0, store: 2 * staging }).unwrap();
+            cuda.poison(&mut memory, places.0);
+            load(cuda, &mut memory, &Rows::new(cuda, wide.channels, width), wide, from);
+            let op = AttentionOp { shape, frames: &[(from, to)], scratch };
+            cuda.attention(&mut memory, &op, &mut never()).unwrap();
+            store(cuda, &mut memory, to, shape, [channels - 8, 8], scratch)
+        };
+        let height = 1024;
+        assert!(3 * channels * width * height > 1 << 31);
+        let (tall, one) = (attend(height), attend(1));
+        for (channel, right) in one.chunks_exact(width as usize).enumerate() {
+            for y in 0..height as usize {
+                let found = &tall[(channel * height as usize + y) * width as usize..][..width as usize];
+                let error = relative_error(found, right);
+                assert!(error < 1e-2, "{which}: row {y}, channel {channel}: {error:.1e}");
+            }
+        }
+    }
+}

@@ -263,11 +263,18 @@ fn the_bench_prints_a_table_and_json() {
     let folder = Folder::new("command-bench");
     let json = folder.0.join("bench.json");
     let table = succeeds(&["bench", "--device", "cpu", "--shapes", "1x32x32,5x32x32", "--json", text(&json)]);
-    assert!(table.lines().count() == 6 && table.contains("GFLOP/s"), "{table}");
+    assert!(table.lines().count() == 7 && table.contains("GFLOP/s"), "{table}");
+    assert!(table.contains("matrix product: - (it is measured on GPUs)"), "{table}");
     let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let rows = rows.as_array().unwrap();
     assert_eq!(rows.len(), 4);
     assert!(rows.iter().all(|row| row["seconds"].as_f64() > Some(0.0) && row["peak_bytes"].as_u64() > Some(1 << 20)));
+    for row in rows {
+        let (published, computed) = (row["tflops"].as_f64().unwrap(), row["computed_tflops"].as_f64().unwrap());
+        assert!(0.2 * published < computed && computed < published, "{row}");
+        assert!(row["of_product"].is_null() && row["tensors"] == "host", "{row}");
+    }
+    fails(&["bench", "--device", "cpu", "--device-tensors"], &["--device-tensors", "CPU", "cuda:0"]);
 }
 
 #[cfg(unix)]

@@ -104,28 +104,65 @@ impl Config {
 
     /// Multiplications and additions of one direction on a video of this size, on the network as published: nothing
     /// folded, first frames like any other.
-    pub fn flops(&self, encoder: bool, [frames, height, width]: [u64; 3]) -> f64 {
+    pub fn flops(&self, encoder: bool, size: [u64; 3]) -> f64 {
+        self.count(encoder, size, |kernel, frames, _| frames * kernel.iter().product::<u64>())
+    }
+
+    /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are one
+    /// tap, and an upsampler is one convolution of 2 x 2 taps.
+    pub fn folded_flops(&self, encoder: bool, size: [u64; 3]) -> f64 {
+        self.count(encoder, size, |[time, rows, columns], frames, name| {
+            let later = frames - 1;
+            match (time, name) {
+                (_, name) if name.ends_with("upscale_conv") => 0,
+                // Of the frames that an upsampler in time makes, each sees two of its input.
+                (_, name) if name.contains("upsamplers.") => {
+                    4 * if self.doubles_time(name) { 1 + 2 * later } else { causal(frames) }
+                }
+                (3, name) if name.contains("downsamplers.") => (1 + 3 * later) * rows * columns,
+                (3, _) => causal(frames) * rows * columns,
+                _ => frames * time * rows * columns,
+            }
+        })
+    }
+
+    fn doubles_time(&self, name: &str) -> bool {
+        (0..self.temporal).any(|level| name.starts_with(&format!("decoder.up_blocks.{level}.")))
+    }
+
+    /// `taps` of a kernel over so many output frames, by the name of its layer.
+    fn count(
+        &self,
+        encoder: bool,
+        [frames, height, width]: [u64; 3],
+        taps: impl Fn([u64; 3], u64, &str) -> u64,
+    ) -> f64 {
         let step = 1 << (self.channels.len() - 1);
         let (height, width) = (height.next_multiple_of(step), width.next_multiple_of(step));
         let intervals = (frames - 1).next_multiple_of(1 << self.temporal);
         let here = self.layers().into_iter().filter(|layer| layer.at.encoder == encoder);
         let cost = |layer: Layer| {
             let pixels = ((height >> layer.at.space) * (width >> layer.at.space)) as f64;
-            let frames = ((intervals >> layer.at.time) + 1) as f64;
+            let frames = (intervals >> layer.at.time) + 1;
             match layer.kind {
                 Kind::Norm { .. } => 0.0,
                 Kind::Conv { inputs, outputs, kernel } => {
-                    frames * pixels * 2.0 * (inputs * outputs * kernel.iter().product::<u64>()) as f64
+                    pixels * 2.0 * (inputs * outputs * taps(kernel, frames, &layer.name)) as f64
                 }
                 // Four projections, and every pixel with every pixel, twice.
                 Kind::Attention { channels } => {
                     let channels = channels as f64;
-                    frames * pixels * (8.0 * channels * channels + 4.0 * pixels * channels)
+                    frames as f64 * pixels * (8.0 * channels * channels + 4.0 * pixels * channels)
                 }
             }
         };
         here.map(cost).sum()
     }
+}
+
+/// Temporal taps of so many frames, of which each sees the two before it: the first one, the second two, all others three.
+fn causal(frames: u64) -> u64 {
+    if frames == 1 { 1 } else { 3 * frames - 3 }
 }
 
 /// Where a layer's output lives: halvings of the video's size and rate.

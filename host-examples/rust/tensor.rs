@@ -123,6 +123,12 @@ impl Frames {
         vvae_tensor { data: self.memory.as_mut_ptr().cast::<c_void>(), ..self.tensor() }
     }
 
+    /// The same frames in memory of a GPU.
+    pub fn tensor_on(&self, device_id: i32, address: u64) -> vvae_tensor {
+        let data = std::ptr::without_provenance_mut(address as usize);
+        vvae_tensor { data, device_type: VVAE_DEVICE_CUDA, device_id, ..self.tensor() }
+    }
+
     pub fn bytes(&self) -> &[u8] {
         // SAFETY: `new` made at least as many bytes.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.kind.bytes() * self.count()) }

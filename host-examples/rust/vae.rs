@@ -76,6 +76,16 @@ impl Vae {
         self.check(status).map(|_| ())
     }
 
+    /// Either direction, on tensors wherever they lie.
+    ///
+    /// # Safety
+    /// They describe memory that outlives the call, and the output's is nobody else's meanwhile.
+    pub unsafe fn run(&self, encode: bool, input: &vvae_tensor, output: &vvae_tensor) -> Result<()> {
+        let call = if encode { self.api.vvae_encode } else { self.api.vvae_decode };
+        // SAFETY: the caller's promise.
+        self.check(unsafe { call(self.raw, input, output, &interruptible()) }).map(|_| ())
+    }
+
     pub fn memory(&self) -> Result<vvae_memory_info> {
         let mut info = sized();
         // SAFETY: the struct is as long as it says.

@@ -31,8 +31,8 @@ pub struct Staging {
     pub store: u64,
 }
 
-/// One device. A method may return before its result is there; the next method waits for it by itself, and
-/// [`Backend::finish`] for all of them.
+/// One device. A method may return before its result is there, or before the device was even told; the next method waits for
+/// it by itself, and [`Backend::finish`] for all of them. Memory and weights have to live until then.
 pub trait Backend: Send + Sync + 'static {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;

@@ -35,7 +35,7 @@ impl Cuda {
             }
             let grid = [shape.pixels().div_ceil(QUERIES) as u32, frames.len() as u32];
             // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the stream's work.
-            unsafe { self.kernels.attention.launch(&self.stream, grid, 256, &params)? };
+            unsafe { self.kernels.attention.collect(&self.stream, grid, 256, &params)? };
         }
         Ok(())
     }

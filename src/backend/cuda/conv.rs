@@ -189,7 +189,7 @@ impl Cuda {
         let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
         // SAFETY: `ConvParams` has the kernel's layout, and all it points at is in `block` and `weights`, which outlive
         // the stream's work: freeing either waits for it.
-        unsafe { choice.kernel.launch(&self.stream, [blocks, 1], choice.threads, &params)? };
+        unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
 
         if op.statistics {
             self.launch_statistics(block, layout, &params, &out, output, quads_fit)?;
@@ -226,7 +226,7 @@ impl Cuda {
                 slot,
             };
             // SAFETY: as in `launch_conv`.
-            unsafe { self.kernels.norm_finalize.launch(&self.stream, grid, 256, &params) }
+            unsafe { self.kernels.norm_finalize.collect(&self.stream, grid, 256, &params) }
         } else {
             let params = StatisticsParams {
                 input: conv.out,
@@ -241,7 +241,7 @@ impl Cuda {
                 slot,
             };
             // SAFETY: as in `launch_conv`.
-            unsafe { self.kernels.norm_statistics.launch(&self.stream, grid, 256, &params) }
+            unsafe { self.kernels.norm_statistics.collect(&self.stream, grid, 256, &params) }
         }
     }
 }

@@ -3,10 +3,11 @@
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUfunction, CUmodule};
+use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
 use super::context::Context;
 use super::driver::{Gpu, check};
+use super::graph::{self, Launch};
 use super::stream::Stream;
 use crate::error::Result;
 
@@ -54,7 +55,7 @@ impl Drop for Module {
     }
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Kernel {
     function: CUfunction,
     shared_bytes: u32,
@@ -72,7 +73,38 @@ impl Kernel {
     /// `Params` is the kernel's one parameter in its own layout, and what it points at lives until the stream has
     /// passed the launch.
     pub unsafe fn launch<Params>(&self, stream: &Stream, grid: [u32; 2], threads: u32, params: &Params) -> Result<()> {
-        let mut arguments = [std::ptr::from_ref(params).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller's promise.
+        unsafe { self.put(stream.handle(), grid, threads, std::ptr::from_ref(params).cast()) }
+    }
+
+    /// Like [`Kernel::launch`], but a small operation's launches may wait for those that come after it.
+    ///
+    /// # Safety
+    /// As for `launch`; what the parameter points at also lives until the launch is in the stream.
+    pub unsafe fn collect<P>(&self, stream: &Stream, grid: [u32; 2], threads: u32, params: &P) -> Result<()>
+    where
+        P: graph::Params + Copy,
+    {
+        if stream.is_collecting() {
+            stream.collect(Launch { kernel: *self, grid, threads, params: Box::new(*params) });
+            return Ok(());
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.launch(stream, grid, threads, params) }
+    }
+
+    pub fn function(&self) -> CUfunction {
+        self.function
+    }
+
+    pub fn shared_bytes(&self) -> u32 {
+        self.shared_bytes
+    }
+
+    /// # Safety
+    /// As for `launch`, with the address of the parameter and a stream that lives.
+    pub unsafe fn put(&self, stream: CUstream, grid: [u32; 2], threads: u32, params: *const c_void) -> Result<()> {
+        let mut arguments = [params.cast_mut()];
         // SAFETY: one parameter, as the caller vouches; the driver copies it before it returns.
         let answer = unsafe {
             sys::cuLaunchKernel(
@@ -84,7 +116,7 @@ impl Kernel {
                 1,
                 1,
                 self.shared_bytes,
-                stream.handle(),
+                stream,
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

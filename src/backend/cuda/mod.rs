@@ -5,6 +5,7 @@ mod context;
 mod conv;
 mod driver;
 mod geometry;
+mod graph;
 mod kernel;
 mod limits;
 mod memory;
@@ -22,6 +23,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use self::context::Context;
+use self::graph::Forget;
 use self::kernel::Kernels;
 use self::memory::Block;
 use self::params::MAX_FRAMES;
@@ -37,6 +39,8 @@ use crate::tensor::FrameShape;
 const EPS: f32 = 1e-6;
 /// Operations that may wait in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
 const AHEAD: usize = 6;
+/// In place of a number of elements: the operation is not collected, as it copies, or is never the same twice.
+const ALONE: u64 = u64::MAX;
 
 /// One GPU.
 pub struct Cuda {
@@ -47,6 +51,7 @@ pub struct Cuda {
 
 /// The memory of a job and what is under way in it.
 pub struct Memory {
+    _graphs: Forget,
     transfers: Transfers,
     marks: Vec<Event>,
     next: usize,
@@ -60,10 +65,12 @@ impl Cuda {
         Ok(Cuda { stream: Stream::new(&context)?, kernels, context })
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short.
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
+    /// size of its output, for those that may wait for the next ones.
     fn operate(
         &self,
         memory: &mut Memory,
+        elements: u64,
         stop: &mut Stop,
         launch: impl FnOnce(&mut Memory) -> Result<()>,
     ) -> Result<()> {
@@ -71,7 +78,13 @@ impl Cuda {
             return Err(Error::Cancelled);
         }
         let _current = self.context.enter()?;
-        launch(memory)?;
+        self.stream.begin(elements);
+        let launched = launch(memory);
+        let complete = self.stream.end();
+        launched?;
+        if !complete? {
+            return Ok(());
+        }
         let mark = &memory.marks[memory.next];
         memory.next = (memory.next + 1) % AHEAD;
         mark.wait()?;
@@ -84,6 +97,8 @@ impl Drop for Cuda {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
             let _ = self.stream.wait();
+            // Graphs go before the kernels they are made of.
+            drop(self.stream.forget_with());
         }
     }
 }
@@ -142,7 +157,13 @@ impl Backend for Cuda {
     fn allocate(&self, bytes: u64, staging: Staging) -> Result<Memory> {
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
         let transfers = Transfers::new(&self.context, staging)?;
-        Ok(Memory { transfers, marks, next: 0, block: Block::new(&self.context, bytes)? })
+        Ok(Memory {
+            _graphs: self.stream.forget_with(),
+            transfers,
+            marks,
+            next: 0,
+            block: Block::new(&self.context, bytes)?,
+        })
     }
 
     fn begin(&self, host: Option<HostStream>) -> Result<()> {
@@ -153,8 +174,9 @@ impl Backend for Cuda {
 
     fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
         let _current = self.context.enter()?;
+        let flushed = self.stream.flush();
         let arrived = memory.transfers.finish();
-        arrived.and(match host {
+        flushed.and(arrived).and(match host {
             Some(host) => Event::new(&self.context)?.between(self.stream.handle(), host.0.cast()),
             None => self.stream.wait(),
         })
@@ -165,7 +187,7 @@ impl Backend for Cuda {
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| self.launch_load(&memory.block, &mut memory.transfers, op))
+        self.operate(memory, ALONE, stop, |memory| self.launch_load(&memory.block, &mut memory.transfers, op))
     }
 
     fn fuses_norm(&self, _: &ConvLayout) -> bool {
@@ -173,29 +195,33 @@ impl Backend for Cuda {
     }
 
     fn normalise(&self, memory: &mut Memory, weights: &Conv, op: &NormOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| {
+        let elements = op.shape.elements() * op.frames.len() as u64;
+        self.operate(memory, elements, stop, |memory| {
             let parts = op.frames.chunks(MAX_FRAMES);
             parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, op, frames))
         })
     }
 
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| {
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let elements = output.elements() * op.frames.len() as u64;
+        self.operate(memory, elements, stop, |memory| {
             let parts = op.frames.chunks(MAX_FRAMES);
             parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
         })
     }
 
     fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| self.launch_attention(&memory.block, op))
+        let elements = op.shape.elements() * op.frames.len() as u64;
+        self.operate(memory, elements, stop, |memory| self.launch_attention(&memory.block, op))
     }
 
     fn blend(&self, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| self.launch_blend(&memory.block, op))
+        self.operate(memory, ALONE, stop, |memory| self.launch_blend(&memory.block, op))
     }
 
     fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
+        self.operate(memory, ALONE, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
     }
 }
 

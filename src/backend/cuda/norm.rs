@@ -47,6 +47,6 @@ impl Cuda {
         };
         let blocks = (self.context.gpu.multiprocessors * 16 / frames.len() as u32).max(1);
         // SAFETY: the parameters have the kernel's layout and point into `block` and `weights`, which outlive the work.
-        unsafe { kernel.launch(&self.stream, [blocks, frames.len() as u32], 256, &params) }
+        unsafe { kernel.collect(&self.stream, [blocks, frames.len() as u32], 256, &params) }
     }
 }

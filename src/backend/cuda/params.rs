@@ -4,11 +4,11 @@
 pub const MAX_FRAMES: usize = 32;
 
 #[repr(C, align(64))]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct TensorMap(pub [u64; 16]);
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Plane {
     pub dx: i32,
     pub dy: i32,
@@ -17,7 +17,7 @@ pub struct Plane {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Source {
     pub weights: u64,
     pub frames: u64,
@@ -36,7 +36,7 @@ pub struct Source {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Norm {
     pub statistics: u64,
     pub gamma: u64,
@@ -48,7 +48,7 @@ pub struct Norm {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 pub struct FrameParams {
     pub slot: [i32; 4],
     pub slab: [i32; 4],
@@ -65,7 +65,7 @@ impl Default for FrameParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct ConvParams {
     /// Main, shortcut and residual frames, and the output.
     pub map: [TensorMap; 4],
@@ -90,7 +90,7 @@ pub struct ConvParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct FinalizeParams {
     pub partials: u64,
     pub statistics: u64,
@@ -106,7 +106,7 @@ pub struct FinalizeParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct StatisticsParams {
     pub input: u64,
     pub statistics: u64,
@@ -121,7 +121,7 @@ pub struct StatisticsParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct NormParams {
     pub norm: Norm,
     pub input: u64,
@@ -135,7 +135,7 @@ pub struct NormParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct AttentionParams {
     pub input: u64,
     pub out: u64,
@@ -149,7 +149,7 @@ pub struct AttentionParams {
 
 /// Elements of a host tensor: where a row, a column and a channel further lie, in elements.
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct Strided {
     pub data: u64,
     pub by_channel: i64,
@@ -163,7 +163,7 @@ pub struct Strided {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct LoadParams {
     pub from: Strided,
     pub into: u64,
@@ -176,7 +176,7 @@ pub struct LoadParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct StoreParams {
     pub into: Strided,
     pub from: u64,
@@ -198,7 +198,7 @@ pub struct StoreParams {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct BlendParams {
     pub from: u64,
     pub into: u64,

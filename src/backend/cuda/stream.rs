@@ -3,15 +3,19 @@
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUevent, CUstream};
+use parking_lot::Mutex;
 
 use super::context::Context;
 use super::driver::check;
+use super::graph::{Forget, Launch, Launches};
 use crate::error::Result;
 
 /// Non-blocking: independent of the legacy default stream, so that the host's work and ours do not wait for each other.
 pub struct Stream {
     context: Arc<Context>,
     handle: CUstream,
+    /// What is collected for it. Whoever uses the stream itself has it flushed first, so that nothing is out of order.
+    launches: Arc<Mutex<Launches>>,
 }
 
 // SAFETY: streams may be used from any thread.
@@ -26,15 +30,53 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current.
         check("making a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { context: Arc::clone(context), handle })
+        Ok(Stream { context: Arc::clone(context), handle, launches: Arc::default() })
     }
 
+    /// For whatever else is put into the stream: everything collected is in it before. The context has to be current.
     pub fn handle(&self) -> CUstream {
+        self.launches.lock().flush(&self.context, self.handle);
         self.handle
+    }
+
+    /// An operation of so many elements begins.
+    pub fn begin(&self, elements: u64) {
+        self.launches.lock().begin(elements);
+    }
+
+    /// The operation ended; whether its launches are in the stream, or still being collected.
+    pub fn end(&self) -> Result<bool> {
+        let mut launches = self.launches.lock();
+        let complete = launches.end();
+        if complete {
+            launches.flush(&self.context, self.handle);
+        }
+        launches.outcome().map(|()| complete)
+    }
+
+    pub fn is_collecting(&self) -> bool {
+        self.launches.lock().is_collecting()
+    }
+
+    pub fn collect(&self, launch: Launch) {
+        self.launches.lock().collect(launch);
+    }
+
+    /// Puts everything collected into the stream. The context has to be current.
+    pub fn flush(&self) -> Result<()> {
+        let mut launches = self.launches.lock();
+        launches.flush(&self.context, self.handle);
+        launches.outcome()
+    }
+
+    /// Drops what was made of launches that were collected, with the memory they work in.
+    pub fn forget_with(&self) -> Forget {
+        Forget(Arc::clone(&self.launches))
     }
 
     /// Waits for everything in the stream. The context has to be current.
     pub fn wait(&self) -> Result<()> {
+        self.flush()?;
         // SAFETY: the stream lives.
         check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.handle) })
     }
@@ -69,6 +111,7 @@ impl Event {
 
     /// Marks this place in the stream. The context has to be current.
     pub fn record(&self, stream: &Stream) -> Result<()> {
+        stream.flush()?;
         // SAFETY: both live.
         check("marking a place in the stream", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
     }

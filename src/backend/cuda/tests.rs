@@ -1,6 +1,7 @@
 //! Every kernel against the CPU backend, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
 //! VVAE_REQUIRE_CUDA makes that a failure.
 
+mod graphs;
 mod large;
 
 use cudarc::driver::sys;
@@ -175,6 +176,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
             raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
         let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch };
         backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        backend.finish(&mut memory, None).unwrap();
     }
     let prepared = backend.prepare(layout, &mut weights(layout, 6)).unwrap();
     let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) {

@@ -21,7 +21,8 @@ struct alignas(64) TensorMap {
 
 /// A patch and the taps that read it: tap (i, j) sees the patch i rows further down and j columns further right.
 struct Plane {
-    int dx, dy;      // input pixel of the patch's corner, relative to stride * (tile corner)
+    int dx, dy;      // pixel of the patch's corner in the source's frames, relative to stride * (tile corner); a source that
+                     // holds a band of rows has the band's first row taken off dy
     int rows, cols;  // of taps
 };
 
@@ -59,7 +60,8 @@ struct ConvParams {
     const float* bias;  // [bias][phase][edge][padded cout]; phases and edges are 1 but for Up, which has 4 of each
     float2* partials;   // [frame][record][padded cout / 4]: mean, sum of squared differences; null: no statistics
     i64 out_slot_bytes, residual_slot_bytes;
-    int height, width;  // of the grid of tiles: the output of one phase
+    int height, width;  // of the output of one phase, which tiles cover
+    int first_row;      // of the tiles of this launch: a band of rows, of which there are tiles_y
     int tiles_x, tiles_y, column_tiles, phases, frames;
     int cout;
     int tile_rows;      // wgmma kernel: 16, or 8 for tiles of 8 x 32 pixels
@@ -82,7 +84,7 @@ struct Tile {
         frame = index % p.frames;
         index /= p.frames;
         x = index % p.tiles_x * tile_cols;
-        y = index / p.tiles_x * tile_rows;
+        y = index / p.tiles_x * tile_rows + p.first_row;
     }
 
     static __device__ __forceinline__ int count(const ConvParams& p) {

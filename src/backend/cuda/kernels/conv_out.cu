@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_c
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int at = (m * WARPS + warp) * 16 + half * 8 + lane / 4;
-            const int x = tile.x - 1 + at % SIDE, y = tile.y - 1 + at / SIDE;
+            const int x = tile.x + source.plane[0].dx + at % SIDE, y = tile.y + source.plane[0].dy + at / SIDE;
             const bool inside = at < PATCH && static_cast<u32>(x) < source.width && static_cast<u32>(y) < source.height;
             place[m][half] = inside ? (static_cast<i64>(y) * source.width + x) * (source.channels / 8) + t : -1;
         }

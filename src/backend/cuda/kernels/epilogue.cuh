@@ -110,7 +110,7 @@ private:
         uint4 added[PIXELS];
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i)
-            added[i] = offset[i] >= 0 && mine < p.cout ? load_streamed(residual + offset[i] + mine * 2) : make_uint4(0, 0, 0, 0);
+            added[i] = offset[i] >= 0 && mine < p.cout ? load_once(residual + offset[i] + mine * 2) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             u32 x[4] = {added[i].x, added[i].y, added[i].z, added[i].w};

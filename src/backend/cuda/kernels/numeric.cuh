@@ -55,6 +55,16 @@ __device__ __forceinline__ uint4 load_streamed(const void* address) {
     return v;
 }
 
+/// As above, from memory that the same thread may write afterwards.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
+
 /// Volatile, so that the compiler does not load it before a loop and keep it in registers throughout.
 __device__ __forceinline__ float2 load_pair(const float* address) {
     float2 v;

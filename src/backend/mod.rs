@@ -38,6 +38,8 @@ pub trait Backend: Send + Sync + 'static {
     const HOST_MEMORY: bool;
     /// One block of device memory, given back when dropped.
     type Memory: Send;
+    /// Room for the weights of a network.
+    type Store: Send + Sync;
     /// The weights of one convolution, in the form the kernels read. Shared between handles.
     type Conv: Send + Sync;
 
@@ -49,8 +51,10 @@ pub trait Backend: Send + Sync + 'static {
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     /// Bytes of scratch that [`Backend::attention`] needs. `shape` is that of its result.
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
-    /// Bytes that the prepared weights take.
+    /// Bytes that the prepared weights take, rounded so that those of several convolutions can lie side by side.
     fn weight_bytes(&self, layout: &ConvLayout) -> u64;
+    /// Bytes that the device gives for a block of `bytes`: never fewer.
+    fn block_bytes(&self, bytes: u64) -> u64;
 
     /// Bytes that the device has free, as far as it can tell.
     fn free_bytes(&self) -> u64;
@@ -65,8 +69,18 @@ pub trait Backend: Send + Sync + 'static {
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
-    /// Brings the weights of a convolution into the kernels' form. Asks the source for one slab at a time.
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Self::Conv>;
+    /// Room for `bytes` of weights, which are [`Backend::weight_bytes`] added up. Where the device's memory is the host's
+    /// there is nothing to take ahead: each convolution takes its own.
+    fn allocate_weights(&self, bytes: u64) -> Result<Self::Store>;
+    /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Asks the source for one
+    /// slab at a time.
+    fn prepare(
+        &self,
+        store: &Self::Store,
+        offset: u64,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<Self::Conv>;
 
     /// Whether [`Backend::conv`] does this layout's prologue itself. If not, [`Backend::normalise`] has to come first.
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;

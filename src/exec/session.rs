@@ -79,6 +79,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         self.backend.staging_bytes(shape)
     }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        self.backend.block_bytes(bytes)
+    }
 }
 
 impl<B: Backend> Engine<B> {

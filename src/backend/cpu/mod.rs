@@ -154,6 +154,7 @@ impl Backend for Cpu {
     const HOST_MEMORY: bool = true;
 
     type Memory = Memory;
+    type Store = ();
     type Conv = Conv;
 
     fn busy_pixels(&self) -> u64 {
@@ -176,6 +177,10 @@ impl Backend for Cpu {
         pack::bytes(layout)
     }
 
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
+
     fn free_bytes(&self) -> u64 {
         super::device::host_memory().1
     }
@@ -196,7 +201,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
+    fn allocate_weights(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
         Conv::prepare(layout, source, &self.allocator)
     }
 

@@ -104,6 +104,7 @@ impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
 
     type Memory = Memory;
+    type Store = Arc<Block>;
     type Conv = Conv;
 
     fn busy_pixels(&self) -> u64 {
@@ -124,6 +125,10 @@ impl Backend for Cuda {
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         weights::bytes(layout)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        memory::block_bytes(bytes)
     }
 
     fn free_bytes(&self) -> u64 {
@@ -155,8 +160,18 @@ impl Backend for Cuda {
         })
     }
 
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
-        Conv::prepare(&self.context, &self.stream, layout, source)
+    fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
+        Block::new(&self.context, bytes).map(Arc::new)
+    }
+
+    fn prepare(
+        &self,
+        store: &Arc<Block>,
+        offset: u64,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<Conv> {
+        Conv::prepare(store, offset, &self.stream, layout, source)
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {

@@ -57,6 +57,12 @@ fn weights(layout: &ConvLayout, seed: u64) -> Weights {
     Weights { random: Random(seed), scale: (3.0 / fan_in as f32).sqrt() }
 }
 
+/// Random weights, not at the beginning of their block.
+fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
+    let store = backend.allocate_weights(geometry::ALIGN + backend.weight_bytes(layout)).unwrap();
+    backend.prepare(&store, geometry::ALIGN, layout, &mut weights(layout, seed)).unwrap()
+}
+
 fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
     ConvLayout {
         cin,
@@ -135,13 +141,13 @@ fn run<B: Backend>(backend: &B, case: &Case) -> Vec<f32> {
         load(&mut memory, side_shape, &side);
     }
     if makes_input {
-        let prepared = backend.prepare(&first, &mut weights(&first, 5)).unwrap();
+        let prepared = prepare(backend, &first, 5);
         let frames: Vec<ConvFrame> =
             raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
         let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch };
         backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
     }
-    let prepared = backend.prepare(layout, &mut weights(layout, 6)).unwrap();
+    let prepared = prepare(backend, layout, 6);
     let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) {
         let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
         backend
@@ -299,7 +305,7 @@ fn blended<B: Backend>(backend: &B) -> Vec<f32> {
     let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
     let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
     let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
-    let prepared = backend.prepare(&layout, &mut weights(&layout, 2)).unwrap();
+    let prepared = prepare(backend, &layout, 2);
     let map = Affine { mul: 1.0, add: 0.0 };
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {

@@ -5,20 +5,20 @@ use std::sync::Arc;
 
 use half::f16;
 
-use super::context::Context;
-use super::geometry::{CHUNK, COLUMNS, ELEMENT, Kind, WEIGHT_TILE, column_tiles, tap_order};
+use super::geometry::{ALIGN, CHUNK, COLUMNS, ELEMENT, Kind, WEIGHT_TILE, column_tiles, tap_order};
 use super::memory::Block;
 use super::stream::Stream;
 use crate::backend::{ConvLayout, ConvSource, Window};
 use crate::error::Result;
 
-/// One convolution's weights, side by side in one block.
+/// One convolution's weights, side by side in the block of its network.
 pub struct Conv {
-    block: Block,
+    block: Arc<Block>,
+    start: u64,
     places: Places,
 }
 
-/// Where the parts lie in the block.
+/// Where the parts lie from the start.
 #[derive(Debug, Clone, Copy)]
 struct Places {
     slab_bytes: u64,
@@ -45,19 +45,19 @@ fn places(layout: &ConvLayout) -> Places {
 }
 
 pub fn bytes(layout: &ConvLayout) -> u64 {
-    places(layout).end
+    places(layout).end.next_multiple_of(ALIGN)
 }
 
 impl Conv {
     pub fn prepare(
-        context: &Arc<Context>,
+        block: &Arc<Block>,
+        start: u64,
         stream: &Stream,
         layout: &ConvLayout,
         source: &mut dyn ConvSource,
     ) -> Result<Conv> {
         let kind = Kind::of(layout)?;
         let places = places(layout);
-        let block = Block::new(context, places.end)?;
         let mut plain = Vec::new();
         for slab in 0..layout.slab_count() {
             plain.resize(layout.slab_elements(slab) as usize, 0.0);
@@ -69,38 +69,38 @@ impl Conv {
                 Kind::Main if shortcut => pack(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, &plain),
                 Kind::Main => pack(layout.window, layout.cin, layout.cout, &plain),
             };
-            block.write(stream, if shortcut { places.shortcut } else { slab * places.slab_bytes }, &packed)?;
+            block.write(stream, start + if shortcut { places.shortcut } else { slab * places.slab_bytes }, &packed)?;
         }
-        block.write(stream, places.bias, &pack_biases(layout, source))?;
+        block.write(stream, start + places.bias, &pack_biases(layout, source))?;
         if places.beta > places.gamma {
             let padded = layout.cin.next_multiple_of(64) as usize;
             let (mut gamma, mut beta) = (vec![0.0f32; padded], vec![0.0f32; padded]);
             let cin = layout.cin as usize;
             source.norm(&mut gamma[..cin], &mut beta[..cin]);
-            block.write(stream, places.gamma, &gamma)?;
-            block.write(stream, places.beta, &beta)?;
+            block.write(stream, start + places.gamma, &gamma)?;
+            block.write(stream, start + places.beta, &beta)?;
         }
-        Ok(Conv { block, places })
+        Ok(Conv { block: Arc::clone(block), start, places })
     }
 
     pub fn slabs(&self) -> Result<u64> {
-        self.block.at(0, self.places.shortcut)
+        self.block.at(self.start, self.places.shortcut)
     }
 
     pub fn shortcut(&self) -> Result<u64> {
-        self.block.at(self.places.shortcut, self.places.bias - self.places.shortcut)
+        self.block.at(self.start + self.places.shortcut, self.places.bias - self.places.shortcut)
     }
 
     pub fn bias(&self) -> Result<u64> {
-        self.block.at(self.places.bias, self.places.gamma - self.places.bias)
+        self.block.at(self.start + self.places.bias, self.places.gamma - self.places.bias)
     }
 
     pub fn gamma(&self) -> Result<u64> {
-        self.block.at(self.places.gamma, self.places.beta - self.places.gamma)
+        self.block.at(self.start + self.places.gamma, self.places.beta - self.places.gamma)
     }
 
     pub fn beta(&self) -> Result<u64> {
-        self.block.at(self.places.beta, self.places.end - self.places.beta)
+        self.block.at(self.start + self.places.beta, self.places.end - self.places.beta)
     }
 }
 

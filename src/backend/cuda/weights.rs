@@ -10,6 +10,7 @@ use super::memory::Block;
 use super::stream::Stream;
 use crate::backend::{ConvLayout, ConvSource, Window};
 use crate::error::Result;
+use crate::workers;
 
 /// One convolution's weights, side by side in the block of its network.
 pub struct Conv {
@@ -128,18 +129,23 @@ fn pack(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Vec<f16> {
     let tile_elements = chunk * columns;
     let mut packed = vec![f16::ZERO; phases * tiles * chunks * taps.len() * tile_elements];
     let work: Vec<(usize, &mut [f16])> = packed.chunks_mut(taps.len() * tile_elements).enumerate().collect();
-    in_parallel(work, |(index, into)| {
-        let (phase, tile, first) = (index / chunks / tiles, index / chunks % tiles, index % chunks * chunk);
-        for (tap, into) in taps.iter().zip(into.chunks_exact_mut(tile_elements)) {
-            let from = &plain[(phase * taps.len() + *tap as usize) * cin * cout..][..cin * cout];
-            for k in 0..chunk.min(cin - first) {
-                let row = &from[(first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
-                for (n, value) in row.iter().enumerate() {
-                    into[n * chunk + ((k / 8) ^ (n & 7)) * 8 + k % 8] = f16::from_f32(*value);
+    workers::for_each(
+        workers::threads_for(plain.len()),
+        work,
+        || (),
+        |(), (index, into)| {
+            let (phase, tile, first) = (index / chunks / tiles, index / chunks % tiles, index % chunks * chunk);
+            for (tap, into) in taps.iter().zip(into.chunks_exact_mut(tile_elements)) {
+                let from = &plain[(phase * taps.len() + *tap as usize) * cin * cout..][..cin * cout];
+                for k in 0..chunk.min(cin - first) {
+                    let row = &from[(first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
+                    for (n, value) in row.iter().enumerate() {
+                        into[n * chunk + ((k / 8) ^ (n & 7)) * 8 + k % 8] = f16::from_f32(*value);
+                    }
                 }
             }
-        }
-    });
+        },
+    );
     packed
 }
 
@@ -167,20 +173,4 @@ fn pack_out(layout: &ConvLayout, plain: &[f32]) -> Vec<f16> {
         packed[((((c / 32 * 2 + step) * 32 + 4 * n + t) * 4 + block) * 2 + half) * 2 + e] = f16::from_f32(*value);
     }
     packed
-}
-
-/// Threads for the time of loading only, so that none is left behind.
-fn in_parallel<T: Send>(work: Vec<T>, each: impl Fn(T) + Sync) {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(16).min(work.len());
-    let queue = parking_lot::Mutex::new(work.into_iter());
-    std::thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let Some(item) = queue.lock().next() else { return };
-                    each(item);
-                }
-            });
-        }
-    });
 }

@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod ops;
+mod precision;
 
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
 pub use device::{DeviceInfo, devices};
@@ -16,6 +17,7 @@ pub use ops::{
     Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostStream, LoadOp, NormOp, Posterior, StoreOp,
     Term, Terms,
 };
+pub use precision::Precision;
 
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -43,6 +45,8 @@ pub trait Backend: Send + Sync + 'static {
     /// The weights of one convolution, in the form the kernels read. Shared between handles.
     type Conv: Send + Sync;
 
+    /// What it computes in.
+    fn precision(&self) -> Precision;
     /// Pixels of a frame, or of several, that keep the device busy.
     fn busy_pixels(&self) -> u64;
     /// Bytes that a frame of activations and its norm statistics take, rounded so that frames can lie side by side.

@@ -187,6 +187,7 @@ impl<B: Backend> Engine<B> {
         let key = Key {
             file: self.identity.clone(),
             device: self.device.clone(),
+            precision: self.backend.precision(),
             direction,
             allocator: self.allocator.clone(),
         };
@@ -295,12 +296,16 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        let same_backend =
-            settings.threads == self.settings.threads && settings.instructions == self.settings.instructions;
-        if !same_backend {
-            self.backend = Arc::new((self.make)(&settings)?);
+        let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
+        if backend_of(&settings) != backend_of(&self.settings) {
+            let backend = Arc::new((self.make)(&settings)?);
             // What the last call left under way, it left to the old backend.
             self.workspace = None;
+            if backend.precision() != self.backend.precision() {
+                self.encoder.weights = None;
+                self.decoder.weights = None;
+            }
+            self.backend = backend;
             self.tell_idle();
         }
         self.settings = settings;

@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::ledger::{Held, Ledger};
-use crate::backend::Backend;
 use crate::backend::cpu::HostAllocator;
+use crate::backend::{Backend, Precision};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
@@ -25,6 +25,7 @@ pub struct Weights<B: Backend> {
 pub struct Key {
     pub file: FileIdentity,
     pub device: String,
+    pub precision: Precision,
     pub direction: Direction,
     pub allocator: HostAllocator,
 }

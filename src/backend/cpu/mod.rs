@@ -24,7 +24,8 @@ pub use memory::{AllocFn, FreeFn, HostAllocator, HostCallbacks, Memory};
 pub use pack::Conv;
 
 use super::{
-    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Staging, Stop, StoreOp,
+    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Precision, Staging,
+    Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
@@ -156,6 +157,10 @@ impl Backend for Cpu {
     type Memory = Memory;
     type Store = ();
     type Conv = Conv;
+
+    fn precision(&self) -> Precision {
+        Precision::Fp32
+    }
 
     fn busy_pixels(&self) -> u64 {
         1 << 14

@@ -1,4 +1,4 @@
-//! Every kernel against the CPU backend, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
+//! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
 //! VVAE_REQUIRE_CUDA makes that a failure.
 
 use super::*;
@@ -6,14 +6,29 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Affine, Blend, ConvFrame, Frame, Prologue, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
-fn gpu() -> Option<Cuda> {
-    match Cuda::new(0) {
-        Ok(cuda) => Some(cuda),
+/// The GPU in every precision. None without a GPU.
+fn gpus() -> Vec<Cuda> {
+    match Precision::ALL.into_iter().map(|precision| Cuda::new(0, precision)).collect::<Result<_>>() {
+        Ok(gpus) => gpus,
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
             println!("skipped: {why}");
-            None
+            Vec::new()
         }
+    }
+}
+
+/// Asserts that every precision comes as close to what the CPU finds as it can: f16 to `most`, bf16 with three bits less to
+/// 8 times as much, and f32 to what the order of sums makes.
+fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl Fn(&Cuda) -> Vec<f32>) {
+    for gpu in gpus {
+        let most = match gpu.precision {
+            Precision::Fp16 => most,
+            Precision::Bf16 => 8.0 * most,
+            Precision::Fp32 => most / 50.0,
+        };
+        let error = relative_error(&find(gpu), right);
+        assert!(error <= most, "{what} in {}: {error:.1e}, not {most:.0e} or less", gpu.precision.name());
     }
 }
 
@@ -208,8 +223,15 @@ fn relative_error(found: &[f32], right: &[f32]) -> f64 {
 
 #[test]
 fn convolutions_are_those_of_the_cpu() {
-    let Some(cuda) = gpu() else { return };
+    let gpus = gpus();
+    if gpus.is_empty() {
+        return;
+    }
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let check = |case: &Case| {
+        let what = format!("{:?} {}x{}", case.layout, case.input.height, case.input.width);
+        assert_close(&gpus, 2e-3, &what, &run(&cpu, case), |cuda| run(cuda, case));
+    };
     let sizes = [(1, 1), (2, 6), (7, 5), (16, 16), (18, 34), (37, 53)];
     let channels = [(8, 8), (16, 24), (64, 64), (72, 128), (128, 136), (12, 20)];
     for (height, width) in sizes {
@@ -222,13 +244,11 @@ fn convolutions_are_those_of_the_cpu() {
                     let plain = layout(cin, cout, window, prologue);
                     let residual = window != Window::Up;
                     let shortcut = (window == Window::Same && cin != cout).then_some(cin + 8);
-                    let case = Case {
+                    check(&Case {
                         layout: ConvLayout { shortcut, ..plain },
                         input: FrameShape::new(height, width, cin),
                         residual,
-                    };
-                    let error = relative_error(&run(&cuda, &case), &run(&cpu, &case));
-                    assert!(error < 2e-3, "{:?} {height}x{width}: {error:.1e}", case.layout);
+                    });
                 }
             }
         }
@@ -238,13 +258,11 @@ fn convolutions_are_those_of_the_cpu() {
             (16, 3, Prologue::NormSilu),
             (128, 3, Prologue::NormSilu),
         ] {
-            let case = Case {
+            check(&Case {
                 layout: layout(cin, cout, Window::Same, prologue),
                 input: FrameShape::new(height, width, cin),
                 residual: false,
-            };
-            let error = relative_error(&run(&cuda, &case), &run(&cpu, &case));
-            assert!(error < 2e-3, "{:?} {height}x{width}: {error:.1e}", case.layout);
+            });
         }
     }
 }
@@ -287,12 +305,11 @@ fn attend<B: Backend>(backend: &B, shape: FrameShape) -> Vec<f32> {
 
 #[test]
 fn attention_is_that_of_the_cpu() {
-    let Some(cuda) = gpu() else { return };
+    let gpus = gpus();
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for (height, width, channels) in [(1, 1, 8), (5, 7, 32), (13, 17, 64), (31, 37, 512)] {
-        let shape = FrameShape::new(height, width, channels);
-        let error = relative_error(&attend(&cuda, shape), &attend(&cpu, shape));
-        assert!(error < 4e-3, "{height}x{width}x{channels}: {error:.1e}");
+        let (shape, what) = (FrameShape::new(height, width, channels), format!("{height}x{width}x{channels}"));
+        assert_close(&gpus, 4e-3, &what, &attend(&cpu, shape), |cuda| attend(cuda, shape));
     }
 }
 
@@ -358,8 +375,6 @@ fn blended<B: Backend>(backend: &B) -> Vec<f32> {
 
 #[test]
 fn blending_is_that_of_the_cpu() {
-    let Some(cuda) = gpu() else { return };
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-    let error = relative_error(&blended(&cuda), &blended(&cpu));
-    assert!(error < 2e-3, "{error:.1e}");
+    assert_close(&gpus(), 2e-3, "blending", &blended(&cpu), blended);
 }

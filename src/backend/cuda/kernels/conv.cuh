@@ -1,6 +1,6 @@
 // What a convolution launch is told, and how its work is cut. Shared by every convolution kernel.
 //
-// A convolution is a sum over (term, chunk of 64 input channels, plane, tap). For each (term, chunk, plane) a patch of
+// A convolution is a sum over (term, chunk of 64 or, in f32, 32 input channels, plane, tap). For each (term, chunk, plane) a patch of
 // input pixels, halo included, goes to shared memory once; each tap then reads the same patch at another offset. So
 // the input crosses the L2 cache once for all 9 taps of a 3x3 window, and windows differ only in this table:
 //   Same   one plane, 9 taps            Point  one plane, 1 tap
@@ -9,9 +9,10 @@
 #pragma once
 #include "numeric.cuh"
 
-constexpr int CHUNK = 64;          // input channels of a patch: one 128-byte swizzled row a pixel
-constexpr int COLUMNS = 128;       // output channels of a tile
-constexpr int WEIGHT_TILE = COLUMNS * CHUNK * 2;  // bytes of packed weights for one tap and chunk
+constexpr int ROW = 128;             // bytes of a pixel in a patch, and of a column in a tile of weights: swizzled
+constexpr int CHUNK = ROW / ELEMENT;  // input channels of a patch
+constexpr int COLUMNS = 128;         // output channels of a tile
+constexpr int WEIGHT_TILE = COLUMNS * ROW;        // bytes of packed weights for one tap and chunk
 constexpr int RECORD_ROWS = 8, RECORD_COLS = 16;  // pixels that one record of partial statistics covers
 constexpr int MAX_FRAMES = 32;
 
@@ -28,7 +29,7 @@ struct Plane {
 
 /// Input frames of one shape with the weights that go with them.
 struct Source {
-    const u8* weights;  // tiles [slab][phase][column tile][chunk][plane][tap], each [128 columns][64 channels], swizzled
+    const u8* weights;  // tiles [slab][phase][column tile][chunk][plane][tap], each [128 columns][chunk], swizzled
     const u8* frames;   // slot 0
     i64 slot_bytes;
     int height, width, channels;

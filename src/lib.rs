@@ -8,7 +8,7 @@
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
-//! - [`tensor`], [`error`]: the words all of them use.
+//! - [`tensor`], [`error`], `workers`: the words all of them use, and threads while loading.
 
 pub mod backend;
 pub mod capi;
@@ -18,3 +18,4 @@ pub mod model;
 pub mod node;
 pub mod plan;
 pub mod tensor;
+mod workers;

@@ -91,8 +91,8 @@ fn every_value_that_discovery_names_is_taken() {
             let choices = choices(n, p as u32);
             assert_eq!(choices.len(), param.choice_count as usize);
             assert_eq!(choices.is_empty(), param.kind != VVAE_PARAM_CHOICE, "{key}");
-            // The processor of the test need not have every instruction set.
-            if key != "instruction_set" {
+            // The processor of the test need not have every instruction set, and has one precision.
+            if !["instruction_set", "precision"].contains(&key) {
                 choices.iter().for_each(|choice| assert_eq!(take(choice), VVAE_OK));
             }
             if param.flags & VVAE_PARAM_HAS_AUTO != 0 {
@@ -120,10 +120,23 @@ fn every_value_that_discovery_names_is_taken() {
 }
 
 #[test]
+fn the_cpu_computes_in_fp32_and_says_so() {
+    let v = Vae::open(&small()).unwrap();
+    for precision in ["fp16", "bf16"] {
+        let refused = v.configure("precision", precision).unwrap_err();
+        refused.says(VVAE_ERROR_ARGUMENT, &["precision", precision, "use fp32 or auto"]);
+    }
+    for precision in ["fp32", "auto"] {
+        v.configure("precision", precision).unwrap();
+    }
+}
+
+#[test]
 fn parameters_have_the_names_users_know() {
     let keys = |n| params(n).iter().map(|p| text(p.key)).collect::<BTreeSet<_>>();
     let [encode, decode] = [keys(0), keys(1)];
-    for key in ["memory_limit", "threads", "pixel_range", "scaling_factor", "slice_frames", "chunk_frames"] {
+    for key in ["memory_limit", "threads", "pixel_range", "scaling_factor", "slice_frames", "chunk_frames", "precision"]
+    {
         assert!(encode.contains(key) && decode.contains(key), "{key}");
     }
     for key in ["posterior", "seed", "encode_tiled", "encode_tile_size", "encode_tile_overlap"] {

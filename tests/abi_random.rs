@@ -221,6 +221,7 @@ impl World {
             ("memory_limit", &["auto", "64MiB", "1", "4GB", "0", "-1", "1e9"]),
             ("threads", &["1", "2", "auto", "0", "many", "1025"]),
             ("instruction_set", &["auto", "portable", "avx2", "sse", ""]),
+            ("precision", &["auto", "fp32", "fp16", "half"]),
             ("pixel_range", &["-1..1", "0..1", "0..2"]),
             ("scaling_factor", &["1.0", "0.9152", "nan", "0", "1e99"]),
             ("posterior", &["mean", "sample", "median"]),

@@ -9,6 +9,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod ops;
+mod precision;
 
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
 pub use device::{DeviceInfo, devices};
@@ -16,6 +17,7 @@ pub use ops::{
     Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostStream, LoadOp, NormOp, Posterior, StoreOp,
     Term, Terms,
 };
+pub use precision::Precision;
 
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -38,9 +40,13 @@ pub trait Backend: Send + Sync + 'static {
     const HOST_MEMORY: bool;
     /// One block of device memory, given back when dropped.
     type Memory: Send;
+    /// Room for the weights of a network.
+    type Store: Send + Sync;
     /// The weights of one convolution, in the form the kernels read. Shared between handles.
     type Conv: Send + Sync;
 
+    /// What it computes in.
+    fn precision(&self) -> Precision;
     /// Whether there are kernels for convolutions of these layouts and for attention over these numbers of channels; if
     /// not, the error says which is missing and what to use instead. Asked once, before anything is loaded.
     fn check_layers(&self, _layouts: &[ConvLayout], _attention: &[u64]) -> Result<()> {
@@ -55,8 +61,10 @@ pub trait Backend: Send + Sync + 'static {
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     /// Bytes of scratch that [`Backend::attention`] needs. `shape` is that of its result.
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
-    /// Bytes that the prepared weights take.
+    /// Bytes that the prepared weights take, rounded so that those of several convolutions can lie side by side.
     fn weight_bytes(&self, layout: &ConvLayout) -> u64;
+    /// Bytes that the device gives for a block of `bytes`: never fewer.
+    fn block_bytes(&self, bytes: u64) -> u64;
 
     /// Bytes that the device has free, as far as it can tell.
     fn free_bytes(&self) -> u64;
@@ -71,8 +79,18 @@ pub trait Backend: Send + Sync + 'static {
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
-    /// Brings the weights of a convolution into the kernels' form. Asks the source for one slab at a time.
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Self::Conv>;
+    /// Room for `bytes` of weights, which are [`Backend::weight_bytes`] added up. Where the device's memory is the host's
+    /// there is nothing to take ahead: each convolution takes its own.
+    fn allocate_weights(&self, bytes: u64) -> Result<Self::Store>;
+    /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Asks the source for one
+    /// slab at a time.
+    fn prepare(
+        &self,
+        store: &Self::Store,
+        offset: u64,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<Self::Conv>;
 
     /// Whether [`Backend::conv`] does this layout's prologue itself. If not, [`Backend::normalise`] has to come first.
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;

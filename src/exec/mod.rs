@@ -15,8 +15,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::backend::HostStream;
 use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
+use crate::backend::{HostStream, Precision};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, Config, Direction};
 use crate::plan::Plan;
@@ -143,7 +143,9 @@ pub fn open(
             crate::backend::cuda::ready().map_err(named)?;
             let checkpoint = Checkpoint::open(weights)?;
             let place = (format!("cuda:{index}"), Place::Cuda(index));
-            let make = Box::new(move |_: &Settings| crate::backend::cuda::Cuda::new(index));
+            let make = Box::new(move |settings: &Settings| {
+                crate::backend::cuda::Cuda::new(index, settings.precision.unwrap_or(Precision::Fp16))
+            });
             let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
             Ok(Box::new(engine))
         }
@@ -157,6 +159,7 @@ pub fn open(
             let place = ("cpu".to_string(), Place::Cpu);
             let blocks = allocator.clone();
             let make = Box::new(move |settings: &Settings| {
+                check_cpu_precision(settings.precision)?;
                 Cpu::new(CpuOptions {
                     threads: settings.threads.map(|n| n as usize),
                     instructions: settings.instructions,
@@ -166,5 +169,15 @@ pub fn open(
             let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
             Ok(Box::new(engine))
         }
+    }
+}
+
+fn check_cpu_precision(asked: Option<Precision>) -> Result<()> {
+    match asked {
+        None | Some(Precision::Fp32) => Ok(()),
+        Some(other) => Err(Error::Argument(format!(
+            "precision: {} needs a GPU; device \"cpu\" computes in fp32: use fp32 or auto",
+            other.name()
+        ))),
     }
 }

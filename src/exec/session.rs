@@ -79,6 +79,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         self.backend.staging_bytes(shape)
     }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        self.backend.block_bytes(bytes)
+    }
 }
 
 impl<B: Backend> Engine<B> {
@@ -93,10 +97,8 @@ impl<B: Backend> Engine<B> {
         let side = |direction| Side { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
         let backend = Arc::new(make(&settings)?);
         let (encoder, decoder) = (side(Direction::Encode), side(Direction::Decode));
-        for network in [&encoder.network, &decoder.network] {
-            let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-            backend.check_layers(&layouts, &network.attention_channels())?;
-        }
+        check_network(&*backend, &encoder.network)?;
+        check_network(&*backend, &decoder.network)?;
         Ok(Engine {
             device,
             place,
@@ -189,6 +191,7 @@ impl<B: Backend> Engine<B> {
         let key = Key {
             file: self.identity.clone(),
             device: self.device.clone(),
+            precision: self.backend.precision(),
             direction,
             allocator: self.allocator.clone(),
         };
@@ -259,6 +262,12 @@ impl<B: Backend> Engine<B> {
     }
 }
 
+/// Whether a backend can run a network: better said now than in the middle of a run.
+fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
+    let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+    backend.check_layers(&layouts, &network.attention_channels())
+}
+
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
     let [load, store] = blueprint.staging();
     let memory = backend.allocate(blueprint.workspace_bytes(), Staging { load, store })?;
@@ -297,12 +306,18 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
-        let same_backend =
-            settings.threads == self.settings.threads && settings.instructions == self.settings.instructions;
-        if !same_backend {
-            self.backend = Arc::new((self.make)(&settings)?);
+        let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
+        if backend_of(&settings) != backend_of(&self.settings) {
+            let backend = Arc::new((self.make)(&settings)?);
+            check_network(&*backend, &self.encoder.network)?;
+            check_network(&*backend, &self.decoder.network)?;
             // What the last call left under way, it left to the old backend.
             self.workspace = None;
+            if backend.precision() != self.backend.precision() {
+                self.encoder.weights = None;
+                self.decoder.weights = None;
+            }
+            self.backend = backend;
             self.tell_idle();
         }
         self.settings = settings;

@@ -1,5 +1,6 @@
 //! What a host can set, as typed values. The node table parses into this.
 
+use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::model::Direction;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     /// `None`: all cores.
     pub threads: Option<u64>,
     pub instructions: Instructions,
+    /// `None`: fp16 on a GPU, fp32 on the CPU.
+    pub precision: Option<Precision>,
     pub pixel_range: PixelRange,
     /// Multiplies latents on the way out of encode, divides them on the way into decode.
     pub scaling_factor: f32,

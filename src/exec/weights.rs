@@ -8,8 +8,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 
 use super::ledger::{Held, Ledger};
-use crate::backend::Backend;
 use crate::backend::cpu::HostAllocator;
+use crate::backend::{Backend, Precision};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
@@ -25,6 +25,7 @@ pub struct Weights<B: Backend> {
 pub struct Key {
     pub file: FileIdentity,
     pub device: String,
+    pub precision: Precision,
     pub direction: Direction,
     pub allocator: HostAllocator,
 }
@@ -77,24 +78,24 @@ impl<B: Backend> std::ops::Deref for Share<B> {
 
 /// Bytes that the weights of a network take on a backend.
 pub fn bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
-    network.layers.iter().map(|layer| backend.weight_bytes(&layer.layout)).sum()
+    backend.block_bytes(network.layers.iter().map(|layer| backend.weight_bytes(&layer.layout)).sum())
 }
 
 /// The most memory that loading takes at any moment, the weights loaded so far included.
 pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
+    if !B::HOST_MEMORY {
+        return bytes(backend, network);
+    }
     let mut loaded = 0;
     let moments = network.layers.iter().map(|layer| {
         loaded += backend.weight_bytes(&layer.layout);
-        loaded + transient_bytes::<B>(layer)
+        loaded + transient_bytes(layer)
     });
     moments.max().unwrap_or(0)
 }
 
-/// One slab in plain form, and what folding it takes: host memory, so nothing to a device that has its own.
-fn transient_bytes<B: Backend>(layer: &Layer) -> u64 {
-    if !B::HOST_MEMORY {
-        return 0;
-    }
+/// One slab in plain form, and what folding it takes. Host memory, so nothing to a device that has its own.
+fn transient_bytes(layer: &Layer) -> u64 {
     let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
 }
@@ -139,14 +140,22 @@ fn load<B: Backend>(
         return Err(Error::Checkpoint(format!("{}: {why}", path.display())));
     }
     let mut convs = Vec::with_capacity(network.layers.len());
-    let mut held = ledger.hold(0);
+    let total = bytes(backend, network);
+    // A device has all of its weights in one block; the host takes memory as it goes.
+    let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { total });
+    let store = backend.allocate_weights(total)?;
+    let mut offset = 0;
     for layer in &network.layers {
         if cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
-        held.grow(backend.weight_bytes(&layer.layout));
-        let _transient = ledger.hold(transient_bytes::<B>(layer));
-        convs.push(backend.prepare(&layer.layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
+        let layout = &layer.layout;
+        let _transient = B::HOST_MEMORY.then(|| {
+            held.grow(backend.weight_bytes(layout));
+            ledger.hold(transient_bytes(layer))
+        });
+        convs.push(backend.prepare(&store, offset, layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
+        offset += backend.weight_bytes(layout);
     }
     // A file that was written to meanwhile may have given us half of each.
     checkpoint.verify_unchanged()?;

@@ -33,6 +33,7 @@ pub fn defaults() -> Settings {
         memory_limit: Limit::Auto,
         threads: None,
         instructions: Instructions::Auto,
+        precision: None,
         pixel_range: PixelRange::Signed,
         scaling_factor: 0.0,
         posterior: Latent::Mean,
@@ -86,6 +87,7 @@ fn distance(a: &str, b: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::Precision;
 
     #[test]
     fn defaults_are_those_of_the_peers() {
@@ -107,6 +109,7 @@ mod tests {
             ("memory_limit", "8GiB"),
             ("threads", "3"),
             ("instruction_set", "portable"),
+            ("precision", "bf16"),
             ("pixel_range", "0..1"),
             ("scaling_factor", "0.9152"),
             ("posterior", "sample"),
@@ -131,6 +134,7 @@ mod tests {
             memory_limit: Limit::Bytes(8 << 30),
             threads: Some(3),
             instructions: Instructions::Portable,
+            precision: Some(Precision::Bf16),
             pixel_range: PixelRange::Unit,
             scaling_factor: 0.9152,
             posterior: Latent::Sample,

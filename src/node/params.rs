@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::exec::{Latent, Limit, PixelRange, Settings};
 use crate::model::Direction;
@@ -131,6 +132,18 @@ pub static PARAMS: &[Param] = &[
         set: |s, v| {
             use Instructions::{Auto, Avx2, Avx512, Portable};
             s.instructions = v.choice([Auto, Avx512, Avx2, Portable]);
+        },
+    },
+    Param {
+        key: c"precision",
+        kind: Kind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
+        default: c"auto",
+        unit: c"",
+        help: c"What to compute in; auto is fp16 on a GPU and fp32 on the CPU, which has no other. Sums are f32 in any case. On a GPU fp32 takes twice the memory and several times as long.",
+        only: None,
+        set: |s, v| {
+            use Precision::{Bf16, Fp16, Fp32};
+            s.precision = v.choice([None, Some(Fp16), Some(Bf16), Some(Fp32)]);
         },
     },
     Param {

@@ -33,4 +33,8 @@ pub trait Costs {
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;
     /// What a frame of the host's passes through, on the device and on the host alike.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
+    /// What a device gives for a block of `bytes`, if it rounds up.
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
 }

@@ -56,7 +56,8 @@ pub struct Blueprint {
     pub(super) layout: Layout,
     frames: Option<u64>,
     slots: SlotPool,
-    scratch: u64,
+    /// Bytes of the one block that slots and scratch share.
+    workspace: u64,
     /// Of a frame that goes in, and of one that comes out.
     staging: [u64; 2],
     weight_bytes: u64,
@@ -230,11 +231,12 @@ impl Request {
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
             slots.add(costs.frame_bytes(network.output_shape(layout.input)), more);
         }
+        let slots = slots.reserve();
         Blueprint {
             layout,
             frames,
-            slots: slots.reserve(),
-            scratch,
+            workspace: costs.block_bytes(slots.bytes() + scratch),
+            slots,
             staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
@@ -280,7 +282,7 @@ impl Blueprint {
 
     /// Bytes of the one block that slots and scratch share.
     pub fn workspace_bytes(&self) -> u64 {
-        self.slots.bytes() + self.scratch
+        self.workspace
     }
 
     /// Where the scratch begins in that block.

@@ -24,7 +24,8 @@ pub use memory::{AllocFn, FreeFn, HostAllocator, HostCallbacks, Memory};
 pub use pack::Conv;
 
 use super::{
-    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Staging, Stop, StoreOp,
+    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Precision, Staging,
+    Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
@@ -154,7 +155,12 @@ impl Backend for Cpu {
     const HOST_MEMORY: bool = true;
 
     type Memory = Memory;
+    type Store = ();
     type Conv = Conv;
+
+    fn precision(&self) -> Precision {
+        Precision::Fp32
+    }
 
     fn busy_pixels(&self) -> u64 {
         1 << 14
@@ -174,6 +180,10 @@ impl Backend for Cpu {
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         pack::bytes(layout)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
     }
 
     fn free_bytes(&self) -> u64 {
@@ -196,7 +206,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
+    fn allocate_weights(&self, _: u64) -> Result<()> {
+        Ok(())
+    }
+
+    fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
         Conv::prepare(layout, source, &self.allocator)
     }
 

@@ -190,7 +190,7 @@ impl Case {
         let bytes = cpu.conv_scratch(&layout, self.input, per_call as u64);
         let scratch = arena.reserve(bytes);
         let mut memory = arena.build();
-        let conv = cpu.prepare(&layout, &mut self.weights)?;
+        let conv = cpu.prepare(&(), 0, &layout, &mut self.weights)?;
         let statistics = layout.cout.is_multiple_of(layout.groups);
         for frames in frames.chunks(per_call) {
             let op = ConvOp { layout: &layout, input: self.input, frames, statistics, scratch };
@@ -401,7 +401,7 @@ fn a_stopped_convolution_can_be_run_again() {
     let out = Frame(arena.reserve(cpu.frame_bytes(output, 4)));
     let scratch = arena.reserve(cpu.conv_scratch(&layout, case.input, 1));
     let mut memory = arena.build();
-    let conv = cpu.prepare(&layout, &mut case.weights).unwrap();
+    let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
     let mut terms = Terms::new();
     terms.push(Term { frame: input, slab: 0 });
     let frames = [ConvFrame { terms, bias: 0, residual: Some(residual), out }];
@@ -424,7 +424,7 @@ fn wrong_operations_are_refused() {
     let layout = layout(4, 4, Window::Down, Prologue::None);
     let cpu = cpu(Instructions::Auto, 1);
     let mut case = Case::new(layout, 4, 4, 3);
-    let conv = cpu.prepare(&layout, &mut case.weights).unwrap();
+    let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
     let mut memory = cpu.allocate(1 << 20, Staging::default()).unwrap();
     let mut terms = Terms::new();
     terms.push(Term { frame: Frame(0), slab: 0 });
@@ -717,7 +717,7 @@ fn memory_comes_from_the_allocator_and_nowhere_else() {
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
     let mut weights = Weights::new(&layout, &mut Random(1));
-    let error = cpu.prepare(&layout, &mut weights).err().unwrap();
+    let error = cpu.prepare(&(), 0, &layout, &mut weights).err().unwrap();
     let bytes = cpu.weight_bytes(&layout);
     assert!(matches!(&error, Error::Memory(text) if text.contains(&bytes.to_string())), "{error}");
     assert_eq!(asked, bytes);

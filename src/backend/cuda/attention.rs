@@ -9,10 +9,9 @@ use super::params::{AttentionParams, MAX_FRAMES};
 use crate::backend::AttentionOp;
 use crate::error::Result;
 
-/// Dynamic shared memory for 32 and for 16 keys at a time.
-pub const SHARED_32: u32 = 2 * 2 * 32 * 1024 + 8 * 16 * 32 * 4;
-pub const SHARED_16: u32 = SHARED_32 / 2;
-const QUERIES: u64 = 64;
+/// Dynamic shared memory with 128 and with 64 KiB of keys and values, and their scores.
+pub const SHARED_128: u32 = (128 + 16) << 10;
+pub const SHARED_64: u32 = SHARED_128 / 2;
 
 impl Cuda {
     pub(super) fn launch_attention(&self, block: &Block, op: &AttentionOp) -> Result<()> {
@@ -33,7 +32,9 @@ impl Cuda {
             for (i, (from, to)) in frames.iter().enumerate() {
                 (params.in_slot[i], params.out_slot[i]) = (input.of(from.0), out.of(to.0));
             }
-            let grid = [shape.pixels().div_ceil(QUERIES) as u32, frames.len() as u32];
+            // As many warps share 16 queries as an element has bytes.
+            let queries = 8 / self.precision.bytes() * 16;
+            let grid = [shape.pixels().div_ceil(queries) as u32, frames.len() as u32];
             // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the stream's work.
             unsafe { self.kernels.attention.collect(&self.stream, grid, 256, &params)? };
         }

@@ -3,20 +3,26 @@
 use cudarc::driver::sys;
 
 use super::driver::check;
-use super::geometry::{self, CHUNK, COLUMNS, ELEMENT, Kind};
+use super::geometry::{self, COLUMNS, Kind};
 use super::kernel::Kernel;
 use super::memory::Block;
 use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
 use super::weights::Conv;
 use super::{Cuda, EPS};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Window};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Precision, Window};
 use crate::error::Result;
 use crate::tensor::FrameShape;
 
 /// Dynamic shared memory of the kernels.
 pub const HOPPER_SHARED: u32 = 232_448;
 pub const AMPERE_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
-pub const OUT_SHARED: u32 = 324 * 29 * 4 + 3 * 4 * 2 * 32 * 8 * 4;
+pub const fn in_shared(precision: Precision) -> u32 {
+    let (element, pitch) = (precision.bytes() as u32, 112 + 16 / precision.bytes() as u32);
+    128 * pitch * element + 2 * 3 * 180 * 4 * element + 28 * 4 + 8 * 3 * 16 * 4
+}
+pub const fn out_shared(precision: Precision) -> u32 {
+    324 * 29 * 4 + 3 * (2 * precision.bytes() as u32) * 2 * 32 * 8 * 4
+}
 /// Tiles side by side that a block of the pixel kernel goes through.
 const IN_RUN: i32 = 8;
 
@@ -61,8 +67,10 @@ impl Cuda {
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
             (Kind::In, _) => Choice { kernel: kernels.conv_in, tile: (8, 16), threads: 256, hopper: false },
             (Kind::Out, _) => Choice { kernel: kernels.conv_out, tile: (16, 16), threads: 256, hopper: false },
-            // Its store takes 64 channels of a phase at a time.
-            (Kind::Main, Some(kernel)) if layout.window != Window::Up || layout.cout.is_multiple_of(CHUNK) => {
+            // Its store takes a chunk of a phase's channels at a time.
+            (Kind::Main, Some(kernel))
+                if layout.window != Window::Up || layout.cout.is_multiple_of(self.precision.chunk()) =>
+            {
                 Choice { kernel, tile: hopper_tile(grid), threads: 384, hopper: true }
             }
             (Kind::Main, _) => Choice { kernel: kernels.conv_ampere, tile: (8, 16), threads: 128, hopper: false },
@@ -80,7 +88,8 @@ impl Cuda {
         let grid = geometry::grid(layout, input);
         let choice = self.choose(layout, grid)?;
         let groups = layout.groups;
-        let slots = |offsets: Vec<u64>, shape| Slots::new(offsets.into_iter(), geometry::frame_bytes(shape, groups));
+        let slots =
+            |offsets: Vec<u64>, shape| Slots::new(offsets.into_iter(), self.precision.frame_bytes(shape, groups));
         let inputs = distinct(
             frames.iter().flat_map(|f| f.terms.iter()).filter(|t| u64::from(t.slab) < layout.slabs).map(|t| t.frame.0),
         );
@@ -108,13 +117,13 @@ impl Cuda {
             height: input.height as i32,
             width: input.width as i32,
             channels: channels as i32,
-            chunks: channels.div_ceil(CHUNK) as i32,
+            chunks: channels.div_ceil(self.precision.chunk()) as i32,
             ..Source::default()
         };
         geometry::cut(&mut params.source[0], layout.window, choice.tile);
         if choice.hopper {
             let last = inputs.iter().map(|o| main.of(*o)).max().unwrap_or(0);
-            params.map[0] = patch_map(&params.source[0], last as u64 + 1)?;
+            params.map[0] = patch_map(self.precision, &params.source[0], last as u64 + 1)?;
         }
 
         let side = layout.shortcut.map(|cin| {
@@ -130,13 +139,13 @@ impl Cuda {
                 height: shape.height as i32,
                 width: shape.width as i32,
                 channels: geometry::stride(shape.channels) as i32,
-                chunks: shape.channels.div_ceil(CHUNK) as i32,
+                chunks: shape.channels.div_ceil(self.precision.chunk()) as i32,
                 ..Source::default()
             };
             geometry::cut(&mut params.source[1], Window::Point, choice.tile);
             if choice.hopper {
                 let last = frames.iter().filter_map(|f| f.terms.last()).map(|t| side.of(t.frame.0)).max().unwrap_or(0);
-                params.map[1] = patch_map(&params.source[1], last as u64 + 1)?;
+                params.map[1] = patch_map(self.precision, &params.source[1], last as u64 + 1)?;
             }
         }
 
@@ -152,10 +161,10 @@ impl Cuda {
             let last =
                 |slots: &Slots, offsets: Vec<u64>| offsets.iter().map(|o| slots.of(*o)).max().unwrap_or(0) as u64;
             let outs = last(&out, frames.iter().map(|f| f.out.0).collect()) + 1;
-            params.map[3] = output_map(&params, output, outs)?;
+            params.map[3] = output_map(self.precision, &params, output, outs)?;
             if params.residual != 0 {
                 let slots = last(&residual, frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect()) + 1;
-                params.map[2] = residual_map(&params, output, slots)?;
+                params.map[2] = residual_map(self.precision, &params, output, slots)?;
             }
         }
         let quads_fit = (layout.cout / groups.max(1)).is_multiple_of(4);
@@ -207,7 +216,7 @@ impl Cuda {
         shape: FrameShape,
         from_partials: bool,
     ) -> Result<()> {
-        let (statistics, stride) = (out.address(block)? + geometry::data_bytes(shape), out.bytes() / 8);
+        let (statistics, stride) = (out.address(block)? + self.precision.data_bytes(shape), out.bytes() / 8);
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| conv.frame[i].out as i32);
         let grid = [layout.groups as u32, conv.frames as u32];
@@ -260,55 +269,71 @@ fn hopper_tile(grid: FrameShape) -> (i32, i32) {
     if tiles(8, 32) < tiles(16, 16) { (8, 32) } else { (16, 16) }
 }
 
-/// Patches of 64 channels by `pitch` columns by `rows` rows of a source's frames.
-fn patch_map(source: &Source, slots: u64) -> Result<TensorMap> {
+/// Patches of a chunk of channels by `pitch` columns by `rows` rows of a source's frames.
+fn patch_map(precision: Precision, source: &Source, slots: u64) -> Result<TensorMap> {
     let (channels, width, height) = (source.channels as u64, source.width as u64, source.height as u64);
-    let (step, row) = (source.stride as u32, width * channels * ELEMENT);
+    let (step, row) = (source.stride as u32, width * channels * precision.bytes());
     tensor_map(
+        precision,
         source.frames,
         &[channels, width, height, slots],
-        &[channels * ELEMENT, row, source.slot_bytes as u64],
-        &[CHUNK as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
+        &[channels * precision.bytes(), row, source.slot_bytes as u64],
+        &[precision.chunk() as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
         &[1, step, step, 1],
     )
 }
 
-/// Boxes of 64 channels by 8 x 16 pixels of the frames that are added.
-fn residual_map(params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
-    let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * ELEMENT);
+/// Boxes of a chunk of channels by 8 x 16 pixels of the frames that are added.
+fn residual_map(precision: Precision, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+    let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * precision.bytes());
     tensor_map(
+        precision,
         params.residual,
         &[channels, shape.width, shape.height, slots],
-        &[channels * ELEMENT, row, params.residual_slot_bytes as u64],
-        &[CHUNK as u32, 16, 8, 1],
+        &[channels * precision.bytes(), row, params.residual_slot_bytes as u64],
+        &[precision.chunk() as u32, 16, 8, 1],
         &[1; 4],
     )
 }
 
 /// The same of the output, of one phase at a time: with four phases, two neighbouring columns count as channels side by
 /// side, and two rows as one more dimension.
-fn output_map(params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+fn output_map(precision: Precision, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
-    let row = shape.width * channels * ELEMENT;
+    let row = shape.width * channels * precision.bytes();
     tensor_map(
+        precision,
         params.out,
         &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
-        &[channels * sides * ELEMENT, row, row * sides, params.out_slot_bytes as u64],
-        &[CHUNK as u32, 16, 1, 8, 1],
+        &[channels * sides * precision.bytes(), row, row * sides, params.out_slot_bytes as u64],
+        &[precision.chunk() as u32, 16, 1, 8, 1],
         &[1; 5],
     )
 }
 
-/// A region of 16-bit elements as the copy engine sees it: swizzled boxes, zeros outside. `strides` in bytes, of all
+/// A region of elements as the copy engine sees it: swizzled boxes, zeros outside. `strides` in bytes, of all
 /// dimensions but the first.
-fn tensor_map(address: u64, dims: &[u64], strides: &[u64], box_dims: &[u32], steps: &[u32]) -> Result<TensorMap> {
+fn tensor_map(
+    precision: Precision,
+    address: u64,
+    dims: &[u64],
+    strides: &[u64],
+    box_dims: &[u32],
+    steps: &[u32],
+) -> Result<TensorMap> {
+    use sys::CUtensorMapDataType as T;
     debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
+    let element = match precision {
+        Precision::Fp16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Precision::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Precision::Fp32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
     let mut map = TensorMap::default();
     // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
     let answer = unsafe {
         sys::cuTensorMapEncodeTiled(
             std::ptr::from_mut(&mut map).cast(),
-            sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            element,
             dims.len() as u32,
             address as *mut _,
             dims.as_ptr(),

@@ -2,23 +2,22 @@
 
 use super::limits;
 use super::params::{Plane, Source};
-use crate::backend::{ConvLayout, Prologue, Window};
+use crate::backend::{ConvLayout, Precision, Prologue, Window};
 use crate::error::Result;
 use crate::tensor::FrameShape;
 
-/// Bytes of an activation.
-pub const ELEMENT: u64 = 2;
-/// Input channels of a patch, output channels of a tile.
-pub const CHUNK: u64 = 64;
+/// Bytes of a pixel in a patch, and of a column in a tile of weights.
+pub const ROW: u64 = 128;
+/// Output channels of a tile.
 pub const COLUMNS: u64 = 128;
 /// Bytes of packed weights for one tap, chunk and column tile.
-pub const WEIGHT_TILE: u64 = COLUMNS * CHUNK * ELEMENT;
+pub const WEIGHT_TILE: u64 = COLUMNS * ROW;
 /// Rows and columns of pixels that one record of partial statistics covers.
 const RECORD: (u64, u64) = (8, 16);
 /// Frames begin at multiples of this.
 pub const ALIGN: u64 = 256;
 
-/// Channels that a pixel takes in memory: whole 16-byte units, which is how the kernels read and write.
+/// Channels that a pixel takes in memory: blocks of the matrix product, and whole 16-byte units in any precision.
 pub fn stride(channels: u64) -> u64 {
     channels.next_multiple_of(8)
 }
@@ -33,13 +32,20 @@ pub fn output_stride(channels: u64) -> u64 {
     if channels <= 3 { channels } else { stride(channels) }
 }
 
-/// Bytes of a frame's pixels. Its statistics follow.
-pub fn data_bytes(shape: FrameShape) -> u64 {
-    (shape.pixels() * input_stride(shape.channels) * ELEMENT).next_multiple_of(16)
-}
+impl Precision {
+    /// Input channels of a patch.
+    pub(super) const fn chunk(self) -> u64 {
+        ROW / self.bytes()
+    }
 
-pub fn frame_bytes(shape: FrameShape, groups: u64) -> u64 {
-    (data_bytes(shape) + groups * 8).next_multiple_of(ALIGN)
+    /// Bytes of a frame's pixels. Its statistics follow.
+    pub(super) fn data_bytes(self, shape: FrameShape) -> u64 {
+        (shape.pixels() * input_stride(shape.channels) * self.bytes()).next_multiple_of(16)
+    }
+
+    pub(super) fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
+        (self.data_bytes(shape) + groups * 8).next_multiple_of(ALIGN)
+    }
 }
 
 /// Which kernel a convolution takes.
@@ -92,7 +98,7 @@ pub fn cut(source: &mut Source, window: Window, tile: (i32, i32)) {
     };
     source.rows = tile.0 + halo;
     source.pitch = tile.1 + halo;
-    source.patch_bytes = source.rows * source.pitch * 128;
+    source.patch_bytes = source.rows * source.pitch * ROW as i32;
     source.stride = if window == Window::Down { 2 } else { 1 };
     source.planes = if window == Window::Down { 4 } else { 1 };
     source.taps = (window.side() * window.side()) as i32;

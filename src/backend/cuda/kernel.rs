@@ -9,6 +9,7 @@ use super::context::Context;
 use super::driver::{Gpu, check};
 use super::graph::{self, Launch};
 use super::stream::Stream;
+use crate::backend::Precision;
 use crate::error::Result;
 
 /// PTX, assembled for the GPU by its driver.
@@ -125,7 +126,7 @@ impl Kernel {
     }
 }
 
-/// Every kernel, loaded.
+/// Every kernel of a precision, loaded.
 pub struct Kernels {
     /// The convolution of many channels for compute capability 9.0, which has the copy engine and warpgroup products.
     pub conv_hopper: Option<Kernel>,
@@ -144,38 +145,75 @@ pub struct Kernels {
     _modules: Vec<Module>,
 }
 
+/// The PTX of a precision.
+struct Sources {
+    conv_mma: &'static str,
+    /// For those precisions that have it.
+    conv_wgmma: Option<&'static str>,
+    conv_in: &'static str,
+    conv_out: &'static str,
+    norm: &'static str,
+    attention: &'static str,
+    pixels: &'static str,
+}
+
 macro_rules! ptx {
-    ($name:literal) => {
-        include_str!(concat!("kernels/ptx/", $name, ".ptx"))
+    ($precision:literal, $name:literal) => {
+        include_str!(concat!("kernels/ptx/", $precision, "/", $name, ".ptx"))
     };
+}
+
+macro_rules! sources {
+    ($precision:literal, $wgmma:expr) => {
+        Sources {
+            conv_mma: ptx!($precision, "conv_mma"),
+            conv_wgmma: $wgmma,
+            conv_in: ptx!($precision, "conv_in"),
+            conv_out: ptx!($precision, "conv_out"),
+            norm: ptx!($precision, "norm"),
+            attention: ptx!($precision, "attention"),
+            pixels: ptx!($precision, "pixels"),
+        }
+    };
+}
+
+impl Sources {
+    fn of(precision: Precision) -> Sources {
+        match precision {
+            Precision::Fp16 => sources!("fp16", Some(ptx!("fp16", "conv_wgmma"))),
+            Precision::Bf16 => sources!("bf16", Some(ptx!("bf16", "conv_wgmma"))),
+            Precision::Fp32 => sources!("fp32", None),
+        }
+    }
 }
 
 impl Kernels {
     /// The best there are for a GPU like `like`, which is the context's own but in tests.
-    pub fn new(context: &Arc<Context>, like: &Gpu) -> Result<Kernels> {
+    pub fn new(context: &Arc<Context>, like: &Gpu, precision: Precision) -> Result<Kernels> {
         let module = |ptx| Module::new(context, ptx);
-        let (conv_in, conv_out) = (module(ptx!("conv_in"))?, module(ptx!("conv_out"))?);
-        let (norm, attention, pixels) = (module(ptx!("norm"))?, module(ptx!("attention"))?, module(ptx!("pixels"))?);
-        let conv = module(ptx!("conv_mma"))?;
+        let ptx = Sources::of(precision);
+        let (conv_in, conv_out) = (module(ptx.conv_in)?, module(ptx.conv_out)?);
+        let (norm, attention, pixels) = (module(ptx.norm)?, module(ptx.attention)?, module(ptx.pixels)?);
+        let conv = module(ptx.conv_mma)?;
         // PTX for 9.0a runs on 9.0 alone.
-        let hopper = match like.capability {
-            (9, 0) => Some(module(ptx!("conv_wgmma"))?),
+        let hopper = match (like.capability, ptx.conv_wgmma) {
+            ((9, 0), Some(ptx)) => Some(module(ptx)?),
             _ => None,
         };
         let conv_hopper = hopper.as_ref().map(|module| module.kernel(c"conv_wgmma", super::conv::HOPPER_SHARED));
         Ok(Kernels {
             conv_hopper: conv_hopper.transpose()?,
             conv_ampere: conv.kernel(c"conv_mma", super::conv::AMPERE_SHARED)?,
-            conv_in: conv_in.kernel(c"conv_in", 0)?,
-            conv_out: conv_out.kernel(c"conv_out", super::conv::OUT_SHARED)?,
+            conv_in: conv_in.kernel(c"conv_in", super::conv::in_shared(precision))?,
+            conv_out: conv_out.kernel(c"conv_out", super::conv::out_shared(precision))?,
             norm_apply: norm.kernel(c"norm_apply", 0)?,
             norm_silu: norm.kernel(c"norm_silu", 0)?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
-            // Data-centre cards have the shared memory for 32 keys at a time.
-            attention: match like.shared_bytes >= super::attention::SHARED_32 {
-                true => attention.kernel(c"attention_32", super::attention::SHARED_32)?,
-                false => attention.kernel(c"attention_16", super::attention::SHARED_16)?,
+            // Data-centre cards have the shared memory for twice the keys at a time.
+            attention: match like.shared_bytes >= super::attention::SHARED_128 {
+                true => attention.kernel(c"attention_128", super::attention::SHARED_128)?,
+                false => attention.kernel(c"attention_64", super::attention::SHARED_64)?,
             },
             load: pixels.kernel(c"load", 0)?,
             store: pixels.kernel(c"store", 0)?,

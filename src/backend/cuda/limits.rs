@@ -1,23 +1,24 @@
 //! What no kernel does. A checkpoint that asks for it is refused when it is opened, not in the middle of a run.
 
 use super::geometry::{self, Kind};
-use crate::backend::{ConvLayout, Prologue};
+use crate::backend::{ConvLayout, Precision, Prologue};
 use crate::error::{Error, Result};
 
 /// Channels of a query that fit into the registers of a warp, of which two share one.
 const MOST_ATTENTION_CHANNELS: u64 = 512;
-/// A block of the norm has a thread for every 8 channels of a pixel, and 256 threads.
-const MOST_NORM_CHANNELS: u64 = 256 * 8;
+/// A block of the norm has a thread for every 16 bytes of a pixel, and 256 threads.
+const MOST_NORM_BYTES: u64 = 256 * 16;
 
-pub fn check(layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
-    layouts.iter().try_for_each(convolution)?;
+pub fn check(precision: Precision, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
+    layouts.iter().try_for_each(|layout| convolution(precision, layout))?;
     attention.iter().try_for_each(|channels| self::attention(*channels))
 }
 
-fn convolution(layout: &ConvLayout) -> Result<()> {
+fn convolution(precision: Precision, layout: &ConvLayout) -> Result<()> {
     Kind::of(layout)?;
-    if layout.prologue != Prologue::None && geometry::stride(layout.cin) > MOST_NORM_CHANNELS {
-        return refuse(format!("a norm of {} channels (at most {MOST_NORM_CHANNELS})", layout.cin));
+    let most = MOST_NORM_BYTES / precision.bytes();
+    if layout.prologue != Prologue::None && geometry::stride(layout.cin) > most {
+        return refuse(format!("a norm of {} channels in {} (at most {most})", layout.cin, precision.name()));
     }
     Ok(())
 }
@@ -39,19 +40,26 @@ mod tests {
     use super::*;
     use crate::model::{Config, Direction, Network};
 
-    fn error(channels: &[u64], latent: u64) -> Option<String> {
+    fn error_in(precision: Precision, channels: &[u64], latent: u64) -> Option<String> {
         let config = Config { channels: channels.to_vec(), layers: 1, groups: 1, latent, temporal_levels: 0 };
         let answer = [Direction::Encode, Direction::Decode].into_iter().try_for_each(|direction| {
             let network = Network::new(&config, direction);
             let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-            check(&layouts, &network.attention_channels())
+            check(precision, &layouts, &network.attention_channels())
         });
         answer.err().map(|why| why.to_string())
     }
 
+    fn error(channels: &[u64], latent: u64) -> Option<String> {
+        error_in(Precision::Fp16, channels, latent)
+    }
+
     #[test]
     fn published_and_test_models_are_supported() {
-        assert_eq!(error(&[128, 256, 512, 512], 16), None);
+        for precision in Precision::ALL {
+            assert_eq!(error_in(precision, &[128, 256, 512, 512], 16), None);
+        }
+        assert!(error_in(Precision::Fp32, &[128, 2048, 8], 1).is_some_and(|why| why.contains("2048 channels in fp32")));
         assert_eq!(error(&[16, 32, 32, 32], 16), None);
         assert_eq!(error(&[12, 20, 24], 3), None, "few channels in");
         assert_eq!(error(&[128, 2048, 8], 1), None, "few channels out");

@@ -9,6 +9,13 @@ use super::driver::check;
 use super::stream::Stream;
 use crate::error::{Error, Result};
 
+/// The driver gives memory in whole pages of this size; it counts what it gives, so we do.
+const PAGE: u64 = 2 << 20;
+
+pub fn block_bytes(bytes: u64) -> u64 {
+    bytes.next_multiple_of(PAGE)
+}
+
 /// A block of device memory, given back to the driver when dropped.
 pub struct Block {
     context: Arc<Context>,

@@ -10,6 +10,7 @@ mod kernel;
 mod limits;
 mod memory;
 mod norm;
+mod pack;
 mod params;
 mod pixels;
 mod stream;
@@ -30,7 +31,8 @@ use self::params::MAX_FRAMES;
 use self::pixels::Transfers;
 use self::stream::{Event, Stream};
 use super::{
-    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Staging, Stop, StoreOp,
+    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Precision, Staging,
+    Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
@@ -42,8 +44,9 @@ const AHEAD: usize = 6;
 /// In place of a number of elements: the operation is not collected, as it copies, or is never the same twice.
 const ALONE: u64 = u64::MAX;
 
-/// One GPU.
+/// One GPU, in one precision.
 pub struct Cuda {
+    precision: Precision,
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     stream: Stream,
@@ -59,10 +62,10 @@ pub struct Memory {
 }
 
 impl Cuda {
-    pub fn new(index: u32) -> Result<Cuda> {
+    pub fn new(index: u32, precision: Precision) -> Result<Cuda> {
         let context = Context::new(index)?;
-        let kernels = shared_kernels(index, &context)?;
-        Ok(Cuda { stream: Stream::new(&context)?, kernels, context })
+        let kernels = shared_kernels(index, precision, &context)?;
+        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context })
     }
 
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
@@ -103,16 +106,17 @@ impl Drop for Cuda {
     }
 }
 
-/// Kernels are assembled once for all handles on a GPU.
-fn shared_kernels(index: u32, context: &Arc<Context>) -> Result<Arc<Kernels>> {
-    static LOADED: Mutex<Vec<(u32, Weak<Kernels>)>> = Mutex::new(Vec::new());
-    let mut loaded = LOADED.lock();
-    if let Some(kernels) = loaded.iter().find(|(i, _)| *i == index).and_then(|(_, kernels)| kernels.upgrade()) {
+/// Kernels are assembled once for all handles on a GPU that compute in the same precision.
+fn shared_kernels(index: u32, precision: Precision, context: &Arc<Context>) -> Result<Arc<Kernels>> {
+    type Key = (u32, Precision);
+    static LOADED: Mutex<Vec<(Key, Weak<Kernels>)>> = Mutex::new(Vec::new());
+    let (mut loaded, key) = (LOADED.lock(), (index, precision));
+    if let Some(kernels) = loaded.iter().find(|(known, _)| *known == key).and_then(|(_, kernels)| kernels.upgrade()) {
         return Ok(kernels);
     }
-    let kernels = Arc::new(Kernels::new(context, &context.gpu)?);
+    let kernels = Arc::new(Kernels::new(context, &context.gpu, precision)?);
     loaded.retain(|(_, kernels)| kernels.strong_count() > 0);
-    loaded.push((index, Arc::downgrade(&kernels)));
+    loaded.push((key, Arc::downgrade(&kernels)));
     Ok(kernels)
 }
 
@@ -120,10 +124,15 @@ impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
 
     type Memory = Memory;
+    type Store = Arc<Block>;
     type Conv = Conv;
 
+    fn precision(&self) -> Precision {
+        self.precision
+    }
+
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
-        limits::check(layouts, attention)
+        limits::check(self.precision, layouts, attention)
     }
 
     fn busy_pixels(&self) -> u64 {
@@ -131,7 +140,7 @@ impl Backend for Cuda {
     }
 
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
-        geometry::frame_bytes(shape, groups)
+        self.precision.frame_bytes(shape, groups)
     }
 
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
@@ -143,7 +152,11 @@ impl Backend for Cuda {
     }
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        weights::bytes(layout)
+        weights::bytes(self.precision, layout)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        memory::block_bytes(bytes)
     }
 
     fn free_bytes(&self) -> u64 {
@@ -182,8 +195,18 @@ impl Backend for Cuda {
         })
     }
 
-    fn prepare(&self, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
-        Conv::prepare(&self.context, &self.stream, layout, source)
+    fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
+        Block::new(&self.context, bytes).map(Arc::new)
+    }
+
+    fn prepare(
+        &self,
+        store: &Arc<Block>,
+        offset: u64,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<Conv> {
+        Conv::prepare(store, offset, &self.stream, self.precision, layout, source)
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {

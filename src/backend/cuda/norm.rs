@@ -18,12 +18,12 @@ impl Cuda {
         frames: &[(Frame, Frame)],
     ) -> Result<()> {
         let (layout, shape) = (op.layout, op.shape);
-        let bytes = geometry::frame_bytes(shape, layout.groups);
+        let bytes = self.precision.frame_bytes(shape, layout.groups);
         let input = Slots::new(frames.iter().map(|f| f.0.0), bytes);
         let out = Slots::new(frames.iter().map(|f| f.1.0), bytes);
         let mut params = NormParams {
             norm: Norm {
-                statistics: input.address(block)? + geometry::data_bytes(shape),
+                statistics: input.address(block)? + self.precision.data_bytes(shape),
                 gamma: weights.gamma()?,
                 beta: weights.beta()?,
                 stride: input.bytes() / 8,

@@ -78,6 +78,7 @@ pub struct ConvParams {
     pub residual_slot_bytes: i64,
     pub height: i32,
     pub width: i32,
+    pub first_row: i32,
     pub tiles_x: i32,
     pub tiles_y: i32,
     pub column_tiles: i32,

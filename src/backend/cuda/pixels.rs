@@ -227,7 +227,7 @@ impl Cuda {
         };
         let params = LoadParams {
             from,
-            into: block.at(op.into.0, geometry::data_bytes(op.shape))?,
+            into: block.at(op.into.0, self.precision.data_bytes(op.shape))?,
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: geometry::input_stride(op.shape.channels) as i32,
@@ -255,7 +255,7 @@ impl Cuda {
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
             into,
-            from: block.at(op.from.0, geometry::data_bytes(op.shape))?,
+            from: block.at(op.from.0, self.precision.data_bytes(op.shape))?,
             rows,
             columns,
             width: op.shape.width as i32,
@@ -289,8 +289,8 @@ impl Cuda {
     pub(super) fn launch_blend(&self, block: &Block, op: &BlendOp) -> Result<()> {
         let [rows, columns] = self.fades(block, op.scratch, op.into_shape, Some(op.fade))?;
         let params = BlendParams {
-            from: block.at(op.from.0, geometry::data_bytes(op.from_shape))?,
-            into: block.at(op.into.0, geometry::data_bytes(op.into_shape))?,
+            from: block.at(op.from.0, self.precision.data_bytes(op.from_shape))?,
+            into: block.at(op.into.0, self.precision.data_bytes(op.into_shape))?,
             rows,
             columns,
             height: op.from_shape.height as i32,

@@ -1,4 +1,4 @@
-//! Every kernel against the CPU backend, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
+//! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
 //! VVAE_REQUIRE_CUDA makes that a failure.
 
 mod graphs;
@@ -11,11 +11,11 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Affine, Blend, ConvFrame, Frame, Prologue, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
-/// The first GPU twice: with the kernels it has, and with those of a GPU of the generation before and with less shared
-/// memory. None where there is no GPU.
-fn gpus() -> Vec<(&'static str, Cuda)> {
-    match Cuda::new(0) {
-        Ok(cuda) => vec![("its own kernels", cuda), ("kernels of every GPU", like_a_gaming_card())],
+/// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
+/// with less shared memory. None where there is no GPU.
+fn gpus() -> Vec<Cuda> {
+    match Precision::ALL.into_iter().map(|precision| Cuda::new(0, precision)).collect::<Result<Vec<_>>>() {
+        Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(like_a_gaming_card)).collect(),
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
             println!("skipped: {why}");
@@ -24,13 +24,19 @@ fn gpus() -> Vec<(&'static str, Cuda)> {
     }
 }
 
-/// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over 16 keys at a time.
-fn like_a_gaming_card() -> Cuda {
+/// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over half the keys at a time.
+fn like_a_gaming_card(precision: Precision) -> Cuda {
     let context = Context::new(0).unwrap();
     let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
-    let kernels = Arc::new(Kernels::new(&context, &gaming).unwrap());
+    let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
     assert!(kernels.conv_hopper.is_none());
-    Cuda { stream: Stream::new(&context).unwrap(), kernels, context }
+    Cuda { precision, stream: Stream::new(&context).unwrap(), kernels, context }
+}
+
+/// Which of them it is.
+fn name(gpu: &Cuda) -> String {
+    let kernels = if gpu.kernels.conv_hopper.is_some() { "kernels of 9.0" } else { "kernels of every GPU" };
+    format!("{}, {kernels}", gpu.precision.name())
 }
 
 /// Fills memory with NaN, so that what is read before it is written shows.
@@ -50,6 +56,20 @@ impl Poison for Cuda {
 
 impl Poison for Cpu {
     fn poison(&self, _: &mut Self::Memory, _: u64) {}
+}
+
+/// Asserts that every precision comes as close to what the CPU finds as it can: f16 to `most`, bf16 with three bits less to
+/// 8 times as much, and f32 to what the order of sums makes.
+fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl Fn(&Cuda) -> Vec<f32>) {
+    for gpu in gpus {
+        let most = match gpu.precision {
+            Precision::Fp16 => most,
+            Precision::Bf16 => 8.0 * most,
+            Precision::Fp32 => most / 50.0,
+        };
+        let error = relative_error(&find(gpu), right);
+        assert!(error <= most, "{what} in {}: {error:.1e}, not {most:.0e} or less", name(gpu));
+    }
 }
 
 /// Numbers in -1..1, the same in every run.
@@ -90,6 +110,12 @@ impl ConvSource for Weights {
 fn weights(layout: &ConvLayout, seed: u64) -> Weights {
     let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
     Weights { random: Random(seed), scale: (3.0 / fan_in as f32).sqrt() }
+}
+
+/// Random weights, not at the beginning of their block.
+fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
+    let store = backend.allocate_weights(geometry::ALIGN + backend.weight_bytes(layout)).unwrap();
+    backend.prepare(&store, geometry::ALIGN, layout, &mut weights(layout, seed)).unwrap()
 }
 
 fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
@@ -171,14 +197,14 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         load(&mut memory, side_shape, &side);
     }
     if makes_input {
-        let prepared = backend.prepare(&first, &mut weights(&first, 5)).unwrap();
+        let prepared = prepare(backend, &first, 5);
         let frames: Vec<ConvFrame> =
             raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
         let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch };
         backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
         backend.finish(&mut memory, None).unwrap();
     }
-    let prepared = backend.prepare(layout, &mut weights(layout, 6)).unwrap();
+    let prepared = prepare(backend, layout, 6);
     let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) {
         let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
         backend
@@ -237,14 +263,6 @@ fn relative_error(found: &[f32], right: &[f32]) -> f64 {
     (difference / right.iter().map(|r| f64::from(*r)).fold(0.0, squares)).sqrt()
 }
 
-fn compare(gpus: &[(&str, Cuda)], cpu: &Cpu, case: &Case) {
-    let right = run(cpu, case);
-    for (which, cuda) in gpus {
-        let error = relative_error(&run(cuda, case), &right);
-        assert!(error < 2e-3, "{which}, {:?} on {:?}: {error:.1e}", case.layout, case.input);
-    }
-}
-
 #[test]
 fn convolutions_are_those_of_the_cpu() {
     let gpus = gpus();
@@ -252,6 +270,10 @@ fn convolutions_are_those_of_the_cpu() {
         return;
     }
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    let check = |case: &Case| {
+        let what = format!("{:?} {}x{}", case.layout, case.input.height, case.input.width);
+        assert_close(&gpus, 2e-3, &what, &run(&cpu, case), |cuda| run(cuda, case));
+    };
     let sizes = [(1, 1), (2, 6), (7, 5), (16, 16), (18, 34), (37, 53)];
     let channels = [(8, 8), (16, 24), (64, 64), (72, 128), (128, 136), (12, 20)];
     for (height, width) in sizes {
@@ -264,12 +286,11 @@ fn convolutions_are_those_of_the_cpu() {
                     let plain = layout(cin, cout, window, prologue);
                     let residual = window != Window::Up;
                     let shortcut = (window == Window::Same && cin != cout).then_some(cin + 8);
-                    let case = Case {
+                    check(&Case {
                         layout: ConvLayout { shortcut, ..plain },
                         input: FrameShape::new(height, width, cin),
                         residual,
-                    };
-                    compare(&gpus, &cpu, &case);
+                    });
                 }
             }
         }
@@ -279,12 +300,11 @@ fn convolutions_are_those_of_the_cpu() {
             (16, 3, Prologue::NormSilu),
             (128, 3, Prologue::NormSilu),
         ] {
-            let case = Case {
+            check(&Case {
                 layout: layout(cin, cout, Window::Same, prologue),
                 input: FrameShape::new(height, width, cin),
                 residual: false,
-            };
-            compare(&gpus, &cpu, &case);
+            });
         }
     }
 }
@@ -329,17 +349,10 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
 #[test]
 fn attention_is_that_of_the_cpu() {
     let gpus = gpus();
-    if gpus.is_empty() {
-        return;
-    }
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for (height, width, channels) in [(1, 1, 8), (5, 7, 32), (13, 17, 64), (4, 8, 256), (31, 37, 512), (65, 1, 504)] {
-        let shape = FrameShape::new(height, width, channels);
-        let right = attend(&cpu, shape);
-        for (which, cuda) in &gpus {
-            let error = relative_error(&attend(cuda, shape), &right);
-            assert!(error < 4e-3, "{which}, {height}x{width}x{channels}: {error:.1e}");
-        }
+        let (shape, what) = (FrameShape::new(height, width, channels), format!("{height}x{width}x{channels}"));
+        assert_close(&gpus, 4e-3, &what, &attend(&cpu, shape), |cuda| attend(cuda, shape));
     }
 }
 
@@ -353,7 +366,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
     let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
     backend.poison(&mut memory, bytes);
-    let prepared = backend.prepare(&layout, &mut weights(&layout, 2)).unwrap();
+    let prepared = prepare(backend, &layout, 2);
     let map = Affine { mul: 1.0, add: 0.0 };
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
@@ -407,8 +420,5 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
 #[test]
 fn blending_is_that_of_the_cpu() {
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
-    for (which, cuda) in &gpus() {
-        let error = relative_error(&blended(cuda), &blended(&cpu));
-        assert!(error < 2e-3, "{which}: {error:.1e}");
-    }
+    assert_close(&gpus(), 2e-3, "blending", &blended(&cpu), blended);
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+use super::Stored;
 use super::header::{self, Entry};
-use super::{Stored, workers};
 use crate::model::config::Config;
 use crate::model::names::{self, Check, Shapes, quoted};
+use crate::workers;
 
 /// A checkpoint's configuration and where its tensors lie, by their names of today.
 #[derive(Debug)]

@@ -12,7 +12,6 @@ mod stored;
 pub(super) mod testing;
 #[cfg(test)]
 mod tests;
-pub(super) mod workers;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

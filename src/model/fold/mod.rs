@@ -8,10 +8,11 @@ mod tests;
 mod upsampler;
 
 use super::causal::{Product, Time};
-use super::checkpoint::{Checkpoint, Stored, workers};
+use super::checkpoint::{Checkpoint, Stored};
 use super::network::{Layer, Tensors};
 use crate::error::{Error, Result};
 use crate::tensor::{ConvLayout, ConvSource, Window};
+use crate::workers;
 use upsampler::Upsampler;
 
 /// What folded weights are stored as: f32 for a backend, f64 for a test that wants to see them before rounding.

@@ -1,7 +1,8 @@
 //! From the file's order of a convolution's weights, output channels outermost, to that of a slab, innermost.
 
 use super::Rounded;
-use crate::model::checkpoint::{Stored, workers};
+use crate::model::checkpoint::Stored;
+use crate::workers;
 
 /// Input channels that a thread works on at a time: enough for long reads.
 const ROWS: usize = 32;

@@ -8,8 +8,8 @@ use gemm::Parallelism;
 
 use super::{Affine, Rounded, taps, taps_of};
 use crate::model::causal::{Product, Time};
-use crate::model::checkpoint::workers;
 use crate::tensor::ConvLayout;
+use crate::workers;
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
 const KERNEL: usize = 3;

@@ -25,6 +25,45 @@ __device__ __forceinline__ void load_matrices(u32 (&r)[4], u32 address) {
                  : "r"(address));
 }
 
+__device__ __forceinline__ u32 load_word(u32 address) {
+    u32 word;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));
+    return word;
+}
+
+#ifdef VVAE_FP32
+/// d (16 x 8) += a (16 x 8) * b (8 x 8), of numbers that are tf32.
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+/// f32 as the sum of two tf32, good to 22 bits: what a tf32 holds of a number, and what it holds of the rest.
+template <int COUNT>
+struct Split {
+    u32 high[COUNT], low[COUNT];
+
+    __device__ __forceinline__ void set(int i, u32 value) {
+        constexpr u32 TF32 = 0xffffe000u;
+        high[i] = value & TF32;
+        low[i] = __float_as_uint(__uint_as_float(value) - __uint_as_float(high[i])) & TF32;
+    }
+};
+
+/// d (16 x 8) += a (16 x 8) * b (8 x 8). A product of two tf32 would err as much as one of two f16; three of them are as
+/// good as f32 can be summed. Splitting is plain arithmetic, which the compiler does once for all products of a matrix.
+__device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    Split<4> left;
+    Split<2> right;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) left.set(i, a[i]);
+    right.set(0, b0), right.set(1, b1);
+    mma_tf32(d, left.low, right.high);
+    mma_tf32(d, left.high, right.low);
+    mma_tf32(d, left.high, right.high);
+}
+#else
 /// d (16 x 8) += a (16 x 16) * b (16 x 8)
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32." VVAE_TYPE "." VVAE_TYPE
@@ -32,3 +71,7 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+#endif
+
+/// Bytes of a row that one product takes: 16 elements of 2 bytes, or 8 of 4. Fragments lie in them alike.
+constexpr int STEP_BYTES = 32;

@@ -2,7 +2,7 @@
 """Compiles the kernels with NVRTC to the PTX that the library embeds, and looks at what each architecture makes of it.
 
     pip install nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
-    python compile.py           # writes ptx/
+    python compile.py           # writes ptx/, a folder for each precision
     python compile.py --check   # compares ptx/ with what the sources give, and assembles it for every architecture
 
 The check fails when ptx/ is stale, or when a kernel needs more registers than there are.
@@ -19,6 +19,10 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 PTX = os.path.join(HERE, "ptx")
 NVIDIA = os.path.join(sysconfig.get_paths()["purelib"], "nvidia")
+# What tells the sources their element type.
+PRECISIONS = {"fp16": [], "bf16": ["-DVVAE_BF16"], "fp32": ["-DVVAE_FP32"]}
+# Kernels that some precisions do without.
+ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"]}
 # Kernels that use instructions of one architecture alone; all others run from compute capability 8.0 on.
 ARCHITECTURES = {"conv_wgmma": ["90a"]}
 COMMON = ["80", "86", "89", "90", "100", "120"]
@@ -26,14 +30,14 @@ COMMON = ["80", "86", "89", "90", "100", "120"]
 MUST_NOT_SPILL = re.compile("conv|attention")
 
 
-def compile_ptx(nvrtc, name):
+def compile_ptx(nvrtc, name, definitions):
     architecture = ARCHITECTURES.get(name, COMMON)[0]
     with open(f"{HERE}/{name}.cu", "rb") as file:
         source = file.read()
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, f"{name}.cu".encode(), 0, None, None):
         sys.exit("NVRTC does not start")
-    options = [f"--gpu-architecture=compute_{architecture}", "--std=c++17", f"--include-path={HERE}"]
+    options = [f"--gpu-architecture=compute_{architecture}", "--std=c++17", f"--include-path={HERE}", *definitions]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = nvrtc.nvrtcCompileProgram(program, len(options), array)
     size = ctypes.c_size_t()
@@ -70,23 +74,24 @@ def main():
     check = sys.argv[1:] == ["--check"]
     nvrtc = ctypes.CDLL(glob.glob(f"{NVIDIA}/cuda_nvrtc/lib/libnvrtc.so.*")[0])
     names = sorted(os.path.basename(path)[:-3] for path in glob.glob(f"{HERE}/*.cu"))
-    os.makedirs(PTX, exist_ok=True)
+    works = [(name, precision) for precision in PRECISIONS for name in names if precision in ONLY_FOR.get(name, PRECISIONS)]
     problems = []
-    for name in names:
-        path, text = f"{PTX}/{name}.ptx", compile_ptx(nvrtc, name)
+    for name, precision in works:
+        path, text = f"{PTX}/{precision}/{name}.ptx", compile_ptx(nvrtc, name, PRECISIONS[precision])
         if not check:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
             with open(path, "wb") as file:
                 file.write(text)
             continue
         if not os.path.exists(path) or open(path, "rb").read() != text:
-            problems.append(f"{name}.ptx is stale; run compile.py")
+            problems.append(f"{precision}/{name}.ptx is stale; run compile.py")
             continue
         with tempfile.TemporaryDirectory() as folder:
             for architecture in ARCHITECTURES.get(name, COMMON):
-                problems += assemble(path, architecture, folder)
+                problems += [f"{precision}: {why}" for why in assemble(path, architecture, folder)]
     if problems:
         sys.exit("\n".join(problems))
-    print(f"{len(names)} files of kernels: {'as committed, and nothing spills' if check else 'written'}")
+    print(f"{len(works)} files of kernels: {'as committed, and nothing spills' if check else 'written'}")
 
 
 if __name__ == "__main__":

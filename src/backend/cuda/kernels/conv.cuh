@@ -1,6 +1,6 @@
 // What a convolution launch is told, and how its work is cut. Shared by every convolution kernel.
 //
-// A convolution is a sum over (term, chunk of 64 input channels, plane, tap). For each (term, chunk, plane) a patch of
+// A convolution is a sum over (term, chunk of 64 or, in f32, 32 input channels, plane, tap). For each (term, chunk, plane) a patch of
 // input pixels, halo included, goes to shared memory once; each tap then reads the same patch at another offset. So
 // the input crosses the L2 cache once for all 9 taps of a 3x3 window, and windows differ only in this table:
 //   Same   one plane, 9 taps            Point  one plane, 1 tap
@@ -9,9 +9,10 @@
 #pragma once
 #include "numeric.cuh"
 
-constexpr int CHUNK = 64;          // input channels of a patch: one 128-byte swizzled row a pixel
-constexpr int COLUMNS = 128;       // output channels of a tile
-constexpr int WEIGHT_TILE = COLUMNS * CHUNK * 2;  // bytes of packed weights for one tap and chunk
+constexpr int ROW = 128;             // bytes of a pixel in a patch, and of a column in a tile of weights: swizzled
+constexpr int CHUNK = ROW / ELEMENT;  // input channels of a patch
+constexpr int COLUMNS = 128;         // output channels of a tile
+constexpr int WEIGHT_TILE = COLUMNS * ROW;        // bytes of packed weights for one tap and chunk
 constexpr int RECORD_ROWS = 8, RECORD_COLS = 16;  // pixels that one record of partial statistics covers
 constexpr int MAX_FRAMES = 32;
 
@@ -21,13 +22,14 @@ struct alignas(64) TensorMap {
 
 /// A patch and the taps that read it: tap (i, j) sees the patch i rows further down and j columns further right.
 struct Plane {
-    int dx, dy;      // input pixel of the patch's corner, relative to stride * (tile corner)
+    int dx, dy;      // pixel of the patch's corner in the source's frames, relative to stride * (tile corner); a source that
+                     // holds a band of rows has the band's first row taken off dy
     int rows, cols;  // of taps
 };
 
 /// Input frames of one shape with the weights that go with them.
 struct Source {
-    const u8* weights;  // tiles [slab][phase][column tile][chunk][plane][tap], each [128 columns][64 channels], swizzled
+    const u8* weights;  // tiles [slab][phase][column tile][chunk][plane][tap], each [128 columns][chunk], swizzled
     const u8* frames;   // slot 0
     i64 slot_bytes;
     int height, width, channels;
@@ -59,7 +61,8 @@ struct ConvParams {
     const float* bias;  // [bias][phase][edge][padded cout]; phases and edges are 1 but for Up, which has 4 of each
     float2* partials;   // [frame][record][padded cout / 4]: mean, sum of squared differences; null: no statistics
     i64 out_slot_bytes, residual_slot_bytes;
-    int height, width;  // of the grid of tiles: the output of one phase
+    int height, width;  // of the output of one phase, which tiles cover
+    int first_row;      // of the tiles of this launch: a band of rows, of which there are tiles_y
     int tiles_x, tiles_y, column_tiles, phases, frames;
     int cout;
     int tile_rows;      // wgmma kernel: 16, or 8 for tiles of 8 x 32 pixels
@@ -82,7 +85,7 @@ struct Tile {
         frame = index % p.frames;
         index /= p.frames;
         x = index % p.tiles_x * tile_cols;
-        y = index / p.tiles_x * tile_rows;
+        y = index / p.tiles_x * tile_rows + p.first_row;
     }
 
     static __device__ __forceinline__ int count(const ConvParams& p) {

@@ -2,39 +2,48 @@
 // output.
 //
 // All taps of all terms together are one short inner dimension: 27 taps x 4 channels, padded to 112. The patch lies
-// in shared memory with 4 channels a pixel, so that two neighbours of the inner dimension are one 4-byte load. A
+// in shared memory with 4 channels a pixel, so that what a lane takes of the inner dimension is one 4-byte load. A
 // block goes through a run of tiles side by side, to load its weights once.
 #include "ampere.cuh"
 #include "epilogue.cuh"
 
 constexpr int ROWS = 8, COLS = 16, RUN = 8;  // tiles of a run
 constexpr int THREADS = 256;  // eight warps of 2 rows of pixels by 64 columns
-constexpr int TERMS = 3, TAPS = 9, STEPS = 7;  // steps of 16
+constexpr int PIXEL = 4 * ELEMENT;            // bytes of a pixel, and of the weights of a tap
+constexpr int TERMS = 3, TAPS = 9;
+constexpr int STEP_TAPS = STEP_BYTES / PIXEL, PADDED_TAPS = 28, STEPS = PADDED_TAPS / STEP_TAPS;
 constexpr int PATCH = (ROWS + 2) * (COLS + 2);
-constexpr int WEIGHT_PITCH = 120;  // elements; an odd number of 16-byte units keeps ldmatrix free of bank conflicts
+// Elements; an odd number of 16-byte units keeps ldmatrix free of bank conflicts.
+constexpr int WEIGHT_PITCH = PADDED_TAPS * 4 + UNIT;
 
 struct Shared {
-    u16 weights[COLUMNS][WEIGHT_PITCH];
-    uint2 patch[2][TERMS * PATCH];
-    int tap[4 * STEPS];  // where the taps lie in the patch, in bytes
+    Element weights[COLUMNS][WEIGHT_PITCH];
+    u8 patch[2][TERMS * PATCH][PIXEL];
+    int tap[PADDED_TAPS];  // where the taps lie in the patch, in bytes
     WarpSums<16> sums[8];
 };
+
+/// 4 channels to shared memory; zeros when not `valid`.
+__device__ __forceinline__ void copy_pixel(void* to, const void* from, bool valid) {
+    if (PIXEL == 8) copy8(smem_address(to), from, valid);
+    else copy16(smem_address(to), from, valid);
+}
 
 /// Columns of the weights of this frame's terms, one term after the other; zeros where there is no term. Packed slabs
 /// are [column][tap][4 channels].
 __device__ __forceinline__ void fetch_weights(const ConvParams& p, const Frame& frame, int column, Shared& shared) {
     const u8* weights = p.source[0].weights;
-    for (int i = threadIdx.x; i < COLUMNS * 4 * STEPS; i += THREADS) {
-        const int n = i / (4 * STEPS), tap = i % (4 * STEPS), term = tap / TAPS;
+    for (int i = threadIdx.x; i < COLUMNS * PADDED_TAPS; i += THREADS) {
+        const int n = i / PADDED_TAPS, tap = i % PADDED_TAPS, term = tap / TAPS;
         const bool valid = term < frame.terms;
         const i64 from = (static_cast<i64>(valid ? frame.slab[term] : 0) * p.column_tiles + column) * COLUMNS + n;
-        copy8(smem_address(&shared.weights[n][tap * 4]), weights + (from * TAPS + tap % TAPS) * 8, valid);
+        copy_pixel(&shared.weights[n][tap * 4], weights + (from * TAPS + tap % TAPS) * PIXEL, valid);
     }
     copy_commit();
 }
 
 /// A patch of each term's frame; zeros outside the image and where there is no term.
-__device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& frame, int x0, int y0, uint2* patch) {
+__device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& frame, int x0, int y0, u8 (*patch)[PIXEL]) {
     const Source& source = p.source[0];
 #pragma unroll 1
     for (int i = threadIdx.x; i < TERMS * PATCH; i += THREADS) {
@@ -42,13 +51,14 @@ __device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& fr
         const int x = x0 - 1 + at % (COLS + 2), y = y0 - 1 + at / (COLS + 2);
         const bool valid = term < frame.terms && static_cast<u32>(x) < source.width && static_cast<u32>(y) < source.height;
         const u8* in = source.frames + (valid ? frame.slot[term] * source.slot_bytes : 0);
-        copy8(smem_address(patch + i), in + (valid ? (static_cast<i64>(y) * source.width + x) * 8 : 0), valid);
+        copy_pixel(patch + i, in + (valid ? (static_cast<i64>(y) * source.width + x) * PIXEL : 0), valid);
     }
     copy_commit();
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_constant__ ConvParams p) {
-    __shared__ Shared shared;
+    extern __shared__ __align__(16) u8 memory[];
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % 4 * 2, warp_column = warp / 4 * 64;
     const int runs = (p.tiles_x + RUN - 1) / RUN;
@@ -63,15 +73,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
     fetch_weights(p, frame, column, shared);
     const int end = min((run + 1) * RUN, p.tiles_x);
     fetch_patch(p, frame, run * RUN * COLS, row * ROWS, shared.patch[0]);
-    if (threadIdx.x < 4 * STEPS) {
+    if (threadIdx.x < PADDED_TAPS) {
         // The tap beyond the last has zero weights; it looks where the first tap looks, which is seen in any case.
         const int tap = threadIdx.x % (TERMS * TAPS);
-        shared.tap[threadIdx.x] = (tap / TAPS * PATCH + tap % TAPS / 3 * (COLS + 2) + tap % 3) * 8;
+        shared.tap[threadIdx.x] = (tap / TAPS * PATCH + tap % TAPS / 3 * (COLS + 2) + tap % 3) * PIXEL;
     }
     const int t = lane & 3;
-    const int corner = (warp_row * (COLS + 2) + lane / 4) * 8 + (t & 1) * 4;
+    const int corner = (warp_row * (COLS + 2) + lane / 4) * PIXEL + t * 4 % PIXEL;
     const u32 b_place = smem_address(shared.weights) +
-                        (warp_column + (lane & 7) + ((lane >> 4) << 3)) * WEIGHT_PITCH * 2 + ((lane >> 3) & 1) * 16;
+                        (warp_column + (lane & 7) + ((lane >> 4) << 3)) * WEIGHT_PITCH * ELEMENT + ((lane >> 3) & 1) * 16;
 
     for (int i = run * RUN; i < end; ++i) {
         Tile tile;
@@ -81,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
         __syncthreads();  // everyone's copies have come, and nobody reads the patch of the tile before any more
         if (i + 1 < end) fetch_patch(p, frame, tile.x + COLS, tile.y, shared.patch[stage ^ 1]);
 
-        const u8* patch = reinterpret_cast<const u8*>(shared.patch[stage]) + corner;
+        const u8* patch = shared.patch[stage][0] + corner;
         float acc[2][8][4];
         const Ends<4, 2, false, false> ends = {p, tile, lane, column * COLUMNS + warp_column};
         const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
@@ -89,17 +99,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
         ends.begin(place, value);
 #pragma unroll 1
         for (int step = 0; step < STEPS; ++step) {
-            const int tap[2] = {shared.tap[4 * step + t / 2], shared.tap[4 * step + 2 + t / 2]};
+            const int* taps = shared.tap + STEP_TAPS * step + t * 4 / PIXEL;
+            const int tap[2] = {taps[0], taps[STEP_TAPS / 2]};
             u32 b[4][4];
 #pragma unroll
-            for (int n = 0; n < 4; ++n) load_matrices(b[n], b_place + n * 16 * WEIGHT_PITCH * 2 + step * 32);
+            for (int n = 0; n < 4; ++n) load_matrices(b[n], b_place + n * 16 * WEIGHT_PITCH * ELEMENT + step * STEP_BYTES);
 #pragma unroll
             for (int m = 0; m < 2; ++m) {
-                // Two taps of two channels each: 2 t and 2 t + 1 of the lower and of the upper half of the step.
+                // This lane's 4 bytes of the lower and of the upper 16 of the step.
                 u32 a[4];
 #pragma unroll
                 for (int k = 0; k < 4; ++k)
-                    a[k] = *reinterpret_cast<const u32*>(patch + tap[k / 2] + (m * (COLS + 2) + k % 2 * 8) * 8);
+                    a[k] = *reinterpret_cast<const u32*>(patch + tap[k / 2] + (m * (COLS + 2) + k % 2 * 8) * PIXEL);
 #pragma unroll
                 for (int n = 0; n < 8; ++n) mma(acc[m][n], a, b[n / 2][n % 2 * 2], b[n / 2][n % 2 * 2 + 1]);
             }

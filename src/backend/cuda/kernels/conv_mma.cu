@@ -10,6 +10,7 @@ constexpr int ROWS = 8, COLS = 16;
 constexpr int PATCH_STAGES = 2, WEIGHT_STAGES = 3;
 constexpr int PATCH_BYTES = 180 * 128;  // 10 x 18 pixels
 constexpr int THREADS = 128;
+constexpr int STEPS = ROW / STEP_BYTES;  // products of a tap
 
 struct Shared {
     u8 patch[PATCH_STAGES][PATCH_BYTES];
@@ -48,11 +49,11 @@ struct Cursor {
 __device__ __forceinline__ void fetch_patch(const Source& source, const Plane& plane, const Tile& tile, int slot, int chunk,
                                             u32 to) {
     const int part = threadIdx.x % 8, first = threadIdx.x / 8;
-    const int channel = chunk * CHUNK + part * 8;
+    const int channel = chunk * CHUNK + part * UNIT;
     const int pitch = source.pitch, pixels = source.rows * pitch, stride = source.stride;
-    const int width = source.width, height = source.height, pixel_bytes = source.channels * 2;
+    const int width = source.width, height = source.height, pixel_bytes = source.channels * ELEMENT;
     const bool known = channel < source.channels;
-    const u8* frame = source.frames + slot * source.slot_bytes + channel * 2;
+    const u8* frame = source.frames + slot * source.slot_bytes + channel * ELEMENT;
     const u8* nothing = source.frames;
     u32 place = to + first * 128 + ((part ^ (first & 7)) << 4);  // steps of 16 pixels keep the swizzle
     int x = (tile.x + first) * stride + plane.dx, y = tile.y * stride + plane.dy;
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
     __shared__ WarpSums<16> sums[4];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % 2 * 4, warp_column = warp / 2 * 64;
-    // What this lane hands to ldmatrix: pixel and half of 16 channels, column and half.
+    // What this lane hands to ldmatrix: pixel and half of a step's channels, column and half.
     const int a_pixel = lane & 15, a_half = lane >> 4;
     const u32 b_place = (warp_column + (lane & 7) + ((lane >> 4) << 3)) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
 
@@ -148,8 +149,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         if (step + p.ahead < steps) fetch();
         copy_commit();
 #pragma unroll
-        for (int k = 0; k < CHUNK / 16; ++k) {
-            if (k + 1 < CHUNK / 16) load(k + 1);
+        for (int k = 0; k < STEPS; ++k) {
+            if (k + 1 < STEPS) load(k + 1);
 #pragma unroll
             for (int m = 0; m < 4; ++m)
 #pragma unroll

@@ -3,7 +3,7 @@
 // A matrix product with 3 columns would leave the tensor cores idle, and 9 taps would read each pixel 9 times. So the
 // taps become columns: every pixel of the patch is multiplied once by 9 taps x 3 outputs = 27 columns (32 with
 // padding), all terms summed, and an output pixel then adds up 9 x 3 of these products, its neighbours' and its own.
-// Pixels go from global memory straight into registers: the order of input channels is free, so a lane takes 8
+// Pixels go from global memory straight into registers: the order of input channels is free, so a lane takes a unit of
 // neighbouring ones and the weights are packed to match.
 #include "ampere.cuh"
 #include "conv.cuh"
@@ -14,10 +14,11 @@ constexpr int ROWS_OF_16 = 3;                  // of a warp: 8 * 3 * 16 >= 324
 constexpr int OUTPUTS = 3, TAPS = 9, BLOCKS = 4;  // blocks of 8 columns
 constexpr int PITCH = 29;                      // floats of a pixel's products; odd, so neighbours lie in other banks
 constexpr int TERMS = 3, MAX_CHANNELS = 128;
+constexpr int GROUP = 4 * UNIT;                // channels that the four lanes of a pixel load at once, for two products
 
 struct Shared {
     float products[PATCH][PITCH];
-    u32 weights[TERMS][MAX_CHANNELS / 32][2][32][2 * BLOCKS];  // [term][32 channels][step of 16][lane][block, half]
+    u32 weights[TERMS][MAX_CHANNELS / GROUP][2][32][2 * BLOCKS];  // [term][group][product][lane][block, half]
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_constant__ ConvParams p) {
@@ -27,7 +28,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_c
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
     const Tile tile(p, blockIdx.x, TILE, TILE);
     const Frame& frame = p.frame[tile.frame];
-    const int groups = (source.channels + 31) / 32;
+    const int groups = (source.channels + GROUP - 1) / GROUP;
 
     const int slab_words = groups * 2 * 32 * 2 * BLOCKS;
     for (int term = 0; term < frame.terms; ++term) {
@@ -43,9 +44,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_c
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             const int at = (m * WARPS + warp) * 16 + half * 8 + lane / 4;
-            const int x = tile.x - 1 + at % SIDE, y = tile.y - 1 + at / SIDE;
+            const int x = tile.x + source.plane[0].dx + at % SIDE, y = tile.y + source.plane[0].dy + at / SIDE;
             const bool inside = at < PATCH && static_cast<u32>(x) < source.width && static_cast<u32>(y) < source.height;
-            place[m][half] = inside ? (static_cast<i64>(y) * source.width + x) * (source.channels / 8) + t : -1;
+            place[m][half] = inside ? (static_cast<i64>(y) * source.width + x) * (source.channels / UNIT) + t : -1;
         }
 
     float acc[ROWS_OF_16][BLOCKS][4] = {};
@@ -53,7 +54,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_c
         const uint4* in = reinterpret_cast<const uint4*>(source.frames + frame.slot[term] * source.slot_bytes);
         for (int q = 0; q < groups; ++q) {
             uint4 value[ROWS_OF_16][2];
-            const bool known = q * 32 + t * 8 < source.channels;
+            const bool known = q * GROUP + t * UNIT < source.channels;
 #pragma unroll
             for (int m = 0; m < ROWS_OF_16; ++m)
 #pragma unroll
@@ -99,7 +100,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_out(const __grid_c
 #pragma unroll
         for (int c = 0; c < OUTPUTS; ++c) sum[c] += products[tap * OUTPUTS + c];
     }
-    u16* out = reinterpret_cast<u16*>(p.out + frame.out * p.out_slot_bytes) + (static_cast<i64>(y) * p.width + x) * p.cout;
+    Element* out = reinterpret_cast<Element*>(p.out + frame.out * p.out_slot_bytes) + (static_cast<i64>(y) * p.width + x) * p.cout;
     const float* bias = p.bias + static_cast<i64>(frame.bias) * COLUMNS;
 #pragma unroll
     for (int c = 0; c < OUTPUTS; ++c)

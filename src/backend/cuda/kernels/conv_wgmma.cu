@@ -11,7 +11,7 @@ constexpr int THREADS = 384;
 /// The sum of a tile's products. `patches` and `weights` say where in the rings it begins.
 __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
                                     Ring<PATCH_STAGES>& patches, Ring<WEIGHT_STAGES>& weights, float (&acc)[2][64]) {
-    constexpr int ROW = 128 / 16;  // of a matrix, in a descriptor's units
+    constexpr int NEXT = ROW / 16;  // row of a matrix, in a descriptor's units
     const u64 weights_descriptor = matrix_descriptor(1024);
     int accumulate = 0;
     u32 used_weights = 0, used_patch = 0;  // barriers to arrive at once the products in flight have read them
@@ -20,15 +20,15 @@ __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const T
         const int first = group * (p.tile_rows == 16 ? 8 * pitch : 16);
         u64 a = matrix_at(matrix_descriptor(pitch * 128), smem_address(shared.patch[patches.stage]) + first * 128);
         barrier_wait(smem_address(&shared.patch_full[patches.stage]), patches.parity);
-        for (int row = 0; row < rows; ++row, a += (pitch - cols) * ROW)
-            for (int col = 0; col < cols; ++col, a += ROW) {
+        for (int row = 0; row < rows; ++row, a += (pitch - cols) * NEXT)
+            for (int col = 0; col < cols; ++col, a += NEXT) {
                 const u64 b = matrix_at(weights_descriptor, smem_address(shared.weights[weights.stage]));
                 barrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < CHUNK / 16; ++k) {
                     wgmma_m64n128k16(acc[0], a + 2 * k, b + 2 * k, accumulate);
-                    wgmma_m64n128k16(acc[1], a + 2 * k + 8 * ROW, b + 2 * k, accumulate);
+                    wgmma_m64n128k16(acc[1], a + 2 * k + 8 * NEXT, b + 2 * k, accumulate);
                     accumulate = 1;
                 }
                 wgmma_commit();

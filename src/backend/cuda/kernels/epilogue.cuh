@@ -2,8 +2,9 @@
 // for the next norm.
 //
 // Accumulators come in the layout that mma.sync and wgmma share: in blocks of 8 columns, lane `4 r + t` of a warp
-// holds columns 2 t and 2 t + 1 of pixel r. A 4 x 4 transposition among the lanes of a pixel turns four blocks into
-// 8 neighbouring channels a lane, which is 16 bytes to load or store.
+// holds columns 2 t and 2 t + 1 of pixel r. With 2 bytes an element, a 4 x 4 transposition among the lanes of a pixel
+// turns four blocks into 8 neighbouring channels a lane, which is 16 bytes to load or store. With 4 bytes, the four lanes
+// of a pixel have 32 bytes side by side as it is.
 #pragma once
 #include "statistics.cuh"
 
@@ -23,6 +24,49 @@ __device__ __forceinline__ void transpose4(u32 (&x)[4], int lane) {
         x[i + 2] = high ? x[i + 2] : got;
     }
 }
+
+/// A lane's part of four blocks of 8 columns, from `column` on, as it lies in memory. What is loaded beyond `cout` channels,
+/// or where not `valid`, is some number or other.
+#ifdef VVAE_FP32
+struct Memory4 {
+    Pair x[4];
+
+    __device__ __forceinline__ void load(const u8* pixel, bool, int column, int cout, int lane) {
+        const u8* mine = pixel + 2 * (lane & 3) * ELEMENT;
+#pragma unroll
+        for (int b = 0; b < 4; ++b) x[b] = load_pair_once(mine + min(column + 8 * b, cout - 8) * ELEMENT);
+    }
+
+    __device__ __forceinline__ void store(u8* pixel, bool valid, int column, int cout, int lane) const {
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            const int channel = column + 8 * b + 2 * (lane & 3);
+            if (valid && channel < cout) *reinterpret_cast<Pair*>(pixel + channel * ELEMENT) = x[b];
+        }
+    }
+
+    /// To and from the order of the accumulators: the same here.
+    __device__ __forceinline__ void arrange(int) {}
+};
+#else
+struct Memory4 {
+    Pair x[4];
+
+    __device__ __forceinline__ void load(const u8* pixel, bool valid, int column, int cout, int lane) {
+        const int mine = column + 8 * (lane & 3);
+        const uint4 unit = valid && mine < cout ? load_once(pixel + mine * ELEMENT) : make_uint4(0, 0, 0, 0);
+        x[0] = unit.x, x[1] = unit.y, x[2] = unit.z, x[3] = unit.w;
+    }
+
+    __device__ __forceinline__ void store(u8* pixel, bool valid, int column, int cout, int lane) const {
+        const int mine = column + 8 * (lane & 3);
+        if (valid && mine < cout) *reinterpret_cast<uint4*>(pixel + mine * ELEMENT) = make_uint4(x[0], x[1], x[2], x[3]);
+    }
+
+    /// To and from the order of the accumulators.
+    __device__ __forceinline__ void arrange(int lane) { transpose4(x, lane); }
+};
+#endif
 
 /// The ends of a warp's sums: `PIXELS` pixels a lane, `GROUPS` times four blocks of 8 columns. `UP`: Window::Up may be
 /// asked for. `RESIDUAL`: the residual is read here, in which case there is none with Window::Up.
@@ -61,11 +105,10 @@ struct Ends {
     template <class Place, class Acc>
     __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums) const {
         const Frame& frame = p.frame[tile.frame];
-        const int t = lane & 3;
         const bool up = UP && p.phases == 4;
         const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0;
         // The tile's first pixel needs 64 bits; its other pixels are less than 2^31 bytes away.
-        const int scale = up ? 2 : 1, width = scale * p.width, pixel = p.cout * 2;
+        const int scale = up ? 2 : 1, width = scale * p.width, pixel = p.cout * ELEMENT;
         const i64 corner = (static_cast<i64>(scale * tile.y + r) * width + scale * tile.x + s) * pixel;
         u8* out = p.out + frame.out * p.out_slot_bytes + corner;
 
@@ -87,18 +130,17 @@ struct Ends {
         for (int i = 0; i < PIXELS; ++i) valid |= (offset[i] >= 0) << i;
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
-            u32 x[PIXELS][4];
+            Pair x[PIXELS][4];
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
                 for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
             if (sums) gather(x, valid, lane, 8 * g, *sums);
-            const int mine = column + 32 * g + 8 * t;  // first channel of this lane after the transposition
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) {
-                transpose4(x[i], lane);
-                if (offset[i] >= 0 && mine < p.cout)
-                    *reinterpret_cast<uint4*>(out + offset[i] + mine * 2) = make_uint4(x[i][0], x[i][1], x[i][2], x[i][3]);
+                Memory4 memory = {x[i][0], x[i][1], x[i][2], x[i][3]};
+                memory.arrange(lane);
+                memory.store(out + offset[i], offset[i] >= 0, column + 32 * g, p.cout, lane);
             }
         }
     }
@@ -106,18 +148,20 @@ struct Ends {
 private:
     template <class Acc>
     __device__ __forceinline__ void add_residual(const u8* residual, const int (&offset)[PIXELS], int g, Acc acc) const {
-        const int mine = column + 32 * g + 8 * (lane & 3);
-        uint4 added[PIXELS];
-#pragma unroll
-        for (int i = 0; i < PIXELS; ++i)
-            added[i] = offset[i] >= 0 && mine < p.cout ? load_streamed(residual + offset[i] + mine * 2) : make_uint4(0, 0, 0, 0);
+        // As many loads in flight as there are registers for.
+        constexpr int LOADS = ELEMENT == 4 ? PIXELS / 4 : PIXELS;
+        Memory4 added[LOADS];
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
-            u32 x[4] = {added[i].x, added[i].y, added[i].z, added[i].w};
-            transpose4(x, lane);
+            if (i % LOADS == 0) {
+#pragma unroll
+                for (int j = 0; j < LOADS; ++j)
+                    added[j].load(residual + max(offset[i + j], 0), offset[i + j] >= 0, column + 32 * g, p.cout, lane);
+            }
+            added[i % LOADS].arrange(lane);
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
-                const float2 v = unpack2(x[b]);
+                const float2 v = unpack2(added[i % LOADS].x[b]);
                 acc(i, 4 * g + b, 0) += v.x;
                 acc(i, 4 * g + b, 1) += v.y;
             }

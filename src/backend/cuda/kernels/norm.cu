@@ -65,19 +65,19 @@ struct NormParams {
     int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
 };
 
-/// A thread stays with 8 channels and goes through pixels, four loads in flight.
+/// A thread stays with a unit of channels and goes through pixels, four loads in flight.
 template <bool SILU>
 __device__ __forceinline__ void apply(const NormParams& p) {
-    const int parts = p.channels / 8;
+    const int parts = p.channels / UNIT;
     const int frame = blockIdx.y;
     const int lanes = blockDim.x / parts;  // pixels a block takes at once
     if (threadIdx.x >= lanes * parts) return;
     const int part = threadIdx.x % parts;
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes + part * 16;
     u8* out = p.out + p.out_slot[frame] * p.out_slot_bytes + part * 16;
-    Norm8 norm;
-    norm.load(p.norm, p.in_slot[frame], part * 8);
-    const i64 row = static_cast<i64>(p.channels) * 2, step = row * gridDim.x * lanes, end = p.pixels * row;
+    UnitNorm norm;
+    norm.load(p.norm, p.in_slot[frame], part * UNIT);
+    const i64 row = static_cast<i64>(p.channels) * ELEMENT, step = row * gridDim.x * lanes, end = p.pixels * row;
     for (i64 at = row * (static_cast<i64>(blockIdx.x) * lanes + threadIdx.x / parts); at < end; at += 4 * step) {
         uint4 value[4];
 #pragma unroll
@@ -105,13 +105,13 @@ struct StatisticsParams {
 extern "C" __global__ void __launch_bounds__(256) norm_statistics(const __grid_constant__ StatisticsParams p) {
     __shared__ float scratch[8];
     const int group = blockIdx.x, slot = p.slot[blockIdx.y], width = p.group_channels;
-    const u16* in = reinterpret_cast<const u16*>(p.in + slot * p.slot_bytes) + group * width;
+    const Element* in = reinterpret_cast<const Element*>(p.in + slot * p.slot_bytes) + group * width;
     const float total = static_cast<float>(p.pixels) * width;
     float mean = 0.0f, variance = 0.0f;
     for (int pass = 0; pass < 2; ++pass) {
         float sum = 0.0f;
         for (i64 i = threadIdx.x; i < p.pixels * width; i += blockDim.x) {
-            const float value = unpack2(in[i / width * p.channels + i % width]).x;
+            const float value = unpack1(in[i / width * p.channels + i % width]);
             sum += pass ? (value - mean) * (value - mean) : value;
         }
         (pass ? variance : mean) = block_sum(sum, scratch) / total;

@@ -1,5 +1,5 @@
-// The 16-bit element type of activations and weights, and the few conversions the kernels need. f16 by default, bf16
-// with -DVVAE_BF16. Written on PTX alone, so that NVRTC needs no header at all.
+// The element type of activations and weights, and the few conversions the kernels need: f16, bf16 with -DVVAE_BF16, f32
+// with -DVVAE_FP32. Written on PTX alone, so that NVRTC needs no header at all.
 #pragma once
 
 typedef unsigned char u8;
@@ -8,6 +8,19 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
+// `Element` is one number as memory has it, `Pair` two of them side by side.
+#ifdef VVAE_FP32
+typedef float Element;
+typedef float2 Pair;
+
+__device__ __forceinline__ Pair pack2(float lo, float hi) { return make_float2(lo, hi); }
+__device__ __forceinline__ float2 unpack2(Pair pair) { return pair; }
+__device__ __forceinline__ Element pack1(float value) { return value; }
+__device__ __forceinline__ float unpack1(Element value) { return value; }
+#else
+typedef u16 Element;
+typedef u32 Pair;
+
 #ifdef VVAE_BF16
 #define VVAE_TYPE "bf16"
 #else
@@ -15,13 +28,13 @@ typedef long long i64;
 #endif
 
 /// Two floats to two elements, each rounded to nearest; `lo` has the lower address.
-__device__ __forceinline__ u32 pack2(float lo, float hi) {
+__device__ __forceinline__ Pair pack2(float lo, float hi) {
     u32 packed;
     asm("cvt.rn." VVAE_TYPE "x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
     return packed;
 }
 
-__device__ __forceinline__ float2 unpack2(u32 packed) {
+__device__ __forceinline__ float2 unpack2(Pair packed) {
     float2 pair;
 #ifdef VVAE_BF16
     pair.x = __uint_as_float(packed << 16);
@@ -34,9 +47,36 @@ __device__ __forceinline__ float2 unpack2(u32 packed) {
     return pair;
 }
 
-__device__ __forceinline__ u16 pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
+__device__ __forceinline__ Element pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
+__device__ __forceinline__ float unpack1(Element value) { return unpack2(value).x; }
+#endif
 
-/// Good to 2 ulp of f32, far below the element type's rounding. Volatile: the compiler keeps their order.
+constexpr int ELEMENT = sizeof(Element);
+constexpr int UNIT = 16 / ELEMENT;  // channels of what is loaded and stored at once
+
+/// The channels of a unit.
+__device__ __forceinline__ void unpack_unit(uint4 unit, float (&x)[UNIT]) {
+    const u32 word[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#ifdef VVAE_FP32
+        x[i] = __uint_as_float(word[i]);
+#else
+        const float2 v = unpack2(word[i]);
+        x[2 * i] = v.x, x[2 * i + 1] = v.y;
+#endif
+    }
+}
+
+__device__ __forceinline__ uint4 pack_unit(const float (&x)[UNIT]) {
+#ifdef VVAE_FP32
+    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+#else
+    return make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+#endif
+}
+
+/// Good to 2 ulp of f32. Volatile: the compiler keeps their order.
 __device__ __forceinline__ float exp2_volatile(float x) {
     asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
     return x;
@@ -52,6 +92,23 @@ __device__ __forceinline__ uint4 load_streamed(const void* address) {
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
                  : "l"(address));
+    return v;
+}
+
+/// As above, from memory that the same thread may write afterwards.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
+
+/// Two floats, likewise.
+__device__ __forceinline__ float2 load_pair_once(const void* address) {
+    float2 v;
+    asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
     return v;
 }
 

@@ -57,7 +57,7 @@ __device__ __forceinline__ void write(const Strided& tensor, i64 at, float value
 
 struct LoadParams {
     Strided from;
-    u16* into;
+    Element* into;
     int height, width;  // of the activations
     int stride;         // channels of a pixel in memory; those beyond the tensor's are zeros
     float mul, add;
@@ -68,14 +68,14 @@ extern "C" __global__ void __launch_bounds__(256) load(const __grid_constant__ L
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
     const int y = min(static_cast<int>(pixel / p.width), p.from.height - 1);
     const int x = min(static_cast<int>(pixel % p.width), p.from.width - 1);
-    u16* into = p.into + pixel * p.stride;
+    Element* into = p.into + pixel * p.stride;
     for (int c = 0; c < p.stride; ++c)
-        into[c] = c < p.from.channels ? pack1(fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add)) : 0;
+        into[c] = c < p.from.channels ? pack1(fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add)) : pack1(0.0f);
 }
 
 struct StoreParams {
     Strided into;
-    const u16* from;
+    const Element* from;
     const float *rows, *columns;  // sums of the fades of all tiles, or null
     int width;                    // of the activations
     int stride, channel;
@@ -106,15 +106,15 @@ extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ 
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
     const int y = index / p.into.width, x = index % p.into.width;
-    const u16* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
+    const Element* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
     const float share = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
     for (int c = 0; c < p.into.channels; ++c) {
-        float value = unpack2(from[p.channel + c]).x * share;
+        float value = unpack1(from[p.channel + c]) * share;
         // Written so that a NaN stays one.
         if (value < p.clamp_low) value = p.clamp_low;
         if (value > p.clamp_high) value = p.clamp_high;
         if (p.logvar >= 0) {
-            const float logvar = fminf(fmaxf(unpack2(from[p.logvar + c]).x * share, -30.0f), 20.0f);
+            const float logvar = fminf(fmaxf(unpack1(from[p.logvar + c]) * share, -30.0f), 20.0f);
             value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));
         }
         write(p.into, p.into.at(c, y, x), fmaf(value, p.mul, p.add));
@@ -122,8 +122,8 @@ extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ 
 }
 
 struct BlendParams {
-    const u16* from;
-    u16* into;
+    const Element* from;
+    Element* into;
     const float *rows, *columns;  // fades of the tile
     int height, width;            // of the tile
     int into_width;
@@ -141,10 +141,10 @@ extern "C" __global__ void __launch_bounds__(256) blend(const __grid_constant__ 
     const int row = y - p.top, column = x - p.left;
     const bool covered = row >= 0 && row < p.height && column >= 0 && column < p.width;
     const float weight = covered ? p.rows[row] * p.columns[column] : 0.0f;
-    u16* into = p.into + (static_cast<i64>(y) * p.into_width + x) * p.stride;
-    const u16* from = p.from + (covered ? (static_cast<i64>(row) * p.width + column) * p.stride : 0);
+    Element* into = p.into + (static_cast<i64>(y) * p.into_width + x) * p.stride;
+    const Element* from = p.from + (covered ? (static_cast<i64>(row) * p.width + column) * p.stride : 0);
     for (int c = 0; c < p.stride; ++c) {
-        const float before = p.clear ? 0.0f : unpack2(into[c]).x;
-        into[c] = pack1(covered ? fmaf(unpack2(from[c]).x, weight, before) : before);
+        const float before = p.clear ? 0.0f : unpack1(into[c]);
+        into[c] = pack1(covered ? fmaf(unpack1(from[c]), weight, before) : before);
     }
 }

@@ -27,7 +27,7 @@ struct WarpSums {
 /// i of this lane, as mma fragments have them; `valid` has bit i set when pixel i is inside the image. Pixel 0 of lane 0
 /// is inside whenever any pixel of the warp is.
 template <int PIXELS, int QUADS>
-__device__ __forceinline__ void gather(const u32 (&x)[PIXELS][4], u32 valid, int lane, int first_quad, WarpSums<QUADS>& sums) {
+__device__ __forceinline__ void gather(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad, WarpSums<QUADS>& sums) {
     float pivot[4], moment[8] = {};
 #pragma unroll
     for (int b = 0; b < 4; ++b) pivot[b] = __shfl_sync(~0u, unpack2(x[0][b]).x, lane & 2);

@@ -95,9 +95,9 @@ fn a_small_clip_uses_graphs_and_its_numbers_are_the_same() {
     if no_gpu() {
         return;
     }
-    for model in ["small", "medium"] {
+    for (model, precision) in [("small", "fp16"), ("medium", "fp16"), ("small", "bf16"), ("small", "fp32")] {
         let weights = checkpoint(&format!("tests/golden/{model}.safetensors"));
-        let mut session = open(&weights, &[("slice_frames", "1")]);
+        let mut session = open(&weights, &[("slice_frames", "1"), ("precision", precision)]);
         let mut clip = Clip::new(9, 5, 4);
         OFF.set(true);
         LAUNCHED.set(0);

@@ -11,6 +11,9 @@ const SHORT: u64 = 64;
 /// Rows that an edge reaches, generously.
 const EDGE: u64 = 32;
 
+/// Frames of several gigabytes, so one test at a time.
+static ALONE: Mutex<()> = Mutex::new(());
+
 /// A tensor on the device of which all rows are one row: [channels][columns] values.
 struct Rows {
     block: Block,
@@ -117,7 +120,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let rows = Rows::new(cuda, 3, WIDTH);
     load(cuda, &mut memory, &rows, pixels, first);
     let mut conv = |layout: &ConvLayout, input, terms: &[(Frame, u8)], residual, out, statistics| {
-        let prepared = cuda.prepare(layout, &mut weights(layout, 4)).unwrap();
+        let prepared = prepare(cuda, layout, 4);
         let from = match layout.prologue {
             Prologue::None => terms.to_vec(),
             _ => {
@@ -146,7 +149,9 @@ fn row(values: &[f32], height: u64, channel: u64, y: u64) -> &[f32] {
 
 #[test]
 fn every_convolution_reaches_past_2_31_elements() {
-    for (which, cuda) in &gpus() {
+    let _alone = ALONE.lock();
+    for cuda in &gpus() {
+        let which = name(cuda);
         let (tall, short) = (through(cuda, TALL, None), through(cuda, SHORT, None));
         for channel in 0..3 {
             for y in 0..TALL {
@@ -168,7 +173,9 @@ fn every_convolution_reaches_past_2_31_elements() {
 /// a frame of half the height.
 #[test]
 fn norms_reach_past_2_31_elements() {
-    for (which, cuda) in &gpus() {
+    let _alone = ALONE.lock();
+    for cuda in &gpus() {
+        let which = name(cuda);
         // Groups of 4 channels have their statistics from the convolution, smaller ones from a pass of their own.
         for groups in [16, 32] {
             let (tall, half) = (through(cuda, TALL, Some(groups)), through(cuda, TALL / 2, Some(groups)));
@@ -195,7 +202,9 @@ fn norms_reach_past_2_31_elements() {
 #[ignore = "takes a minute on the fastest GPU"]
 fn attention_reaches_past_2_31_elements() {
     let (width, channels) = (1408, 512);
-    for (which, cuda) in &gpus() {
+    let _alone = ALONE.lock();
+    for cuda in &gpus() {
+        let which = name(cuda);
         let attend = |height: u64| {
             let shape = FrameShape::new(height, width, channels);
             let wide = shape.with_channels(3 * channels);

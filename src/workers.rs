@@ -1,4 +1,4 @@
-//! Threads for work done while a checkpoint is opened or folded. They end with the work.
+//! Threads for work done while a checkpoint is opened, folded and packed. They end with the work.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -11,7 +11,7 @@ const WORTH_A_THREAD: usize = 1 << 17;
 const MOST_THREADS: usize = 16;
 
 /// How many threads to start for work on so many elements; 0 means none, the calling thread is enough.
-pub(in crate::model) fn threads_for(elements: usize) -> usize {
+pub fn threads_for(elements: usize) -> usize {
     match available_parallelism().map_or(1, usize::from).min(MOST_THREADS) {
         1 => 0,
         _ if elements < WORTH_A_THREAD => 0,
@@ -21,7 +21,7 @@ pub(in crate::model) fn threads_for(elements: usize) -> usize {
 
 /// Gives each item to one of `threads` new threads, or to the calling one where that is 0. Every thread has a state
 /// of its own, such as a buffer. What an item's work is must not depend on who does it.
-pub(in crate::model) fn for_each<T: Send, S>(
+pub fn for_each<T: Send, S>(
     threads: usize,
     items: Vec<T>,
     state: impl Fn() -> S + Sync,

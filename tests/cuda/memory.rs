@@ -45,7 +45,7 @@ fn trim_gives_back_to_the_driver_and_the_figures_are_the_drivers() {
     let weights = plan.weight_bytes as i64;
     println!("held {held}, of it weights {weights}; the driver has given {taken}");
     // Weights are many small blocks, which do not fill the pieces they share.
-    assert!(taken >= held - PIECE && taken <= held + weights / 2 + 8 * PIECE, "held {held}, given {taken}");
+    assert!(taken >= held - 4 * PIECE && taken <= held + weights / 2 + 8 * PIECE, "held {held}, given {taken}");
 
     vae.trim(VVAE_TRIM_WORKSPACE).unwrap();
     let given_back = gpu.free_bytes() - (empty - taken);

@@ -212,3 +212,45 @@ fn memory_limits_without_tiles_change_no_bit() {
         }
     });
 }
+
+/// Frames large enough to go in several bands.
+#[test]
+fn a_past_in_host_memory_changes_no_bit() {
+    on_every_device(|device| {
+        if device == "cpu" {
+            return;
+        }
+        let vae = Vae::open(&small()).unwrap();
+        let mut random = Random(12);
+        for (node, input, output) in
+            [("decode", [1, 16, 5, 50, 66], [1, 3, 17, 400, 528]), ("encode", [1, 3, 14, 400, 528], [1, 16, 5, 50, 66])]
+        {
+            let mut input = Buffer::new(VVAE_DTYPE_F32, input);
+            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+            let work = Work { node, input, output };
+            let expected = run(&vae, &work);
+            let free = vae.plan(node, work.input.shape).unwrap().0.device_bytes;
+            let mut moved = 0;
+            for percent in [90, 80, 70, 60, 50, 45, 40, 35, 30, 25, 20] {
+                vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
+                let Ok((plan, text)) = vae.plan(node, work.input.shape) else { break };
+                if plan.exact == 0 {
+                    break;
+                }
+                moved += u64::from(plan.past_bytes > 0);
+                assert!(run(&vae, &work) == expected, "{node} within {percent} %:\n{text}");
+                let memory = vae.memory();
+                assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
+                // A stream that begins with the limit of a clip may take a little more than that.
+                if let Ok(stream) = vae.stream(node, work.input.shape) {
+                    assert!(
+                        run_stream(&stream, &work, 3, 2) == expected,
+                        "streamed {node} within {percent} %:\n{text}"
+                    );
+                }
+            }
+            assert!(moved > 2, "{node}: {moved}");
+            vae.configure("memory_limit", "auto").unwrap();
+        }
+    });
+}

@@ -12,25 +12,35 @@ mod ops;
 mod precision;
 
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
-pub use device::{DeviceInfo, devices};
+pub use device::{DeviceInfo, devices, host_memory};
 pub use ops::{
-    Affine, AttentionOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostStream, LoadOp, NormOp, Posterior, StoreOp,
-    Term, Terms,
+    Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, LoadOp, NormOp,
+    Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 
 use crate::error::Result;
-use crate::tensor::FrameShape;
+use crate::tensor::{FrameShape, Rates};
 
 /// Asked now and then on the calling thread while an operation runs; `true` ends it with [`crate::error::Error::Cancelled`].
 /// An operation that was ended may be run again: it reads nothing that it writes.
 pub type Stop<'a> = dyn FnMut() -> bool + 'a;
 
-/// Pinned host memory of a job, in bytes: twice what one frame takes, so that one moves while the next is made.
+/// Pinned host memory of a job, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Staging {
+pub struct HostMemory {
+    /// To load frames through and to store them through: twice what one frame takes, so that one moves while the next is
+    /// made.
     pub load: u64,
     pub store: u64,
+    /// For frames of the past.
+    pub past: u64,
+}
+
+impl HostMemory {
+    pub fn bytes(&self) -> u64 {
+        self.load + self.store + self.past
+    }
 }
 
 /// One device. A method may return before its result is there, or before the device was even told; the next method waits for
@@ -72,8 +82,18 @@ pub trait Backend: Send + Sync + 'static {
     /// it. `shape` is that of the activations. 0 where the device reads host tensors itself.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
 
-    /// `bytes` of device memory, and `staging` of pinned host memory to load frames through and to store them through.
-    fn allocate(&self, bytes: u64, staging: Staging) -> Result<Self::Memory>;
+    /// How fast it is, roughly.
+    fn rates(&self) -> Rates;
+    /// Bytes that the bands of [`Backend::banded`] that are under way take on the device, for `inputs` frames, past ones included, and
+    /// `outputs`. `None` where the device's memory is the host's, so that there is nothing to move.
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
+
+    /// `bytes` of device memory, and pinned host memory beside it.
+    fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Self::Memory>;
+    /// Whether some of the host memory could not be pinned, so that moving it takes longer than planned.
+    fn is_pageable(&self, _: &Self::Memory) -> bool {
+        false
+    }
     /// What comes now waits for what is in the host's stream.
     fn begin(&self, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
@@ -95,6 +115,9 @@ pub trait Backend: Send + Sync + 'static {
     /// Whether [`Backend::conv`] does this layout's prologue itself. If not, [`Backend::normalise`] has to come first.
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;
 
+    /// Whether [`Backend::conv`] may write an output over the frame that is added to it. It is then never interrupted.
+    fn adds_in_place(&self) -> bool;
+
     /// Host tensor to activations.
     fn load(&self, memory: &mut Self::Memory, op: &LoadOp, stop: &mut Stop) -> Result<()>;
     /// The prologue of a convolution on its own, for layouts that are not fused. Never interrupted, so that a frame may be
@@ -102,6 +125,9 @@ pub trait Backend: Send + Sync + 'static {
     fn normalise(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &NormOp, stop: &mut Stop) -> Result<()>;
     /// Convolution with everything around it: norm and SiLU on the way in, bias, residual and statistics on the way out.
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
+    /// A convolution in bands of rows, where [`Backend::band_bytes`] says so. An output may lie over the fresh frame of the
+    /// same place in the clip.
+    fn banded(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &BandedOp, stop: &mut Stop) -> Result<()>;
     /// One head over all pixels of a frame, with a running softmax: the score matrix never exists.
     fn attention(&self, memory: &mut Self::Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()>;
     /// Adds a tile, weighted by its fades, to the frame it is a part of. Never interrupted, as it cannot be run again.

@@ -73,6 +73,31 @@ pub struct ConvOp<'a> {
     pub scratch: u64,
 }
 
+/// Where a frame of the past lies: an offset in bytes into the pinned host memory of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct HostFrame(pub u64);
+
+/// A convolution in bands of rows. Frames of the past come from the host's memory, fresh ones are normalised on the way, and
+/// some of those go to the host's memory; none of this lies whole on the device.
+#[derive(Debug, Clone, Copy)]
+pub struct BandedOp<'a> {
+    pub layout: &'a ConvLayout,
+    pub input: FrameShape,
+    /// Normalised, without statistics.
+    pub past: &'a [HostFrame],
+    pub fresh: &'a [Frame],
+    /// Which fresh frames to keep, and where. None of these places is in `past`.
+    pub keep: &'a [(usize, HostFrame)],
+    /// The terms of a frame count inputs, past ones first; but a shortcut's term is a frame like any other.
+    pub frames: &'a [ConvFrame],
+    pub statistics: bool,
+    /// Offset of at least [`super::Backend::conv_scratch`] bytes.
+    pub scratch: u64,
+    /// Offset and bytes of the bands under way: at least [`super::Backend::band_bytes`], and the same for all operations of
+    /// a job, as those of one are under way while the next begins.
+    pub bands: (u64, u64),
+}
+
 /// Norm, and SiLU if the layout has it, of frames as they go into a convolution. The statistics are those stored with the
 /// input.
 #[derive(Debug, Clone, Copy)]

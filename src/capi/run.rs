@@ -90,7 +90,11 @@ unsafe fn run_job(
             {
                 handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
             }
-            open.session.run(&job, control)
+            let done = open.session.run(&job, control);
+            for warning in open.session.take_warnings() {
+                handle.log.write(VVAE_LOG_WARNING, format_args!("{warning}"));
+            }
+            done
         })?;
         Ok(VVAE_OK)
     })
@@ -219,5 +223,8 @@ fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
         tile_width: number(plan.tile_size.1),
         tile_overlap: number(plan.tile_overlap),
         text_length,
+        past_bytes: plan.past_bytes,
+        moved_bytes_per_frame: plan.moved_per_frame,
+        seconds: plan.seconds,
     }
 }

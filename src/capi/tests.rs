@@ -71,6 +71,9 @@ impl Session for Mock {
     fn trim(&mut self, _: Trim) {
         panic!("a panic");
     }
+    fn take_warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 struct MockStream(Arc<AtomicU32>);

@@ -92,6 +92,8 @@ pub trait Session: Send {
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
+    /// What the host's log should say about the last call.
+    fn take_warnings(&mut self) -> Vec<String>;
 }
 
 /// What became of a pull.

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AttentionOp, Backend, Blend, BlendOp, ConvFrame, ConvOp, Frame, LoadOp, NormOp, Posterior, Stop, StoreOp,
-    Term, Terms,
+    Affine, AttentionOp, Backend, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, LoadOp, NormOp,
+    Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::Direction;
-use crate::plan::{Job, Layout, Slot, SlotPool, Step};
+use crate::plan::{Banded, BandedFrame, Job, Layout, Pools, Slot, SlotPool, Step};
 use crate::tensor::{DType, View};
 
 /// The range that the authors clamp the log-variance to.
@@ -34,6 +34,7 @@ pub struct Runner<'a, B: Backend> {
     pub weights: &'a Weights<B>,
     pub memory: &'a mut B::Memory,
     pub scratch: u64,
+    pub bands: (u64, u64),
     pub settings: &'a Settings,
     pub ends: Ends<'a>,
 }
@@ -43,7 +44,8 @@ impl<B: Backend> Runner<'_, B> {
     pub fn run(&mut self, job: &mut Job, stop: &mut Stop) -> Result<()> {
         // Cloned out of the queue, where it stays until it is done: an interrupted step is run again.
         let Some(step) = job.front().cloned() else { return Ok(()) };
-        let (layout, pool) = (job.layout(), job.pool());
+        let (layout, pools) = (job.layout(), job.pools());
+        let pool = &pools.frames;
         match step {
             Step::Load { lane, batch, frame, into } => self.load(layout, pool, (lane, batch, frame), into, stop),
             Step::Conv { layer, input, frames } => {
@@ -58,6 +60,7 @@ impl<B: Backend> Runner<'_, B> {
                 };
                 self.backend.conv(self.memory, &self.weights.convs[layer], &op, stop)
             }
+            Step::Banded(banded) => self.banded(layout, pools, &banded, stop),
             Step::Normalise { layer, shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
@@ -100,6 +103,27 @@ impl<B: Backend> Runner<'_, B> {
             scratch: self.scratch,
         };
         self.backend.load(self.memory, &op, stop)
+    }
+
+    fn banded(&mut self, layout: &Layout, pools: &Pools, step: &Banded, stop: &mut Stop) -> Result<()> {
+        let on_host = |slot: Slot| Ok(HostFrame(place(&pools.past, slot)?.0));
+        let past = step.past.iter().map(|slot| on_host(*slot)).collect::<Result<Vec<_>>>()?;
+        let fresh = step.fresh.iter().map(|slot| place(&pools.frames, *slot)).collect::<Result<Vec<_>>>()?;
+        let keep = step.keep.iter().map(|(i, slot)| Ok((*i, on_host(*slot)?))).collect::<Result<Vec<_>>>()?;
+        let frames = step.frames.iter().map(|frame| banded_frame(&pools.frames, frame)).collect::<Result<Vec<_>>>()?;
+        let layer = &layout.network.layers[step.layer];
+        let op = BandedOp {
+            layout: &layer.layout,
+            input: step.input,
+            past: &past,
+            fresh: &fresh,
+            keep: &keep,
+            frames: &frames,
+            statistics: layer.statistics,
+            scratch: self.scratch,
+            bands: self.bands,
+        };
+        self.backend.banded(self.memory, &self.weights.convs[step.layer], &op, stop)
     }
 
     /// Never interrupted: a blend adds to what is there, so it must not be run again.
@@ -219,6 +243,18 @@ fn conv_frame(pool: &SlotPool, frame: &crate::plan::ConvFrame) -> Result<ConvFra
     Ok(ConvFrame { terms, bias: frame.bias, residual, out: place(pool, frame.out)? })
 }
 
+fn banded_frame(pool: &SlotPool, frame: &BandedFrame) -> Result<ConvFrame> {
+    let mut terms = Terms::new();
+    for (input, slab) in &frame.terms {
+        terms.push(Term { frame: Frame(*input as u64), slab: *slab });
+    }
+    if let Some((slot, slab)) = frame.shortcut {
+        terms.push(Term { frame: place(pool, slot)?, slab });
+    }
+    let residual = frame.residual.map(|slot| place(pool, slot)).transpose()?;
+    Ok(ConvFrame { terms, bias: frame.bias, residual, out: place(pool, frame.out)? })
+}
+
 /// Watches a call for its host: asks whether to stop, tells how far it is.
 pub struct Watch<'a, 'c> {
     control: &'a mut Control<'c>,
@@ -239,9 +275,12 @@ impl<'a, 'c> Watch<'a, 'c> {
         self.cancelled() || (self.told.elapsed() >= Self::PULSE && self.tell())
     }
 
-    /// Work was done; tells the host.
+    /// Work was done; tells the host. What was done twice to save memory counts once.
     pub fn advance(&mut self, work: u64) -> Result<()> {
         self.progress.done += work;
+        if self.progress.total > 0 {
+            self.progress.done = self.progress.done.min(self.progress.total);
+        }
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }
 

@@ -5,17 +5,18 @@ use std::sync::Arc;
 
 use super::ledger::{Held, Ledger};
 use super::runner::{Ends, Runner, Watch};
-use super::settings::{Limit, Settings};
+use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
 use super::{Control, Job, Session, Stream, Trim, check};
 use crate::backend::cpu::HostAllocator;
-use crate::backend::{Backend, HostStream, Staging};
+use crate::backend::host_memory;
+use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Bytes, Costs, Plan, Request, Spacing, TileSize, Wait};
-use crate::tensor::{ConvLayout, FrameShape, Place, Shape, View};
+use crate::plan::{Blueprint, Bytes, Costs, Pinned, Plan, Request, Spacing, TileSize, Wait};
+use crate::tensor::{ConvLayout, FrameShape, Place, Rates, Shape, View};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -24,7 +25,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
     pub held: Held,
-    staging: [u64; 2],
+    host: HostMemory,
     _pinned: Held,
 }
 
@@ -41,6 +42,7 @@ pub struct Engine<B: Backend> {
     decoder: Side<B>,
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
+    warnings: Vec<String>,
 }
 
 /// One direction of the model.
@@ -76,6 +78,14 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.fuses_norm(layout)
     }
 
+    fn adds_in_place(&self) -> bool {
+        self.backend.adds_in_place()
+    }
+
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64> {
+        self.backend.band_bytes(layout, input, inputs, outputs)
+    }
+
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         self.backend.staging_bytes(shape)
     }
@@ -83,7 +93,15 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
     fn block_bytes(&self, bytes: u64) -> u64 {
         self.backend.block_bytes(bytes)
     }
+
+    fn rates(&self) -> Rates {
+        self.backend.rates()
+    }
 }
+
+/// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
+const MARGIN: u64 = 256 << 20;
+const HOST_MARGIN: u64 = 1 << 30;
 
 impl<B: Backend> Engine<B> {
     pub fn new(
@@ -112,6 +130,7 @@ impl<B: Backend> Engine<B> {
             decoder,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
+            warnings: Vec::new(),
         })
     }
 
@@ -131,17 +150,18 @@ impl<B: Backend> Engine<B> {
 
     /// Bytes that a job may take: all that this session holds already may be used again.
     fn limit(&self) -> u64 {
-        match self.settings.memory_limit {
-            Limit::Bytes(bytes) => bytes,
-            Limit::Auto => {
-                let free = self.backend.free_bytes();
-                let margin = (free / 16).max(256 << 20);
-                free.saturating_sub(margin).saturating_add(self.ledger.idle())
-            }
-        }
+        let free = self.backend.free_bytes().saturating_add(self.ledger.idle());
+        self.settings.memory_limit.bytes(free, MARGIN)
     }
 
-    fn blueprint(&self, direction: Direction, input: Shape) -> Result<Blueprint> {
+    /// The same for host memory beside the device's.
+    fn host_limit(&self) -> u64 {
+        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.bytes());
+        let free = host_memory().1.saturating_add(pinned);
+        self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
+    }
+
+    fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
         let network = &self.side(direction).network;
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
@@ -151,11 +171,11 @@ impl<B: Backend> Engine<B> {
             )));
         }
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
-        let limit = self.limit();
         let request = Request {
             network: Arc::clone(network),
             input,
             limit,
+            host_limit: self.host_limit(),
             weight_bytes: weights::bytes(&*self.backend, network),
             load_bytes: weights::load_bytes(&*self.backend, network),
             tiles: tiling.enabled.then_some(asked),
@@ -172,12 +192,39 @@ impl<B: Backend> Engine<B> {
         request.plan(&self.costs()).map_err(|no| {
             Error::Memory(format!(
                 "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
-                 bytes). Raise memory_limit, or use smaller frames or fewer of them",
+                 bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of them",
                 Bytes(limit),
                 Bytes(no.smallest),
-                no.smallest
+                no.smallest,
+                Bytes(no.smallest_exact)
             ))
         })
+    }
+
+    /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
+    /// plan was made: then the job is planned again for what is left, as long as there is a plan.
+    fn make_ready(
+        &mut self,
+        direction: Direction,
+        input: Shape,
+        control: &Control,
+    ) -> Result<(Blueprint, Workspace<B>)> {
+        let mut limit = self.limit();
+        loop {
+            let blueprint = self.blueprint(direction, input, limit)?;
+            self.make_room(direction, &blueprint);
+            let loaded = self.load_weights(direction, control);
+            match loaded.and_then(|()| self.take_workspace(&blueprint)) {
+                Ok(workspace) => return Ok((blueprint, workspace)),
+                Err(Error::Memory(why)) if !B::HOST_MEMORY => {
+                    let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
+                    // At least a little less each time, as what is free may not be in one piece.
+                    limit = left.min(blueprint.device_bytes() / 16 * 15);
+                    self.warnings.push(format!("{why}; planning again with {}", Bytes(limit)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     fn costs(&self) -> BackendCosts<'_, B> {
@@ -205,9 +252,8 @@ impl<B: Backend> Engine<B> {
     /// the other direction where both together would pass the limit.
     fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let limit = self.limit();
-        let fits = |kept: &Workspace<B>| {
-            (kept.held.bytes(), kept.staging) == (blueprint.workspace_bytes(), blueprint.staging())
-        };
+        let fits =
+            |kept: &Workspace<B>| (kept.held.bytes(), kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,
@@ -224,7 +270,17 @@ impl<B: Backend> Engine<B> {
     fn take_workspace(&mut self, blueprint: &Blueprint) -> Result<Workspace<B>> {
         match self.workspace.take() {
             Some(kept) => Ok(kept),
-            None => allocate(&*self.backend, &self.ledger, blueprint),
+            None => {
+                let workspace = allocate(&*self.backend, &self.ledger, blueprint)?;
+                if self.backend.is_pageable(&workspace.memory) {
+                    self.warnings.push(format!(
+                        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit \
+                         or raise the system's limit of locked memory",
+                        Bytes(workspace.host.past)
+                    ));
+                }
+                Ok(workspace)
+            }
         }
     }
 
@@ -249,6 +305,7 @@ impl<B: Backend> Engine<B> {
             weights,
             memory,
             scratch: blueprint.scratch_offset(),
+            bands: blueprint.bands(),
             settings: &self.settings,
             ends,
         };
@@ -269,14 +326,15 @@ fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
 }
 
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
-    let [load, store] = blueprint.staging();
-    let memory = backend.allocate(blueprint.workspace_bytes(), Staging { load, store })?;
-    Ok(Workspace {
-        memory,
-        held: ledger.hold(blueprint.workspace_bytes()),
-        staging: [load, store],
-        _pinned: ledger.hold_pinned(load + store),
-    })
+    let host = host_of(blueprint);
+    let memory = backend.allocate(blueprint.workspace_bytes(), host)?;
+    let held = ledger.hold(blueprint.workspace_bytes());
+    Ok(Workspace { memory, held, host, _pinned: ledger.hold_pinned(host.bytes()) })
+}
+
+fn host_of(blueprint: &Blueprint) -> HostMemory {
+    let Pinned { load, store, past } = blueprint.pinned();
+    HostMemory { load, store, past }
 }
 
 /// The host's stream, if the work can be left to it: where all tensors are on the device. The rest is done when we return.
@@ -326,7 +384,7 @@ impl<B: Backend> Session for Engine<B> {
 
     fn plan(&self, direction: Direction, input: Shape) -> Result<Plan> {
         check::input_shape(self.config(), direction, input, true)?;
-        Ok(self.blueprint(direction, input)?.report())
+        Ok(self.blueprint(direction, input, self.limit())?.report())
     }
 
     fn run(&mut self, job: &Job, control: &mut Control) -> Result<()> {
@@ -337,11 +395,8 @@ impl<B: Backend> Session for Engine<B> {
         if let Some(logvar) = job.logvar {
             check::logvar(config, direction, shape, logvar, place, job.output)?;
         }
-        let blueprint = self.blueprint(direction, shape)?;
         Watch::new(control, "load", 0).advance(0)?;
-        self.make_room(direction, &blueprint);
-        self.load_weights(direction, control)?;
-        let mut workspace = self.take_workspace(&blueprint)?;
+        let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
         let result =
             self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
@@ -357,21 +412,18 @@ impl<B: Backend> Session for Engine<B> {
     fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
-        let blueprint = self.blueprint(direction, input)?;
-        self.make_room(direction, &blueprint);
         let never = std::sync::atomic::AtomicBool::new(false);
-        self.load_weights(direction, &Control { cancel: &never, progress: None })?;
-        self.tell_idle();
+        let control = Control { cancel: &never, progress: None };
+        let (blueprint, workspace) = self.make_ready(direction, input, &control)?;
         let side = self.side(direction);
         let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let workspace = self.take_workspace(&blueprint)?;
         self.tell_idle();
         let job = blueprint.job(&self.costs());
         Ok(Box::new(Streaming::new(
             Arc::clone(&self.backend),
             weights,
             workspace,
-            blueprint.scratch_offset(),
+            (blueprint.scratch_offset(), blueprint.bands()),
             job,
             self.settings.clone(),
             (self.place, input),
@@ -380,6 +432,10 @@ impl<B: Backend> Session for Engine<B> {
 
     fn ledger(&self) -> Arc<Ledger> {
         Arc::clone(&self.ledger)
+    }
+
+    fn take_warnings(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.warnings)
     }
 
     fn trim(&mut self, what: Trim) {

@@ -10,6 +10,19 @@ pub enum Limit {
     /// What is free, less a margin that keeps the rest of the machine alive.
     Auto,
     Bytes(u64),
+    /// Of what is free.
+    Percent(u64),
+}
+
+impl Limit {
+    /// In bytes, where so many are `free` and at least `margin` of them are better left alone.
+    pub fn bytes(self, free: u64, margin: u64) -> u64 {
+        match self {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Percent(percent) => (u128::from(free) * u128::from(percent) / 100) as u64,
+            Limit::Auto => free.saturating_sub(margin.max(free / 16)),
+        }
+    }
 }
 
 /// The range of floating-point pixels.
@@ -39,6 +52,8 @@ pub struct Tiling {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     pub memory_limit: Limit,
+    /// Of host memory beside the device's.
+    pub host_memory_limit: Limit,
     /// `None`: all cores.
     pub threads: Option<u64>,
     pub instructions: Instructions,

@@ -144,10 +144,19 @@ impl Network {
         }
     }
 
+    /// How many frames each stage computes for `inputs` frames.
+    pub fn stage_frames(&self, inputs: u64) -> Vec<u64> {
+        let mut count = self.padded_frames(inputs);
+        let computed = self.stages.iter().map(|stage| {
+            count = self.layers[stage.head].time.outputs(count);
+            count
+        });
+        computed.collect()
+    }
+
     /// How many frames come out for `inputs` frames.
     pub fn output_frames(&self, inputs: u64) -> u64 {
-        let padded = self.padded_frames(inputs);
-        self.stages.iter().fold(padded, |n, stage| self.layers[stage.head].time.outputs(n))
+        *self.stage_frames(inputs).last().expect("a network has stages")
     }
 
     fn encoder(mut self) -> Network {

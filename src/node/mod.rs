@@ -31,6 +31,7 @@ pub fn defaults() -> Settings {
     let blank = Tiling { enabled: false, size: 0, overlap: 0 };
     let mut settings = Settings {
         memory_limit: Limit::Auto,
+        host_memory_limit: Limit::Auto,
         threads: None,
         instructions: Instructions::Auto,
         precision: None,
@@ -107,6 +108,7 @@ mod tests {
     fn every_parameter_reaches_its_own_setting() {
         let samples = [
             ("memory_limit", "8GiB"),
+            ("host_memory_limit", "50%"),
             ("threads", "3"),
             ("instruction_set", "portable"),
             ("precision", "bf16"),
@@ -132,6 +134,7 @@ mod tests {
         }
         let expected = Settings {
             memory_limit: Limit::Bytes(8 << 30),
+            host_memory_limit: Limit::Percent(50),
             threads: Some(3),
             instructions: Instructions::Portable,
             precision: Some(Precision::Bf16),
@@ -152,7 +155,7 @@ mod tests {
         let error = configure(&mut defaults(), "thread", "1").unwrap_err().to_string();
         assert!(error.contains("did you mean \"threads\"?"), "{error}");
         let error = configure(&mut defaults(), &"x".repeat(1000), "1").unwrap_err().to_string();
-        assert!(error.contains("keys are memory_limit, threads"), "{error}");
+        assert!(error.contains("keys are memory_limit, host_memory_limit"), "{error}");
     }
 
     #[test]

@@ -25,7 +25,7 @@ pub enum Kind {
     Bool,
     /// One word of these.
     Choice(&'static [&'static CStr]),
-    /// A number of bytes, with or without a unit, or "auto".
+    /// A number of bytes, with or without a unit; a percentage of what is free; or "auto".
     Bytes {
         min: u64,
         max: u64,
@@ -42,9 +42,17 @@ pub enum Value {
     Bool(bool),
     /// The index into the choices.
     Choice(usize),
+    Percent(u64),
 }
 
 impl Value {
+    fn limit(self) -> Limit {
+        match self {
+            Value::Percent(percent) => Limit::Percent(percent),
+            value => value.number().map_or(Limit::Auto, Limit::Bytes),
+        }
+    }
+
     /// `None` for "auto".
     fn number(self) -> Option<u64> {
         if let Value::Int(n) = self { Some(n) } else { None }
@@ -111,7 +119,16 @@ pub static PARAMS: &[Param] = &[
         unit: c"bytes",
         help: c"The most memory a job may take, weights included. Slices and chunks shrink to keep to it; tiles are the last resort.",
         only: None,
-        set: |s, v| s.memory_limit = v.number().map_or(Limit::Auto, Limit::Bytes),
+        set: |s, v| s.memory_limit = v.limit(),
+    },
+    Param {
+        key: c"host_memory_limit",
+        kind: Kind::Bytes { min: 0, max: u64::MAX, step: 1 << 20 },
+        default: c"auto",
+        unit: c"bytes",
+        help: c"The most host memory that a job on a GPU may take beside the GPU's. Where memory_limit is tight, frames of the past wait there.",
+        only: None,
+        set: |s, v| s.host_memory_limit = v.limit(),
     },
     Param {
         key: c"threads",

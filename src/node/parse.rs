@@ -24,6 +24,7 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
         Kind::Choice(choices) => choices.iter().position(|c| c.to_bytes() == text.as_bytes()).map(Value::Choice),
         Kind::Bytes { min, max, .. } => match text {
             "auto" => Some(Value::Auto),
+            _ if text.ends_with('%') => percent(text).map(Value::Percent),
             _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
         },
     };
@@ -44,9 +45,13 @@ pub(super) fn accepted(kind: &Kind) -> String {
             let words: Vec<_> = choices.iter().map(|c| super::ports::utf8(c)).collect();
             format!("one of {}", words.join(", "))
         }
-        Kind::Bytes { .. } => {
+        Kind::Bytes { min, .. } => {
             let units: Vec<_> = UNITS.iter().map(|(unit, _)| *unit).collect();
-            format!("auto, or a whole number of bytes above 0, also as {}, such as 8GiB", units.join(", "))
+            let above = if min > 0 { " above 0" } else { "" };
+            format!(
+                "auto, a percentage of what is free such as 80%, or a whole number of bytes{above}, also as {}, such as 8GiB",
+                units.join(", ")
+            )
         }
     }
 }
@@ -54,6 +59,10 @@ pub(super) fn accepted(kind: &Kind) -> String {
 /// Decimal digits and nothing else: `str::parse` would take a plus sign.
 fn digits(text: &str) -> Option<u64> {
     if text.bytes().all(|b| b.is_ascii_digit()) { text.parse().ok() } else { None }
+}
+
+fn percent(text: &str) -> Option<u64> {
+    text.strip_suffix('%').and_then(digits).filter(|n| (1..=100).contains(n))
 }
 
 fn bytes(text: &str) -> Option<u64> {
@@ -78,6 +87,9 @@ mod tests {
         }
         assert_eq!(parse("memory_limit", "18446744073709551615"), Ok(Value::Int(u64::MAX)));
         assert_eq!(parse("memory_limit", "auto"), Ok(Value::Auto));
+        assert_eq!(parse("memory_limit", "80%"), Ok(Value::Percent(80)));
+        assert_eq!(parse("host_memory_limit", "0"), Ok(Value::Int(0)));
+        assert!(["0%", "101%", "%", "-5%", "8.5%", "8 %"].iter().all(|text| parse("memory_limit", text).is_err()));
         for text in ["", "0", "GiB", "-1", "+1", "1 GiB", "1.5GiB", "8G", "17179869184GiB", "1e9", "0x10", " 1", "1\n"]
         {
             let error = parse("memory_limit", text).unwrap_err().to_string();

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::Costs;
-use super::clip::{Clip, Cut, Shapes};
-use super::slots::{Slot, SlotPool};
+use super::clip::{Clip, Shapes};
+use super::cut::Cut;
+use super::slots::{Pools, Slot};
 use super::step::Step;
 use super::tiles::Grid;
 use crate::model::{Direction, Network};
@@ -94,7 +95,7 @@ struct Canvas {
 pub struct Job {
     layout: Layout,
     canvas_bytes: u64,
-    pool: SlotPool,
+    pools: Pools,
     lanes: Vec<Clip>,
     current: usize,
     /// Whether frames are brought by [`Job::load`] as a host pushes them, or taken as they are needed.
@@ -109,7 +110,7 @@ pub struct Job {
 
 impl Job {
     /// `frames`: how many go in, or `None` for a stream.
-    pub fn new(layout: Layout, frames: Option<u64>, pool: SlotPool, costs: &dyn Costs) -> Job {
+    pub fn new(layout: Layout, frames: Option<u64>, pools: Pools, costs: &dyn Costs) -> Job {
         let mut shapes: Vec<Arc<Shapes>> = Vec::new();
         let mut shapes_of = |input: FrameShape| {
             let known = shapes.iter().find(|s| s.input() == input).cloned();
@@ -130,7 +131,7 @@ impl Job {
             canvas_bytes: costs.frame_bytes(layout.network.output_shape(layout.input)),
             outbox: (0..layout.batch).map(|_| VecDeque::new()).collect(),
             layout,
-            pool,
+            pools,
             lanes,
             current: 0,
             pushed: frames.is_none(),
@@ -149,12 +150,8 @@ impl Job {
         &self.layout
     }
 
-    pub fn pool(&self) -> &SlotPool {
-        &self.pool
-    }
-
-    pub fn into_pool(self) -> SlotPool {
-        self.pool
+    pub fn pools(&self) -> &Pools {
+        &self.pools
     }
 
     /// Input frames that a push would be taken of now.
@@ -170,14 +167,14 @@ impl Job {
     /// Takes the next frame of every clip of the batch.
     pub fn load(&mut self) {
         for lane in &mut self.lanes {
-            lane.load(&mut self.pool, &mut self.queue);
+            lane.load(&mut self.pools, &mut self.queue);
         }
     }
 
     /// Says how many frames go in.
     pub fn set_total(&mut self, frames: u64) {
         for lane in &mut self.lanes {
-            lane.set_total(frames, &mut self.pool);
+            lane.set_total(frames, &mut self.pools);
         }
     }
 
@@ -195,7 +192,7 @@ impl Job {
     pub fn wait(&mut self) -> Wait {
         while self.queue.is_empty() {
             let lane = &mut self.lanes[self.current];
-            if lane.advance(!self.pushed, &mut self.pool, &mut self.queue, &mut self.finished) {
+            if lane.advance(!self.pushed, &mut self.pools, &mut self.queue, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_lane() {
                 return if self.lanes.iter().all(Clip::complete) { Wait::End } else { Wait::Input };
@@ -217,7 +214,7 @@ impl Job {
             Order::LaneByLane => {
                 let more = self.current + 1 < self.lanes.len();
                 if more {
-                    self.lanes[self.current].forget(&mut self.pool);
+                    self.lanes[self.current].forget(&mut self.pools);
                     self.current += 1;
                 }
                 more
@@ -251,13 +248,13 @@ impl Job {
     }
 
     fn blend(&mut self, lane: usize, batch: u64, frame: u64, from: Slot) {
-        let (pool, bytes) = (&mut self.pool, self.canvas_bytes);
+        let (pool, bytes) = (&mut self.pools.frames, self.canvas_bytes);
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(|| Canvas { slot: pool.take(bytes), tiles: 0 });
         let into = canvas.slot;
         self.queue.push_back(Step::Blend { lane, from, into, clear: canvas.tiles == 0 });
         canvas.tiles += 1;
         let complete = canvas.tiles == self.layout.tiles();
-        self.pool.drop(from);
+        self.pools.frames.drop(from);
         if complete {
             self.canvases.remove(&(batch, frame));
             self.finish(batch, frame, into);
@@ -268,7 +265,7 @@ impl Job {
     fn finish(&mut self, batch: u64, frame: u64, from: Slot) {
         if !self.pushed {
             self.queue.push_back(Step::Store { batch, frame, from });
-            self.pool.drop(from);
+            self.pools.frames.drop(from);
             return;
         }
         self.outbox[batch as usize].push_back(from);
@@ -276,14 +273,14 @@ impl Job {
             for (batch, frames) in (0..).zip(&mut self.outbox) {
                 let from = frames.pop_front().expect("checked above");
                 self.queue.push_back(Step::Store { batch, frame: self.stored, from });
-                self.pool.drop(from);
+                self.pools.frames.drop(from);
             }
             self.stored += 1;
         }
     }
 
     /// Runs through the schedule without doing the work; its slots and the steps seen on the way tell what it takes.
-    pub fn rehearse(mut self, frames: Option<u64>, mut seen: impl FnMut(&Step)) -> SlotPool {
+    pub fn rehearse(mut self, frames: Option<u64>, mut seen: impl FnMut(&Step)) -> Pools {
         loop {
             match self.wait() {
                 Wait::No => {
@@ -300,7 +297,7 @@ impl Job {
                         }
                     }
                 },
-                Wait::Input | Wait::End => return self.into_pool(),
+                Wait::Input | Wait::End => return self.pools,
             }
         }
     }

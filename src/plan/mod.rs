@@ -3,7 +3,10 @@
 //! A plan is made by rehearsing the schedule: the run later takes the same steps with the same slots, so what it takes
 //! is what was planned, to the byte.
 
+mod banded;
 mod clip;
+mod cut;
+mod estimate;
 mod job;
 mod report;
 mod search;
@@ -12,29 +15,36 @@ mod step;
 mod tiles;
 mod work;
 
-pub use clip::Cut;
+pub use cut::{Cut, Past};
 pub use job::{Job, Layout, Order, Region, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Blueprint, Request, Unplannable};
-pub use slots::{Slot, SlotPool};
-pub use step::{ConvFrame, Step};
+pub use search::{Blueprint, Pinned, Request, Unplannable};
+pub use slots::{Pools, Slot, SlotPool};
+pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
-use crate::tensor::{ConvLayout, FrameShape};
+use crate::tensor::{ConvLayout, FrameShape, Rates};
 
-/// What frames and steps cost, in bytes.
+/// What frames and steps cost.
 pub trait Costs {
     /// Pixels that keep the device busy; chunks of more take memory and gain nothing.
     fn busy_pixels(&self) -> u64;
+    /// Bytes of a frame of activations.
     fn frame_bytes(&self, shape: FrameShape) -> u64;
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
     /// Whether a convolution takes its input as it is and normalises on the way. If not, a step before it does.
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;
+    /// Whether a convolution may write its output over the frame that it adds to it.
+    fn adds_in_place(&self) -> bool;
+    /// Bytes that the bands of a convolution of `inputs` frames, past ones included, to `outputs` take. `None` where
+    /// frames of the past cannot lie anywhere but on the device.
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
     /// What a frame of the host's passes through, on the device and on the host alike.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
     /// What a device gives for a block of `bytes`, if it rounds up.
     fn block_bytes(&self, bytes: u64) -> u64 {
         bytes
     }
+    fn rates(&self) -> Rates;
 }

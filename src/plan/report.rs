@@ -6,7 +6,7 @@ use crate::model::Direction;
 use crate::tensor::Shape;
 
 /// The answer to "what would this job take?". The run that follows takes exactly this.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub direction: Direction,
     pub input: Shape,
@@ -15,6 +15,12 @@ pub struct Plan {
     pub device_bytes: u64,
     /// Host memory beside it; 0 on the CPU, where `device_bytes` is host memory already.
     pub host_bytes: u64,
+    /// The part of `host_bytes` for frames of the past, and the bytes of them that move, both ways together, for each frame
+    /// that comes out.
+    pub past_bytes: u64,
+    pub moved_per_frame: u64,
+    /// About how long the job takes; 0 for a stream.
+    pub seconds: f64,
     /// The parts of `device_bytes`.
     pub weight_bytes: u64,
     pub workspace_bytes: u64,
@@ -48,6 +54,18 @@ impl fmt::Display for Plan {
             Bytes(self.weight_bytes),
             Bytes(self.workspace_bytes)
         )?;
+        if self.host_bytes > 0 {
+            write!(f, "host memory: {}", Bytes(self.host_bytes))?;
+            match self.past_bytes {
+                0 => writeln!(f)?,
+                past => writeln!(
+                    f,
+                    " (past frames {}, of which {} move per frame)",
+                    Bytes(past),
+                    Bytes(self.moved_per_frame)
+                )?,
+            }
+        }
         let chunks: Vec<String> = self.chunk_frames.iter().map(u64::to_string).collect();
         writeln!(
             f,
@@ -55,11 +73,28 @@ impl fmt::Display for Plan {
             self.slice_frames,
             chunks.join(", ")
         )?;
+        if self.seconds > 0.0 {
+            writeln!(f, "time: about {}", Seconds(self.seconds))?;
+        }
         if self.exact {
             write!(f, "untiled: exact")
         } else {
             let ((rows, columns), (height, width)) = (self.tiles, self.tile_size);
             write!(f, "tiled: not exact; {rows} x {columns} tiles of {width} x {height}, overlap {}", self.tile_overlap)
+        }
+    }
+}
+
+/// A length of time, for people.
+struct Seconds(f64);
+
+impl fmt::Display for Seconds {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            s if s < 0.1 => write!(f, "{:.0} ms", s * 1000.0),
+            s if s < 100.0 => write!(f, "{s:.1} s"),
+            s if s < 6000.0 => write!(f, "{:.0} min", s / 60.0),
+            s => write!(f, "{:.1} h", s / 3600.0),
         }
     }
 }

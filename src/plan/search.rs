@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::Costs;
-use super::clip::Cut;
+use super::cut::{Cut, Past, movable, repeatable};
+use super::estimate::{Clock, Estimate};
 use super::job::{Job, Layout, Order};
 use super::report::Plan;
-use super::slots::SlotPool;
+use super::slots::Pools;
 use super::step::Step;
 use super::tiles::{Grid, Spacing, TileSize};
 use crate::model::{Direction, LayerId, Network};
@@ -24,6 +25,14 @@ const MOST_SMALL_TILES: u64 = 1 << 9;
 const MOST_SLICE_FRAMES: u64 = 4;
 const SLICE_SHARE: u64 = 8;
 
+/// Pinned host memory of a job, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pinned {
+    pub load: u64,
+    pub store: u64,
+    pub past: u64,
+}
+
 /// What is to be planned.
 #[derive(Debug, Clone)]
 pub struct Request {
@@ -32,6 +41,8 @@ pub struct Request {
     pub input: Shape,
     /// Bytes that weights and workspace may take together.
     pub limit: u64,
+    /// Bytes of host memory beside the device's that may be taken.
+    pub host_limit: u64,
     pub weight_bytes: u64,
     /// Bytes that loading the weights takes for a moment, weights included.
     pub load_bytes: u64,
@@ -44,10 +55,12 @@ pub struct Request {
     pub chunk: Option<u64>,
 }
 
-/// No way to do the job fits: the smallest would take this much.
+/// No way to do the job fits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unplannable {
+    /// The least device memory that any way takes, and any way without tiles.
     pub smallest: u64,
+    pub smallest_exact: u64,
 }
 
 /// A way to do the job, with everything a run needs to follow it.
@@ -55,33 +68,138 @@ pub struct Unplannable {
 pub struct Blueprint {
     pub(super) layout: Layout,
     frames: Option<u64>,
-    slots: SlotPool,
-    /// Bytes of the one block that slots and scratch share.
+    pools: Pools,
+    scratch: u64,
+    /// Of the bands under way.
+    bands: u64,
+    /// Bytes of the one block of device memory that slots, scratch and bands share.
     workspace: u64,
     /// Of a frame that goes in, and of one that comes out.
     staging: [u64; 2],
     weight_bytes: u64,
     load_bytes: u64,
     input: Shape,
+    /// Of the whole job; of the frames rehearsed, for a stream.
+    estimate: Estimate,
 }
 
 impl Request {
-    /// The first way that fits.
+    /// The fastest way that fits. Ways that differ in nothing but time are weighed by estimate, but what fits with everything
+    /// on the device is never worse; tiles come last, whatever they would save.
     pub fn plan(&self, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
-        let mut smallest = u64::MAX;
-        let mut fits = |blueprint: Blueprint| {
-            smallest = smallest.min(blueprint.device_bytes());
-            (blueprint.device_bytes() <= self.limit).then_some(blueprint)
-        };
-        let cuts = self.cuts(costs.busy_pixels());
+        let mut sizes = Sizes { request: self, smallest: u64::MAX, smallest_exact: u64::MAX };
         let asked = self.tiles.and_then(|size| self.grid(size));
-        let smallest_cut = cuts.last().expect("there is always one");
-        let with_tiles = self.smaller_tiles().into_iter().map(|size| (smallest_cut, self.grid(size)));
-        let candidates = cuts.iter().map(|cut| (cut, asked.clone())).chain(with_tiles);
-        candidates
-            .flat_map(|(cut, grid)| self.layouts(cut, grid))
-            .find_map(|layout| fits(self.rehearse(layout, costs)))
-            .ok_or(Unplannable { smallest })
+        let cuts = self.cuts(costs.busy_pixels());
+        if let Some(found) = self.first_that_fits(&cuts[..1], &asked, costs, &mut sizes) {
+            return Ok(found);
+        }
+        let found = match self.can_move_past(costs) {
+            true => self.quickest(&cuts, &asked, costs, &mut sizes),
+            false => self.first_that_fits(&cuts, &asked, costs, &mut sizes),
+        };
+        if let Some(found) = found {
+            return Ok(found);
+        }
+        let last = cuts.last().expect("there is always one");
+        let mut least = vec![Arc::clone(last)];
+        if self.can_move_past(costs) {
+            least.push(Arc::new(self.without_past(last, false, costs, usize::MAX)));
+        }
+        for size in self.smaller_tiles() {
+            let grid = self.grid(size);
+            if let Some(found) = self.first_that_fits(&least, &grid, costs, &mut sizes) {
+                let faster = match self.can_move_past(costs) {
+                    true => self.quickest(&cuts, &grid, costs, &mut sizes),
+                    false => None,
+                };
+                return Ok(faster.unwrap_or(found));
+            }
+        }
+        Err(Unplannable { smallest: sizes.smallest, smallest_exact: sizes.smallest_exact })
+    }
+
+    fn first_that_fits(
+        &self,
+        cuts: &[Arc<Cut>],
+        grid: &Option<Arc<Grid>>,
+        costs: &dyn Costs,
+        sizes: &mut Sizes,
+    ) -> Option<Blueprint> {
+        let layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
+        layouts.map(|layout| self.rehearse(layout, costs)).find(|blueprint| sizes.fits(blueprint))
+    }
+
+    /// Whether there is anything to gain from frames of the past that lie elsewhere.
+    fn can_move_past(&self, costs: &dyn Costs) -> bool {
+        self.input.frames != 1 && costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), 1, 1).is_some()
+    }
+
+    /// The fastest of `cuts` and of many more that keep as much of the past on the device as fits.
+    fn quickest(
+        &self,
+        cuts: &[Arc<Cut>],
+        grid: &Option<Arc<Grid>>,
+        costs: &dyn Costs,
+        sizes: &mut Sizes,
+    ) -> Option<Blueprint> {
+        let mut best = self.first_that_fits(cuts, grid, costs, sizes);
+        for (cut, repeat) in self.wider_cuts().iter().flat_map(|cut| [(cut, true), (cut, false)]) {
+            let found = self.least_moved(cut, repeat, grid, costs, sizes);
+            let faster = |found: &Blueprint| best.as_ref().is_none_or(|best| found.seconds() < best.seconds());
+            best = found.filter(faster).or(best);
+        }
+        best
+    }
+
+    /// A cut with as few layers' past off the device as fits.
+    fn least_moved(
+        &self,
+        cut: &Cut,
+        repeat: bool,
+        grid: &Option<Arc<Grid>>,
+        costs: &dyn Costs,
+        sizes: &mut Sizes,
+    ) -> Option<Blueprint> {
+        let mut with = |layers: usize| {
+            let cut = Arc::new(self.without_past(cut, repeat, costs, layers));
+            self.first_that_fits(&[cut], grid, costs, sizes)
+        };
+        let (mut too_few, mut enough) = (0, movable(&self.network).len());
+        let mut found = with(enough)?;
+        while too_few + 1 < enough {
+            let middle = (too_few + enough) / 2;
+            match with(middle) {
+                Some(fits) => (found, enough) = (fits, middle),
+                None => too_few = middle,
+            }
+        }
+        Some(found)
+    }
+
+    /// A cut with the past of some layers off the device: first of those where it costs the least time for the memory. With
+    /// `repeat`, frames are made again where that takes less time than to move them; it takes more memory.
+    fn without_past(&self, cut: &Cut, repeat: bool, costs: &dyn Costs, layers: usize) -> Cut {
+        let network = &*self.network;
+        let clock = Clock { network, costs, rates: costs.rates() };
+        let shapes = network.input_shapes(self.input_frame());
+        let mut order: Vec<(f64, LayerId, Past)> = movable(network)
+            .into_iter()
+            .map(|(stage, layer)| {
+                let head = network.stages[stage].head;
+                let detour = clock.detour(layer, shapes[layer], cut.chunks[stage], (head, shapes[head]));
+                let bytes = costs.frame_bytes(shapes[layer]) as f64;
+                match repeat && repeatable(network, stage) == Some(layer) && detour.again < detour.host {
+                    true => (detour.again / bytes, layer, Past::Again),
+                    false => (detour.host / bytes, layer, Past::Host),
+                }
+            })
+            .collect();
+        order.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut cut = cut.clone();
+        for (_, layer, past) in order.into_iter().take(layers) {
+            cut.past[layer] = past;
+        }
+        cut
     }
 
     /// The input as the network sees it: whole latent pixels.
@@ -133,21 +251,54 @@ impl Request {
             .collect();
         let (rows, columns) = self.latent();
         let slice = (busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MOST_SLICE_FRAMES);
-        let rate = match network.direction {
-            Direction::Encode => network.config.time_scale(),
-            Direction::Decode => 1,
-        };
+        let rate = self.latent_rate();
         let mut cuts: Vec<Arc<Cut>> = Vec::new();
         for cap in [MOST_CHUNK_FRAMES, 4, 2, 1] {
             let slice = self.slice.unwrap_or(slice.min(cap));
             let most = self.chunk.unwrap_or(cap).min(cap);
             let chunks = wish.iter().map(|w| (*w).min(most)).collect();
-            let cut = Arc::new(Cut { slice: slice * rate, chunks });
+            let cut = Arc::new(Cut::new(network, slice * rate, chunks));
             if !cuts.contains(&cut) {
                 cuts.push(cut);
             }
         }
         cuts
+    }
+
+    /// Cuts for layers that go through their frames in bands, which cost little memory and gain by many frames at a time:
+    /// their past is moved once for all of them.
+    fn wider_cuts(&self) -> Vec<Cut> {
+        let network = &*self.network;
+        let shapes = network.input_shapes(self.input_frame());
+        let pixels: Vec<u64> = network
+            .stages
+            .iter()
+            .map(|stage| network.layers[stage.head].layout.window.output(shapes[stage.head], 1).pixels())
+            .collect();
+        let largest = pixels.iter().copied().max().unwrap_or(1);
+        let mut cuts: Vec<Cut> = Vec::new();
+        for slice in 1..=MOST_SLICE_FRAMES {
+            let slice = self.slice.unwrap_or(slice) * self.latent_rate();
+            for (cap, widening) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|cap| [1, 2, 4].map(|w| (cap, w))) {
+                let most = self.chunk.unwrap_or(MOST_CHUNK_FRAMES).min(MOST_CHUNK_FRAMES);
+                // Each halving of the resolution, which is a quarter of the pixels, takes `widening` times the frames.
+                let halvings = |pixels: u64| (largest / pixels.max(1)).ilog2() / 2;
+                let frames = |pixels: &u64| (cap * u64::pow(widening, halvings(*pixels))).clamp(1, most);
+                let cut = Cut::new(network, slice, pixels.iter().map(frames).collect());
+                if !cuts.contains(&cut) {
+                    cuts.push(cut);
+                }
+            }
+        }
+        cuts
+    }
+
+    /// Input frames that one latent frame stands for.
+    fn latent_rate(&self) -> u64 {
+        match self.network.direction {
+            Direction::Encode => self.network.config.time_scale(),
+            Direction::Decode => 1,
+        }
     }
 
     /// The orders a cut and a grid can be run in.
@@ -218,30 +369,63 @@ impl Request {
         };
         let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
         let shortened = Layout { batch, ..layout.clone() };
-        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new() };
+        let rehearsed_work = shortened.work(rehearsed);
+        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
         let network = Arc::clone(&self.network);
+        let clock = Clock { network: &network, costs, rates: costs.rates() };
+        let mut estimate = Estimate::default();
         let staging = [layout.input, network.output_shape(layout.input)].map(|shape| costs.staging_bytes(shape));
-        let job = Job::new(shortened, frames.map(|_| rehearsed), SlotPool::default(), costs);
-        let mut slots = job.rehearse(Some(rehearsed), |step| {
+        let job = Job::new(shortened, frames.map(|_| rehearsed), Pools::default(), costs);
+        let mut pools = job.rehearse(Some(rehearsed), |step| {
             scratch.meet(step);
+            clock.meet(step, &mut estimate);
         });
+        let bands = scratch.bands;
         let scratch = scratch.most().max(staging[0]).max(staging[1]);
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile, those that were not rehearsed too.
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
-            slots.add(costs.frame_bytes(network.output_shape(layout.input)), more);
+            pools.frames.add(costs.frame_bytes(network.output_shape(layout.input)), more);
         }
-        let slots = slots.reserve();
+        if let Some(frames) = frames {
+            estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
+        }
+        let pools = pools.reserve();
+        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands);
         Blueprint {
             layout,
             frames,
-            workspace: costs.block_bytes(slots.bytes() + scratch),
-            slots,
+            pools,
+            scratch,
+            bands,
+            workspace,
             staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
             input: self.input,
+            estimate,
         }
+    }
+}
+
+/// The least that was met while looking for something that fits.
+struct Sizes<'a> {
+    request: &'a Request,
+    smallest: u64,
+    smallest_exact: u64,
+}
+
+impl Sizes<'_> {
+    fn fits(&mut self, blueprint: &Blueprint) -> bool {
+        let bytes = blueprint.device_bytes();
+        if blueprint.host_bytes() > self.request.host_limit {
+            return false;
+        }
+        self.smallest = self.smallest.min(bytes);
+        if blueprint.layout.grid.is_none() {
+            self.smallest_exact = self.smallest_exact.min(bytes);
+        }
+        bytes <= self.request.limit
     }
 }
 
@@ -250,6 +434,8 @@ struct Scratch<'a> {
     costs: &'a dyn Costs,
     network: &'a Network,
     known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
+    /// Of the bands under way, for the step that takes the most.
+    bands: u64,
 }
 
 impl Scratch<'_> {
@@ -265,6 +451,13 @@ impl Scratch<'_> {
                 let frames = frames.len() as u64;
                 self.known.entry((None, *shape, frames)).or_insert_with(|| costs.attention_scratch(*shape, frames));
             }
+            Step::Banded(banded) => {
+                let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
+                let bytes = || costs.conv_scratch(layout, banded.input, frames);
+                self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
+                let inputs = (banded.past.len() + banded.fresh.len()) as u64;
+                self.bands = self.bands.max(costs.band_bytes(layout, banded.input, inputs, frames).unwrap_or(0));
+            }
             Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
         }
     }
@@ -277,26 +470,45 @@ impl Scratch<'_> {
 impl Blueprint {
     /// The schedule, from the start.
     pub fn job(&self, costs: &dyn Costs) -> Job {
-        Job::new(self.layout.clone(), self.frames, self.slots.clone(), costs)
+        Job::new(self.layout.clone(), self.frames, self.pools.clone(), costs)
     }
 
-    /// Bytes of the one block that slots and scratch share.
+    /// Bytes of the one block of device memory that slots, scratch and bands share.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace
     }
 
     /// Where the scratch begins in that block.
     pub fn scratch_offset(&self) -> u64 {
-        self.slots.bytes()
+        self.pools.frames.bytes()
+    }
+
+    /// Where the bands begin in that block, and their bytes.
+    pub fn bands(&self) -> (u64, u64) {
+        (self.bands_offset(), self.bands)
+    }
+
+    fn bands_offset(&self) -> u64 {
+        self.pools.frames.bytes() + self.scratch
     }
 
     pub fn device_bytes(&self) -> u64 {
         (self.weight_bytes + self.workspace_bytes()).max(self.load_bytes)
     }
 
-    /// Bytes of pinned host memory to load through and to store through: two frames each.
-    pub fn staging(&self) -> [u64; 2] {
-        self.staging.map(|bytes| 2 * bytes)
+    /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
+    pub fn pinned(&self) -> Pinned {
+        let [load, store] = self.staging.map(|bytes| 2 * bytes);
+        Pinned { load, store, past: self.pools.past.bytes() }
+    }
+
+    fn host_bytes(&self) -> u64 {
+        let Pinned { load, store, past } = self.pinned();
+        load + store + past
+    }
+
+    fn seconds(&self) -> f64 {
+        self.estimate.seconds
     }
 
     /// What the host is told.
@@ -319,7 +531,10 @@ impl Blueprint {
             input: self.input,
             output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),
-            host_bytes: self.staging().iter().sum(),
+            host_bytes: self.host_bytes(),
+            past_bytes: self.pinned().past,
+            moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weight_bytes,
             workspace_bytes: self.workspace_bytes(),
             slice_frames: cut.slice / rate,

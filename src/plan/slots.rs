@@ -1,16 +1,27 @@
-//! Memory for frames of activations: equal slots for frames of equal size.
+//! Memory for frames of activations.
 //!
 //! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
-//! frames that are kept longer. So no frame is ever copied to be remembered, and memory cannot fragment: a freed slot
-//! fits the next frame of its size exactly.
+//! frames that are kept longer. So no frame is ever copied to be remembered. Frames that may be kept have equal slots for
+//! equal sizes: a freed slot fits the next frame of its size exactly, so memory cannot fragment however long the clip. Frames
+//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none.
+
+/// How long a frame lives at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Life {
+    /// As long as anybody needs it.
+    Long,
+    /// Until the stage that works on it has done its chunk.
+    Turn,
+}
 
 /// Where a frame lies. Becomes an address through [`SlotPool::offset`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Slot {
-    class: u32,
-    index: u32,
+pub enum Slot {
+    Long { class: u32, index: u32 },
+    Turn { start: u64 },
 }
 
+/// Slots of one size.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Class {
     bytes: u64,
@@ -20,10 +31,23 @@ struct Class {
     reserved: Option<(u64, usize)>,
 }
 
+/// A frame of the current turn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Span {
+    start: u64,
+    bytes: u64,
+    uses: u32,
+}
+
 /// Gives out slots, always the lowest free one, and knows how many there ever had to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotPool {
     classes: Vec<Class>,
+    /// In the order of where they lie.
+    turn: Vec<Span>,
+    /// Bytes that turns have needed, and those reserved by the plan.
+    turn_bytes: u64,
+    turn_reserved: Option<(u64, u64)>,
 }
 
 impl SlotPool {
@@ -36,7 +60,38 @@ impl SlotPool {
             uses.len() - 1
         });
         uses[index] = 1;
-        Slot { class: class as u32, index: index as u32 }
+        Slot::Long { class: class as u32, index: index as u32 }
+    }
+
+    /// `count` slots of `bytes` each, used once. Those of a turn lie side by side.
+    pub fn take_many(&mut self, bytes: u64, count: usize, life: Life) -> Vec<Slot> {
+        if life == Life::Long {
+            return (0..count).map(|_| self.take(bytes)).collect();
+        }
+        let needed = bytes * count as u64;
+        let mut start = 0;
+        let at = self.turn.iter().position(|span| {
+            let fits = span.start - start >= needed;
+            if !fits {
+                start = span.start + span.bytes;
+            }
+            fits
+        });
+        let at = at.unwrap_or(self.turn.len());
+        let starts: Vec<u64> = (0..count as u64).map(|i| start + i * bytes).collect();
+        self.turn.splice(at..at, starts.iter().map(|start| Span { start: *start, bytes, uses: 1 }));
+        self.turn_bytes = self.turn_bytes.max(start + needed);
+        starts.into_iter().map(|start| Slot::Turn { start }).collect()
+    }
+
+    /// Whether the turn has left nothing behind.
+    pub fn turn_is_over(&self) -> bool {
+        self.turn.is_empty()
+    }
+
+    /// Whether nobody but the asker uses a slot.
+    pub fn is_sole(&mut self, slot: Slot) -> bool {
+        *self.uses(slot) == 1
     }
 
     /// One more use of a slot.
@@ -49,6 +104,9 @@ impl SlotPool {
         let uses = self.uses(slot);
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
+        if let (0, Slot::Turn { start }) = (*uses, slot) {
+            self.turn.retain(|span| span.start != start);
+        }
     }
 
     /// Slots of `bytes` that will be in use beside those a shortened rehearsal took.
@@ -66,24 +124,35 @@ impl SlotPool {
             offset += class.bytes * class.uses.len() as u64;
             class.uses.fill(0);
         }
+        self.turn.clear();
+        self.turn_reserved = Some((offset, self.turn_bytes));
         self
     }
 
     /// Bytes of all slots.
     pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum()
+        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.turn_bytes
     }
 
     /// The offset of a slot; `None` if the run took more slots than its rehearsal, which would be a bug in the plan.
     pub fn offset(&self, slot: Slot) -> Option<u64> {
-        let class = &self.classes[slot.class as usize];
-        let (base, slots) = class.reserved?;
-        ((slot.index as usize) < slots).then(|| base + class.bytes * u64::from(slot.index))
+        match slot {
+            Slot::Long { class, index } => {
+                let class = &self.classes[class as usize];
+                let (base, slots) = class.reserved?;
+                ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
+            }
+            // A turn that took more than planned has grown what it needs.
+            Slot::Turn { start } => {
+                let (base, bytes) = self.turn_reserved?;
+                (self.turn_bytes == bytes).then_some(base + start)
+            }
+        }
     }
 
     #[cfg(test)]
     pub fn in_use(&self) -> usize {
-        self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum()
+        self.turn.len() + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
     }
 
     fn class(&mut self, bytes: u64) -> usize {
@@ -94,7 +163,26 @@ impl SlotPool {
     }
 
     fn uses(&mut self, slot: Slot) -> &mut u32 {
-        &mut self.classes[slot.class as usize].uses[slot.index as usize]
+        match slot {
+            Slot::Long { class, index } => &mut self.classes[class as usize].uses[index as usize],
+            Slot::Turn { start } => {
+                let span = self.turn.iter_mut().find(|span| span.start == start);
+                &mut span.expect("a slot of this turn").uses
+            }
+        }
+    }
+}
+
+/// The two memories of a job: the device's, and the host's for frames of the past that are not worth the device's.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Pools {
+    pub frames: SlotPool,
+    pub past: SlotPool,
+}
+
+impl Pools {
+    pub fn reserve(self) -> Pools {
+        Pools { frames: self.frames.reserve(), past: self.past.reserve() }
     }
 }
 
@@ -127,5 +215,21 @@ mod tests {
         assert_eq!(offsets, [Some(0), Some(64), Some(128)]);
         let beyond = pool.take(64);
         assert_eq!(pool.offset(beyond), None);
+    }
+
+    #[test]
+    fn frames_of_a_turn_fill_the_gaps_behind_the_others() {
+        let mut rehearsal = SlotPool::default();
+        rehearsal.take(100);
+        let a = rehearsal.take_many(50, 2, Life::Turn);
+        let b = rehearsal.take_many(10, 1, Life::Turn);
+        a.iter().for_each(|slot| rehearsal.drop(*slot));
+        let c = rehearsal.take_many(30, 3, Life::Turn);
+        let d = rehearsal.take_many(20, 1, Life::Turn);
+        let mut run = rehearsal.clone().reserve();
+        assert_eq!(run.bytes(), 100 + 130);
+        assert_eq!([a[1], b[0], c[2], d[0]].map(|slot| run.offset(slot)), [Some(150), Some(200), Some(160), Some(210)]);
+        run.take_many(131, 1, Life::Turn);
+        assert_eq!(run.offset(a[0]), None, "more than planned");
     }
 }

@@ -14,6 +14,33 @@ pub struct ConvFrame {
     pub out: Slot,
 }
 
+/// One output frame of a [`Banded`] convolution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BandedFrame {
+    /// (input, slab), in the order of the sum. Inputs are counted: first the past, then the fresh ones.
+    pub terms: Vec<(usize, u8)>,
+    /// Input and slab of the shortcut, which comes last in the sum.
+    pub shortcut: Option<(Slot, u8)>,
+    pub bias: u8,
+    pub residual: Option<Slot>,
+    pub out: Slot,
+}
+
+/// A convolution that goes through its frames in bands of rows: past frames come from the host's memory and the newest
+/// go there band by band, so that neither they nor the normalised input ever lie whole on the device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Banded {
+    pub layer: LayerId,
+    pub input: FrameShape,
+    /// Normalised frames in the pool of the past.
+    pub past: Vec<Slot>,
+    /// Frames that are normalised on the way.
+    pub fresh: Vec<Slot>,
+    /// Which of the fresh frames go to the pool of the past once normalised, and where. None of these slots is in `past`.
+    pub keep: Vec<(usize, Slot)>,
+    pub frames: Vec<BandedFrame>,
+}
+
 /// Steps run one after the other; a slot may be used again by any later step once its last reader has run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
@@ -29,6 +56,7 @@ pub enum Step {
         input: FrameShape,
         frames: Vec<ConvFrame>,
     },
+    Banded(Banded),
     /// What goes into `layer` is normalised: (from, to), which may be the same.
     Normalise {
         layer: LayerId,

@@ -6,7 +6,7 @@ use crate::model::{Block, LayerId, Network};
 use crate::tensor::FrameShape;
 
 /// Multiplications for one output frame of a layer, away from the start of the clip.
-fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
+pub(super) fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
     let layer = &network.layers[layer];
     let layout = &layer.layout;
     let terms = layer.time.recipe(u64::from(u16::MAX)).terms().len() as u64;
@@ -25,6 +25,7 @@ impl Step {
         match self {
             Step::Conv { layer, input, frames } => layer_work(network, *layer, *input) * frames.len() as u64,
             Step::Attention { shape, frames } => attention_work(*shape) * frames.len() as u64,
+            Step::Banded(banded) => layer_work(network, banded.layer, banded.input) * banded.frames.len() as u64,
             Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
         }
     }
@@ -42,9 +43,8 @@ impl Layout {
         let network = &*self.network;
         let shapes = network.input_shapes(input);
         let of = |layer: LayerId| layer_work(network, layer, shapes[layer]);
-        let (mut total, mut count) = (0, network.padded_frames(frames));
-        for stage in &network.stages {
-            count = network.layers[stage.head].time.outputs(count);
+        let mut total = 0;
+        for (stage, count) in network.stages.iter().zip(network.stage_frames(frames)) {
             let blocks = stage.blocks.iter().map(|block| match *block {
                 Block::Residual { first, second } => of(first) + of(second),
                 Block::Attention { qkv, project } => of(qkv) + attention_work(shapes[project]) + of(project),

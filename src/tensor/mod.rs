@@ -2,10 +2,12 @@
 
 mod conv;
 mod dtype;
+mod rates;
 mod shape;
 mod view;
 
 pub use conv::{ConvLayout, ConvSource, Prologue, Window};
 pub use dtype::DType;
+pub use rates::Rates;
 pub use shape::{AXES, FrameShape, Shape};
 pub use view::{Place, View};

@@ -119,6 +119,7 @@ def test_widgets_are_the_library_s(nodes):
         "seed": ("INT", 42),
         "scaling_factor": ("FLOAT", SCALE),
         "memory_limit": ("STRING", "auto"),
+        "host_memory_limit": ("STRING", "auto"),
         "threads": ("INT", 0),
     }.items():
         assert (shown[key][0], shown[key][1]["default"]) == (kind, default), key

@@ -380,6 +380,16 @@ namespace VideoVae
             /// Bytes of the whole text, without its NUL.
             /// </summary>
             public ulong text_length;
+            /// <summary>
+            /// The part of host_bytes for frames of the past that the device has no room for, and the bytes of them that move over the
+            /// bus, both ways together, for each frame that comes out.
+            /// </summary>
+            public ulong past_bytes;
+            public ulong moved_bytes_per_frame;
+            /// <summary>
+            /// About how long the job takes on this device; 0 for a stream.
+            /// </summary>
+            public double seconds;
         }
 
         /// <summary>

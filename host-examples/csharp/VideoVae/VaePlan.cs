@@ -24,6 +24,9 @@ namespace VideoVae
             TileHeight = info->tile_height;
             TileWidth = info->tile_width;
             TileOverlap = info->tile_overlap;
+            PastBytes = info->past_bytes;
+            MovedBytesPerFrame = info->moved_bytes_per_frame;
+            Seconds = info->seconds;
         }
 
         /// <summary>The plan in words.</summary>
@@ -43,6 +46,11 @@ namespace VideoVae
         public long TileHeight { get; }
         public long TileWidth { get; }
         public long TileOverlap { get; }
+        /// <summary>The part of HostBytes for frames of the past that the device has no room for.</summary>
+        public ulong PastBytes { get; }
+        public ulong MovedBytesPerFrame { get; }
+        /// <summary>About how long the job takes; 0 for a stream.</summary>
+        public double Seconds { get; }
 
         public override string ToString()
         {

@@ -83,7 +83,7 @@ impl<'a> Arena<'a> {
     }
 
     fn build(&self) -> Memory {
-        let memory = self.cpu.allocate(self.end, Staging::default()).unwrap();
+        let memory = self.cpu.allocate(self.end, HostMemory::default()).unwrap();
         floats(&memory).fill(f32::NAN);
         for (at, data) in &self.frames {
             read(&memory, *at, data.len()).copy_from_slice(data);
@@ -425,7 +425,7 @@ fn wrong_operations_are_refused() {
     let cpu = cpu(Instructions::Auto, 1);
     let mut case = Case::new(layout, 4, 4, 3);
     let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
-    let mut memory = cpu.allocate(1 << 20, Staging::default()).unwrap();
+    let mut memory = cpu.allocate(1 << 20, HostMemory::default()).unwrap();
     let mut terms = Terms::new();
     terms.push(Term { frame: Frame(0), slab: 0 });
     let good = ConvFrame { terms, bias: 0, residual: None, out: Frame(4096) };
@@ -713,7 +713,7 @@ fn memory_comes_from_the_allocator_and_nowhere_else() {
     let mut asked = 0u64;
     let callbacks = HostCallbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() };
     let cpu = Cpu::new(CpuOptions { allocator: HostAllocator::Host(callbacks), ..CpuOptions::default() }).unwrap();
-    let error = cpu.allocate(777, Staging::default()).err().unwrap();
+    let error = cpu.allocate(777, HostMemory::default()).err().unwrap();
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
     let mut weights = Weights::new(&layout, &mut Random(1));

@@ -1,5 +1,7 @@
 //! Launches convolutions.
 
+use std::ops::Range;
+
 use cudarc::driver::sys;
 
 use super::driver::check;
@@ -52,6 +54,13 @@ impl Slots {
     }
 }
 
+/// A band of a convolution: output rows, the input rows that they see, and the bytes from one input frame's part to the next's.
+pub struct Band {
+    pub rows: Range<u64>,
+    pub seen: Range<u64>,
+    pub frame_bytes: u64,
+}
+
 /// A kernel with the tile it works on.
 struct Choice {
     kernel: Kernel,
@@ -83,6 +92,19 @@ impl Cuda {
     }
 
     pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
+        let params = self.launch_sums(block, weights, op, frames, None)?;
+        self.launch_statistics(op, &params)
+    }
+
+    /// The convolution without what has to wait for all of it.
+    pub(super) fn launch_sums(
+        &self,
+        block: &Block,
+        weights: &Conv,
+        op: &ConvOp,
+        frames: &[ConvFrame],
+        band: Option<Band>,
+    ) -> Result<ConvParams> {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
@@ -93,13 +115,18 @@ impl Cuda {
         let inputs = distinct(
             frames.iter().flat_map(|f| f.terms.iter()).filter(|t| u64::from(t.slab) < layout.slabs).map(|t| t.frame.0),
         );
-        let main = slots(inputs.clone(), input);
+        let main = match &band {
+            Some(band) => Slots::new(inputs.iter().copied(), band.frame_bytes),
+            None => slots(inputs.clone(), input),
+        };
+        let (rows, seen) = band.map_or((0..grid.height, 0..input.height), |band| (band.rows, band.seen));
 
         let mut params = ConvParams {
             height: grid.height as i32,
             width: grid.width as i32,
             tiles_x: (grid.width as i32 + choice.tile.1 - 1) / choice.tile.1,
-            tiles_y: (grid.height as i32 + choice.tile.0 - 1) / choice.tile.0,
+            tiles_y: ((rows.end - rows.start) as i32 + choice.tile.0 - 1) / choice.tile.0,
+            first_row: rows.start as i32,
             column_tiles: geometry::column_tiles(layout) as i32,
             phases: layout.window.phases() as i32,
             frames: frames.len() as i32,
@@ -114,13 +141,16 @@ impl Cuda {
             weights: weights.slabs()?,
             frames: main.address(block)?,
             slot_bytes: main.bytes(),
-            height: input.height as i32,
+            height: (seen.end - seen.start) as i32,
             width: input.width as i32,
             channels: channels as i32,
             chunks: channels.div_ceil(self.precision.chunk()) as i32,
             ..Source::default()
         };
         geometry::cut(&mut params.source[0], layout.window, choice.tile);
+        for plane in &mut params.source[0].plane {
+            plane.dy -= seen.start as i32;
+        }
         if choice.hopper {
             let last = inputs.iter().map(|o| main.of(*o)).max().unwrap_or(0);
             params.map[0] = patch_map(self.precision, &params.source[0], last as u64 + 1)?;
@@ -167,8 +197,7 @@ impl Cuda {
                 params.map[2] = residual_map(self.precision, &params, output, slots)?;
             }
         }
-        let quads_fit = (layout.cout / groups.max(1)).is_multiple_of(4);
-        if op.statistics && quads_fit {
+        if op.statistics && quads_fit(layout) {
             params.partials = block.at(op.scratch, frames.len() as u64 * geometry::partial_bytes(layout, input))?;
         }
         for (params, frame) in params.frame.iter_mut().zip(frames) {
@@ -199,28 +228,21 @@ impl Cuda {
         // SAFETY: `ConvParams` has the kernel's layout, and all it points at is in `block` and `weights`, which outlive
         // the stream's work: freeing either waits for it.
         unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
-
-        if op.statistics {
-            self.launch_statistics(block, layout, &params, &out, output, quads_fit)?;
-        }
-        Ok(())
+        Ok(params)
     }
 
-    /// Brings the output frames' statistics into their places behind the frames.
-    fn launch_statistics(
-        &self,
-        block: &Block,
-        layout: &ConvLayout,
-        conv: &ConvParams,
-        out: &Slots,
-        shape: FrameShape,
-        from_partials: bool,
-    ) -> Result<()> {
-        let (statistics, stride) = (out.address(block)? + self.precision.data_bytes(shape), out.bytes() / 8);
+    /// Brings the statistics of what a convolution made into their places behind the frames, if the layer has any.
+    pub(super) fn launch_statistics(&self, op: &ConvOp, conv: &ConvParams) -> Result<()> {
+        if !op.statistics {
+            return Ok(());
+        }
+        let layout = op.layout;
+        let shape = layout.window.output(op.input, layout.cout);
+        let (statistics, stride) = (conv.out + self.precision.data_bytes(shape), conv.out_slot_bytes / 8);
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| conv.frame[i].out as i32);
         let grid = [layout.groups as u32, conv.frames as u32];
-        if from_partials {
+        if quads_fit(layout) {
             let params = FinalizeParams {
                 partials: conv.partials,
                 statistics,
@@ -241,7 +263,7 @@ impl Cuda {
                 input: conv.out,
                 statistics,
                 stride,
-                slot_bytes: out.bytes(),
+                slot_bytes: conv.out_slot_bytes,
                 pixels: shape.pixels() as i64,
                 channels: conv.cout,
                 group_channels,
@@ -253,6 +275,11 @@ impl Cuda {
             unsafe { self.kernels.norm_statistics.collect(&self.stream, grid, 256, &params) }
         }
     }
+}
+
+/// Whether groups are made of the fours of channels that partial statistics are kept of.
+fn quads_fit(layout: &ConvLayout) -> bool {
+    (layout.cout / layout.groups.max(1)).is_multiple_of(4)
 }
 
 fn distinct(offsets: impl Iterator<Item = u64>) -> Vec<u64> {

@@ -80,6 +80,10 @@ pub struct Gpu {
     /// Shared memory that a block may have.
     pub shared_bytes: u32,
     pub memory_total: u64,
+    /// Cycles a second, of the multiprocessors and of the memory, and the bytes that its bus is wide.
+    pub cycles: f64,
+    pub memory_cycles: f64,
+    pub memory_bus_bytes: f64,
 }
 
 fn attribute(gpu: CUdevice, which: sys::CUdevice_attribute) -> Result<i32> {
@@ -119,7 +123,18 @@ impl Gpu {
         let minor = attribute(handle, A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
         let multiprocessors = attribute(handle, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let shared_bytes = attribute(handle, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
-        Ok(Gpu { handle, name, capability: (major, minor), multiprocessors, shared_bytes, memory_total: total as u64 })
+        let kilohertz = |which| attribute(handle, which).map(|khz| f64::from(khz) * 1e3);
+        Ok(Gpu {
+            handle,
+            name,
+            capability: (major, minor),
+            multiprocessors,
+            shared_bytes,
+            memory_total: total as u64,
+            cycles: kilohertz(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?,
+            memory_cycles: kilohertz(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?,
+            memory_bus_bytes: f64::from(attribute(handle, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)?) / 8.0,
+        })
     }
 
     /// Kernels need the tensor cores of this generation.

@@ -46,6 +46,16 @@ impl Precision {
     pub(super) fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
         (self.data_bytes(shape) + groups * 8).next_multiple_of(ALIGN)
     }
+
+    pub(super) fn row_bytes(self, shape: FrameShape) -> u64 {
+        shape.width * stride(shape.channels) * self.bytes()
+    }
+
+    /// Bytes from one input frame's part of a band to the next's, for bands of so many output frames.
+    pub(super) fn band_frame_bytes(self, layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
+        let rows = (band_rows(layout, shape, frames) + 2 * HALO).min(shape.height);
+        (self.row_bytes(shape) * rows).next_multiple_of(ALIGN)
+    }
 }
 
 /// Which kernel a convolution takes.
@@ -124,6 +134,21 @@ pub fn tap_order(window: Window) -> Vec<u64> {
         }
         _ => (0..window.side() * window.side()).collect(),
     }
+}
+
+/// Pixels of a band that keep the GPU busy, for one tile of columns.
+const BAND_PIXELS: u64 = 1 << 17;
+/// Bands begin at whole tiles of every kernel.
+const BAND_ROWS: u64 = 16;
+/// Rows above and below that a band of a 3x3 convolution sees.
+pub const HALO: u64 = 1;
+/// Bands that are fetched, computed and given back at the same time: one each.
+pub const BANDS: u64 = 3;
+
+/// Output rows of a band of so many frames of `shape`, which is that of the input.
+pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
+    let rows = BAND_PIXELS.div_ceil(shape.width * frames * column_tiles(layout));
+    rows.next_multiple_of(BAND_ROWS).min(shape.height.next_multiple_of(BAND_ROWS))
 }
 
 /// Device memory that a frame of a host tensor and the fades that go with it pass through.

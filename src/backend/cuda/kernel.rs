@@ -11,6 +11,7 @@ use super::graph::{self, Launch};
 use super::stream::Stream;
 use crate::backend::Precision;
 use crate::error::Result;
+use crate::tensor::Rates;
 
 /// PTX, assembled for the GPU by its driver.
 struct Module {
@@ -142,6 +143,7 @@ pub struct Kernels {
     pub load: Kernel,
     pub store: Kernel,
     pub blend: Kernel,
+    pub rates: Rates,
     _modules: Vec<Module>,
 }
 
@@ -218,6 +220,7 @@ impl Kernels {
             load: pixels.kernel(c"load", 0)?,
             store: pixels.kernel(c"store", 0)?,
             blend: pixels.kernel(c"blend", 0)?,
+            rates: super::rates::measure(context, precision)?,
             _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(hopper).collect(),
         })
     }

@@ -67,36 +67,3 @@ impl Drop for Block {
         }
     }
 }
-
-/// A block of host memory that the copy engine reaches directly.
-pub struct Pinned {
-    context: Arc<Context>,
-    start: *mut u8,
-}
-
-// SAFETY: an owned block of plain memory.
-unsafe impl Send for Pinned {}
-
-impl Pinned {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Pinned> {
-        let _current = context.enter()?;
-        let mut start = std::ptr::null_mut();
-        // SAFETY: a context is current.
-        let answer = unsafe { sys::cuMemHostAlloc(&mut start, bytes.max(1) as usize, 0) };
-        check(&format!("pinning {bytes} bytes of host memory"), answer)?;
-        Ok(Pinned { context: Arc::clone(context), start: start.cast() })
-    }
-
-    pub fn start(&self) -> *mut u8 {
-        self.start
-    }
-}
-
-impl Drop for Pinned {
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            // SAFETY: allocated in `new`.
-            unsafe { sys::cuMemFreeHost(self.start.cast()) };
-        }
-    }
-}

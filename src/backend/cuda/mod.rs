@@ -1,6 +1,7 @@
 //! NVIDIA GPUs, by kernels of our own and nothing but the driver.
 
 mod attention;
+mod banded;
 mod context;
 mod conv;
 mod driver;
@@ -12,7 +13,9 @@ mod memory;
 mod norm;
 mod pack;
 mod params;
+mod pinned;
 mod pixels;
+mod rates;
 mod stream;
 mod weights;
 
@@ -23,6 +26,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use self::banded::Bands;
 use self::context::Context;
 use self::graph::Forget;
 use self::kernel::Kernels;
@@ -31,11 +35,11 @@ use self::params::MAX_FRAMES;
 use self::pixels::Transfers;
 use self::stream::{Event, Stream};
 use super::{
-    AttentionOp, Backend, BlendOp, ConvLayout, ConvOp, ConvSource, HostStream, LoadOp, NormOp, Precision, Staging,
-    Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, LoadOp, NormOp,
+    Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::tensor::{FrameShape, Rates};
 
 /// Of the norms' variance.
 const EPS: f32 = 1e-6;
@@ -56,6 +60,7 @@ pub struct Cuda {
 pub struct Memory {
     _graphs: Forget,
     transfers: Transfers,
+    bands: Bands,
     marks: Vec<Event>,
     next: usize,
     block: Block,
@@ -167,16 +172,25 @@ impl Backend for Cuda {
         geometry::staging_bytes(shape)
     }
 
-    fn allocate(&self, bytes: u64, staging: Staging) -> Result<Memory> {
+    fn rates(&self) -> Rates {
+        self.kernels.rates
+    }
+
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64> {
+        let bytes = inputs * self.precision.band_frame_bytes(layout, input, outputs);
+        Some(geometry::BANDS * bytes.next_multiple_of(geometry::ALIGN))
+    }
+
+    fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
+        let block = Block::new(&self.context, bytes)?;
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
-        let transfers = Transfers::new(&self.context, staging)?;
-        Ok(Memory {
-            _graphs: self.stream.forget_with(),
-            transfers,
-            marks,
-            next: 0,
-            block: Block::new(&self.context, bytes)?,
-        })
+        let transfers = Transfers::new(&self.context, host)?;
+        let bands = Bands::new(&self.context, host.past)?;
+        Ok(Memory { _graphs: self.stream.forget_with(), transfers, bands, marks, next: 0, block })
+    }
+
+    fn is_pageable(&self, memory: &Memory) -> bool {
+        memory.bands.is_pageable()
     }
 
     fn begin(&self, host: Option<HostStream>) -> Result<()> {
@@ -190,8 +204,11 @@ impl Backend for Cuda {
         let flushed = self.stream.flush();
         let arrived = memory.transfers.finish();
         flushed.and(arrived).and(match host {
-            Some(host) => Event::new(&self.context)?.between(self.stream.handle(), host.0.cast()),
-            None => self.stream.wait(),
+            Some(host) => {
+                memory.bands.join(&self.stream)?;
+                Event::new(&self.context)?.between(self.stream.handle(), host.0.cast())
+            }
+            None => self.stream.wait().and(memory.bands.wait()),
         })
     }
 
@@ -221,7 +238,8 @@ impl Backend for Cuda {
         let elements = op.shape.elements() * op.frames.len() as u64;
         self.operate(memory, elements, stop, |memory| {
             let parts = op.frames.chunks(MAX_FRAMES);
-            parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, op, frames))
+            let what = (op.layout, op.shape);
+            parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, what, frames, None))
         })
     }
 
@@ -232,6 +250,18 @@ impl Backend for Cuda {
             let parts = op.frames.chunks(MAX_FRAMES);
             parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
         })
+    }
+
+    fn adds_in_place(&self) -> bool {
+        true
+    }
+
+    fn banded(&self, memory: &mut Memory, weights: &Conv, op: &BandedOp, stop: &mut Stop) -> Result<()> {
+        if op.frames.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        }
+        // Copies come in between, so launches could not be collected.
+        self.operate(memory, u64::MAX, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, weights, op))
     }
 
     fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {

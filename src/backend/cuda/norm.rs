@@ -1,26 +1,37 @@
 //! Launches norms.
 
+use std::ops::Range;
+
 use super::Cuda;
 use super::conv::Slots;
 use super::geometry;
 use super::memory::Block;
 use super::params::{Norm, NormParams};
 use super::weights::Conv;
-use crate::backend::{Frame, NormOp, Prologue};
+use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
+use crate::tensor::FrameShape;
+
+/// Rows of frames that are normalised, and the bytes from one frame's rows to the next's where they go.
+pub struct NormRows {
+    pub rows: Range<u64>,
+    pub out_bytes: u64,
+}
 
 impl Cuda {
+    /// `rows`: `None` for whole frames that stay frames.
     pub(super) fn launch_norm(
         &self,
         block: &Block,
         weights: &Conv,
-        op: &NormOp,
+        (layout, shape): (&ConvLayout, FrameShape),
         frames: &[(Frame, Frame)],
+        rows: Option<NormRows>,
     ) -> Result<()> {
-        let (layout, shape) = (op.layout, op.shape);
         let bytes = self.precision.frame_bytes(shape, layout.groups);
+        let NormRows { rows, out_bytes } = rows.unwrap_or(NormRows { rows: 0..shape.height, out_bytes: bytes });
         let input = Slots::new(frames.iter().map(|f| f.0.0), bytes);
-        let out = Slots::new(frames.iter().map(|f| f.1.0), bytes);
+        let out = Slots::new(frames.iter().map(|f| f.1.0), out_bytes);
         let mut params = NormParams {
             norm: Norm {
                 statistics: input.address(block)? + self.precision.data_bytes(shape),
@@ -30,11 +41,11 @@ impl Cuda {
                 groups: layout.groups as i32,
                 group_channels: (layout.cin / layout.groups) as i32,
             },
-            input: input.address(block)?,
+            input: input.address(block)? + rows.start * self.precision.row_bytes(shape),
             out: out.address(block)?,
             in_slot_bytes: input.bytes(),
             out_slot_bytes: out.bytes(),
-            pixels: shape.pixels() as i64,
+            pixels: ((rows.end - rows.start) * shape.width) as i64,
             channels: geometry::stride(shape.channels) as i32,
             ..NormParams::default()
         };

@@ -7,11 +7,12 @@ use cudarc::driver::sys;
 
 use super::context::Context;
 use super::driver::check;
-use super::memory::{Block, Pinned};
+use super::memory::Block;
 use super::params::{BlendParams, LoadParams, StoreParams, Strided};
+use super::pinned::Pinned;
 use super::stream::Event;
 use super::{Cuda, geometry};
-use crate::backend::{Blend, BlendOp, LoadOp, Staging, StoreOp};
+use crate::backend::{Blend, BlendOp, HostMemory, LoadOp, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FrameShape, Place, View};
 
@@ -34,7 +35,7 @@ impl Ring {
         let Some(pinned) = self.pinned.as_ref().filter(|_| bytes <= self.bytes) else {
             return Err(Error::Internal(format!("{bytes} bytes of staging were not planned")));
         };
-        let place = pinned.start().wrapping_add(self.next * self.bytes as usize);
+        let place = pinned.at(self.next as u64 * self.bytes, self.bytes)?;
         let event = &self.events[self.next];
         self.next = 1 - self.next;
         event.wait()?;
@@ -62,7 +63,7 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    pub fn new(context: &Arc<Context>, staging: Staging) -> Result<Transfers> {
+    pub fn new(context: &Arc<Context>, staging: HostMemory) -> Result<Transfers> {
         let loads = Ring::new(context, staging.load)?;
         Ok(Transfers { loads, stores: Ring::new(context, staging.store)?, arrivals: [None, None] })
     }

@@ -74,6 +74,13 @@ impl Stream {
         Forget(Arc::clone(&self.launches))
     }
 
+    /// What comes now waits until the other stream has passed the place that the event marked last; at once if none was.
+    /// The context has to be current.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.handle(), event.handle, 0) })
+    }
+
     /// Waits for everything in the stream. The context has to be current.
     pub fn wait(&self) -> Result<()> {
         self.flush()?;

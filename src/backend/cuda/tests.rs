@@ -174,7 +174,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
     let most = [input, output, side_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
     let conv_scratch = backend.conv_scratch(layout, input, 3).max(backend.conv_scratch(&first, input, 3));
     let total = scratch + most.max(conv_scratch);
-    let staging = Staging { load: 2 * most, store: 2 * most };
+    let staging = HostMemory { load: 2 * most, store: 2 * most, past: 0 };
     let mut memory = backend.allocate(total, staging).unwrap();
     backend.poison(&mut memory, total);
 
@@ -316,7 +316,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let scratch = (to.0 + backend.frame_bytes(shape, 1)).next_multiple_of(4096);
     let most = backend.staging_bytes(wide);
     let bytes = scratch + most.max(backend.attention_scratch(shape, 1));
-    let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
+    let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let values = Random(3).values(wide.elements(), 1.0);
     let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
@@ -364,7 +364,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
     let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
     let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
-    let mut memory = backend.allocate(bytes, Staging { load: 2 * most, store: 2 * most }).unwrap();
+    let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let prepared = prepare(backend, &layout, 2);
     let map = Affine { mul: 1.0, add: 0.0 };

@@ -6,39 +6,24 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 use crate::model::Config;
-use crate::plan::{Blueprint, Request, Spacing, TileSize};
-use crate::tensor::{ConvLayout, Shape};
+use crate::plan::{Banded, Blueprint, Past, Request, Spacing, TileSize};
+use crate::tensor::{ConvLayout, Rates, Shape};
 
-struct FourBytes;
-
-/// The same, but norms are steps of their own.
-struct SeparateNorms;
-
-impl Costs for SeparateNorms {
-    fn busy_pixels(&self) -> u64 {
-        FourBytes.busy_pixels()
-    }
-    fn frame_bytes(&self, shape: FrameShape) -> u64 {
-        FourBytes.frame_bytes(shape)
-    }
-    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        FourBytes.conv_scratch(layout, input, frames)
-    }
-    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
-        FourBytes.attention_scratch(shape, frames)
-    }
-    fn staging_bytes(&self, shape: FrameShape) -> u64 {
-        shape.elements()
-    }
-    fn fuses_norm(&self, layout: &ConvLayout) -> bool {
-        layout.cout <= 3
-    }
+/// A device that costs four bytes an element.
+#[derive(Clone, Copy)]
+struct Device {
+    /// Whether norms are steps of their own, and sums land on their residuals.
+    separate_norms: bool,
+    /// Bytes a second to and from the host's memory, for a device that has its own.
+    copies: Option<f64>,
 }
 
-impl Costs for FourBytes {
-    fn fuses_norm(&self, _: &ConvLayout) -> bool {
-        true
-    }
+const FUSED: Device = Device { separate_norms: false, copies: None };
+const SEPARATE: Device = Device { separate_norms: true, copies: None };
+const SLOW_COPIES: Device = Device { separate_norms: true, copies: Some(1e8) };
+const FAST_COPIES: Device = Device { separate_norms: true, copies: Some(1e12) };
+
+impl Costs for Device {
     fn busy_pixels(&self) -> u64 {
         16384
     }
@@ -51,8 +36,21 @@ impl Costs for FourBytes {
     fn attention_scratch(&self, shape: FrameShape, _: u64) -> u64 {
         shape.pixels()
     }
-    fn staging_bytes(&self, _: FrameShape) -> u64 {
-        0
+    fn fuses_norm(&self, _: &ConvLayout) -> bool {
+        !self.separate_norms
+    }
+    fn adds_in_place(&self) -> bool {
+        self.separate_norms
+    }
+    fn band_bytes(&self, _: &ConvLayout, input: FrameShape, inputs: u64, _: u64) -> Option<u64> {
+        self.copies.map(|_| inputs * input.width * input.channels)
+    }
+    fn staging_bytes(&self, shape: FrameShape) -> u64 {
+        if self.separate_norms { shape.elements() } else { 0 }
+    }
+    fn rates(&self) -> Rates {
+        let copies = self.copies.unwrap_or(1.0);
+        Rates { products: 1e12, memory: 1e12, upload: copies, download: copies }
     }
 }
 
@@ -62,6 +60,7 @@ fn request(direction: Direction, input: Shape) -> Request {
         network: Arc::new(Network::new(&config, direction)),
         input,
         limit: u64::MAX,
+        host_limit: u64::MAX,
         weight_bytes: 1000,
         load_bytes: 0,
         tiles: None,
@@ -88,14 +87,16 @@ fn hash(value: impl Hash) -> u64 {
 #[derive(Default)]
 struct Symbols {
     memory: HashMap<u64, u64>,
+    past: HashMap<u64, u64>,
     stored: Vec<(u64, u64, u64)>,
 }
 
 impl Symbols {
     fn run(&mut self, job: &mut Job) {
         let step = job.front().expect("a step is in front").clone();
-        let (layout, pool) = (job.layout(), job.pool());
-        let at = |slot: Slot| pool.offset(slot).expect("the run keeps to its plan");
+        let (layout, pools) = (job.layout(), job.pools());
+        let at = |slot: Slot| pools.frames.offset(slot).expect("the run keeps to its plan");
+        let on_host = |slot: Slot| pools.past.offset(slot).expect("the run keeps to its plan");
         match step {
             Step::Load { lane, batch, frame, into } => {
                 let region = layout.regions(layout.tile_of(lane)).0;
@@ -109,13 +110,28 @@ impl Symbols {
                         let terms: Vec<_> =
                             frame.terms.iter().map(|(slot, slab)| (self.memory[&at(*slot)], *slab)).collect();
                         let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
-                        assert!(
-                            frame.terms.iter().all(|(slot, _)| *slot != frame.out) && frame.residual != Some(frame.out)
-                        );
+                        assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
                         (at(frame.out), hash((layer, terms, frame.bias, residual)))
                     })
                     .collect();
                 self.memory.extend(made);
+            }
+            Step::Banded(Banded { layer, past, fresh, keep, frames, .. }) => {
+                let past = past.iter().map(|slot| self.past[&on_host(*slot)]).collect::<Vec<_>>();
+                let fresh = fresh.iter().map(|slot| hash(("norm", layer, self.memory[&at(*slot)]))).collect::<Vec<_>>();
+                let inputs = [past, fresh.clone()].concat();
+                let made: Vec<_> = frames
+                    .iter()
+                    .map(|frame| {
+                        let mut terms: Vec<_> =
+                            frame.terms.iter().map(|(input, slab)| (inputs[*input], *slab)).collect();
+                        terms.extend(frame.shortcut.map(|(slot, slab)| (self.memory[&at(slot)], slab)));
+                        let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
+                        (at(frame.out), hash((layer, terms, frame.bias, residual)))
+                    })
+                    .collect();
+                self.memory.extend(made);
+                self.past.extend(keep.iter().map(|(i, slot)| (on_host(*slot), fresh[*i])));
             }
             Step::Normalise { layer, frames, .. } => {
                 let made: Vec<_> =
@@ -144,7 +160,7 @@ impl Symbols {
 }
 
 fn run_whole(blueprint: &Blueprint) -> Vec<(u64, u64, u64)> {
-    run_costing(blueprint, &FourBytes)
+    run_costing(blueprint, &FUSED)
 }
 
 fn run_costing(blueprint: &Blueprint, costs: &dyn Costs) -> Vec<(u64, u64, u64)> {
@@ -153,12 +169,17 @@ fn run_costing(blueprint: &Blueprint, costs: &dyn Costs) -> Vec<(u64, u64, u64)>
         symbols.run(&mut job);
     }
     assert_eq!(job.wait(), Wait::End);
+    assert!(job.pools().frames.turn_is_over());
     symbols.sorted()
 }
 
 /// Pushes at most `piece` frames at a time, and works only when nothing more is taken.
 fn run_pushed(blueprint: &Blueprint, frames: u64, piece: u64) -> Vec<(u64, u64, u64)> {
-    let (mut job, mut symbols) = (blueprint.job(&FourBytes), Symbols::default());
+    run_pushed_costing(blueprint, &FUSED, frames, piece)
+}
+
+fn run_pushed_costing(blueprint: &Blueprint, costs: &dyn Costs, frames: u64, piece: u64) -> Vec<(u64, u64, u64)> {
+    let (mut job, mut symbols) = (blueprint.job(costs), Symbols::default());
     let mut pushed = 0;
     loop {
         for _ in 0..job.room().min(piece).min(frames - pushed) {
@@ -186,15 +207,15 @@ fn every_cut_makes_every_frame_the_same_way() {
         for frames in [1, 2, 3, 5, 9, 14, 23] {
             let base = request(direction, clip(direction, 1, frames));
             let whole = Request { slice: Some(1000), chunk: Some(8), ..base.clone() };
-            let expected = run_whole(&whole.plan(&FourBytes).unwrap());
+            let expected = run_whole(&whole.plan(&FUSED).unwrap());
             let made: Vec<u64> = expected.iter().map(|(_, frame, _)| *frame).collect();
             assert_eq!(made, (0..base.network.output_frames(frames)).collect::<Vec<_>>());
             for slice in [1, 2, 3, 7] {
                 for chunk in [1, 2, 3, 5] {
                     let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
-                    assert_eq!(run_whole(&cut.plan(&FourBytes).unwrap()), expected, "{slice} {chunk}");
+                    assert_eq!(run_whole(&cut.plan(&FUSED).unwrap()), expected, "{slice} {chunk}");
                     let stream = Request { input: Shape { frames: 0, ..base.input }, ..cut };
-                    let stream = stream.plan(&FourBytes).unwrap();
+                    let stream = stream.plan(&FUSED).unwrap();
                     for piece in [1, 3, 100] {
                         assert_eq!(run_pushed(&stream, frames, piece), expected, "stream {slice} {chunk} {piece}");
                     }
@@ -208,26 +229,82 @@ fn every_cut_makes_every_frame_the_same_way() {
 fn norms_of_their_own_step_are_cut_as_freely() {
     for direction in [Direction::Encode, Direction::Decode] {
         let base = request(direction, clip(direction, 2, 14));
-        let expected = run_costing(&base.plan(&SeparateNorms).unwrap(), &SeparateNorms);
+        let expected = run_costing(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
         for (slice, chunk) in [(1, 1), (2, 3), (3, 2)] {
             let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
-            assert_eq!(run_costing(&cut.plan(&SeparateNorms).unwrap(), &SeparateNorms), expected);
+            assert_eq!(run_costing(&cut.plan(&SEPARATE).unwrap(), &SEPARATE), expected);
         }
     }
 }
 
 #[test]
+fn a_past_that_is_elsewhere_changes_no_frame() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let mut seen = std::collections::HashSet::new();
+        for frames in [2, 14] {
+            let free = request(direction, clip(direction, 2, frames));
+            let whole = free.plan(&SEPARATE).unwrap();
+            let expected = run_costing(&whole, &SEPARATE);
+            for device in [SLOW_COPIES, FAST_COPIES] {
+                for percent in [85, 60, 50, 40] {
+                    let limit = whole.device_bytes() * percent / 100;
+                    for slice in [None, Some(2)] {
+                        let cut = Request { limit, slice, ..free.clone() };
+                        let Some(plan) = cut.plan(&device).ok().filter(|plan| plan.report().exact) else { continue };
+                        assert!(plan.device_bytes() <= limit);
+                        seen.extend(plan.layout.cut.past.iter().copied());
+                        assert_eq!(run_costing(&plan, &device), expected, "{frames} {percent} {slice:?}");
+                        let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut };
+                        if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.report().exact) {
+                            assert_eq!(run_pushed_costing(&plan, &device, frames, 3), expected);
+                        }
+                    }
+                }
+            }
+        }
+        assert!(seen.contains(&Past::Host), "{direction:?}: {seen:?}");
+        assert!(direction == Direction::Encode || seen.contains(&Past::Again), "{seen:?}");
+    }
+}
+
+#[test]
+fn the_past_leaves_the_device_only_as_far_as_it_must() {
+    let free = request(Direction::Decode, clip(Direction::Decode, 1, 23));
+    let whole = free.plan(&FAST_COPIES).unwrap();
+    assert_eq!((whole.layout.cut.banded(), whole.pinned().past), (0, 0));
+    let mut last = (whole.device_bytes(), 0);
+    for percent in [90, 70, 50] {
+        let limit = whole.device_bytes() * percent / 100;
+        let plan = Request { limit, ..free.clone() }.plan(&FAST_COPIES).unwrap();
+        let now = (plan.device_bytes(), plan.pinned().past);
+        assert!(plan.report().exact && now.0 <= limit && now.1 >= last.1, "{percent}: {now:?} after {last:?}");
+        last = now;
+    }
+    let host_limit = last.1 / 2;
+    let limit = whole.device_bytes() / 2;
+    let plan = Request { limit, host_limit, ..free }.plan(&FAST_COPIES).unwrap();
+    assert!(plan.report().host_bytes <= host_limit, "{}", plan.report());
+}
+
+#[test]
+fn a_still_image_keeps_nothing_for_later() {
+    let one = request(Direction::Decode, clip(Direction::Decode, 1, 1)).plan(&SEPARATE).unwrap();
+    let two = request(Direction::Decode, clip(Direction::Decode, 1, 2)).plan(&SEPARATE).unwrap();
+    assert!(one.workspace_bytes() * 2 < two.workspace_bytes(), "{} {}", one.report(), two.report());
+}
+
+#[test]
 fn clips_of_a_batch_do_not_mix() {
     for direction in [Direction::Encode, Direction::Decode] {
-        let one = request(direction, clip(direction, 1, 9)).plan(&FourBytes).unwrap();
-        let three = request(direction, clip(direction, 3, 9)).plan(&FourBytes).unwrap();
+        let one = request(direction, clip(direction, 1, 9)).plan(&FUSED).unwrap();
+        let three = request(direction, clip(direction, 3, 9)).plan(&FUSED).unwrap();
         assert_eq!(one.workspace_bytes(), three.workspace_bytes(), "clips go one after the other");
         let all = run_whole(&three);
         let first: Vec<_> = all.iter().filter(|(batch, ..)| *batch == 0).copied().collect();
         assert_eq!(run_whole(&one), first);
         assert!(all.iter().map(|(.., made)| made).collect::<std::collections::HashSet<_>>().len() == all.len());
         let stream = Request { input: clip(direction, 3, 0), ..request(direction, clip(direction, 3, 9)) };
-        assert_eq!(run_pushed(&stream.plan(&FourBytes).unwrap(), 9, 2), all);
+        assert_eq!(run_pushed(&stream.plan(&FUSED).unwrap(), 9, 2), all);
     }
 }
 
@@ -236,13 +313,13 @@ fn tiles_are_the_same_in_any_order_and_from_a_stream() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
     for direction in [Direction::Encode, Direction::Decode] {
         let base = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
-        let whole = base.plan(&FourBytes).unwrap();
+        let whole = base.plan(&FUSED).unwrap();
         let expected = run_whole(&whole);
         assert!(!whole.report().exact && whole.report().tiles == (2, 2));
-        let by_slice = base.rehearse(Layout { order: Order::SliceBySlice, ..whole.layout.clone() }, &FourBytes);
+        let by_slice = base.rehearse(Layout { order: Order::SliceBySlice, ..whole.layout.clone() }, &FUSED);
         assert_eq!(run_whole(&by_slice), expected);
         let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
-        assert_eq!(run_pushed(&stream.plan(&FourBytes).unwrap(), 14, 5), expected);
+        assert_eq!(run_pushed(&stream.plan(&FUSED).unwrap(), 14, 5), expected);
     }
 }
 
@@ -252,7 +329,7 @@ fn a_longer_clip_takes_no_more_memory() {
         for slice in [None, Some(1), Some(3)] {
             let bytes = |frames| {
                 let request = Request { slice, ..request(direction, clip(direction, 1, frames)) };
-                request.plan(&FourBytes).unwrap().device_bytes()
+                request.plan(&FUSED).unwrap().device_bytes()
             };
             let (short, long) = (bytes(1 + 4 * 40), bytes(1 + 4 * 250));
             assert_eq!(long, short, "{direction:?} {slice:?}");
@@ -267,7 +344,7 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
             for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
                 let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
                 // Symbols::run fails on a slot that was not planned.
-                run_whole(&request.plan(&FourBytes).unwrap());
+                run_whole(&request.plan(&FUSED).unwrap());
             }
         }
     }
@@ -276,10 +353,10 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
 #[test]
 fn a_smaller_limit_costs_chunks_first_and_tiles_last() {
     let free = request(Direction::Decode, clip(Direction::Decode, 1, 21));
-    let largest = free.plan(&FourBytes).unwrap();
-    let smallest_exact = Request { slice: Some(1), chunk: Some(1), ..free.clone() }.plan(&FourBytes).unwrap();
+    let largest = free.plan(&FUSED).unwrap();
+    let smallest_exact = Request { slice: Some(1), chunk: Some(1), ..free.clone() }.plan(&FUSED).unwrap();
     assert!(smallest_exact.device_bytes() < largest.device_bytes());
-    let at = |limit| Request { limit, ..free.clone() }.plan(&FourBytes);
+    let at = |limit| Request { limit, ..free.clone() }.plan(&FUSED);
     for limit in [largest.device_bytes(), largest.device_bytes() - 1, smallest_exact.device_bytes()] {
         let plan = at(limit).unwrap();
         assert!(plan.device_bytes() <= limit && plan.report().exact);
@@ -292,10 +369,10 @@ fn a_smaller_limit_costs_chunks_first_and_tiles_last() {
 #[test]
 fn tiles_made_by_the_limit_are_even_and_fit() {
     let free = request(Direction::Decode, Shape::new(1, 4, 9, 40, 60));
-    let exact = Request { slice: Some(1), chunk: Some(1), ..free.clone() }.plan(&FourBytes).unwrap();
+    let exact = Request { slice: Some(1), chunk: Some(1), ..free.clone() }.plan(&FUSED).unwrap();
     for percent in [90, 50] {
         let limit = exact.device_bytes() * percent / 100;
-        let plan = Request { limit, ..free.clone() }.plan(&FourBytes).unwrap();
+        let plan = Request { limit, ..free.clone() }.plan(&FUSED).unwrap();
         let report = plan.report();
         assert!(!report.exact && report.device_bytes <= limit, "{report}");
         let grid = plan.layout.grid.as_ref().unwrap();
@@ -311,8 +388,8 @@ fn the_steps_add_up_to_the_work_that_progress_counts() {
     for direction in [Direction::Encode, Direction::Decode] {
         for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
             let request = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
-            let plan = request.plan(&FourBytes).unwrap();
-            let (mut job, mut done) = (plan.job(&FourBytes), 0);
+            let plan = request.plan(&FUSED).unwrap();
+            let (mut job, mut done) = (plan.job(&FUSED), 0);
             while job.wait() == Wait::No {
                 done += job.front().unwrap().work(&request.network);
                 job.done();

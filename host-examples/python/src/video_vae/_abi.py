@@ -144,6 +144,9 @@ class vvae_plan_info(Structure):
         ("tile_width", c_int64),
         ("tile_overlap", c_int64),
         ("text_length", c_uint64),
+        ("past_bytes", c_uint64),
+        ("moved_bytes_per_frame", c_uint64),
+        ("seconds", c_double),
     ]
 
 

@@ -86,6 +86,9 @@ class Plan:
     tiles: tuple[int, int]
     tile_size: tuple[int, int]
     tile_overlap: int
+    past_bytes: int
+    moved_bytes_per_frame: int
+    seconds: float
     text: str
 
     def __str__(self) -> str:
@@ -356,6 +359,9 @@ class VideoVae:
             tiles=(info.tile_rows, info.tile_columns),
             tile_size=(info.tile_height, info.tile_width),
             tile_overlap=info.tile_overlap,
+            past_bytes=info.past_bytes,
+            moved_bytes_per_frame=info.moved_bytes_per_frame,
+            seconds=info.seconds,
             text=text.value.decode("utf-8", "replace"),
         )
 

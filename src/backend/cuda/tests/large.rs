@@ -114,7 +114,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
     let staging = cuda.staging_bytes(pixels);
     let scratch = places.take(most.max(staging)).0;
-    let mut memory = cuda.allocate(places.0, Staging { load: 0, store: 2 * staging }).unwrap();
+    let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
     cuda.poison(&mut memory, places.0);
 
     let rows = Rows::new(cuda, 3, WIDTH);
@@ -212,7 +212,7 @@ fn attention_reaches_past_2_31_elements() {
             let (from, to) = (places.take(cuda.frame_bytes(wide, 1)), places.take(cuda.frame_bytes(shape, 1)));
             let staging = cuda.staging_bytes(shape.with_channels(8));
             let scratch = places.take(staging.max(cuda.attention_scratch(shape, 1))).0;
-            let mut memory = cuda.allocate(places.0, Staging { load: 0, store: 2 * staging }).unwrap();
+            let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
             cuda.poison(&mut memory, places.0);
             load(cuda, &mut memory, &Rows::new(cuda, wide.channels, width), wide, from);
             let op = AttentionOp { shape, frames: &[(from, to)], scratch };

@@ -1,0 +1,73 @@
+//! How fast a GPU is: its arithmetic by what it is, its copies by trying. Once for each GPU, as kernels are loaded.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::sys;
+
+use super::context::Context;
+use super::driver::{Gpu, check};
+use super::memory::Block;
+use super::pinned::Pinned;
+use super::stream::Stream;
+use crate::backend::Precision;
+use crate::error::Result;
+use crate::tensor::Rates;
+
+/// Multiplications of 16-bit floats that one multiprocessor does in a cycle, with sums in f32, by the instructions that our
+/// kernels use: data-centre cards first, all others are GeForce cards and their kin.
+fn products_per_cycle(capability: (i32, i32)) -> f64 {
+    match capability {
+        (8, 0) => 1024.0,
+        (9, 0) => 2048.0,
+        (10, _) => 1024.0,
+        _ => 256.0,
+    }
+}
+
+/// The part of that which whole networks reach, norms included, measured on an H200.
+const REACHED: f64 = 0.6;
+/// The part of the memory's speed that passes over frames reach, likewise.
+const MEMORY_REACHED: f64 = 0.75;
+/// Enough to forget how long a copy takes to begin.
+const TRIED_BYTES: u64 = 32 << 20;
+
+pub fn measure(context: &Arc<Context>, precision: Precision) -> Result<Rates> {
+    let gpu = &context.gpu;
+    // A product of 32-bit floats takes twice the cycles, and runs by the older instructions everywhere.
+    let slower = if precision == Precision::Fp32 { 4.0 } else { 1.0 };
+    let (upload, download) = copies(context)?;
+    Ok(Rates {
+        products: products_per_cycle(gpu.capability) * f64::from(gpu.multiprocessors) * gpu.cycles * REACHED / slower,
+        memory: memory(gpu) * MEMORY_REACHED,
+        upload,
+        download,
+    })
+}
+
+/// Both clock edges carry a word of the bus.
+fn memory(gpu: &Gpu) -> f64 {
+    2.0 * gpu.memory_cycles * gpu.memory_bus_bytes
+}
+
+/// Bytes a second to the device and from it.
+fn copies(context: &Arc<Context>) -> Result<(f64, f64)> {
+    let (block, host, stream) =
+        (Block::new(context, TRIED_BYTES)?, Pinned::new(context, TRIED_BYTES)?, Stream::new(context)?);
+    let (device, from, bytes) = (block.at(0, TRIED_BYTES)?, host.at(0, TRIED_BYTES)?, TRIED_BYTES as usize);
+    let _current = context.enter()?;
+    let timed = |copy: &dyn Fn() -> sys::CUresult| -> Result<f64> {
+        // The first copy of a kind pays for more than itself.
+        check("trying a copy", copy())?;
+        stream.wait()?;
+        let begun = Instant::now();
+        check("trying a copy", copy())?;
+        stream.wait()?;
+        Ok(TRIED_BYTES as f64 / begun.elapsed().as_secs_f64())
+    };
+    // SAFETY: both blocks are that long, and live until the copies have ended.
+    let upload = timed(&|| unsafe { sys::cuMemcpyHtoDAsync_v2(device, from.cast(), bytes, stream.handle()) })?;
+    // SAFETY: as above.
+    let download = timed(&|| unsafe { sys::cuMemcpyDtoHAsync_v2(from.cast(), device, bytes, stream.handle()) })?;
+    Ok((upload, download))
+}

@@ -1,0 +1,80 @@
+//! How long steps take, roughly: to choose between plans, and to tell the host.
+
+use super::Costs;
+use super::cut::PAST_FRAMES;
+use super::step::{Banded, Step};
+use super::work::layer_work;
+use crate::model::{LayerId, Network};
+use crate::tensor::{FrameShape, Rates};
+
+/// Seconds and traffic of the steps seen so far.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Estimate {
+    pub seconds: f64,
+    /// Bytes of the past that came from the host and went there.
+    pub moved: u64,
+}
+
+impl Estimate {
+    /// Of a job that is so many times as much work, done in the same way.
+    pub fn times(self, factor: f64) -> Estimate {
+        Estimate { seconds: self.seconds * factor, moved: (self.moved as f64 * factor) as u64 }
+    }
+}
+
+/// Compares the ways a layer can do without its past on the device, for chunks of `frames`: seconds that it takes longer
+/// than with everything there.
+pub struct Detour {
+    pub host: f64,
+    pub again: f64,
+}
+
+pub struct Clock<'a> {
+    pub network: &'a Network,
+    pub costs: &'a dyn Costs,
+    pub rates: Rates,
+}
+
+impl Clock<'_> {
+    pub fn meet(&self, step: &Step, estimate: &mut Estimate) {
+        let computing = step.work(self.network) as f64 / self.rates.products;
+        let (seconds, moved) = match step {
+            Step::Banded(banded) => {
+                let (up, down) = self.moved(banded);
+                let normalising = self.passes(banded.input, banded.fresh.len());
+                let computing = computing + normalising;
+                (computing.max(self.moving(up, down)), up + down)
+            }
+            Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
+            _ => (computing, 0),
+        };
+        estimate.seconds += seconds;
+        estimate.moved += moved;
+    }
+
+    /// What becomes of `layer` at `input` when its past leaves the device; `head` is that of its stage, with its own input.
+    pub fn detour(&self, layer: LayerId, input: FrameShape, frames: u64, head: (LayerId, FrameShape)) -> Detour {
+        let past = PAST_FRAMES * self.costs.frame_bytes(input);
+        let computing = (layer_work(self.network, layer, input) * frames) as f64 / self.rates.products;
+        let repeated = layer_work(self.network, head.0, head.1) * PAST_FRAMES;
+        Detour {
+            host: (self.moving(past, past) - computing).max(0.0),
+            again: repeated as f64 / self.rates.products + self.passes(input, PAST_FRAMES as usize),
+        }
+    }
+
+    fn moved(&self, banded: &Banded) -> (u64, u64) {
+        let bytes = self.costs.frame_bytes(banded.input);
+        (banded.past.len() as u64 * bytes, banded.keep.len() as u64 * bytes)
+    }
+
+    /// Both ways at the same time.
+    fn moving(&self, up: u64, down: u64) -> f64 {
+        (up as f64 / self.rates.upload).max(down as f64 / self.rates.download)
+    }
+
+    /// Reading and writing frames once.
+    fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
+        (2 * frames as u64 * self.costs.frame_bytes(shape)) as f64 / self.rates.memory
+    }
+}

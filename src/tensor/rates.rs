@@ -1,0 +1,11 @@
+/// How fast a device is, for estimates: good enough to choose between plans by.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Multiplications a second.
+    pub products: f64,
+    /// Bytes a second of its own memory.
+    pub memory: f64,
+    /// Bytes a second from the host's memory, and to it.
+    pub upload: f64,
+    pub download: f64,
+}

@@ -88,6 +88,10 @@ pub trait Backend: Send + Sync + 'static {
     /// `outputs`. `None` where the device's memory is the host's, so that there is nothing to move.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
 
+    /// Bytes of its own memory that the device takes to reach so much pinned host memory.
+    fn mapping_bytes(&self, _: u64) -> u64 {
+        0
+    }
     /// `bytes` of device memory, and pinned host memory beside it.
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Self::Memory>;
     /// Whether some of the host memory could not be pinned, so that moving it takes longer than planned.

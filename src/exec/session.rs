@@ -24,6 +24,8 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 /// The device memory a call works in, kept for the next call.
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
+    bytes: u64,
+    /// The bytes, and what the device takes beside them to reach the host's memory.
     pub held: Held,
     host: HostMemory,
     _pinned: Held,
@@ -92,6 +94,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
 
     fn block_bytes(&self, bytes: u64) -> u64 {
         self.backend.block_bytes(bytes)
+    }
+
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.backend.mapping_bytes(host)
     }
 
     fn rates(&self) -> Rates {
@@ -253,7 +259,7 @@ impl<B: Backend> Engine<B> {
     fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let limit = self.limit();
         let fits =
-            |kept: &Workspace<B>| (kept.held.bytes(), kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
+            |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,
@@ -328,8 +334,8 @@ fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
     let host = host_of(blueprint);
     let memory = backend.allocate(blueprint.workspace_bytes(), host)?;
-    let held = ledger.hold(blueprint.workspace_bytes());
-    Ok(Workspace { memory, held, host, _pinned: ledger.hold_pinned(host.bytes()) })
+    let held = ledger.hold(blueprint.workspace_bytes() + blueprint.mapping_bytes());
+    Ok(Workspace { memory, bytes: blueprint.workspace_bytes(), held, host, _pinned: ledger.hold_pinned(host.bytes()) })
 }
 
 fn host_of(blueprint: &Blueprint) -> HostMemory {

@@ -46,5 +46,9 @@ pub trait Costs {
     fn block_bytes(&self, bytes: u64) -> u64 {
         bytes
     }
+    /// What it takes on the device to reach so much memory of the host's.
+    fn mapping_bytes(&self, _: u64) -> u64 {
+        0
+    }
     fn rates(&self) -> Rates;
 }

@@ -74,6 +74,8 @@ pub struct Blueprint {
     bands: u64,
     /// Bytes of the one block of device memory that slots, scratch and bands share.
     workspace: u64,
+    /// Of the tables through which the device reaches the host's memory.
+    mapping: u64,
     /// Of a frame that goes in, and of one that comes out.
     staging: [u64; 2],
     weight_bytes: u64,
@@ -391,6 +393,7 @@ impl Request {
             estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
         }
         let pools = pools.reserve();
+        let mapping = costs.mapping_bytes(pools.past.bytes());
         let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands);
         Blueprint {
             layout,
@@ -399,6 +402,7 @@ impl Request {
             scratch,
             bands,
             workspace,
+            mapping,
             staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
@@ -478,6 +482,11 @@ impl Blueprint {
         self.workspace
     }
 
+    /// What the device takes beside that block to reach the host's memory.
+    pub fn mapping_bytes(&self) -> u64 {
+        self.mapping
+    }
+
     /// Where the scratch begins in that block.
     pub fn scratch_offset(&self) -> u64 {
         self.pools.frames.bytes()
@@ -493,7 +502,7 @@ impl Blueprint {
     }
 
     pub fn device_bytes(&self) -> u64 {
-        (self.weight_bytes + self.workspace_bytes()).max(self.load_bytes)
+        (self.weight_bytes + self.workspace_bytes() + self.mapping).max(self.load_bytes)
     }
 
     /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
@@ -536,7 +545,7 @@ impl Blueprint {
             moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
             seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weight_bytes,
-            workspace_bytes: self.workspace_bytes(),
+            workspace_bytes: self.workspace_bytes() + self.mapping,
             slice_frames: cut.slice / rate,
             chunk_frames: cut.chunks.clone(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),

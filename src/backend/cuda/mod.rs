@@ -181,6 +181,11 @@ impl Backend for Cuda {
         Some(geometry::BANDS * bytes.next_multiple_of(geometry::ALIGN))
     }
 
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        // A page table: 8 bytes for each page of 4 KiB.
+        self.block_bytes(host / 4096 * 8)
+    }
+
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
         let block = Block::new(&self.context, bytes)?;
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;

@@ -7,13 +7,14 @@
 
 use super::band::{self, Extent, Source};
 use super::geometry::{Area, Geometry, groups, part};
-use super::kernel::{BLOCK, FEW, FEW_PIXELS, PANEL, Tile, dots};
+use super::kernel::BLOCK;
 use super::memory::{ALIGN, Memory, Shared};
-use super::norm::{Moments, Row, conclude};
+use super::norm::{Moments, conclude};
 use super::pack::{self, Conv};
+use super::pass::Pass;
 use super::pool::Pool;
 use super::simd::Simd;
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Stop, Term, Window};
+use crate::backend::{ConvLayout, ConvOp, Prologue, Stop, Term, Window};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
@@ -71,14 +72,14 @@ pub(super) fn run<S: Simd>(pool: &Pool, memory: &mut Memory, conv: &Conv, op: &C
     Ok(())
 }
 
-struct Job<'a> {
-    op: &'a ConvOp<'a>,
-    conv: &'a Conv,
-    geometry: Geometry,
+pub(super) struct Job<'a> {
+    pub op: &'a ConvOp<'a>,
+    pub conv: &'a Conv,
+    pub geometry: Geometry,
     base: Shared,
     scratch: Scratch,
     panels: usize,
-    output: FrameShape,
+    pub output: FrameShape,
 }
 
 impl<'a> Job<'a> {
@@ -131,7 +132,7 @@ impl<'a> Job<'a> {
     }
 
     /// The address at an offset in bytes that `new` has checked.
-    fn at(&self, offset: u64) -> *mut f32 {
+    pub fn at(&self, offset: u64) -> *mut f32 {
         self.base.get().wrapping_byte_add(offset as usize)
     }
 
@@ -253,169 +254,5 @@ impl<'a> Job<'a> {
             )
         };
         conclude(moments, &self.geometry, layout.cout as usize, into);
-    }
-}
-
-/// One panel of one phase over one area.
-struct Pass<'a> {
-    job: &'a Job<'a>,
-    frame: &'a ConvFrame,
-    area: Area,
-    phase: usize,
-    panel: usize,
-}
-
-impl Pass<'_> {
-    /// Adds a term; after the last one, which has `finish`, each row is finished as soon as its sums are.
-    ///
-    /// # Safety
-    /// As [`Job::area`], and the band is that of the term.
-    unsafe fn term<S: Simd>(
-        &self,
-        term: &Term,
-        add: bool,
-        band: *const f32,
-        extent: Extent,
-        finish: Option<*mut Moments>,
-    ) {
-        let layout = self.job.op.layout;
-        let shortcut = u64::from(term.slab) == layout.slabs;
-        let side = if shortcut { 1 } else { layout.window.side() as usize };
-        let stride = if shortcut { 1 } else { self.job.geometry.stride };
-        let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
-        let mut taps = [0; 9];
-        for i in 0..side {
-            for j in 0..side {
-                taps[i * side + j] = ((r + i) * extent.columns + s + j) * BLOCK;
-            }
-        }
-        let (channels, width) = pack::panel(layout.cout as usize, self.panel);
-        let mut tile = Tile {
-            band,
-            block: extent.block(),
-            step: stride * BLOCK,
-            taps: &taps[..side * side],
-            cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
-            weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel),
-            width,
-            out: std::ptr::null_mut(),
-            out_step: self.step(),
-            add,
-        };
-        let few = width <= FEW;
-        let tiles = self.area.width.div_ceil(if few { FEW_PIXELS } else { S::PIXELS });
-        for y in 0..self.area.height {
-            // SAFETY: tiles lie inside the area, and their taps inside its band.
-            unsafe {
-                let out = self.row(y, self.frame.out.0);
-                for index in 0..tiles {
-                    let (left, right) = part(self.area.width, tiles, index);
-                    tile.band = band.add((y * extent.columns + left) * stride * BLOCK);
-                    tile.out = out.add(left * self.step());
-                    if few {
-                        dots::<S>(&tile, right - left);
-                    } else if channels == width {
-                        S::tile(&tile, right - left);
-                    } else {
-                        narrow::<S>(&tile, right - left, channels);
-                    }
-                }
-                if let Some(moments) = finish {
-                    self.finish::<S>(y, moments);
-                }
-            }
-        }
-    }
-
-    /// A sum without summands.
-    ///
-    /// # Safety
-    /// As [`Job::area`].
-    unsafe fn nothing<S: Simd>(&self, moments: *mut Moments) {
-        let (channels, _) = pack::panel(self.job.op.layout.cout as usize, self.panel);
-        for y in 0..self.area.height {
-            // SAFETY: inside the area.
-            unsafe {
-                for x in 0..self.area.width {
-                    self.row(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
-                }
-                self.finish::<S>(y, moments);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Job::area`].
-    unsafe fn finish<S: Simd>(&self, y: usize, moments: *mut Moments) {
-        let layout = self.job.op.layout;
-        let geometry = &self.job.geometry;
-        let (channels, _) = pack::panel(layout.cout as usize, self.panel);
-        let bias = |edge| {
-            let bias = self.job.conv.bias(usize::from(self.frame.bias), self.phase, edge);
-            bias.wrapping_add(self.panel * PANEL)
-        };
-        let (mut inner, mut edge) = (0, None);
-        if layout.window == Window::Up {
-            let outer = |phase, length: usize| if phase == 0 { 0 } else { length - 1 };
-            inner = usize::from(self.area.top + y == outer(self.phase / 2, geometry.height));
-            let column = outer(self.phase % 2, geometry.width);
-            let here = column.checked_sub(self.area.left).filter(|x| *x < self.area.width);
-            edge = here.map(|x| (x, bias(inner + 2)));
-        }
-        // SAFETY: the row lies inside the area, and a residual has the output's shape.
-        unsafe {
-            let row = Row {
-                out: self.row(y, self.frame.out.0),
-                step: self.step(),
-                pixels: self.area.width,
-                channels,
-                bias: bias(inner),
-                edge,
-                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row(y, frame.0).cast_const()),
-            };
-            row.finish::<S>(moments, y);
-        }
-    }
-
-    /// Floats from a pixel of the phase to the next in the output.
-    fn step(&self) -> usize {
-        self.job.geometry.spread * self.job.op.layout.cout as usize
-    }
-
-    /// The panel's first channel in the first pixel of row `y` of the area, in a frame of the output's shape.
-    ///
-    /// # Safety
-    /// The frame lies in memory.
-    unsafe fn row(&self, y: usize, frame: u64) -> *mut f32 {
-        let (spread, output) = (self.job.geometry.spread, &self.job.output);
-        let row = (self.area.top + y) * spread + self.phase / 2;
-        let column = self.area.left * spread + self.phase % 2;
-        let pixel = row * output.width as usize + column;
-        // SAFETY: a pixel of the output.
-        unsafe { self.job.at(frame).add(pixel * output.channels as usize + self.panel * PANEL) }
-    }
-}
-
-/// A tile of a panel with fewer channels than it is wide, by way of a buffer that has room for all.
-///
-/// # Safety
-/// As [`Simd::tile`].
-#[inline(never)]
-unsafe fn narrow<S: Simd>(tile: &Tile, pixels: usize, channels: usize) {
-    let mut buffer = [0.0f32; 16 * PANEL];
-    // SAFETY: no instruction set has tiles of more than 16 pixels; of the output only its own channels are touched.
-    unsafe {
-        if tile.add {
-            for pixel in 0..pixels {
-                let from = tile.out.add(pixel * tile.out_step);
-                from.copy_to_nonoverlapping(buffer.as_mut_ptr().add(pixel * PANEL), channels);
-            }
-        }
-        let whole = Tile { out: buffer.as_mut_ptr(), out_step: PANEL, ..*tile };
-        S::tile(&whole, pixels);
-        for pixel in 0..pixels {
-            let into = tile.out.add(pixel * tile.out_step);
-            into.copy_from_nonoverlapping(buffer.as_ptr().add(pixel * PANEL), channels);
-        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! A task takes one area of one output frame and some panels of output channels. For each term it prepares the band of
 //! input that the area sees, then goes through the panels: weights of a panel are read from memory once and
-//! used for all pixels of the area. Sums wait in the output frame from one term to the next. Every output is one
-//! chain of additions in the order of terms, blocks of channels, taps and channels, however the work is cut.
+//! used for all pixels of the area. Sums wait in the output frame from one term to the next. Every output is a sum in
+//! the order of terms, blocks of channels, taps and channels, however the work is cut.
 
 use super::band::{self, Extent, Source};
 use super::geometry::{Area, Geometry, groups, part};
@@ -11,32 +11,37 @@ use super::kernel::BLOCK;
 use super::memory::{ALIGN, Memory, Shared};
 use super::norm::{Moments, conclude};
 use super::pack::{self, Conv};
-use super::pass::Pass;
+use super::pairs;
+use super::pass::{Input, Pass};
 use super::pool::Pool;
 use super::simd::Simd;
 use crate::backend::{ConvLayout, ConvOp, Prologue, Stop, Term, Window};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
-/// Where things lie in the scratch of an operation: the moments of all frames, then a band and a table for each slot.
+/// Where things lie in the scratch of an operation: the moments of all frames, then a band, products and a table for each
+/// slot.
 struct Scratch {
     moments_of_frame: u64,
     slots: u64,
     slot: u64,
     band: u64,
+    products: u64,
 }
 
 impl Scratch {
     fn new(layout: &ConvLayout, geometry: &Geometry, frames: u64, threads: usize) -> Scratch {
         let panels = pack::panels(layout.cout as usize) as u64 * layout.window.phases();
         let band = geometry.band(layout) as u64 * 4;
+        let products = geometry.products() as u64 * 4;
         let table = if layout.prologue == Prologue::None { 0 } else { padded(layout.cin) * 3 * 4 };
         let areas = geometry.areas() as u64;
         Scratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (band + table).next_multiple_of(ALIGN),
+            slot: (band + products + table).next_multiple_of(ALIGN),
             band,
+            products,
         }
     }
 
@@ -175,7 +180,8 @@ impl<'a> Job<'a> {
                     let pass = Pass { job: self, frame, area, phase, panel: panel % self.panels };
                     let moments = if moments.is_null() { moments } else { moments.add(panel) };
                     let finish = (number == last).then_some(moments);
-                    pass.term::<S>(term, number > 0, band, extent, finish);
+                    let products = band.byte_add(self.scratch.band as usize);
+                    pass.term::<S>(term, number > 0, Input { band, extent, products }, finish);
                 }
             }
             if frame.terms.is_empty() {
@@ -213,11 +219,11 @@ impl<'a> Job<'a> {
         }
         let mut table: &mut [f32] = &mut [];
         if layout.prologue != Prologue::None {
-            // SAFETY: the slot has room for the table behind the band, and all bytes are set before they are numbers;
+            // SAFETY: the slot has room for the table behind band and products, and all bytes are set before they are numbers;
             // the statistics follow the pixels of a frame.
             unsafe {
                 let len = 3 * padded(layout.cin) as usize;
-                let start = into.byte_add(self.scratch.band as usize);
+                let start = into.byte_add((self.scratch.band + self.scratch.products) as usize);
                 start.write_bytes(0, len);
                 table = std::slice::from_raw_parts_mut(start, len);
                 let statistics = frame.add(self.op.input.elements() as usize);
@@ -237,7 +243,12 @@ impl<'a> Job<'a> {
             phase: (0, 0),
         };
         // SAFETY: as the caller vouches.
-        unsafe { band::windowed::<S>(&source, &self.geometry, area, into) }
+        unsafe {
+            match self.geometry.paired {
+                true => pairs::band::<S>(&source, &self.geometry, area, into),
+                false => band::windowed::<S>(&source, &self.geometry, area, into),
+            }
+        }
     }
 
     fn conclude(&self, frame: usize) {

@@ -6,8 +6,18 @@ use super::geometry::{Area, part};
 use super::kernel::{BLOCK, FEW, FEW_PIXELS, PANEL, Tile, dots};
 use super::norm::{Moments, Row};
 use super::pack;
+use super::pairs::{Join, PARTS};
 use super::simd::Simd;
 use crate::backend::{ConvFrame, Term, Window};
+
+/// What a term is computed from.
+#[derive(Clone, Copy)]
+pub(super) struct Input {
+    pub band: *const f32,
+    pub extent: Extent,
+    /// Room for the products of a panel, where pixels are computed in pairs.
+    pub products: *mut f32,
+}
 
 /// One panel of one phase over one area.
 pub(super) struct Pass<'a> {
@@ -23,16 +33,14 @@ impl Pass<'_> {
     ///
     /// # Safety
     /// As [`Job::area`], and the band is that of the term.
-    pub unsafe fn term<S: Simd>(
-        &self,
-        term: &Term,
-        add: bool,
-        band: *const f32,
-        extent: Extent,
-        finish: Option<*mut Moments>,
-    ) {
+    pub unsafe fn term<S: Simd>(&self, term: &Term, add: bool, input: Input, finish: Option<*mut Moments>) {
         let layout = self.job.op.layout;
         let shortcut = u64::from(term.slab) == layout.slabs;
+        if self.job.geometry.paired && !shortcut {
+            // SAFETY: as the caller vouches.
+            return unsafe { self.pairs::<S>(term, add, input, finish) };
+        }
+        let Input { band, extent, .. } = input;
         let side = if shortcut { 1 } else { layout.window.side() as usize };
         let stride = if shortcut { 1 } else { self.job.geometry.stride };
         let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
@@ -49,7 +57,7 @@ impl Pass<'_> {
             step: stride * BLOCK,
             taps: &taps[..side * side],
             cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
-            weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel),
+            weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel, 0),
             width,
             out: std::ptr::null_mut(),
             out_step: self.step(),
@@ -73,6 +81,53 @@ impl Pass<'_> {
                         narrow::<S>(&tile, right - left, channels);
                     }
                 }
+                if let Some(moments) = finish {
+                    self.finish::<S>(y, moments);
+                }
+            }
+        }
+    }
+
+    /// A term in pairs of pixels: part by part, so that the weights of one stay near for the whole area.
+    ///
+    /// # Safety
+    /// As [`Pass::term`].
+    unsafe fn pairs<S: Simd>(&self, term: &Term, add: bool, input: Input, finish: Option<*mut Moments>) {
+        let layout = self.job.op.layout;
+        let Input { band, extent, products } = input;
+        let (channels, width) = pack::panel(layout.cout as usize, self.panel);
+        let taps = [0, 1, 2].map(|row| row * extent.columns * BLOCK);
+        let planes = (layout.cin as usize).div_ceil(BLOCK) * extent.block();
+        let pairs = self.area.height * extent.columns;
+        let tiles = pairs.div_ceil(S::PIXELS);
+        // SAFETY: tiles lie inside the area, and their taps inside its band; there is room for the products of all pairs.
+        unsafe {
+            for (number, index) in (0..PARTS).flat_map(|number| (0..tiles).map(move |index| (number, index))) {
+                let (first, end) = part(pairs, tiles, index);
+                let tile = Tile {
+                    band: band.add(number * planes + first * BLOCK),
+                    block: extent.block(),
+                    step: BLOCK,
+                    taps: &taps,
+                    cin: layout.cin as usize,
+                    weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel, number),
+                    width,
+                    out: products.add((number * pairs + first) * PANEL),
+                    out_step: PANEL,
+                    add: false,
+                };
+                S::tile(&tile, end - first);
+            }
+            for y in 0..self.area.height {
+                S::enter(Join {
+                    products: products.add(y * extent.columns * PANEL),
+                    part: pairs * PANEL,
+                    out: self.row(y, self.frame.out.0),
+                    step: self.step(),
+                    pixels: self.area.width,
+                    channels,
+                    add,
+                });
                 if let Some(moments) = finish {
                     self.finish::<S>(y, moments);
                 }

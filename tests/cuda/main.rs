@@ -8,6 +8,7 @@ mod context;
 mod driver;
 mod laid;
 mod large;
+mod limits;
 mod memory;
 mod numbers;
 mod streams;

@@ -99,7 +99,7 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
     /// What comes now waits for what is in the host's stream.
-    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
+    fn begin(&self, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
@@ -121,16 +121,6 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether [`Backend::conv`] may write an output over the frame that is added to it. It is then never interrupted.
     fn adds_in_place(&self) -> bool;
-
-    /// What comes now may be computed `apart` from the rest, at the same time; with `waits` it begins when the other side has
-    /// come to where it called [`Backend::mark`] last. All frames that both sides use are ordered in this way.
-    fn turn(&self, _: &mut Self::Memory, _apart: bool, _waits: bool) -> Result<()> {
-        Ok(())
-    }
-    /// See [`Backend::turn`].
-    fn mark(&self, _: &mut Self::Memory) -> Result<()> {
-        Ok(())
-    }
 
     /// Host tensor to activations.
     fn load(&self, memory: &mut Self::Memory, op: &LoadOp, stop: &mut Stop) -> Result<()>;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use super::ledger::{Held, Ledger};
-use super::runner::{Ends, Places, Runner, Watch};
+use super::runner::{Ends, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
@@ -47,7 +47,7 @@ pub struct Engine<B: Backend> {
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
     warnings: Vec<String>,
-    /// The last plan that took some looking for, as hosts ask for it before they run it.
+    /// The last plan, as hosts ask for it before they run it and a tight limit takes some looking.
     planned: Mutex<Option<(Asked, Blueprint)>>,
 }
 
@@ -332,10 +332,15 @@ impl<B: Backend> Engine<B> {
         let total = schedule.layout().work(job.input.shape().frames);
         let mut watch = Watch::new(control, stage_name(job.direction), total);
         let ends = Ends { input: Some(job.input), output: Some(job.output), logvar: job.logvar, ..Ends::default() };
-        let mut places = Places::new(blueprint.places());
-        self.backend.turn(memory, false, false)?;
-        let mut runner =
-            Runner { backend: &*self.backend, weights, memory, places: &mut places, settings: &self.settings, ends };
+        let mut runner = Runner {
+            backend: &*self.backend,
+            weights,
+            memory,
+            scratch: blueprint.scratch_offset(),
+            bands: blueprint.bands(),
+            settings: &self.settings,
+            ends,
+        };
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |step| step.work(&side.network));
@@ -425,10 +430,8 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
-        let result = self
-            .backend
-            .begin(&mut workspace.memory, stream)
-            .and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        let result =
+            self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {
@@ -452,7 +455,7 @@ impl<B: Backend> Session for Engine<B> {
             Arc::clone(&self.backend),
             weights,
             workspace,
-            Places::new(blueprint.places()),
+            (blueprint.scratch_offset(), blueprint.bands()),
             job,
             self.settings.clone(),
             (self.place, input),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::runner::{Ends, Places, Runner, Watch};
+use super::runner::{Ends, Runner, Watch};
 use super::session::{Workspace, stage_name, stream_for};
 use super::settings::Settings;
 use super::weights::Share;
@@ -17,7 +17,9 @@ pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    places: Places,
+    /// Of the workspace: offset of the scratch; offset and bytes of the bands.
+    scratch: u64,
+    bands: (u64, u64),
     job: Job,
     settings: Settings,
     place: Place,
@@ -35,7 +37,7 @@ impl<B: Backend> Streaming<B> {
         backend: Arc<B>,
         weights: Share<B>,
         workspace: Workspace<B>,
-        places: Places,
+        (scratch, bands): (u64, (u64, u64)),
         job: Job,
         settings: Settings,
         (place, input): (Place, Shape),
@@ -44,7 +46,8 @@ impl<B: Backend> Streaming<B> {
             backend,
             weights,
             workspace,
-            places,
+            scratch,
+            bands,
             job,
             settings,
             place,
@@ -68,7 +71,8 @@ impl<B: Backend> Streaming<B> {
             backend: &*self.backend,
             weights: &self.weights,
             memory: &mut self.workspace.memory,
-            places: &mut self.places,
+            scratch: self.scratch,
+            bands: self.bands,
             settings: &self.settings,
             ends,
         };
@@ -102,7 +106,7 @@ impl<B: Backend> Stream for Streaming<B> {
             job.load();
         }
         let mut loaded = Ok(());
-        while let (Ok(()), Some(Step::Load { .. } | Step::Turn { .. })) = (&loaded, job.front()) {
+        while let (Ok(()), Some(Step::Load { .. })) = (&loaded, job.front()) {
             loaded = runner.run(job, &mut || false);
             job.done();
         }
@@ -123,7 +127,7 @@ impl<B: Backend> Stream for Streaming<B> {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
-        self.backend.begin(&mut self.workspace.memory, stream)?;
+        self.backend.begin(stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, job) =

@@ -18,8 +18,8 @@ mod work;
 pub use cut::{Cut, Past};
 pub use job::{Job, Layout, Order, Region, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Blueprint, Pinned, Request, Unplannable, WorkerPlaces};
-pub use slots::{Pools, Slot, SlotPool, Worker};
+pub use search::{Blueprint, Pinned, Request, Unplannable};
+pub use slots::{Pools, Slot, SlotPool};
 pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 

@@ -6,9 +6,8 @@
     python footage.py DIR                                        # -> footage.npz, heldout.npz, whole.npz
 
 Needs numpy, av and pillow. footage.npz (trained on): public-domain and CC0 photographs of scikit-image and the CC0
-night film of Kivy. heldout.npz (only evaluated): 17 frames each of four
-other films, their middle square brought to 256 x 256. whole.npz (only evaluated): whole frames of three of them, in
-their own size or half of it.
+night film of Kivy. heldout.npz (only evaluated): 17 frames each of four other films, their middle square
+brought to 256 x 256. whole.npz (only evaluated): whole frames of three of them, in their own size or half of it.
 """
 import pathlib
 import sys

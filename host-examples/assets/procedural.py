@@ -121,14 +121,15 @@ def texture_bank(rng, n, device, stills=(), s=256):
     return torch.cat(bank).clamp(0, 1)
 
 
-def render(rng, n, bank, t=17, size=256, shapes=24, bare=0.0):
+def render(rng, n, bank, t=17, size=256, shapes=24, bare=0.0, fast=0.0):
     """n clips [n, 3, t, size, size] in 0..1: a textured or graded ground and moving shapes, under a moving camera.
-    `bare`: the share of clips without shapes."""
+    `bare`: the share of clips without shapes; `fast`: the share with several times the usual motion."""
     device = bank.device
     put = lambda a: torch.from_numpy(np.asarray(a, "f4")).to(device)
     over = lambda a: put(a).view(n, *[1] * 3)  # one number a clip
     speed = rng.exponential(1.3, n) * (rng.random(n) > 0.12)  # pixels a frame; 12 % of the clips stand still
-    moving = speed > 0
+    haste = np.where(rng.random(n) < fast, rng.uniform(2, 8, n), 1.0) if fast else np.ones(n)
+    speed, moving = speed * np.sqrt(haste), speed > 0
     time_ = torch.arange(t, device=device, dtype=torch.float32).view(1, t, 1, 1)
 
     # Camera: pan with a wobble, zoom, rotation. Coordinates are pixels from the middle of the picture.
@@ -166,8 +167,8 @@ def render(rng, n, bank, t=17, size=256, shapes=24, bare=0.0):
         shown = k < count
         if not shown.any(): break
         r = size * 0.4 * (0.08 + 0.92 * rng.power(0.6, n)) if k < 4 else np.minimum(5 / rng.random(n) ** 0.9, size * 0.25)
-        v = rng.exponential(1.2, n) * moving * (rng.random(n) < 0.7)
-        a, spin = rng.uniform(0, 2 * math.pi, n), rng.normal(0, 0.02, n) * moving
+        v = rng.exponential(1.2, n) * moving * (rng.random(n) < 0.7) * haste
+        a, spin = rng.uniform(0, 2 * math.pi, n), rng.normal(0, 0.02, n) * moving * haste
         aspect = np.exp(rng.uniform(-0.9, 0.9, n))
         x = wx - over(rng.uniform(-0.65, 0.65, n) * size) - over(v * np.cos(a)) * time_
         y = wy - over(rng.uniform(-0.65, 0.65, n) * size) - over(v * np.sin(a)) * time_

@@ -58,7 +58,7 @@ class Material:
         real = [self.cut(films[i % len(films)], side) for i in range(count // 8)] if films else []
         if real: self.pool[:len(real)] = torch.stack(real).to(device)
         for i in range(len(real), count, chunk):
-            made = bytes_of(render(self.rng, min(chunk, count - i), bank, size=side, bare=0.3))
+            made = bytes_of(render(self.rng, min(chunk, count - i), bank, size=side, bare=0.3, fast=0.3))
             self.pool[i:i + chunk] = made
             if device.type == "cuda": torch.cuda.synchronize()
             if time.time() > deadline:  # a slow card trains on a smaller pool

@@ -244,11 +244,13 @@ def fit(a, model, material, seconds, watch=None):
     device = material.device
     steps, shapes = Steps(a, model, device), batch_shapes(a.pixels, device.type == "cuda")
     if steps.gpu:
+        torch.backends.cudnn.benchmark = True
         try:
             for s in shapes: steps.capture(material.batch(*s[:3]))
         except RuntimeError as e:
             log(f"no graphs on this machine, plain steps instead: {e}")
             steps.graphs.clear()
+        torch.backends.cudnn.benchmark = False  # evaluation has other sizes, each too rare to be worth a search
     rng, step, begin, curve = np.random.default_rng(a.seed + 1), 0, time.time(), []
     said, late, seen = begin, 0.6, []
     while (done := (time.time() - begin) / seconds) < 1 and step < a.steps:
@@ -405,13 +407,12 @@ def main():
 
     def watch(ema, curve):
         """Saves the averaged weights and measures them, on a part of the tests so that it takes little time."""
-        with torch.backends.cudnn.flags(enabled=True, benchmark=False):
-            w = unit_latent(ema, judge, sample)
-            export(w, a.groups, a.out)
-            judge.load_state_dict(w)
-            db = {k: evaluate(judge, [c[:9] for c in v[:4]])["mean_psnr"] for k, v in tests.items()}
+        w = unit_latent(ema, judge, sample)
+        export(w, a.groups, a.out)
+        judge.load_state_dict(w)
+        db = {k: evaluate(judge, [c[:9] for c in v[:4]])["mean_psnr"] for k, v in tests.items()}
         history.append([curve[-1][1], db])
-        log(f"  held out, first 9 frames: " + ", ".join(f"{k} {v}" for k, v in db.items()))
+        log("  held out, first 9 frames: " + ", ".join(f"{k} {v}" for k, v in db.items()))
 
     span = max(1.0, STARTED + a.seconds - a.reserve - time.time())
     log(f"training for {span:.0f} s, batches {[s[:3] for s in batch_shapes(a.pixels, gpu)]}")
@@ -420,7 +421,6 @@ def main():
     trained = time.time() - began
     log(f"{steps} steps in {trained:.0f} s")
 
-    torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     half = export(unit_latent(ema, judge, sample), a.groups, a.out)
     judge.load_state_dict({k: v.float() for k, v in half.items()})

@@ -88,6 +88,10 @@ pub trait Backend: Send + Sync + 'static {
     /// `outputs`. `None` where the device's memory is the host's, so that there is nothing to move.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
 
+    /// Bytes of its own memory that the device takes to reach so much pinned host memory.
+    fn mapping_bytes(&self, _: u64) -> u64 {
+        0
+    }
     /// `bytes` of device memory, and pinned host memory beside it.
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Self::Memory>;
     /// Whether some of the host memory could not be pinned, so that moving it takes longer than planned.
@@ -95,7 +99,7 @@ pub trait Backend: Send + Sync + 'static {
         false
     }
     /// What comes now waits for what is in the host's stream.
-    fn begin(&self, host: Option<HostStream>) -> Result<()>;
+    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
@@ -117,6 +121,16 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether [`Backend::conv`] may write an output over the frame that is added to it. It is then never interrupted.
     fn adds_in_place(&self) -> bool;
+
+    /// What comes now may be computed `apart` from the rest, at the same time; with `waits` it begins when the other side has
+    /// come to where it called [`Backend::mark`] last. All frames that both sides use are ordered in this way.
+    fn turn(&self, _: &mut Self::Memory, _apart: bool, _waits: bool) -> Result<()> {
+        Ok(())
+    }
+    /// See [`Backend::turn`].
+    fn mark(&self, _: &mut Self::Memory) -> Result<()> {
+        Ok(())
+    }
 
     /// Host tensor to activations.
     fn load(&self, memory: &mut Self::Memory, op: &LoadOp, stop: &mut Stop) -> Result<()>;

@@ -12,7 +12,7 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::Direction;
-use crate::plan::{Banded, BandedFrame, Job, Layout, Pools, Slot, SlotPool, Step};
+use crate::plan::{Banded, BandedFrame, Job, Layout, Pools, Slot, SlotPool, Step, Worker, WorkerPlaces};
 use crate::tensor::{DType, View};
 
 /// The range that the authors clamp the log-variance to.
@@ -28,13 +28,29 @@ pub struct Ends<'a> {
     pub output_first: u64,
 }
 
+/// Where workers have their scratch and bands, and whose turn it is; kept from one call of a stream to the next.
+#[derive(Clone, Copy)]
+pub struct Places {
+    workers: [WorkerPlaces; 2],
+    now: Worker,
+}
+
+impl Places {
+    pub fn new(workers: [WorkerPlaces; 2]) -> Places {
+        Places { workers, now: Worker::Main }
+    }
+
+    fn of(&self) -> WorkerPlaces {
+        self.workers[self.now as usize]
+    }
+}
+
 /// Everything that steps are run with.
 pub struct Runner<'a, B: Backend> {
     pub backend: &'a B,
     pub weights: &'a Weights<B>,
     pub memory: &'a mut B::Memory,
-    pub scratch: u64,
-    pub bands: (u64, u64),
+    pub places: &'a mut Places,
     pub settings: &'a Settings,
     pub ends: Ends<'a>,
 }
@@ -47,6 +63,11 @@ impl<B: Backend> Runner<'_, B> {
         let (layout, pools) = (job.layout(), job.pools());
         let pool = &pools.frames;
         match step {
+            Step::Turn { worker, waits } => {
+                self.places.now = worker;
+                self.backend.turn(self.memory, worker == Worker::Apart, waits)
+            }
+            Step::Mark => self.backend.mark(self.memory),
             Step::Load { lane, batch, frame, into } => self.load(layout, pool, (lane, batch, frame), into, stop),
             Step::Conv { layer, input, frames } => {
                 let frames = frames.iter().map(|frame| conv_frame(pool, frame)).collect::<Result<Vec<_>>>()?;
@@ -56,7 +77,7 @@ impl<B: Backend> Runner<'_, B> {
                     input,
                     frames: &frames,
                     statistics: layer_facts.statistics,
-                    scratch: self.scratch,
+                    scratch: self.places.of().scratch,
                 };
                 self.backend.conv(self.memory, &self.weights.convs[layer], &op, stop)
             }
@@ -72,7 +93,7 @@ impl<B: Backend> Runner<'_, B> {
                 let frames = frames.collect::<Result<Vec<_>>>()?;
                 self.backend.attention(
                     self.memory,
-                    &AttentionOp { shape, frames: &frames, scratch: self.scratch },
+                    &AttentionOp { shape, frames: &frames, scratch: self.places.of().scratch },
                     stop,
                 )
             }
@@ -100,7 +121,7 @@ impl<B: Backend> Runner<'_, B> {
             map: self.input_map(layout.network.direction, from.dtype()),
             shape: region.shape,
             into: place(pool, into)?,
-            scratch: self.scratch,
+            scratch: self.places.of().scratch,
         };
         self.backend.load(self.memory, &op, stop)
     }
@@ -120,8 +141,8 @@ impl<B: Backend> Runner<'_, B> {
             keep: &keep,
             frames: &frames,
             statistics: layer.statistics,
-            scratch: self.scratch,
-            bands: self.bands,
+            scratch: self.places.of().scratch,
+            bands: self.places.of().bands,
         };
         self.backend.banded(self.memory, &self.weights.convs[step.layer], &op, stop)
     }
@@ -149,7 +170,7 @@ impl<B: Backend> Runner<'_, B> {
             left: region.left,
             fade: Blend { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear,
-            scratch: self.scratch,
+            scratch: self.places.of().scratch,
         };
         self.backend.blend(self.memory, &op, &mut || false)
     }
@@ -177,7 +198,7 @@ impl<B: Backend> Runner<'_, B> {
             batch,
             frame,
             clip_frame,
-            scratch: self.scratch,
+            scratch: self.places.of().scratch,
         };
         let never = &mut || false;
         match network.direction {

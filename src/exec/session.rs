@@ -3,8 +3,10 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use parking_lot::Mutex;
+
 use super::ledger::{Held, Ledger};
-use super::runner::{Ends, Runner, Watch};
+use super::runner::{Ends, Places, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
@@ -24,6 +26,8 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 /// The device memory a call works in, kept for the next call.
 pub struct Workspace<B: Backend> {
     pub memory: B::Memory,
+    bytes: u64,
+    /// The bytes, and what the device takes beside them to reach the host's memory.
     pub held: Held,
     host: HostMemory,
     _pinned: Held,
@@ -43,6 +47,17 @@ pub struct Engine<B: Backend> {
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
     warnings: Vec<String>,
+    /// The last plan that took some looking for, as hosts ask for it before they run it.
+    planned: Mutex<Option<(Asked, Blueprint)>>,
+}
+
+/// What a plan depends on, but for the host's free memory.
+#[derive(Clone, PartialEq)]
+struct Asked {
+    direction: Direction,
+    input: Shape,
+    limit: u64,
+    settings: Settings,
 }
 
 /// One direction of the model.
@@ -94,6 +109,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.block_bytes(bytes)
     }
 
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.backend.mapping_bytes(host)
+    }
+
     fn rates(&self) -> Rates {
         self.backend.rates()
     }
@@ -131,6 +150,7 @@ impl<B: Backend> Engine<B> {
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
             warnings: Vec::new(),
+            planned: Mutex::new(None),
         })
     }
 
@@ -162,6 +182,19 @@ impl<B: Backend> Engine<B> {
     }
 
     fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
+        let asked = Asked { direction, input, limit, settings: self.settings.clone() };
+        let mut planned = self.planned.lock();
+        match &*planned {
+            Some((same, found)) if *same == asked && found.pinned().bytes() <= self.host_limit() => Ok(found.clone()),
+            _ => {
+                let found = self.find_blueprint(direction, input, limit)?;
+                *planned = Some((asked, found.clone()));
+                Ok(found)
+            }
+        }
+    }
+
+    fn find_blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
         let network = &self.side(direction).network;
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
@@ -252,8 +285,7 @@ impl<B: Backend> Engine<B> {
     /// the other direction where both together would pass the limit.
     fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let limit = self.limit();
-        let fits =
-            |kept: &Workspace<B>| (kept.held.bytes(), kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
+        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,
@@ -300,15 +332,10 @@ impl<B: Backend> Engine<B> {
         let total = schedule.layout().work(job.input.shape().frames);
         let mut watch = Watch::new(control, stage_name(job.direction), total);
         let ends = Ends { input: Some(job.input), output: Some(job.output), logvar: job.logvar, ..Ends::default() };
-        let mut runner = Runner {
-            backend: &*self.backend,
-            weights,
-            memory,
-            scratch: blueprint.scratch_offset(),
-            bands: blueprint.bands(),
-            settings: &self.settings,
-            ends,
-        };
+        let mut places = Places::new(blueprint.places());
+        self.backend.turn(memory, false, false)?;
+        let mut runner =
+            Runner { backend: &*self.backend, weights, memory, places: &mut places, settings: &self.settings, ends };
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |step| step.work(&side.network));
@@ -328,8 +355,8 @@ fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
     let host = host_of(blueprint);
     let memory = backend.allocate(blueprint.workspace_bytes(), host)?;
-    let held = ledger.hold(blueprint.workspace_bytes());
-    Ok(Workspace { memory, held, host, _pinned: ledger.hold_pinned(host.bytes()) })
+    let held = ledger.hold(blueprint.workspace_bytes() + blueprint.mapping_bytes());
+    Ok(Workspace { memory, bytes: blueprint.workspace_bytes(), held, host, _pinned: ledger.hold_pinned(host.bytes()) })
 }
 
 fn host_of(blueprint: &Blueprint) -> HostMemory {
@@ -398,8 +425,10 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
-        let result =
-            self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        let result = self
+            .backend
+            .begin(&mut workspace.memory, stream)
+            .and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {
@@ -423,7 +452,7 @@ impl<B: Backend> Session for Engine<B> {
             Arc::clone(&self.backend),
             weights,
             workspace,
-            (blueprint.scratch_offset(), blueprint.bands()),
+            Places::new(blueprint.places()),
             job,
             self.settings.clone(),
             (self.place, input),

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::runner::{Ends, Runner, Watch};
+use super::runner::{Ends, Places, Runner, Watch};
 use super::session::{Workspace, stage_name, stream_for};
 use super::settings::Settings;
 use super::weights::Share;
@@ -17,9 +17,7 @@ pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    /// Of the workspace: offset of the scratch; offset and bytes of the bands.
-    scratch: u64,
-    bands: (u64, u64),
+    places: Places,
     job: Job,
     settings: Settings,
     place: Place,
@@ -37,7 +35,7 @@ impl<B: Backend> Streaming<B> {
         backend: Arc<B>,
         weights: Share<B>,
         workspace: Workspace<B>,
-        (scratch, bands): (u64, (u64, u64)),
+        places: Places,
         job: Job,
         settings: Settings,
         (place, input): (Place, Shape),
@@ -46,8 +44,7 @@ impl<B: Backend> Streaming<B> {
             backend,
             weights,
             workspace,
-            scratch,
-            bands,
+            places,
             job,
             settings,
             place,
@@ -71,8 +68,7 @@ impl<B: Backend> Streaming<B> {
             backend: &*self.backend,
             weights: &self.weights,
             memory: &mut self.workspace.memory,
-            scratch: self.scratch,
-            bands: self.bands,
+            places: &mut self.places,
             settings: &self.settings,
             ends,
         };
@@ -106,7 +102,7 @@ impl<B: Backend> Stream for Streaming<B> {
             job.load();
         }
         let mut loaded = Ok(());
-        while let (Ok(()), Some(Step::Load { .. })) = (&loaded, job.front()) {
+        while let (Ok(()), Some(Step::Load { .. } | Step::Turn { .. })) = (&loaded, job.front()) {
             loaded = runner.run(job, &mut || false);
             job.done();
         }
@@ -127,7 +123,7 @@ impl<B: Backend> Stream for Streaming<B> {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
-        self.backend.begin(stream)?;
+        self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, job) =

@@ -166,6 +166,7 @@ impl Clip {
 
     /// Takes the next input frame.
     pub fn load(&mut self, pools: &mut Pools, steps: &mut VecDeque<Step>) {
+        self.begin_turn(0, false, pools, steps);
         let pool = &mut pools.frames;
         let into = pool.take(self.shapes.input_bytes);
         steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
@@ -239,6 +240,8 @@ impl Clip {
         self.computed[stage] += count;
         self.closing = self.ends.get(stage) == Some(&self.computed[stage]);
 
+        let (before, after) = (self.hands_over(stage.wrapping_sub(1)), self.hands_over(stage));
+        self.begin_turn(stage, before || after, pools, steps);
         let stage_layers = &network.stages[stage];
         let repeats = repeatable(&network, stage).filter(|layer| self.cut.past[*layer] == Past::Again);
         let mut again = match repeats {
@@ -247,6 +250,10 @@ impl Clip {
         };
         let life = self.life_of_blocks(stage, 0);
         let mut x = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), pools, steps);
+        if before {
+            // What the other worker made has been read.
+            steps.push_back(Step::Mark);
+        }
         for (i, block) in stage_layers.blocks.iter().enumerate() {
             let out_life = self.life_of_blocks(stage, i + 1);
             let out = match *block {
@@ -292,7 +299,24 @@ impl Clip {
             (None, Some(next)) => self.histories[next.head].frames.extend(x),
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
+        if after {
+            steps.push_back(Step::Mark);
+        }
         debug_assert!(pools.frames.turn_is_over(), "a frame outlives its turn");
+    }
+
+    /// Whether what a stage makes goes from one worker to the other.
+    fn hands_over(&self, stage: usize) -> bool {
+        let next = stage.wrapping_add(1);
+        stage < next && next < self.network.stages.len() && self.cut.worker(stage) != self.cut.worker(next)
+    }
+
+    fn begin_turn(&self, stage: usize, waits: bool, pools: &mut Pools, steps: &mut VecDeque<Step>) {
+        if self.cut.apart.is_some() {
+            let worker = self.cut.worker(stage);
+            pools.work_for(worker);
+            steps.push_back(Step::Turn { worker, waits });
+        }
     }
 
     /// How long what comes into block `block` of a stage lives, or out of its last one. Blocks add to it where it lies, until a

@@ -1,5 +1,6 @@
 //! How a clip is cut in time, and where what is remembered of it lies. Every cut gives the same numbers.
 
+use super::slots::Worker;
 use crate::model::{Block, LayerId, Network, Time};
 use crate::tensor::{Prologue, Window};
 
@@ -22,12 +23,18 @@ pub struct Cut {
     pub chunks: Vec<u64>,
     /// Where each layer's past lies.
     pub past: Vec<Past>,
+    /// A stage that is computed apart, while the others compute: its past takes longer to move than it computes.
+    pub apart: Option<usize>,
 }
 
 impl Cut {
     /// With everything on the device.
     pub fn new(network: &Network, slice: u64, chunks: Vec<u64>) -> Cut {
-        Cut { slice, chunks, past: vec![Past::Device; network.layers.len()] }
+        Cut { slice, chunks, past: vec![Past::Device; network.layers.len()], apart: None }
+    }
+
+    pub fn worker(&self, stage: usize) -> Worker {
+        if self.apart == Some(stage) { Worker::Apart } else { Worker::Main }
     }
 
     /// Layers that work in bands.

@@ -2,6 +2,7 @@
 
 use super::Costs;
 use super::cut::PAST_FRAMES;
+use super::slots::Worker;
 use super::step::{Banded, Step};
 use super::work::layer_work;
 use crate::model::{LayerId, Network};
@@ -10,15 +11,32 @@ use crate::tensor::{FrameShape, Rates};
 /// Seconds and traffic of the steps seen so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Estimate {
-    pub seconds: f64,
+    /// Of each worker on its own.
+    workers: [f64; 2],
+    /// Of what they compute, and of what they move.
+    computing: f64,
+    moving: f64,
     /// Bytes of the past that came from the host and went there.
     pub moved: u64,
+    now: Worker,
 }
 
 impl Estimate {
     /// Of a job that is so many times as much work, done in the same way.
     pub fn times(self, factor: f64) -> Estimate {
-        Estimate { seconds: self.seconds * factor, moved: (self.moved as f64 * factor) as u64 }
+        Estimate {
+            workers: self.workers.map(|seconds| seconds * factor),
+            computing: self.computing * factor,
+            moving: self.moving * factor,
+            moved: (self.moved as f64 * factor) as u64,
+            now: self.now,
+        }
+    }
+
+    /// Two workers share the arithmetic and the bus, and are done when the slower one is.
+    pub fn seconds(&self) -> f64 {
+        let [main, apart] = self.workers;
+        if apart > 0.0 { main.max(apart).max(self.computing).max(self.moving) } else { main }
     }
 }
 
@@ -37,19 +55,22 @@ pub struct Clock<'a> {
 
 impl Clock<'_> {
     pub fn meet(&self, step: &Step, estimate: &mut Estimate) {
-        let computing = step.work(self.network) as f64 / self.rates.products;
-        let (seconds, moved) = match step {
-            Step::Banded(banded) => {
-                let (up, down) = self.moved(banded);
-                let normalising = self.passes(banded.input, banded.fresh.len());
-                let computing = computing + normalising;
-                (computing.max(self.moving(up, down)), up + down)
+        let passes = match step {
+            Step::Turn { worker, .. } => {
+                estimate.now = *worker;
+                0.0
             }
-            Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
-            _ => (computing, 0),
+            Step::Banded(banded) => self.passes(banded.input, banded.fresh.len()),
+            Step::Normalise { shape, frames, .. } => self.passes(*shape, frames.len()),
+            _ => 0.0,
         };
-        estimate.seconds += seconds;
-        estimate.moved += moved;
+        let computing = step.work(self.network) as f64 / self.rates.products + passes;
+        let (up, down) = if let Step::Banded(banded) = step { self.moved(banded) } else { (0, 0) };
+        let moving = self.moving(up, down);
+        estimate.workers[estimate.now as usize] += computing.max(moving);
+        estimate.computing += computing;
+        estimate.moving += moving;
+        estimate.moved += up + down;
     }
 
     /// What becomes of `layer` at `input` when its past leaves the device; `head` is that of its stage, with its own input.

@@ -18,8 +18,8 @@ mod work;
 pub use cut::{Cut, Past};
 pub use job::{Job, Layout, Order, Region, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Blueprint, Pinned, Request, Unplannable};
-pub use slots::{Pools, Slot, SlotPool};
+pub use search::{Blueprint, Pinned, Request, Unplannable, WorkerPlaces};
+pub use slots::{Pools, Slot, SlotPool, Worker};
 pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
@@ -45,6 +45,10 @@ pub trait Costs {
     /// What a device gives for a block of `bytes`, if it rounds up.
     fn block_bytes(&self, bytes: u64) -> u64 {
         bytes
+    }
+    /// What it takes on the device to reach so much memory of the host's.
+    fn mapping_bytes(&self, _: u64) -> u64 {
+        0
     }
     fn rates(&self) -> Rates;
 }

@@ -9,7 +9,7 @@ use super::cut::{Cut, Past, movable, repeatable};
 use super::estimate::{Clock, Estimate};
 use super::job::{Job, Layout, Order};
 use super::report::Plan;
-use super::slots::Pools;
+use super::slots::{Pools, Worker};
 use super::step::Step;
 use super::tiles::{Grid, Spacing, TileSize};
 use crate::model::{Direction, LayerId, Network};
@@ -25,12 +25,26 @@ const MOST_SMALL_TILES: u64 = 1 << 9;
 const MOST_SLICE_FRAMES: u64 = 4;
 const SLICE_SHARE: u64 = 8;
 
+/// What a worker has beside frames, as offsets into the workspace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WorkerPlaces {
+    pub scratch: u64,
+    /// Where bands begin, and their bytes.
+    pub bands: (u64, u64),
+}
+
 /// Pinned host memory of a job, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Pinned {
     pub load: u64,
     pub store: u64,
     pub past: u64,
+}
+
+impl Pinned {
+    pub fn bytes(&self) -> u64 {
+        self.load + self.store + self.past
+    }
 }
 
 /// What is to be planned.
@@ -69,11 +83,13 @@ pub struct Blueprint {
     pub(super) layout: Layout,
     frames: Option<u64>,
     pools: Pools,
-    scratch: u64,
-    /// Of the bands under way.
-    bands: u64,
+    /// Of each worker: its scratch, and its bands under way.
+    scratch: [u64; 2],
+    bands: [u64; 2],
     /// Bytes of the one block of device memory that slots, scratch and bands share.
     workspace: u64,
+    /// Of the tables through which the device reaches the host's memory.
+    mapping: u64,
     /// Of a frame that goes in, and of one that comes out.
     staging: [u64; 2],
     weight_bytes: u64,
@@ -143,8 +159,13 @@ impl Request {
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
         let mut best = self.first_that_fits(cuts, grid, costs, sizes);
-        for (cut, repeat) in self.wider_cuts().iter().flat_map(|cut| [(cut, true), (cut, false)]) {
-            let found = self.least_moved(cut, repeat, grid, costs, sizes);
+        let largest = self.largest_stage();
+        let ways = |cut: Cut| {
+            let ways = [(true, None), (false, None), (true, Some(largest)), (false, Some(largest))];
+            ways.map(|way| (cut.clone(), way))
+        };
+        for (cut, (repeat, apart)) in self.wider_cuts().into_iter().flat_map(ways) {
+            let found = self.least_moved(&Cut { apart, ..cut }, repeat, grid, costs, sizes);
             let faster = |found: &Blueprint| best.as_ref().is_none_or(|best| found.seconds() < best.seconds());
             best = found.filter(faster).or(best);
         }
@@ -277,20 +298,33 @@ impl Request {
             .collect();
         let largest = pixels.iter().copied().max().unwrap_or(1);
         let mut cuts: Vec<Cut> = Vec::new();
-        for slice in 1..=MOST_SLICE_FRAMES {
+        for slice in [1, 2, 4] {
             let slice = self.slice.unwrap_or(slice) * self.latent_rate();
-            for (cap, widening) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|cap| [1, 2, 4].map(|w| (cap, w))) {
-                let most = self.chunk.unwrap_or(MOST_CHUNK_FRAMES).min(MOST_CHUNK_FRAMES);
-                // Each halving of the resolution, which is a quarter of the pixels, takes `widening` times the frames.
-                let halvings = |pixels: u64| (largest / pixels.max(1)).ilog2() / 2;
-                let frames = |pixels: &u64| (cap * u64::pow(widening, halvings(*pixels))).clamp(1, most);
-                let cut = Cut::new(network, slice, pixels.iter().map(frames).collect());
+            // Frames at full resolution, and twice as many times as many at half of it.
+            for (most, twice) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [1, 2, 4, 8].map(|twice| (most, twice)))
+            {
+                // Each further halving of the resolution, which is a quarter of the pixels, takes twice the frames.
+                let chunk = |pixels: &u64| match (largest / pixels.max(&1)).ilog2() / 2 {
+                    0 => most,
+                    halvings => (most * twice / 2) << (halvings - 1),
+                };
+                let allowed = self.chunk.unwrap_or(MOST_CHUNK_FRAMES).min(MOST_CHUNK_FRAMES);
+                let chunks = pixels.iter().map(|pixels| chunk(pixels).clamp(1, allowed)).collect();
+                let cut = Cut::new(network, slice, chunks);
                 if !cuts.contains(&cut) {
                     cuts.push(cut);
                 }
             }
         }
         cuts
+    }
+
+    /// The stage whose frames have the most pixels.
+    fn largest_stage(&self) -> usize {
+        match self.network.direction {
+            Direction::Encode => 0,
+            Direction::Decode => self.network.stages.len() - 1,
+        }
     }
 
     /// Input frames that one latent frame stands for.
@@ -370,7 +404,8 @@ impl Request {
         let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
         let shortened = Layout { batch, ..layout.clone() };
         let rehearsed_work = shortened.work(rehearsed);
-        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
+        let mut scratch =
+            Scratch { costs, network: &self.network, known: HashMap::new(), bands: [0; 2], worker: Worker::Main };
         let network = Arc::clone(&self.network);
         let clock = Clock { network: &network, costs, rates: costs.rates() };
         let mut estimate = Estimate::default();
@@ -380,8 +415,12 @@ impl Request {
             scratch.meet(step);
             clock.meet(step, &mut estimate);
         });
-        let bands = scratch.bands;
-        let scratch = scratch.most().max(staging[0]).max(staging[1]);
+        let (bands, mut scratch) = (scratch.bands, Worker::ALL.map(|worker| scratch.most(worker)));
+        let last = network.stages.len() - 1;
+        for (stage, staging) in [(0, staging[0]), (last, staging[1])] {
+            let scratch = &mut scratch[layout.cut.worker(stage) as usize];
+            *scratch = staging.max(*scratch);
+        }
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile, those that were not rehearsed too.
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
@@ -391,7 +430,8 @@ impl Request {
             estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
         }
         let pools = pools.reserve();
-        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands);
+        let mapping = costs.mapping_bytes(pools.past.bytes());
+        let workspace = costs.block_bytes(pools.frames.bytes() + scratch.iter().chain(&bands).sum::<u64>());
         Blueprint {
             layout,
             frames,
@@ -399,6 +439,7 @@ impl Request {
             scratch,
             bands,
             workspace,
+            mapping,
             staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
@@ -418,7 +459,7 @@ struct Sizes<'a> {
 impl Sizes<'_> {
     fn fits(&mut self, blueprint: &Blueprint) -> bool {
         let bytes = blueprint.device_bytes();
-        if blueprint.host_bytes() > self.request.host_limit {
+        if blueprint.pinned().bytes() > self.request.host_limit {
             return false;
         }
         self.smallest = self.smallest.min(bytes);
@@ -433,37 +474,42 @@ impl Sizes<'_> {
 struct Scratch<'a> {
     costs: &'a dyn Costs,
     network: &'a Network,
-    known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
+    known: HashMap<(Worker, Option<LayerId>, FrameShape, u64), u64>,
     /// Of the bands under way, for the step that takes the most.
-    bands: u64,
+    bands: [u64; 2],
+    worker: Worker,
 }
 
 impl Scratch<'_> {
     fn meet(&mut self, step: &Step) {
-        let (costs, network) = (self.costs, self.network);
+        let (costs, network, worker) = (self.costs, self.network, self.worker);
         match step {
+            Step::Turn { worker, .. } => self.worker = *worker,
             Step::Conv { layer, input, frames } => {
                 let (layout, frames) = (&network.layers[*layer].layout, frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, *input, frames);
-                self.known.entry((Some(*layer), *input, frames)).or_insert_with(bytes);
+                self.known.entry((worker, Some(*layer), *input, frames)).or_insert_with(bytes);
             }
             Step::Attention { shape, frames } => {
                 let frames = frames.len() as u64;
-                self.known.entry((None, *shape, frames)).or_insert_with(|| costs.attention_scratch(*shape, frames));
+                self.known
+                    .entry((worker, None, *shape, frames))
+                    .or_insert_with(|| costs.attention_scratch(*shape, frames));
             }
             Step::Banded(banded) => {
                 let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, banded.input, frames);
-                self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
+                self.known.entry((worker, Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
                 let inputs = (banded.past.len() + banded.fresh.len()) as u64;
-                self.bands = self.bands.max(costs.band_bytes(layout, banded.input, inputs, frames).unwrap_or(0));
+                let bands = &mut self.bands[worker as usize];
+                *bands = costs.band_bytes(layout, banded.input, inputs, frames).unwrap_or(0).max(*bands);
             }
-            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
+            _ => {}
         }
     }
 
-    fn most(&self) -> u64 {
-        self.known.values().copied().max().unwrap_or(0)
+    fn most(&self, worker: Worker) -> u64 {
+        self.known.iter().filter(|(key, _)| key.0 == worker).map(|(_, bytes)| *bytes).max().unwrap_or(0)
     }
 }
 
@@ -478,22 +524,24 @@ impl Blueprint {
         self.workspace
     }
 
-    /// Where the scratch begins in that block.
-    pub fn scratch_offset(&self) -> u64 {
-        self.pools.frames.bytes()
+    /// What the device takes beside that block to reach the host's memory.
+    pub fn mapping_bytes(&self) -> u64 {
+        self.mapping
     }
 
-    /// Where the bands begin in that block, and their bytes.
-    pub fn bands(&self) -> (u64, u64) {
-        (self.bands_offset(), self.bands)
-    }
-
-    fn bands_offset(&self) -> u64 {
-        self.pools.frames.bytes() + self.scratch
+    /// Where in that block a worker's scratch begins, and where its bands, with their bytes.
+    pub fn places(&self) -> [WorkerPlaces; 2] {
+        let mut offset = self.pools.frames.bytes();
+        Worker::ALL.map(|worker| {
+            let (scratch, bands) = (self.scratch[worker as usize], self.bands[worker as usize]);
+            let places = WorkerPlaces { scratch: offset, bands: (offset + scratch, bands) };
+            offset += scratch + bands;
+            places
+        })
     }
 
     pub fn device_bytes(&self) -> u64 {
-        (self.weight_bytes + self.workspace_bytes()).max(self.load_bytes)
+        (self.weight_bytes + self.workspace_bytes() + self.mapping).max(self.load_bytes)
     }
 
     /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
@@ -502,13 +550,8 @@ impl Blueprint {
         Pinned { load, store, past: self.pools.past.bytes() }
     }
 
-    fn host_bytes(&self) -> u64 {
-        let Pinned { load, store, past } = self.pinned();
-        load + store + past
-    }
-
     fn seconds(&self) -> f64 {
-        self.estimate.seconds
+        self.estimate.seconds()
     }
 
     /// What the host is told.
@@ -531,12 +574,12 @@ impl Blueprint {
             input: self.input,
             output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),
-            host_bytes: self.host_bytes(),
+            host_bytes: self.pinned().bytes(),
             past_bytes: self.pinned().past,
             moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
-            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds()),
             weight_bytes: self.weight_bytes,
-            workspace_bytes: self.workspace_bytes(),
+            workspace_bytes: self.workspace_bytes() + self.mapping,
             slice_frames: cut.slice / rate,
             chunk_frames: cut.chunks.clone(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),

@@ -3,7 +3,20 @@
 //! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
 //! frames that are kept longer. So no frame is ever copied to be remembered. Frames that may be kept have equal slots for
 //! equal sizes: a freed slot fits the next frame of its size exactly, so memory cannot fragment however long the clip. Frames
-//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none.
+//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none. Two workers
+//! that take turns at the same time have slots of their own.
+
+/// Who computes: a job may have one stage computed apart from the others, at the same time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Worker {
+    #[default]
+    Main,
+    Apart,
+}
+
+impl Worker {
+    pub const ALL: [Worker; 2] = [Worker::Main, Worker::Apart];
+}
 
 /// How long a frame lives at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -18,12 +31,13 @@ pub enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Slot {
     Long { class: u32, index: u32 },
-    Turn { start: u64 },
+    Turn { worker: Worker, start: u64 },
 }
 
-/// Slots of one size.
+/// Slots of one size, for frames that one worker makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Class {
+    worker: Worker,
     bytes: u64,
     /// Uses of each slot; 0 is free.
     uses: Vec<u32>,
@@ -39,18 +53,31 @@ struct Span {
     uses: u32,
 }
 
+/// Frames of a worker's current turn.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct Turn {
+    /// In the order of where they lie.
+    spans: Vec<Span>,
+    /// Bytes that turns have needed, and where those reserved by the plan begin and how many there are.
+    bytes: u64,
+    reserved: Option<(u64, u64)>,
+}
+
 /// Gives out slots, always the lowest free one, and knows how many there ever had to be.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotPool {
     classes: Vec<Class>,
-    /// In the order of where they lie.
-    turn: Vec<Span>,
-    /// Bytes that turns have needed, and those reserved by the plan.
-    turn_bytes: u64,
-    turn_reserved: Option<(u64, u64)>,
+    turns: [Turn; 2],
+    /// Whose turn it is.
+    worker: Worker,
 }
 
 impl SlotPool {
+    /// What is taken from now on, is taken for this worker.
+    pub fn work_for(&mut self, worker: Worker) {
+        self.worker = worker;
+    }
+
     /// A free slot of `bytes`, used once.
     pub fn take(&mut self, bytes: u64) -> Slot {
         let class = self.class(bytes);
@@ -68,25 +95,27 @@ impl SlotPool {
         if life == Life::Long {
             return (0..count).map(|_| self.take(bytes)).collect();
         }
+        let worker = self.worker;
+        let turn = &mut self.turns[worker as usize];
         let needed = bytes * count as u64;
         let mut start = 0;
-        let at = self.turn.iter().position(|span| {
+        let at = turn.spans.iter().position(|span| {
             let fits = span.start - start >= needed;
             if !fits {
                 start = span.start + span.bytes;
             }
             fits
         });
-        let at = at.unwrap_or(self.turn.len());
+        let at = at.unwrap_or(turn.spans.len());
         let starts: Vec<u64> = (0..count as u64).map(|i| start + i * bytes).collect();
-        self.turn.splice(at..at, starts.iter().map(|start| Span { start: *start, bytes, uses: 1 }));
-        self.turn_bytes = self.turn_bytes.max(start + needed);
-        starts.into_iter().map(|start| Slot::Turn { start }).collect()
+        turn.spans.splice(at..at, starts.iter().map(|start| Span { start: *start, bytes, uses: 1 }));
+        turn.bytes = turn.bytes.max(start + needed);
+        starts.into_iter().map(|start| Slot::Turn { worker, start }).collect()
     }
 
     /// Whether the turn has left nothing behind.
     pub fn turn_is_over(&self) -> bool {
-        self.turn.is_empty()
+        self.turns[self.worker as usize].spans.is_empty()
     }
 
     /// Whether nobody but the asker uses a slot.
@@ -104,8 +133,8 @@ impl SlotPool {
         let uses = self.uses(slot);
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
-        if let (0, Slot::Turn { start }) = (*uses, slot) {
-            self.turn.retain(|span| span.start != start);
+        if let (0, Slot::Turn { worker, start }) = (*uses, slot) {
+            self.turns[worker as usize].spans.retain(|span| span.start != start);
         }
     }
 
@@ -124,14 +153,19 @@ impl SlotPool {
             offset += class.bytes * class.uses.len() as u64;
             class.uses.fill(0);
         }
-        self.turn.clear();
-        self.turn_reserved = Some((offset, self.turn_bytes));
+        for turn in &mut self.turns {
+            turn.spans.clear();
+            turn.reserved = Some((offset, turn.bytes));
+            offset += turn.bytes;
+        }
+        self.worker = Worker::Main;
         self
     }
 
     /// Bytes of all slots.
     pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.turn_bytes
+        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>()
+            + self.turns.iter().map(|turn| turn.bytes).sum::<u64>()
     }
 
     /// The offset of a slot; `None` if the run took more slots than its rehearsal, which would be a bug in the plan.
@@ -143,21 +177,24 @@ impl SlotPool {
                 ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
             }
             // A turn that took more than planned has grown what it needs.
-            Slot::Turn { start } => {
-                let (base, bytes) = self.turn_reserved?;
-                (self.turn_bytes == bytes).then_some(base + start)
+            Slot::Turn { worker, start } => {
+                let turn = &self.turns[worker as usize];
+                let (base, bytes) = turn.reserved?;
+                (turn.bytes == bytes).then_some(base + start)
             }
         }
     }
 
     #[cfg(test)]
     pub fn in_use(&self) -> usize {
-        self.turn.len() + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
+        self.turns.iter().map(|turn| turn.spans.len()).sum::<usize>()
+            + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
     }
 
     fn class(&mut self, bytes: u64) -> usize {
-        self.classes.iter().position(|c| c.bytes == bytes).unwrap_or_else(|| {
-            self.classes.push(Class { bytes, uses: Vec::new(), reserved: None });
+        let worker = self.worker;
+        self.classes.iter().position(|c| (c.bytes, c.worker) == (bytes, worker)).unwrap_or_else(|| {
+            self.classes.push(Class { worker, bytes, uses: Vec::new(), reserved: None });
             self.classes.len() - 1
         })
     }
@@ -165,8 +202,8 @@ impl SlotPool {
     fn uses(&mut self, slot: Slot) -> &mut u32 {
         match slot {
             Slot::Long { class, index } => &mut self.classes[class as usize].uses[index as usize],
-            Slot::Turn { start } => {
-                let span = self.turn.iter_mut().find(|span| span.start == start);
+            Slot::Turn { worker, start } => {
+                let span = self.turns[worker as usize].spans.iter_mut().find(|span| span.start == start);
                 &mut span.expect("a slot of this turn").uses
             }
         }
@@ -181,6 +218,11 @@ pub struct Pools {
 }
 
 impl Pools {
+    pub fn work_for(&mut self, worker: Worker) {
+        self.frames.work_for(worker);
+        self.past.work_for(worker);
+    }
+
     pub fn reserve(self) -> Pools {
         Pools { frames: self.frames.reserve(), past: self.past.reserve() }
     }

@@ -1,6 +1,6 @@
 //! The steps of a schedule, in the vocabulary of layers, frames and slots.
 
-use super::slots::Slot;
+use super::slots::{Slot, Worker};
 use crate::model::LayerId;
 use crate::tensor::FrameShape;
 
@@ -44,6 +44,13 @@ pub struct Banded {
 /// Steps run one after the other; a slot may be used again by any later step once its last reader has run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
+    /// What comes now is for this worker. With `waits` it waits for what the other one marked last.
+    Turn {
+        worker: Worker,
+        waits: bool,
+    },
+    /// The current worker has come so far that the other one may go on.
+    Mark,
     /// Input frame `frame` of clip `batch`, the part of it that `lane` works on.
     Load {
         lane: usize,

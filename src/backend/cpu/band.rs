@@ -48,6 +48,29 @@ pub(super) fn table(into: &mut [f32], statistics: &[f32], gamma: &[f32], beta: &
     }
 }
 
+/// Mean, scale and shift of the channels from `channel` on. Of no meaning without a norm.
+///
+/// # Safety
+/// With a norm, the table has these channels; the processor has `S`.
+#[inline(always)]
+pub(super) unsafe fn factors<S: Simd, const NORM: bool>(table: &[f32], channel: usize) -> [S::V; 3] {
+    if !NORM {
+        return [S::splat(0.0); 3];
+    }
+    let (padded, table) = (table.len() / 3, table.as_ptr().wrapping_add(channel));
+    // SAFETY: as the caller vouches.
+    unsafe { [S::load(table), S::load(table.add(padded)), S::load(table.add(2 * padded))] }
+}
+
+#[inline(always)]
+pub(super) fn prologue<S: Simd, const NORM: bool, const SILU: bool>(
+    value: S::V,
+    [mean, scale, shift]: [S::V; 3],
+) -> S::V {
+    let value = if NORM { S::fma(S::sub(value, mean), scale, shift) } else { value };
+    if SILU { silu::<S>(value) } else { value }
+}
+
 /// The band that `area` sees through the window of `geometry`.
 ///
 /// # Safety
@@ -93,7 +116,7 @@ pub(super) unsafe fn fill<S: Simd>(source: &Source, top: isize, left: isize, ext
                     into: line.add(first * BLOCK),
                     block: extent.block(),
                     prologue: source.prologue,
-                    table: source.table.as_ptr(),
+                    table: source.table,
                 });
             }
         }
@@ -101,7 +124,7 @@ pub(super) unsafe fn fill<S: Simd>(source: &Source, top: isize, left: isize, ext
 }
 
 /// A run of pixels, normalised and sorted into blocks.
-struct Row {
+struct Row<'a> {
     from: *const f32,
     from_step: usize,
     pixels: usize,
@@ -109,10 +132,10 @@ struct Row {
     into: *mut f32,
     block: usize,
     prologue: Prologue,
-    table: *const f32,
+    table: &'a [f32],
 }
 
-impl Op for Row {
+impl Op for Row<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: whoever made the row vouches for it.
@@ -126,7 +149,7 @@ impl Op for Row {
     }
 }
 
-impl Row {
+impl Row<'_> {
     /// # Safety
     /// As [`Op::run`].
     #[inline(always)]
@@ -164,20 +187,11 @@ impl Row {
         channel: usize,
         into: *mut f32,
     ) {
-        let padded = self.channels.next_multiple_of(BLOCK);
         for lane in (0..BLOCK).step_by(S::LANES) {
             // SAFETY: the table is padded to whole blocks; `from` and `into` are one block each.
             unsafe {
-                let mut v = S::load(from.add(lane));
-                if NORM {
-                    let table = self.table.add(channel + lane);
-                    let centred = S::sub(v, S::load(table));
-                    v = S::fma(centred, S::load(table.add(padded)), S::load(table.add(2 * padded)));
-                }
-                if SILU {
-                    v = silu::<S>(v);
-                }
-                S::store(into.add(lane), v);
+                let factors = factors::<S, NORM>(self.table, channel + lane);
+                S::store(into.add(lane), prologue::<S, NORM, SILU>(S::load(from.add(lane)), factors));
             }
         }
     }

@@ -2,40 +2,46 @@
 //!
 //! A task takes one area of one output frame and some panels of output channels. For each term it prepares the band of
 //! input that the area sees, then goes through the panels: weights of a panel are read from memory once and
-//! used for all pixels of the area. Sums wait in the output frame from one term to the next. Every output is one
-//! chain of additions in the order of terms, blocks of channels, taps and channels, however the work is cut.
+//! used for all pixels of the area. Sums wait in the output frame from one term to the next. Every output is a sum in
+//! the order of terms, blocks of channels, taps and channels, however the work is cut.
 
 use super::band::{self, Extent, Source};
 use super::geometry::{Area, Geometry, groups, part};
-use super::kernel::{BLOCK, FEW, FEW_PIXELS, PANEL, Tile, dots};
+use super::kernel::BLOCK;
 use super::memory::{ALIGN, Memory, Shared};
-use super::norm::{Moments, Row, conclude};
+use super::norm::{Moments, conclude};
 use super::pack::{self, Conv};
+use super::pairs;
+use super::pass::{Input, Pass};
 use super::pool::Pool;
 use super::simd::Simd;
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Stop, Term, Window};
+use crate::backend::{ConvLayout, ConvOp, Prologue, Stop, Term, Window};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
-/// Where things lie in the scratch of an operation: the moments of all frames, then a band and a table for each slot.
+/// Where things lie in the scratch of an operation: the moments of all frames, then a band, products and a table for each
+/// slot.
 struct Scratch {
     moments_of_frame: u64,
     slots: u64,
     slot: u64,
     band: u64,
+    products: u64,
 }
 
 impl Scratch {
     fn new(layout: &ConvLayout, geometry: &Geometry, frames: u64, threads: usize) -> Scratch {
         let panels = pack::panels(layout.cout as usize) as u64 * layout.window.phases();
         let band = geometry.band(layout) as u64 * 4;
+        let products = geometry.products() as u64 * 4;
         let table = if layout.prologue == Prologue::None { 0 } else { padded(layout.cin) * 3 * 4 };
         let areas = geometry.areas() as u64;
         Scratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (band + table).next_multiple_of(ALIGN),
+            slot: (band + products + table).next_multiple_of(ALIGN),
             band,
+            products,
         }
     }
 
@@ -71,14 +77,14 @@ pub(super) fn run<S: Simd>(pool: &Pool, memory: &mut Memory, conv: &Conv, op: &C
     Ok(())
 }
 
-struct Job<'a> {
-    op: &'a ConvOp<'a>,
-    conv: &'a Conv,
-    geometry: Geometry,
+pub(super) struct Job<'a> {
+    pub op: &'a ConvOp<'a>,
+    pub conv: &'a Conv,
+    pub geometry: Geometry,
     base: Shared,
     scratch: Scratch,
     panels: usize,
-    output: FrameShape,
+    pub output: FrameShape,
 }
 
 impl<'a> Job<'a> {
@@ -131,7 +137,7 @@ impl<'a> Job<'a> {
     }
 
     /// The address at an offset in bytes that `new` has checked.
-    fn at(&self, offset: u64) -> *mut f32 {
+    pub fn at(&self, offset: u64) -> *mut f32 {
         self.base.get().wrapping_byte_add(offset as usize)
     }
 
@@ -174,7 +180,8 @@ impl<'a> Job<'a> {
                     let pass = Pass { job: self, frame, area, phase, panel: panel % self.panels };
                     let moments = if moments.is_null() { moments } else { moments.add(panel) };
                     let finish = (number == last).then_some(moments);
-                    pass.term::<S>(term, number > 0, band, extent, finish);
+                    let products = band.byte_add(self.scratch.band as usize);
+                    pass.term::<S>(term, number > 0, Input { band, extent, products }, finish);
                 }
             }
             if frame.terms.is_empty() {
@@ -212,11 +219,11 @@ impl<'a> Job<'a> {
         }
         let mut table: &mut [f32] = &mut [];
         if layout.prologue != Prologue::None {
-            // SAFETY: the slot has room for the table behind the band, and all bytes are set before they are numbers;
+            // SAFETY: the slot has room for the table behind band and products, and all bytes are set before they are numbers;
             // the statistics follow the pixels of a frame.
             unsafe {
                 let len = 3 * padded(layout.cin) as usize;
-                let start = into.byte_add(self.scratch.band as usize);
+                let start = into.byte_add((self.scratch.band + self.scratch.products) as usize);
                 start.write_bytes(0, len);
                 table = std::slice::from_raw_parts_mut(start, len);
                 let statistics = frame.add(self.op.input.elements() as usize);
@@ -236,7 +243,12 @@ impl<'a> Job<'a> {
             phase: (0, 0),
         };
         // SAFETY: as the caller vouches.
-        unsafe { band::windowed::<S>(&source, &self.geometry, area, into) }
+        unsafe {
+            match self.geometry.paired {
+                true => pairs::band::<S>(&source, &self.geometry, area, into),
+                false => band::windowed::<S>(&source, &self.geometry, area, into),
+            }
+        }
     }
 
     fn conclude(&self, frame: usize) {
@@ -253,169 +265,5 @@ impl<'a> Job<'a> {
             )
         };
         conclude(moments, &self.geometry, layout.cout as usize, into);
-    }
-}
-
-/// One panel of one phase over one area.
-struct Pass<'a> {
-    job: &'a Job<'a>,
-    frame: &'a ConvFrame,
-    area: Area,
-    phase: usize,
-    panel: usize,
-}
-
-impl Pass<'_> {
-    /// Adds a term; after the last one, which has `finish`, each row is finished as soon as its sums are.
-    ///
-    /// # Safety
-    /// As [`Job::area`], and the band is that of the term.
-    unsafe fn term<S: Simd>(
-        &self,
-        term: &Term,
-        add: bool,
-        band: *const f32,
-        extent: Extent,
-        finish: Option<*mut Moments>,
-    ) {
-        let layout = self.job.op.layout;
-        let shortcut = u64::from(term.slab) == layout.slabs;
-        let side = if shortcut { 1 } else { layout.window.side() as usize };
-        let stride = if shortcut { 1 } else { self.job.geometry.stride };
-        let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
-        let mut taps = [0; 9];
-        for i in 0..side {
-            for j in 0..side {
-                taps[i * side + j] = ((r + i) * extent.columns + s + j) * BLOCK;
-            }
-        }
-        let (channels, width) = pack::panel(layout.cout as usize, self.panel);
-        let mut tile = Tile {
-            band,
-            block: extent.block(),
-            step: stride * BLOCK,
-            taps: &taps[..side * side],
-            cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
-            weights: self.job.conv.weights(usize::from(term.slab), self.phase, self.panel),
-            width,
-            out: std::ptr::null_mut(),
-            out_step: self.step(),
-            add,
-        };
-        let few = width <= FEW;
-        let tiles = self.area.width.div_ceil(if few { FEW_PIXELS } else { S::PIXELS });
-        for y in 0..self.area.height {
-            // SAFETY: tiles lie inside the area, and their taps inside its band.
-            unsafe {
-                let out = self.row(y, self.frame.out.0);
-                for index in 0..tiles {
-                    let (left, right) = part(self.area.width, tiles, index);
-                    tile.band = band.add((y * extent.columns + left) * stride * BLOCK);
-                    tile.out = out.add(left * self.step());
-                    if few {
-                        dots::<S>(&tile, right - left);
-                    } else if channels == width {
-                        S::tile(&tile, right - left);
-                    } else {
-                        narrow::<S>(&tile, right - left, channels);
-                    }
-                }
-                if let Some(moments) = finish {
-                    self.finish::<S>(y, moments);
-                }
-            }
-        }
-    }
-
-    /// A sum without summands.
-    ///
-    /// # Safety
-    /// As [`Job::area`].
-    unsafe fn nothing<S: Simd>(&self, moments: *mut Moments) {
-        let (channels, _) = pack::panel(self.job.op.layout.cout as usize, self.panel);
-        for y in 0..self.area.height {
-            // SAFETY: inside the area.
-            unsafe {
-                for x in 0..self.area.width {
-                    self.row(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
-                }
-                self.finish::<S>(y, moments);
-            }
-        }
-    }
-
-    /// # Safety
-    /// As [`Job::area`].
-    unsafe fn finish<S: Simd>(&self, y: usize, moments: *mut Moments) {
-        let layout = self.job.op.layout;
-        let geometry = &self.job.geometry;
-        let (channels, _) = pack::panel(layout.cout as usize, self.panel);
-        let bias = |edge| {
-            let bias = self.job.conv.bias(usize::from(self.frame.bias), self.phase, edge);
-            bias.wrapping_add(self.panel * PANEL)
-        };
-        let (mut inner, mut edge) = (0, None);
-        if layout.window == Window::Up {
-            let outer = |phase, length: usize| if phase == 0 { 0 } else { length - 1 };
-            inner = usize::from(self.area.top + y == outer(self.phase / 2, geometry.height));
-            let column = outer(self.phase % 2, geometry.width);
-            let here = column.checked_sub(self.area.left).filter(|x| *x < self.area.width);
-            edge = here.map(|x| (x, bias(inner + 2)));
-        }
-        // SAFETY: the row lies inside the area, and a residual has the output's shape.
-        unsafe {
-            let row = Row {
-                out: self.row(y, self.frame.out.0),
-                step: self.step(),
-                pixels: self.area.width,
-                channels,
-                bias: bias(inner),
-                edge,
-                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row(y, frame.0).cast_const()),
-            };
-            row.finish::<S>(moments, y);
-        }
-    }
-
-    /// Floats from a pixel of the phase to the next in the output.
-    fn step(&self) -> usize {
-        self.job.geometry.spread * self.job.op.layout.cout as usize
-    }
-
-    /// The panel's first channel in the first pixel of row `y` of the area, in a frame of the output's shape.
-    ///
-    /// # Safety
-    /// The frame lies in memory.
-    unsafe fn row(&self, y: usize, frame: u64) -> *mut f32 {
-        let (spread, output) = (self.job.geometry.spread, &self.job.output);
-        let row = (self.area.top + y) * spread + self.phase / 2;
-        let column = self.area.left * spread + self.phase % 2;
-        let pixel = row * output.width as usize + column;
-        // SAFETY: a pixel of the output.
-        unsafe { self.job.at(frame).add(pixel * output.channels as usize + self.panel * PANEL) }
-    }
-}
-
-/// A tile of a panel with fewer channels than it is wide, by way of a buffer that has room for all.
-///
-/// # Safety
-/// As [`Simd::tile`].
-#[inline(never)]
-unsafe fn narrow<S: Simd>(tile: &Tile, pixels: usize, channels: usize) {
-    let mut buffer = [0.0f32; 16 * PANEL];
-    // SAFETY: no instruction set has tiles of more than 16 pixels; of the output only its own channels are touched.
-    unsafe {
-        if tile.add {
-            for pixel in 0..pixels {
-                let from = tile.out.add(pixel * tile.out_step);
-                from.copy_to_nonoverlapping(buffer.as_mut_ptr().add(pixel * PANEL), channels);
-            }
-        }
-        let whole = Tile { out: buffer.as_mut_ptr(), out_step: PANEL, ..*tile };
-        S::tile(&whole, pixels);
-        for pixel in 0..pixels {
-            let into = tile.out.add(pixel * tile.out_step);
-            into.copy_from_nonoverlapping(buffer.as_ptr().add(pixel * PANEL), channels);
-        }
     }
 }

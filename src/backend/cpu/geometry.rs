@@ -2,7 +2,7 @@
 //! area, come out the same on any number of threads.
 
 use super::kernel::{BLOCK, PANEL};
-use super::pack;
+use super::{pack, pairs};
 use crate::backend::{ConvLayout, Window};
 use crate::tensor::FrameShape;
 
@@ -28,6 +28,8 @@ pub(super) struct Geometry {
     pub before: usize,
     /// Output pixels from one pixel of the grid to the next.
     pub spread: usize,
+    /// Whether output pixels are computed in pairs, see [`pairs`].
+    pub paired: bool,
     /// Areas in a column and in a row.
     pub rows: usize,
     pub columns: usize,
@@ -52,6 +54,7 @@ impl Geometry {
             reach,
             before,
             spread,
+            paired: pairs::paired(layout),
             rows: height,
             columns: width,
         };
@@ -74,13 +77,16 @@ impl Geometry {
         let (height, width) = (self.height, self.width);
         for columns in 1..=width {
             let w = width.div_ceil(columns);
-            let fits = pixels / self.extent(w);
+            let fits = pixels / self.columns_of_band(w);
             let h = if fits < self.reach { 1 } else { (fits - self.reach) / self.stride + 1 };
             let h = h.min((AREA_PIXELS / w).max(1)).min(height);
             let rows = height.div_ceil(h);
             let h = height.div_ceil(rows);
             let halo = (self.extent(h) * self.extent(w)) as f64 / (h * w) as f64;
-            let tiles = w.div_ceil(14) as f64 / w as f64;
+            let tiles = match self.paired {
+                true => (pairs::PARTS * (h * w.div_ceil(2)).div_ceil(14)) as f64 / (h * w) as f64,
+                false => w.div_ceil(14) as f64 / w as f64,
+            };
             let cost = halo * prologue + tiles * TILE_COST;
             // A single row too wide for the cache is taken only where nothing narrower is left.
             let spills = fits < self.reach && w > 1;
@@ -95,6 +101,11 @@ impl Geometry {
         (run - 1) * self.stride + self.reach
     }
 
+    /// Pixels of a band for a run of output pixels in a row.
+    fn columns_of_band(&self, run: usize) -> usize {
+        if self.paired { pairs::PARTS * run.div_ceil(2) } else { self.extent(run) }
+    }
+
     pub fn areas(&self) -> usize {
         self.rows * self.columns
     }
@@ -105,10 +116,16 @@ impl Geometry {
         Area { top, left, height: bottom - top, width: right - left }
     }
 
+    /// Floats of the products of all parts for one panel of the largest area.
+    pub fn products(&self) -> usize {
+        let (h, w) = (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns));
+        if self.paired { pairs::PARTS * h * w.div_ceil(2) * PANEL } else { 0 }
+    }
+
     /// Floats of the band of the largest area, of the main input or the shortcut.
     pub fn band(&self, layout: &ConvLayout) -> usize {
         let (h, w) = (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns));
-        let main = self.extent(h) * self.extent(w) * (layout.cin as usize).next_multiple_of(BLOCK);
+        let main = self.extent(h) * self.columns_of_band(w) * (layout.cin as usize).next_multiple_of(BLOCK);
         main.max(h * w * (layout.shortcut.unwrap_or(0) as usize).next_multiple_of(BLOCK))
     }
 }

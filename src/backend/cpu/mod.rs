@@ -1,7 +1,8 @@
 //! The CPU: f32 on the vectors that the processor has.
 //!
-//! [`conv`] is where the time goes; it reads bands ([`band`]) and weights ([`pack`]) with the kernels ([`kernel`]) of an
-//! instruction set ([`simd`]), and finishes rows with [`norm`]. Large memory comes from [`memory`] and nowhere else.
+//! [`conv`] is where the time goes; its passes ([`pass`]) read bands ([`band`]) and weights ([`pack`]) with the kernels
+//! ([`kernel`]) of an instruction set ([`simd`]), most of them in pairs of pixels ([`pairs`]), and finish rows with
+//! [`norm`]. Large memory comes from [`memory`] and nowhere else.
 
 mod attention;
 mod band;
@@ -12,6 +13,8 @@ mod memory;
 mod noise;
 mod norm;
 mod pack;
+mod pairs;
+mod pass;
 mod pixels;
 mod pool;
 mod simd;
@@ -213,7 +216,7 @@ impl Backend for Cpu {
         Ok(Memory { block: self.allocator.block(bytes)? })
     }
 
-    fn begin(&self, _: Option<HostStream>) -> Result<()> {
+    fn begin(&self, _: &mut Memory, _: Option<HostStream>) -> Result<()> {
         Ok(())
     }
 

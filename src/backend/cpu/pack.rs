@@ -1,11 +1,13 @@
 //! Weights in the order in which the kernel reads them.
 //!
-//! Output channels come in panels of 32; a rest of up to 16 makes a panel of 16. For each slab, phase and panel the
-//! weights lie as [block of 16 input channels][tap][input channel][output channel], so that a tile streams through
-//! them; a rest of up to 4 has the last two the other way round, see [`super::kernel::dots`]. Behind the slabs: the bias vectors, then gamma and beta of the norm.
+//! Output channels come in panels of 32; a rest of up to 16 makes a panel of 16. For each slab, phase, panel and part
+//! (see [`pairs`]) the weights lie as [block of 16 input channels][tap][input channel][output channel], so that a tile
+//! streams through them; a rest of up to 4 has the last two the other way round, see [`super::kernel::dots`]. Behind the
+//! slabs: the bias vectors, then gamma and beta of the norm.
 
 use super::kernel::{BLOCK, FEW, PANEL};
 use super::memory::{ALIGN, Block, HostAllocator};
+use super::pairs::{self, PARTS};
 use crate::backend::{ConvLayout, ConvSource, Prologue};
 use crate::error::{Error, Result};
 
@@ -39,11 +41,18 @@ fn tap_size(cout: usize, cin: usize) -> usize {
     last * PANEL * cin + panel_size(cout, cin, last)
 }
 
-/// Taps of one phase and input channels of a slab.
+/// Parts of a slab.
+fn parts(layout: &ConvLayout, slab: usize) -> usize {
+    if pairs::paired(layout) && (slab as u64) < layout.slabs { PARTS } else { 1 }
+}
+
+/// Taps of one phase, those of all parts together, and input channels of a slab.
 fn depth(layout: &ConvLayout, slab: usize) -> (usize, usize) {
+    let side = layout.window.side() as usize;
     match layout.shortcut {
         Some(cin) if slab as u64 == layout.slabs => (1, cin as usize),
-        _ => ((layout.window.side() * layout.window.side()) as usize, layout.cin as usize),
+        _ if pairs::paired(layout) => (PARTS * side, layout.cin as usize),
+        _ => (side * side, layout.cin as usize),
     }
 }
 
@@ -132,10 +141,18 @@ impl Conv {
                     continue;
                 }
                 let mut rows = packed.chunks_exact_mut(width);
-                for block in (0..cin).step_by(BLOCK) {
-                    for tap in 0..taps {
+                let parts = parts(&self.layout, slab);
+                for (part, block) in (0..parts).flat_map(|part| (0..cin).step_by(BLOCK).map(move |b| (part, b))) {
+                    for tap in 0..taps / parts {
                         for (k, row) in (block..cin.min(block + BLOCK)).zip(&mut rows) {
-                            row[..channels].copy_from_slice(&plain[from(tap, k)..][..channels]);
+                            if parts == 1 {
+                                row[..channels].copy_from_slice(&plain[from(tap, k)..][..channels]);
+                                continue;
+                            }
+                            let [g0, g1, g2] = [0, 1, 2].map(|j| &plain[from(3 * tap + j, k)..][..channels]);
+                            for (c, weight) in row[..channels].iter_mut().enumerate() {
+                                *weight = pairs::weight(part, [g0[c], g1[c], g2[c]]);
+                            }
                         }
                     }
                 }
@@ -149,11 +166,13 @@ impl Conv {
         unsafe { self.block.start().cast::<f32>().add(offset) }
     }
 
-    pub(super) fn weights(&self, slab: usize, phase: usize, panel: usize) -> *const f32 {
+    pub(super) fn weights(&self, slab: usize, phase: usize, panel: usize, part: usize) -> *const f32 {
         let (taps, cin) = depth(&self.layout, slab);
+        let cout = self.layout.cout as usize;
+        let part = part * taps / parts(&self.layout, slab) * panel_size(cout, cin, panel);
         let phase = if slab as u64 == self.layout.slabs { 0 } else { phase };
-        let before = phase * tap_size(self.layout.cout as usize, cin) + panel * PANEL * cin;
-        self.at(slab_start(&self.layout, slab) + taps * before)
+        let before = phase * tap_size(cout, cin) + panel * PANEL * cin;
+        self.at(slab_start(&self.layout, slab) + taps * before + part)
     }
 
     /// The bias of a phase and edge (both 0 but for [`crate::backend::Window::Up`]), channel 0.

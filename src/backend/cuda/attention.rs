@@ -1,11 +1,10 @@
 //! Launches attention.
 
-use super::Cuda;
 use super::conv::Slots;
 use super::geometry;
 use super::limits;
-use super::memory::Block;
 use super::params::{AttentionParams, MAX_FRAMES};
+use super::{Cuda, On};
 use crate::backend::AttentionOp;
 use crate::error::Result;
 
@@ -14,15 +13,15 @@ pub const SHARED_128: u32 = (128 + 16) << 10;
 pub const SHARED_64: u32 = SHARED_128 / 2;
 
 impl Cuda {
-    pub(super) fn launch_attention(&self, block: &Block, op: &AttentionOp) -> Result<()> {
+    pub(super) fn launch_attention(&self, on: &On, op: &AttentionOp) -> Result<()> {
         let shape = op.shape;
         limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {
             let input = Slots::new(frames.iter().map(|f| f.0.0), geometry::ALIGN);
             let out = Slots::new(frames.iter().map(|f| f.1.0), geometry::ALIGN);
             let mut params = AttentionParams {
-                input: input.address(block)?,
-                out: out.address(block)?,
+                input: input.address(on.block)?,
+                out: out.address(on.block)?,
                 in_slot_bytes: input.bytes(),
                 out_slot_bytes: out.bytes(),
                 pixels: shape.pixels() as i32,
@@ -36,7 +35,7 @@ impl Cuda {
             let queries = 8 / self.precision.bytes() * 16;
             let grid = [shape.pixels().div_ceil(queries) as u32, frames.len() as u32];
             // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the stream's work.
-            unsafe { self.kernels.attention.collect(&self.stream, grid, 256, &params)? };
+            unsafe { self.kernels.attention.collect(on.stream, grid, 256, &params)? };
         }
         Ok(())
     }

@@ -11,15 +11,14 @@ use cudarc::driver::sys;
 use super::context::Context;
 use super::conv::Band;
 use super::driver::check;
-use super::memory::Block;
 use super::norm::NormRows;
 use super::params::ConvParams;
 use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use super::weights::Conv;
-use super::{Cuda, geometry};
+use super::{Cuda, On, geometry};
 use crate::backend::{BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Precision, Term, Terms};
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -31,7 +30,7 @@ struct Place {
 
 /// The past of a job and what is under way from and to it.
 pub struct Bands {
-    past: Option<Pinned>,
+    past: Arc<Pinned>,
     upload: Stream,
     download: Stream,
     places: Vec<Place>,
@@ -42,11 +41,11 @@ pub struct Bands {
 }
 
 impl Bands {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Bands> {
+    pub fn new(context: &Arc<Context>, past: &Arc<Pinned>) -> Result<Bands> {
         let event = || Event::new(context);
         let place = || Ok(Place { fetched: event()?, normalised: event()?, computed: event()?, kept: event()? });
         Ok(Bands {
-            past: if bytes > 0 { Some(Pinned::new(context, bytes)?) } else { None },
+            past: Arc::clone(past),
             upload: Stream::new(context)?,
             download: Stream::new(context)?,
             places: (0..geometry::BANDS).map(|_| place()).collect::<Result<_>>()?,
@@ -54,11 +53,6 @@ impl Bands {
             arrived: HashMap::new(),
             context: Arc::clone(context),
         })
-    }
-
-    /// Whether the past had to be put where the copy engines are slow to reach it.
-    pub fn is_pageable(&self) -> bool {
-        self.past.as_ref().is_some_and(|past| !past.is_pinned())
     }
 
     /// Lets `stream` wait for everything that is under way, and what comes next wait for `stream`.
@@ -76,9 +70,7 @@ impl Bands {
 
     /// The address of a frame of the past.
     fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
-        let past =
-            self.past.as_ref().ok_or_else(|| Error::Internal("a layer has a past that was not planned".into()))?;
-        past.at(frame.0, bytes)
+        self.past.at(frame.0, bytes)
     }
 }
 
@@ -99,7 +91,7 @@ struct Rows {
 }
 
 impl Cuda {
-    pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, weights: &Conv, op: &BandedOp) -> Result<()> {
+    pub(super) fn launch_banded(&self, on: &On, bands: &mut Bands, weights: &Conv, op: &BandedOp) -> Result<()> {
         let height = op.input.height;
         let rows = geometry::band_rows(op.layout, op.input, op.frames.len() as u64);
         for frame in op.past {
@@ -111,14 +103,14 @@ impl Cuda {
         for top in (0..height).step_by(rows as usize) {
             let own = top..(top + rows).min(height);
             let seen = top.saturating_sub(geometry::HALO)..(own.end + geometry::HALO).min(height);
-            let band = self.fetch_band(block, bands, weights, op, Rows { own, seen })?;
+            let band = self.fetch_band(on, bands, weights, op, Rows { own, seen })?;
             // A band's input is read before the band above it is written, which may be over that input.
             if let Some(above) = fetched.replace(band) {
-                params = Some(self.compute_band(block, bands, weights, op, above)?);
+                params = Some(self.compute_band(on, bands, weights, op, above)?);
             }
         }
         if let Some(last) = fetched {
-            params = Some(self.compute_band(block, bands, weights, op, last)?);
+            params = Some(self.compute_band(on, bands, weights, op, last)?);
         }
         for (_, frame) in op.keep {
             let arrived = match bands.arrived.remove(&frame.0) {
@@ -129,7 +121,7 @@ impl Cuda {
             bands.arrived.insert(frame.0, arrived);
         }
         match params {
-            Some(params) => self.launch_statistics(&conv_of(op), &params),
+            Some(params) => self.launch_statistics(on, &conv_of(op), &params),
             None => Ok(()),
         }
     }
@@ -137,7 +129,7 @@ impl Cuda {
     /// Brings the input of a band to its place: the past from the host, fresh frames by normalising them.
     fn fetch_band(
         &self,
-        block: &Block,
+        on: &On,
         bands: &mut Bands,
         weights: &Conv,
         op: &BandedOp,
@@ -152,7 +144,7 @@ impl Cuda {
         bands.upload.wait_for(&place.computed)?;
         bands.upload.wait_for(&place.kept)?;
         for (i, past) in op.past.iter().enumerate() {
-            let to = block.at(input.at(i).0, bytes)?;
+            let to = on.block.at(input.at(i).0, bytes)?;
             let from = bands.at(*past, whole)?.wrapping_add((rows.seen.start * row) as usize);
             // SAFETY: both regions are that long; the place is free, and the past stays until its own layer is done.
             let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes as usize, bands.upload.handle()) };
@@ -160,22 +152,22 @@ impl Cuda {
         }
         place.fetched.record(&bands.upload)?;
 
-        self.stream.wait_for(&place.kept)?;
+        on.stream.wait_for(&place.kept)?;
         let fresh: Vec<(Frame, Frame)> =
             op.fresh.iter().enumerate().map(|(i, from)| (*from, input.at(op.past.len() + i))).collect();
         let frame_bytes = self.precision.frame_bytes(op.input, op.layout.groups);
         // Kernels want frames that lie whole frames apart; those made again lie elsewhere.
         for run in fresh.chunk_by(|a, b| b.0.0 == a.0.0 + frame_bytes) {
             let rows = NormRows { rows: rows.seen.clone(), out_bytes: input.bytes };
-            self.launch_norm(block, weights, (op.layout, op.input), run, Some(rows))?;
+            self.launch_norm(on, weights, (op.layout, op.input), run, Some(rows))?;
         }
-        place.normalised.record(&self.stream)?;
+        place.normalised.record(on.stream)?;
         Ok((turn, rows))
     }
 
     fn compute_band(
         &self,
-        block: &Block,
+        on: &On,
         bands: &Bands,
         weights: &Conv,
         op: &BandedOp,
@@ -183,16 +175,16 @@ impl Cuda {
     ) -> Result<ConvParams> {
         let (place, input) = (&bands.places[turn], Inputs::new(self.precision, op, turn));
         let (row, whole) = (self.precision.row_bytes(op.input), self.precision.data_bytes(op.input));
-        self.stream.wait_for(&place.fetched)?;
+        on.stream.wait_for(&place.fetched)?;
         let frames: Vec<ConvFrame> = op.frames.iter().map(|frame| in_band(frame, op.layout.slabs, &input)).collect();
         let band = Band { rows: rows.own.clone(), seen: rows.seen.clone(), frame_bytes: input.bytes };
-        let params = self.launch_sums(block, weights, &conv_of(op), &frames, Some(band))?;
-        place.computed.record(&self.stream)?;
+        let params = self.launch_sums(on, weights, &conv_of(op), &frames, Some(band))?;
+        place.computed.record(on.stream)?;
 
         bands.download.wait_for(&place.normalised)?;
         let bytes = (rows.own.end - rows.own.start) * row;
         for (i, to) in op.keep {
-            let from = block.at(input.at(op.past.len() + i).0 + (rows.own.start - rows.seen.start) * row, bytes)?;
+            let from = on.block.at(input.at(op.past.len() + i).0 + (rows.own.start - rows.seen.start) * row, bytes)?;
             let to = bands.at(*to, whole)?.wrapping_add((rows.own.start * row) as usize);
             // SAFETY: both regions are that long; nobody reads the frame before the event that says it has arrived.
             let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes as usize, bands.download.handle()) };

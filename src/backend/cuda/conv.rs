@@ -10,7 +10,7 @@ use super::kernel::Kernel;
 use super::memory::Block;
 use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
 use super::weights::Conv;
-use super::{Cuda, EPS};
+use super::{Cuda, EPS, On};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Precision, Window};
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -25,6 +25,8 @@ pub const fn in_shared(precision: Precision) -> u32 {
 pub const fn out_shared(precision: Precision) -> u32 {
     324 * 29 * 4 + 3 * (2 * precision.bytes() as u32) * 2 * 32 * 8 * 4
 }
+/// Rounds of blocks in a launch that shares the GPU with more urgent ones.
+const SHARED_ROUNDS: u32 = 6;
 /// Tiles side by side that a block of the pixel kernel goes through.
 const IN_RUN: i32 = 8;
 
@@ -91,15 +93,15 @@ impl Cuda {
         frames.min(MAX_FRAMES as u64) * geometry::partial_bytes(layout, input)
     }
 
-    pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
-        let params = self.launch_sums(block, weights, op, frames, None)?;
-        self.launch_statistics(op, &params)
+    pub(super) fn launch_conv(&self, on: &On, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
+        let params = self.launch_sums(on, weights, op, frames, None)?;
+        self.launch_statistics(on, op, &params)
     }
 
     /// The convolution without what has to wait for all of it.
     pub(super) fn launch_sums(
         &self,
-        block: &Block,
+        on: &On,
         weights: &Conv,
         op: &ConvOp,
         frames: &[ConvFrame],
@@ -139,7 +141,7 @@ impl Cuda {
         let channels = if layout.cin <= 3 { 4 } else { geometry::stride(layout.cin) };
         params.source[0] = Source {
             weights: weights.slabs()?,
-            frames: main.address(block)?,
+            frames: main.address(on.block)?,
             slot_bytes: main.bytes(),
             height: (seen.end - seen.start) as i32,
             width: input.width as i32,
@@ -164,7 +166,7 @@ impl Cuda {
         if let Some((side, shape)) = side {
             params.source[1] = Source {
                 weights: weights.shortcut()?,
-                frames: side.address(block)?,
+                frames: side.address(on.block)?,
                 slot_bytes: side.bytes(),
                 height: shape.height as i32,
                 width: shape.width as i32,
@@ -181,10 +183,10 @@ impl Cuda {
 
         let out = slots(frames.iter().map(|f| f.out.0).collect(), output);
         let residual = slots(frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect(), output);
-        params.out = out.address(block)?;
+        params.out = out.address(on.block)?;
         params.out_slot_bytes = out.bytes();
         if frames.iter().any(|f| f.residual.is_some()) {
-            params.residual = residual.address(block)?;
+            params.residual = residual.address(on.block)?;
             params.residual_slot_bytes = residual.bytes();
         }
         if choice.hopper {
@@ -198,7 +200,7 @@ impl Cuda {
             }
         }
         if op.statistics && quads_fit(layout) {
-            params.partials = block.at(op.scratch, frames.len() as u64 * geometry::partial_bytes(layout, input))?;
+            params.partials = on.block.at(op.scratch, frames.len() as u64 * geometry::partial_bytes(layout, input))?;
         }
         for (params, frame) in params.frame.iter_mut().zip(frames) {
             *params = FrameParams {
@@ -224,15 +226,17 @@ impl Cuda {
             Kind::In => (params.tiles_x + IN_RUN - 1) / IN_RUN * params.tiles_y * params.frames * params.column_tiles,
             _ => params.tiles_x * params.tiles_y * params.frames * params.column_tiles * params.phases,
         } as u32;
-        let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
+        // Blocks that stay to the end would keep the other side waiting; a few rounds of them let it in.
+        let rounds = if on.gives_way { SHARED_ROUNDS } else { 1 };
+        let blocks = if choice.hopper { tiles.min(rounds * self.context.gpu.multiprocessors) } else { tiles };
         // SAFETY: `ConvParams` has the kernel's layout, and all it points at is in `block` and `weights`, which outlive
         // the stream's work: freeing either waits for it.
-        unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
+        unsafe { choice.kernel.collect(on.stream, [blocks, 1], choice.threads, &params)? };
         Ok(params)
     }
 
     /// Brings the statistics of what a convolution made into their places behind the frames, if the layer has any.
-    pub(super) fn launch_statistics(&self, op: &ConvOp, conv: &ConvParams) -> Result<()> {
+    pub(super) fn launch_statistics(&self, on: &On, op: &ConvOp, conv: &ConvParams) -> Result<()> {
         if !op.statistics {
             return Ok(());
         }
@@ -257,7 +261,7 @@ impl Cuda {
                 slot,
             };
             // SAFETY: as in `launch_conv`.
-            unsafe { self.kernels.norm_finalize.collect(&self.stream, grid, 256, &params) }
+            unsafe { self.kernels.norm_finalize.collect(on.stream, grid, 256, &params) }
         } else {
             let params = StatisticsParams {
                 input: conv.out,
@@ -272,7 +276,7 @@ impl Cuda {
                 slot,
             };
             // SAFETY: as in `launch_conv`.
-            unsafe { self.kernels.norm_statistics.collect(&self.stream, grid, 256, &params) }
+            unsafe { self.kernels.norm_statistics.collect(on.stream, grid, 256, &params) }
         }
     }
 }

@@ -1,5 +1,6 @@
 //! NVIDIA GPUs, by kernels of our own and nothing but the driver.
 
+mod aside;
 mod attention;
 mod banded;
 mod context;
@@ -26,12 +27,14 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use self::aside::Aside;
 use self::banded::Bands;
 use self::context::Context;
 use self::graph::Forget;
 use self::kernel::Kernels;
 use self::memory::Block;
 use self::params::MAX_FRAMES;
+use self::pinned::Pinned;
 use self::pixels::Transfers;
 use self::stream::{Event, Stream};
 use super::{
@@ -61,9 +64,42 @@ pub struct Memory {
     _graphs: Forget,
     transfers: Transfers,
     bands: Bands,
+    queue: Queue,
+    /// The other side, once there was something to compute apart, and whether it is its turn.
+    aside: Option<Aside>,
+    is_aside: bool,
+    /// Where the main side marked its progress.
+    passed: Event,
+    past: Arc<Pinned>,
+    block: Block,
+}
+
+/// Where an operation runs.
+struct On<'a> {
+    block: &'a Block,
+    stream: &'a Stream,
+    /// Whether somebody else's work is more urgent.
+    gives_way: bool,
+}
+
+/// Keeps a stream short: the places of the last operations in it.
+struct Queue {
     marks: Vec<Event>,
     next: usize,
-    block: Block,
+}
+
+impl Queue {
+    fn new(context: &Arc<Context>, length: usize) -> Result<Queue> {
+        Ok(Queue { marks: (0..length).map(|_| Event::new(context)).collect::<Result<_>>()?, next: 0 })
+    }
+
+    /// An operation is in the stream; waits for the one that was too long ago.
+    fn pass(&mut self, stream: &Stream) -> Result<()> {
+        let mark = &self.marks[self.next];
+        self.next = (self.next + 1) % self.marks.len();
+        mark.wait()?;
+        mark.record(stream)
+    }
 }
 
 impl Cuda {
@@ -74,29 +110,29 @@ impl Cuda {
     }
 
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
-    /// size of its output, for those that may wait for the next ones.
+    /// size of its output, by which small operations are told.
     fn operate(
         &self,
         memory: &mut Memory,
         elements: u64,
         stop: &mut Stop,
-        launch: impl FnOnce(&mut Memory) -> Result<()>,
+        launch: impl FnOnce(&On, &mut Transfers, &mut Bands) -> Result<()>,
     ) -> Result<()> {
         if stop() {
             return Err(Error::Cancelled);
         }
         let _current = self.context.enter()?;
-        self.stream.begin(elements);
-        let launched = launch(memory);
-        let complete = self.stream.end();
+        let Memory { transfers, bands, queue, aside, is_aside, block, .. } = memory;
+        let gives_way = aside.is_some() && !*is_aside;
+        let (stream, bands, queue) = match aside.as_mut().filter(|_| *is_aside) {
+            Some(aside) => (&aside.stream, &mut aside.bands, &mut aside.queue),
+            None => (&self.stream, bands, queue),
+        };
+        stream.begin(elements);
+        let launched = launch(&On { block, stream, gives_way }, transfers, bands);
+        let complete = stream.end();
         launched?;
-        if !complete? {
-            return Ok(());
-        }
-        let mark = &memory.marks[memory.next];
-        memory.next = (memory.next + 1) % AHEAD;
-        mark.wait()?;
-        mark.record(&self.stream)
+        if complete? { queue.pass(stream) } else { Ok(()) }
     }
 }
 
@@ -181,22 +217,38 @@ impl Backend for Cuda {
         Some(geometry::BANDS * bytes.next_multiple_of(geometry::ALIGN))
     }
 
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        // A page table: 8 bytes for each page of 4 KiB.
+        self.block_bytes(host / 4096 * 8)
+    }
+
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
-        let block = Block::new(&self.context, bytes)?;
-        let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
-        let transfers = Transfers::new(&self.context, host)?;
-        let bands = Bands::new(&self.context, host.past)?;
-        Ok(Memory { _graphs: self.stream.forget_with(), transfers, bands, marks, next: 0, block })
+        let context = &self.context;
+        let block = Block::new(context, bytes)?;
+        let past = Arc::new(Pinned::new(context, host.past)?);
+        Ok(Memory {
+            _graphs: self.stream.forget_with(),
+            transfers: Transfers::new(context, host)?,
+            bands: Bands::new(context, &past)?,
+            queue: Queue::new(context, AHEAD)?,
+            aside: None,
+            is_aside: false,
+            passed: Event::new(context)?,
+            past,
+            block,
+        })
     }
 
     fn is_pageable(&self, memory: &Memory) -> bool {
-        memory.bands.is_pageable()
+        memory.past.is_pageable()
     }
 
-    fn begin(&self, host: Option<HostStream>) -> Result<()> {
-        let Some(host) = host else { return Ok(()) };
+    fn begin(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
         let _current = self.context.enter()?;
-        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())
+        if let Some(host) = host {
+            Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())?;
+        }
+        self.order_aside(memory)
     }
 
     fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
@@ -206,10 +258,22 @@ impl Backend for Cuda {
         flushed.and(arrived).and(match host {
             Some(host) => {
                 memory.bands.join(&self.stream)?;
+                self.join_aside(memory)?;
                 Event::new(&self.context)?.between(self.stream.handle(), host.0.cast())
             }
-            None => self.stream.wait().and(memory.bands.wait()),
+            None => {
+                let aside = memory.aside.as_ref().map_or(Ok(()), Aside::wait);
+                self.stream.wait().and(memory.bands.wait()).and(aside)
+            }
         })
+    }
+
+    fn turn(&self, memory: &mut Memory, apart: bool, waits: bool) -> Result<()> {
+        self.take_turn(memory, apart, waits)
+    }
+
+    fn mark(&self, memory: &mut Memory) -> Result<()> {
+        self.mark_passed(memory)
     }
 
     fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
@@ -227,7 +291,7 @@ impl Backend for Cuda {
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_load(&memory.block, &mut memory.transfers, op))
+        self.operate(memory, ALONE, stop, |on, transfers, _| self.launch_load(on, transfers, op))
     }
 
     fn fuses_norm(&self, _: &ConvLayout) -> bool {
@@ -236,19 +300,19 @@ impl Backend for Cuda {
 
     fn normalise(&self, memory: &mut Memory, weights: &Conv, op: &NormOp, stop: &mut Stop) -> Result<()> {
         let elements = op.shape.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| {
+        self.operate(memory, elements, stop, |on, _, _| {
             let parts = op.frames.chunks(MAX_FRAMES);
             let what = (op.layout, op.shape);
-            parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, what, frames, None))
+            parts.into_iter().try_for_each(|frames| self.launch_norm(on, weights, what, frames, None))
         })
     }
 
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| {
+        self.operate(memory, elements, stop, |on, _, _| {
             let parts = op.frames.chunks(MAX_FRAMES);
-            parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
+            parts.into_iter().try_for_each(|frames| self.launch_conv(on, weights, op, frames))
         })
     }
 
@@ -261,20 +325,20 @@ impl Backend for Cuda {
             return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
         }
         // Copies come in between, so launches could not be collected.
-        self.operate(memory, u64::MAX, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, weights, op))
+        self.operate(memory, u64::MAX, stop, |on, _, bands| self.launch_banded(on, bands, weights, op))
     }
 
     fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
         let elements = op.shape.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| self.launch_attention(&memory.block, op))
+        self.operate(memory, elements, stop, |on, _, _| self.launch_attention(on, op))
     }
 
     fn blend(&self, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_blend(&memory.block, op))
+        self.operate(memory, ALONE, stop, |on, _, _| self.launch_blend(on, op))
     }
 
     fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
+        self.operate(memory, ALONE, stop, |on, transfers, _| self.launch_store(on, transfers, op))
     }
 }
 

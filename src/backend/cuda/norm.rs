@@ -2,12 +2,11 @@
 
 use std::ops::Range;
 
-use super::Cuda;
 use super::conv::Slots;
 use super::geometry;
-use super::memory::Block;
 use super::params::{Norm, NormParams};
 use super::weights::Conv;
+use super::{Cuda, On};
 use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -22,7 +21,7 @@ impl Cuda {
     /// `rows`: `None` for whole frames that stay frames.
     pub(super) fn launch_norm(
         &self,
-        block: &Block,
+        on: &On,
         weights: &Conv,
         (layout, shape): (&ConvLayout, FrameShape),
         frames: &[(Frame, Frame)],
@@ -34,15 +33,15 @@ impl Cuda {
         let out = Slots::new(frames.iter().map(|f| f.1.0), out_bytes);
         let mut params = NormParams {
             norm: Norm {
-                statistics: input.address(block)? + self.precision.data_bytes(shape),
+                statistics: input.address(on.block)? + self.precision.data_bytes(shape),
                 gamma: weights.gamma()?,
                 beta: weights.beta()?,
                 stride: input.bytes() / 8,
                 groups: layout.groups as i32,
                 group_channels: (layout.cin / layout.groups) as i32,
             },
-            input: input.address(block)? + rows.start * self.precision.row_bytes(shape),
-            out: out.address(block)?,
+            input: input.address(on.block)? + rows.start * self.precision.row_bytes(shape),
+            out: out.address(on.block)?,
             in_slot_bytes: input.bytes(),
             out_slot_bytes: out.bytes(),
             pixels: ((rows.end - rows.start) * shape.width) as i64,
@@ -58,6 +57,6 @@ impl Cuda {
         };
         let blocks = (self.context.gpu.multiprocessors * 16 / frames.len() as u32).max(1);
         // SAFETY: the parameters have the kernel's layout and point into `block` and `weights`, which outlive the work.
-        unsafe { kernel.collect(&self.stream, [blocks, frames.len() as u32], 256, &params) }
+        unsafe { kernel.collect(on.stream, [blocks, frames.len() as u32], 256, &params) }
     }
 }

@@ -22,6 +22,9 @@ impl Pinned {
             Error::Memory(format!("the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
         };
         let mut memory = MmapMut::map_anon(bytes.max(1) as usize).map_err(refused)?;
+        if bytes == 0 {
+            return Ok(Pinned { context: Arc::clone(context), memory, pinned: false });
+        }
         populate(&mut memory);
         let _current = context.enter()?;
         // SAFETY: the block is that long, and lives until it is unregistered in drop.
@@ -29,8 +32,9 @@ impl Pinned {
         Ok(Pinned { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
     }
 
-    pub fn is_pinned(&self) -> bool {
-        self.pinned
+    /// Whether it had to be put where the copy engines are slow to reach it.
+    pub fn is_pageable(&self) -> bool {
+        !self.pinned && self.memory.len() > 1
     }
 
     /// The address of a region, checked to lie in the block.

@@ -7,11 +7,10 @@ use cudarc::driver::sys;
 
 use super::context::Context;
 use super::driver::check;
-use super::memory::Block;
 use super::params::{BlendParams, LoadParams, StoreParams, Strided};
 use super::pinned::Pinned;
 use super::stream::Event;
-use super::{Cuda, geometry};
+use super::{Cuda, On, geometry};
 use crate::backend::{Blend, BlendOp, HostMemory, LoadOp, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FrameShape, Place, View};
@@ -204,7 +203,7 @@ fn blocks(pixels: u64) -> [u32; 2] {
 }
 
 impl Cuda {
-    pub(super) fn launch_load(&self, block: &Block, transfers: &mut Transfers, op: &LoadOp) -> Result<()> {
+    pub(super) fn launch_load(&self, on: &On, transfers: &mut Transfers, op: &LoadOp) -> Result<()> {
         check_frame(op.from, op.batch, op.frame)?;
         let host = op.from.shape();
         let (top, left) = (op.top.min(host.height - 1), op.left.min(host.width - 1));
@@ -213,22 +212,21 @@ impl Cuda {
         let from = if op.from.place() == Place::Cpu {
             let order = Order::of(op.from);
             let bytes = area.rows * area.columns * host.channels * op.from.dtype().bytes();
-            let staged = block.at(op.scratch, bytes)?;
+            let staged = on.block.at(op.scratch, bytes)?;
             let (place, free) = transfers.loads.take(bytes)?;
             // SAFETY: the place is as long as asked for, and the tensor is in host memory.
             unsafe { copy(op.from, op.batch, op.frame, area, order, place, true) };
             // SAFETY: both regions are that long; the place is not touched before the event recorded next.
-            let answer =
-                unsafe { sys::cuMemcpyHtoDAsync_v2(staged, place.cast(), bytes as usize, self.stream.handle()) };
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, place.cast(), bytes as usize, on.stream.handle()) };
             check("copying a frame to the GPU", answer)?;
-            free.record(&self.stream)?;
+            free.record(on.stream)?;
             strided(staged, op.from.dtype(), host.channels, area, order.strides(host.channels, area))
         } else {
             in_place(op.from, op.batch, op.frame, area)
         };
         let params = LoadParams {
             from,
-            into: block.at(op.into.0, self.precision.data_bytes(op.shape))?,
+            into: on.block.at(op.into.0, self.precision.data_bytes(op.shape))?,
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: geometry::input_stride(op.shape.channels) as i32,
@@ -236,27 +234,27 @@ impl Cuda {
             add: op.map.add,
         };
         // SAFETY: the parameters have the kernel's layout; what they point at outlives the stream's work.
-        unsafe { self.kernels.load.launch(&self.stream, blocks(op.shape.pixels()), 256, &params) }
+        unsafe { self.kernels.load.launch(on.stream, blocks(op.shape.pixels()), 256, &params) }
     }
 
-    pub(super) fn launch_store(&self, block: &Block, transfers: &mut Transfers, op: &StoreOp) -> Result<()> {
+    pub(super) fn launch_store(&self, on: &On, transfers: &mut Transfers, op: &StoreOp) -> Result<()> {
         check_frame(op.into, op.batch, op.frame)?;
         let (view, area) = (op.into, whole(op.into));
         let shape = view.shape();
         let on_host = view.place() == Place::Cpu;
         let bytes = area.rows * area.columns * shape.channels * view.dtype().bytes();
-        let staged = block.at(op.scratch, bytes)?;
+        let staged = on.block.at(op.scratch, bytes)?;
         let order = Order::of(view);
         let into = if on_host {
             strided(staged, view.dtype(), shape.channels, area, order.strides(shape.channels, area))
         } else {
             in_place(view, op.batch, op.frame, area)
         };
-        let [rows, columns] = self.fades(block, op.scratch, op.shape, op.divide)?;
+        let [rows, columns] = self.fades(on, op.scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
             into,
-            from: block.at(op.from.0, self.precision.data_bytes(op.shape))?,
+            from: on.block.at(op.from.0, self.precision.data_bytes(op.shape))?,
             rows,
             columns,
             width: op.shape.width as i32,
@@ -272,26 +270,25 @@ impl Cuda {
             frame: op.clip_frame as u32,
         };
         // SAFETY: as in `launch_load`.
-        unsafe { self.kernels.store.launch(&self.stream, blocks(area.rows * area.columns), 256, &params)? };
+        unsafe { self.kernels.store.launch(on.stream, blocks(area.rows * area.columns), 256, &params)? };
         if on_host {
             transfers.arrive(transfers.stores.next)?;
             let turn = transfers.stores.next;
             let (place, arrived) = transfers.stores.take(bytes)?;
             // SAFETY: as in `launch_load`; the place is read after the event alone.
-            let answer =
-                unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), staged, bytes as usize, self.stream.handle()) };
+            let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), staged, bytes as usize, on.stream.handle()) };
             check("copying a frame to the host", answer)?;
-            arrived.record(&self.stream)?;
+            arrived.record(on.stream)?;
             transfers.arrivals[turn] = Some(Arrival { place, order, into: *view, batch: op.batch, frame: op.frame });
         }
         Ok(())
     }
 
-    pub(super) fn launch_blend(&self, block: &Block, op: &BlendOp) -> Result<()> {
-        let [rows, columns] = self.fades(block, op.scratch, op.into_shape, Some(op.fade))?;
+    pub(super) fn launch_blend(&self, on: &On, op: &BlendOp) -> Result<()> {
+        let [rows, columns] = self.fades(on, op.scratch, op.into_shape, Some(op.fade))?;
         let params = BlendParams {
-            from: block.at(op.from.0, self.precision.data_bytes(op.from_shape))?,
-            into: block.at(op.into.0, self.precision.data_bytes(op.into_shape))?,
+            from: on.block.at(op.from.0, self.precision.data_bytes(op.from_shape))?,
+            into: on.block.at(op.into.0, self.precision.data_bytes(op.into_shape))?,
             rows,
             columns,
             height: op.from_shape.height as i32,
@@ -304,20 +301,19 @@ impl Cuda {
         };
         let pixels = if op.clear { op.into_shape.pixels() } else { op.from_shape.pixels() };
         // SAFETY: as in `launch_load`.
-        unsafe { self.kernels.blend.launch(&self.stream, blocks(pixels), 256, &params) }
+        unsafe { self.kernels.blend.launch(on.stream, blocks(pixels), 256, &params) }
     }
 
     /// Brings fades to the device, behind the staged frame. Null where there are none.
-    fn fades(&self, block: &Block, scratch: u64, shape: FrameShape, fades: Option<Blend>) -> Result<[u64; 2]> {
+    fn fades(&self, on: &On, scratch: u64, shape: FrameShape, fades: Option<Blend>) -> Result<[u64; 2]> {
         let Some(Blend { rows, columns }) = fades else { return Ok([0, 0]) };
         let first = scratch + geometry::staged_frame_bytes(shape);
         let mut places = [0; 2];
         for (place, (offset, fade)) in places.iter_mut().zip([(0, rows), (shape.height * 4, columns)]) {
             let bytes = size_of_val(fade);
-            *place = block.at(first + offset, bytes as u64)?;
+            *place = on.block.at(first + offset, bytes as u64)?;
             // SAFETY: the region is that long. From pageable memory, the driver has taken its copy when it returns.
-            let answer =
-                unsafe { sys::cuMemcpyHtoDAsync_v2(*place, fade.as_ptr().cast(), bytes, self.stream.handle()) };
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(*place, fade.as_ptr().cast(), bytes, on.stream.handle()) };
             check("copying fades to the GPU", answer)?;
         }
         Ok(places)

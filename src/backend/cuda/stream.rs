@@ -25,11 +25,20 @@ unsafe impl Sync for Stream {}
 
 impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
+        Stream::with_priority(context, false)
+    }
+
+    /// A stream whose work goes before that of others, if it is to be `first`.
+    pub fn with_priority(context: &Arc<Context>, first: bool) -> Result<Stream> {
         let _current = context.enter()?;
-        let mut handle = std::ptr::null_mut();
+        let (mut handle, mut least, mut greatest) = (std::ptr::null_mut(), 0, 0);
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current.
-        check("making a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
+        unsafe {
+            check("asking for priorities", sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest))?;
+            let priority = if first { greatest } else { least };
+            check("making a stream", sys::cuStreamCreateWithPriority(&mut handle, flags, priority))?;
+        }
         Ok(Stream { context: Arc::clone(context), handle, launches: Arc::default() })
     }
 

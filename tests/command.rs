@@ -258,6 +258,21 @@ fn the_demo_draws_pictures() {
     assert_eq!(animation.windows(4).filter(|w| w == b"fcTL").count(), 5);
 }
 
+/// With the checkpoint that the project ships, as a newcomer runs it.
+#[test]
+fn the_demo_comes_out_looking_right() {
+    let folder = Folder::new("command-demo-quality");
+    let mut command = vvae(&["demo", "--out", text(&folder.0)]);
+    let output = command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = out(&output);
+    let figure = |name: &str| {
+        let rest = said.split_once(name).unwrap_or_else(|| panic!("{name}: {said}")).1;
+        rest.trim_start().split([' ', ',', '\n']).next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(figure("PSNR") >= 30.0 && figure("SSIM") >= 0.95, "{said}");
+}
+
 #[test]
 fn the_bench_prints_a_table_and_json() {
     let folder = Folder::new("command-bench");

@@ -1,4 +1,4 @@
-//! What the README says is so: its table of parameters, and its C program.
+//! What the README says is so: its table of parameters, its C program, and the files it points to.
 
 mod common;
 
@@ -50,4 +50,15 @@ fn the_c_program_compiles_and_runs() {
     let said = String::from_utf8_lossy(&run.stdout);
     assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
     assert!(said.contains("untiled: exact"), "{said}");
+}
+
+#[test]
+fn the_files_it_points_to_exist() {
+    let text = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let files: Vec<_> = targets.filter(|target| !target.starts_with('#') && !target.contains("://")).collect();
+    assert!(files.contains(&"host-examples/assets/demo.png"), "{files:?}");
+    for file in files {
+        assert!(root().join(file).exists(), "{file}");
+    }
 }

@@ -80,5 +80,5 @@ fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> 
     files::encode_rgb(&draft.path, kind, &sheet)?;
     draft.finish()?;
     let (kind, frames) = sheet::side_by_side(input, output);
-    files::write_animation(&folder.join("animation.png"), kind, &frames, 8)
+    files::write_animation(&folder.join("animation.png"), kind, &frames, clip::RATE)
 }

@@ -3,8 +3,8 @@
 use super::font;
 use crate::tensor::{FrameKind, Frames};
 
-/// How much the difference is made stronger, so that it can be seen.
-const GAIN: i32 = 8;
+/// How much the difference is made stronger, so that it can be seen; its label says so.
+const GAIN: i32 = 4;
 const COLUMNS: usize = 5;
 /// Pixels around every picture; the label stands in it.
 const MARGIN: usize = 14;
@@ -52,7 +52,7 @@ pub fn contact_sheet(input: &Frames, output: &Frames) -> (FrameKind, Vec<u8>) {
     let (kind, count) = (input.kind, input.count());
     let columns = COLUMNS.min(count);
     let mut canvas = Canvas::new(kind, columns, 3);
-    for (row, label) in ["INPUT", "OUTPUT", "DIFFERENCE"].into_iter().enumerate() {
+    for (row, label) in ["INPUT", "OUTPUT", "DIFFERENCE TIMES FOUR"].into_iter().enumerate() {
         canvas.label(kind, 0, row, label);
     }
     for column in 0..columns {

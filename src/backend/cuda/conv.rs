@@ -82,7 +82,10 @@ impl Cuda {
             {
                 Choice { kernel, tile: hopper_tile(grid), threads: 384, hopper: true }
             }
-            (Kind::Main, _) => Choice { kernel: kernels.conv_ampere, tile: (8, 16), threads: 128, hopper: false },
+            (Kind::Main, _) => {
+                let threads = 64 * self.precision.bytes() as u32;
+                Choice { kernel: kernels.conv_ampere, tile: (8, 16), threads, hopper: false }
+            }
         })
     }
 

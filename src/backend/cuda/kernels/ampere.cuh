@@ -52,7 +52,7 @@ struct Split {
 };
 
 /// d (16 x 8) += a (16 x 8) * b (8 x 8). A product of two tf32 would err as much as one of two f16; three of them are as
-/// good as f32 can be summed. Splitting is plain arithmetic, which the compiler does once for all products of a matrix.
+/// good as f32. Splitting is plain arithmetic, which the compiler does once for all products of a matrix.
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     Split<4> left;
     Split<2> right;
@@ -63,6 +63,15 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
     mma_tf32(d, left.high, right.low);
     mma_tf32(d, left.high, right.high);
 }
+
+/// The same as one of thousands: tensor cores round every sum towards zero, which adds up. So the product is summed on its
+/// own, and added here.
+__device__ __forceinline__ void mma_long(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+    float sum[4] = {};
+    mma(sum, a, b0, b1);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) d[i] += sum[i];
+}
 #else
 /// d (16 x 8) += a (16 x 16) * b (16 x 8)
 __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
@@ -71,6 +80,9 @@ __device__ __forceinline__ void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u3
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
+
+/// The same as one of thousands: what the tensor cores' rounding adds up to is less than the element type's own.
+__device__ __forceinline__ void mma_long(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) { mma(d, a, b0, b1); }
 #endif
 
 /// Bytes of a row that one product takes: 16 elements of 2 bytes, or 8 of 4. Fragments lie in them alike.

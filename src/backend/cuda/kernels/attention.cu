@@ -57,7 +57,7 @@ __device__ __forceinline__ void add_values(float (&out)[SHARE / 8][4], const u32
 #pragma unroll
     for (int n = 0; n < SHARE / 8; ++n) {
         const u32 at = (place ^ (n % 4 << 5)) + offset + n / 4 * 128;
-        mma(out[n], weight, load_word(at), load_word(at + ROW));
+        mma_long(out[n], weight, load_word(at), load_word(at + ROW));
     }
 }
 #else

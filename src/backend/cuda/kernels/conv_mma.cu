@@ -1,6 +1,7 @@
 // Convolution for every card from compute capability 8.0 on: cp.async, ldmatrix, mma.sync.
 //
-// A tile is 8 x 16 pixels by 128 output channels, for four warps of 64 pixels (4 rows) by 64 channels. Patches are
+// A tile is 8 x 16 pixels by 128 output channels, for four warps of 64 pixels (4 rows) by 64 channels. In f32, where a
+// product takes more registers, it is eight warps of 2 rows. Patches are
 // fetched once for all their taps, one ahead; weight tiles `ahead` taps ahead. 92 KiB of shared memory, so that one
 // block fits a GeForce card and two fit a data-centre card.
 #include "ampere.cuh"
@@ -9,8 +10,13 @@
 constexpr int ROWS = 8, COLS = 16;
 constexpr int PATCH_STAGES = 2, WEIGHT_STAGES = 3;
 constexpr int PATCH_BYTES = 180 * 128;  // 10 x 18 pixels
-constexpr int THREADS = 128;
+constexpr int WARP_ROWS = ELEMENT == 4 ? 2 : 4;
+constexpr int BANDS = ROWS / WARP_ROWS;  // warps below each other
+constexpr int THREADS = 2 * BANDS * 32;
+constexpr int FETCHERS = 128;  // threads that fetch patches, the first ones, and weights, the last ones
 constexpr int STEPS = ROW / STEP_BYTES;  // products of a tap
+// Steps in registers: one is loaded while another is multiplied, but for f32, whose splitting takes the room.
+constexpr int BUFFERS = ELEMENT == 4 ? 1 : 2, UNROLL = ELEMENT == 4 ? 1 : STEPS, FETCHES = BUFFERS;
 
 struct Shared {
     u8 patch[PATCH_STAGES][PATCH_BYTES];
@@ -58,13 +64,13 @@ __device__ __forceinline__ void fetch_patch(const Source& source, const Plane& p
     u32 place = to + first * 128 + ((part ^ (first & 7)) << 4);  // steps of 16 pixels keep the swizzle
     int x = (tile.x + first) * stride + plane.dx, y = tile.y * stride + plane.dy;
     const int end = (tile.x + pitch) * stride + plane.dx;
-#pragma unroll 2
-    for (int i = first; i < pixels; i += THREADS / 8) {
+#pragma unroll FETCHES
+    for (int i = first; i < pixels; i += FETCHERS / 8) {
         const bool valid = known && static_cast<u32>(x) < width && static_cast<u32>(y) < height;
         const i64 offset = (static_cast<i64>(y) * width + x) * pixel_bytes;
         copy16(place, valid ? frame + offset : nothing, valid);
-        place += THREADS / 8 * 128;
-        x += THREADS / 8 * stride;
+        place += FETCHERS / 8 * 128;
+        x += FETCHERS / 8 * stride;
         if (x >= end) {
             x -= pitch * stride;
             y += stride;
@@ -75,9 +81,9 @@ __device__ __forceinline__ void fetch_patch(const Source& source, const Plane& p
 extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
-    __shared__ WarpSums<16> sums[4];
+    __shared__ WarpSums<16> sums[2 * BANDS];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int warp_row = warp % 2 * 4, warp_column = warp / 2 * 64;
+    const int warp_row = warp % BANDS * WARP_ROWS, warp_column = warp / BANDS * 64;
     // What this lane hands to ldmatrix: pixel and half of a step's channels, column and half.
     const int a_pixel = lane & 15, a_half = lane >> 4;
     const u32 b_place = (warp_column + (lane & 7) + ((lane >> 4) << 3)) * 128 + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
@@ -93,12 +99,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         ahead.enter(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool shortcut) {
             const int entry = shortcut ? 3 : ahead.term;
             if (ahead.chunk == 0 && ahead.plane == 0)
-                weights = weight_run(p, source, shortcut, frame.slab[entry], tile) + threadIdx.x * 16;
-            fetch_patch(source, plane, tile, frame.slot[entry], ahead.chunk, smem_address(shared.patch[ahead.patch]));
+                weights = weight_run(p, source, shortcut, frame.slab[entry], tile) + threadIdx.x % FETCHERS * 16;
+            if (threadIdx.x < FETCHERS)
+                fetch_patch(source, plane, tile, frame.slot[entry], ahead.chunk, smem_address(shared.patch[ahead.patch]));
         });
-        const u32 to = smem_address(shared.weights[ahead.weights]) + threadIdx.x * 16;
+        if (threadIdx.x >= THREADS - FETCHERS) {
+            const u32 to = smem_address(shared.weights[ahead.weights]) + threadIdx.x % FETCHERS * 16;
 #pragma unroll
-        for (int i = 0; i < WEIGHT_TILE; i += THREADS * 16) copy16(to + i, weights + i, true);
+            for (int i = 0; i < WEIGHT_TILE; i += FETCHERS * 16) copy16(to + i, weights + i, true);
+        }
         weights += WEIGHT_TILE;
         ahead.next();
     };
@@ -107,8 +116,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         if (i < steps) fetch();
         copy_commit();
     }
-    float acc[4][8][4];
-    const Ends<8, 2, true, true> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
+    float acc[WARP_ROWS][8][4];
+    const Ends<2 * WARP_ROWS, 2, true, true> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
     const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
     ends.begin(place, value);
@@ -122,10 +131,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
             col = 0;
             pixel = warp_row * pitch + a_pixel;
         });
-        u32 a_place[4];
+        u32 a_place[WARP_ROWS];
         const u32 b_first = smem_address(shared.weights[here.weights]) + b_place;
 #pragma unroll
-        for (int m = 0; m < 4; ++m) {
+        for (int m = 0; m < WARP_ROWS; ++m) {
             const int at = pixel + m * pitch;
             a_place[m] = smem_address(shared.patch[here.patch]) + at * 128 + ((a_half ^ (at & 7)) << 4);
         }
@@ -138,23 +147,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         if (p.ahead == 2) copy_wait<1>();
         else copy_wait<0>();
         __syncthreads();
-        u32 a[2][4][4], b[2][4][4];
+        u32 a[BUFFERS][WARP_ROWS][4], b[BUFFERS][4][4];
         const auto load = [&](int k) {
 #pragma unroll
-            for (int m = 0; m < 4; ++m) load_matrices(a[k & 1][m], a_place[m] ^ (k << 5));
+            for (int m = 0; m < WARP_ROWS; ++m) load_matrices(a[k % BUFFERS][m], a_place[m] ^ (k << 5));
 #pragma unroll
-            for (int n = 0; n < 4; ++n) load_matrices(b[k & 1][n], (b_first ^ (k << 5)) + n * 16 * 128);
+            for (int n = 0; n < 4; ++n) load_matrices(b[k % BUFFERS][n], (b_first ^ (k << 5)) + n * 16 * 128);
         };
-        load(0);
+        if (BUFFERS == 2) load(0);
         if (step + p.ahead < steps) fetch();
         copy_commit();
-#pragma unroll
+#pragma unroll UNROLL
         for (int k = 0; k < STEPS; ++k) {
-            if (k + 1 < STEPS) load(k + 1);
+            if (BUFFERS == 1) load(k);
+            else if (k + 1 < STEPS) load(k + 1);
 #pragma unroll
-            for (int m = 0; m < 4; ++m)
+            for (int m = 0; m < WARP_ROWS; ++m)
 #pragma unroll
-                for (int n = 0; n < 8; ++n) mma(acc[m][n], a[k & 1][m], b[k & 1][n / 2][n % 2 * 2], b[k & 1][n / 2][n % 2 * 2 + 1]);
+                for (int n = 0; n < 8; ++n) {
+                    const u32(&columns)[4] = b[k % BUFFERS][n / 2];
+                    mma_long(acc[m][n], a[k % BUFFERS][m], columns[n % 2 * 2], columns[n % 2 * 2 + 1]);
+                }
         }
         here.next();
     }
@@ -164,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         __syncthreads();
         if (threadIdx.x < 32) {
             const int half = lane / 16;
-            store_record<2, 4>(p, tile, sums + 2 * half, lane % 16, tile.x, tile.y, tile.column * COLUMNS + 64 * half);
+            store_record<BANDS, WARP_ROWS>(p, tile, sums + BANDS * half, lane % 16, tile.x, tile.y, tile.column * COLUMNS + 64 * half);
         }
     }
 }

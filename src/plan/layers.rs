@@ -1,0 +1,200 @@
+//! How single layers of a clip are scheduled: which frames go in, where the results lie, and what is forgotten afterwards.
+
+use std::ops::Range;
+
+use super::banded::Fresh;
+use super::clip::{Clip, Schedule};
+use super::cut::{PAST_FRAMES, Past};
+use super::slots::{Life, Slot, SlotPool};
+use super::step::{ConvFrame, Step};
+use crate::model::LayerId;
+use crate::tensor::Window;
+
+impl Clip {
+    /// The outputs of a stage's head, whose inputs wait in its history; then forgets the inputs that no later frame sees, nor
+    /// any of those that `repeats` will want once more.
+    pub(super) fn head(
+        &mut self,
+        head: LayerId,
+        frames: Range<u64>,
+        life: Life,
+        repeats: bool,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        let oldest = frames.end.saturating_sub(if repeats { PAST_FRAMES } else { 0 });
+        let outputs = self.conv_frames(head, frames, Side::None, life, to);
+        self.forget_before(head, oldest, &mut to.pools.frames);
+        outputs
+    }
+
+    /// The frames before `first` that the head made once already.
+    pub(super) fn head_again(&mut self, head: LayerId, first: u64, to: &mut Schedule) -> Vec<Slot> {
+        let frames = first.saturating_sub(PAST_FRAMES)..first;
+        if frames.is_empty() {
+            return Vec::new();
+        }
+        self.conv_frames(head, frames, Side::None, Life::Turn, to)
+    }
+
+    /// A layer's outputs for inputs that others go on using.
+    pub(super) fn conv(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: &[Slot],
+        side: Side,
+        life: Life,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        let pool = &mut to.pools.frames;
+        match self.shapes.normalised[layer] {
+            Some(bytes) => {
+                let pairs: Vec<(Slot, Slot)> = inputs.iter().map(|from| (*from, pool.take(bytes))).collect();
+                self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
+                to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
+            }
+            None => {
+                inputs.iter().for_each(|slot| pool.keep(*slot));
+                self.histories[layer].frames.extend(inputs);
+            }
+        }
+        self.conv_history(layer, frames, side, life, to)
+    }
+
+    /// A layer's outputs for inputs that nobody else needs.
+    pub(super) fn conv_consuming(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: Vec<Slot>,
+        side: Side,
+        life: Life,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        if self.cut.past[layer] != Past::Device {
+            let outputs = self.conv_banded(layer, frames, Fresh::Own(&inputs), side, life, to);
+            drop_all(inputs, &mut to.pools.frames);
+            return outputs;
+        }
+        if self.shapes.normalised[layer].is_some() {
+            let frames = inputs.iter().map(|slot| (*slot, *slot)).collect();
+            to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
+        }
+        self.histories[layer].frames.extend(inputs);
+        self.conv_history(layer, frames, side, life, to)
+    }
+
+    /// A layer's outputs `frames`, whose inputs its history holds; then forgets the inputs that no later frame sees.
+    fn conv_history(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        side: Side,
+        life: Life,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        let end = frames.end;
+        let outputs = self.conv_frames(layer, frames, side, life, to);
+        self.forget_before(layer, end, &mut to.pools.frames);
+        outputs
+    }
+
+    /// A layer's outputs `frames`, whose inputs its history holds.
+    fn conv_frames(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        side: Side,
+        life: Life,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
+        let history = &self.histories[layer];
+        let count = (frames.end - frames.start) as usize;
+        let outputs = self.outputs(layer, count, side.residuals(), life, &mut to.pools.frames);
+        let jobs = frames.zip(&outputs).enumerate().map(|(i, (frame, out))| {
+            let recipe = time.recipe(frame);
+            let mut terms: Vec<(Slot, u8)> = recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect();
+            terms.extend(side.shortcut(i).map(|slot| (slot, layout.slabs as u8)));
+            ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
+        });
+        let jobs = jobs.collect();
+        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames: jobs });
+        outputs
+    }
+
+    /// Where output frames go: over frames that may be written `over`, where nobody else needs these and the device can.
+    pub(super) fn outputs(
+        &self,
+        layer: LayerId,
+        count: usize,
+        over: Option<&[Slot]>,
+        life: Life,
+        pool: &mut SlotPool,
+    ) -> Vec<Slot> {
+        match over.filter(|slots| self.shapes.adds_in_place && slots.iter().all(|slot| pool.is_sole(*slot))) {
+            Some(slots) => {
+                slots.iter().for_each(|slot| pool.keep(*slot));
+                slots.to_vec()
+            }
+            None => pool.take_many(self.shapes.bytes[layer], count, life),
+        }
+    }
+
+    /// The oldest input that an output frame from `frame` on sees.
+    pub(super) fn oldest(&self, layer: LayerId, frame: u64) -> u64 {
+        if self.closing { u64::MAX } else { self.network.layers[layer].time.oldest(frame) }
+    }
+
+    /// Drops the inputs that no output frame from `frame` on sees.
+    fn forget_before(&mut self, layer: LayerId, frame: u64, pool: &mut SlotPool) {
+        let oldest = self.oldest(layer, frame);
+        let history = &mut self.histories[layer];
+        while history.first < oldest && !history.frames.is_empty() {
+            pool.drop(history.frames.pop_front().expect("not empty"));
+            history.first += 1;
+        }
+    }
+
+    pub(super) fn attend(
+        &mut self,
+        project: LayerId,
+        projections: Vec<Slot>,
+        life: Life,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
+        let (shape, bytes) = (self.shapes.layers[project], self.shapes.bytes[project]);
+        let mixed = to.pools.frames.take_many(bytes, projections.len(), life);
+        let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
+        to.steps.push_back(Step::Attention { shape, frames });
+        drop_all(projections, &mut to.pools.frames);
+        mixed
+    }
+}
+
+/// What is added to a convolution's sum beside its own inputs.
+#[derive(Clone, Copy)]
+pub(super) enum Side<'a> {
+    None,
+    Residual(&'a [Slot]),
+    Shortcut(&'a [Slot]),
+}
+
+impl<'a> Side<'a> {
+    pub fn residuals(&self) -> Option<&'a [Slot]> {
+        if let Side::Residual(x) = self { Some(x) } else { None }
+    }
+
+    pub fn residual(&self, frame: usize) -> Option<Slot> {
+        if let Side::Residual(x) = self { Some(x[frame]) } else { None }
+    }
+
+    pub fn shortcut(&self, frame: usize) -> Option<Slot> {
+        if let Side::Shortcut(x) = self { Some(x[frame]) } else { None }
+    }
+}
+
+pub(super) fn drop_all(slots: Vec<Slot>, pool: &mut SlotPool) {
+    slots.into_iter().for_each(|slot| pool.drop(slot));
+}

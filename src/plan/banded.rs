@@ -1,10 +1,10 @@
 //! Convolutions in bands: for layers whose past is not on the device.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
-use super::clip::{Clip, Side};
+use super::clip::{Clip, Schedule};
 use super::cut::Past;
+use super::layers::Side;
 use super::slots::{Life, Pools, Slot};
 use super::step::{Banded, BandedFrame, Step};
 use crate::model::LayerId;
@@ -21,7 +21,6 @@ pub(super) enum Fresh<'a> {
 impl Clip {
     /// A layer's outputs `frames` for as many fresh inputs. The inputs that a later frame sees go to the host, if that is
     /// where the layer's past is.
-    #[allow(clippy::too_many_arguments, reason = "what the other ways to schedule a layer take")]
     pub(super) fn conv_banded(
         &mut self,
         layer: LayerId,
@@ -29,8 +28,7 @@ impl Clip {
         fresh: Fresh,
         side: Side,
         life: Life,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
+        to: &mut Schedule,
     ) -> Vec<Slot> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
         let past: Vec<Slot> = self.histories[layer].frames.iter().copied().collect();
@@ -39,10 +37,10 @@ impl Clip {
             Fresh::Own(inputs) => (&[][..], inputs),
         };
         let own = match fresh {
-            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.output_bytes(layer) => Some(inputs),
+            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => Some(inputs),
             _ => None,
         };
-        let outputs = self.outputs(layer, inputs.len(), side.residuals().or(own), life, &mut pools.frames);
+        let outputs = self.outputs(layer, inputs.len(), side.residuals().or(own), life, &mut to.pools.frames);
         let first = frames.start - (past.len() + again.len()) as u64;
         let jobs = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
@@ -56,13 +54,13 @@ impl Clip {
         });
         let jobs = jobs.collect();
         let keep = match self.cut.past[layer] {
-            Past::Host => self.remember(layer, frames, pools),
+            Past::Host => self.remember(layer, frames, to.pools),
             Past::Device | Past::Again => Vec::new(),
         };
         let keep = keep.into_iter().map(|(i, slot)| (again.len() + i, slot)).collect();
         let fresh = again.iter().chain(inputs).copied().collect();
-        let input = self.shapes.layer(layer);
-        steps.push_back(Step::Banded(Banded { layer, input, past, fresh, keep, frames: jobs }));
+        let input = self.shapes.layers[layer];
+        to.steps.push_back(Step::Banded(Banded { layer, input, past, fresh, keep, frames: jobs }));
         outputs
     }
 

@@ -8,11 +8,12 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::banded::Fresh;
-use super::cut::{Cut, PAST_FRAMES, Past, repeatable};
+use super::cut::{Cut, Past, repeatable};
+use super::layers::{Side, drop_all};
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{ConvFrame, Step};
+use super::step::Step;
 use crate::model::{Block, LayerId, Network, Time};
-use crate::tensor::{FrameShape, Prologue, Window};
+use crate::tensor::{FrameShape, Prologue};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -22,11 +23,11 @@ pub(super) struct History {
 }
 
 impl History {
-    fn end(&self) -> u64 {
+    pub fn end(&self) -> u64 {
         self.first + self.frames.len() as u64
     }
 
-    fn at(&self, frame: u64) -> Slot {
+    pub fn at(&self, frame: u64) -> Slot {
         self.frames[(frame - self.first) as usize]
     }
 }
@@ -37,12 +38,12 @@ pub struct Shapes {
     input: FrameShape,
     input_bytes: u64,
     /// Of each layer's input.
-    layers: Vec<FrameShape>,
+    pub(super) layers: Vec<FrameShape>,
     /// Of each layer's output.
-    bytes: Vec<u64>,
+    pub(super) bytes: Vec<u64>,
     /// Of each layer's normalised input, where a step of its own makes it.
-    normalised: Vec<Option<u64>>,
-    adds_in_place: bool,
+    pub(super) normalised: Vec<Option<u64>>,
+    pub(super) adds_in_place: bool,
 }
 
 impl Shapes {
@@ -71,20 +72,16 @@ impl Shapes {
         self.input
     }
 
-    /// Of a frame of a layer's output.
-    pub(super) fn output_bytes(&self, layer: LayerId) -> u64 {
-        self.bytes[layer]
-    }
-
-    /// Of a layer's input.
-    pub(super) fn layer(&self, layer: LayerId) -> FrameShape {
-        self.layers[layer]
-    }
-
     /// Of a frame of a layer's input in the pool of the past.
     pub(super) fn past_bytes(&self, layer: LayerId) -> u64 {
         self.normalised[layer].expect("a layer whose past is on the host has a norm of its own")
     }
+}
+
+/// Where steps are put, and what their frames lie in.
+pub struct Schedule<'a> {
+    pub pools: &'a mut Pools,
+    pub steps: &'a mut VecDeque<Step>,
 }
 
 /// The work on one clip, or on one tile of it, frame by frame.
@@ -105,7 +102,7 @@ pub struct Clip {
     total: Option<u64>,
     ends: Vec<u64>,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
-    closing: bool,
+    pub(super) closing: bool,
 }
 
 impl Clip {
@@ -165,10 +162,10 @@ impl Clip {
     }
 
     /// Takes the next input frame.
-    pub fn load(&mut self, pools: &mut Pools, steps: &mut VecDeque<Step>) {
-        let pool = &mut pools.frames;
+    pub fn load(&mut self, to: &mut Schedule) {
+        let pool = &mut to.pools.frames;
         let into = pool.take(self.shapes.input_bytes);
-        steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
+        to.steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
         self.histories[self.network.stages[0].head].frames.push_back(into);
         self.loaded += 1;
         self.pad(pool);
@@ -191,29 +188,23 @@ impl Clip {
     /// Schedules one chunk of work in the current slice; `false` when nothing is left to do without more input. With
     /// `may_load` it takes input as it needs it; without, it works with what [`Clip::load`] brought. Finished frames
     /// go to `finished`.
-    pub fn advance(
-        &mut self,
-        may_load: bool,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-        finished: &mut Vec<(u64, Slot)>,
-    ) -> bool {
+    pub fn advance(&mut self, may_load: bool, to: &mut Schedule, finished: &mut Vec<(u64, Slot)>) -> bool {
         if !may_load && self.room() > 0 {
             // Work begins with the whole slice, so that what it takes does not depend on how the host pushes.
             return false;
         }
         let stages = 0..self.network.stages.len();
         if let Some(stage) = stages.clone().rev().find(|s| self.ready(*s) >= self.cut.chunks[*s]) {
-            self.compute(stage, pools, steps, finished);
+            self.compute(stage, to, finished);
             return true;
         }
         if self.room() > 0 {
-            self.load(pools, steps);
+            self.load(to);
             return true;
         }
         match stages.into_iter().find(|s| self.ready(*s) > 0) {
             Some(stage) => {
-                self.compute(stage, pools, steps, finished);
+                self.compute(stage, to, finished);
                 true
             }
             None => false,
@@ -226,13 +217,7 @@ impl Clip {
         self.network.layers[head].time.outputs(self.histories[head].end()) - self.computed[stage]
     }
 
-    fn compute(
-        &mut self,
-        stage: usize,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-        finished: &mut Vec<(u64, Slot)>,
-    ) {
+    fn compute(&mut self, stage: usize, to: &mut Schedule, finished: &mut Vec<(u64, Slot)>) {
         let network = Arc::clone(&self.network);
         let (first, count) = (self.computed[stage], self.ready(stage).min(self.cut.chunks[stage]));
         let frames = first..first + count;
@@ -242,11 +227,11 @@ impl Clip {
         let stage_layers = &network.stages[stage];
         let repeats = repeatable(&network, stage).filter(|layer| self.cut.past[*layer] == Past::Again);
         let mut again = match repeats {
-            Some(_) => self.head_again(stage_layers.head, first, pools, steps),
+            Some(_) => self.head_again(stage_layers.head, first, to),
             None => Vec::new(),
         };
         let life = self.life_of_blocks(stage, 0);
-        let mut x = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), pools, steps);
+        let mut x = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), to);
         for (i, block) in stage_layers.blocks.iter().enumerate() {
             let out_life = self.life_of_blocks(stage, i + 1);
             let out = match *block {
@@ -257,42 +242,34 @@ impl Clip {
                         _ => self.life_of_input(second),
                     };
                     let h = match self.cut.past[first] {
-                        Past::Device => self.conv(first, frames.clone(), &x, Side::None, life, pools, steps),
-                        _ => self.conv_banded(
-                            first,
-                            frames.clone(),
-                            Fresh::Shared(&again, &x),
-                            Side::None,
-                            life,
-                            pools,
-                            steps,
-                        ),
+                        Past::Device => self.conv(first, frames.clone(), &x, Side::None, life, to),
+                        _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&again, &x), Side::None, life, to),
                     };
-                    drop_all(std::mem::take(&mut again), &mut pools.frames);
+                    drop_all(std::mem::take(&mut again), &mut to.pools.frames);
                     let side = match network.layers[second].layout.shortcut {
                         Some(_) => Side::Shortcut(&x),
                         None => Side::Residual(&x),
                     };
-                    self.conv_consuming(second, frames.clone(), h, side, out_life, pools, steps)
+                    self.conv_consuming(second, frames.clone(), h, side, out_life, to)
                 }
                 Block::Attention { qkv, project } => {
                     let life = self.life_of_input(project);
-                    let projections = self.conv(qkv, frames.clone(), &x, Side::None, life, pools, steps);
-                    let mixed = self.attend(project, projections, life, &mut pools.frames, steps);
-                    self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_life, pools, steps)
+                    let projections = self.conv(qkv, frames.clone(), &x, Side::None, life, to);
+                    let mixed = self.attend(project, projections, life, to);
+                    self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_life, to)
                 }
             };
-            drop_all(std::mem::replace(&mut x, out), &mut pools.frames);
+            drop_all(std::mem::replace(&mut x, out), &mut to.pools.frames);
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.conv_consuming(tail, frames, x, Side::None, Life::Long, pools, steps);
+                let out = self.conv_consuming(tail, frames, x, Side::None, Life::Long, to);
                 finished.extend((first..).zip(out));
             }
             (None, Some(next)) => self.histories[next.head].frames.extend(x),
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
-        debug_assert!(pools.frames.turn_is_over(), "a frame outlives its turn");
+        debug_assert!(to.pools.frames.turn_is_over(), "a frame outlives its turn");
     }
 
     /// How long what comes into block `block` of a stage lives, or out of its last one. Blocks add to it where it lies, until a
@@ -317,197 +294,4 @@ impl Clip {
         let remembered = self.cut.past[layer] == Past::Device && self.network.layers[layer].time != Time::Still;
         if remembered || !self.shapes.adds_in_place { Life::Long } else { Life::Turn }
     }
-
-    /// The outputs of a stage's head, whose inputs wait in its history; then forgets the inputs that no later frame sees, nor
-    /// any of those that `repeats` will want once more.
-    fn head(
-        &mut self,
-        head: LayerId,
-        frames: std::ops::Range<u64>,
-        life: Life,
-        repeats: bool,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        let oldest = frames.end.saturating_sub(if repeats { PAST_FRAMES } else { 0 });
-        let outputs = self.conv_frames(head, frames, Side::None, life, pools, steps);
-        self.forget_before(head, oldest, &mut pools.frames);
-        outputs
-    }
-
-    /// The frames before `first` that the head made once already.
-    fn head_again(&mut self, head: LayerId, first: u64, pools: &mut Pools, steps: &mut VecDeque<Step>) -> Vec<Slot> {
-        let frames = first.saturating_sub(PAST_FRAMES)..first;
-        if frames.is_empty() {
-            return Vec::new();
-        }
-        self.conv_frames(head, frames, Side::None, Life::Turn, pools, steps)
-    }
-
-    /// A layer's outputs for inputs that others go on using.
-    fn conv(
-        &mut self,
-        layer: LayerId,
-        frames: std::ops::Range<u64>,
-        inputs: &[Slot],
-        side: Side,
-        life: Life,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        let pool = &mut pools.frames;
-        match self.shapes.normalised[layer] {
-            Some(bytes) => {
-                let pairs: Vec<(Slot, Slot)> = inputs.iter().map(|from| (*from, pool.take(bytes))).collect();
-                self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
-                steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
-            }
-            None => {
-                inputs.iter().for_each(|slot| pool.keep(*slot));
-                self.histories[layer].frames.extend(inputs);
-            }
-        }
-        self.conv_history(layer, frames, side, life, pools, steps)
-    }
-
-    /// A layer's outputs for inputs that nobody else needs.
-    fn conv_consuming(
-        &mut self,
-        layer: LayerId,
-        frames: std::ops::Range<u64>,
-        inputs: Vec<Slot>,
-        side: Side,
-        life: Life,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        if self.cut.past[layer] != Past::Device {
-            let outputs = self.conv_banded(layer, frames, Fresh::Own(&inputs), side, life, pools, steps);
-            drop_all(inputs, &mut pools.frames);
-            return outputs;
-        }
-        if self.shapes.normalised[layer].is_some() {
-            let frames = inputs.iter().map(|slot| (*slot, *slot)).collect();
-            steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
-        }
-        self.histories[layer].frames.extend(inputs);
-        self.conv_history(layer, frames, side, life, pools, steps)
-    }
-
-    /// A layer's outputs `frames`, whose inputs its history holds; then forgets the inputs that no later frame sees.
-    fn conv_history(
-        &mut self,
-        layer: LayerId,
-        frames: std::ops::Range<u64>,
-        side: Side,
-        life: Life,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        let end = frames.end;
-        let outputs = self.conv_frames(layer, frames, side, life, pools, steps);
-        self.forget_before(layer, end, &mut pools.frames);
-        outputs
-    }
-
-    /// A layer's outputs `frames`, whose inputs its history holds.
-    fn conv_frames(
-        &mut self,
-        layer: LayerId,
-        frames: std::ops::Range<u64>,
-        side: Side,
-        life: Life,
-        pools: &mut Pools,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
-        let history = &self.histories[layer];
-        let count = (frames.end - frames.start) as usize;
-        let outputs = self.outputs(layer, count, side.residuals(), life, &mut pools.frames);
-        let jobs = frames.zip(&outputs).enumerate().map(|(i, (frame, out))| {
-            let recipe = time.recipe(frame);
-            let mut terms: Vec<(Slot, u8)> = recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect();
-            terms.extend(side.shortcut(i).map(|slot| (slot, layout.slabs as u8)));
-            ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
-        });
-        let jobs = jobs.collect();
-        steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames: jobs });
-        outputs
-    }
-
-    /// Where output frames go: over frames that may be written `over`, where nobody else needs these and the device can.
-    pub(super) fn outputs(
-        &self,
-        layer: LayerId,
-        count: usize,
-        over: Option<&[Slot]>,
-        life: Life,
-        pool: &mut SlotPool,
-    ) -> Vec<Slot> {
-        match over.filter(|slots| self.shapes.adds_in_place && slots.iter().all(|slot| pool.is_sole(*slot))) {
-            Some(slots) => {
-                slots.iter().for_each(|slot| pool.keep(*slot));
-                slots.to_vec()
-            }
-            None => pool.take_many(self.shapes.bytes[layer], count, life),
-        }
-    }
-
-    /// The oldest input that an output frame from `frame` on sees.
-    pub(super) fn oldest(&self, layer: LayerId, frame: u64) -> u64 {
-        if self.closing { u64::MAX } else { self.network.layers[layer].time.oldest(frame) }
-    }
-
-    /// Drops the inputs that no output frame from `frame` on sees.
-    fn forget_before(&mut self, layer: LayerId, frame: u64, pool: &mut SlotPool) {
-        let oldest = self.oldest(layer, frame);
-        let history = &mut self.histories[layer];
-        while history.first < oldest && !history.frames.is_empty() {
-            pool.drop(history.frames.pop_front().expect("not empty"));
-            history.first += 1;
-        }
-    }
-
-    fn attend(
-        &mut self,
-        project: LayerId,
-        projections: Vec<Slot>,
-        life: Life,
-        pool: &mut SlotPool,
-        steps: &mut VecDeque<Step>,
-    ) -> Vec<Slot> {
-        debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
-        let (shape, bytes) = (self.shapes.layers[project], self.shapes.bytes[project]);
-        let mixed = pool.take_many(bytes, projections.len(), life);
-        let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
-        steps.push_back(Step::Attention { shape, frames });
-        drop_all(projections, pool);
-        mixed
-    }
-}
-
-/// What is added to a convolution's sum beside its own inputs.
-#[derive(Clone, Copy)]
-pub(super) enum Side<'a> {
-    None,
-    Residual(&'a [Slot]),
-    Shortcut(&'a [Slot]),
-}
-
-impl<'a> Side<'a> {
-    pub fn residuals(&self) -> Option<&'a [Slot]> {
-        if let Side::Residual(x) = self { Some(x) } else { None }
-    }
-
-    pub fn residual(&self, frame: usize) -> Option<Slot> {
-        if let Side::Residual(x) = self { Some(x[frame]) } else { None }
-    }
-
-    pub fn shortcut(&self, frame: usize) -> Option<Slot> {
-        if let Side::Shortcut(x) = self { Some(x[frame]) } else { None }
-    }
-}
-
-fn drop_all(slots: Vec<Slot>, pool: &mut SlotPool) {
-    slots.into_iter().for_each(|slot| pool.drop(slot));
 }

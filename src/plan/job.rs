@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use super::Costs;
-use super::clip::{Clip, Shapes};
+use super::clip::{Clip, Schedule, Shapes};
 use super::cut::Cut;
 use super::slots::{Pools, Slot};
 use super::step::Step;
@@ -167,7 +167,7 @@ impl Job {
     /// Takes the next frame of every clip of the batch.
     pub fn load(&mut self) {
         for lane in &mut self.lanes {
-            lane.load(&mut self.pools, &mut self.queue);
+            lane.load(&mut Schedule { pools: &mut self.pools, steps: &mut self.queue });
         }
     }
 
@@ -192,7 +192,8 @@ impl Job {
     pub fn wait(&mut self) -> Wait {
         while self.queue.is_empty() {
             let lane = &mut self.lanes[self.current];
-            if lane.advance(!self.pushed, &mut self.pools, &mut self.queue, &mut self.finished) {
+            let to = &mut Schedule { pools: &mut self.pools, steps: &mut self.queue };
+            if lane.advance(!self.pushed, to, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_lane() {
                 return if self.lanes.iter().all(Clip::complete) { Wait::End } else { Wait::Input };

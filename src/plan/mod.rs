@@ -8,6 +8,7 @@ mod clip;
 mod cut;
 mod estimate;
 mod job;
+mod layers;
 mod report;
 mod search;
 mod slots;

@@ -4,6 +4,7 @@
 //! is what was planned, to the byte.
 
 mod banded;
+mod blueprint;
 mod clip;
 mod cut;
 mod estimate;
@@ -16,10 +17,11 @@ mod step;
 mod tiles;
 mod work;
 
+pub use blueprint::{Blueprint, Pinned};
 pub use cut::{Cut, Past};
 pub use job::{Job, Layout, Order, Region, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Blueprint, Pinned, Request, Unplannable};
+pub use search::{Request, Unplannable};
 pub use slots::{Pools, Slot, SlotPool};
 pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};

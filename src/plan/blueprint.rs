@@ -1,0 +1,222 @@
+//! A plan with everything a run needs to follow it, made by rehearsing the schedule.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::Costs;
+use super::estimate::{Clock, Estimate};
+use super::job::{Job, Layout, Order};
+use super::report::Plan;
+use super::search::Request;
+use super::slots::Pools;
+use super::step::Step;
+use crate::model::{Direction, LayerId, Network};
+use crate::tensor::{FrameShape, Shape};
+
+/// Pinned host memory of a job, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Pinned {
+    pub load: u64,
+    pub store: u64,
+    pub past: u64,
+}
+
+impl Pinned {
+    pub fn bytes(&self) -> u64 {
+        self.load + self.store + self.past
+    }
+}
+
+/// A way to do the job, with everything a run needs to follow it.
+#[derive(Debug, Clone)]
+pub struct Blueprint {
+    pub(super) layout: Layout,
+    frames: Option<u64>,
+    pools: Pools,
+    scratch: u64,
+    /// Of the bands under way.
+    bands: u64,
+    /// Bytes of the one block of device memory that slots, scratch and bands share.
+    workspace: u64,
+    /// Of the tables through which the device reaches the host's memory.
+    mapping: u64,
+    /// Of a frame that goes in, and of one that comes out.
+    staging: [u64; 2],
+    weight_bytes: u64,
+    load_bytes: u64,
+    input: Shape,
+    /// Of the whole job; of the frames rehearsed, for a stream.
+    estimate: Estimate,
+}
+
+impl Request {
+    pub(super) fn rehearse(&self, layout: Layout, costs: &dyn Costs) -> Blueprint {
+        let frames = (self.input.frames > 0).then_some(self.input.frames);
+        // Every slice after the second takes the same slots, so a few stand for all; the last one may be shorter.
+        let slice = layout.cut.slice;
+        let enough = 1 + 4 * slice;
+        let rehearsed = match frames {
+            Some(n) if n > enough + slice => enough + (n - 1) % slice,
+            Some(n) => n,
+            None => enough,
+        };
+        let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
+        let shortened = Layout { batch, ..layout.clone() };
+        let rehearsed_work = shortened.work(rehearsed);
+        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
+        let network = Arc::clone(&self.network);
+        let clock = Clock { network: &network, costs, rates: costs.rates() };
+        let mut estimate = Estimate::default();
+        let staging = [layout.input, network.output_shape(layout.input)].map(|shape| costs.staging_bytes(shape));
+        let job = Job::new(shortened, frames.map(|_| rehearsed), Pools::default(), costs);
+        let mut pools = job.rehearse(Some(rehearsed), |step| {
+            scratch.meet(step);
+            clock.meet(step, &mut estimate);
+        });
+        let bands = scratch.bands;
+        let scratch = scratch.most().max(staging[0]).max(staging[1]);
+        if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
+            // Every frame of the clip waits for its last tile, those that were not rehearsed too.
+            let more = network.output_frames(frames) - network.output_frames(rehearsed);
+            pools.frames.add(costs.frame_bytes(network.output_shape(layout.input)), more);
+        }
+        if let Some(frames) = frames {
+            estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
+        }
+        let pools = pools.reserve();
+        let mapping = costs.mapping_bytes(pools.past.bytes());
+        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands);
+        Blueprint {
+            layout,
+            frames,
+            pools,
+            scratch,
+            bands,
+            workspace,
+            mapping,
+            staging,
+            weight_bytes: self.weight_bytes,
+            load_bytes: self.load_bytes,
+            input: self.input,
+            estimate,
+        }
+    }
+}
+
+/// The scratch that steps need. Most steps of a job are like an earlier one, so each kind is asked for once.
+struct Scratch<'a> {
+    costs: &'a dyn Costs,
+    network: &'a Network,
+    known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
+    /// Of the bands under way, for the step that takes the most.
+    bands: u64,
+}
+
+impl Scratch<'_> {
+    fn meet(&mut self, step: &Step) {
+        let (costs, network) = (self.costs, self.network);
+        match step {
+            Step::Conv { layer, input, frames } => {
+                let (layout, frames) = (&network.layers[*layer].layout, frames.len() as u64);
+                let bytes = || costs.conv_scratch(layout, *input, frames);
+                self.known.entry((Some(*layer), *input, frames)).or_insert_with(bytes);
+            }
+            Step::Attention { shape, frames } => {
+                let frames = frames.len() as u64;
+                self.known.entry((None, *shape, frames)).or_insert_with(|| costs.attention_scratch(*shape, frames));
+            }
+            Step::Banded(banded) => {
+                let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
+                let bytes = || costs.conv_scratch(layout, banded.input, frames);
+                self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
+                let inputs = (banded.past.len() + banded.fresh.len()) as u64;
+                self.bands = self.bands.max(costs.band_bytes(layout, banded.input, inputs, frames).unwrap_or(0));
+            }
+            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
+        }
+    }
+
+    fn most(&self) -> u64 {
+        self.known.values().copied().max().unwrap_or(0)
+    }
+}
+
+impl Blueprint {
+    /// The schedule, from the start.
+    pub fn job(&self, costs: &dyn Costs) -> Job {
+        Job::new(self.layout.clone(), self.frames, self.pools.clone(), costs)
+    }
+
+    /// Bytes of the one block of device memory that slots, scratch and bands share.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace
+    }
+
+    /// What the device takes beside that block to reach the host's memory.
+    pub fn mapping_bytes(&self) -> u64 {
+        self.mapping
+    }
+
+    /// Where the scratch begins in that block.
+    pub fn scratch_offset(&self) -> u64 {
+        self.pools.frames.bytes()
+    }
+
+    /// Where the bands begin in that block, and their bytes.
+    pub fn bands(&self) -> (u64, u64) {
+        (self.bands_offset(), self.bands)
+    }
+
+    fn bands_offset(&self) -> u64 {
+        self.pools.frames.bytes() + self.scratch
+    }
+
+    pub fn device_bytes(&self) -> u64 {
+        (self.weight_bytes + self.workspace_bytes() + self.mapping).max(self.load_bytes)
+    }
+
+    /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
+    pub fn pinned(&self) -> Pinned {
+        let [load, store] = self.staging.map(|bytes| 2 * bytes);
+        Pinned { load, store, past: self.pools.past.bytes() }
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.estimate.seconds
+    }
+
+    /// What the host is told.
+    pub fn report(&self) -> Plan {
+        let (network, cut) = (&self.layout.network, &self.layout.cut);
+        let config = &network.config;
+        let (channels, rate) = match network.direction {
+            Direction::Encode => (config.latent, config.time_scale()),
+            Direction::Decode => (network.output_channels(), 1),
+        };
+        let shape = network.output_shape(self.layout.input);
+        let frames = self.frames.map_or(0, |n| network.output_frames(n));
+        let image = match network.direction {
+            Direction::Encode => (self.layout.input.height, self.layout.input.width),
+            Direction::Decode => (shape.height, shape.width),
+        };
+        let grid = self.layout.grid.as_deref();
+        Plan {
+            direction: network.direction,
+            input: self.input,
+            output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
+            device_bytes: self.device_bytes(),
+            host_bytes: self.pinned().bytes(),
+            past_bytes: self.pinned().past,
+            moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
+            weight_bytes: self.weight_bytes,
+            workspace_bytes: self.workspace_bytes() + self.mapping,
+            slice_frames: cut.slice / rate,
+            chunk_frames: cut.chunks.clone(),
+            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
+            tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
+            tile_overlap: grid.map_or(0, |g| g.size.overlap),
+            exact: grid.is_none(),
+        }
+    }
+}

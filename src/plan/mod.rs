@@ -17,9 +17,9 @@ mod tiles;
 mod work;
 
 pub use cut::{Cut, Past};
-pub use job::{Job, Layout, Order, Region, Wait};
+pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Blueprint, Pinned, Request, Unplannable};
+pub use search::{Blueprint, Pinned, Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
 pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};

@@ -14,13 +14,14 @@ use crate::exec::{Control, Stream};
 
 /// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
 ///
-/// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to be
-/// pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a slice that is
-/// not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as much as the stream's
-/// share of memory: 15 GB for frames of 1080p. vvae_cancel ends each of these calls.
+/// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
+/// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
+/// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
+/// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
+/// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
 ///
-/// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with `state` NULL,
-/// when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+/// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
+/// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save(
     s: *mut vvae_stream,
@@ -51,8 +52,8 @@ pub unsafe extern "C" fn vvae_stream_save(
     })
 }
 
-/// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a failure,
-/// what had that name is there as it was. [handle]
+/// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
+/// failure, what had that name is there as it was. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const c_char) -> i32 {
     guard::on_stream(s, |handle, open| {
@@ -67,11 +68,11 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
     })
 }
 
-/// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU. Push what
-/// comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version of the library;
-/// another, or a damaged one, is VVAE_ERROR_CHECKPOINT. Slices, tiles and places in memory are those of the saved stream: if
-/// they do not fit the limits of now, VVAE_ERROR_MEMORY says what they take. So are scaling_factor, pixel_range, posterior and
-/// seed. [handle]
+/// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
+/// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
+/// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
+/// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
+/// VVAE_ERROR_MEMORY says what it takes. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore(
     v: *mut vvae,

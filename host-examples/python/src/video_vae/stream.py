@@ -67,8 +67,8 @@ class Stream:
         return self._pull(View.of_out(out, "out", layout, self._layouts[1]), progress)
 
     def save(self, path: str | os.PathLike | None = None) -> bytearray | None:
-        """Where it is, for `VideoVae.restore_stream` to go on from: written to a file, or returned. Pull until 0 before;
-        the stream goes on as if nothing had been."""
+        """Where it is, for `VideoVae.restore_stream` to go on from: written to a file, or returned. Pull until 0
+        before; the stream goes on as if nothing had been."""
         if path is not None:
             check(library().vvae_stream_save_file(self._handle, os.fsencode(path)), self._vae._handle)
             return None

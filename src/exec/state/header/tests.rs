@@ -72,6 +72,15 @@ fn what_belongs_to_others_is_refused_by_name() {
     );
 }
 
+#[test]
+fn a_cancel_ends_reading_and_writing() {
+    let (mut state, cancel) = (Vec::new(), AtomicBool::new(true));
+    assert_eq!(SealedWriter::new(&mut state, &cancel).write(&[1]), Err(Error::Cancelled));
+    let mut from = &sealed(&header())[..];
+    assert_eq!(Header::read(&mut SealedReader::new(&mut from, 1000, &cancel), &OWNER), Err(Error::Cancelled));
+    assert!(state.is_empty());
+}
+
 /// With the checksum made right again, so that it is the reader who has to find out.
 #[test]
 fn no_header_is_trusted_for_its_checksum() {

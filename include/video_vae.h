@@ -58,7 +58,7 @@
 // A tensor's shape, strides, type or device do not fit the call.
 #define VVAE_ERROR_TENSOR -2
 
-// A file cannot be read, or is no checkpoint of this model.
+// A file cannot be read or written, or is no checkpoint or saved state of this model.
 #define VVAE_ERROR_CHECKPOINT -3
 
 // The device named does not exist or cannot be used.
@@ -434,6 +434,32 @@ int32_t vvae_stream_pull(vvae_stream *s, const vvae_tensor *out, const vvae_run_
 
 // Closes a stream and gives back what it holds. NULL does nothing. [handle]
 int32_t vvae_stream_close(vvae_stream *s);
+
+// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+//
+// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
+// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
+// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
+// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
+// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+//
+// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
+// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+int32_t vvae_stream_save(vvae_stream *s, void *state, uint64_t capacity, uint64_t *size);
+
+// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
+// failure, what had that name is there as it was. [handle]
+int32_t vvae_stream_save_file(vvae_stream *s, const char *path);
+
+// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
+// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
+// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
+// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
+// VVAE_ERROR_MEMORY says what it takes. [handle]
+int32_t vvae_stream_restore(vvae *v, const void *state, uint64_t size, vvae_stream **s);
+
+// The same from a file. [handle]
+int32_t vvae_stream_restore_file(vvae *v, const char *path, vvae_stream **s);
 
 // ---- What there is ----
 //

@@ -191,6 +191,17 @@ public:
         return pulled;
     }
 
+    // Where it is, for Vae::restore to go on from; it goes on itself too. Pull until VVAE_AGAIN before.
+    std::vector<uint8_t> save() {
+        uint64_t size = 0;
+        detail::check(vvae_stream_save(stream_.get(), nullptr, 0, &size));
+        std::vector<uint8_t> state(static_cast<std::size_t>(size));
+        detail::check(vvae_stream_save(stream_.get(), state.data(), size, &size));
+        return state;
+    }
+
+    void save_file(const std::string &path) { detail::check(vvae_stream_save_file(stream_.get(), path.c_str())); }
+
     vvae_stream *raw() const noexcept { return stream_.get(); }
 
 private:
@@ -258,6 +269,19 @@ public:
     Stream stream(const char *node, const Shape &shape) {
         vvae_stream *s = nullptr;
         detail::check(vvae_stream_open(raw(), node, shape.data(), &s));
+        return Stream(s);
+    }
+
+    // A stream that goes on where the saved one was.
+    Stream restore(const std::vector<uint8_t> &state) {
+        vvae_stream *s = nullptr;
+        detail::check(vvae_stream_restore(raw(), state.data(), state.size(), &s));
+        return Stream(s);
+    }
+
+    Stream restore_file(const std::string &path) {
+        vvae_stream *s = nullptr;
+        detail::check(vvae_stream_restore_file(raw(), path.c_str(), &s));
         return Stream(s);
     }
 

@@ -13,7 +13,7 @@ pub enum Error {
     /// A tensor's shape, strides, type or device do not fit the call.
     #[error("{0}")]
     Tensor(String),
-    /// A file cannot be read, or is no checkpoint of this model.
+    /// A file cannot be read or written, or is no checkpoint or saved state of this model.
     #[error("{0}")]
     Checkpoint(String),
     /// The device named does not exist or cannot be used.

@@ -8,10 +8,11 @@
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
-//! - [`tensor`], [`error`], `workers`: the words all of them use, and threads while loading.
+//! - [`tensor`], [`error`], [`checksum`], `workers`: the words all of them use, and threads while loading.
 
 pub mod backend;
 pub mod capi;
+pub mod checksum;
 pub mod error;
 pub mod exec;
 pub mod model;

@@ -349,6 +349,30 @@ impl World {
         self.settle(status);
     }
 
+    /// Saves a stream, damages the state now and then, and restores it, mostly in another handle.
+    fn stream_save(&mut self) {
+        let (s, v) = (self.stream(), self.handle());
+        let mut size = 0;
+        // SAFETY: without a buffer only the size is told.
+        let status = unsafe { (api().vvae_stream_save)(s, null_mut(), self.random.next(), &mut size) };
+        self.settle(status);
+        let room = size - self.random.below(4).saturating_sub(2).min(size);
+        let mut state = vec![0u8; room as usize];
+        // SAFETY: the buffer is as long as said.
+        let status = unsafe { (api().vvae_stream_save)(s, state.as_mut_ptr().cast(), room, &mut size) };
+        self.settle(status);
+        if let (true, Some(last)) = (self.random.one_in(4), state.len().checked_sub(1)) {
+            state[self.random.below(last as u64 + 1) as usize] ^= 1 << self.random.below(8);
+        }
+        let mut s = null_mut();
+        // SAFETY: the state is as long as said.
+        let status = unsafe { (api().vvae_stream_restore)(v, state.as_ptr().cast(), room, &mut s) };
+        self.settle(status);
+        if status == VVAE_OK {
+            self.streams.push(s);
+        }
+    }
+
     fn stream_close(&mut self) {
         let s = self.stream();
         // SAFETY: any number may be passed.
@@ -406,7 +430,7 @@ fn random_sequences_of_calls() {
             world.create();
         }
         for _ in 0..1 + world.random.below(8) {
-            match world.random.below(16) {
+            match world.random.below(17) {
                 0 if world.random.one_in(10) => world.free(),
                 0..=2 => world.configure(),
                 3..=6 => world.run(),
@@ -415,6 +439,7 @@ fn random_sequences_of_calls() {
                 10 | 11 => world.stream_push(),
                 12 | 13 => world.stream_pull(),
                 14 => world.stream_close(),
+                15 => world.stream_save(),
                 _ => world.ask(),
             }
         }

@@ -14,8 +14,8 @@ mod precision;
 pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use ops::{
-    Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, LoadOp, NormOp,
-    Posterior, StoreOp, Term, Terms,
+    Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, Kept, LoadOp,
+    NormOp, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 
@@ -138,4 +138,10 @@ pub trait Backend: Send + Sync + 'static {
     fn blend(&self, memory: &mut Self::Memory, op: &BlendOp, stop: &mut Stop) -> Result<()>;
     /// Activations to host tensor.
     fn store(&self, memory: &mut Self::Memory, op: &StoreOp, stop: &mut Stop) -> Result<()>;
+
+    /// Bytes of a frame, or of a part of one, as they are; waits for whatever makes them. Where a part begins is a
+    /// multiple of 64 bytes from where its frame does.
+    fn read(&self, memory: &mut Self::Memory, from: Kept, into: &mut [u8]) -> Result<()>;
+    /// Puts back what [`Backend::read`] gave, once nothing that is under way needs what was there.
+    fn write(&self, memory: &mut Self::Memory, to: Kept, from: &[u8]) -> Result<()>;
 }

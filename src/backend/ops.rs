@@ -77,6 +77,31 @@ pub struct ConvOp<'a> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostFrame(pub u64);
 
+/// Where bytes that are remembered lie: on the device, or with the past in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    Device(Frame),
+    Host(HostFrame),
+}
+
+impl Kept {
+    pub fn device(offset: u64) -> Kept {
+        Kept::Device(Frame(offset))
+    }
+
+    pub fn host(offset: u64) -> Kept {
+        Kept::Host(HostFrame(offset))
+    }
+
+    /// So many bytes further on.
+    pub fn plus(self, bytes: u64) -> Kept {
+        match self {
+            Kept::Device(Frame(offset)) => Kept::device(offset + bytes),
+            Kept::Host(HostFrame(offset)) => Kept::host(offset + bytes),
+        }
+    }
+}
+
 /// A convolution in bands of rows. Frames of the past come from the host's memory, fresh ones are normalised on the way, and
 /// some of those go to the host's memory; none of this lies whole on the device.
 #[derive(Debug, Clone, Copy)]

@@ -1,6 +1,6 @@
 //! The C ABI: the only `extern "C"` of the crate, and with the backends the only place that trusts a pointer.
 //!
-//! `types`, `handle`, `run`, `stream` and `discovery` become `include/video_vae.h`, in this order; their comments are the
+//! `types`, `handle`, `run`, `stream`, `state` and `discovery` become `include/video_vae.h`, in this order; their comments are the
 //! header's. Everything a host can do wrong and we can notice ends as an error here: `guard` is the way in, `table`
 //! knows the handles, `sized`, `tensor` and `text` read what the host passes.
 
@@ -12,6 +12,7 @@ mod handle;
 mod log;
 mod run;
 mod sized;
+mod state;
 mod stream;
 mod table;
 mod tensor;
@@ -24,5 +25,6 @@ mod tests;
 pub use discovery::*;
 pub use handle::*;
 pub use run::*;
+pub use state::*;
 pub use stream::*;
 pub use types::*;

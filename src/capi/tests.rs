@@ -1,9 +1,10 @@
 //! The boundary around a session that misbehaves, which no host can bring about from outside.
 
 use std::ffi::{CStr, c_char, c_void};
+use std::io::{Read, Write};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::log::Log;
 use super::table::{self, Handle};
@@ -65,6 +66,9 @@ impl Session for Mock {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
+    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn Stream>)> {
+        panic!("a panic in a state");
+    }
     fn ledger(&self) -> Arc<Ledger> {
         self.ledger.clone()
     }
@@ -91,6 +95,12 @@ impl Stream for MockStream {
     }
     fn pull(&mut self, _: &Outputs, _: &mut Control, _: &mut u64) -> Result<Pull> {
         Ok(Pull::Ended)
+    }
+    fn state_bytes(&mut self) -> Result<u64> {
+        Ok(4)
+    }
+    fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
+        panic!("a panic in a save");
     }
 }
 
@@ -195,6 +205,28 @@ fn a_panic_in_a_stream_breaks_its_handle() {
     assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
     // SAFETY: no stream any more, which is allowed.
     assert_eq!(unsafe { vvae_stream_close(s) }, VVAE_ERROR_STATE);
+}
+
+#[test]
+fn a_panic_in_a_state_stops_at_the_boundary_and_leaves_no_file() {
+    let path = std::env::temp_dir().join(format!("vvae-panic-{}.state", std::process::id()));
+    let text = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+    let v = Mock::open(&Arc::default(), None, false);
+    let mut s = open_stream(v);
+    // SAFETY: a stream and a text.
+    assert_eq!(unsafe { vvae_stream_save_file(s, text.as_ptr()) }, VVAE_ERROR_INTERNAL);
+    assert!(error(v).contains("a panic in a save"));
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let left = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name());
+    assert_eq!(left.filter(|left| left.to_str().is_some_and(|left| left.starts_with(name))).count(), 0);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    let v = Mock::open(&Arc::default(), None, false);
+    // SAFETY: four bytes.
+    assert_eq!(unsafe { vvae_stream_restore(v, [0u8; 4].as_ptr().cast(), 4, &mut s) }, VVAE_ERROR_INTERNAL);
+    assert!(s.is_null() && error(v).contains("a panic in a state"));
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
 }
 
 /// Does, from within a run, what is refused there and what is not.

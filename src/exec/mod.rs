@@ -5,12 +5,14 @@ mod ledger;
 mod runner;
 mod session;
 mod settings;
+mod state;
 mod stream;
 mod weights;
 
 pub use ledger::Ledger;
 pub use settings::{Latent, Limit, PixelRange, Settings, Tiling};
 
+use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -89,6 +91,13 @@ pub trait Session: Send {
     fn run(&mut self, job: &Job, control: &mut Control) -> Result<()>;
     /// `input` as in `plan`; its frame count is ignored.
     fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>>;
+    /// A stream that goes on where the one was that [`Stream::save`] wrote down, in `bytes` bytes.
+    fn restore_stream(
+        &mut self,
+        state: &mut dyn Read,
+        bytes: u64,
+        control: &Control,
+    ) -> Result<(Direction, Box<dyn Stream>)>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
@@ -115,6 +124,10 @@ pub trait Stream: Send {
     /// Works until `output` is full or more input is needed. `written` is the number of frames written, also when the
     /// call was cancelled; the next pull goes on from there.
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull>;
+    /// Bytes that [`Stream::save`] would write now.
+    fn state_bytes(&mut self) -> Result<u64>;
+    /// Writes down where it is, and goes on. Only while nothing is left to pull and more may be pushed.
+    fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()>;
 }
 
 /// A device as the host names it.

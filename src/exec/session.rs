@@ -1,5 +1,8 @@
 //! A model on a device: the [`Session`] behind a handle.
 
+mod restore;
+
+use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -7,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::ledger::{Held, Ledger};
 use super::runner::{Ends, Runner, Watch};
-use super::settings::Settings;
+use super::settings::{Settings, Tiling};
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
 use super::{Control, Job, Session, Stream, Trim, check};
@@ -15,7 +18,7 @@ use crate::backend::cpu::HostAllocator;
 use crate::backend::host_memory;
 use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
-use crate::model::checkpoint::FileIdentity;
+use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Blueprint, Bytes, Costs, Pinned, Plan, Request, Spacing, TileSize, Wait};
 use crate::tensor::{ConvLayout, FrameShape, Place, Rates, Shape, View};
@@ -38,6 +41,7 @@ pub struct Engine<B: Backend> {
     place: Place,
     path: PathBuf,
     identity: FileIdentity,
+    model: Arc<Fingerprint>,
     allocator: HostAllocator,
     make: MakeBackend<B>,
     backend: Arc<B>,
@@ -139,6 +143,7 @@ impl<B: Backend> Engine<B> {
         Ok(Engine {
             device,
             place,
+            model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
             path,
             identity: checkpoint.identity().clone(),
             allocator,
@@ -181,6 +186,25 @@ impl<B: Backend> Engine<B> {
         self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
     }
 
+    /// What the settings ask for, of a job within `limit`.
+    fn request(&self, direction: Direction, input: Shape, limit: u64) -> Request {
+        let network = &self.side(direction).network;
+        let Tiling { enabled, size, overlap } = self.settings.tiling(direction);
+        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
+        Request {
+            network: Arc::clone(network),
+            input,
+            limit,
+            host_limit: self.host_limit(),
+            weight_bytes: weights::bytes(&*self.backend, network),
+            load_bytes: weights::load_bytes(&*self.backend, network),
+            tiles: enabled.then_some(asked),
+            overlap,
+            slice: self.settings.slice_frames,
+            chunk: self.settings.chunk_frames,
+        }
+    }
+
     fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
         let asked = Asked { direction, input, limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
@@ -195,7 +219,6 @@ impl<B: Backend> Engine<B> {
     }
 
     fn find_blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
-        let network = &self.side(direction).network;
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
         if tiling.enabled && overlap >= size {
@@ -203,19 +226,7 @@ impl<B: Backend> Engine<B> {
                 "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
             )));
         }
-        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
-        let request = Request {
-            network: Arc::clone(network),
-            input,
-            limit,
-            host_limit: self.host_limit(),
-            weight_bytes: weights::bytes(&*self.backend, network),
-            load_bytes: weights::load_bytes(&*self.backend, network),
-            tiles: tiling.enabled.then_some(asked),
-            overlap,
-            slice: self.settings.slice_frames,
-            chunk: self.settings.chunk_frames,
-        };
+        let request = self.request(direction, input, limit);
         if request.has_too_many_tiles() {
             return Err(Error::Argument(format!(
                 "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
@@ -459,7 +470,17 @@ impl<B: Backend> Session for Engine<B> {
             job,
             self.settings.clone(),
             (self.place, input),
+            Arc::clone(&self.model),
         )))
+    }
+
+    fn restore_stream(
+        &mut self,
+        state: &mut dyn Read,
+        bytes: u64,
+        control: &Control,
+    ) -> Result<(Direction, Box<dyn Stream>)> {
+        self.restore(state, bytes, control)
     }
 
     fn ledger(&self) -> Arc<Ledger> {

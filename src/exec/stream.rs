@@ -1,7 +1,13 @@
 //! A clip of any length, pushed and pulled in pieces. Work is done in the pull; memory is what the plan says,
 //! however long the clip.
 
+mod save;
+
+pub use save::{in_pieces, kept};
+
+use std::io::Write;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::runner::{Ends, Runner, Watch};
 use super::session::{Workspace, stage_name, stream_for};
@@ -10,6 +16,7 @@ use super::weights::Share;
 use super::{Control, Outputs, Pull, Stream, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::model::checkpoint::Fingerprint;
 use crate::plan::{Job, Step, Wait};
 use crate::tensor::{Place, Shape, View};
 
@@ -30,9 +37,12 @@ pub struct Streaming<B: Backend> {
     broken: bool,
     /// Output frames that the host has.
     pulled: u64,
+    /// Of the checkpoint that the weights are from.
+    model: Arc<Fingerprint>,
 }
 
 impl<B: Backend> Streaming<B> {
+    #[allow(clippy::too_many_arguments, reason = "everything that a stream is made of")]
     pub fn new(
         backend: Arc<B>,
         weights: Share<B>,
@@ -41,8 +51,11 @@ impl<B: Backend> Streaming<B> {
         job: Job,
         settings: Settings,
         (place, input): (Place, Shape),
+        model: Arc<Fingerprint>,
     ) -> Streaming<B> {
         Streaming {
+            // A job that goes on where another one was has stored what the host has.
+            pulled: job.stored(),
             backend,
             weights,
             workspace,
@@ -54,7 +67,7 @@ impl<B: Backend> Streaming<B> {
             input,
             ended: false,
             broken: false,
-            pulled: 0,
+            model,
         }
     }
 
@@ -165,5 +178,13 @@ impl<B: Backend> Stream for Streaming<B> {
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut self.workspace.memory, stream);
         result.and_then(|pull| finished.map(|()| pull))
+    }
+
+    fn state_bytes(&mut self) -> Result<u64> {
+        self.saved_bytes()
+    }
+
+    fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
+        self.save_into(into, cancel)
     }
 }

@@ -94,10 +94,10 @@ pub struct Clip {
     batch: u64,
     pub(super) histories: Vec<History>,
     /// Frames that each stage has computed.
-    computed: Vec<u64>,
+    pub(super) computed: Vec<u64>,
     /// Input frames taken so far, and where the current slice ends.
-    loaded: u64,
-    slice_end: u64,
+    pub(super) loaded: u64,
+    pub(super) slice_end: u64,
     /// Input frames in all, once known, and the frames that each stage then computes in all.
     total: Option<u64>,
     ends: Vec<u64>,

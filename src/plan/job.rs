@@ -1,5 +1,11 @@
 //! The order of work for a whole job: every clip of a batch, every tile of a clip, to the last frame.
 
+mod snapshot;
+#[cfg(test)]
+mod tests;
+
+pub use snapshot::Remembered;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
@@ -303,6 +309,3 @@ impl Job {
         }
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -19,9 +19,9 @@ mod work;
 
 pub use blueprint::{Blueprint, Pinned};
 pub use cut::{Cut, Past};
-pub use job::{Job, Layout, Order, Region, Wait};
+pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
-pub use search::{Request, Unplannable};
+pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
 pub use step::{Banded, BandedFrame, ConvFrame, Step};
 pub use tiles::{Grid, Spacing, TileSize};

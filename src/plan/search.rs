@@ -1,6 +1,10 @@
 //! Finds the fastest way to do a job within a limit, in the order of what it costs: shorter chunks and slices first,
 //! which cost a little time and no exactness, and tiles last.
 
+mod follow;
+
+pub use follow::Way;
+
 use std::sync::Arc;
 
 use super::Costs;

@@ -134,6 +134,14 @@ impl SlotPool {
         self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.turn_bytes
     }
 
+    /// The bytes of a slot that is in use.
+    pub fn slot_bytes(&self, slot: Slot) -> u64 {
+        match slot {
+            Slot::Long { class, .. } => self.classes[class as usize].bytes,
+            Slot::Turn { start } => self.turn.iter().find(|span| span.start == start).map_or(0, |span| span.bytes),
+        }
+    }
+
     /// The offset of a slot; `None` if the run took more slots than its rehearsal, which would be a bug in the plan.
     pub fn offset(&self, slot: Slot) -> Option<u64> {
         match slot {

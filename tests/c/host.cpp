@@ -72,6 +72,18 @@ void use(const std::string &weights) {
         expect(pulled.status == VVAE_OK, "pull");
     }
     expect(frames == 5, "frames of the stream");
+
+    auto saved = vae.stream("decode", shape);
+    expect(saved.push(Tensor::of(latent.data(), {1, model.latent_channels, 1, 2, 2})) == 1, "push of one");
+    auto state = saved.save();
+    auto restored = vae.restore(state);
+    expect(!state.empty() && restored.save() == state, "a restored stream is where the saved one was");
+    saved.finish();
+    expect(thrown_by<video_vae::Error>([&] { saved.save(); }).status() == VVAE_ERROR_STATE, "too late to save");
+    expect(thrown_by<video_vae::Error>([&] { restored.save_file("/no/such/folder/state"); }).status() ==
+               VVAE_ERROR_CHECKPOINT, "a state that cannot be written");
+    expect(thrown_by<video_vae::Error>([&] { vae.restore_file(weights); }).status() == VVAE_ERROR_CHECKPOINT,
+           "a file that is no state");
     vae.cancel();
     expect(!video_vae::devices().empty() && std::string("cpu") == video_vae::devices()[0].id, "devices");
 }

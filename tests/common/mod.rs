@@ -58,6 +58,10 @@ api! {
     vvae_stream_push(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;
     vvae_stream_close(*mut vvae_stream) -> i32;
+    vvae_stream_save(*mut vvae_stream, *mut c_void, u64, *mut u64) -> i32;
+    vvae_stream_save_file(*mut vvae_stream, *const c_char) -> i32;
+    vvae_stream_restore(*mut vvae, *const c_void, u64, *mut *mut vvae_stream) -> i32;
+    vvae_stream_restore_file(*mut vvae, *const c_char, *mut *mut vvae_stream) -> i32;
     vvae_abi_version() -> u32;
     vvae_version() -> *const c_char;
     vvae_device_count() -> u32;
@@ -338,6 +342,23 @@ impl Vae {
         outcome(self.0, status).map(|_| Stream { vae: self, s })
     }
 
+    pub fn restore(&self, state: &[u8]) -> Result<Stream<'_>, Failure> {
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_restore)(self.0, state.as_ptr().cast(), state.len() as u64, &mut s) };
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
+    pub fn restore_file(&self, path: &Path) -> Result<Stream<'_>, Failure> {
+        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_restore_file)(self.0, path.as_ptr(), &mut s) };
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
     pub fn memory(&self) -> vvae_memory_info {
         let mut info = sized();
         // SAFETY: the struct is as long as it says.
@@ -395,6 +416,26 @@ impl Stream<'_> {
         // SAFETY: the test's tensor and run info are valid.
         let status = unsafe { (api().vvae_stream_pull)(self.s, out, run, &mut written) };
         outcome(self.vae.0, status).map(|status| (status, written))
+    }
+}
+
+impl Stream<'_> {
+    pub fn save(&self) -> Result<Vec<u8>, Failure> {
+        let mut size = 0;
+        // SAFETY: without a buffer only the size is told.
+        let status = unsafe { (api().vvae_stream_save)(self.s, null_mut(), 0, &mut size) };
+        outcome(self.vae.0, status)?;
+        let mut state = vec![0xa5; size as usize];
+        // SAFETY: the buffer is as long as said.
+        let status = unsafe { (api().vvae_stream_save)(self.s, state.as_mut_ptr().cast(), size, &mut size) };
+        assert_eq!(size as usize, state.len());
+        outcome(self.vae.0, status).map(|_| state)
+    }
+
+    pub fn save_file(&self, path: &Path) -> Result<i32, Failure> {
+        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        // SAFETY: every pointer is valid.
+        outcome(self.vae.0, unsafe { (api().vvae_stream_save_file)(self.s, path.as_ptr()) })
     }
 }
 

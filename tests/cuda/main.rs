@@ -11,6 +11,7 @@ mod large;
 mod limits;
 mod memory;
 mod numbers;
+mod state;
 mod streams;
 mod tensors;
 

@@ -119,6 +119,46 @@ internal static partial class Program
                 }
                 Check.That(vae.Memory.Streams == 0 && streamed.SequenceEqual(whole), $"pieces of {piece}");
             }
+            Interrupted(vae, latent, shape, whole.Skip(whole.Length - frame).ToArray());
         }
+    }
+
+    /// <summary>A stream that was saved goes on in another, and ends with the same last frame.</summary>
+    private static void Interrupted(Vae vae, float[] latent, Shape shape, byte[] last)
+    {
+        var room = new byte[last.Length];
+        TensorLayout one = TensorLayout.Interleaved(1, 16, 24);
+        Action<VaeStream, long, long> advance = (stream, from, to) =>
+        {
+            while (from < to)
+            {
+                var strides = new Shape(0, shape.Frames * 6, 6, 3, 1);
+                var rest = new ReadOnlySpan<float>(latent, (int)from * 6, latent.Length - (int)from * 6);
+                from += stream.Push(rest, new TensorLayout(shape.WithFrames(to - from), strides));
+                while (stream.Pull<byte>(room, one).Status == VaeStatus.Ok) { }
+            }
+        };
+        string path = System.IO.Path.GetTempFileName();
+        byte[] state;
+        using (VaeStream first = vae.OpenStream("decode", shape))
+        {
+            advance(first, 0, 3);
+            state = first.Save();
+            first.Save(path);
+        }
+        Check.That(System.IO.File.ReadAllBytes(path).SequenceEqual(state), "a file has what memory has");
+        foreach (Func<VaeStream> restore in new Func<VaeStream>[] { () => vae.RestoreStream(state), () => vae.RestoreStream(path) })
+        {
+            using (VaeStream second = restore())
+            {
+                advance(second, 3, shape.Frames);
+                second.Finish();
+                while (second.Pull<byte>(room, one).Status == VaeStatus.Ok) { }
+                Check.That(room.SequenceEqual(last), "it goes on as it began");
+            }
+        }
+        state[state.Length / 2] ^= 1;
+        Check.Throws<VaeCheckpointException>(() => vae.RestoreStream(state), "damaged");
+        System.IO.File.Delete(path);
     }
 }

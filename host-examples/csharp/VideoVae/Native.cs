@@ -47,7 +47,7 @@ namespace VideoVae
         public const int VVAE_ERROR_TENSOR = -2;
 
         /// <summary>
-        /// A file cannot be read, or is no checkpoint of this model.
+        /// A file cannot be read or written, or is no checkpoint or saved state of this model.
         /// </summary>
         public const int VVAE_ERROR_CHECKPOINT = -3;
 
@@ -634,6 +634,44 @@ namespace VideoVae
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_close(IntPtr s);
+
+        /// <summary>
+        /// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+        ///
+        /// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
+        /// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
+        /// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
+        /// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
+        /// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+        ///
+        /// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
+        /// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_stream_save(StreamHandle s, void* state, ulong capacity, ulong* size);
+
+        /// <summary>
+        /// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
+        /// failure, what had that name is there as it was. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_stream_save_file(StreamHandle s, byte* path);
+
+        /// <summary>
+        /// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
+        /// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
+        /// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
+        /// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
+        /// VVAE_ERROR_MEMORY says what it takes. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_stream_restore(VaeHandle v, void* state, ulong size, out StreamHandle s);
+
+        /// <summary>
+        /// The same from a file. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_stream_restore_file(VaeHandle v, byte* path, out StreamHandle s);
 
         /// <summary>
         /// ---- What there is ----

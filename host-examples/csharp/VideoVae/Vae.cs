@@ -165,6 +165,30 @@ namespace VideoVae
         {
             StreamHandle stream;
             fixed (byte* name = Utf8.Bytes(node)) Error.Check(Native.vvae_stream_open(handle, name, (long*)&shape, out stream));
+            return Opened(stream);
+        }
+
+        /// <summary>A stream that goes on where <see cref="VaeStream.Save()"/> was called on another one, to the bit.</summary>
+        public VaeStream RestoreStream(ReadOnlySpan<byte> state)
+        {
+            StreamHandle stream;
+            fixed (byte* bytes = &MemoryMarshal.GetReference(state))
+            {
+                Error.Check(Native.vvae_stream_restore(handle, bytes, (ulong)state.Length, out stream));
+            }
+            return Opened(stream);
+        }
+
+        /// <summary>The same from a file.</summary>
+        public VaeStream RestoreStream(string path)
+        {
+            StreamHandle stream;
+            fixed (byte* name = Utf8.Bytes(path)) Error.Check(Native.vvae_stream_restore_file(handle, name, out stream));
+            return Opened(stream);
+        }
+
+        private VaeStream Opened(StreamHandle stream)
+        {
             stream.HoldOn(handle);
             return new VaeStream(stream, handle);
         }

@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
+use crate::backend::{Frame, Kept};
 use crate::error::{Error, Result};
 
 /// A cache line, and the widest vector.
@@ -149,6 +150,27 @@ pub struct Memory {
 impl Memory {
     pub fn bytes(&self) -> u64 {
         self.block.bytes()
+    }
+
+    pub(super) fn read(&self, from: Kept, into: &mut [u8]) -> Result<()> {
+        let from = self.kept(from, into.len())?.cast::<u8>();
+        // SAFETY: the block has that many bytes there, and nobody else has any of it.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    pub(super) fn write(&mut self, to: Kept, from: &[u8]) -> Result<()> {
+        let to = self.kept(to, from.len())?.cast::<u8>();
+        // SAFETY: the block has that many bytes there, which are ours alone to write.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    fn kept(&self, kept: Kept, bytes: usize) -> Result<*mut f32> {
+        match kept {
+            Kept::Device(Frame(offset)) => self.block.region("frame", offset, bytes as u64),
+            Kept::Host(_) => Err(Error::Internal("a past beside the host's own memory was asked for".into())),
+        }
     }
 }
 

@@ -27,8 +27,8 @@ pub use memory::{AllocFn, FreeFn, HostAllocator, HostCallbacks, Memory};
 pub use pack::Conv;
 
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, LoadOp, NormOp,
-    Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
+    NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{FrameShape, Rates};
@@ -266,5 +266,13 @@ impl Backend for Cpu {
 
     fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
         pixels::store(&self.pool, memory, op, stop)
+    }
+
+    fn read(&self, memory: &mut Memory, from: Kept, into: &mut [u8]) -> Result<()> {
+        memory.read(from, into)
+    }
+
+    fn write(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
+        memory.write(to, from)
     }
 }

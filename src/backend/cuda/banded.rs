@@ -75,7 +75,7 @@ impl Bands {
     }
 
     /// The address of a frame of the past.
-    fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
+    pub fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
         let past =
             self.past.as_ref().ok_or_else(|| Error::Internal("a layer has a past that was not planned".into()))?;
         past.at(frame.0, bytes)

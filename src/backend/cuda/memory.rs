@@ -55,6 +55,16 @@ impl Block {
         check("copying to the GPU", answer)?;
         stream.wait()
     }
+
+    /// Copies to host memory and waits, after everything in the stream.
+    pub fn read(&self, stream: &Stream, offset: u64, into: &mut [u8]) -> Result<()> {
+        let from = self.at(offset, into.len() as u64)?;
+        let _current = self.context.enter()?;
+        // SAFETY: both regions are that long, and live until the copy has ended.
+        let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream.handle()) };
+        check("copying from the GPU", answer)?;
+        stream.wait()
+    }
 }
 
 impl Drop for Block {

@@ -7,6 +7,7 @@ mod conv;
 mod driver;
 mod geometry;
 mod graph;
+mod kept;
 mod kernel;
 mod limits;
 mod memory;
@@ -35,8 +36,8 @@ use self::params::MAX_FRAMES;
 use self::pixels::Transfers;
 use self::stream::{Event, Stream};
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, LoadOp, NormOp,
-    Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
+    NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{FrameShape, Rates};
@@ -280,6 +281,14 @@ impl Backend for Cuda {
 
     fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
         self.operate(memory, ALONE, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
+    }
+
+    fn read(&self, memory: &mut Memory, from: Kept, into: &mut [u8]) -> Result<()> {
+        self.read_kept(memory, from, into)
+    }
+
+    fn write(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
+        self.write_kept(memory, to, from)
     }
 }
 

@@ -44,6 +44,11 @@ impl Contents {
         self.tensors.values().map(|entry| stored(entry, file))
     }
 
+    /// With their names of today, in the order of these.
+    pub fn named<'a>(&'a self, file: &'a [u8]) -> impl Iterator<Item = (&'a str, Stored<'a>)> {
+        self.tensors.iter().map(|(name, entry)| (name.as_str(), stored(entry, file)))
+    }
+
     fn refuse_non_finite(&self, file: &[u8]) -> Check<()> {
         const PIECE: usize = 1 << 20;
         let entries: Vec<&Entry> = self.tensors.values().collect();

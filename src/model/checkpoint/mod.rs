@@ -4,6 +4,7 @@
 //! so nothing later has to ask again.
 
 mod contents;
+mod fingerprint;
 mod header;
 mod identity;
 mod keys;
@@ -22,6 +23,7 @@ use super::config::Config;
 use crate::error::{Error, Result};
 use crate::tensor::DType;
 use contents::Contents;
+pub use fingerprint::Fingerprint;
 pub use identity::FileIdentity;
 pub use stored::Stored;
 

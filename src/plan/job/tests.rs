@@ -1,6 +1,8 @@
 //! Schedules are run on symbols: a frame's content is a hash of how it was made. So a wrong frame, slab or slot shows as
 //! another hash, and cuts that must give the same numbers must give the same hashes.
 
+mod snapshot;
+
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -250,6 +250,11 @@ class VideoVae:
         goes in, of which T is ignored."""
         return Stream(self, node, shape)
 
+    def restore_stream(self, node: str, state: Any) -> Stream:
+        """A stream that goes on where `Stream.save` was called on another one, to the bit. `node` is that stream's,
+        `state` the file's path or what save returned, of the same checkpoint, kind of device, precision and version."""
+        return Stream._restored(self, node, state)
+
     # ---- What it takes ----
 
     def plan_encode(self, shape: Sequence[int], *, layout: str | None = None) -> Plan:

@@ -1,0 +1,187 @@
+//! Streams that are interrupted and go on later.
+
+use std::ffi::{c_char, c_void};
+use std::fs::{self, File, OpenOptions};
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::table::{self, OpenStream};
+use super::types::*;
+use super::{guard, text};
+use crate::error::{Error, Result};
+use crate::exec::{Control, Stream};
+
+/// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+///
+/// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
+/// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
+/// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
+/// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
+/// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+///
+/// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
+/// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_stream_save(
+    s: *mut vvae_stream,
+    state: *mut c_void,
+    capacity: u64,
+    size: *mut u64,
+) -> i32 {
+    guard::on_stream(s, |handle, open| {
+        if size.is_null() {
+            return Err(Error::Argument("size is null; it must point to where the number of bytes goes".into()));
+        }
+        // SAFETY: the host vouches for a pointer that is not null.
+        unsafe { size.write_unaligned(0) };
+        let bytes = open.stream.state_bytes()?;
+        // SAFETY: as above.
+        unsafe { size.write_unaligned(bytes) };
+        if state.is_null() {
+            return Ok(VVAE_OK);
+        }
+        if capacity < bytes {
+            return Err(Error::Argument(format!("capacity is {capacity}, but the state takes {bytes} bytes")));
+        }
+        // SAFETY: the host vouches for `capacity` bytes, so there are these too.
+        let mut room = unsafe { std::slice::from_raw_parts_mut(state.cast::<u8>(), length(bytes)?) };
+        handle.cancel.store(false, Ordering::Relaxed);
+        open.stream.save(&mut room, &handle.cancel)?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
+/// failure, what had that name is there as it was. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const c_char) -> i32 {
+    guard::on_stream(s, |handle, open| {
+        // SAFETY: the host vouches for a NUL-terminated text.
+        let path = Path::new(unsafe { text::read("path", path) }?);
+        handle.cancel.store(false, Ordering::Relaxed);
+        // Asked first, so that a stream that cannot be saved leaves no file behind.
+        open.stream.state_bytes()?;
+        let unfinished = Unfinished::new(path)?;
+        unfinished.fill(|file| open.stream.save(file, &handle.cancel))?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
+/// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
+/// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
+/// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
+/// VVAE_ERROR_MEMORY says what it takes. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_stream_restore(
+    v: *mut vvae,
+    state: *const c_void,
+    size: u64,
+    s: *mut *mut vvae_stream,
+) -> i32 {
+    let source = || {
+        if state.is_null() {
+            return Err(Error::Argument("state is null; it must point to what vvae_stream_save wrote".into()));
+        }
+        // SAFETY: the host vouches for so many bytes, which stay as they are during the call.
+        Ok((unsafe { std::slice::from_raw_parts(state.cast::<u8>(), length(size)?) }, size))
+    };
+    // SAFETY: the host vouches for where the stream goes.
+    unsafe { restore(v, s, source) }
+}
+
+/// The same from a file. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_stream_restore_file(v: *mut vvae, path: *const c_char, s: *mut *mut vvae_stream) -> i32 {
+    // SAFETY: the host vouches for a NUL-terminated text.
+    let source = || open_file(Path::new(unsafe { text::read("path", path) }?));
+    // SAFETY: the host vouches for where the stream goes.
+    unsafe { restore(v, s, source) }
+}
+
+/// Opens a stream from what `source` gives: a reader, and how many bytes it has.
+///
+/// # Safety
+/// `s` is null or can be written to.
+unsafe fn restore<R: Read>(v: *mut vvae, s: *mut *mut vvae_stream, source: impl FnOnce() -> Result<(R, u64)>) -> i32 {
+    guard::exclusive(v, |handle, open| {
+        if s.is_null() {
+            return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { s.write_unaligned(std::ptr::null_mut()) };
+        let (mut state, bytes) = source()?;
+        handle.cancel.store(false, Ordering::Relaxed);
+        let control = Control { cancel: &handle.cancel, progress: None };
+        let (direction, stream): (_, Box<dyn Stream>) = open.session.restore_stream(&mut state, bytes, &control)?;
+        let id = table::insert_stream(handle.clone());
+        open.streams.insert(id, OpenStream { direction, stream });
+        // SAFETY: as above.
+        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
+        Ok(VVAE_OK)
+    })
+}
+
+/// A length that a slice can have.
+fn length(bytes: u64) -> Result<usize> {
+    let fits = usize::try_from(bytes).ok().filter(|bytes| *bytes <= isize::MAX as usize);
+    fits.ok_or_else(|| Error::Argument(format!("size is {bytes}, which is more than memory can hold")))
+}
+
+fn open_file(path: &Path) -> Result<(File, u64)> {
+    let fail = |why: &dyn std::fmt::Display| Error::Checkpoint(format!("path: {}: {why}", path.display()));
+    // Asked before opening, because opening a pipe would wait for somebody to write to it.
+    if !fs::metadata(path).map_err(|why| fail(&why))?.is_file() {
+        return Err(fail(&"is not a regular file, expected one of vvae_stream_save_file"));
+    }
+    let file = File::open(path).map_err(|why| fail(&why))?;
+    let bytes = file.metadata().map_err(|why| fail(&why))?.len();
+    Ok((file, bytes))
+}
+
+/// A file under a name of its own until it is complete; gone if it never is.
+struct Unfinished<'a> {
+    path: &'a Path,
+    temporary: PathBuf,
+    file: Option<File>,
+}
+
+impl<'a> Unfinished<'a> {
+    fn new(path: &'a Path) -> Result<Unfinished<'a>> {
+        // Two streams may be saved to one path at the same time; the last one to end is what stays.
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
+        let temporary = PathBuf::from(name);
+        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
+        let file = file.map_err(|why| cannot_write(&temporary, &why))?;
+        Ok(Unfinished { path, temporary, file: Some(file) })
+    }
+
+    fn fill(mut self, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
+        let Some(mut file) = self.file.take() else { return Ok(()) };
+        let written = write(&mut file).and_then(|()| {
+            // On the disk before it has its name, or a power failure could leave an empty file where a state was.
+            file.sync_all().map_err(|why| cannot_write(self.path, &why))
+        });
+        // Closed before it is renamed or removed, which some systems insist on.
+        drop(file);
+        written?;
+        fs::rename(&self.temporary, self.path).map_err(|why| cannot_write(self.path, &why))?;
+        self.temporary.clear();
+        Ok(())
+    }
+}
+
+impl Drop for Unfinished<'_> {
+    fn drop(&mut self) {
+        if !self.temporary.as_os_str().is_empty() {
+            let _ = fs::remove_file(&self.temporary);
+        }
+    }
+}
+
+fn cannot_write(path: &Path, why: &std::io::Error) -> Error {
+    Error::Checkpoint(format!("path: {} cannot be written: {why}", path.display()))
+}

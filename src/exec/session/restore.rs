@@ -1,0 +1,85 @@
+//! Opening a stream where another one was saved.
+
+use std::io::Read;
+use std::sync::Arc;
+
+use super::Engine;
+use crate::backend::Backend;
+use crate::error::{Error, Result};
+use crate::exec::state::{Header, Owner, PIECE, SEAL, SealedReader, refuse};
+use crate::exec::stream::{Streaming, in_pieces, kept};
+use crate::exec::{Control, Session, Stream, check};
+use crate::model::Direction;
+use crate::plan::{Blueprint, Bytes};
+
+impl<B: Backend> Engine<B> {
+    pub(super) fn restore(
+        &mut self,
+        state: &mut dyn Read,
+        bytes: u64,
+        control: &Control,
+    ) -> Result<(Direction, Box<dyn Stream>)> {
+        let mut state = SealedReader::new(state, bytes, control.cancel);
+        let header = Header::read(&mut state, &Owner::new(self.place, self.backend.precision()))?;
+        if header.model != self.model.get()? {
+            return Err(refuse("belongs to another checkpoint; open the one that it was saved with"));
+        }
+        let (direction, input) = (header.direction, header.input);
+        check::input_shape(self.config(), direction, input, true).map_err(refuse)?;
+        let blueprint = self.follow(&header)?;
+        let mut job = blueprint.job(&self.costs());
+        job.skip_to(header.loaded);
+        let frames = job.remembered();
+        let expected = frames.iter().map(|frame| frame.bytes).sum::<u64>() + SEAL;
+        if state.left() != expected {
+            let left = state.left();
+            return Err(refuse(format_args!("is damaged: {left} bytes follow its header, expected {expected}")));
+        }
+        self.make_room(direction, &blueprint);
+        self.load_weights(direction, control)?;
+        let mut workspace = self.take_workspace(&blueprint)?;
+        let mut piece = vec![0; PIECE as usize];
+        for frame in &frames {
+            in_pieces(kept(job.pools(), frame)?, frame.bytes, |at, bytes| {
+                state.read(&mut piece[..bytes])?;
+                self.backend.write(&mut workspace.memory, at, &piece[..bytes])
+            })?;
+        }
+        state.check_seal()?;
+        let weights =
+            self.side(direction).weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        self.tell_idle();
+        let stream = Streaming::new(
+            Arc::clone(&self.backend),
+            weights,
+            workspace,
+            (blueprint.scratch_offset(), blueprint.bands()),
+            job,
+            header.numbers.put_into(self.settings.clone()),
+            (self.place, input),
+            Arc::clone(&self.model),
+        );
+        Ok((direction, Box::new(stream)))
+    }
+
+    /// The plan that a state was made with, if it fits the limits of today.
+    fn follow(&self, header: &Header) -> Result<Blueprint> {
+        let (limit, host_limit) = (self.limit(), self.host_limit());
+        let request = self.request(header.direction, header.input, limit);
+        let Some(blueprint) = request.follow(&header.way, &self.costs()) else {
+            return Err(refuse("is damaged: its plan is none for this model and size"));
+        };
+        let (device, host) = (blueprint.device_bytes(), blueprint.pinned().bytes());
+        for (key, limit, needed) in [("memory_limit", limit, device), ("host_memory_limit", host_limit, host)] {
+            if needed > limit {
+                return Err(Error::Memory(format!(
+                    "{key}: {} is too little to go on from this state, which was saved under a plan of {} ({needed} \
+                     bytes). Raise {key}, or give back what else is held",
+                    Bytes(limit),
+                    Bytes(needed)
+                )));
+            }
+        }
+        Ok(blueprint)
+    }
+}

@@ -1,0 +1,243 @@
+//! What a state says about itself. All numbers are 64 bits wide, the lowest byte first.
+
+use super::sealed::SEAL;
+use super::{SealedReader, refuse};
+use crate::backend::Precision;
+use crate::error::Result;
+use crate::exec::settings::{Latent, PixelRange, Settings};
+use crate::model::Direction;
+use crate::plan::{Cut, Past, Spacing, TileSize, Way};
+use crate::tensor::{Place, Shape};
+
+const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
+/// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
+/// compute in another order, and then the bits would not go on as they began.
+const FORMAT: u64 = 1;
+const LIBRARY: &str = env!("CARGO_PKG_VERSION");
+/// Magic, format and the length of what follows.
+const PREAMBLE: u64 = 24;
+/// A header has one number for each layer and little else.
+const MOST_BYTES: u64 = 1 << 16;
+/// More frames than any clip has, and few enough to be counted at every rate.
+const MOST_FRAMES: u64 = 1 << 40;
+
+/// Values by their number in a state, which is theirs for ever.
+const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
+const PIXEL_RANGES: [PixelRange; 2] = [PixelRange::Signed, PixelRange::Unit];
+const POSTERIORS: [Latent; 2] = [Latent::Mean, Latent::Sample];
+const PASTS: [Past; 3] = [Past::Device, Past::Host, Past::Again];
+const SPACINGS: [Spacing; 2] = [Spacing::Strided, Spacing::Even];
+
+/// What a state belongs to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Owner {
+    /// "cpu" or "cuda".
+    pub device: &'static str,
+    pub precision: Precision,
+}
+
+impl Owner {
+    pub fn new(place: Place, precision: Precision) -> Owner {
+        let device = match place {
+            Place::Cpu => "cpu",
+            Place::Cuda(_) => "cuda",
+        };
+        Owner { device, precision }
+    }
+}
+
+/// The settings that change what comes out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Numbers {
+    scaling_factor: f32,
+    pixel_range: PixelRange,
+    posterior: Latent,
+    seed: u64,
+}
+
+impl Numbers {
+    pub fn of(settings: &Settings) -> Numbers {
+        let Settings { scaling_factor, pixel_range, posterior, seed, .. } = *settings;
+        Numbers { scaling_factor, pixel_range, posterior, seed }
+    }
+
+    pub fn put_into(self, settings: Settings) -> Settings {
+        let Numbers { scaling_factor, pixel_range, posterior, seed } = self;
+        Settings { scaling_factor, pixel_range, posterior, seed, ..settings }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Header {
+    /// The checkpoint's fingerprint.
+    pub model: u64,
+    pub direction: Direction,
+    /// Of what goes in; without frames.
+    pub input: Shape,
+    pub numbers: Numbers,
+    pub way: Way,
+    /// Input frames taken so far.
+    pub loaded: u64,
+}
+
+impl Header {
+    /// Bytes of a whole state whose frames take `frames` bytes.
+    pub fn state_bytes(&self, owner: &Owner, frames: u64) -> u64 {
+        self.write(owner).len() as u64 + SEAL + frames + SEAL
+    }
+
+    pub fn write(&self, owner: &Owner) -> Vec<u8> {
+        let mut body = Writer(Vec::new());
+        body.text(LIBRARY);
+        body.text(owner.device);
+        body.text(owner.precision.name());
+        body.number(self.model);
+        body.number(index(&DIRECTIONS, self.direction));
+        let Shape { batch, channels, frames: _, height, width } = self.input;
+        [batch, channels, height, width].into_iter().for_each(|n| body.number(n));
+        let Numbers { scaling_factor, pixel_range, posterior, seed } = self.numbers;
+        body.number(u64::from(scaling_factor.to_bits()));
+        body.number(index(&PIXEL_RANGES, pixel_range));
+        body.number(index(&POSTERIORS, posterior));
+        body.number(seed);
+        let Way { cut: Cut { slice, chunks, past }, tiles } = &self.way;
+        body.number(*slice);
+        body.numbers(chunks.iter().copied());
+        body.numbers(past.iter().map(|past| index(&PASTS, *past)));
+        body.numbers(tiles.iter().flat_map(|tiles| {
+            let TileSize { height, width, overlap, spacing } = *tiles;
+            [height, width, overlap, index(&SPACINGS, spacing)]
+        }));
+        body.number(self.loaded);
+        let preamble = [FORMAT, body.0.len() as u64].map(u64::to_le_bytes).concat();
+        [&MAGIC[..], &preamble, &body.0].concat()
+    }
+
+    /// Reads a header and its checksum, and refuses what does not belong to `owner`. That it belongs to the model is for the
+    /// caller to see, as a model's fingerprint takes a while to tell.
+    pub fn read(from: &mut SealedReader, owner: &Owner) -> Result<Header> {
+        let preamble = from.take(PREAMBLE)?;
+        let mut numbers = Reader(&preamble[MAGIC.len()..]);
+        if preamble[..MAGIC.len()] != MAGIC {
+            return Err(refuse("is not what vvae_stream_save writes"));
+        }
+        let (format, bytes) = (numbers.number()?, numbers.number()?);
+        if format != FORMAT {
+            return Err(refuse(format_args!("is of format {format}; this library reads format {FORMAT}")));
+        }
+        if bytes > MOST_BYTES {
+            return Err(refuse(format_args!("is damaged: its header claims {bytes} bytes")));
+        }
+        let body = from.take(bytes)?;
+        from.check_seal()?;
+        Header::parse(&mut Reader(&body), owner)
+    }
+
+    fn parse(body: &mut Reader, owner: &Owner) -> Result<Header> {
+        body.expect("version", LIBRARY, "another version may compute in another order")?;
+        body.expect("device", owner.device, "create the handle on the same kind of device")?;
+        body.expect("precision", owner.precision.name(), "set precision to that of the state")?;
+        let model = body.number()?;
+        let direction = body.choice(DIRECTIONS)?;
+        let [batch, channels, height, width] = [body.number()?, body.number()?, body.number()?, body.number()?];
+        let numbers = Numbers {
+            scaling_factor: body.factor()?,
+            pixel_range: body.choice(PIXEL_RANGES)?,
+            posterior: body.choice(POSTERIORS)?,
+            seed: body.number()?,
+        };
+        let slice = body.number()?;
+        let chunks = body.numbers()?;
+        let past = body.list(|body| body.choice(PASTS))?;
+        let tiles = match body.number()? {
+            0 => None,
+            4 => Some(TileSize {
+                height: body.number()?,
+                width: body.number()?,
+                overlap: body.number()?,
+                spacing: body.choice(SPACINGS)?,
+            }),
+            _ => return Err(nonsense()),
+        };
+        let loaded = body.number()?;
+        if loaded > MOST_FRAMES || !body.0.is_empty() {
+            return Err(nonsense());
+        }
+        let input = Shape::new(batch, channels, 0, height, width);
+        Ok(Header { model, direction, input, numbers, way: Way { cut: Cut { slice, chunks, past }, tiles }, loaded })
+    }
+}
+
+fn index<T: PartialEq>(values: &[T], value: T) -> u64 {
+    values.iter().position(|known| *known == value).expect("every value has a number") as u64
+}
+
+fn nonsense() -> crate::error::Error {
+    refuse("is damaged: its header contradicts itself")
+}
+
+struct Writer(Vec<u8>);
+
+impl Writer {
+    fn number(&mut self, number: u64) {
+        self.0.extend(number.to_le_bytes());
+    }
+
+    fn numbers(&mut self, numbers: impl Iterator<Item = u64>) {
+        let numbers: Vec<u64> = numbers.collect();
+        self.number(numbers.len() as u64);
+        numbers.into_iter().for_each(|n| self.number(n));
+    }
+
+    fn text(&mut self, text: &str) {
+        self.number(text.len() as u64);
+        self.0.extend(text.as_bytes());
+    }
+}
+
+struct Reader<'a>(&'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn number(&mut self) -> Result<u64> {
+        let (number, rest) = self.0.split_first_chunk().ok_or_else(nonsense)?;
+        self.0 = rest;
+        Ok(u64::from_le_bytes(*number))
+    }
+
+    /// One of few values, which are numbered from 0.
+    fn choice<T: Copy, const N: usize>(&mut self, values: [T; N]) -> Result<T> {
+        let index = self.number()?;
+        usize::try_from(index).ok().and_then(|i| values.get(i)).copied().ok_or_else(nonsense)
+    }
+
+    fn list<T>(&mut self, mut item: impl FnMut(&mut Reader<'a>) -> Result<T>) -> Result<Vec<T>> {
+        let count = self.number()?;
+        // Nothing is reserved for a count that nobody vouches for: the list ends with the header at the latest.
+        (0..count).map(|_| item(self)).collect()
+    }
+
+    fn numbers(&mut self) -> Result<Vec<u64>> {
+        self.list(Reader::number)
+    }
+
+    fn factor(&mut self) -> Result<f32> {
+        let factor = u32::try_from(self.number()?).map(f32::from_bits).map_err(|_| nonsense())?;
+        // What the parameter takes.
+        if (1e-6..=1e6).contains(&factor) { Ok(factor) } else { Err(nonsense()) }
+    }
+
+    fn expect(&mut self, what: &str, expected: &str, hint: &str) -> Result<()> {
+        let length = self.number()?;
+        let (text, rest) =
+            usize::try_from(length).ok().and_then(|n| self.0.split_at_checked(n)).ok_or_else(nonsense)?;
+        self.0 = rest;
+        if text == expected.as_bytes() {
+            return Ok(());
+        }
+        let found = String::from_utf8_lossy(&text[..text.len().min(40)]);
+        Err(refuse(format_args!("its {what} is {found}, here it is {expected}; {hint}")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+use std::sync::atomic::AtomicBool;
+
+use super::*;
+use crate::checksum::Checksum;
+use crate::error::Error;
+use crate::exec::state::SealedWriter;
+
+const OWNER: Owner = Owner { device: "cuda", precision: Precision::Fp16 };
+
+fn header() -> Header {
+    Header {
+        model: 0x1234_5678_9abc_def0,
+        direction: Direction::Decode,
+        input: Shape::new(2, 16, 0, 90, 160),
+        numbers: Numbers {
+            scaling_factor: 0.9152,
+            pixel_range: PixelRange::Unit,
+            posterior: Latent::Sample,
+            seed: u64::MAX,
+        },
+        way: Way {
+            cut: Cut { slice: 3, chunks: vec![1, 8, 4], past: vec![Past::Device, Past::Host, Past::Again, Past::Host] },
+            tiles: Some(TileSize { height: 512, width: 256, overlap: 64, spacing: Spacing::Even }),
+        },
+        loaded: 1_000_000,
+    }
+}
+
+fn sealed(header: &Header) -> Vec<u8> {
+    let (mut state, never) = (Vec::new(), AtomicBool::new(false));
+    let mut writer = SealedWriter::new(&mut state, &never);
+    writer.write(&header.write(&OWNER)).unwrap();
+    writer.seal().unwrap();
+    state
+}
+
+fn read(state: &[u8], owner: &Owner) -> Result<Header> {
+    let (mut from, never) = (state, AtomicBool::new(false));
+    Header::read(&mut SealedReader::new(&mut from, state.len() as u64, &never), owner)
+}
+
+#[test]
+fn a_header_is_read_as_it_was_written() {
+    let untiled = Header { way: Way { tiles: None, ..header().way }, ..header() };
+    for header in [header(), untiled] {
+        let state = sealed(&header);
+        assert_eq!(read(&state, &OWNER), Ok(header.clone()));
+        assert_eq!(header.state_bytes(&OWNER, 1000), state.len() as u64 + 1000 + SEAL);
+    }
+}
+
+#[test]
+fn what_belongs_to_others_is_refused_by_name() {
+    let state = sealed(&header());
+    for (owner, says) in [
+        (Owner { device: "cpu", ..OWNER }, "its device is cuda, here it is cpu"),
+        (Owner { precision: Precision::Bf16, ..OWNER }, "its precision is fp16, here it is bf16"),
+    ] {
+        let why = read(&state, &owner).unwrap_err();
+        assert!(matches!(&why, Error::Checkpoint(text) if text.contains(says)), "{why}");
+    }
+    let mut newer = state.clone();
+    newer[8] = 2;
+    assert!(read(&newer, &OWNER).unwrap_err().to_string().contains("format 2"));
+    assert!(
+        read(b"{ \"not\": \"a state, but as long as one\" }", &OWNER).unwrap_err().to_string().contains("is not what")
+    );
+}
+
+#[test]
+fn a_cancel_ends_reading_and_writing() {
+    let (mut state, cancel) = (Vec::new(), AtomicBool::new(true));
+    assert_eq!(SealedWriter::new(&mut state, &cancel).write(&[1]), Err(Error::Cancelled));
+    let mut from = &sealed(&header())[..];
+    assert_eq!(Header::read(&mut SealedReader::new(&mut from, 1000, &cancel), &OWNER), Err(Error::Cancelled));
+    assert!(state.is_empty());
+}
+
+/// With the checksum made right again, so that it is the reader who has to find out.
+#[test]
+fn no_header_is_trusted_for_its_checksum() {
+    let state = sealed(&header());
+    let body = state.len() - SEAL as usize;
+    for at in 0..body {
+        for flip in [1, 0x80, 0xff] {
+            let mut state = state.clone();
+            state[at] ^= flip;
+            let refused = read(&state, &OWNER).unwrap_err();
+            assert!(matches!(refused, Error::Checkpoint(_)), "{refused}");
+            let sum = Checksum::of(&state[..body]).to_le_bytes();
+            state[body..].copy_from_slice(&sum);
+            if let Err(refused) = read(&state, &OWNER) {
+                assert!(matches!(refused, Error::Checkpoint(_)), "{refused}");
+            }
+        }
+        assert!(read(&state[..at], &OWNER).unwrap_err().to_string().contains("cut short"), "{at}");
+    }
+}

@@ -1,0 +1,79 @@
+//! Writing down where a stream is.
+
+use std::io::Write;
+use std::sync::atomic::AtomicBool;
+
+use super::Streaming;
+use crate::backend::{Backend, Kept};
+use crate::error::{Error, Result};
+use crate::exec::state::{Header, Numbers, Owner, PIECE, SealedWriter};
+use crate::plan::{Pools, Remembered};
+
+/// Where a remembered frame lies.
+pub fn kept(pools: &Pools, frame: &Remembered) -> Result<Kept> {
+    let offset = match frame.on_host {
+        true => pools.past.offset(frame.slot).map(Kept::host),
+        false => pools.frames.offset(frame.slot).map(Kept::device),
+    };
+    offset.ok_or_else(|| Error::Internal("a frame is remembered where none was planned; please report this".into()))
+}
+
+/// Calls `each` with the pieces of a frame: where each begins, and its bytes.
+pub fn in_pieces(at: Kept, bytes: u64, mut each: impl FnMut(Kept, usize) -> Result<()>) -> Result<()> {
+    let starts = (0..bytes).step_by(PIECE as usize);
+    starts.into_iter().try_for_each(|start| each(at.plus(start), PIECE.min(bytes - start) as usize))
+}
+
+impl<B: Backend> Streaming<B> {
+    fn owner(&self) -> Owner {
+        Owner::new(self.place, self.backend.precision())
+    }
+
+    /// Fails where there is nothing that a stream could go on from.
+    fn check_waiting(&mut self) -> Result<()> {
+        self.check_intact()?;
+        if self.ended {
+            let why = "the clip was said to be complete, so there is nothing to go on with; pull the rest";
+            return Err(Error::State(format!("stream: {why}")));
+        }
+        if !self.job.is_waiting() {
+            let why = "frames are waiting to be pulled; pull until VVAE_AGAIN, then save";
+            return Err(Error::State(format!("stream: {why}")));
+        }
+        Ok(())
+    }
+
+    fn header(&self, model: u64) -> Header {
+        let layout = self.job.layout();
+        Header {
+            model,
+            direction: layout.network.direction,
+            input: self.input,
+            numbers: Numbers::of(&self.settings),
+            way: layout.way(),
+            loaded: self.job.loaded(),
+        }
+    }
+
+    pub(super) fn saved_bytes(&mut self) -> Result<u64> {
+        self.check_waiting()?;
+        let frames = self.job.remembered().iter().map(|frame| frame.bytes).sum();
+        // A header is as long for one model as for another.
+        Ok(self.header(0).state_bytes(&self.owner(), frames))
+    }
+
+    pub(super) fn save_into(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
+        self.check_waiting()?;
+        let mut into = SealedWriter::new(into, cancel);
+        into.write(&self.header(self.model.get()?).write(&self.owner()))?;
+        into.seal()?;
+        let mut piece = vec![0; PIECE as usize];
+        for frame in self.job.remembered() {
+            in_pieces(kept(self.job.pools(), &frame)?, frame.bytes, |at, bytes| {
+                self.backend.read(&mut self.workspace.memory, at, &mut piece[..bytes])?;
+                into.write(&piece[..bytes])
+            })?;
+        }
+        into.seal()
+    }
+}

@@ -1,0 +1,87 @@
+//! Following a way that was found before: for a job that goes on where another one stopped. Whoever wrote the way down may
+//! have been anybody, so it is looked at as closely as what a host asks for.
+
+use std::sync::Arc;
+
+use super::{Blueprint, MOST_CHUNK_FRAMES, MOST_LANES, Request};
+use crate::plan::Costs;
+use crate::plan::cut::{Cut, Past, movable, repeatable};
+use crate::plan::job::{Layout, Order};
+use crate::plan::tiles::{Grid, TileSize};
+
+/// More latent frames per slice than any host can ask for.
+const MOST_SLICE_LATENTS: u64 = 1 << 12;
+/// Weights for the fades of all tiles of an axis; more than these are no tiles that anybody wants.
+const MOST_FADES: u64 = 1 << 24;
+
+/// Everything about a job that a search may decide.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    pub cut: Cut,
+    pub tiles: Option<TileSize>,
+}
+
+impl Layout {
+    pub fn way(&self) -> Way {
+        Way { cut: (*self.cut).clone(), tiles: self.grid.as_ref().map(|grid| grid.size) }
+    }
+}
+
+impl Request {
+    /// A stream done in this way, whatever the limits; `None` if that is no way to do it.
+    pub fn follow(&self, way: &Way, costs: &dyn Costs) -> Option<Blueprint> {
+        if self.input.frames != 0 || !self.is_cut(&way.cut, costs) {
+            return None;
+        }
+        let grid = match way.tiles {
+            None => None,
+            Some(size) => Some(self.checked_grid(size)?),
+        };
+        let layout = Layout {
+            network: Arc::clone(&self.network),
+            batch: self.input.batch,
+            input: self.input_frame(),
+            cut: Arc::new(way.cut.clone()),
+            grid,
+            order: Order::SliceBySlice,
+        };
+        Some(self.rehearse(layout, costs))
+    }
+
+    fn is_cut(&self, cut: &Cut, costs: &dyn Costs) -> bool {
+        let (network, rate) = (&*self.network, self.latent_rate());
+        let slices = cut.slice > 0 && cut.slice.is_multiple_of(rate) && cut.slice / rate <= MOST_SLICE_LATENTS;
+        let chunks = cut.chunks.len() == network.stages.len()
+            && cut.chunks.iter().all(|chunk| (1..=MOST_CHUNK_FRAMES).contains(chunk));
+        slices && chunks && cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs)
+    }
+
+    /// Whether every layer finds its past where that may be.
+    fn is_past(&self, past: &[Past], costs: &dyn Costs) -> bool {
+        let movable = movable(&self.network);
+        let can_move = self.can_move_past(costs);
+        past.iter().enumerate().all(|(layer, past)| {
+            let stage = movable.iter().find(|(_, movable)| *movable == layer).map(|(stage, _)| *stage);
+            match (past, stage) {
+                (Past::Device, _) => true,
+                (Past::Host, Some(_)) => can_move,
+                (Past::Again, Some(stage)) => can_move && repeatable(&self.network, stage) == Some(layer),
+                (Past::Host | Past::Again, None) => false,
+            }
+        })
+    }
+
+    /// The tiles of this size, if there are any and not too many.
+    fn checked_grid(&self, size: TileSize) -> Option<Arc<Grid>> {
+        let scale = self.network.config.spatial_scale();
+        let (rows, columns) = self.latent();
+        for (length, pixels) in [(rows, size.height), (columns, size.width)] {
+            let side = (pixels / scale).clamp(1, length);
+            let spans = length.div_ceil(side - (size.overlap / scale).min(side - 1));
+            if spans > MOST_LANES || spans * side * scale > MOST_FADES {
+                return None;
+            }
+        }
+        self.grid(size).filter(|grid| self.lanes(grid) <= MOST_LANES)
+    }
+}

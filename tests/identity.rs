@@ -253,7 +253,7 @@ fn a_past_in_host_memory_changes_no_bit() {
                     );
                 }
             }
-            assert!(moved > 2, "{node}: {moved}");
+            assert!(moved > 1, "{node}: {moved}");
         }
     });
 }

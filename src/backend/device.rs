@@ -18,18 +18,18 @@ pub struct DeviceInfo {
 pub fn devices() -> Vec<DeviceInfo> {
     let (memory_total, memory_free) = host_memory();
     #[cfg(feature = "cuda")]
-    let mut devices = super::cuda::devices();
+    let gpus = super::cuda::devices();
     #[cfg(not(feature = "cuda"))]
-    let mut devices = Vec::new();
-    devices.push(DeviceInfo {
+    let gpus = Vec::new();
+    let cpu = DeviceInfo {
         id: "cpu".into(),
         name: processor_name(),
         memory_total,
         memory_free,
         uuid: String::new(),
         compute_capability: (0, 0),
-    });
-    devices
+    };
+    gpus.into_iter().chain([cpu]).collect()
 }
 
 /// Total and available bytes of this machine's memory. Where the system does not say, there is no telling a limit.

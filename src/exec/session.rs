@@ -1,5 +1,7 @@
 //! A model on a device: the [`Session`] behind a handle.
 
+mod costs;
+mod ready;
 mod restore;
 
 use std::io::Read;
@@ -8,20 +10,21 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+use self::costs::BackendCosts;
+use self::ready::Asked;
 use super::ledger::{Held, Ledger};
 use super::runner::{Ends, Runner, Watch};
-use super::settings::{Settings, Tiling};
+use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
 use super::{Control, Job, Session, Stream, Trim, check};
 use crate::backend::cpu::HostAllocator;
-use crate::backend::host_memory;
 use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Bytes, Costs, Pinned, Plan, Request, Spacing, TileSize, Wait};
-use crate::tensor::{ConvLayout, FrameShape, Place, Rates, Shape, View};
+use crate::plan::{Blueprint, Pinned, Plan, Wait};
+use crate::tensor::{ConvLayout, Place, Shape, View};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -55,76 +58,11 @@ pub struct Engine<B: Backend> {
     planned: Mutex<Option<(Asked, Blueprint)>>,
 }
 
-/// What a plan depends on, but for the host's free memory.
-#[derive(Clone, PartialEq)]
-struct Asked {
-    direction: Direction,
-    input: Shape,
-    limit: u64,
-    settings: Settings,
-}
-
 /// One direction of the model.
 struct Side<B: Backend> {
     network: Arc<Network>,
     weights: Option<Share<B>>,
 }
-
-/// What things cost on a backend.
-pub struct BackendCosts<'a, B: Backend> {
-    pub backend: &'a B,
-    pub groups: u64,
-}
-
-impl<B: Backend> Costs for BackendCosts<'_, B> {
-    fn busy_pixels(&self) -> u64 {
-        self.backend.busy_pixels()
-    }
-
-    fn frame_bytes(&self, shape: FrameShape) -> u64 {
-        self.backend.frame_bytes(shape, self.groups)
-    }
-
-    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        self.backend.conv_scratch(layout, input, frames)
-    }
-
-    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
-        self.backend.attention_scratch(shape, frames)
-    }
-
-    fn fuses_norm(&self, layout: &ConvLayout) -> bool {
-        self.backend.fuses_norm(layout)
-    }
-
-    fn adds_in_place(&self) -> bool {
-        self.backend.adds_in_place()
-    }
-
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64> {
-        self.backend.band_bytes(layout, input, inputs, outputs)
-    }
-
-    fn staging_bytes(&self, shape: FrameShape) -> u64 {
-        self.backend.staging_bytes(shape)
-    }
-
-    fn block_bytes(&self, bytes: u64) -> u64 {
-        self.backend.block_bytes(bytes)
-    }
-
-    fn mapping_bytes(&self, host: u64) -> u64 {
-        self.backend.mapping_bytes(host)
-    }
-
-    fn rates(&self) -> Rates {
-        self.backend.rates()
-    }
-}
-
-/// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
-const MARGIN: u64 = 256 << 20;
-const HOST_MARGIN: u64 = 1 << 30;
 
 impl<B: Backend> Engine<B> {
     pub fn new(
@@ -173,104 +111,6 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Bytes that a job may take: all that this session holds already may be used again.
-    fn limit(&self) -> u64 {
-        let free = self.backend.free_bytes().saturating_add(self.ledger.idle());
-        self.settings.memory_limit.bytes(free, MARGIN)
-    }
-
-    /// The same for host memory beside the device's.
-    fn host_limit(&self) -> u64 {
-        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.bytes());
-        let free = host_memory().1.saturating_add(pinned);
-        self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
-    }
-
-    /// What the settings ask for, of a job within `limit`.
-    fn request(&self, direction: Direction, input: Shape, limit: u64) -> Request {
-        let network = &self.side(direction).network;
-        let Tiling { enabled, size, overlap } = self.settings.tiling(direction);
-        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
-        Request {
-            network: Arc::clone(network),
-            input,
-            limit,
-            host_limit: self.host_limit(),
-            weight_bytes: weights::bytes(&*self.backend, network),
-            load_bytes: weights::load_bytes(&*self.backend, network),
-            tiles: enabled.then_some(asked),
-            overlap,
-            slice: self.settings.slice_frames,
-            chunk: self.settings.chunk_frames,
-        }
-    }
-
-    fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
-        let asked = Asked { direction, input, limit, settings: self.settings.clone() };
-        let mut planned = self.planned.lock();
-        match &*planned {
-            Some((same, found)) if *same == asked && found.pinned().bytes() <= self.host_limit() => Ok(found.clone()),
-            _ => {
-                let found = self.find_blueprint(direction, input, limit)?;
-                *planned = Some((asked, found.clone()));
-                Ok(found)
-            }
-        }
-    }
-
-    fn find_blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
-        let tiling = self.settings.tiling(direction);
-        let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
-        if tiling.enabled && overlap >= size {
-            return Err(Error::Argument(format!(
-                "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
-            )));
-        }
-        let request = self.request(direction, input, limit);
-        if request.has_too_many_tiles() {
-            return Err(Error::Argument(format!(
-                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
-                 tiles or less overlap"
-            )));
-        }
-        request.plan(&self.costs()).map_err(|no| {
-            Error::Memory(format!(
-                "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
-                 bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of them",
-                Bytes(limit),
-                Bytes(no.smallest),
-                no.smallest,
-                Bytes(no.smallest_exact)
-            ))
-        })
-    }
-
-    /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
-    /// plan was made: then the job is planned again for what is left, as long as there is a plan.
-    fn make_ready(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        control: &Control,
-    ) -> Result<(Blueprint, Workspace<B>)> {
-        let mut limit = self.limit();
-        loop {
-            let blueprint = self.blueprint(direction, input, limit)?;
-            self.make_room(direction, &blueprint);
-            let loaded = self.load_weights(direction, control);
-            match loaded.and_then(|()| self.take_workspace(&blueprint)) {
-                Ok(workspace) => return Ok((blueprint, workspace)),
-                Err(Error::Memory(why)) if !B::HOST_MEMORY => {
-                    let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
-                    // At least a little less each time, as what is free may not be in one piece.
-                    limit = left.min(blueprint.device_bytes() / 16 * 15);
-                    self.warnings.push(format!("{why}; planning again with {}", Bytes(limit)));
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
     fn costs(&self) -> BackendCosts<'_, B> {
         BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
     }
@@ -290,41 +130,6 @@ impl<B: Backend> Engine<B> {
         let share = weights::share(&*self.backend, &key, &self.path, &network, &self.ledger, control.cancel)?;
         self.side_mut(direction).weights = Some(share);
         Ok(())
-    }
-
-    /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
-    /// the other direction where both together would pass the limit.
-    fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
-        let limit = self.limit();
-        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
-        self.workspace = self.workspace.take().filter(fits);
-        let other = match direction {
-            Direction::Encode => &mut self.decoder,
-            Direction::Decode => &mut self.encoder,
-        };
-        let held = other.weights.as_ref().map_or(0, |_| weights::bytes(&*self.backend, &other.network));
-        if held.saturating_add(blueprint.device_bytes()) > limit {
-            other.weights = None;
-        }
-        self.tell_idle();
-    }
-
-    /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    fn take_workspace(&mut self, blueprint: &Blueprint) -> Result<Workspace<B>> {
-        match self.workspace.take() {
-            Some(kept) => Ok(kept),
-            None => {
-                let workspace = allocate(&*self.backend, &self.ledger, blueprint)?;
-                if self.backend.is_pageable(&workspace.memory) {
-                    self.warnings.push(format!(
-                        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit \
-                         or raise the system's limit of locked memory",
-                        Bytes(workspace.host.past)
-                    ));
-                }
-                Ok(workspace)
-            }
-        }
     }
 
     fn tell_idle(&self) {

@@ -1,0 +1,160 @@
+//! From a shape to a plan with its weights loaded and its memory allocated.
+
+use std::sync::Arc;
+
+use super::{Engine, Workspace, allocate, host_of, stage_name};
+use crate::backend::{Backend, host_memory};
+use crate::error::{Error, Result};
+use crate::exec::settings::{Settings, Tiling};
+use crate::exec::{Control, weights};
+use crate::model::Direction;
+use crate::plan::{Blueprint, Bytes, Request, Spacing, TileSize};
+use crate::tensor::Shape;
+
+/// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
+const MARGIN: u64 = 256 << 20;
+const HOST_MARGIN: u64 = 1 << 30;
+
+/// What a plan depends on, but for the host's free memory.
+#[derive(Clone, PartialEq)]
+pub(super) struct Asked {
+    direction: Direction,
+    input: Shape,
+    limit: u64,
+    settings: Settings,
+}
+
+impl<B: Backend> Engine<B> {
+    /// Bytes that a job may take: all that this session holds already may be used again.
+    pub(super) fn limit(&self) -> u64 {
+        let free = self.backend.free_bytes().saturating_add(self.ledger.idle());
+        self.settings.memory_limit.bytes(free, MARGIN)
+    }
+
+    /// The same for host memory beside the device's.
+    pub(super) fn host_limit(&self) -> u64 {
+        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.bytes());
+        let free = host_memory().1.saturating_add(pinned);
+        self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
+    }
+
+    /// What the settings ask for, of a job within `limit`.
+    pub(super) fn request(&self, direction: Direction, input: Shape, limit: u64) -> Request {
+        let network = &self.side(direction).network;
+        let Tiling { enabled, size, overlap } = self.settings.tiling(direction);
+        let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
+        Request {
+            network: Arc::clone(network),
+            input,
+            limit,
+            host_limit: self.host_limit(),
+            weight_bytes: weights::bytes(&*self.backend, network),
+            load_bytes: weights::load_bytes(&*self.backend, network),
+            tiles: enabled.then_some(asked),
+            overlap,
+            slice: self.settings.slice_frames,
+            chunk: self.settings.chunk_frames,
+        }
+    }
+
+    pub(super) fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
+        let asked = Asked { direction, input, limit, settings: self.settings.clone() };
+        let mut planned = self.planned.lock();
+        match &*planned {
+            Some((same, found)) if *same == asked && found.pinned().bytes() <= self.host_limit() => Ok(found.clone()),
+            _ => {
+                let found = self.find_blueprint(direction, input, limit)?;
+                *planned = Some((asked, found.clone()));
+                Ok(found)
+            }
+        }
+    }
+
+    fn find_blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
+        let tiling = self.settings.tiling(direction);
+        let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
+        if tiling.enabled && overlap >= size {
+            return Err(Error::Argument(format!(
+                "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
+            )));
+        }
+        let request = self.request(direction, input, limit);
+        if request.has_too_many_tiles() {
+            return Err(Error::Argument(format!(
+                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
+                 tiles or less overlap"
+            )));
+        }
+        request.plan(&self.costs()).map_err(|no| {
+            Error::Memory(format!(
+                "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
+                 bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of them",
+                Bytes(limit),
+                Bytes(no.smallest),
+                no.smallest,
+                Bytes(no.smallest_exact)
+            ))
+        })
+    }
+
+    /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
+    /// plan was made: then the job is planned again for what is left, as long as there is a plan.
+    pub(super) fn make_ready(
+        &mut self,
+        direction: Direction,
+        input: Shape,
+        control: &Control,
+    ) -> Result<(Blueprint, Workspace<B>)> {
+        let mut limit = self.limit();
+        loop {
+            let blueprint = self.blueprint(direction, input, limit)?;
+            self.make_room(direction, &blueprint);
+            let loaded = self.load_weights(direction, control);
+            match loaded.and_then(|()| self.take_workspace(&blueprint)) {
+                Ok(workspace) => return Ok((blueprint, workspace)),
+                Err(Error::Memory(why)) if !B::HOST_MEMORY => {
+                    let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
+                    // At least a little less each time, as what is free may not be in one piece.
+                    limit = left.min(blueprint.device_bytes() / 16 * 15);
+                    self.warnings.push(format!("{why}; planning again with {}", Bytes(limit)));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
+    /// the other direction where both together would pass the limit.
+    pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
+        let limit = self.limit();
+        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
+        self.workspace = self.workspace.take().filter(fits);
+        let other = match direction {
+            Direction::Encode => &mut self.decoder,
+            Direction::Decode => &mut self.encoder,
+        };
+        let held = other.weights.as_ref().map_or(0, |_| weights::bytes(&*self.backend, &other.network));
+        if held.saturating_add(blueprint.device_bytes()) > limit {
+            other.weights = None;
+        }
+        self.tell_idle();
+    }
+
+    /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
+    pub(super) fn take_workspace(&mut self, blueprint: &Blueprint) -> Result<Workspace<B>> {
+        match self.workspace.take() {
+            Some(kept) => Ok(kept),
+            None => {
+                let workspace = allocate(&*self.backend, &self.ledger, blueprint)?;
+                if self.backend.is_pageable(&workspace.memory) {
+                    self.warnings.push(format!(
+                        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit \
+                         or raise the system's limit of locked memory",
+                        Bytes(workspace.host.past)
+                    ));
+                }
+                Ok(workspace)
+            }
+        }
+    }
+}

@@ -11,7 +11,7 @@ mod device;
 mod ops;
 mod precision;
 
-pub use crate::tensor::{ConvLayout, ConvSource, Prologue, Window};
+pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use ops::{
     Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, Kept, LoadOp,
@@ -25,23 +25,6 @@ use crate::tensor::{FrameShape, Rates};
 /// Asked now and then on the calling thread while an operation runs; `true` ends it with [`crate::error::Error::Cancelled`].
 /// An operation that was ended may be run again: it reads nothing that it writes.
 pub type Stop<'a> = dyn FnMut() -> bool + 'a;
-
-/// Pinned host memory of a job, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct HostMemory {
-    /// To load frames through and to store them through: twice what one frame takes, so that one moves while the next is
-    /// made.
-    pub load: u64,
-    pub store: u64,
-    /// For frames of the past.
-    pub past: u64,
-}
-
-impl HostMemory {
-    pub fn bytes(&self) -> u64 {
-        self.load + self.store + self.past
-    }
-}
 
 /// One device. A method may return before its result is there, or before the device was even told; the next method waits for
 /// it by itself, and [`Backend::finish`] for all of them. Memory and weights have to live until then.

@@ -23,7 +23,7 @@ use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Pinned, Plan, Wait};
+use crate::plan::{Blueprint, Plan, Wait};
 use crate::tensor::{ConvLayout, Place, Shape, View};
 
 /// Makes the backend that some settings ask for.
@@ -174,15 +174,10 @@ fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
 }
 
 pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
-    let host = host_of(blueprint);
+    let host = blueprint.pinned();
     let memory = backend.allocate(blueprint.workspace_bytes(), host)?;
     let held = ledger.hold(blueprint.workspace_bytes() + blueprint.mapping_bytes());
     Ok(Workspace { memory, bytes: blueprint.workspace_bytes(), held, host, _pinned: ledger.hold_pinned(host.bytes()) })
-}
-
-fn host_of(blueprint: &Blueprint) -> HostMemory {
-    let Pinned { load, store, past } = blueprint.pinned();
-    HostMemory { load, store, past }
 }
 
 /// The host's stream, if the work can be left to it: where all tensors are on the device. The rest is done when we return.

@@ -80,3 +80,18 @@ impl Settings {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_bytes_of_what_is_free() {
+        assert_eq!(Limit::Bytes(7).bytes(100, 10), 7, "what a host asks for is not looked at twice");
+        assert_eq!(Limit::Percent(80).bytes(1000, 10), 800);
+        assert_eq!(Limit::Percent(100).bytes(u64::MAX, 10), u64::MAX);
+        assert_eq!(Limit::Auto.bytes(1000, 100), 900, "the margin");
+        assert_eq!(Limit::Auto.bytes(16_000, 100), 15_000, "or a sixteenth, if that is more");
+        assert_eq!(Limit::Auto.bytes(50, 100), 0);
+    }
+}

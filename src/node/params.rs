@@ -117,7 +117,7 @@ pub static PARAMS: &[Param] = &[
         kind: Kind::Bytes { min: 1, max: u64::MAX, step: 1 << 20 },
         default: c"auto",
         unit: c"bytes",
-        help: c"The most memory a job may take, weights included. Slices and chunks shrink to keep to it; tiles are the last resort.",
+        help: c"The most memory a job may take, weights included. Slices and chunks shrink to keep to it, on a GPU frames of the past wait in host memory, and tiles are the last resort.",
         only: None,
         set: |s, v| s.memory_limit = v.limit(),
     },

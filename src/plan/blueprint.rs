@@ -11,21 +11,7 @@ use super::search::Request;
 use super::slots::Pools;
 use super::step::Step;
 use crate::model::{Direction, LayerId, Network};
-use crate::tensor::{FrameShape, Shape};
-
-/// Pinned host memory of a job, in bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Pinned {
-    pub load: u64,
-    pub store: u64,
-    pub past: u64,
-}
-
-impl Pinned {
-    pub fn bytes(&self) -> u64 {
-        self.load + self.store + self.past
-    }
-}
+use crate::tensor::{FrameShape, HostMemory, Shape};
 
 /// A way to do the job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
@@ -176,9 +162,9 @@ impl Blueprint {
     }
 
     /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
-    pub fn pinned(&self) -> Pinned {
+    pub fn pinned(&self) -> HostMemory {
         let [load, store] = self.staging.map(|bytes| 2 * bytes);
-        Pinned { load, store, past: self.pools.past.bytes() }
+        HostMemory { load, store, past: self.pools.past.bytes() }
     }
 
     pub fn seconds(&self) -> f64 {

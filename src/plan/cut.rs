@@ -29,14 +29,9 @@ impl Cut {
     pub fn new(network: &Network, slice: u64, chunks: Vec<u64>) -> Cut {
         Cut { slice, chunks, past: vec![Past::Device; network.layers.len()] }
     }
-
-    /// Layers that work in bands.
-    pub fn banded(&self) -> usize {
-        self.past.iter().filter(|past| **past != Past::Device).count()
-    }
 }
 
-/// Frames of its own output that a causal layer's next frame needs computed again.
+/// Frames of the past that a causal layer's next frame sees.
 pub const PAST_FRAMES: u64 = 2;
 
 /// Layers that can do without their past on the device, with the stage they belong to. Heads cannot: frames wait there for

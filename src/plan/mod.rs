@@ -17,7 +17,7 @@ mod step;
 mod tiles;
 mod work;
 
-pub use blueprint::{Blueprint, Pinned};
+pub use blueprint::Blueprint;
 pub use cut::{Cut, Past};
 pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};

@@ -2,12 +2,14 @@
 
 mod conv;
 mod dtype;
+mod host_memory;
 mod rates;
 mod shape;
 mod view;
 
 pub use conv::{ConvLayout, ConvSource, Prologue, Window};
 pub use dtype::DType;
+pub use host_memory::HostMemory;
 pub use rates::Rates;
 pub use shape::{AXES, FrameShape, Shape};
 pub use view::{Place, View};

@@ -137,7 +137,7 @@ private:
         return code;
     }
 
-    // \uXXXX as UTF-8. What lies beyond the first 65,536 characters comes as a pair.
+    // \u and four digits, as UTF-8. A character beyond the first 65,536 is written as two of these, one after the other.
     void unicode(std::string &out) {
         unsigned code = four_digits();
         if (code >= 0xd800 && code < 0xdc00) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Workspace, allocate, host_of, stage_name};
+use super::{Engine, Workspace, allocate, stage_name};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::settings::{Settings, Tiling};
@@ -127,7 +127,7 @@ impl<B: Backend> Engine<B> {
     /// the other direction where both together would pass the limit.
     pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let limit = self.limit();
-        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), host_of(blueprint));
+        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), blueprint.pinned());
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,

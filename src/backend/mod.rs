@@ -14,13 +14,13 @@ mod precision;
 pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use ops::{
-    Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, Kept, LoadOp,
-    NormOp, Posterior, StoreOp, Term, Terms,
+    Affine, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
+    HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 
 use crate::error::Result;
-use crate::tensor::{FrameShape, Rates};
+use crate::tensor::{BandFrames, FrameShape, Rates};
 
 /// Asked now and then on the calling thread while an operation runs; `true` ends it with [`crate::error::Error::Cancelled`].
 /// An operation that was ended may be run again: it reads nothing that it writes.
@@ -67,9 +67,9 @@ pub trait Backend: Send + Sync + 'static {
 
     /// How fast it is, roughly.
     fn rates(&self) -> Rates;
-    /// Bytes that the bands of [`Backend::banded`] that are under way take on the device, for `inputs` frames, past ones included, and
-    /// `outputs`. `None` where the device's memory is the host's, so that there is nothing to move.
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
+    /// Bytes that the bands of [`Backend::banded`] that are under way take on the device. `None` where it cannot do that; the
+    /// memory of some devices is the host's, so that there is nothing to move.
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
 
     /// Bytes of its own memory that the device takes to reach so much pinned host memory.
     fn mapping_bytes(&self, _: u64) -> u64 {

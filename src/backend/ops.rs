@@ -1,6 +1,6 @@
 //! The operations, as plain descriptions.
 
-use crate::tensor::{ConvLayout, FrameShape, View};
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, Prologue, View};
 
 /// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -102,25 +102,58 @@ impl Kept {
     }
 }
 
-/// A convolution in bands of rows. Frames of the past come from the host's memory, fresh ones are normalised on the way, and
-/// some of those go to the host's memory; none of this lies whole on the device.
+/// A frame on the device, or in host memory with its statistics on the device.
+pub type FrameAt = At<Frame, HostFrame>;
+
+/// One output frame of a [`BandedOp`].
+#[derive(Debug, Clone)]
+pub struct BandedFrame {
+    /// (input, slab) in the order of the sum. Inputs are counted, past ones first.
+    pub terms: Vec<(usize, u8)>,
+    /// The last summand.
+    pub shortcut: Option<(FrameAt, u8)>,
+    pub bias: u8,
+    pub residual: Option<Frame>,
+    /// In host memory only where it is the operation's one frame, as then is its shortcut.
+    pub out: FrameAt,
+}
+
+/// A convolution in bands of rows. Fresh frames are normalised on the way, and come with those of the past into the bands, from
+/// host memory too; some are kept for the future. Nothing of this lies whole on the device but what the host of the operation
+/// put there. Without a norm, fresh frames are read where they lie, on the device.
 #[derive(Debug, Clone, Copy)]
 pub struct BandedOp<'a> {
     pub layout: &'a ConvLayout,
     pub input: FrameShape,
     /// Normalised, without statistics.
-    pub past: &'a [HostFrame],
-    pub fresh: &'a [Frame],
-    /// Which fresh frames to keep, and where. None of these places is in `past`.
-    pub keep: &'a [(usize, HostFrame)],
-    /// The terms of a frame count inputs, past ones first; but a shortcut's term is a frame like any other.
-    pub frames: &'a [ConvFrame],
+    pub past: &'a [Kept],
+    pub fresh: &'a [FrameAt],
+    /// Which fresh frames to keep, and where: in a place of `past` only if that is on the device.
+    pub keep: &'a [(usize, Kept)],
+    pub frames: &'a [BandedFrame],
     pub statistics: bool,
     /// Offset of at least [`super::Backend::conv_scratch`] bytes.
     pub scratch: u64,
     /// Offset and bytes of the bands under way: at least [`super::Backend::band_bytes`], and the same for all operations of
     /// a job, as those of one are under way while the next begins.
     pub bands: (u64, u64),
+}
+
+impl BandedOp<'_> {
+    /// What [`super::Backend::band_bytes`] is asked for.
+    pub fn frames_in_band(&self) -> BandFrames {
+        let away = |at: FrameAt| matches!(at, At::Host { .. });
+        BandFrames {
+            inputs: if self.layout.prologue == Prologue::None {
+                0
+            } else {
+                (self.past.len() + self.fresh.len()) as u64
+            },
+            outputs: self.frames.len() as u64,
+            shortcut_away: self.frames.iter().any(|frame| frame.shortcut.is_some_and(|(at, _)| away(at))),
+            out_away: self.frames.iter().any(|frame| away(frame.out)),
+        }
+    }
 }
 
 /// Norm, and SiLU if the layout has it, of frames as they go into a convolution. The statistics are those stored with the

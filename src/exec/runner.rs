@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AttentionOp, Backend, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, LoadOp, NormOp,
-    Posterior, Stop, StoreOp, Term, Terms,
+    Affine, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
+    Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::Direction;
-use crate::plan::{Banded, BandedFrame, Job, Layout, Pools, Slot, SlotPool, Step};
-use crate::tensor::{DType, View};
+use crate::plan::{Banded, Job, Layout, Pools, Slot, SlotAt, SlotPool, Step};
+use crate::tensor::{At, DType, View};
 
 /// The range that the authors clamp the log-variance to.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
@@ -106,11 +106,14 @@ impl<B: Backend> Runner<'_, B> {
     }
 
     fn banded(&mut self, layout: &Layout, pools: &Pools, step: &Banded, stop: &mut Stop) -> Result<()> {
-        let on_host = |slot: Slot| Ok(HostFrame(place(&pools.past, slot)?.0));
-        let past = step.past.iter().map(|slot| on_host(*slot)).collect::<Result<Vec<_>>>()?;
-        let fresh = step.fresh.iter().map(|slot| place(&pools.frames, *slot)).collect::<Result<Vec<_>>>()?;
-        let keep = step.keep.iter().map(|(i, slot)| Ok((*i, on_host(*slot)?))).collect::<Result<Vec<_>>>()?;
-        let frames = step.frames.iter().map(|frame| banded_frame(&pools.frames, frame)).collect::<Result<Vec<_>>>()?;
+        let kept = |slot: Slot| match step.past_on_host {
+            true => Ok(Kept::host(place(&pools.past, slot)?.0)),
+            false => Ok(Kept::Device(place(&pools.frames, slot)?)),
+        };
+        let past = step.past.iter().map(|slot| kept(*slot)).collect::<Result<Vec<_>>>()?;
+        let fresh = step.fresh.iter().map(|at| frame_at(pools, *at)).collect::<Result<Vec<_>>>()?;
+        let keep = step.keep.iter().map(|(i, slot)| Ok((*i, kept(*slot)?))).collect::<Result<Vec<_>>>()?;
+        let frames = step.frames.iter().map(|frame| banded_frame(pools, frame)).collect::<Result<Vec<_>>>()?;
         let layer = &layout.network.layers[step.layer];
         let op = BandedOp {
             layout: &layer.layout,
@@ -243,16 +246,23 @@ fn conv_frame(pool: &SlotPool, frame: &crate::plan::ConvFrame) -> Result<ConvFra
     Ok(ConvFrame { terms, bias: frame.bias, residual, out: place(pool, frame.out)? })
 }
 
-fn banded_frame(pool: &SlotPool, frame: &BandedFrame) -> Result<ConvFrame> {
-    let mut terms = Terms::new();
-    for (input, slab) in &frame.terms {
-        terms.push(Term { frame: Frame(*input as u64), slab: *slab });
-    }
-    if let Some((slot, slab)) = frame.shortcut {
-        terms.push(Term { frame: place(pool, slot)?, slab });
-    }
-    let residual = frame.residual.map(|slot| place(pool, slot)).transpose()?;
-    Ok(ConvFrame { terms, bias: frame.bias, residual, out: place(pool, frame.out)? })
+fn frame_at(pools: &Pools, at: SlotAt) -> Result<FrameAt> {
+    Ok(match at {
+        At::Device(slot) => At::Device(place(&pools.frames, slot)?),
+        At::Host { frame, statistics } => {
+            At::Host { frame: HostFrame(place(&pools.past, frame)?.0), statistics: place(&pools.frames, statistics)? }
+        }
+    })
+}
+
+fn banded_frame(pools: &Pools, frame: &crate::plan::BandedFrame) -> Result<BandedFrame> {
+    Ok(BandedFrame {
+        terms: frame.terms.clone(),
+        shortcut: frame.shortcut.map(|(at, slab)| Ok((frame_at(pools, at)?, slab))).transpose()?,
+        bias: frame.bias,
+        residual: frame.residual.map(|slot| place(&pools.frames, slot)).transpose()?,
+        out: frame_at(pools, frame.out)?,
+    })
 }
 
 /// Watches a call for its host: asks whether to stop, tells how far it is.

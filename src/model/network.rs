@@ -54,6 +54,22 @@ pub struct Stage {
     pub tail: Option<LayerId>,
 }
 
+impl Block {
+    pub fn layers(&self) -> [LayerId; 2] {
+        match *self {
+            Block::Residual { first, second } => [first, second],
+            Block::Attention { qkv, project } => [qkv, project],
+        }
+    }
+}
+
+impl Stage {
+    /// The layers behind the head, which all have as many frames as it makes.
+    pub fn body(&self) -> impl Iterator<Item = LayerId> + '_ {
+        self.blocks.iter().flat_map(Block::layers).chain(self.tail)
+    }
+}
+
 #[derive(Debug, Clone)]
 pub struct Network {
     pub direction: Direction,
@@ -114,10 +130,7 @@ impl Network {
             shapes[stage.head] = x;
             x = self.output_of(stage.head, x);
             for block in &stage.blocks {
-                let (first, second) = match *block {
-                    Block::Residual { first, second } => (first, second),
-                    Block::Attention { qkv, project } => (qkv, project),
-                };
+                let [first, second] = block.layers();
                 shapes[first] = x;
                 x = x.with_channels(self.layers[second].layout.cin);
                 shapes[second] = x;
@@ -141,6 +154,14 @@ impl Network {
         match self.direction {
             Direction::Encode => self.config.video_frames(self.config.latent_frames(inputs)),
             Direction::Decode => inputs,
+        }
+    }
+
+    /// Input frames that one latent frame stands for.
+    pub fn latent_rate(&self) -> u64 {
+        match self.direction {
+            Direction::Encode => self.config.time_scale(),
+            Direction::Decode => 1,
         }
     }
 

@@ -6,21 +6,22 @@ use super::clip::{Clip, Schedule};
 use super::cut::Past;
 use super::layers::Side;
 use super::slots::{Life, Pools, Slot};
-use super::step::{Banded, BandedFrame, Step};
+use super::step::{Banded, BandedFrame, SlotAt, Step};
 use crate::model::LayerId;
+use crate::tensor::At;
 
 /// Frames that go into a layer for the first time.
 #[derive(Clone, Copy)]
 pub(super) enum Fresh<'a> {
     /// Others need them too. Before them those that were made again, in place of a past.
-    Shared(&'a [Slot], &'a [Slot]),
+    Shared(&'a [Slot], &'a [SlotAt]),
     /// Nobody else does, so that the output may lie over them: a band has read its rows before any of them is written.
-    Own(&'a [Slot]),
+    Own(&'a [SlotAt]),
 }
 
 impl Clip {
     /// A layer's outputs `frames` for as many fresh inputs. The inputs that a later frame sees go to the host, if that is
-    /// where the layer's past is.
+    /// where the layer's past is, and so does what it makes, if that is to wait there.
     pub(super) fn conv_banded(
         &mut self,
         layer: LayerId,
@@ -29,7 +30,7 @@ impl Clip {
         side: Side,
         life: Life,
         to: &mut Schedule,
-    ) -> Vec<Slot> {
+    ) -> Vec<SlotAt> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
         let past: Vec<Slot> = self.histories[layer].frames.iter().copied().collect();
         let (again, inputs) = match fresh {
@@ -37,16 +38,23 @@ impl Clip {
             Fresh::Own(inputs) => (&[][..], inputs),
         };
         let own = match fresh {
-            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => Some(inputs),
+            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => all_on_device(inputs),
             _ => None,
         };
-        let outputs = self.outputs(layer, inputs.len(), side.residuals().or(own), life, &mut to.pools.frames);
+        let outputs: Vec<SlotAt> = match self.cut.away[layer] {
+            true => inputs.iter().map(|_| self.host_frame(layer, to.pools)).collect(),
+            false => {
+                let over = side.residuals().or(own.as_deref());
+                let outputs = self.outputs(layer, inputs.len(), over, life, &mut to.pools.frames);
+                outputs.into_iter().map(At::Device).collect()
+            }
+        };
         let first = frames.start - (past.len() + again.len()) as u64;
         let jobs = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             BandedFrame {
                 terms: recipe.terms().iter().map(|(t, slab)| ((*t - first) as usize, *slab)).collect(),
-                shortcut: side.shortcut(i).map(|slot| (slot, slabs as u8)),
+                shortcut: side.shortcut(i).map(|at| (at, slabs as u8)),
                 bias: recipe.bias,
                 residual: side.residual(i),
                 out: *out,
@@ -54,31 +62,69 @@ impl Clip {
         });
         let jobs = jobs.collect();
         let keep = match self.cut.past[layer] {
-            Past::Host => self.remember(layer, frames, to.pools),
+            Past::Host | Past::Near => self.remember(layer, frames, to.pools),
             Past::Device | Past::Again => Vec::new(),
         };
         let keep = keep.into_iter().map(|(i, slot)| (again.len() + i, slot)).collect();
-        let fresh = again.iter().chain(inputs).copied().collect();
-        let input = self.shapes.layers[layer];
-        to.steps.push_back(Step::Banded(Banded { layer, input, past, fresh, keep, frames: jobs }));
+        let fresh = again.iter().map(|slot| At::Device(*slot)).chain(inputs.iter().copied()).collect();
+        let (input, past_on_host) = (self.shapes.layers[layer], self.cut.past[layer] == Past::Host);
+        to.steps.push_back(Step::Banded(Banded { layer, input, past, fresh, keep, past_on_host, frames: jobs }));
         outputs
     }
 
-    /// Finds places on the host for the inputs of `frames` that later frames see, then gives those of older ones back: in
-    /// this order, as both are in use while the layer works.
+    /// The outputs of a stage's head, which wait in host memory; its inputs are read where they lie. Then forgets those.
+    pub(super) fn head_away(&mut self, head: LayerId, frames: Range<u64>, to: &mut Schedule) -> Vec<SlotAt> {
+        let (time, first) = (self.network.layers[head].time, self.histories[head].first);
+        let outputs: Vec<SlotAt> = frames.clone().map(|_| self.host_frame(head, to.pools)).collect();
+        let jobs = frames.clone().zip(&outputs).map(|(frame, out)| {
+            let recipe = time.recipe(frame);
+            let terms = recipe.terms().iter().map(|(t, slab)| ((*t - first) as usize, *slab)).collect();
+            BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
+        });
+        let frames_made = jobs.collect();
+        let fresh = self.histories[head].frames.iter().map(|slot| At::Device(*slot)).collect();
+        let input = self.shapes.layers[head];
+        let step =
+            Banded { layer: head, input, past: vec![], fresh, keep: vec![], past_on_host: false, frames: frames_made };
+        to.steps.push_back(Step::Banded(step));
+        self.forget_before(head, frames.end, &mut to.pools.frames);
+        outputs
+    }
+
+    /// A place on the host for a frame that a layer makes.
+    fn host_frame(&self, layer: LayerId, pools: &mut Pools) -> SlotAt {
+        let statistics = pools.frames.take_many(self.shapes.statistics, 1, Life::Turn)[0];
+        At::Host { frame: pools.past.take(self.shapes.bytes[layer]), statistics }
+    }
+
+    /// Finds places for the inputs of `frames` that later frames see, and gives those of older ones back.
     fn remember(&mut self, layer: LayerId, frames: Range<u64>, pools: &mut Pools) -> Vec<(usize, Slot)> {
-        let oldest = self.oldest(layer, frames.end);
-        let bytes = self.shapes.past_bytes(layer);
-        let kept = (oldest.max(frames.start)..frames.end)
-            .map(|frame| ((frame - frames.start) as usize, pools.past.take(bytes)))
-            .collect::<Vec<_>>();
+        let (oldest, bytes) = (self.oldest(layer, frames.end), self.shapes.past_bytes(layer));
+        let on_host = self.cut.past[layer] == Past::Host;
+        let pool = if on_host { &mut pools.past } else { &mut pools.frames };
         let history = &mut self.histories[layer];
         history.first = frames.start - history.frames.len() as u64;
+        let mut given_back = Vec::new();
         while history.first < oldest && !history.frames.is_empty() {
-            pools.past.drop(history.frames.pop_front().expect("not empty"));
+            given_back.extend(history.frames.pop_front());
             history.first += 1;
         }
-        history.frames.extend(kept.iter().map(|(_, slot)| *slot));
-        kept
+        let new = oldest.max(frames.start)..frames.end;
+        // On the device a row is read before it is written. Host memory is read and written by two copy engines.
+        let reused = if on_host { 0 } else { given_back.len().min(new.clone().count()) };
+        let mut places: Vec<Slot> = given_back.drain(..reused).collect();
+        places.extend(new.clone().skip(reused).map(|_| pool.take(bytes)));
+        given_back.into_iter().for_each(|slot| pool.drop(slot));
+        history.frames.extend(&places);
+        new.map(|frame| (frame - frames.start) as usize).zip(places).collect()
     }
+}
+
+/// The slots of frames, unless any of them is in host memory.
+pub(super) fn all_on_device(frames: &[SlotAt]) -> Option<Vec<Slot>> {
+    let slot = |at: &SlotAt| match at {
+        At::Device(slot) => Some(*slot),
+        At::Host { .. } => None,
+    };
+    frames.iter().map(slot).collect()
 }

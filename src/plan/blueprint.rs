@@ -115,8 +115,8 @@ impl Scratch<'_> {
                 let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, banded.input, frames);
                 self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
-                let inputs = (banded.past.len() + banded.fresh.len()) as u64;
-                self.bands = self.bands.max(costs.band_bytes(layout, banded.input, inputs, frames).unwrap_or(0));
+                let bytes = costs.band_bytes(layout, banded.input, banded.frames_in_band(layout));
+                self.bands = self.bands.max(bytes.expect("planned for a device that can"));
             }
             Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
         }

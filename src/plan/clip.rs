@@ -9,11 +9,11 @@ use std::sync::Arc;
 use super::Costs;
 use super::banded::Fresh;
 use super::cut::{Cut, Past, repeatable};
-use super::layers::{Side, drop_all};
+use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::Step;
+use super::step::{SlotAt, Step};
 use crate::model::{Block, LayerId, Network, Time};
-use crate::tensor::{FrameShape, Prologue};
+use crate::tensor::{At, FrameShape, Prologue};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -43,6 +43,8 @@ pub struct Shapes {
     pub(super) bytes: Vec<u64>,
     /// Of each layer's normalised input, where a step of its own makes it.
     pub(super) normalised: Vec<Option<u64>>,
+    /// Of the statistics of a frame that waits in host memory.
+    pub(super) statistics: u64,
     pub(super) adds_in_place: bool,
 }
 
@@ -63,6 +65,7 @@ impl Shapes {
             input_bytes: costs.frame_bytes(input),
             bytes: bytes.collect(),
             normalised: normalised.collect(),
+            statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
             adds_in_place: costs.adds_in_place(),
             layers,
         }
@@ -103,6 +106,8 @@ pub struct Clip {
     ends: Vec<u64>,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
+    /// Whether one frame is all there is, so that nothing of it is needed for another.
+    pub(super) still: bool,
 }
 
 impl Clip {
@@ -123,6 +128,7 @@ impl Clip {
             total: None,
             ends,
             closing: false,
+            still: false,
         }
     }
 
@@ -147,6 +153,7 @@ impl Clip {
     /// Says how many input frames there are. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, pools: &mut Pools) {
         self.total = Some(total);
+        self.still = self.loaded == 0 && total == 1;
         if total > 0 {
             self.ends = self.network.stage_frames(total);
         }
@@ -164,7 +171,7 @@ impl Clip {
     /// Takes the next input frame.
     pub fn load(&mut self, to: &mut Schedule) {
         let pool = &mut to.pools.frames;
-        let into = pool.take(self.shapes.input_bytes);
+        let into = pool.take_many(self.shapes.input_bytes, 1, self.longest_life())[0];
         to.steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
         self.histories[self.network.stages[0].head].frames.push_back(into);
         self.loaded += 1;
@@ -231,45 +238,53 @@ impl Clip {
             None => Vec::new(),
         };
         let life = self.life_of_blocks(stage, 0);
-        let mut x = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), to);
+        let mut x: Vec<SlotAt> = match self.cut.away[stage_layers.head] {
+            true => self.head_away(stage_layers.head, frames.clone(), to),
+            false => {
+                let made = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), to);
+                made.into_iter().map(At::Device).collect()
+            }
+        };
         for (i, block) in stage_layers.blocks.iter().enumerate() {
             let out_life = self.life_of_blocks(stage, i + 1);
             let out = match *block {
                 Block::Residual { first, second } => {
                     // What a band of the second layer makes with a shortcut, it writes over what it read.
                     let life = match (self.cut.past[second], network.layers[second].layout.shortcut) {
-                        (Past::Host | Past::Again, Some(_)) => out_life,
+                        (Past::Near | Past::Host | Past::Again, Some(_)) => out_life,
                         _ => self.life_of_input(second),
                     };
                     let h = match self.cut.past[first] {
-                        Past::Device => self.conv(first, frames.clone(), &x, Side::None, life, to),
+                        Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, life, to),
                         _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&again, &x), Side::None, life, to),
                     };
-                    drop_all(std::mem::take(&mut again), &mut to.pools.frames);
-                    let side = match network.layers[second].layout.shortcut {
-                        Some(_) => Side::Shortcut(&x),
-                        None => Side::Residual(&x),
-                    };
-                    self.conv_consuming(second, frames.clone(), h, side, out_life, to)
+                    std::mem::take(&mut again).into_iter().for_each(|slot| to.pools.frames.drop(slot));
+                    match network.layers[second].layout.shortcut {
+                        Some(_) => self.conv_consuming(second, frames.clone(), h, Side::Shortcut(&x), out_life, to),
+                        None => {
+                            let side = Side::Residual(&on_device(&x));
+                            self.conv_consuming(second, frames.clone(), h, side, out_life, to)
+                        }
+                    }
                 }
                 Block::Attention { qkv, project } => {
-                    let life = self.life_of_input(project);
+                    let (life, x) = (self.life_of_input(project), on_device(&x));
                     let projections = self.conv(qkv, frames.clone(), &x, Side::None, life, to);
-                    let mixed = self.attend(project, projections, life, to);
+                    let mixed = self.attend(project, on_device(&projections), life, to);
                     self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_life, to)
                 }
             };
-            drop_all(std::mem::replace(&mut x, out), &mut to.pools.frames);
+            drop_all(std::mem::replace(&mut x, out), to.pools);
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.conv_consuming(tail, frames, x, Side::None, Life::Long, to);
-                finished.extend((first..).zip(out));
+                let out = self.conv_consuming(tail, frames, x, Side::None, self.longest_life(), to);
+                finished.extend((first..).zip(on_device(&out)));
             }
-            (None, Some(next)) => self.histories[next.head].frames.extend(x),
+            (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
-        debug_assert!(to.pools.frames.turn_is_over(), "a frame outlives its turn");
+        debug_assert!(self.still || to.pools.frames.turn_is_over(), "a frame outlives its turn");
     }
 
     /// How long what comes into block `block` of a stage lives, or out of its last one. Blocks add to it where it lies, until a
@@ -282,16 +297,20 @@ impl Clip {
         };
         let ends_here = stage_layers.blocks[block..].iter().any(has_shortcut);
         match (ends_here, stage_layers.tail) {
-            _ if !self.shapes.adds_in_place => Life::Long,
+            _ if !self.shapes.adds_in_place => self.longest_life(),
             (true, _) => Life::Turn,
             (false, Some(tail)) => self.life_of_input(tail),
-            (false, None) => Life::Long,
+            (false, None) => self.longest_life(),
         }
     }
 
     /// How long the input of a layer lives that it alone needs: it becomes the layer's past, if that is on the device.
     fn life_of_input(&self, layer: LayerId) -> Life {
         let remembered = self.cut.past[layer] == Past::Device && self.network.layers[layer].time != Time::Still;
-        if remembered || !self.shapes.adds_in_place { Life::Long } else { Life::Turn }
+        if remembered || !self.shapes.adds_in_place { self.longest_life() } else { Life::Turn }
+    }
+
+    pub(super) fn longest_life(&self) -> Life {
+        if self.still { Life::Turn } else { Life::Long }
     }
 }

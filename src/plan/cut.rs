@@ -8,6 +8,8 @@ use crate::tensor::{Prologue, Window};
 pub enum Past {
     /// In the device's memory, where they were computed.
     Device,
+    /// In the device's memory too, but the layer works in bands, so that its fresh input needs no second place there.
+    Near,
     /// In the host's memory, from where they come and to where they go while the layer works.
     Host,
     /// Nowhere: the head of the stage computes them again from its own, smaller input.
@@ -22,12 +24,16 @@ pub struct Cut {
     pub chunks: Vec<u64>,
     /// Where each layer's past lies.
     pub past: Vec<Past>,
+    /// Of each layer, whether what it makes waits in host memory for those that read it, which then work in bands. Only in
+    /// still images: these have no past that could be moved instead.
+    pub away: Vec<bool>,
 }
 
 impl Cut {
     /// With everything on the device.
     pub fn new(network: &Network, slice: u64, chunks: Vec<u64>) -> Cut {
-        Cut { slice, chunks, past: vec![Past::Device; network.layers.len()] }
+        let layers = network.layers.len();
+        Cut { slice, chunks, past: vec![Past::Device; layers], away: vec![false; layers] }
     }
 }
 
@@ -39,11 +45,7 @@ pub const PAST_FRAMES: u64 = 2;
 pub fn movable(network: &Network) -> Vec<(usize, LayerId)> {
     let mut found = Vec::new();
     for (index, stage) in network.stages.iter().enumerate() {
-        let in_blocks = stage.blocks.iter().flat_map(|block| match *block {
-            Block::Residual { first, second } => [Some(first), Some(second)],
-            Block::Attention { .. } => [None, None],
-        });
-        found.extend(in_blocks.chain([stage.tail]).flatten().map(|layer| (index, layer)));
+        found.extend(stage.body().map(|layer| (index, layer)));
     }
     found.retain(|(_, layer)| {
         let layer = &network.layers[*layer];
@@ -60,4 +62,19 @@ pub fn repeatable(network: &Network, stage: usize) -> Option<LayerId> {
         Some(Block::Residual { first, .. }) if head.layout.window == Window::Up => Some(*first),
         _ => None,
     }
+}
+
+/// Layers whose output can wait in host memory: nobody reads it but layers that can work in bands.
+pub fn leavable(network: &Network) -> Vec<LayerId> {
+    let residual = |block: &Block| matches!(block, Block::Residual { .. });
+    let in_stage = |stage: usize| {
+        let blocks = &network.stages[stage].blocks;
+        let firsts = blocks.iter().filter(|block| residual(block)).map(|block| block.layers()[0]);
+        let head = repeatable(network, stage).filter(|_| {
+            // What it makes must not flow on as the sum of the blocks.
+            network.layers[blocks[0].layers()[1]].layout.shortcut.is_some()
+        });
+        head.map(|_| network.stages[stage].head).into_iter().chain(firsts).collect::<Vec<_>>()
+    };
+    (0..network.stages.len()).flat_map(in_stage).collect()
 }

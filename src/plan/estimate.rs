@@ -2,16 +2,16 @@
 
 use super::Costs;
 use super::cut::PAST_FRAMES;
-use super::step::{Banded, Step};
+use super::step::{Banded, SlotAt, Step};
 use super::work::layer_work;
 use crate::model::{LayerId, Network};
-use crate::tensor::{FrameShape, Rates};
+use crate::tensor::{At, FrameShape, Rates};
 
 /// Seconds and traffic of the steps seen so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Estimate {
     pub seconds: f64,
-    /// Bytes of the past that came from the host and went there.
+    /// Bytes that came from host memory and went there.
     pub moved: u64,
 }
 
@@ -41,8 +41,8 @@ impl Clock<'_> {
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);
-                let normalising = self.passes(banded.input, banded.fresh.len());
-                let computing = computing + normalising;
+                let copied = if banded.past_on_host { 0 } else { banded.past.len() + banded.keep.len() };
+                let computing = computing + self.passes(banded.input, banded.fresh.len() + copied);
                 (computing.max(self.moving(up, down)), up + down)
             }
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
@@ -63,9 +63,19 @@ impl Clock<'_> {
         }
     }
 
+    /// Bytes that come from host memory, and that go there.
     fn moved(&self, banded: &Banded) -> (u64, u64) {
-        let bytes = self.costs.frame_bytes(banded.input);
-        (banded.past.len() as u64 * bytes, banded.keep.len() as u64 * bytes)
+        let layout = &self.network.layers[banded.layer].layout;
+        let output = layout.window.output(banded.input, layout.cout);
+        let away = |at: &&SlotAt| matches!(at, At::Host { .. });
+        let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.costs.frame_bytes(shape);
+        let (past, kept) = if banded.past_on_host { (banded.past.len(), banded.keep.len()) } else { (0, 0) };
+        let fresh = banded.fresh.iter().filter(away).count();
+        let shortcuts = banded.frames.iter().filter_map(|frame| frame.shortcut.as_ref().map(|(at, _)| at)).filter(away);
+        let side = output.with_channels(layout.shortcut.unwrap_or(0));
+        let outputs = banded.frames.iter().map(|frame| &frame.out).filter(away).count();
+        let up = bytes(past + fresh, banded.input) + bytes(shortcuts.count(), side);
+        (up, bytes(kept, banded.input) + bytes(outputs, output))
     }
 
     /// Both ways at the same time.

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::banded::Fresh;
+use super::banded::{Fresh, all_on_device};
 use super::clip::{Clip, Schedule};
 use super::cut::{PAST_FRAMES, Past};
-use super::slots::{Life, Slot, SlotPool};
-use super::step::{ConvFrame, Step};
+use super::slots::{Life, Pools, Slot, SlotPool};
+use super::step::{ConvFrame, SlotAt, Step};
 use crate::model::LayerId;
-use crate::tensor::Window;
+use crate::tensor::{At, Window};
 
 impl Clip {
     /// The outputs of a stage's head, whose inputs wait in its history; then forgets the inputs that no later frame sees, nor
@@ -45,11 +45,12 @@ impl Clip {
         side: Side,
         life: Life,
         to: &mut Schedule,
-    ) -> Vec<Slot> {
+    ) -> Vec<SlotAt> {
         let pool = &mut to.pools.frames;
         match self.shapes.normalised[layer] {
             Some(bytes) => {
-                let pairs: Vec<(Slot, Slot)> = inputs.iter().map(|from| (*from, pool.take(bytes))).collect();
+                let places = pool.take_many(bytes, inputs.len(), self.longest_life());
+                let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(places).collect();
                 self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
                 to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
             }
@@ -66,16 +67,17 @@ impl Clip {
         &mut self,
         layer: LayerId,
         frames: Range<u64>,
-        inputs: Vec<Slot>,
+        inputs: Vec<SlotAt>,
         side: Side,
         life: Life,
         to: &mut Schedule,
-    ) -> Vec<Slot> {
+    ) -> Vec<SlotAt> {
         if self.cut.past[layer] != Past::Device {
             let outputs = self.conv_banded(layer, frames, Fresh::Own(&inputs), side, life, to);
-            drop_all(inputs, &mut to.pools.frames);
+            drop_all(inputs, to.pools);
             return outputs;
         }
+        let inputs = on_device(&inputs);
         if self.shapes.normalised[layer].is_some() {
             let frames = inputs.iter().map(|slot| (*slot, *slot)).collect();
             to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
@@ -92,11 +94,11 @@ impl Clip {
         side: Side,
         life: Life,
         to: &mut Schedule,
-    ) -> Vec<Slot> {
+    ) -> Vec<SlotAt> {
         let end = frames.end;
         let outputs = self.conv_frames(layer, frames, side, life, to);
         self.forget_before(layer, end, &mut to.pools.frames);
-        outputs
+        outputs.into_iter().map(At::Device).collect()
     }
 
     /// A layer's outputs `frames`, whose inputs its history holds.
@@ -115,7 +117,7 @@ impl Clip {
         let jobs = frames.zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             let mut terms: Vec<(Slot, u8)> = recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect();
-            terms.extend(side.shortcut(i).map(|slot| (slot, layout.slabs as u8)));
+            terms.extend(side.shortcut(i).map(|at| (on_device(&[at])[0], layout.slabs as u8)));
             ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
         });
         let jobs = jobs.collect();
@@ -147,7 +149,7 @@ impl Clip {
     }
 
     /// Drops the inputs that no output frame from `frame` on sees.
-    fn forget_before(&mut self, layer: LayerId, frame: u64, pool: &mut SlotPool) {
+    pub(super) fn forget_before(&mut self, layer: LayerId, frame: u64, pool: &mut SlotPool) {
         let oldest = self.oldest(layer, frame);
         let history = &mut self.histories[layer];
         while history.first < oldest && !history.frames.is_empty() {
@@ -162,14 +164,14 @@ impl Clip {
         projections: Vec<Slot>,
         life: Life,
         to: &mut Schedule,
-    ) -> Vec<Slot> {
+    ) -> Vec<SlotAt> {
         debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
         let (shape, bytes) = (self.shapes.layers[project], self.shapes.bytes[project]);
         let mixed = to.pools.frames.take_many(bytes, projections.len(), life);
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
         to.steps.push_back(Step::Attention { shape, frames });
-        drop_all(projections, &mut to.pools.frames);
-        mixed
+        projections.into_iter().for_each(|slot| to.pools.frames.drop(slot));
+        mixed.into_iter().map(At::Device).collect()
     }
 }
 
@@ -178,7 +180,7 @@ impl Clip {
 pub(super) enum Side<'a> {
     None,
     Residual(&'a [Slot]),
-    Shortcut(&'a [Slot]),
+    Shortcut(&'a [SlotAt]),
 }
 
 impl<'a> Side<'a> {
@@ -190,11 +192,24 @@ impl<'a> Side<'a> {
         if let Side::Residual(x) = self { Some(x[frame]) } else { None }
     }
 
-    pub fn shortcut(&self, frame: usize) -> Option<Slot> {
+    pub fn shortcut(&self, frame: usize) -> Option<SlotAt> {
         if let Side::Shortcut(x) = self { Some(x[frame]) } else { None }
     }
 }
 
-pub(super) fn drop_all(slots: Vec<Slot>, pool: &mut SlotPool) {
-    slots.into_iter().for_each(|slot| pool.drop(slot));
+/// The slots of frames that a step reads whole.
+pub(super) fn on_device(frames: &[SlotAt]) -> Vec<Slot> {
+    all_on_device(frames).expect("what waits in host memory is read in bands")
+}
+
+pub(super) fn drop_all(frames: Vec<SlotAt>, pools: &mut Pools) {
+    for at in frames {
+        match at {
+            At::Device(slot) => pools.frames.drop(slot),
+            At::Host { frame, statistics } => {
+                pools.past.drop(frame);
+                pools.frames.drop(statistics);
+            }
+        }
+    }
 }

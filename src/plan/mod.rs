@@ -23,10 +23,10 @@ pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
 pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
-pub use step::{Banded, BandedFrame, ConvFrame, Step};
+pub use step::{Banded, BandedFrame, ConvFrame, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
-use crate::tensor::{ConvLayout, FrameShape, Rates};
+use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
 
 /// What frames and steps cost.
 pub trait Costs {
@@ -40,9 +40,8 @@ pub trait Costs {
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;
     /// Whether a convolution may write its output over the frame that it adds to it.
     fn adds_in_place(&self) -> bool;
-    /// Bytes that the bands of a convolution of `inputs` frames, past ones included, to `outputs` take. `None` where
-    /// frames of the past cannot lie anywhere but on the device.
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64>;
+    /// Bytes that the bands of a convolution of such frames take. `None` where these cannot lie anywhere but on the device.
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
     /// What a frame of the host's passes through, on the device and on the host alike.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
     /// What a device gives for a block of `bytes`, if it rounds up.

@@ -15,8 +15,8 @@ pub struct Plan {
     pub device_bytes: u64,
     /// Host memory beside it; 0 on the CPU, where `device_bytes` is host memory already.
     pub host_bytes: u64,
-    /// The part of `host_bytes` for frames of the past, and the bytes of them that move, both ways together, for each frame
-    /// that comes out.
+    /// The part of `host_bytes` for frames that wait there, and the bytes that move, both ways together, for each frame that
+    /// comes out.
     pub past_bytes: u64,
     pub moved_per_frame: u64,
     /// About how long the job takes; 0 for a stream.
@@ -60,7 +60,7 @@ impl fmt::Display for Plan {
                 0 => writeln!(f)?,
                 past => writeln!(
                     f,
-                    " (past frames {}, of which {} move per frame)",
+                    " (frames that wait there {}; {} move per frame)",
                     Bytes(past),
                     Bytes(self.moved_per_frame)
                 )?,

@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::blueprint::Blueprint;
-use super::cut::{Cut, Past, movable, repeatable};
-use super::estimate::Clock;
+use super::cut::{Cut, Past, leavable, movable, repeatable};
+use super::estimate::{Clock, Detour};
 use super::job::{Layout, Order};
 use super::tiles::{Grid, Spacing, TileSize};
 use crate::model::{Direction, LayerId, Network};
-use crate::tensor::{FrameShape, Shape};
+use crate::tensor::{BandFrames, FrameShape, Shape};
 
 const MOST_CHUNK_FRAMES: u64 = 8;
 /// Tiles of all clips together that a job may have; each is kept track of on its own.
@@ -66,22 +66,22 @@ impl Request {
         if let Some(found) = self.first_that_fits(&cuts[..1], &asked, costs, &mut sizes) {
             return Ok(found);
         }
-        let found = match self.can_move_past(costs) {
+        let found = match self.can_band(costs) {
             true => self.quickest(&cuts, &asked, costs, &mut sizes),
             false => self.first_that_fits(&cuts, &asked, costs, &mut sizes),
         };
-        if let Some(found) = found {
+        if let Some(found) = found.or_else(|| self.least_away(&asked, costs, &mut sizes)) {
             return Ok(found);
         }
         let last = cuts.last().expect("there is always one");
         let mut least = vec![Arc::clone(last)];
-        if self.can_move_past(costs) {
+        if self.can_band(costs) {
             least.push(Arc::new(self.without_past(last, false, costs, usize::MAX)));
         }
         for size in self.smaller_tiles() {
             let grid = self.grid(size);
             if let Some(found) = self.first_that_fits(&least, &grid, costs, &mut sizes) {
-                let faster = match self.can_move_past(costs) {
+                let faster = match self.can_band(costs) {
                     true => self.quickest(&cuts, &grid, costs, &mut sizes),
                     false => None,
                 };
@@ -102,9 +102,14 @@ impl Request {
         layouts.map(|layout| self.rehearse(layout, costs)).find(|blueprint| sizes.fits(blueprint))
     }
 
-    /// Whether there is anything to gain from frames of the past that lie elsewhere.
-    fn can_move_past(&self, costs: &dyn Costs) -> bool {
-        self.input.frames != 1 && costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), 1, 1).is_some()
+    /// Whether layers can work in bands, with frames that lie elsewhere.
+    fn can_band(&self, costs: &dyn Costs) -> bool {
+        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: false };
+        costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), frames).is_some()
+    }
+
+    fn is_still(&self) -> bool {
+        self.input.frames == 1
     }
 
     /// The fastest of `cuts` and of many more that keep as much of the past on the device as fits.
@@ -117,11 +122,75 @@ impl Request {
     ) -> Option<Blueprint> {
         let mut best = self.first_that_fits(cuts, grid, costs, sizes);
         for (cut, repeat) in self.wider_cuts().iter().flat_map(|cut| [(cut, true), (cut, false)]) {
-            let found = self.least_moved(cut, repeat, grid, costs, sizes);
-            let faster = |found: &Blueprint| best.as_ref().is_none_or(|best| found.seconds() < best.seconds());
-            best = found.filter(faster).or(best);
+            let found =
+                [self.least_moved(cut, repeat, grid, costs, sizes), self.most_near(cut, repeat, grid, costs, sizes)];
+            for found in found.into_iter().flatten() {
+                if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
+                    best = Some(found);
+                }
+            }
         }
         best
+    }
+
+    /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
+    /// wait for it the longest.
+    fn most_near(
+        &self,
+        cut: &Cut,
+        repeat: bool,
+        grid: &Option<Arc<Grid>>,
+        costs: &dyn Costs,
+        sizes: &mut Sizes,
+    ) -> Option<Blueprint> {
+        let cut = self.without_past(cut, repeat, costs, usize::MAX);
+        let mut waits: Vec<(f64, LayerId)> = self
+            .detours(&cut, costs)
+            .into_iter()
+            .filter(|(layer, detour, _)| cut.past[*layer] == Past::Host && detour.host > 0.0)
+            .map(|(layer, detour, bytes)| (detour.host / bytes, layer))
+            .collect();
+        waits.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let mut with = |layers: usize| {
+            let mut cut = cut.clone();
+            waits[..layers].iter().for_each(|(_, layer)| cut.past[*layer] = Past::Near);
+            self.first_that_fits(&[Arc::new(cut)], grid, costs, sizes)
+        };
+        let (mut fits, mut too_many) = (0, waits.len() + 1);
+        let mut found = None;
+        while fits + 1 < too_many {
+            let middle = (fits + too_many) / 2;
+            match with(middle) {
+                Some(more) => (found, fits) = (Some(more), middle),
+                None => too_many = middle,
+            }
+        }
+        found
+    }
+
+    /// A still image in bands, with as few frames in host memory as fits, the largest first.
+    fn least_away(&self, grid: &Option<Arc<Grid>>, costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
+        if !self.is_still() || !self.can_band(costs) {
+            return None;
+        }
+        let network = &*self.network;
+        let shapes = network.input_shapes(self.input_frame());
+        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: true };
+        let mut order: Vec<(u64, LayerId)> = leavable(network)
+            .into_iter()
+            .filter(|layer| costs.band_bytes(&network.layers[*layer].layout, shapes[*layer], frames).is_some())
+            .map(|layer| {
+                let layout = &network.layers[layer].layout;
+                (costs.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)
+            })
+            .collect();
+        order.sort_by(|a, b| b.cmp(a));
+        let one = Cut::new(network, network.latent_rate(), vec![1; network.stages.len()]);
+        let mut cut = self.without_past(&one, false, costs, usize::MAX);
+        order.into_iter().find_map(|(_, layer)| {
+            cut.away[layer] = true;
+            self.first_that_fits(&[Arc::new(cut.clone())], grid, costs, sizes)
+        })
     }
 
     /// A cut with as few layers' past off the device as fits.
@@ -152,19 +221,14 @@ impl Request {
     /// A cut with the past of some layers off the device: first of those where it costs the least time for the memory. With
     /// `repeat`, frames are made again where that takes less time than to move them; it takes more memory.
     fn without_past(&self, cut: &Cut, repeat: bool, costs: &dyn Costs, layers: usize) -> Cut {
-        let network = &*self.network;
-        let clock = Clock { network, costs, rates: costs.rates() };
-        let shapes = network.input_shapes(self.input_frame());
-        let mut order: Vec<(f64, LayerId, Past)> = movable(network)
+        let repeatable: Vec<LayerId> =
+            (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
+        let mut order: Vec<(f64, LayerId, Past)> = self
+            .detours(cut, costs)
             .into_iter()
-            .map(|(stage, layer)| {
-                let head = network.stages[stage].head;
-                let detour = clock.detour(layer, shapes[layer], cut.chunks[stage], (head, shapes[head]));
-                let bytes = costs.frame_bytes(shapes[layer]) as f64;
-                match repeat && repeatable(network, stage) == Some(layer) && detour.again < detour.host {
-                    true => (detour.again / bytes, layer, Past::Again),
-                    false => (detour.host / bytes, layer, Past::Host),
-                }
+            .map(|(layer, detour, bytes)| match repeat && repeatable.contains(&layer) && detour.again < detour.host {
+                true => (detour.again / bytes, layer, Past::Again),
+                false => (detour.host / bytes, layer, Past::Host),
             })
             .collect();
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -173,6 +237,19 @@ impl Request {
             cut.past[layer] = past;
         }
         cut
+    }
+
+    /// What each layer would lose that did without its past on the device, and the bytes of a frame of it.
+    fn detours(&self, cut: &Cut, costs: &dyn Costs) -> Vec<(LayerId, Detour, f64)> {
+        let network = &*self.network;
+        let clock = Clock { network, costs, rates: costs.rates() };
+        let shapes = network.input_shapes(self.input_frame());
+        let detour = |(stage, layer): (usize, LayerId)| {
+            let head = network.stages[stage].head;
+            let detour = clock.detour(layer, shapes[layer], cut.chunks[stage], (head, shapes[head]));
+            (layer, detour, costs.frame_bytes(shapes[layer]) as f64)
+        };
+        movable(network).into_iter().map(detour).collect()
     }
 
     /// The input as the network sees it: whole latent pixels.
@@ -224,7 +301,7 @@ impl Request {
             .collect();
         let (rows, columns) = self.latent();
         let slice = (busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MOST_SLICE_FRAMES);
-        let rate = self.latent_rate();
+        let rate = self.network.latent_rate();
         let mut cuts: Vec<Arc<Cut>> = Vec::new();
         for cap in [MOST_CHUNK_FRAMES, 4, 2, 1] {
             let slice = self.slice.unwrap_or(slice.min(cap));
@@ -242,6 +319,9 @@ impl Request {
     /// their past is moved once for all of them.
     fn wider_cuts(&self) -> Vec<Cut> {
         let network = &*self.network;
+        if self.is_still() {
+            return vec![Cut::new(network, network.latent_rate(), vec![1; network.stages.len()])];
+        }
         let shapes = network.input_shapes(self.input_frame());
         let pixels: Vec<u64> = network
             .stages
@@ -251,7 +331,7 @@ impl Request {
         let largest = pixels.iter().copied().max().unwrap_or(1);
         let mut cuts: Vec<Cut> = Vec::new();
         for slice in [1, 2, 4] {
-            let slice = self.slice.unwrap_or(slice) * self.latent_rate();
+            let slice = self.slice.unwrap_or(slice) * self.network.latent_rate();
             for (most, halves) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [1, 2, 4, 8].map(|h| (most, h))) {
                 // Frames at full resolution, that many halves of it at half the resolution, and twice the frames with each
                 // halving further, which is a quarter of the pixels.
@@ -268,14 +348,6 @@ impl Request {
             }
         }
         cuts
-    }
-
-    /// Input frames that one latent frame stands for.
-    fn latent_rate(&self) -> u64 {
-        match self.network.direction {
-            Direction::Encode => self.network.config.time_scale(),
-            Direction::Decode => 1,
-        }
     }
 
     /// The orders a cut and a grid can be run in.

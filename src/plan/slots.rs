@@ -3,14 +3,15 @@
 //! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
 //! frames that are kept longer. So no frame is ever copied to be remembered. Frames that may be kept have equal slots for
 //! equal sizes: a freed slot fits the next frame of its size exactly, so memory cannot fragment however long the clip. Frames
-//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none.
+//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none. A still image
+//! is all one turn.
 
 /// How long a frame lives at most.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Life {
     /// As long as anybody needs it.
     Long,
-    /// Until the stage that works on it has done its chunk.
+    /// Until the stage that works on it has done its chunk; in a still image, until the image is done.
     Turn,
 }
 
@@ -18,7 +19,7 @@ pub enum Life {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Slot {
     Long { class: u32, index: u32 },
-    Turn { start: u64 },
+    Turn { start: u64, bytes: u64 },
 }
 
 /// Slots of one size.
@@ -81,7 +82,7 @@ impl SlotPool {
         let starts: Vec<u64> = (0..count as u64).map(|i| start + i * bytes).collect();
         self.turn.splice(at..at, starts.iter().map(|start| Span { start: *start, bytes, uses: 1 }));
         self.turn_bytes = self.turn_bytes.max(start + needed);
-        starts.into_iter().map(|start| Slot::Turn { start }).collect()
+        starts.into_iter().map(|start| Slot::Turn { start, bytes }).collect()
     }
 
     /// Whether the turn has left nothing behind.
@@ -104,7 +105,7 @@ impl SlotPool {
         let uses = self.uses(slot);
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
-        if let (0, Slot::Turn { start }) = (*uses, slot) {
+        if let (0, Slot::Turn { start, .. }) = (*uses, slot) {
             self.turn.retain(|span| span.start != start);
         }
     }
@@ -134,11 +135,10 @@ impl SlotPool {
         self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.turn_bytes
     }
 
-    /// The bytes of a slot that is in use.
     pub fn slot_bytes(&self, slot: Slot) -> u64 {
         match slot {
             Slot::Long { class, .. } => self.classes[class as usize].bytes,
-            Slot::Turn { start } => self.turn.iter().find(|span| span.start == start).map_or(0, |span| span.bytes),
+            Slot::Turn { bytes, .. } => bytes,
         }
     }
 
@@ -150,10 +150,9 @@ impl SlotPool {
                 let (base, slots) = class.reserved?;
                 ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
             }
-            // A turn that took more than planned has grown what it needs.
-            Slot::Turn { start } => {
-                let (base, bytes) = self.turn_reserved?;
-                (self.turn_bytes == bytes).then_some(base + start)
+            Slot::Turn { start, bytes } => {
+                let (base, reserved) = self.turn_reserved?;
+                (start + bytes <= reserved).then_some(base + start)
             }
         }
     }
@@ -173,7 +172,7 @@ impl SlotPool {
     fn uses(&mut self, slot: Slot) -> &mut u32 {
         match slot {
             Slot::Long { class, index } => &mut self.classes[class as usize].uses[index as usize],
-            Slot::Turn { start } => {
+            Slot::Turn { start, .. } => {
                 let span = self.turn.iter_mut().find(|span| span.start == start);
                 &mut span.expect("a slot of this turn").uses
             }
@@ -237,7 +236,7 @@ mod tests {
         let mut run = rehearsal.clone().reserve();
         assert_eq!(run.bytes(), 100 + 130);
         assert_eq!([a[1], b[0], c[2], d[0]].map(|slot| run.offset(slot)), [Some(150), Some(200), Some(160), Some(210)]);
-        run.take_many(131, 1, Life::Turn);
-        assert_eq!(run.offset(a[0]), None, "more than planned");
+        let beyond = run.take_many(131, 1, Life::Turn);
+        assert_eq!(run.offset(beyond[0]), None, "more than planned");
     }
 }

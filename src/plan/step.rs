@@ -2,7 +2,7 @@
 
 use super::slots::Slot;
 use crate::model::LayerId;
-use crate::tensor::FrameShape;
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, Prologue};
 
 /// One output frame of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,11 +20,14 @@ pub struct BandedFrame {
     /// (input, slab), in the order of the sum. Inputs are counted: first the past, then the fresh ones.
     pub terms: Vec<(usize, u8)>,
     /// Input and slab of the shortcut, which comes last in the sum.
-    pub shortcut: Option<(Slot, u8)>,
+    pub shortcut: Option<(SlotAt, u8)>,
     pub bias: u8,
     pub residual: Option<Slot>,
-    pub out: Slot,
+    pub out: SlotAt,
 }
+
+/// A slot of the device's memory; or one of the host's, with a slot of the device's for the statistics.
+pub type SlotAt = At<Slot, Slot>;
 
 /// A convolution that goes through its frames in bands of rows: past frames come from the host's memory and the newest
 /// go there band by band, so that neither they nor the normalised input ever lie whole on the device.
@@ -32,13 +35,28 @@ pub struct BandedFrame {
 pub struct Banded {
     pub layer: LayerId,
     pub input: FrameShape,
-    /// Normalised frames in the pool of the past.
+    /// Normalised frames.
     pub past: Vec<Slot>,
-    /// Frames that are normalised on the way.
-    pub fresh: Vec<Slot>,
-    /// Which of the fresh frames go to the pool of the past once normalised, and where. None of these slots is in `past`.
+    /// Frames that are normalised on the way, if the layer has a norm.
+    pub fresh: Vec<SlotAt>,
+    /// Which of the fresh frames to keep once normalised, and where: in a slot of `past` only if that is on the device.
     pub keep: Vec<(usize, Slot)>,
+    /// Whether past and kept frames are in the pool of the past, in host memory, or lie on the device.
+    pub past_on_host: bool,
     pub frames: Vec<BandedFrame>,
+}
+
+impl Banded {
+    pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
+        let away = |at: Option<SlotAt>| matches!(at, Some(At::Host { .. }));
+        let inputs = self.past.len() + self.fresh.len();
+        BandFrames {
+            inputs: if layout.prologue == Prologue::None { 0 } else { inputs as u64 },
+            outputs: self.frames.len() as u64,
+            shortcut_away: self.frames.iter().any(|frame| away(frame.shortcut.map(|(at, _)| at))),
+            out_away: self.frames.iter().any(|frame| away(Some(frame.out))),
+        }
+    }
 }
 
 /// Steps run one after the other; a slot may be used again by any later step once its last reader has run.

@@ -1,5 +1,6 @@
 //! What a tensor is to this crate: an element type, a five-dimensional shape, and a strided view of somebody's memory.
 
+mod at;
 mod conv;
 mod dtype;
 mod host_memory;
@@ -7,6 +8,7 @@ mod rates;
 mod shape;
 mod view;
 
+pub use at::{At, BandFrames};
 pub use conv::{ConvLayout, ConvSource, Prologue, Window};
 pub use dtype::DType;
 pub use host_memory::HostMemory;

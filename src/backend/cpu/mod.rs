@@ -31,7 +31,7 @@ use super::{
     NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{FrameShape, Rates};
+use crate::tensor::{BandFrames, FrameShape, Rates};
 use pool::Pool;
 
 /// Which vectors to compute with.
@@ -208,7 +208,7 @@ impl Backend for Cpu {
         Rates { products: products * self.threads() as f64, memory, upload: memory, download: memory }
     }
 
-    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: u64, _: u64) -> Option<u64> {
+    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandFrames) -> Option<u64> {
         None
     }
 

@@ -54,11 +54,14 @@ impl Slots {
     }
 }
 
-/// A band of a convolution: output rows, the input rows that they see, and the bytes from one input frame's part to the next's.
+/// A band of a convolution, and what it reads and writes elsewhere than in whole frames.
 pub struct Band {
     pub rows: Range<u64>,
-    pub seen: Range<u64>,
-    pub frame_bytes: u64,
+    /// Input rows that they see, and the bytes from one frame's part to the next's.
+    pub input: Option<(Range<u64>, u64)>,
+    /// Where the rows of the one frame's shortcut are, and where those of its output go.
+    pub shortcut: Option<u64>,
+    pub out: Option<u64>,
 }
 
 /// A kernel with the tile it works on.
@@ -96,7 +99,9 @@ impl Cuda {
 
     pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
         let params = self.launch_sums(block, weights, op, frames, None)?;
-        self.launch_statistics(op, &params)
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let statistics = params.out + self.precision.data_bytes(output);
+        self.launch_statistics((op.layout, op.input, op.statistics), &params, statistics)
     }
 
     /// The convolution without what has to wait for all of it.
@@ -118,11 +123,12 @@ impl Cuda {
         let inputs = distinct(
             frames.iter().flat_map(|f| f.terms.iter()).filter(|t| u64::from(t.slab) < layout.slabs).map(|t| t.frame.0),
         );
-        let main = match &band {
-            Some(band) => Slots::new(inputs.iter().copied(), band.frame_bytes),
-            None => slots(inputs.clone(), input),
+        let whole = Band { rows: 0..grid.height, input: None, shortcut: None, out: None };
+        let Band { rows, input: part, shortcut: side_lent, out: out_lent } = band.unwrap_or(whole);
+        let (main, seen) = match part {
+            Some((seen, bytes)) => (Slots::new(inputs.iter().copied(), bytes), seen),
+            None => (slots(inputs.clone(), input), 0..input.height),
         };
-        let (rows, seen) = band.map_or((0..grid.height, 0..input.height), |band| (band.rows, band.seen));
 
         let mut params = ConvParams {
             height: grid.height as i32,
@@ -167,15 +173,18 @@ impl Cuda {
         if let Some((side, shape)) = side {
             params.source[1] = Source {
                 weights: weights.shortcut()?,
-                frames: side.address(block)?,
+                frames: side_lent.map_or_else(|| side.address(block), Ok)?,
                 slot_bytes: side.bytes(),
-                height: shape.height as i32,
+                height: if side_lent.is_some() { rows.end - rows.start } else { shape.height } as i32,
                 width: shape.width as i32,
                 channels: geometry::stride(shape.channels) as i32,
                 chunks: shape.channels.div_ceil(self.precision.chunk()) as i32,
                 ..Source::default()
             };
             geometry::cut(&mut params.source[1], Window::Point, choice.tile);
+            if side_lent.is_some() {
+                params.source[1].plane[0].dy -= rows.start as i32;
+            }
             if choice.hopper {
                 let last = frames.iter().filter_map(|f| f.terms.last()).map(|t| side.of(t.frame.0)).max().unwrap_or(0);
                 params.map[1] = patch_map(self.precision, &params.source[1], last as u64 + 1)?;
@@ -184,7 +193,14 @@ impl Cuda {
 
         let out = slots(frames.iter().map(|f| f.out.0).collect(), output);
         let residual = slots(frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect(), output);
-        params.out = out.address(block)?;
+        params.out = match out_lent {
+            // Kernels count rows from the top of the frame, which need not be there: they write those of the band alone.
+            Some(lent) => {
+                let above = rows.start * output.height / grid.height * self.precision.row_bytes(output);
+                lent.wrapping_sub(above)
+            }
+            None => out.address(block)?,
+        };
         params.out_slot_bytes = out.bytes();
         if frames.iter().any(|f| f.residual.is_some()) {
             params.residual = residual.address(block)?;
@@ -234,14 +250,19 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Brings the statistics of what a convolution made into their places behind the frames, if the layer has any.
-    pub(super) fn launch_statistics(&self, op: &ConvOp, conv: &ConvParams) -> Result<()> {
-        if !op.statistics {
+    /// Brings the statistics of what a convolution made into their places, of which `statistics` is the first, if the layer has
+    /// any.
+    pub(super) fn launch_statistics(
+        &self,
+        (layout, input, wanted): (&ConvLayout, FrameShape, bool),
+        conv: &ConvParams,
+        statistics: u64,
+    ) -> Result<()> {
+        if !wanted {
             return Ok(());
         }
-        let layout = op.layout;
-        let shape = layout.window.output(op.input, layout.cout);
-        let (statistics, stride) = (conv.out + self.precision.data_bytes(shape), conv.out_slot_bytes / 8);
+        let shape = layout.window.output(input, layout.cout);
+        let stride = conv.out_slot_bytes / 8;
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| conv.frame[i].out as i32);
         let grid = [layout.groups as u32, conv.frames as u32];
@@ -281,7 +302,7 @@ impl Cuda {
 }
 
 /// Whether groups are made of the fours of channels that partial statistics are kept of.
-fn quads_fit(layout: &ConvLayout) -> bool {
+pub fn quads_fit(layout: &ConvLayout) -> bool {
     (layout.cout / layout.groups.max(1)).is_multiple_of(4)
 }
 

@@ -51,10 +51,9 @@ impl Precision {
         shape.width * stride(shape.channels) * self.bytes()
     }
 
-    /// Bytes from one input frame's part of a band to the next's, for bands of so many output frames.
-    pub(super) fn band_frame_bytes(self, layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
-        let rows = (band_rows(layout, shape, frames) + 2 * HALO).min(shape.height);
-        (self.row_bytes(shape) * rows).next_multiple_of(ALIGN)
+    /// Bytes of so many rows of a frame, as part of a band.
+    pub(super) fn band_frame_bytes(self, shape: FrameShape, rows: u64) -> u64 {
+        (self.row_bytes(shape) * rows.min(shape.height)).next_multiple_of(ALIGN)
     }
 }
 
@@ -145,10 +144,11 @@ pub const HALO: u64 = 1;
 /// Bands that are fetched, computed and given back at the same time: one each.
 pub const BANDS: u64 = 3;
 
-/// Output rows of a band of so many frames of `shape`, which is that of the input.
+/// Rows of a band of so many frames of `shape`, which is that of the input: as many as keep the GPU busy, or a few less.
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
-    let rows = BAND_PIXELS.div_ceil(shape.width * frames * column_tiles(layout));
-    rows.next_multiple_of(BAND_ROWS).min(shape.height.next_multiple_of(BAND_ROWS))
+    let columns = column_tiles(layout) * layout.window.phases();
+    let rows = BAND_PIXELS.div_ceil(shape.width * frames * columns) / BAND_ROWS * BAND_ROWS;
+    rows.clamp(BAND_ROWS, shape.height.next_multiple_of(BAND_ROWS))
 }
 
 /// Device memory that a frame of a host tensor and the fades that go with it pass through.

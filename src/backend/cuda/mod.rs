@@ -40,7 +40,7 @@ use super::{
     NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
-use crate::tensor::{FrameShape, Rates};
+use crate::tensor::{BandFrames, FrameShape, Rates};
 
 /// Of the norms' variance.
 const EPS: f32 = 1e-6;
@@ -177,9 +177,8 @@ impl Backend for Cuda {
         self.kernels.rates
     }
 
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64> {
-        let bytes = inputs * self.precision.band_frame_bytes(layout, input, outputs);
-        Some(geometry::BANDS * bytes.next_multiple_of(geometry::ALIGN))
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
+        banded::bytes(self.precision, layout, input, frames)
     }
 
     fn mapping_bytes(&self, host: u64) -> u64 {

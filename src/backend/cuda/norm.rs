@@ -19,6 +19,28 @@ pub struct NormRows {
 }
 
 impl Cuda {
+    /// The first pixels of one frame, or of a part of one, where they lie; its statistics are elsewhere.
+    pub(super) fn launch_norm_in_place(
+        &self,
+        block: &Block,
+        weights: &Conv,
+        (layout, shape): (&ConvLayout, FrameShape),
+        (frame, pixels): (Frame, u64),
+        statistics: Frame,
+    ) -> Result<()> {
+        let channels = geometry::stride(shape.channels);
+        let address = block.at(frame.0, pixels * channels * self.precision.bytes())?;
+        let params = NormParams {
+            norm: self.norm(weights, layout, block.at(statistics.0, layout.groups * 8)?, 0)?,
+            input: address,
+            out: address,
+            pixels: pixels as i64,
+            channels: channels as i32,
+            ..NormParams::default()
+        };
+        self.launch_norms(layout, &params, 1)
+    }
+
     /// `rows`: `None` for whole frames that stay frames.
     pub(super) fn launch_norm(
         &self,
@@ -33,14 +55,12 @@ impl Cuda {
         let input = Slots::new(frames.iter().map(|f| f.0.0), bytes);
         let out = Slots::new(frames.iter().map(|f| f.1.0), out_bytes);
         let mut params = NormParams {
-            norm: Norm {
-                statistics: input.address(block)? + self.precision.data_bytes(shape),
-                gamma: weights.gamma()?,
-                beta: weights.beta()?,
-                stride: input.bytes() / 8,
-                groups: layout.groups as i32,
-                group_channels: (layout.cin / layout.groups) as i32,
-            },
+            norm: self.norm(
+                weights,
+                layout,
+                input.address(block)? + self.precision.data_bytes(shape),
+                input.bytes() / 8,
+            )?,
             input: input.address(block)? + rows.start * self.precision.row_bytes(shape),
             out: out.address(block)?,
             in_slot_bytes: input.bytes(),
@@ -52,12 +72,28 @@ impl Cuda {
         for (i, (from, to)) in frames.iter().enumerate() {
             (params.in_slot[i], params.out_slot[i]) = (input.of(from.0), out.of(to.0));
         }
+        self.launch_norms(layout, &params, frames.len() as u32)
+    }
+
+    fn norm(&self, weights: &Conv, layout: &ConvLayout, statistics: u64, stride: i64) -> Result<Norm> {
+        Ok(Norm {
+            statistics,
+            gamma: weights.gamma()?,
+            beta: weights.beta()?,
+            stride,
+            groups: layout.groups as i32,
+            group_channels: (layout.cin / layout.groups) as i32,
+        })
+    }
+
+    fn launch_norms(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
         let kernel = match layout.prologue {
             Prologue::NormSilu => self.kernels.norm_silu,
             Prologue::Norm | Prologue::None => self.kernels.norm_apply,
         };
-        let blocks = (self.context.gpu.multiprocessors * 16 / frames.len() as u32).max(1);
-        // SAFETY: the parameters have the kernel's layout and point into `block` and `weights`, which outlive the work.
-        unsafe { kernel.collect(&self.stream, [blocks, frames.len() as u32], 256, &params) }
+        let blocks = (self.context.gpu.multiprocessors * 16 / frames).max(1);
+        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive the
+        // work.
+        unsafe { kernel.collect(&self.stream, [blocks, frames], 256, params) }
     }
 }

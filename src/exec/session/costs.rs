@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::plan::Costs;
-use crate::tensor::{ConvLayout, FrameShape, Rates};
+use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
 
 /// What things cost on a backend.
 pub struct BackendCosts<'a, B: Backend> {
@@ -35,8 +35,8 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.adds_in_place()
     }
 
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, inputs: u64, outputs: u64) -> Option<u64> {
-        self.backend.band_bytes(layout, input, inputs, outputs)
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
+        self.backend.band_bytes(layout, input, frames)
     }
 
     fn staging_bytes(&self, shape: FrameShape) -> u64 {

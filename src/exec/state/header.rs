@@ -25,7 +25,7 @@ const MOST_FRAMES: u64 = 1 << 40;
 const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
 const PIXEL_RANGES: [PixelRange; 2] = [PixelRange::Signed, PixelRange::Unit];
 const POSTERIORS: [Latent; 2] = [Latent::Mean, Latent::Sample];
-const PASTS: [Past; 3] = [Past::Device, Past::Host, Past::Again];
+const PASTS: [Past; 4] = [Past::Device, Past::Host, Past::Again, Past::Near];
 const SPACINGS: [Spacing; 2] = [Spacing::Strided, Spacing::Even];
 
 /// What a state belongs to.
@@ -100,7 +100,7 @@ impl Header {
         body.number(index(&PIXEL_RANGES, pixel_range));
         body.number(index(&POSTERIORS, posterior));
         body.number(seed);
-        let Way { cut: Cut { slice, chunks, past }, tiles } = &self.way;
+        let Way { cut: Cut { slice, chunks, past, away: _ }, tiles } = &self.way;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
         body.numbers(past.iter().map(|past| index(&PASTS, *past)));
@@ -164,7 +164,10 @@ impl Header {
             return Err(nonsense());
         }
         let input = Shape::new(batch, channels, 0, height, width);
-        Ok(Header { model, direction, input, numbers, way: Way { cut: Cut { slice, chunks, past }, tiles }, loaded })
+        // Streams leave nothing but the past in host memory.
+        let away = vec![false; past.len()];
+        let cut = Cut { slice, chunks, past, away };
+        Ok(Header { model, direction, input, numbers, way: Way { cut, tiles }, loaded })
     }
 }
 

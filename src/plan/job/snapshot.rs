@@ -4,7 +4,7 @@
 //! frames remembered need to be kept: a new job is brought to the same point by going through the motions.
 
 use super::{Job, Wait};
-use crate::model::{Block, Network};
+use crate::model::Network;
 use crate::plan::clip::Clip;
 use crate::plan::cut::Past;
 use crate::plan::slots::Slot;
@@ -76,13 +76,7 @@ impl Clip {
             self.computed[stage] += made;
             let Network { stages, .. } = &*self.network;
             self.histories[stages[stage].head].first += into;
-            let in_blocks = stages[stage].blocks.iter().flat_map(|block| match *block {
-                Block::Residual { first, second } => [first, second],
-                Block::Attention { qkv, project } => [qkv, project],
-            });
-            for layer in in_blocks.chain(stages[stage].tail) {
-                self.histories[layer].first += made;
-            }
+            stages[stage].body().for_each(|layer| self.histories[layer].first += made);
         }
     }
 }

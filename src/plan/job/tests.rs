@@ -3,13 +3,13 @@
 
 mod snapshot;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 use crate::model::Config;
-use crate::plan::{Banded, Blueprint, Past, Request, Spacing, TileSize};
-use crate::tensor::{ConvLayout, Rates, Shape};
+use crate::plan::{Banded, Blueprint, Past, Request, SlotAt, SlotPool, Spacing, TileSize};
+use crate::tensor::{At, BandFrames, ConvLayout, Prologue, Rates, Shape};
 
 /// A device that costs four bytes an element.
 #[derive(Clone, Copy)]
@@ -30,7 +30,8 @@ impl Costs for Device {
         16384
     }
     fn frame_bytes(&self, shape: FrameShape) -> u64 {
-        4 * shape.elements()
+        // An empty frame still has its statistics.
+        4 * shape.elements().max(1)
     }
     fn conv_scratch(&self, layout: &ConvLayout, _: FrameShape, frames: u64) -> u64 {
         layout.cout * frames
@@ -44,8 +45,8 @@ impl Costs for Device {
     fn adds_in_place(&self) -> bool {
         self.separate_norms
     }
-    fn band_bytes(&self, _: &ConvLayout, input: FrameShape, inputs: u64, _: u64) -> Option<u64> {
-        self.copies.map(|_| inputs * input.width * input.channels)
+    fn band_bytes(&self, _: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
+        self.copies.map(|_| (frames.inputs + u64::from(frames.out_away)) * input.width * input.channels)
     }
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         if self.separate_norms { shape.elements() } else { 0 }
@@ -85,11 +86,39 @@ fn hash(value: impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// What each slot's memory holds, and what the host was given.
+/// What lies where: the end and the content of each frame, by its offset.
+#[derive(Clone, Default)]
+struct Memory(BTreeMap<u64, (u64, u64)>);
+
+impl Memory {
+    fn read(&self, pool: &SlotPool, slot: Slot) -> u64 {
+        let (start, end) = span(pool, slot);
+        let found = self.0.get(&start).unwrap_or_else(|| panic!("nothing is left at {start}"));
+        assert_eq!(found.0, end, "another frame is at {start}");
+        found.1
+    }
+
+    /// Whatever it lies over, even in part, is lost.
+    fn write(&mut self, pool: &SlotPool, slot: Slot, content: u64) {
+        let (start, end) = span(pool, slot);
+        self.0.retain(|at, (to, _)| *to <= start || *at >= end);
+        self.0.insert(start, (end, content));
+    }
+}
+
+fn span(pool: &SlotPool, slot: Slot) -> (u64, u64) {
+    let start = pool.offset(slot).expect("the run keeps to its plan");
+    (start, start + pool.slot_bytes(slot))
+}
+
+/// In place of the statistics of a frame in host memory.
+const STATISTICS: u64 = 1;
+
+/// What memory holds, and what the host was given.
 #[derive(Default)]
 struct Symbols {
-    memory: HashMap<u64, u64>,
-    past: HashMap<u64, u64>,
+    memory: Memory,
+    past: Memory,
     stored: Vec<(u64, u64, u64)>,
 }
 
@@ -97,60 +126,72 @@ impl Symbols {
     fn run(&mut self, job: &mut Job) {
         let step = job.front().expect("a step is in front").clone();
         let (layout, pools) = (job.layout(), job.pools());
-        let at = |slot: Slot| pools.frames.offset(slot).expect("the run keeps to its plan");
-        let on_host = |slot: Slot| pools.past.offset(slot).expect("the run keeps to its plan");
+        let at = |slot: Slot| self.memory.read(&pools.frames, slot);
+        let mut made: Vec<(Slot, u64)> = Vec::new();
         match step {
             Step::Load { lane, batch, frame, into } => {
                 let region = layout.regions(layout.tile_of(lane)).0;
-                self.memory.insert(at(into), hash((batch, frame, region.top, region.left)));
+                made.push((into, hash((batch, frame, region.top, region.left))));
             }
-            Step::Conv { layer, frames, .. } => {
-                // All frames of a step are read before any is written, as no order among them is promised.
-                let made: Vec<_> = frames
-                    .iter()
-                    .map(|frame| {
-                        let terms: Vec<_> =
-                            frame.terms.iter().map(|(slot, slab)| (self.memory[&at(*slot)], *slab)).collect();
-                        let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
-                        assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
-                        (at(frame.out), hash((layer, terms, frame.bias, residual)))
-                    })
-                    .collect();
-                self.memory.extend(made);
-            }
-            Step::Banded(Banded { layer, past, fresh, keep, frames, .. }) => {
-                let past = past.iter().map(|slot| self.past[&on_host(*slot)]).collect::<Vec<_>>();
-                let fresh = fresh.iter().map(|slot| hash(("norm", layer, self.memory[&at(*slot)]))).collect::<Vec<_>>();
-                let inputs = [past, fresh.clone()].concat();
-                let made: Vec<_> = frames
-                    .iter()
-                    .map(|frame| {
-                        let mut terms: Vec<_> =
-                            frame.terms.iter().map(|(input, slab)| (inputs[*input], *slab)).collect();
-                        terms.extend(frame.shortcut.map(|(slot, slab)| (self.memory[&at(slot)], slab)));
-                        let residual = frame.residual.map(|slot| self.memory[&at(slot)]);
-                        (at(frame.out), hash((layer, terms, frame.bias, residual)))
-                    })
-                    .collect();
-                self.memory.extend(made);
-                self.past.extend(keep.iter().map(|(i, slot)| (on_host(*slot), fresh[*i])));
+            Step::Conv { layer, frames, .. } => made.extend(frames.iter().map(|frame| {
+                let terms: Vec<_> = frame.terms.iter().map(|(slot, slab)| (at(*slot), *slab)).collect();
+                assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
+                (frame.out, hash((layer, terms, frame.bias, frame.residual.map(at))))
+            })),
+            Step::Banded(Banded { layer, past, fresh, keep, past_on_host, frames, .. }) => {
+                let anywhere = |place: SlotAt| match place {
+                    At::Device(slot) => at(slot),
+                    At::Host { frame, statistics } => {
+                        assert_eq!(at(statistics), STATISTICS);
+                        self.past.read(&pools.past, frame)
+                    }
+                };
+                let normalised = |content: u64| match layout.network.layers[layer].layout.prologue {
+                    Prologue::None => content,
+                    _ => hash(("norm", layer, content)),
+                };
+                let past =
+                    past.iter().map(|slot| if past_on_host { self.past.read(&pools.past, *slot) } else { at(*slot) });
+                let fresh = fresh.iter().map(|place| normalised(anywhere(*place))).collect::<Vec<_>>();
+                let inputs = [past.collect(), fresh.clone()].concat();
+                let mut to_host: Vec<(Slot, u64)> = Vec::new();
+                for frame in &frames {
+                    let mut terms: Vec<_> = frame.terms.iter().map(|(input, slab)| (inputs[*input], *slab)).collect();
+                    terms.extend(frame.shortcut.map(|(place, slab)| (anywhere(place), slab)));
+                    let content = hash((layer, terms, frame.bias, frame.residual.map(at)));
+                    match frame.out {
+                        At::Device(slot) => made.push((slot, content)),
+                        At::Host { frame, statistics } => {
+                            made.push((statistics, STATISTICS));
+                            to_host.push((frame, content));
+                        }
+                    }
+                }
+                let kept = keep.iter().map(|(i, slot)| (*slot, fresh[*i]));
+                if past_on_host {
+                    to_host.extend(kept)
+                } else {
+                    made.extend(kept)
+                }
+                for (slot, content) in to_host {
+                    self.past.write(&pools.past, slot, content);
+                }
             }
             Step::Normalise { layer, frames, .. } => {
-                let made: Vec<_> =
-                    frames.iter().map(|(from, to)| (at(*to), hash(("norm", layer, self.memory[&at(*from)])))).collect();
-                self.memory.extend(made);
+                made.extend(frames.iter().map(|(from, to)| (*to, hash(("norm", layer, at(*from))))));
             }
             Step::Attention { frames, .. } => {
-                let made: Vec<_> =
-                    frames.iter().map(|(from, to)| (at(*to), hash(("attention", self.memory[&at(*from)])))).collect();
-                self.memory.extend(made);
+                made.extend(frames.iter().map(|(from, to)| (*to, hash(("attention", at(*from))))));
             }
             Step::Blend { lane, from, into, clear } => {
-                let before = if clear { 0 } else { self.memory[&at(into)] };
-                let tile = layout.tile_of(lane);
-                self.memory.insert(at(into), hash((before, tile, self.memory[&at(from)])));
+                let before = if clear { 0 } else { at(into) };
+                made.push((into, hash((before, layout.tile_of(lane), at(from)))));
             }
-            Step::Store { batch, frame, from } => self.stored.push((batch, frame, self.memory[&at(from)])),
+            Step::Store { batch, frame, from } => self.stored.push((batch, frame, at(from))),
+        }
+        // All frames of a step are read before any is written, as no order among them is promised.
+        for (slot, content) in made {
+            self.memory.write(&pools.frames, slot, content);
         }
         job.done();
     }
@@ -264,7 +305,7 @@ fn a_past_that_is_elsewhere_changes_no_frame() {
                 }
             }
         }
-        assert!(seen.contains(&Past::Host), "{direction:?}: {seen:?}");
+        assert!(seen.contains(&Past::Host) && seen.contains(&Past::Near), "{direction:?}: {seen:?}");
         assert!(direction == Direction::Encode || seen.contains(&Past::Again), "{seen:?}");
     }
 }
@@ -293,6 +334,28 @@ fn a_still_image_keeps_nothing_for_later() {
     let one = request(Direction::Decode, clip(Direction::Decode, 1, 1)).plan(&SEPARATE).unwrap();
     let two = request(Direction::Decode, clip(Direction::Decode, 1, 2)).plan(&SEPARATE).unwrap();
     assert!(one.workspace_bytes() * 2 < two.workspace_bytes(), "{} {}", one.report(), two.report());
+}
+
+#[test]
+fn a_still_image_leaves_in_host_memory_what_does_not_fit() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let free = request(direction, clip(direction, 2, 1));
+        let whole = free.plan(&FAST_COPIES).unwrap();
+        assert_eq!(whole.pinned().past, 0);
+        let expected = run_costing(&whole, &FAST_COPIES);
+        let mut away = 0;
+        for percent in (20..100).rev().step_by(5) {
+            let limit = whole.device_bytes() * percent / 100;
+            let Ok(plan) = Request { limit, ..free.clone() }.plan(&FAST_COPIES) else { break };
+            if !plan.report().exact {
+                break;
+            }
+            assert!(plan.device_bytes() <= limit && plan.pinned().past >= away);
+            away = plan.pinned().past;
+            assert_eq!(run_costing(&plan, &FAST_COPIES), expected, "{percent}");
+        }
+        assert!(away > 0, "{direction:?}");
+    }
 }
 
 #[test]
@@ -347,6 +410,19 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
                 let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
                 // Symbols::run fails on a slot that was not planned.
                 run_whole(&request.plan(&FUSED).unwrap());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stream_may_end_anywhere() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        for (slice, costs) in [(1, FUSED), (3, FUSED), (3, SEPARATE)] {
+            let request = Request { slice: Some(slice), ..request(direction, clip(direction, 2, 0)) };
+            let plan = request.plan(&costs).unwrap();
+            for frames in 1..(2 * slice + 2) * 4 {
+                run_pushed_costing(&plan, &costs, frames, 5);
             }
         }
     }

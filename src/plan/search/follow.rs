@@ -49,24 +49,26 @@ impl Request {
     }
 
     fn is_cut(&self, cut: &Cut, costs: &dyn Costs) -> bool {
-        let (network, rate) = (&*self.network, self.latent_rate());
+        let (network, rate) = (&*self.network, self.network.latent_rate());
         let slices = cut.slice > 0 && cut.slice.is_multiple_of(rate) && cut.slice / rate <= MOST_SLICE_LATENTS;
         let chunks = cut.chunks.len() == network.stages.len()
             && cut.chunks.iter().all(|chunk| (1..=MOST_CHUNK_FRAMES).contains(chunk));
-        slices && chunks && cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs)
+        let past = cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs);
+        let away = cut.away.len() == network.layers.len() && !cut.away.contains(&true);
+        slices && chunks && past && away
     }
 
     /// Whether every layer finds its past where that may be.
     fn is_past(&self, past: &[Past], costs: &dyn Costs) -> bool {
         let movable = movable(&self.network);
-        let can_move = self.can_move_past(costs);
+        let can_move = self.can_band(costs);
         past.iter().enumerate().all(|(layer, past)| {
             let stage = movable.iter().find(|(_, movable)| *movable == layer).map(|(stage, _)| *stage);
             match (past, stage) {
                 (Past::Device, _) => true,
-                (Past::Host, Some(_)) => can_move,
+                (Past::Host | Past::Near, Some(_)) => can_move,
                 (Past::Again, Some(stage)) => can_move && repeatable(&self.network, stage) == Some(layer),
-                (Past::Host | Past::Again, None) => false,
+                (Past::Host | Past::Near | Past::Again, None) => false,
             }
         })
     }

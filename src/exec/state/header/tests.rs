@@ -19,7 +19,12 @@ fn header() -> Header {
             seed: u64::MAX,
         },
         way: Way {
-            cut: Cut { slice: 3, chunks: vec![1, 8, 4], past: vec![Past::Device, Past::Host, Past::Again, Past::Host] },
+            cut: Cut {
+                slice: 3,
+                chunks: vec![1, 8, 4],
+                past: vec![Past::Device, Past::Host, Past::Again, Past::Near],
+                away: vec![false; 4],
+            },
             tiles: Some(TileSize { height: 512, width: 256, overlap: 64, spacing: Spacing::Even }),
         },
         loaded: 1_000_000,

@@ -10,14 +10,12 @@ fn carry_over(from: (&Job, &Symbols), to: &Job) -> Symbols {
     assert_eq!(old.len(), new.len());
     for (old, new) in old.into_iter().zip(new) {
         assert_eq!((old.on_host, old.bytes), (new.on_host, new.bytes));
-        let place = |job: &Job, slot| match old.on_host {
-            true => job.pools().past.offset(slot).expect("planned"),
-            false => job.pools().frames.offset(slot).expect("planned"),
-        };
-        let memory = |symbols: &Symbols| if old.on_host { symbols.past.clone() } else { symbols.memory.clone() };
-        let content = memory(from.1)[&place(from.0, old.slot)];
+        let pool = |job: &Job| if old.on_host { job.pools().past.clone() } else { job.pools().frames.clone() };
+        let source = if old.on_host { &from.1.past } else { &from.1.memory };
         let target = if old.on_host { &mut symbols.past } else { &mut symbols.memory };
-        assert_eq!(target.insert(place(to, new.slot), content), None, "two frames in one place");
+        let (frames, content) = (target.0.len(), source.read(&pool(from.0), old.slot));
+        target.write(&pool(to), new.slot, content);
+        assert_eq!(target.0.len(), frames + 1, "two frames in one place");
     }
     symbols.stored.clone_from(&from.1.stored);
     symbols

@@ -8,11 +8,13 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod device_memory;
 mod ops;
 mod precision;
 
 pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
+pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
     Affine, AttentionOp, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, HostFrame, HostStream, Kept, LoadOp,
     NormOp, Posterior, StoreOp, Term, Terms,

@@ -36,8 +36,8 @@ use self::params::MAX_FRAMES;
 use self::pixels::Transfers;
 use self::stream::{Event, Stream};
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
-    NormOp, Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
+    Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{FrameShape, Rates};
@@ -55,6 +55,7 @@ pub struct Cuda {
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     stream: Stream,
+    allocator: DeviceAllocator,
 }
 
 /// The memory of a job and what is under way in it.
@@ -68,10 +69,10 @@ pub struct Memory {
 }
 
 impl Cuda {
-    pub fn new(index: u32, precision: Precision) -> Result<Cuda> {
+    pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Cuda> {
         let context = Context::new(index)?;
         let kernels = shared_kernels(index, precision, &context)?;
-        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context })
+        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context, allocator })
     }
 
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
@@ -188,7 +189,7 @@ impl Backend for Cuda {
     }
 
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
-        let block = Block::new(&self.context, bytes)?;
+        let block = Block::new(&self.context, self.allocator, bytes)?;
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
         let transfers = Transfers::new(&self.context, host)?;
         let bands = Bands::new(&self.context, host.past)?;
@@ -219,7 +220,7 @@ impl Backend for Cuda {
     }
 
     fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
-        Block::new(&self.context, bytes).map(Arc::new)
+        Block::new(&self.context, self.allocator, bytes).map(Arc::new)
     }
 
     fn prepare(

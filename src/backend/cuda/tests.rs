@@ -14,7 +14,11 @@ use crate::tensor::{DType, Place, View};
 /// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
 /// with less shared memory. None where there is no GPU.
 fn gpus() -> Vec<Cuda> {
-    match Precision::ALL.into_iter().map(|precision| Cuda::new(0, precision)).collect::<Result<Vec<_>>>() {
+    match Precision::ALL
+        .into_iter()
+        .map(|precision| Cuda::new(0, precision, DeviceAllocator::Driver))
+        .collect::<Result<Vec<_>>>()
+    {
         Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(like_a_gaming_card)).collect(),
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
@@ -30,7 +34,8 @@ fn like_a_gaming_card(precision: Precision) -> Cuda {
     let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
     let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
     assert!(kernels.conv_hopper.is_none());
-    Cuda { precision, stream: Stream::new(&context).unwrap(), kernels, context }
+    let stream = Stream::new(&context).unwrap();
+    Cuda { precision, stream, kernels, context, allocator: DeviceAllocator::Driver }
 }
 
 /// Which of them it is.

@@ -24,7 +24,7 @@ struct Rows {
 impl Rows {
     fn new(cuda: &Cuda, channels: u64, columns: u64) -> Rows {
         let values = Random(17).values(channels * columns, 1.0);
-        let block = Block::new(&cuda.context, channels * columns * 4).unwrap();
+        let block = Block::new(&cuda.context, cuda.allocator, channels * columns * 4).unwrap();
         block.write(&cuda.stream, 0, &values).unwrap();
         Rows { block, channels, columns }
     }

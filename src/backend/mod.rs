@@ -83,8 +83,9 @@ pub trait Backend: Send + Sync + 'static {
     fn is_pageable(&self, _: &Self::Memory) -> bool {
         false
     }
-    /// What comes now waits for what is in the host's stream.
-    fn begin(&self, host: Option<HostStream>) -> Result<()>;
+    /// What comes now waits for what is in the host's stream; the calling thread then waits for nothing until
+    /// [`Backend::finish`].
+    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;

@@ -177,8 +177,11 @@ pub struct vvae_run_info {
     /// VVAE_RUN_...
     pub flags: u32,
     /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-    /// returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-    /// finished when the call returns, and what is in a tensor on a device has to be there before the call.
+    /// returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
+    /// the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
+    /// rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
+    /// changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
+    /// before the call.
     pub cuda_stream: *mut c_void,
     /// May be NULL.
     pub progress: vvae_progress_fn,

@@ -240,8 +240,8 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
-        let result =
-            self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        let begun = self.backend.begin(&mut workspace.memory, stream);
+        let result = begun.and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {

@@ -140,7 +140,7 @@ impl<B: Backend> Stream for Streaming<B> {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
-        self.backend.begin(stream)?;
+        self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, job) =

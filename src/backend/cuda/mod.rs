@@ -65,6 +65,8 @@ pub struct Memory {
     bands: Bands,
     marks: Vec<Event>,
     next: usize,
+    /// Whether the call under way is ordered on a stream of the host's, and must not wait.
+    on_host_stream: bool,
     block: Block,
 }
 
@@ -75,8 +77,8 @@ impl Cuda {
         Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context, allocator })
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
-    /// size of its output, for those that may wait for the next ones.
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short; a call on the
+    /// host's stream fills it instead. `elements` is the size of the output, for operations that may wait for the next ones.
     fn operate(
         &self,
         memory: &mut Memory,
@@ -92,7 +94,7 @@ impl Cuda {
         let launched = launch(memory);
         let complete = self.stream.end();
         launched?;
-        if !complete? {
+        if !complete? || memory.on_host_stream {
             return Ok(());
         }
         let mark = &memory.marks[memory.next];
@@ -193,20 +195,31 @@ impl Backend for Cuda {
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
         let transfers = Transfers::new(&self.context, host)?;
         let bands = Bands::new(&self.context, host.past)?;
-        Ok(Memory { _graphs: self.stream.forget_with(), transfers, bands, marks, next: 0, block })
+        Ok(Memory {
+            _graphs: self.stream.forget_with(),
+            transfers,
+            bands,
+            marks,
+            next: 0,
+            on_host_stream: false,
+            block,
+        })
     }
 
     fn is_pageable(&self, memory: &Memory) -> bool {
         memory.bands.is_pageable()
     }
 
-    fn begin(&self, host: Option<HostStream>) -> Result<()> {
+    fn begin(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
         let Some(host) = host else { return Ok(()) };
         let _current = self.context.enter()?;
-        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())
+        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())?;
+        memory.on_host_stream = true;
+        Ok(())
     }
 
     fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
+        memory.on_host_stream = false;
         let _current = self.context.enter()?;
         let flushed = self.stream.flush();
         let arrived = memory.transfers.finish();

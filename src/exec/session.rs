@@ -153,6 +153,7 @@ impl<B: Backend> Engine<B> {
             memory,
             scratch: blueprint.scratch_offset(),
             bands: blueprint.bands(),
+            staging: blueprint.staging(),
             settings: &self.settings,
             ends,
         };
@@ -265,7 +266,7 @@ impl<B: Backend> Session for Engine<B> {
             Arc::clone(&self.backend),
             weights,
             workspace,
-            (blueprint.scratch_offset(), blueprint.bands()),
+            (blueprint.scratch_offset(), blueprint.bands(), blueprint.staging()),
             job,
             self.settings.clone(),
             (self.place, input),

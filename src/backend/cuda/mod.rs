@@ -2,6 +2,7 @@
 
 mod attention;
 mod banded;
+mod compact;
 mod context;
 mod conv;
 mod driver;
@@ -18,6 +19,7 @@ mod pinned;
 mod pixels;
 mod rates;
 mod stream;
+mod transfers;
 mod weights;
 
 pub use driver::{devices, ready};
@@ -33,8 +35,8 @@ use self::graph::Forget;
 use self::kernel::Kernels;
 use self::memory::Block;
 use self::params::MAX_FRAMES;
-use self::pixels::Transfers;
 use self::stream::{Event, Stream};
+use self::transfers::Transfers;
 use super::{
     AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
     Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
@@ -176,6 +178,10 @@ impl Backend for Cuda {
         geometry::staging_bytes(shape)
     }
 
+    fn fade_bytes(&self, shape: FrameShape) -> u64 {
+        geometry::fade_bytes(shape)
+    }
+
     fn rates(&self) -> Rates {
         self.kernels.rates
     }
@@ -226,9 +232,10 @@ impl Backend for Cuda {
         flushed.and(arrived).and(match host {
             Some(host) => {
                 memory.bands.join(&self.stream)?;
+                memory.transfers.join(&self.stream)?;
                 Event::new(&self.context)?.between(self.stream.handle(), host.0.cast())
             }
-            None => self.stream.wait().and(memory.bands.wait()),
+            None => self.stream.wait().and(memory.bands.wait()).and(memory.transfers.wait()),
         })
     }
 

@@ -185,9 +185,9 @@ typedef struct {
     vvae_free_fn free;
     void *alloc_user;
     // The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
-    // block of as many bytes as vvae_plan says; NULL counts as a device that is full, so that the job is planned smaller.
-    // Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as long as
-    // `alloc` must. Since ABI 1.2, as are the next two.
+    // block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
+    // smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
+    // long as `alloc` must. Since ABI 1.2, as are the next two.
     vvae_device_alloc_fn device_alloc;
     vvae_device_free_fn device_free;
     void *device_alloc_user;

@@ -63,11 +63,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Bytes that the device has free, as far as it can tell.
     fn free_bytes(&self) -> u64;
-    /// Bytes of a place that a frame of a host tensor passes through on its way, on the device and in pinned host memory.
-    /// `shape` is that of the activations. 0 where the device reads host tensors itself.
+    /// Bytes of a place that a frame of a host tensor passes through on its way, on the device and in pinned host
+    /// memory. `shape` is that of the activations. 0 where the device reads host tensors itself.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
-    /// Bytes of scratch for the fades that [`Backend::blend`] and [`Backend::store`] take. `shape` is that of the frame that
-    /// tiles are blended into.
+    /// Bytes of scratch for the fades that [`Backend::blend`] and [`Backend::store`] take. `shape` is that of the frame
+    /// that tiles are blended into.
     fn fade_bytes(&self, _: FrameShape) -> u64 {
         0
     }

@@ -163,8 +163,8 @@ pub struct LoadOp<'a> {
     pub map: Affine,
     pub shape: FrameShape,
     pub into: Frame,
-    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`, the same for all loads of a job and used by nothing
-    /// else: frames are under way while other operations run.
+    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`, the same for all loads of a job and used by
+    /// nothing else: frames are under way while other operations run.
     pub staging: u64,
 }
 
@@ -220,6 +220,7 @@ pub struct StoreOp<'a> {
     pub clip_frame: u64,
     /// Offset of at least [`super::Backend::fade_bytes`] of `shape`, if there is anything to divide by.
     pub scratch: u64,
-    /// Offset of at least [`super::Backend::staging_bytes`] of the frame in `into`, kept for stores as in [`LoadOp`] for loads.
+    /// Offset of at least [`super::Backend::staging_bytes`] of the frame in `into`, kept for stores as in [`LoadOp`]
+    /// for loads.
     pub staging: u64,
 }

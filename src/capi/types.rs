@@ -161,9 +161,9 @@ pub struct vvae_create_info {
     pub free: vvae_free_fn,
     pub alloc_user: *mut c_void,
     /// The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
-    /// block of as many bytes as vvae_plan says; NULL counts as a device that is full, so that the job is planned smaller.
-    /// Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as long as
-    /// `alloc` must. Since ABI 1.2, as are the next two.
+    /// block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
+    /// smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
+    /// long as `alloc` must. Since ABI 1.2, as are the next two.
     pub device_alloc: vvae_device_alloc_fn,
     pub device_free: vvae_device_free_fn,
     pub device_alloc_user: *mut c_void,

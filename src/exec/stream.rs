@@ -24,7 +24,8 @@ pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    /// Of the workspace: offset of the scratch; offset and bytes of the bands; offsets of the places that frames pass through.
+    /// Of the workspace: offset of the scratch; offset and bytes of the bands; offsets of the places that frames pass
+    /// through.
     scratch: u64,
     bands: (u64, u64),
     staging: [u64; 2],

@@ -75,7 +75,8 @@ fn handles_share_weights_on_the_device() {
     assert!(taken <= most && most < plan.weight_bytes as i64 + PIECE, "{taken} bytes for the second handle");
 }
 
-/// A host's allocator of device memory. What comes back to it is overwritten at once, on a stream that waits for nothing.
+/// A host's allocator of device memory. What comes back to it is overwritten at once, on a stream that waits for
+/// nothing.
 struct Pool<'a> {
     gpu: &'a Gpu,
     eraser: Stream<'a>,

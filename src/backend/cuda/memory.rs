@@ -108,8 +108,8 @@ impl Drop for Block {
             DeviceAllocator::Driver => {}
             DeviceAllocator::Host(DeviceCallbacks { free, user, .. }) => {
                 let device = self.context.gpu.index;
-                // The host may give the memory to somebody else at once. Weights are used by every handle that shares them,
-                // so it is all of our streams that may have something left to do in it.
+                // The host may give the memory to somebody else at once. Weights are used by every handle that shares
+                // them, so it is all of our streams that may have something left to do in it.
                 stream::wait_for_all(device);
                 let block = std::ptr::without_provenance_mut(self.address as usize);
                 // SAFETY: from the same allocator in `new`, and nothing of ours touches it any more.

@@ -80,7 +80,8 @@ impl Cuda {
     }
 
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short; a call on the
-    /// host's stream fills it instead. `elements` is the size of the output, for operations that may wait for the next ones.
+    /// host's stream fills it instead. `elements` is the size of the output, for operations that may wait for the next
+    /// ones.
     fn operate(
         &self,
         memory: &mut Memory,

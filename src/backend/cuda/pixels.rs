@@ -1,5 +1,5 @@
-//! Makes activations of the frames of tensors, and tensors of activations. A tensor on the device is read and written in
-//! place; the frames of one in host memory pass through a place of their own on the device.
+//! Makes activations of the frames of tensors, and tensors of activations. A tensor on the device is read and written
+//! in place; the frames of one in host memory pass through a place of their own on the device.
 
 use cudarc::driver::sys;
 

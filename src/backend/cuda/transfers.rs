@@ -1,5 +1,5 @@
-//! Frames on their way between host tensors and the device. Each direction has a stream of its own, so that a frame travels
-//! while operations before it, or after it, compute.
+//! Frames on their way between host tensors and the device. Each direction has a stream of its own, so that a frame
+//! travels while operations before it, or after it, compute.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use super::stream::{Event, Stream};
 use crate::backend::HostMemory;
 use crate::error::{Error, Result};
 
-/// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves. On
-/// the device there is one, as that is the dearer memory: large frames have convolutions between them, which take a hundred
-/// times as long as a copy, and small ones that follow each other closely wait for little.
+/// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves.
+/// On the device there is one, as that is the dearer memory: large frames have convolutions between them, which take a
+/// hundred times as long as a copy, and small ones that follow each other closely wait for little.
 struct Way {
     context: Arc<Context>,
     stream: Stream,
@@ -89,8 +89,8 @@ impl Transfers {
         let (bytes, way) = (piece.bytes(), &mut self.loads);
         let (turn, place) = way.turn(bytes)?;
         way.copied[turn].wait()?;
-        // SAFETY: the place is that long and nothing moves from it any more; the view's maker vouches for its memory during
-        // the call.
+        // SAFETY: the place is that long and nothing moves from it any more; the view's maker vouches for its memory
+        // during the call.
         unsafe { piece.gather(place) };
         way.stream.wait_for(&way.used)?;
         // SAFETY: both regions are that long; neither is touched before the events that say so.
@@ -117,8 +117,8 @@ impl Transfers {
         let (bytes, way) = (piece.bytes(), &mut self.stores);
         let (turn, place) = way.turn(bytes)?;
         way.stream.wait_for(&way.used)?;
-        // SAFETY: both regions are that long; the one in pinned memory is read after its event alone, and what was in it has
-        // just been taken out.
+        // SAFETY: both regions are that long; the one in pinned memory is read after its event alone, and what was in
+        // it has just been taken out.
         let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), staged, bytes as usize, way.stream.handle()) };
         check("copying a frame to the host", answer)?;
         way.copied[turn].record(&way.stream)?;
@@ -142,8 +142,8 @@ impl Transfers {
         Ok(())
     }
 
-    /// Lets `compute` wait for everything that is under way, and what is uploaded next wait for `compute`: it may go where
-    /// frames of the job before still lie.
+    /// Lets `compute` wait for everything that is under way, and what is uploaded next wait for `compute`: it may go
+    /// where frames of the job before still lie.
     pub fn join(&self, compute: &Stream) -> Result<()> {
         let event = Event::new(&self.loads.context)?;
         for ours in [&self.loads.stream, &self.stores.stream] {

@@ -39,7 +39,7 @@
 // library; a newer minor has more functions and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 1
+#define VVAE_ABI_MINOR 2
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -157,6 +157,14 @@ typedef void *(*vvae_alloc_fn)(void *user, uint64_t bytes, uint64_t align);
 // Takes a block back. Called from any thread, must not throw.
 typedef void (*vvae_free_fn)(void *user, void *block, uint64_t bytes);
 
+// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
+// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
+// context current; must not throw, and must not call this library.
+typedef void *(*vvae_device_alloc_fn)(void *user, int32_t device, uint64_t bytes);
+
+// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+typedef void (*vvae_device_free_fn)(void *user, int32_t device, void *block, uint64_t bytes);
+
 // What vvae_create needs. As with every struct here: set struct_size to sizeof, and what is not used to zero. A shorter
 // one, of an older header, counts as filled up with zeros; a longer one is refused if it asks for what this library
 // does not know.
@@ -176,6 +184,13 @@ typedef struct {
     vvae_alloc_fn alloc;
     vvae_free_fn free;
     void *alloc_user;
+    // The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
+    // block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
+    // smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
+    // long as `alloc` must. Since ABI 1.2, as are the next two.
+    vvae_device_alloc_fn device_alloc;
+    vvae_device_free_fn device_free;
+    void *device_alloc_user;
 } vvae_create_info;
 
 // The sizes of a model, which make the shapes of its tensors.
@@ -237,8 +252,11 @@ typedef struct {
     // VVAE_RUN_...
     uint32_t flags;
     // With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-    // returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-    // finished when the call returns, and what is in a tensor on a device has to be there before the call.
+    // returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
+    // the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
+    // rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
+    // changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
+    // before the call.
     void *cuda_stream;
     // May be NULL.
     vvae_progress_fn progress;

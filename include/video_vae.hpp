@@ -218,6 +218,9 @@ struct Options {
     vvae_alloc_fn alloc = nullptr;
     vvae_free_fn free = nullptr;
     void *alloc_user = nullptr;
+    vvae_device_alloc_fn device_alloc = nullptr;
+    vvae_device_free_fn device_free = nullptr;
+    void *device_alloc_user = nullptr;
 };
 
 // A model on a device, with its settings.
@@ -236,6 +239,9 @@ public:
         info.alloc = options_->alloc;
         info.free = options_->free;
         info.alloc_user = options_->alloc_user;
+        info.device_alloc = options_->device_alloc;
+        info.device_free = options_->device_free;
+        info.device_alloc_user = options_->device_alloc_user;
         ::vvae *v = nullptr;
         detail::check(vvae_create(&info, &v));
         handle_.reset(v);

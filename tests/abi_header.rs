@@ -88,7 +88,8 @@ fn structs_and_constants_are_the_same_in_c() {
     layout! { out,
         vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
         vvae_create_info {
-            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user,
+            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user, device_alloc,
+            device_free, device_alloc_user,
         }
         vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
         vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }

@@ -58,12 +58,23 @@ fn create_refuses() {
         null_mut()
     }
     create_fails(|i| i.alloc = Some(alloc)).says(VVAE_ERROR_ARGUMENT, &["alloc and free", "together"]);
+    unsafe extern "C" fn device_alloc(_: *mut c_void, _: i32, _: u64) -> *mut c_void {
+        null_mut()
+    }
+    unsafe extern "C" fn device_free(_: *mut c_void, _: i32, _: *mut c_void, _: u64) {}
+    create_fails(|i| i.device_alloc = Some(device_alloc))
+        .says(VVAE_ERROR_ARGUMENT, &["device_alloc and device_free", "together"]);
+    create_fails(|i| i.device_free = Some(device_free))
+        .says(VVAE_ERROR_ARGUMENT, &["device_alloc and device_free", "together"]);
+    let (device_alloc, device_free) = (Some(device_alloc as _), Some(device_free as _));
+    let both = vvae_create_info { device_alloc, device_free, ..create_info(&weights) };
+    Vae::create(&both).expect("the CPU has no use for them");
 }
 
 #[test]
 fn create_refuses_another_major() {
     create_fails(|i| i.abi_version = 9 << 16 | 4)
-        .says(VVAE_ERROR_ARGUMENT, &["ABI 9.4", "ABI 1.1", "VVAE_ABI_VERSION"]);
+        .says(VVAE_ERROR_ARGUMENT, &["ABI 9.4", "ABI 1.2", "VVAE_ABI_VERSION"]);
     create_fails(|i| i.abi_version = 0).says(VVAE_ERROR_ARGUMENT, &["ABI 0.0"]);
     let weights = weights();
     let newer = vvae_create_info { abi_version: VVAE_ABI_VERSION + 1, ..create_info(&weights) };

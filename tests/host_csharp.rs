@@ -80,7 +80,10 @@ fn layouts() -> String {
         )*};
     }
     layout! {
-        vvae_create_info { struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user }
+        vvae_create_info {
+            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user, device_alloc,
+            device_free, device_alloc_user,
+        }
         vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
         vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }

@@ -30,6 +30,9 @@ impl Vae {
             alloc: None,
             free: None,
             alloc_user: null_mut(),
+            device_alloc: None,
+            device_free: None,
+            device_alloc_user: null_mut(),
         };
         let mut raw = null_mut();
         // SAFETY: the struct and its texts outlive the call.

@@ -8,11 +8,13 @@ pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
+mod device_memory;
 mod ops;
 mod precision;
 
 pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
+pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
     Affine, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
     HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
@@ -61,9 +63,14 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Bytes that the device has free, as far as it can tell.
     fn free_bytes(&self) -> u64;
-    /// Bytes that a frame of a host tensor passes through on its way: scratch on the device, and pinned host memory beside
-    /// it. `shape` is that of the activations. 0 where the device reads host tensors itself.
+    /// Bytes of a place that a frame of a host tensor passes through on its way, on the device and in pinned host
+    /// memory. `shape` is that of the activations. 0 where the device reads host tensors itself.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
+    /// Bytes of scratch for the fades that [`Backend::blend`] and [`Backend::store`] take. `shape` is that of the frame
+    /// that tiles are blended into.
+    fn fade_bytes(&self, _: FrameShape) -> u64 {
+        0
+    }
 
     /// How fast it is, roughly.
     fn rates(&self) -> Rates;
@@ -81,8 +88,9 @@ pub trait Backend: Send + Sync + 'static {
     fn is_pageable(&self, _: &Self::Memory) -> bool {
         false
     }
-    /// What comes now waits for what is in the host's stream.
-    fn begin(&self, host: Option<HostStream>) -> Result<()>;
+    /// What comes now waits for what is in the host's stream; the calling thread then waits for nothing until
+    /// [`Backend::finish`].
+    fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream, lets it wait for everything that was asked for. Without one, waits, and every host tensor is
     /// written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;

@@ -196,8 +196,9 @@ pub struct LoadOp<'a> {
     pub map: Affine,
     pub shape: FrameShape,
     pub into: Frame,
-    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`.
-    pub scratch: u64,
+    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`, the same for all loads of a job and used by
+    /// nothing else: frames are under way while other operations run.
+    pub staging: u64,
 }
 
 /// The fades of a tile, one weight for each of its rows and columns.
@@ -218,7 +219,7 @@ pub struct BlendOp<'a> {
     pub left: u64,
     pub fade: Blend<'a>,
     pub clear: bool,
-    /// Offset of at least [`super::Backend::staging_bytes`] of `into_shape`.
+    /// Offset of at least [`super::Backend::fade_bytes`] of `into_shape`.
     pub scratch: u64,
 }
 
@@ -250,6 +251,9 @@ pub struct StoreOp<'a> {
     pub frame: u64,
     /// The frame's index in the whole clip, for the noise; differs from `frame` when a stream is pulled in pieces.
     pub clip_frame: u64,
-    /// Offset of at least [`super::Backend::staging_bytes`] of `shape`.
+    /// Offset of at least [`super::Backend::fade_bytes`] of `shape`, if there is anything to divide by.
     pub scratch: u64,
+    /// Offset of at least [`super::Backend::staging_bytes`] of the frame in `into`, kept for stores as in [`LoadOp`]
+    /// for loads.
+    pub staging: u64,
 }

@@ -1,6 +1,6 @@
 //! The life of a handle: create, configure, ask, free.
 
-use std::ffi::{c_char, c_void};
+use std::ffi::c_char;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -9,8 +9,9 @@ use super::table::{self, Handle};
 use super::types::*;
 use super::{guard, sized, text};
 use crate::backend::cpu::{HostAllocator, HostCallbacks};
+use crate::backend::{DeviceAllocator, DeviceCallbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, DeviceName, Trim};
+use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::model::Config;
 use crate::node;
 
@@ -35,7 +36,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
         let session = parse_device(device)
-            .and_then(|name| exec::open(name, Path::new(weights), allocator(&info)?, node::defaults()))
+            .and_then(|name| exec::open(name, Path::new(weights), allocators(&info)?, node::defaults()))
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", describe(session.config())));
         // SAFETY: as above.
@@ -181,13 +182,20 @@ pub(super) fn parse_device(text: &str) -> Result<DeviceName> {
     })
 }
 
-fn allocator(info: &vvae_create_info) -> Result<HostAllocator> {
-    let user: *mut c_void = info.alloc_user;
-    match (info.alloc, info.free) {
-        (None, None) => Ok(HostAllocator::System),
-        (Some(alloc), Some(free)) => Ok(HostAllocator::Host(HostCallbacks { alloc, free, user })),
-        _ => Err(Error::Argument("alloc and free must be given together, or both be null".into())),
-    }
+fn allocators(info: &vvae_create_info) -> Result<Allocators> {
+    let host = match (info.alloc, info.free, info.alloc_user) {
+        (None, None, _) => HostAllocator::System,
+        (Some(alloc), Some(free), user) => HostAllocator::Host(HostCallbacks { alloc, free, user }),
+        _ => return Err(Error::Argument("alloc and free must be given together, or both be null".into())),
+    };
+    let device = match (info.device_alloc, info.device_free, info.device_alloc_user) {
+        (None, None, _) => DeviceAllocator::Driver,
+        (Some(alloc), Some(free), user) => DeviceAllocator::Host(DeviceCallbacks { alloc, free, user }),
+        _ => {
+            return Err(Error::Argument("device_alloc and device_free must be given together, or both be null".into()));
+        }
+    };
+    Ok(Allocators { host, device })
 }
 
 fn describe(config: &Config) -> String {

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
 /// library; a newer minor has more functions and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 1;
+pub const VVAE_ABI_MINOR: u32 = 2;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
@@ -125,6 +125,15 @@ pub type vvae_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, bytes: u
 /// Takes a block back. Called from any thread, must not throw.
 pub type vvae_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64)>;
 
+/// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
+/// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
+/// context current; must not throw, and must not call this library.
+pub type vvae_device_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, device: i32, bytes: u64) -> *mut c_void>;
+
+/// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+pub type vvae_device_free_fn =
+    Option<unsafe extern "C" fn(user: *mut c_void, device: i32, block: *mut c_void, bytes: u64)>;
+
 /// Says how far a call has come, on the thread of the call. `total` is 0 where the end is not known. `stage` is "load",
 /// "encode" or "decode". Any answer but 0 cancels the call. Must not throw.
 pub type vvae_progress_fn =
@@ -151,6 +160,13 @@ pub struct vvae_create_info {
     pub alloc: vvae_alloc_fn,
     pub free: vvae_free_fn,
     pub alloc_user: *mut c_void,
+    /// The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
+    /// block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
+    /// smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
+    /// long as `alloc` must. Since ABI 1.2, as are the next two.
+    pub device_alloc: vvae_device_alloc_fn,
+    pub device_free: vvae_device_free_fn,
+    pub device_alloc_user: *mut c_void,
 }
 
 /// What goes with one run. NULL where a run takes one means all zeros.
@@ -161,8 +177,11 @@ pub struct vvae_run_info {
     /// VVAE_RUN_...
     pub flags: u32,
     /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-    /// returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-    /// finished when the call returns, and what is in a tensor on a device has to be there before the call.
+    /// returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
+    /// the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
+    /// rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
+    /// changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
+    /// before the call.
     pub cuda_stream: *mut c_void,
     /// May be NULL.
     pub progress: vvae_progress_fn,

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
-use crate::backend::{HostStream, Precision};
+use crate::backend::{DeviceAllocator, HostStream, Precision};
 use crate::error::{Error, Result};
 use crate::model::{Checkpoint, Config, Direction};
 use crate::plan::Plan;
@@ -139,12 +139,19 @@ pub enum DeviceName {
     Cuda(u32),
 }
 
+/// Where memory comes from, on whatever device.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Allocators {
+    pub host: HostAllocator,
+    pub device: DeviceAllocator,
+}
+
 /// Opens a checkpoint on a device. The file is checked whole; weights are brought to the device with the first call
 /// that needs them, and are shared with other sessions of the same file on the same device.
 pub fn open(
     device: DeviceName,
     weights: &Path,
-    allocator: HostAllocator,
+    allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
     match device {
@@ -158,21 +165,22 @@ pub fn open(
             crate::backend::cuda::ready().map_err(named)?;
             let checkpoint = Checkpoint::open(weights)?;
             let place = (format!("cuda:{index}"), Place::Cuda(index));
+            let blocks = allocators.device;
             let make = Box::new(move |settings: &Settings| {
-                crate::backend::cuda::Cuda::new(index, settings.precision.unwrap_or(Precision::Fp16))
+                crate::backend::cuda::Cuda::new(index, settings.precision.unwrap_or(Precision::Fp16), blocks)
             });
-            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
+            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;
             Ok(Box::new(engine))
         }
         DeviceName::Auto => {
             let best = crate::backend::devices().into_iter().next().map(|device| device.id);
             let index = best.and_then(|id| id.strip_prefix("cuda:")?.parse().ok());
-            open(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocator, settings)
+            open(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocators, settings)
         }
         DeviceName::Cpu => {
             let checkpoint = Checkpoint::open(weights)?;
             let place = ("cpu".to_string(), Place::Cpu);
-            let blocks = allocator.clone();
+            let blocks = allocators.host.clone();
             let make = Box::new(move |settings: &Settings| {
                 check_cpu_precision(settings.precision)?;
                 Cpu::new(CpuOptions {
@@ -181,7 +189,7 @@ pub fn open(
                     allocator: blocks.clone(),
                 })
             });
-            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocator, settings, make)?;
+            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;
             Ok(Box::new(engine))
         }
     }

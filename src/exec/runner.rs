@@ -35,6 +35,8 @@ pub struct Runner<'a, B: Backend> {
     pub memory: &'a mut B::Memory,
     pub scratch: u64,
     pub bands: (u64, u64),
+    /// Where frames pass through on their way in, and on their way out.
+    pub staging: [u64; 2],
     pub settings: &'a Settings,
     pub ends: Ends<'a>,
 }
@@ -100,7 +102,7 @@ impl<B: Backend> Runner<'_, B> {
             map: self.input_map(layout.network.direction, from.dtype()),
             shape: region.shape,
             into: place(pool, into)?,
-            scratch: self.scratch,
+            staging: self.staging[0],
         };
         self.backend.load(self.memory, &op, stop)
     }
@@ -181,6 +183,7 @@ impl<B: Backend> Runner<'_, B> {
             frame,
             clip_frame,
             scratch: self.scratch,
+            staging: self.staging[1],
         };
         let never = &mut || false;
         match network.direction {

@@ -17,8 +17,7 @@ use super::runner::{Ends, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, Key, Share};
-use super::{Control, Job, Session, Stream, Trim, check};
-use crate::backend::cpu::HostAllocator;
+use super::{Allocators, Control, Job, Session, Stream, Trim, check};
 use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
@@ -45,7 +44,7 @@ pub struct Engine<B: Backend> {
     path: PathBuf,
     identity: FileIdentity,
     model: Arc<Fingerprint>,
-    allocator: HostAllocator,
+    allocators: Allocators,
     make: MakeBackend<B>,
     backend: Arc<B>,
     settings: Settings,
@@ -69,7 +68,7 @@ impl<B: Backend> Engine<B> {
         (device, place): (String, Place),
         path: PathBuf,
         checkpoint: &Checkpoint,
-        allocator: HostAllocator,
+        allocators: Allocators,
         settings: Settings,
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
@@ -84,7 +83,7 @@ impl<B: Backend> Engine<B> {
             model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
             path,
             identity: checkpoint.identity().clone(),
-            allocator,
+            allocators,
             backend,
             make,
             settings,
@@ -124,7 +123,7 @@ impl<B: Backend> Engine<B> {
             device: self.device.clone(),
             precision: self.backend.precision(),
             direction,
-            allocator: self.allocator.clone(),
+            allocators: self.allocators.clone(),
         };
         let network = Arc::clone(&self.side(direction).network);
         let share = weights::share(&*self.backend, &key, &self.path, &network, &self.ledger, control.cancel)?;
@@ -154,6 +153,7 @@ impl<B: Backend> Engine<B> {
             memory,
             scratch: blueprint.scratch_offset(),
             bands: blueprint.bands(),
+            staging: blueprint.staging(),
             settings: &self.settings,
             ends,
         };
@@ -241,8 +241,8 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
-        let result =
-            self.backend.begin(stream).and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        let begun = self.backend.begin(&mut workspace.memory, stream);
+        let result = begun.and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {
@@ -266,7 +266,7 @@ impl<B: Backend> Session for Engine<B> {
             Arc::clone(&self.backend),
             weights,
             workspace,
-            (blueprint.scratch_offset(), blueprint.bands()),
+            (blueprint.scratch_offset(), blueprint.bands(), blueprint.staging()),
             job,
             self.settings.clone(),
             (self.place, input),

@@ -24,9 +24,11 @@ pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    /// Of the workspace: offset of the scratch; offset and bytes of the bands.
+    /// Of the workspace: offset of the scratch; offset and bytes of the bands; offsets of the places that frames pass
+    /// through.
     scratch: u64,
     bands: (u64, u64),
+    staging: [u64; 2],
     job: Job,
     settings: Settings,
     place: Place,
@@ -47,7 +49,7 @@ impl<B: Backend> Streaming<B> {
         backend: Arc<B>,
         weights: Share<B>,
         workspace: Workspace<B>,
-        (scratch, bands): (u64, (u64, u64)),
+        (scratch, bands, staging): (u64, (u64, u64), [u64; 2]),
         job: Job,
         settings: Settings,
         (place, input): (Place, Shape),
@@ -61,6 +63,7 @@ impl<B: Backend> Streaming<B> {
             workspace,
             scratch,
             bands,
+            staging,
             job,
             settings,
             place,
@@ -86,6 +89,7 @@ impl<B: Backend> Streaming<B> {
             memory: &mut self.workspace.memory,
             scratch: self.scratch,
             bands: self.bands,
+            staging: self.staging,
             settings: &self.settings,
             ends,
         };
@@ -140,7 +144,7 @@ impl<B: Backend> Stream for Streaming<B> {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
-        self.backend.begin(stream)?;
+        self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, job) =

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
+use super::Allocators;
 use super::ledger::{Held, Ledger};
-use crate::backend::cpu::HostAllocator;
 use crate::backend::{Backend, Precision};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
@@ -27,7 +27,7 @@ pub struct Key {
     pub device: String,
     pub precision: Precision,
     pub direction: Direction,
-    pub allocator: HostAllocator,
+    pub allocators: Allocators,
 }
 
 /// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.

@@ -22,7 +22,7 @@ pub struct Blueprint {
     scratch: u64,
     /// Of the bands under way.
     bands: u64,
-    /// Bytes of the one block of device memory that slots, scratch and bands share.
+    /// Bytes of the one block of device memory that slots, scratch, bands and staging share.
     workspace: u64,
     /// Of the tables through which the device reaches the host's memory.
     mapping: u64,
@@ -53,25 +53,27 @@ impl Request {
         let network = Arc::clone(&self.network);
         let clock = Clock { network: &network, costs, rates: costs.rates() };
         let mut estimate = Estimate::default();
-        let staging = [layout.input, network.output_shape(layout.input)].map(|shape| costs.staging_bytes(shape));
+        let output = network.output_shape(layout.input);
+        let staging = [largest_load(&layout), output.with_channels(stored_channels(&network))];
+        let staging = staging.map(|shape| costs.staging_bytes(shape));
         let job = Job::new(shortened, frames.map(|_| rehearsed), Pools::default(), costs);
         let mut pools = job.rehearse(Some(rehearsed), |step| {
             scratch.meet(step);
             clock.meet(step, &mut estimate);
         });
         let bands = scratch.bands;
-        let scratch = scratch.most().max(staging[0]).max(staging[1]);
+        let scratch = scratch.most().max(layout.grid.as_ref().map_or(0, |_| costs.fade_bytes(output)));
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile, those that were not rehearsed too.
             let more = network.output_frames(frames) - network.output_frames(rehearsed);
-            pools.frames.add(costs.frame_bytes(network.output_shape(layout.input)), more);
+            pools.frames.add(costs.frame_bytes(output), more);
         }
         if let Some(frames) = frames {
             estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
         }
         let pools = pools.reserve();
         let mapping = costs.mapping_bytes(pools.past.bytes());
-        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands);
+        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands + staging[0] + staging[1]);
         Blueprint {
             layout,
             frames,
@@ -86,6 +88,21 @@ impl Request {
             input: self.input,
             estimate,
         }
+    }
+}
+
+/// The largest part of a frame that goes in at a time.
+fn largest_load(layout: &Layout) -> FrameShape {
+    let tiles = layout.grid.as_ref().map_or(0, |grid| grid.tiles());
+    let parts = (0..tiles).map(|tile| layout.regions(Some(tile)).0.shape);
+    parts.max_by_key(FrameShape::elements).unwrap_or(layout.input)
+}
+
+/// Channels of a frame that comes out: an encoder's means and log-variances leave as tensors of their own.
+fn stored_channels(network: &Network) -> u64 {
+    match network.direction {
+        Direction::Encode => network.config.latent,
+        Direction::Decode => network.output_channels(),
     }
 }
 
@@ -133,7 +150,7 @@ impl Blueprint {
         Job::new(self.layout.clone(), self.frames, self.pools.clone(), costs)
     }
 
-    /// Bytes of the one block of device memory that slots, scratch and bands share.
+    /// Bytes of the one block of device memory that slots, scratch, bands and staging share.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace
     }
@@ -157,6 +174,12 @@ impl Blueprint {
         self.pools.frames.bytes() + self.scratch
     }
 
+    /// Where the places begin that a frame passes through on its way in, and on its way out.
+    pub fn staging(&self) -> [u64; 2] {
+        let first = self.bands_offset() + self.bands;
+        [first, first + self.staging[0]]
+    }
+
     pub fn device_bytes(&self) -> u64 {
         (self.weight_bytes + self.workspace_bytes() + self.mapping).max(self.load_bytes)
     }
@@ -175,10 +198,11 @@ impl Blueprint {
     pub fn report(&self) -> Plan {
         let (network, cut) = (&self.layout.network, &self.layout.cut);
         let config = &network.config;
-        let (channels, rate) = match network.direction {
-            Direction::Encode => (config.latent, config.time_scale()),
-            Direction::Decode => (network.output_channels(), 1),
+        let rate = match network.direction {
+            Direction::Encode => config.time_scale(),
+            Direction::Decode => 1,
         };
+        let channels = stored_channels(network);
         let shape = network.output_shape(self.layout.input);
         let frames = self.frames.map_or(0, |n| network.output_frames(n));
         let image = match network.direction {

@@ -44,6 +44,10 @@ pub trait Costs {
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
     /// What a frame of the host's passes through, on the device and on the host alike.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
+    /// Scratch for the fades of tiles that are blended into a frame.
+    fn fade_bytes(&self, _: FrameShape) -> u64 {
+        0
+    }
     /// What a device gives for a block of `bytes`, if it rounds up.
     fn block_bytes(&self, bytes: u64) -> u64 {
         bytes

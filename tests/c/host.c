@@ -28,7 +28,13 @@ int main(int argc, char **argv) {
     int64_t latent_shape[5] = {1, CHANNELS, LATENTS, LATENT_SIDE, LATENT_SIDE};
     vvae_tensor video = {rgb, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_U8, video_shape, strides, 0};
     vvae_tensor latents = {latent, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_F32, latent_shape, NULL, 0};
-    vvae_create_info info = {sizeof info, VVAE_ABI_VERSION, argc > 1 ? argv[1] : "", "cpu", NULL, NULL, NULL, NULL, NULL};
+    /* By name, so that a longer struct of a newer header compiles as well. */
+    vvae_create_info info = {
+        .struct_size = sizeof info,
+        .abi_version = VVAE_ABI_VERSION,
+        .weights = argc > 1 ? argv[1] : "",
+        .device = "cpu",
+    };
     vvae_run_info run = {sizeof run, 0, NULL, count, NULL, NULL};
     vvae *v = NULL;
     vvae_stream *s = NULL;

@@ -180,6 +180,9 @@ pub fn create_info(weights: &CStr) -> vvae_create_info {
         alloc: None,
         free: None,
         alloc_user: null_mut(),
+        device_alloc: None,
+        device_free: None,
+        device_alloc_user: null_mut(),
     }
 }
 

@@ -1,8 +1,12 @@
 //! What we say we hold is what the driver has given, and all of it is given back.
 
-use crate::common::small;
-use crate::driver::Gpu;
-use crate::{latent, open, video};
+use std::cell::{Cell, RefCell};
+use std::ffi::{CString, c_void};
+use std::time::Duration;
+
+use crate::common::{Buffer, Vae, create_info, run_info, small};
+use crate::driver::{Gpu, Memory, Stream};
+use crate::{latent, on_device, open, run, video};
 use video_vae::capi::*;
 
 /// The driver gives memory in pieces of this size, in which small blocks share one.
@@ -69,4 +73,140 @@ fn handles_share_weights_on_the_device() {
     let taken = before - gpu.free_bytes();
     let most = plan.workspace_bytes as i64 + 4 * PIECE;
     assert!(taken <= most && most < plan.weight_bytes as i64 + PIECE, "{taken} bytes for the second handle");
+}
+
+/// A host's allocator of device memory. What comes back to it is overwritten at once, on a stream that waits for
+/// nothing.
+struct Pool<'a> {
+    gpu: &'a Gpu,
+    eraser: Stream<'a>,
+    blocks: RefCell<Vec<Memory<'a>>>,
+    peak: Cell<u64>,
+    /// Blocks beyond this are refused.
+    largest: Cell<u64>,
+}
+
+impl<'a> Pool<'a> {
+    fn new(gpu: &'a Gpu) -> Pool<'a> {
+        let (peak, largest) = (Cell::new(0), Cell::new(u64::MAX));
+        Pool { gpu, eraser: gpu.stream(), blocks: RefCell::default(), peak, largest }
+    }
+
+    fn given(&self) -> u64 {
+        self.blocks.borrow().iter().map(|block| block.bytes as u64).sum()
+    }
+
+    fn open(&self) -> Vae {
+        let weights = CString::new(small().to_str().unwrap()).unwrap();
+        let info = vvae_create_info {
+            device: c"cuda:0".as_ptr(),
+            device_alloc: Some(take),
+            device_free: Some(give),
+            device_alloc_user: std::ptr::from_ref(self).cast_mut().cast(),
+            ..create_info(&weights)
+        };
+        Vae::create(&info).unwrap_or_else(|why| panic!("{}", why.text))
+    }
+}
+
+unsafe extern "C" fn take(user: *mut c_void, device: i32, bytes: u64) -> *mut c_void {
+    // SAFETY: every test passes a pool that outlives its handles.
+    let pool = unsafe { &*user.cast::<Pool>() };
+    assert!(device == 0 && bytes > 0 && pool.gpu.current() == pool.gpu.primary());
+    if bytes > pool.largest.get() {
+        return std::ptr::null_mut();
+    }
+    let block = pool.gpu.memory(bytes as usize);
+    let address = block.address as usize;
+    pool.blocks.borrow_mut().push(block);
+    pool.peak.set(pool.peak.get().max(pool.given()));
+    std::ptr::without_provenance_mut(address)
+}
+
+unsafe extern "C" fn give(user: *mut c_void, device: i32, block: *mut c_void, bytes: u64) {
+    // SAFETY: as in `take`.
+    let pool = unsafe { &*user.cast::<Pool>() };
+    let mut blocks = pool.blocks.borrow_mut();
+    let at = blocks.iter().position(|known| known.address == block.addr() as u64).expect("a block of this pool");
+    let block = blocks.remove(at);
+    assert_eq!((device, bytes), (0, block.bytes as u64));
+    pool.eraser.fill(&block, 0xff);
+    pool.eraser.wait();
+}
+
+#[test]
+fn a_hosts_allocator_gives_every_byte_of_the_plan_and_gets_it_back() {
+    let Some(gpu) = Gpu::open() else { return };
+    let latent = latent(2, 64, 80);
+    let (mut expected, mut out) = (video(&latent, VVAE_DTYPE_F32), video(&latent, VVAE_DTYPE_F32));
+    open(&small()).decode(&latent, &mut expected).unwrap();
+    let pool = Pool::new(&gpu);
+    let vae = pool.open();
+    vae.decode(&latent, &mut out).unwrap();
+    assert!(out.bytes() == expected.bytes());
+    let plan = vae.plan("decode", latent.shape).unwrap().0;
+    assert_eq!(plan.past_bytes, 0, "nothing that the driver would keep tables for");
+    assert_eq!((pool.given(), pool.peak.get()), (plan.device_bytes, plan.device_bytes));
+    assert_eq!(pool.given(), vae.memory().now);
+
+    let other = pool.open();
+    other.decode(&latent, &mut out).unwrap();
+    assert_eq!(pool.given(), plan.device_bytes + plan.workspace_bytes, "handles with the same allocator share weights");
+    vae.trim(VVAE_TRIM_WORKSPACE).unwrap();
+    assert_eq!(pool.given(), plan.device_bytes);
+    assert_eq!(other.free(), VVAE_OK);
+    assert_eq!(pool.given(), plan.weight_bytes);
+    vae.decode(&latent, &mut out).unwrap();
+    assert!(out.bytes() == expected.bytes());
+    assert_eq!(vae.free(), VVAE_OK);
+    assert_eq!(pool.given(), 0);
+}
+
+#[test]
+fn a_job_that_the_hosts_allocator_refuses_is_planned_again_with_the_same_bits() {
+    let Some(gpu) = Gpu::open() else { return };
+    let latent = latent(6, 90, 120);
+    let (mut expected, mut out) = (video(&latent, VVAE_DTYPE_F16), video(&latent, VVAE_DTYPE_F16));
+    open(&small()).decode(&latent, &mut expected).unwrap();
+    let pool = Pool::new(&gpu);
+    let vae = pool.open();
+    let whole = vae.plan("decode", latent.shape).unwrap().0.workspace_bytes;
+    pool.largest.set(whole * 6 / 10);
+    vae.decode(&latent, &mut out).unwrap();
+    assert!(out.bytes() == expected.bytes());
+    vae.trim(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS).unwrap();
+    assert_eq!(pool.given(), 0);
+
+    pool.largest.set(1 << 20);
+    let refused = vae.decode(&latent, &mut out).unwrap_err();
+    refused.says(VVAE_ERROR_MEMORY, &["memory_limit", "smallest plan"]);
+    assert_eq!(pool.given(), 0);
+    pool.largest.set(u64::MAX);
+    vae.decode(&latent, &mut out).unwrap();
+    assert!(out.bytes() == expected.bytes());
+}
+
+#[test]
+fn a_hosts_allocator_gets_memory_back_after_the_work_in_it() {
+    let Some(gpu) = Gpu::open() else { return };
+    let latent = latent(5, 9, 7);
+    let mut expected = video(&latent, VVAE_DTYPE_F32);
+    open(&small()).decode(&latent, &mut expected).unwrap();
+    let poisoned = |like: &Buffer| gpu.copy_of(&vec![0xff; like.bytes().len()]);
+    let (from, to) = (gpu.copy_of(latent.bytes()), poisoned(&expected));
+    let (pool, stream) = (Pool::new(&gpu), gpu.stream());
+    let info = vvae_run_info { flags: VVAE_RUN_HAS_STREAM, cuda_stream: stream.handle, ..run_info() };
+    let (first, second) = (pool.open(), pool.open());
+    for vae in [&first, &second] {
+        vae.decode(&latent, &mut video(&latent, VVAE_DTYPE_F32)).unwrap();
+    }
+    // The weights go back with the second handle, while it is the first one that still works with them.
+    stream.delay(Duration::from_millis(60));
+    run(&first, "decode", &on_device(&latent, &from), &on_device(&expected, &to), &info).unwrap();
+    first.trim(VVAE_TRIM_WEIGHTS).unwrap();
+    assert_eq!(second.free(), VVAE_OK);
+    assert_eq!(first.free(), VVAE_OK);
+    assert_eq!(pool.given(), 0);
+    stream.wait();
+    assert!(to.read() == expected.bytes());
 }

@@ -1,7 +1,8 @@
 //! The host's CUDA streams: with all tensors on the device, work is ordered on the stream the host names. In every other case
 //! it is finished when the call returns.
 
-use std::time::Duration;
+use std::ffi::{c_char, c_void};
+use std::time::{Duration, Instant};
 
 use crate::common::{Buffer, Vae, run_info, small};
 use crate::driver::{Gpu, Memory, Stream};
@@ -10,6 +11,8 @@ use video_vae::capi::*;
 
 /// Long enough that whatever does not wait comes too early.
 const DELAY: Duration = Duration::from_millis(60);
+/// Longer than it takes to queue a whole clip.
+const LONG: Duration = Duration::from_millis(500);
 /// As floats, NaN: results that depend on it cannot be right.
 const POISON: u8 = 0xff;
 
@@ -93,6 +96,50 @@ fn runs_on_two_streams_do_not_mix() {
         stream.wait();
         assert!(to.read() == clip.expected.bytes());
     }
+}
+
+#[test]
+fn a_call_on_the_hosts_stream_does_not_wait_for_what_is_in_it() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (clip, stream) = (Clip::new(), gpu.stream());
+    let ((from, to), input) = (clip.memory(&gpu), gpu.pinned(clip.latent.bytes()));
+    // Twice before, so that whatever is made once is there.
+    for _ in 0..2 {
+        clip.decode(&from, &to, &on(&stream));
+    }
+    stream.wait();
+    stream.delay(LONG);
+    stream.write(&from, &input);
+    let began = Instant::now();
+    clip.decode(&from, &to, &on(&stream));
+    let took = began.elapsed();
+    println!("the call returned after {took:?}");
+    assert!(!stream.is_idle() && took < LONG / 2, "the call returned after {took:?}");
+    // The next call works in the same memory, and its thread waits.
+    let mut next = video(&clip.latent, VVAE_DTYPE_F32);
+    clip.vae.decode(&clip.latent, &mut next).unwrap();
+    assert!(next.bytes() == clip.expected.bytes());
+    stream.wait();
+    assert!(to.read() == clip.expected.bytes());
+}
+
+#[test]
+fn a_call_on_the_hosts_stream_is_cancelled_between_launches() {
+    unsafe extern "C" fn stop(_: *mut c_void, done: u64, _: u64, _: *const c_char) -> i32 {
+        i32::from(done > 0)
+    }
+
+    let Some(gpu) = Gpu::open() else { return };
+    let (clip, stream) = (Clip::new(), gpu.stream());
+    let ((from, to), input) = (clip.memory(&gpu), gpu.pinned(clip.latent.bytes()));
+    stream.delay(DELAY);
+    stream.write(&from, &input);
+    let (latent, frames) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
+    let info = vvae_run_info { progress: Some(stop), ..on(&stream) };
+    run(&clip.vae, "decode", &latent, &frames, &info).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+    clip.decode(&from, &to, &on(&stream));
+    stream.wait();
+    assert!(to.read() == clip.expected.bytes());
 }
 
 #[test]

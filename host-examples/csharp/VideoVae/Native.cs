@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
-        public const int VVAE_ABI_MINOR = 1;
+        public const int VVAE_ABI_MINOR = 2;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -178,6 +178,20 @@ namespace VideoVae
         public delegate void vvae_free_fn(void* user, void* block, ulong bytes);
 
         /// <summary>
+        /// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
+        /// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
+        /// context current; must not throw, and must not call this library.
+        /// </summary>
+        [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+        public delegate void* vvae_device_alloc_fn(void* user, int device, ulong bytes);
+
+        /// <summary>
+        /// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+        /// </summary>
+        [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
+        public delegate void vvae_device_free_fn(void* user, int device, void* block, ulong bytes);
+
+        /// <summary>
         /// Says how far a call has come, on the thread of the call. `total` is 0 where the end is not known. `stage` is "load",
         /// "encode" or "decode". Any answer but 0 cancels the call. Must not throw.
         /// </summary>
@@ -217,6 +231,15 @@ namespace VideoVae
             public IntPtr alloc; // vvae_alloc_fn
             public IntPtr free; // vvae_free_fn
             public void* alloc_user;
+            /// <summary>
+            /// The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
+            /// block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
+            /// smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
+            /// long as `alloc` must. Since ABI 1.2, as are the next two.
+            /// </summary>
+            public IntPtr device_alloc; // vvae_device_alloc_fn
+            public IntPtr device_free; // vvae_device_free_fn
+            public void* device_alloc_user;
         }
 
         /// <summary>
@@ -315,8 +338,11 @@ namespace VideoVae
             public uint flags;
             /// <summary>
             /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-            /// returns without waiting. In every other case, tensors in host memory included, it changes nothing: the work is
-            /// finished when the call returns, and what is in a tensor on a device has to be there before the call.
+            /// returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
+            /// the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
+            /// rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
+            /// changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
+            /// before the call.
             /// </summary>
             public void* cuda_stream;
             /// <summary>

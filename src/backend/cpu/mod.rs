@@ -216,7 +216,7 @@ impl Backend for Cpu {
         Ok(Memory { block: self.allocator.block(bytes)? })
     }
 
-    fn begin(&self, _: Option<HostStream>) -> Result<()> {
+    fn begin(&self, _: &mut Memory, _: Option<HostStream>) -> Result<()> {
         Ok(())
     }
 

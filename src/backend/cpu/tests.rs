@@ -593,7 +593,7 @@ fn loads_from_every_layout() {
                 let into = Frame(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadOp { from: &view, batch: 1, frame: 1, top, left, map, shape, into, scratch: 0 };
+                let op = LoadOp { from: &view, batch: 1, frame: 1, top, left, map, shape, into, staging: 0 };
                 cpu.load(&mut memory, &op, &mut || false).unwrap();
                 let got = read(&memory, into.0, shape.elements() as usize + 1);
                 for (i, got) in got[..shape.elements() as usize].iter().enumerate() {
@@ -640,6 +640,7 @@ fn stores_into_every_layout() {
                         frame,
                         clip_frame,
                         scratch: 0,
+                        staging: 0,
                     };
                     cpu.store(&mut memory, &op, &mut || false).unwrap();
                     for i in 0..3 * 5 * 7u64 {

@@ -73,6 +73,8 @@ fn name_of(result: CUresult) -> String {
 /// What we need to know of a GPU.
 #[derive(Debug, Clone)]
 pub struct Gpu {
+    /// As in its name, `cuda:0`.
+    pub index: u32,
     pub handle: CUdevice,
     pub name: String,
     pub capability: (i32, i32),
@@ -125,6 +127,7 @@ impl Gpu {
         let shared_bytes = attribute(handle, A::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)? as u32;
         let kilohertz = |which| attribute(handle, which).map(|khz| f64::from(khz) * 1e3);
         Ok(Gpu {
+            index,
             handle,
             name,
             capability: (major, minor),

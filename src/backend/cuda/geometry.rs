@@ -151,12 +151,12 @@ pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     rows.clamp(BAND_ROWS, shape.height.next_multiple_of(BAND_ROWS))
 }
 
-/// Device memory that a frame of a host tensor and the fades that go with it pass through.
+/// A place that a frame of a host tensor passes through, in the widest element type.
 pub fn staging_bytes(shape: FrameShape) -> u64 {
-    staged_frame_bytes(shape) + (2 * (shape.height + shape.width) * 4).next_multiple_of(ALIGN)
+    (shape.elements() * 4).next_multiple_of(ALIGN)
 }
 
-/// The part of it for the frame, in the widest element type.
-pub fn staged_frame_bytes(shape: FrameShape) -> u64 {
-    (shape.elements() * 4).next_multiple_of(ALIGN)
+/// The fades of all rows and columns.
+pub fn fade_bytes(shape: FrameShape) -> u64 {
+    ((shape.height + shape.width) * 4).next_multiple_of(ALIGN)
 }

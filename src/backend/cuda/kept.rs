@@ -37,6 +37,7 @@ impl Cuda {
     fn settle(&self, memory: &Memory) -> Result<()> {
         let _current = self.context.enter()?;
         self.stream.wait()?;
-        memory.bands.wait()
+        memory.bands.wait()?;
+        memory.transfers.wait()
     }
 }

@@ -1,4 +1,4 @@
-//! Blocks of memory on the device, and pinned ones on the host.
+//! Blocks of memory on the device.
 
 use std::sync::Arc;
 
@@ -6,7 +6,9 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 
 use super::context::Context;
 use super::driver::check;
-use super::stream::Stream;
+use super::geometry::ALIGN;
+use super::stream::{self, Stream};
+use crate::backend::{DeviceAllocator, DeviceCallbacks};
 use crate::error::{Error, Result};
 
 /// The driver gives memory in whole pages of this size; it counts what it gives, so we do.
@@ -16,23 +18,29 @@ pub fn block_bytes(bytes: u64) -> u64 {
     bytes.next_multiple_of(PAGE)
 }
 
-/// A block of device memory, given back to the driver when dropped.
+/// A block of device memory, given back to whom it came from when dropped.
 pub struct Block {
     context: Arc<Context>,
+    allocator: DeviceAllocator,
     address: CUdeviceptr,
     bytes: u64,
 }
 
 impl Block {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Block> {
+    pub fn new(context: &Arc<Context>, allocator: DeviceAllocator, bytes: u64) -> Result<Block> {
         let _current = context.enter()?;
-        let mut address = 0;
-        if bytes > 0 {
-            // SAFETY: a context is current.
-            let answer = unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
-            check(&format!("allocating {bytes} bytes on the GPU"), answer)?;
+        let address = match allocator {
+            _ if bytes == 0 => 0,
+            DeviceAllocator::Driver => take(bytes)?,
+            DeviceAllocator::Host(callbacks) => ask(callbacks, context.gpu.index, bytes)?,
+        };
+        let block = Block { context: Arc::clone(context), allocator, address, bytes };
+        if !address.is_multiple_of(ALIGN) {
+            return Err(Error::Memory(format!(
+                "the host's allocator gave {bytes} bytes that are not aligned to {ALIGN}"
+            )));
         }
-        Ok(Block { context: Arc::clone(context), address, bytes })
+        Ok(block)
     }
 
     /// The address of a region, checked to lie in the block.
@@ -67,13 +75,46 @@ impl Block {
     }
 }
 
+fn take(bytes: u64) -> Result<CUdeviceptr> {
+    let mut address = 0;
+    // SAFETY: a context is current.
+    let answer = unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) };
+    check(&format!("allocating {bytes} bytes on the GPU"), answer)?;
+    Ok(address)
+}
+
+fn ask(callbacks: DeviceCallbacks, device: u32, bytes: u64) -> Result<CUdeviceptr> {
+    // SAFETY: the maker of the callbacks vouches that they may be called with these arguments.
+    let block = unsafe { (callbacks.alloc)(callbacks.user, device as i32, bytes) };
+    if block.is_null() {
+        return Err(Error::Memory(format!(
+            "the host's allocator refused {bytes} bytes on the GPU; lower memory_limit"
+        )));
+    }
+    Ok(block.addr() as u64)
+}
+
 impl Drop for Block {
     fn drop(&mut self) {
-        if self.bytes > 0
-            && let Ok(_current) = self.context.enter()
-        {
-            // SAFETY: allocated in `new`. Waits for work that uses it, so nothing can touch it afterwards.
-            unsafe { sys::cuMemFree_v2(self.address) };
+        if self.bytes == 0 {
+            return;
+        }
+        let current = self.context.enter();
+        match self.allocator {
+            DeviceAllocator::Driver if current.is_ok() => {
+                // SAFETY: allocated in `new`. Waits for work that uses it, so nothing can touch it afterwards.
+                unsafe { sys::cuMemFree_v2(self.address) };
+            }
+            DeviceAllocator::Driver => {}
+            DeviceAllocator::Host(DeviceCallbacks { free, user, .. }) => {
+                let device = self.context.gpu.index;
+                // The host may give the memory to somebody else at once. Weights are used by every handle that shares
+                // them, so it is all of our streams that may have something left to do in it.
+                stream::wait_for_all(device);
+                let block = std::ptr::without_provenance_mut(self.address as usize);
+                // SAFETY: from the same allocator in `new`, and nothing of ours touches it any more.
+                unsafe { free(user, device as i32, block, self.bytes) };
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 
 mod attention;
 mod banded;
+mod compact;
 mod context;
 mod conv;
 mod driver;
@@ -18,6 +19,7 @@ mod pinned;
 mod pixels;
 mod rates;
 mod stream;
+mod transfers;
 mod weights;
 
 pub use driver::{devices, ready};
@@ -33,11 +35,11 @@ use self::graph::Forget;
 use self::kernel::Kernels;
 use self::memory::Block;
 use self::params::MAX_FRAMES;
-use self::pixels::Transfers;
 use self::stream::{Event, Stream};
+use self::transfers::Transfers;
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
-    NormOp, Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
+    Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};
@@ -55,6 +57,7 @@ pub struct Cuda {
     context: Arc<Context>,
     kernels: Arc<Kernels>,
     stream: Stream,
+    allocator: DeviceAllocator,
 }
 
 /// The memory of a job and what is under way in it.
@@ -64,18 +67,21 @@ pub struct Memory {
     bands: Bands,
     marks: Vec<Event>,
     next: usize,
+    /// Whether the call under way is ordered on a stream of the host's, and must not wait.
+    on_host_stream: bool,
     block: Block,
 }
 
 impl Cuda {
-    pub fn new(index: u32, precision: Precision) -> Result<Cuda> {
+    pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Cuda> {
         let context = Context::new(index)?;
         let kernels = shared_kernels(index, precision, &context)?;
-        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context })
+        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context, allocator })
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. `elements` is the
-    /// size of its output, for those that may wait for the next ones.
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short; a call on the
+    /// host's stream fills it instead. `elements` is the size of the output, for operations that may wait for the next
+    /// ones.
     fn operate(
         &self,
         memory: &mut Memory,
@@ -91,7 +97,7 @@ impl Cuda {
         let launched = launch(memory);
         let complete = self.stream.end();
         launched?;
-        if !complete? {
+        if !complete? || memory.on_host_stream {
             return Ok(());
         }
         let mark = &memory.marks[memory.next];
@@ -173,6 +179,10 @@ impl Backend for Cuda {
         geometry::staging_bytes(shape)
     }
 
+    fn fade_bytes(&self, shape: FrameShape) -> u64 {
+        geometry::fade_bytes(shape)
+    }
+
     fn rates(&self) -> Rates {
         self.kernels.rates
     }
@@ -187,38 +197,50 @@ impl Backend for Cuda {
     }
 
     fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
-        let block = Block::new(&self.context, bytes)?;
+        let block = Block::new(&self.context, self.allocator, bytes)?;
         let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
         let transfers = Transfers::new(&self.context, host)?;
         let bands = Bands::new(&self.context, host.past)?;
-        Ok(Memory { _graphs: self.stream.forget_with(), transfers, bands, marks, next: 0, block })
+        Ok(Memory {
+            _graphs: self.stream.forget_with(),
+            transfers,
+            bands,
+            marks,
+            next: 0,
+            on_host_stream: false,
+            block,
+        })
     }
 
     fn is_pageable(&self, memory: &Memory) -> bool {
         memory.bands.is_pageable()
     }
 
-    fn begin(&self, host: Option<HostStream>) -> Result<()> {
+    fn begin(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
         let Some(host) = host else { return Ok(()) };
         let _current = self.context.enter()?;
-        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())
+        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())?;
+        memory.on_host_stream = true;
+        Ok(())
     }
 
     fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
+        memory.on_host_stream = false;
         let _current = self.context.enter()?;
         let flushed = self.stream.flush();
         let arrived = memory.transfers.finish();
         flushed.and(arrived).and(match host {
             Some(host) => {
                 memory.bands.join(&self.stream)?;
+                memory.transfers.join(&self.stream)?;
                 Event::new(&self.context)?.between(self.stream.handle(), host.0.cast())
             }
-            None => self.stream.wait().and(memory.bands.wait()),
+            None => self.stream.wait().and(memory.bands.wait()).and(memory.transfers.wait()),
         })
     }
 
     fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
-        Block::new(&self.context, bytes).map(Arc::new)
+        Block::new(&self.context, self.allocator, bytes).map(Arc::new)
     }
 
     fn prepare(

@@ -10,7 +10,7 @@ use super::driver::{Gpu, check};
 use super::memory::Block;
 use super::pinned::Pinned;
 use super::stream::Stream;
-use crate::backend::Precision;
+use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;
 
@@ -52,8 +52,11 @@ fn memory(gpu: &Gpu) -> f64 {
 
 /// Bytes a second to the device and from it.
 fn copies(context: &Arc<Context>) -> Result<(f64, f64)> {
-    let (block, host, stream) =
-        (Block::new(context, TRIED_BYTES)?, Pinned::new(context, TRIED_BYTES)?, Stream::new(context)?);
+    let (block, host, stream) = (
+        Block::new(context, DeviceAllocator::Driver, TRIED_BYTES)?,
+        Pinned::new(context, TRIED_BYTES)?,
+        Stream::new(context)?,
+    );
     let (device, from, bytes) = (block.at(0, TRIED_BYTES)?, host.at(0, TRIED_BYTES)?, TRIED_BYTES as usize);
     let _current = context.enter()?;
     let timed = |copy: &dyn Fn() -> sys::CUresult| -> Result<f64> {

@@ -1,6 +1,6 @@
 //! A stream of our own, and events to wait for places in it.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use cudarc::driver::sys::{self, CUevent, CUstream};
 use parking_lot::Mutex;
@@ -12,16 +12,33 @@ use crate::error::Result;
 
 /// Non-blocking: independent of the legacy default stream, so that the host's work and ours do not wait for each other.
 pub struct Stream {
-    context: Arc<Context>,
-    handle: CUstream,
+    raw: Arc<Raw>,
     /// What is collected for it. Whoever uses the stream itself has it flushed first, so that nothing is out of order.
     launches: Arc<Mutex<Launches>>,
 }
 
+/// The driver's stream, ended when nobody uses it or waits for it.
+struct Raw {
+    context: Arc<Context>,
+    handle: CUstream,
+}
+
 // SAFETY: streams may be used from any thread.
-unsafe impl Send for Stream {}
+unsafe impl Send for Raw {}
 // SAFETY: as above; the driver locks what it must.
-unsafe impl Sync for Stream {}
+unsafe impl Sync for Raw {}
+
+/// The streams of all handles.
+static ALL: Mutex<Vec<Weak<Raw>>> = Mutex::new(Vec::new());
+
+/// Waits for whatever is in our streams on a GPU now, but for none of the host's. The context has to be current.
+pub fn wait_for_all(index: u32) {
+    let live: Vec<Arc<Raw>> = ALL.lock().iter().filter_map(Weak::upgrade).collect();
+    for stream in live.iter().filter(|stream| stream.context.gpu.index == index) {
+        // SAFETY: the stream lives. If the GPU has failed, nothing runs on it any more.
+        unsafe { sys::cuStreamSynchronize(stream.handle) };
+    }
+}
 
 impl Stream {
     pub fn new(context: &Arc<Context>) -> Result<Stream> {
@@ -30,13 +47,17 @@ impl Stream {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: a context is current.
         check("making a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
-        Ok(Stream { context: Arc::clone(context), handle, launches: Arc::default() })
+        let raw = Arc::new(Raw { context: Arc::clone(context), handle });
+        let mut all = ALL.lock();
+        all.retain(|stream| stream.strong_count() > 0);
+        all.push(Arc::downgrade(&raw));
+        Ok(Stream { raw, launches: Arc::default() })
     }
 
     /// For whatever else is put into the stream: everything collected is in it before. The context has to be current.
     pub fn handle(&self) -> CUstream {
-        self.launches.lock().flush(&self.context, self.handle);
-        self.handle
+        self.launches.lock().flush(&self.raw.context, self.raw.handle);
+        self.raw.handle
     }
 
     /// An operation of so many elements begins.
@@ -49,7 +70,7 @@ impl Stream {
         let mut launches = self.launches.lock();
         let complete = launches.end();
         if complete {
-            launches.flush(&self.context, self.handle);
+            launches.flush(&self.raw.context, self.raw.handle);
         }
         launches.outcome().map(|()| complete)
     }
@@ -65,7 +86,7 @@ impl Stream {
     /// Puts everything collected into the stream. The context has to be current.
     pub fn flush(&self) -> Result<()> {
         let mut launches = self.launches.lock();
-        launches.flush(&self.context, self.handle);
+        launches.flush(&self.raw.context, self.raw.handle);
         launches.outcome()
     }
 
@@ -85,14 +106,14 @@ impl Stream {
     pub fn wait(&self) -> Result<()> {
         self.flush()?;
         // SAFETY: the stream lives.
-        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.handle) })
+        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.raw.handle) })
     }
 }
 
-impl Drop for Stream {
+impl Drop for Raw {
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            // SAFETY: made in `new`. Work that is still in it goes on to its end.
+            // SAFETY: made in `Stream::new`. Work that is still in it goes on to its end.
             unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
     }
@@ -120,7 +141,7 @@ impl Event {
     pub fn record(&self, stream: &Stream) -> Result<()> {
         stream.flush()?;
         // SAFETY: both live.
-        check("marking a place in the stream", unsafe { sys::cuEventRecord(self.handle, stream.handle) })
+        check("marking a place in the stream", unsafe { sys::cuEventRecord(self.handle, stream.raw.handle) })
     }
 
     /// Lets one stream wait for what is in another. The event itself is not needed afterwards. The context has to be current.

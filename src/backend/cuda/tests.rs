@@ -14,7 +14,11 @@ use crate::tensor::{DType, Place, View};
 /// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
 /// with less shared memory. None where there is no GPU.
 fn gpus() -> Vec<Cuda> {
-    match Precision::ALL.into_iter().map(|precision| Cuda::new(0, precision)).collect::<Result<Vec<_>>>() {
+    match Precision::ALL
+        .into_iter()
+        .map(|precision| Cuda::new(0, precision, DeviceAllocator::Driver))
+        .collect::<Result<Vec<_>>>()
+    {
         Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(like_a_gaming_card)).collect(),
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
@@ -30,7 +34,8 @@ fn like_a_gaming_card(precision: Precision) -> Cuda {
     let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
     let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
     assert!(kernels.conv_hopper.is_none());
-    Cuda { precision, stream: Stream::new(&context).unwrap(), kernels, context }
+    let stream = Stream::new(&context).unwrap();
+    Cuda { precision, stream, kernels, context, allocator: DeviceAllocator::Driver }
 }
 
 /// Which of them it is.
@@ -173,9 +178,9 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
     let scratch = offset.next_multiple_of(4096);
     let most = [input, output, side_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
     let conv_scratch = backend.conv_scratch(layout, input, 3).max(backend.conv_scratch(&first, input, 3));
-    let total = scratch + most.max(conv_scratch);
-    let staging = HostMemory { load: 2 * most, store: 2 * most, past: 0 };
-    let mut memory = backend.allocate(total, staging).unwrap();
+    let staging = scratch + conv_scratch.next_multiple_of(4096);
+    let total = staging + 2 * most;
+    let mut memory = backend.allocate(total, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, total);
 
     let mut random = Random(99);
@@ -184,7 +189,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
         for (t, into) in (0..).zip(frames) {
             let map = Affine { mul: 1.0, add: 0.0 };
-            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map, shape, into: *into, scratch };
+            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map, shape, into: *into, staging };
             backend.load(memory, &op, &mut never()).unwrap();
         }
         backend.finish(memory, None).unwrap();
@@ -244,6 +249,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
             frame: t,
             clip_frame: t,
             scratch,
+            staging: staging + most,
         };
         backend.store(&mut memory, &op, &mut never()).unwrap();
     }
@@ -315,13 +321,14 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let (from, to) = (Frame(0), Frame(backend.frame_bytes(wide, 1).next_multiple_of(4096)));
     let scratch = (to.0 + backend.frame_bytes(shape, 1)).next_multiple_of(4096);
     let most = backend.staging_bytes(wide);
-    let bytes = scratch + most.max(backend.attention_scratch(shape, 1));
+    let staging = scratch + backend.attention_scratch(shape, 1).next_multiple_of(4096);
+    let bytes = staging + 2 * most;
     let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let values = Random(3).values(wide.elements(), 1.0);
     let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
     let map = Affine { mul: 1.0, add: 0.0 };
-    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: wide, into: from, scratch };
+    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: wide, into: from, staging };
     backend.load(&mut memory, &op, &mut never()).unwrap();
     let op = AttentionOp { shape, frames: &[(from, to)], scratch };
     backend.attention(&mut memory, &op, &mut never()).unwrap();
@@ -340,6 +347,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
         frame: 0,
         clip_frame: 0,
         scratch,
+        staging: staging + most,
     };
     backend.store(&mut memory, &op, &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
@@ -363,7 +371,9 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let scratch = 2 << 20;
     let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
     let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
-    let bytes = scratch + most.max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
+    let most_scratch = backend.fade_bytes(whole).max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
+    let staging = scratch + most_scratch.next_multiple_of(4096);
+    let bytes = staging + 2 * most;
     let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let prepared = prepare(backend, &layout, 2);
@@ -374,7 +384,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
         let values = Random(i as u64).values(deep.elements(), 1.0);
         let input = view(&values, [8, 1, 5, 7]);
         let source = Frame(1 << 19);
-        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into: source, scratch };
+        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into: source, staging };
         backend.load(&mut memory, &op, &mut never()).unwrap();
         let frames = [frame(&[(source, 0)], 0, None, from)];
         let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch };
@@ -411,6 +421,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
         frame: 0,
         clip_frame: 0,
         scratch,
+        staging: staging + most,
     };
     backend.store(&mut memory, &op, &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
@@ -421,4 +432,59 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
 fn blending_is_that_of_the_cpu() {
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     assert_close(&gpus(), 2e-3, "blending", &blended(&cpu), blended);
+}
+
+#[test]
+fn frames_on_their_way_do_not_mix() {
+    let (shape, count) = (FrameShape::new(256, 320, 8), 40);
+    // Whole numbers that every precision has, and another one in the same place of the next frame.
+    let values: Vec<f32> = (0..count * shape.elements()).map(|i| (i % 251) as f32).collect();
+    let dims = [shape.channels, count, shape.height, shape.width];
+    let input = view(&values, dims);
+    for cuda in &gpus() {
+        let most = cuda.staging_bytes(shape);
+        let (slot, staging) = (Frame(0), cuda.frame_bytes(shape, 1).next_multiple_of(4096));
+        let bytes = staging + 2 * most;
+        let mut memory = cuda.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
+        cuda.poison(&mut memory, bytes);
+        let found = vec![f32::NAN; values.len()];
+        let into = view(&found, dims);
+        let map = Affine { mul: 1.0, add: 0.0 };
+        let mut pass = |frames: std::ops::Range<u64>, cancelled: u64| {
+            for frame in frames {
+                let op = LoadOp { from: &input, batch: 0, frame, top: 0, left: 0, map, shape, into: slot, staging };
+                if let Err(error) = cuda.load(&mut memory, &op, &mut || frame == cancelled) {
+                    assert_eq!(error, Error::Cancelled);
+                    break;
+                }
+                let op = StoreOp {
+                    from: slot,
+                    shape,
+                    channel: 0,
+                    divide: None,
+                    clamp: None,
+                    sample: None,
+                    map,
+                    into: &into,
+                    batch: 0,
+                    frame,
+                    clip_frame: frame,
+                    scratch: 0,
+                    staging: staging + most,
+                };
+                cuda.store(&mut memory, &op, &mut never()).unwrap();
+            }
+            cuda.finish(&mut memory, None).unwrap();
+        };
+        let half = count / 2;
+        pass(0..count, half);
+        let pixels = shape.pixels() as usize;
+        for (i, (found, right)) in found.chunks_exact(pixels).zip(values.chunks_exact(pixels)).enumerate() {
+            let frame = i as u64 % count;
+            let arrived = if frame < half { found == right } else { found.iter().all(|v| v.is_nan()) };
+            assert!(arrived, "{}: frame {frame} of a run that was cancelled at {half}", name(cuda));
+        }
+        pass(half..count, count);
+        assert!(found == values, "{}", name(cuda));
+    }
 }

@@ -43,6 +43,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.staging_bytes(shape)
     }
 
+    fn fade_bytes(&self, shape: FrameShape) -> u64 {
+        self.backend.fade_bytes(shape)
+    }
+
     fn block_bytes(&self, bytes: u64) -> u64 {
         self.backend.block_bytes(bytes)
     }

@@ -53,7 +53,7 @@ impl<B: Backend> Engine<B> {
             Arc::clone(&self.backend),
             weights,
             workspace,
-            (blueprint.scratch_offset(), blueprint.bands()),
+            (blueprint.scratch_offset(), blueprint.bands(), blueprint.staging()),
             job,
             header.numbers.put_into(self.settings.clone()),
             (self.place, input),

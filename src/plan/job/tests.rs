@@ -359,6 +359,22 @@ fn a_still_image_leaves_in_host_memory_what_does_not_fit() {
 }
 
 #[test]
+fn frames_on_their_way_have_places_of_their_own() {
+    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
+    for direction in [Direction::Encode, Direction::Decode] {
+        let whole = request(direction, clip(direction, 1, 9)).plan(&SEPARATE).unwrap();
+        let tiled = Request { tiles, ..request(direction, clip(direction, 1, 9)) }.plan(&SEPARATE).unwrap();
+        for plan in [&whole, &tiled] {
+            let ([load, store], pinned) = (plan.staging(), plan.pinned());
+            let (bands, bytes) = plan.bands();
+            assert_eq!((load, store), (bands + bytes, load + pinned.load / 2));
+            assert_eq!(plan.workspace_bytes(), store + pinned.store / 2);
+        }
+        assert!(tiled.pinned().load < whole.pinned().load && tiled.pinned().store == whole.pinned().store);
+    }
+}
+
+#[test]
 fn clips_of_a_batch_do_not_mix() {
     for direction in [Direction::Encode, Direction::Decode] {
         let one = request(direction, clip(direction, 1, 9)).plan(&FUSED).unwrap();

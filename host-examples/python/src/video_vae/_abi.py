@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 1
+VVAE_ABI_MINOR = 2
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -59,6 +59,8 @@ VVAE_PARAM_HAS_RANGE = 2
 vvae_log_fn = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 vvae_alloc_fn = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_uint64, c_uint64)
 vvae_free_fn = ctypes.CFUNCTYPE(None, c_void_p, c_void_p, c_uint64)
+vvae_device_alloc_fn = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_int32, c_uint64)
+vvae_device_free_fn = ctypes.CFUNCTYPE(None, c_void_p, c_int32, c_void_p, c_uint64)
 vvae_progress_fn = ctypes.CFUNCTYPE(c_int32, c_void_p, c_uint64, c_uint64, c_char_p)
 
 Five = c_int64 * 5
@@ -75,6 +77,9 @@ class vvae_create_info(Structure):
         ("alloc", vvae_alloc_fn),
         ("free", vvae_free_fn),
         ("alloc_user", c_void_p),
+        ("device_alloc", vvae_device_alloc_fn),
+        ("device_free", vvae_device_free_fn),
+        ("device_alloc_user", c_void_p),
     ]
 
 

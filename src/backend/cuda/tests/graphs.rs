@@ -5,9 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::backend::cpu::HostAllocator;
 use crate::backend::cuda::graph::testing::{LAUNCHED, OFF};
-use crate::exec::{self, Control, DeviceName, Job, Outputs, Pull, Session};
+use crate::exec::{self, Allocators, Control, DeviceName, Job, Outputs, Pull, Session};
 use crate::model::Direction;
 use crate::node;
 use crate::tensor::Shape;
@@ -19,7 +18,7 @@ fn checkpoint(name: &str) -> PathBuf {
 fn open(weights: &Path, keys: &[(&str, &str)]) -> Box<dyn Session> {
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(DeviceName::Cuda(0), weights, HostAllocator::System, settings).unwrap()
+    exec::open(DeviceName::Cuda(0), weights, Allocators::default(), settings).unwrap()
 }
 
 /// A clip of latents, and room for its frames.

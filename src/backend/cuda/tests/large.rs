@@ -24,7 +24,7 @@ struct Rows {
 impl Rows {
     fn new(cuda: &Cuda, channels: u64, columns: u64) -> Rows {
         let values = Random(17).values(channels * columns, 1.0);
-        let block = Block::new(&cuda.context, channels * columns * 4).unwrap();
+        let block = Block::new(&cuda.context, cuda.allocator, channels * columns * 4).unwrap();
         block.write(&cuda.stream, 0, &values).unwrap();
         Rows { block, channels, columns }
     }
@@ -40,7 +40,7 @@ const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
 
 fn load(cuda: &Cuda, memory: &mut Memory, rows: &Rows, shape: FrameShape, into: Frame) {
     let from = rows.view(shape.height);
-    let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, scratch: 0 };
+    let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, staging: 0 };
     cuda.load(memory, &op, &mut never()).unwrap();
 }
 
@@ -51,7 +51,7 @@ fn store(
     from: Frame,
     shape: FrameShape,
     channels: [u64; 2],
-    scratch: u64,
+    staging: u64,
 ) -> Vec<f32> {
     let [channel, count] = channels;
     let values = vec![f32::NAN; (count * shape.pixels()) as usize];
@@ -68,7 +68,8 @@ fn store(
         batch: 0,
         frame: 0,
         clip_frame: 0,
-        scratch,
+        scratch: 0,
+        staging,
     };
     cuda.store(memory, &op, &mut never()).unwrap();
     cuda.finish(memory, None).unwrap();
@@ -113,7 +114,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
     let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
     let staging = cuda.staging_bytes(pixels);
-    let scratch = places.take(most.max(staging)).0;
+    let (scratch, place) = (places.take(most).0, places.take(staging).0);
     let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
     cuda.poison(&mut memory, places.0);
 
@@ -140,7 +141,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     conv(&up, small, &[(c, 0)], None, d, false);
     conv(&mixed, wide, &[(b, 0), (d, 1)], None, e, groups.is_some());
     conv(&leave, wide, &[(e, 0)], None, last, false);
-    store(cuda, &mut memory, last, pixels, [0, 3], scratch)
+    store(cuda, &mut memory, last, pixels, [0, 3], place)
 }
 
 fn row(values: &[f32], height: u64, channel: u64, y: u64) -> &[f32] {
@@ -211,13 +212,13 @@ fn attention_reaches_past_2_31_elements() {
             let mut places = Places::default();
             let (from, to) = (places.take(cuda.frame_bytes(wide, 1)), places.take(cuda.frame_bytes(shape, 1)));
             let staging = cuda.staging_bytes(shape.with_channels(8));
-            let scratch = places.take(staging.max(cuda.attention_scratch(shape, 1))).0;
+            let (scratch, place) = (places.take(cuda.attention_scratch(shape, 1)).0, places.take(staging).0);
             let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
             cuda.poison(&mut memory, places.0);
             load(cuda, &mut memory, &Rows::new(cuda, wide.channels, width), wide, from);
             let op = AttentionOp { shape, frames: &[(from, to)], scratch };
             cuda.attention(&mut memory, &op, &mut never()).unwrap();
-            store(cuda, &mut memory, to, shape, [channels - 8, 8], scratch)
+            store(cuda, &mut memory, to, shape, [channels - 8, 8], place)
         };
         let height = 1024;
         assert!(3 * channels * width * height > 1 << 31);

@@ -1,0 +1,158 @@
+//! Frames on their way between host tensors and the device. Each direction has a stream of its own, so that a frame
+//! travels while operations before it, or after it, compute.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use super::compact::Piece;
+use super::context::Context;
+use super::driver::check;
+use super::pinned::Pinned;
+use super::stream::{Event, Stream};
+use crate::backend::HostMemory;
+use crate::error::{Error, Result};
+
+/// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves.
+/// On the device there is one, as that is the dearer memory: large frames have convolutions between them, which take a
+/// hundred times as long as a copy, and small ones that follow each other closely wait for little.
+struct Way {
+    context: Arc<Context>,
+    stream: Stream,
+    pinned: Option<Pinned>,
+    /// Of each place in pinned memory.
+    bytes: u64,
+    /// When the last copy from or to each place in pinned memory has ended.
+    copied: [Event; 2],
+    /// When the last kernel that reads or writes the place on the device has ended.
+    used: Event,
+    next: usize,
+}
+
+impl Way {
+    fn new(context: &Arc<Context>, bytes: u64) -> Result<Way> {
+        Ok(Way {
+            stream: Stream::new(context)?,
+            pinned: if bytes > 0 { Some(Pinned::new(context, bytes)?) } else { None },
+            bytes: bytes / 2,
+            copied: [Event::new(context)?, Event::new(context)?],
+            used: Event::new(context)?,
+            next: 0,
+            context: Arc::clone(context),
+        })
+    }
+
+    /// Whose turn it is, and where that is in pinned memory.
+    fn turn(&mut self, bytes: u64) -> Result<(usize, *mut u8)> {
+        let Some(pinned) = self.pinned.as_ref().filter(|_| bytes <= self.bytes) else {
+            return Err(Error::Internal(format!("{bytes} bytes of staging were not planned")));
+        };
+        let turn = self.next;
+        self.next = 1 - turn;
+        Ok((turn, pinned.at(turn as u64 * self.bytes, self.bytes)?))
+    }
+}
+
+impl Drop for Way {
+    /// Pinned memory must outlive the copies that use it.
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            let _ = self.stream.wait();
+        }
+    }
+}
+
+/// A frame on its way to the host, and where in pinned memory it arrives.
+struct Arrival {
+    piece: Piece,
+    place: *mut u8,
+}
+
+// SAFETY: an address in pinned memory that the same struct as this owns.
+unsafe impl Send for Arrival {}
+
+/// Both directions of a job. Every method wants the context to be current.
+pub struct Transfers {
+    loads: Way,
+    stores: Way,
+    arrivals: [Option<Arrival>; 2],
+}
+
+impl Transfers {
+    pub fn new(context: &Arc<Context>, staging: HostMemory) -> Result<Transfers> {
+        let (loads, stores) = (Way::new(context, staging.load)?, Way::new(context, staging.store)?);
+        Ok(Transfers { loads, stores, arrivals: [None, None] })
+    }
+
+    /// Sends a piece to its place on the device. What comes now in `compute` waits until it is there.
+    pub fn upload(&mut self, piece: &Piece, staged: u64, compute: &Stream) -> Result<()> {
+        let (bytes, way) = (piece.bytes(), &mut self.loads);
+        let (turn, place) = way.turn(bytes)?;
+        way.copied[turn].wait()?;
+        // SAFETY: the place is that long and nothing moves from it any more; the view's maker vouches for its memory
+        // during the call.
+        unsafe { piece.gather(place) };
+        way.stream.wait_for(&way.used)?;
+        // SAFETY: both regions are that long; neither is touched before the events that say so.
+        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, place.cast(), bytes as usize, way.stream.handle()) };
+        check("copying a frame to the GPU", answer)?;
+        way.copied[turn].record(&way.stream)?;
+        compute.wait_for(&way.copied[turn])
+    }
+
+    /// What was uploaded last is read by what is in `compute`, and by nothing that comes later.
+    pub fn uploaded_is_read(&self, compute: &Stream) -> Result<()> {
+        self.loads.used.record(compute)
+    }
+
+    /// What comes now in `compute` may write the place on the device: the frame before has left it.
+    pub fn before_download(&self, compute: &Stream) -> Result<()> {
+        compute.wait_for(&self.stores.copied[1 - self.stores.next])
+    }
+
+    /// Fetches what `compute` has just written to the place on the device. The host has it after [`Transfers::finish`].
+    pub fn download(&mut self, piece: &Piece, staged: u64, compute: &Stream) -> Result<()> {
+        self.stores.used.record(compute)?;
+        self.arrive(self.stores.next)?;
+        let (bytes, way) = (piece.bytes(), &mut self.stores);
+        let (turn, place) = way.turn(bytes)?;
+        way.stream.wait_for(&way.used)?;
+        // SAFETY: both regions are that long; the one in pinned memory is read after its event alone, and what was in
+        // it has just been taken out.
+        let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), staged, bytes as usize, way.stream.handle()) };
+        check("copying a frame to the host", answer)?;
+        way.copied[turn].record(&way.stream)?;
+        self.arrivals[turn] = Some(Arrival { piece: *piece, place });
+        Ok(())
+    }
+
+    /// Waits for the frames that are under way and writes them into the host's tensors. Forgets them in any case: those
+    /// tensors are the host's again.
+    pub fn finish(&mut self) -> Result<()> {
+        let [first, second] = [0, 1].map(|turn| self.arrive((self.stores.next + turn) % 2));
+        first.and(second)
+    }
+
+    fn arrive(&mut self, turn: usize) -> Result<()> {
+        if let Some(arrival) = self.arrivals[turn].take() {
+            self.stores.copied[turn].wait()?;
+            // SAFETY: the event says that the copy has ended; the view's maker vouches for its memory during the call.
+            unsafe { arrival.piece.scatter(arrival.place) };
+        }
+        Ok(())
+    }
+
+    /// Lets `compute` wait for everything that is under way, and what is uploaded next wait for `compute`: it may go
+    /// where frames of the job before still lie.
+    pub fn join(&self, compute: &Stream) -> Result<()> {
+        let event = Event::new(&self.loads.context)?;
+        for ours in [&self.loads.stream, &self.stores.stream] {
+            event.between(ours.handle(), compute.handle())?;
+        }
+        event.between(compute.handle(), self.loads.stream.handle())
+    }
+
+    pub fn wait(&self) -> Result<()> {
+        self.loads.stream.wait().and(self.stores.stream.wait())
+    }
+}

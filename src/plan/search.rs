@@ -330,7 +330,7 @@ impl Request {
             .collect();
         let largest = pixels.iter().copied().max().unwrap_or(1);
         let mut cuts: Vec<Cut> = Vec::new();
-        for slice in [1, 2, 4] {
+        for slice in [1, 2, 3, 4] {
             let slice = self.slice.unwrap_or(slice) * self.network.latent_rate();
             for (most, halves) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [1, 2, 4, 8].map(|h| (most, h))) {
                 // Frames at full resolution, that many halves of it at half the resolution, and twice the frames with each

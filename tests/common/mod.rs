@@ -103,6 +103,11 @@ pub fn small() -> PathBuf {
     golden("small.safetensors")
 }
 
+/// The trained model of the demo.
+pub fn demo() -> PathBuf {
+    root().join("host-examples/assets/demo.safetensors")
+}
+
 /// A failed call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Failure {

@@ -56,6 +56,8 @@ impl Poison for Cuda {
         // SAFETY: the block is that long.
         let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, self.stream.handle()) };
         driver::check("poisoning memory", answer).unwrap();
+        // Copies come in streams of their own, which would not wait.
+        self.stream.wait().unwrap();
     }
 }
 

@@ -121,9 +121,14 @@ impl Request {
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
         let mut best = self.first_that_fits(cuts, grid, costs, sizes);
-        for (cut, repeat) in self.wider_cuts().iter().flat_map(|cut| [(cut, true), (cut, false)]) {
+        let ways = self.wider_cuts().into_iter().flat_map(|cut| {
+            let [moved, repeated] = [false, true].map(|repeat| self.without_past(&cut, repeat, costs, usize::MAX));
+            let repeats = (moved != repeated).then(|| (cut.clone(), true));
+            [Some((cut, false)), repeats].into_iter().flatten()
+        });
+        for (cut, repeat) in ways {
             let found =
-                [self.least_moved(cut, repeat, grid, costs, sizes), self.most_near(cut, repeat, grid, costs, sizes)];
+                [self.least_moved(&cut, repeat, grid, costs, sizes), self.most_near(&cut, repeat, grid, costs, sizes)];
             for found in found.into_iter().flatten() {
                 if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
                     best = Some(found);

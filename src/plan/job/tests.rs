@@ -289,7 +289,7 @@ fn a_past_that_is_elsewhere_changes_no_frame() {
             let whole = free.plan(&SEPARATE).unwrap();
             let expected = run_costing(&whole, &SEPARATE);
             for device in [SLOW_COPIES, FAST_COPIES] {
-                for percent in [85, 60, 50, 40] {
+                for percent in [85, 55, 40] {
                     let limit = whole.device_bytes() * percent / 100;
                     for slice in [None, Some(2)] {
                         let cut = Request { limit, slice, ..free.clone() };

@@ -28,7 +28,7 @@ impl Clip {
         frames: Range<u64>,
         fresh: Fresh,
         side: Side,
-        life: Life,
+        left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
@@ -45,7 +45,7 @@ impl Clip {
             true => inputs.iter().map(|_| self.host_frame(layer, to.pools)).collect(),
             false => {
                 let over = side.residuals().or(own.as_deref());
-                let outputs = self.outputs(layer, inputs.len(), over, life, &mut to.pools.frames);
+                let outputs = self.outputs(layer, frames.clone(), over, left, &mut to.pools.frames);
                 outputs.into_iter().map(At::Device).collect()
             }
         };
@@ -93,8 +93,8 @@ impl Clip {
 
     /// A place on the host for a frame that a layer makes.
     fn host_frame(&self, layer: LayerId, pools: &mut Pools) -> SlotAt {
-        let statistics = pools.frames.take_many(self.shapes.statistics, 1, Life::Turn)[0];
-        At::Host { frame: pools.past.take(self.shapes.bytes[layer]), statistics }
+        let statistics = pools.frames.take(self.shapes.statistics, Life::Scheduled);
+        At::Host { frame: pools.past.take(self.shapes.bytes[layer], Life::Scheduled), statistics }
     }
 
     /// Finds places for the inputs of `frames` that later frames see, and gives those of older ones back.
@@ -113,7 +113,7 @@ impl Clip {
         // On the device a row is read before it is written. Host memory is read and written by two copy engines.
         let reused = if on_host { 0 } else { given_back.len().min(new.clone().count()) };
         let mut places: Vec<Slot> = given_back.drain(..reused).collect();
-        places.extend(new.clone().skip(reused).map(|_| pool.take(bytes)));
+        places.extend(new.clone().skip(reused).map(|_| pool.take(bytes, Life::Scheduled)));
         given_back.into_iter().for_each(|slot| pool.drop(slot));
         history.frames.extend(&places);
         new.map(|frame| (frame - frames.start) as usize).zip(places).collect()

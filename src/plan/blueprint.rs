@@ -5,10 +5,10 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::estimate::{Clock, Estimate};
-use super::job::{Job, Layout, Order};
+use super::job::{Job, Layout, Order, goes_on};
 use super::report::Plan;
 use super::search::Request;
-use super::slots::Pools;
+use super::slots::{Packed, Pools};
 use super::step::Step;
 use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{FrameShape, HostMemory, Shape};
@@ -31,63 +31,96 @@ pub struct Blueprint {
     weight_bytes: u64,
     load_bytes: u64,
     input: Shape,
-    /// Of the whole job; of the frames rehearsed, for a stream.
+    /// Of the whole job; for a stream, of a clip that stands for it.
     estimate: Estimate,
 }
 
 impl Request {
+    /// What a job laid out like this takes, at the least: its frames are not [packed](Blueprint::packed) yet.
     pub(super) fn rehearse(&self, layout: Layout, costs: &dyn Costs) -> Blueprint {
-        let frames = (self.input.frames > 0).then_some(self.input.frames);
-        // Every slice after the second takes the same slots, so a few stand for all; the last one may be shorter.
-        let slice = layout.cut.slice;
-        let enough = 1 + 4 * slice;
-        let rehearsed = match frames {
-            Some(n) if n > enough + slice => enough + (n - 1) % slice,
-            Some(n) => n,
-            None => enough,
-        };
-        let batch = if layout.order == Order::LaneByLane { layout.batch.min(2) } else { layout.batch };
-        let shortened = Layout { batch, ..layout.clone() };
-        let rehearsed_work = shortened.work(rehearsed);
-        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
         let network = Arc::clone(&self.network);
+        let frames = (self.input.frames > 0).then_some(self.input.frames);
+        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
         let clock = Clock { network: &network, costs, rates: costs.rates() };
-        let mut estimate = Estimate::default();
+        let (mut estimate, mut work) = (Estimate::default(), 0);
         let output = network.output_shape(layout.input);
         let staging = [largest_load(&layout), output.with_channels(stored_channels(&network))];
         let staging = staging.map(|shape| costs.staging_bytes(shape));
-        let job = Job::new(shortened, frames.map(|_| rehearsed), Pools::default(), costs);
-        let mut pools = job.rehearse(Some(rehearsed), |step| {
+        let rehearsed = one_clip(&layout);
+        let job = Job::new(rehearsed, frames, Pools::default(), costs);
+        let slices = if goes_on(frames, layout.cut.slice) { STEADY_SLICES } else { usize::MAX };
+        let mut pools = job.rehearse(None, slices, |step| {
             scratch.meet(step);
             clock.meet(step, &mut estimate);
+            work += step.work(&network);
         });
-        let bands = scratch.bands;
-        let scratch = scratch.most().max(layout.grid.as_ref().map_or(0, |_| costs.fade_bytes(output)));
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
-            // Every frame of the clip waits for its last tile, those that were not rehearsed too.
-            let more = network.output_frames(frames) - network.output_frames(rehearsed);
-            pools.frames.add(costs.frame_bytes(output), more);
+            // Every frame of the clip waits for its last tile.
+            pools.frames.provide(costs.frame_bytes(output), network.output_frames(frames));
         }
-        if let Some(frames) = frames {
-            estimate = estimate.times(layout.work(frames) as f64 / rehearsed_work as f64);
-        }
-        let pools = pools.reserve();
-        let mapping = costs.mapping_bytes(pools.past.bytes());
-        let workspace = costs.block_bytes(pools.frames.bytes() + scratch + bands + staging[0] + staging[1]);
-        Blueprint {
-            layout,
+        let all_work = layout.work(frames.unwrap_or(STREAM_FRAMES));
+        let (bands, most) = (scratch.bands, scratch.most());
+        let mut blueprint = Blueprint {
             frames,
-            pools,
-            scratch,
+            scratch: most.max(layout.grid.as_ref().map_or(0, |_| costs.fade_bytes(output))),
             bands,
-            workspace,
-            mapping,
+            workspace: 0,
+            mapping: 0,
             staging,
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
             input: self.input,
-            estimate,
+            estimate: estimate.times(all_work as f64 / work.max(1) as f64),
+            layout,
+            pools,
+        };
+        blueprint.add_up(costs);
+        blueprint
+    }
+}
+
+/// Slices after which every layer has all the past it will ever have, and one more.
+const STEADY_SLICES: usize = 5;
+/// A stream's time is compared as that of a clip of so many frames.
+const STREAM_FRAMES: u64 = 1 + 16 * 16;
+
+/// Clips that go one after the other are all the same.
+fn one_clip(layout: &Layout) -> Layout {
+    let batch = if layout.order == Order::LaneByLane { 1 } else { layout.batch };
+    Layout { batch, ..layout.clone() }
+}
+
+impl Blueprint {
+    /// With a place for every frame. Takes a little more than the least, as frames of many sizes never fit exactly.
+    pub fn packed(mut self, costs: &dyn Costs) -> Blueprint {
+        let (slice, rate) = (self.layout.cut.slice, self.layout.network.latent_rate());
+        let repeats = goes_on(self.frames, slice);
+        let rehearsed = one_clip(&self.layout);
+        if repeats {
+            let job = Job::new(rehearsed.clone(), self.frames, self.pools.emptied(), costs);
+            self.pools = job.rehearse(None, Packed::TELLING_SLICES, |_| {});
         }
+        self.pools = self.pools.pack(repeats);
+        let (telling, period) = (Packed::TELLING_SLICES as u64, Packed::PERIOD as u64 * slice);
+        let endings: Vec<u64> = match self.frames {
+            _ if !repeats => Vec::new(),
+            // Of the same length but for slices that are like the others.
+            Some(frames) => vec![frames - (frames - 2 - telling * slice) / period * period],
+            // Within any slice.
+            None => (0..telling).flat_map(|m| (0..slice / rate).map(move |r| 1 + m * slice + r * rate)).collect(),
+        };
+        for frames in endings {
+            let job = Job::new(rehearsed.clone(), self.frames.map(|_| frames), self.pools.clone(), costs);
+            self.pools.cover_partial(&job.rehearse(Some(frames), usize::MAX, |_| {}));
+        }
+        self.add_up(costs);
+        self
+    }
+
+    fn add_up(&mut self, costs: &dyn Costs) {
+        self.mapping = costs.mapping_bytes(self.pools.past.bytes());
+        let staging = self.staging[0] + self.staging[1];
+        self.workspace = costs.block_bytes(self.pools.frames.bytes() + self.scratch + self.bands + staging);
     }
 }
 

@@ -9,10 +9,11 @@ use std::sync::Arc;
 use super::Costs;
 use super::banded::Fresh;
 use super::cut::{Cut, Past, repeatable};
+use super::job::Layout;
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{SlotAt, Step};
-use crate::model::{Block, LayerId, Network, Time};
+use crate::model::{Block, LayerId, Network};
 use crate::tensor::{At, FrameShape, Prologue};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
@@ -104,14 +105,15 @@ pub struct Clip {
     /// Input frames in all, once known, and the frames that each stage then computes in all.
     total: Option<u64>,
     ends: Vec<u64>,
+    /// Whether so many slices may come that each has to be like the other, up to the last.
+    goes_on: bool,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
-    /// Whether one frame is all there is, so that nothing of it is needed for another.
-    pub(super) still: bool,
 }
 
 impl Clip {
-    pub fn new(network: Arc<Network>, shapes: Arc<Shapes>, cut: Arc<Cut>, lane: usize, batch: u64) -> Clip {
+    pub fn new(layout: &Layout, shapes: Arc<Shapes>, goes_on: bool, lane: usize, batch: u64) -> Clip {
+        let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
         let histories = network.layers.iter().map(|_| History::default()).collect();
         let computed = vec![0; network.stages.len()];
         let (slice_end, ends) = (1 + cut.slice, Vec::new());
@@ -127,8 +129,8 @@ impl Clip {
             slice_end,
             total: None,
             ends,
+            goes_on,
             closing: false,
-            still: false,
         }
     }
 
@@ -146,6 +148,11 @@ impl Clip {
         self.total == Some(self.loaded)
     }
 
+    /// Whether the current slice is the last, and shorter than others.
+    pub fn is_partial(&self) -> bool {
+        self.total.is_some_and(|total| total < self.slice_end)
+    }
+
     pub fn next_slice(&mut self) {
         self.slice_end += self.cut.slice;
     }
@@ -153,7 +160,6 @@ impl Clip {
     /// Says how many input frames there are. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, pools: &mut Pools) {
         self.total = Some(total);
-        self.still = self.loaded == 0 && total == 1;
         if total > 0 {
             self.ends = self.network.stage_frames(total);
         }
@@ -171,7 +177,8 @@ impl Clip {
     /// Takes the next input frame.
     pub fn load(&mut self, to: &mut Schedule) {
         let pool = &mut to.pools.frames;
-        let into = pool.take_many(self.shapes.input_bytes, 1, self.longest_life())[0];
+        // By the host's leave: a stream's frames come when they come.
+        let into = pool.take(self.shapes.input_bytes, Life::Free);
         to.steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
         self.histories[self.network.stages[0].head].frames.push_back(into);
         self.loaded += 1;
@@ -229,7 +236,7 @@ impl Clip {
         let (first, count) = (self.computed[stage], self.ready(stage).min(self.cut.chunks[stage]));
         let frames = first..first + count;
         self.computed[stage] += count;
-        self.closing = self.ends.get(stage) == Some(&self.computed[stage]);
+        self.closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
 
         let stage_layers = &network.stages[stage];
         let repeats = repeatable(&network, stage).filter(|layer| self.cut.past[*layer] == Past::Again);
@@ -237,80 +244,75 @@ impl Clip {
             Some(_) => self.head_again(stage_layers.head, first, to),
             None => Vec::new(),
         };
-        let life = self.life_of_blocks(stage, 0);
         let mut x: Vec<SlotAt> = match self.cut.away[stage_layers.head] {
             true => self.head_away(stage_layers.head, frames.clone(), to),
             false => {
-                let made = self.head(stage_layers.head, frames.clone(), life, repeats.is_some(), to);
+                let left = self.left_of_blocks(stage, 0, frames.end);
+                let made = self.head(stage_layers.head, frames.clone(), left, repeats.is_some(), to);
                 made.into_iter().map(At::Device).collect()
             }
         };
         for (i, block) in stage_layers.blocks.iter().enumerate() {
-            let out_life = self.life_of_blocks(stage, i + 1);
+            let out_left = self.left_of_blocks(stage, i + 1, frames.end);
             let out = match *block {
                 Block::Residual { first, second } => {
                     // What a band of the second layer makes with a shortcut, it writes over what it read.
-                    let life = match (self.cut.past[second], network.layers[second].layout.shortcut) {
-                        (Past::Near | Past::Host | Past::Again, Some(_)) => out_life,
-                        _ => self.life_of_input(second),
+                    let left = match (self.cut.past[second], network.layers[second].layout.shortcut) {
+                        (Past::Near | Past::Host | Past::Again, Some(_)) => out_left,
+                        _ => self.left(second, frames.end),
                     };
                     let h = match self.cut.past[first] {
-                        Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, life, to),
-                        _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&again, &x), Side::None, life, to),
+                        Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, left, to),
+                        _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&again, &x), Side::None, left, to),
                     };
                     std::mem::take(&mut again).into_iter().for_each(|slot| to.pools.frames.drop(slot));
                     match network.layers[second].layout.shortcut {
-                        Some(_) => self.conv_consuming(second, frames.clone(), h, Side::Shortcut(&x), out_life, to),
+                        Some(_) => self.conv_consuming(second, frames.clone(), h, Side::Shortcut(&x), out_left, to),
                         None => {
                             let side = Side::Residual(&on_device(&x));
-                            self.conv_consuming(second, frames.clone(), h, side, out_life, to)
+                            self.conv_consuming(second, frames.clone(), h, side, out_left, to)
                         }
                     }
                 }
                 Block::Attention { qkv, project } => {
-                    let (life, x) = (self.life_of_input(project), on_device(&x));
-                    let projections = self.conv(qkv, frames.clone(), &x, Side::None, life, to);
-                    let mixed = self.attend(project, on_device(&projections), life, to);
-                    self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_life, to)
+                    let x = on_device(&x);
+                    let projections = self.conv(qkv, frames.clone(), &x, Side::None, NONE, to);
+                    let mixed = self.attend(project, on_device(&projections), to);
+                    self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_left, to)
                 }
             };
             drop_all(std::mem::replace(&mut x, out), to.pools);
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.conv_consuming(tail, frames, x, Side::None, self.longest_life(), to);
+                let out = self.conv_consuming(tail, frames, x, Side::None, NONE, to);
                 finished.extend((first..).zip(on_device(&out)));
             }
             (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
-        debug_assert!(self.still || to.pools.frames.turn_is_over(), "a frame outlives its turn");
     }
 
-    /// How long what comes into block `block` of a stage lives, or out of its last one. Blocks add to it where it lies, until a
-    /// shortcut makes something new of it; what is left at the end waits for the next stage, or for the tail.
-    fn life_of_blocks(&self, stage: usize, block: usize) -> Life {
-        let stage_layers = &self.network.stages[stage];
-        let has_shortcut = |block: &Block| match *block {
-            Block::Residual { second, .. } => self.network.layers[second].layout.shortcut.is_some(),
-            Block::Attention { .. } => false,
+    /// The first of a layer's input frames that it remembers when the stage has made its frames before `end`, where they lie.
+    pub(super) fn left(&self, layer: LayerId, end: u64) -> u64 {
+        let remembers = self.goes_on && self.cut.past[layer] == Past::Device;
+        if remembers { self.network.layers[layer].time.oldest(end) } else { NONE }
+    }
+
+    /// The same of what comes into block `block` of a stage, or out of its last one. Blocks add to it where it lies, until a
+    /// shortcut makes something new of it.
+    fn left_of_blocks(&self, stage: usize, block: usize, end: u64) -> u64 {
+        let layers = &self.network.stages[stage];
+        let Some(block_layers) = layers.blocks.get(block) else {
+            return layers.tail.map_or(NONE, |tail| self.left(tail, end));
         };
-        let ends_here = stage_layers.blocks[block..].iter().any(has_shortcut);
-        match (ends_here, stage_layers.tail) {
-            _ if !self.shapes.adds_in_place => self.longest_life(),
-            (true, _) => Life::Turn,
-            (false, Some(tail)) => self.life_of_input(tail),
-            (false, None) => self.longest_life(),
-        }
-    }
-
-    /// How long the input of a layer lives that it alone needs: it becomes the layer's past, if that is on the device.
-    fn life_of_input(&self, layer: LayerId) -> Life {
-        let remembered = self.cut.past[layer] == Past::Device && self.network.layers[layer].time != Time::Still;
-        if remembered || !self.shapes.adds_in_place { self.longest_life() } else { Life::Turn }
-    }
-
-    pub(super) fn longest_life(&self) -> Life {
-        if self.still { Life::Turn } else { Life::Long }
+        let [first, second] = block_layers.layers();
+        let flows_on = self.shapes.adds_in_place && self.network.layers[second].layout.shortcut.is_none();
+        let after = if flows_on { self.left_of_blocks(stage, block + 1, end) } else { NONE };
+        // A layer that normalises what it reads remembers its input as it is.
+        if self.shapes.normalised[first].is_none() { after.min(self.left(first, end)) } else { after }
     }
 }
+
+/// In place of the first frame that is remembered: none is.
+pub(super) const NONE: u64 = u64::MAX;

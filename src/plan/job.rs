@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::Costs;
 use super::clip::{Clip, Schedule, Shapes};
 use super::cut::Cut;
-use super::slots::{Pools, Slot};
+use super::slots::{Life, Packed, Pools, Slot};
 use super::step::Step;
 use super::tiles::Grid;
 use crate::model::{Direction, Network};
@@ -114,6 +114,11 @@ pub struct Job {
     finished: Vec<(u64, Slot)>,
 }
 
+/// Whether so many frames, or a stream, are more slices than need to be rehearsed.
+pub(super) fn goes_on(frames: Option<u64>, slice: u64) -> bool {
+    frames.is_none_or(|frames| frames > 1 + Packed::TELLING_SLICES as u64 * slice)
+}
+
 impl Job {
     /// `frames`: how many go in, or `None` for a stream.
     pub fn new(layout: Layout, frames: Option<u64>, pools: Pools, costs: &dyn Costs) -> Job {
@@ -130,7 +135,7 @@ impl Job {
             for _ in 0..layout.tiles() {
                 let lane = lanes.len();
                 let shapes = shapes_of(layout.regions(layout.tile_of(lane)).0.shape);
-                lanes.push(Clip::new(Arc::clone(&layout.network), shapes, Arc::clone(&layout.cut), lane, batch));
+                lanes.push(Clip::new(&layout, shapes, goes_on(frames, layout.cut.slice), lane, batch));
             }
         }
         let mut job = Job {
@@ -182,6 +187,7 @@ impl Job {
         for lane in &mut self.lanes {
             lane.set_total(frames, &mut self.pools);
         }
+        self.pools.set_partial(self.lanes[0].is_partial());
     }
 
     /// The next step, which stays in front until [`Job::done`] takes it away; so a step that was interrupted is met
@@ -215,6 +221,7 @@ impl Job {
                 let blocked = self.lanes[self.current].room() > 0;
                 if !blocked {
                     self.lanes[self.current].next_slice();
+                    self.pools.next_slice(self.lanes[self.current].is_partial());
                 }
                 !blocked
             }
@@ -223,6 +230,7 @@ impl Job {
                 if more {
                     self.lanes[self.current].forget(&mut self.pools);
                     self.current += 1;
+                    self.pools.first_slice(self.lanes[self.current].is_partial());
                 }
                 more
             }
@@ -236,6 +244,7 @@ impl Job {
                 let (blocked, complete) = (self.lanes[0].room() > 0, self.lanes[0].complete());
                 if !blocked && !complete {
                     self.lanes.iter_mut().for_each(Clip::next_slice);
+                    self.pools.next_slice(self.lanes[0].is_partial());
                 }
                 !blocked && !complete
             }
@@ -256,7 +265,10 @@ impl Job {
 
     fn blend(&mut self, lane: usize, batch: u64, frame: u64, from: Slot) {
         let (pool, bytes) = (&mut self.pools.frames, self.canvas_bytes);
-        let canvas = self.canvases.entry((batch, frame)).or_insert_with(|| Canvas { slot: pool.take(bytes), tiles: 0 });
+        // A canvas of the whole clip outlives the slices of its tiles.
+        let life = if self.layout.order == Order::LaneByLane { Life::Free } else { Life::Scheduled };
+        let canvas = || Canvas { slot: pool.take(bytes, life), tiles: 0 };
+        let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
         self.queue.push_back(Step::Blend { lane, from, into, clear: canvas.tiles == 0 });
         canvas.tiles += 1;
@@ -286,10 +298,12 @@ impl Job {
         }
     }
 
-    /// Runs through the schedule without doing the work; its slots and the steps seen on the way tell what it takes.
-    pub fn rehearse(mut self, frames: Option<u64>, mut seen: impl FnMut(&Step)) -> Pools {
+    /// Runs through the schedule without doing the work, for a stream with so many frames, but no further than the first
+    /// `slices`; its slots and the steps seen on the way tell what it takes.
+    pub fn rehearse(mut self, frames: Option<u64>, slices: usize, mut seen: impl FnMut(&Step)) -> Pools {
         loop {
             match self.wait() {
+                _ if self.pools.frames.slices() > slices => return self.pools,
                 Wait::No => {
                     let step = self.queue.pop_front().expect("nothing to wait for");
                     seen(&step);

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::banded::{Fresh, all_on_device};
-use super::clip::{Clip, Schedule};
+use super::clip::{Clip, NONE, Schedule};
 use super::cut::{PAST_FRAMES, Past};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{ConvFrame, SlotAt, Step};
@@ -17,12 +17,12 @@ impl Clip {
         &mut self,
         head: LayerId,
         frames: Range<u64>,
-        life: Life,
+        left: u64,
         repeats: bool,
         to: &mut Schedule,
     ) -> Vec<Slot> {
         let oldest = frames.end.saturating_sub(if repeats { PAST_FRAMES } else { 0 });
-        let outputs = self.conv_frames(head, frames, Side::None, life, to);
+        let outputs = self.conv_frames(head, frames, Side::None, left, to);
         self.forget_before(head, oldest, &mut to.pools.frames);
         outputs
     }
@@ -33,7 +33,7 @@ impl Clip {
         if frames.is_empty() {
             return Vec::new();
         }
-        self.conv_frames(head, frames, Side::None, Life::Turn, to)
+        self.conv_frames(head, frames, Side::None, NONE, to)
     }
 
     /// A layer's outputs for inputs that others go on using.
@@ -43,14 +43,16 @@ impl Clip {
         frames: Range<u64>,
         inputs: &[Slot],
         side: Side,
-        life: Life,
+        left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let pool = &mut to.pools.frames;
         match self.shapes.normalised[layer] {
             Some(bytes) => {
-                let places = pool.take_many(bytes, inputs.len(), self.longest_life());
-                let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(places).collect();
+                let left = self.left(layer, frames.end);
+                let lives = frames.clone().map(|frame| life(left, frame));
+                let pairs = inputs.iter().zip(lives).map(|(from, life)| (*from, pool.take(bytes, life)));
+                let pairs: Vec<(Slot, Slot)> = pairs.collect();
                 self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
                 to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
             }
@@ -59,7 +61,7 @@ impl Clip {
                 self.histories[layer].frames.extend(inputs);
             }
         }
-        self.conv_history(layer, frames, side, life, to)
+        self.conv_history(layer, frames, side, left, to)
     }
 
     /// A layer's outputs for inputs that nobody else needs.
@@ -69,11 +71,11 @@ impl Clip {
         frames: Range<u64>,
         inputs: Vec<SlotAt>,
         side: Side,
-        life: Life,
+        left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         if self.cut.past[layer] != Past::Device {
-            let outputs = self.conv_banded(layer, frames, Fresh::Own(&inputs), side, life, to);
+            let outputs = self.conv_banded(layer, frames, Fresh::Own(&inputs), side, left, to);
             drop_all(inputs, to.pools);
             return outputs;
         }
@@ -83,7 +85,7 @@ impl Clip {
             to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
         }
         self.histories[layer].frames.extend(inputs);
-        self.conv_history(layer, frames, side, life, to)
+        self.conv_history(layer, frames, side, left, to)
     }
 
     /// A layer's outputs `frames`, whose inputs its history holds; then forgets the inputs that no later frame sees.
@@ -92,11 +94,11 @@ impl Clip {
         layer: LayerId,
         frames: Range<u64>,
         side: Side,
-        life: Life,
+        left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let end = frames.end;
-        let outputs = self.conv_frames(layer, frames, side, life, to);
+        let outputs = self.conv_frames(layer, frames, side, left, to);
         self.forget_before(layer, end, &mut to.pools.frames);
         outputs.into_iter().map(At::Device).collect()
     }
@@ -107,13 +109,12 @@ impl Clip {
         layer: LayerId,
         frames: Range<u64>,
         side: Side,
-        life: Life,
+        left: u64,
         to: &mut Schedule,
     ) -> Vec<Slot> {
         let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
         let history = &self.histories[layer];
-        let count = (frames.end - frames.start) as usize;
-        let outputs = self.outputs(layer, count, side.residuals(), life, &mut to.pools.frames);
+        let outputs = self.outputs(layer, frames.clone(), side.residuals(), left, &mut to.pools.frames);
         let jobs = frames.zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             let mut terms: Vec<(Slot, u8)> = recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect();
@@ -125,13 +126,13 @@ impl Clip {
         outputs
     }
 
-    /// Where output frames go: over frames that may be written `over`, where nobody else needs these and the device can.
+    /// Where output frames go, of which those from `left` on are remembered: over frames that may be written `over`, where nobody else needs these and the device can.
     pub(super) fn outputs(
         &self,
         layer: LayerId,
-        count: usize,
+        frames: Range<u64>,
         over: Option<&[Slot]>,
-        life: Life,
+        left: u64,
         pool: &mut SlotPool,
     ) -> Vec<Slot> {
         match over.filter(|slots| self.shapes.adds_in_place && slots.iter().all(|slot| pool.is_sole(*slot))) {
@@ -139,7 +140,7 @@ impl Clip {
                 slots.iter().for_each(|slot| pool.keep(*slot));
                 slots.to_vec()
             }
-            None => pool.take_many(self.shapes.bytes[layer], count, life),
+            None => frames.map(|frame| pool.take(self.shapes.bytes[layer], life(left, frame))).collect(),
         }
     }
 
@@ -158,21 +159,21 @@ impl Clip {
         }
     }
 
-    pub(super) fn attend(
-        &mut self,
-        project: LayerId,
-        projections: Vec<Slot>,
-        life: Life,
-        to: &mut Schedule,
-    ) -> Vec<SlotAt> {
+    pub(super) fn attend(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Schedule) -> Vec<SlotAt> {
         debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
         let (shape, bytes) = (self.shapes.layers[project], self.shapes.bytes[project]);
-        let mixed = to.pools.frames.take_many(bytes, projections.len(), life);
+        let mixed: Vec<Slot> = projections.iter().map(|_| to.pools.frames.take(bytes, Life::Scheduled)).collect();
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
         to.steps.push_back(Step::Attention { shape, frames });
         projections.into_iter().for_each(|slot| to.pools.frames.drop(slot));
         mixed.into_iter().map(At::Device).collect()
     }
+}
+
+/// Where a frame finds its place if those from `left` on are remembered. As these follow one another in a ring, they fit into
+/// fewer places when each takes the next one that is free than when the script says which.
+fn life(left: u64, frame: u64) -> Life {
+    if frame >= left { Life::Free } else { Life::Scheduled }
 }
 
 /// What is added to a convolution's sum beside its own inputs.

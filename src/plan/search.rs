@@ -21,10 +21,15 @@ const MOST_CHUNK_FRAMES: u64 = 8;
 const MOST_LANES: u64 = 1 << 14;
 /// The search for tiles that fit ends here: a job of more tiles than this would take for ever.
 const MOST_SMALL_TILES: u64 = 1 << 9;
+/// Ways that are packed to see whether they fit; most do at the first or second try.
+const MOST_PACKED: usize = 16;
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels will do; and a
 /// slice more keeps frames waiting at every level.
 const MOST_SLICE_FRAMES: u64 = 4;
 const SLICE_SHARE: u64 = 8;
+
+/// A way of keeping as much of the past on the device as fits, for a cut that repeats heads or not.
+type Keep = fn(&Request, &Cut, bool, &Option<Arc<Grid>>, &dyn Costs, &mut Sizes) -> Option<Blueprint>;
 
 /// What is to be planned.
 #[derive(Debug, Clone)]
@@ -60,56 +65,41 @@ impl Request {
     /// The fastest way that fits. Ways that differ in nothing but time are weighed by estimate, but what fits with everything
     /// on the device is never worse; tiles come last, whatever they would save.
     pub fn plan(&self, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
-        let mut sizes = Sizes { request: self, smallest: u64::MAX, smallest_exact: u64::MAX };
-        let asked = self.tiles.and_then(|size| self.grid(size));
-        let cuts = self.cuts(costs.busy_pixels());
-        if let Some(found) = self.first_that_fits(&cuts[..1], &asked, costs, &mut sizes) {
-            return Ok(found);
-        }
-        let found = match self.can_band(costs) {
-            true => self.quickest(&cuts, &asked, costs, &mut sizes),
-            false => self.first_that_fits(&cuts, &asked, costs, &mut sizes),
-        };
-        if let Some(found) = found.or_else(|| self.least_away(&asked, costs, &mut sizes)) {
-            return Ok(found);
-        }
+        let mut sizes = Sizes::default();
+        let (asked, cuts) = (self.asked_tiles(), self.cuts(costs.busy_pixels()));
+        let found = self.first_packed(&cuts[..1], &asked, costs, &mut sizes);
+        let found = found.or_else(|| self.quickest(&cuts, &asked, costs, &mut sizes));
+        let found = found.or_else(|| self.least_away(&asked, costs, &mut sizes));
+        let found = found.or_else(|| self.largest_tiles(&cuts, costs, &mut sizes));
+        found.map_or_else(|| self.smallest(sizes, costs), Ok)
+    }
+
+    /// The largest tiles that fit, in the fastest way.
+    fn largest_tiles(&self, cuts: &[Arc<Cut>], costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
         let last = cuts.last().expect("there is always one");
         let mut least = vec![Arc::clone(last)];
         if self.can_band(costs) {
             least.push(Arc::new(self.without_past(last, false, costs, usize::MAX)));
         }
-        for size in self.smaller_tiles() {
+        self.smaller_tiles().into_iter().find_map(|size| {
             let grid = self.grid(size);
-            if let Some(found) = self.first_that_fits(&least, &grid, costs, &mut sizes) {
-                let faster = match self.can_band(costs) {
-                    true => self.quickest(&cuts, &grid, costs, &mut sizes),
-                    false => None,
-                };
-                return Ok(faster.unwrap_or(found));
-            }
-        }
-        Err(Unplannable { smallest: sizes.smallest, smallest_exact: sizes.smallest_exact })
+            let fits = self.first_packed(&least, &grid, costs, sizes)?;
+            Some(if self.can_band(costs) { self.quickest(cuts, &grid, costs, sizes).unwrap_or(fits) } else { fits })
+        })
     }
 
-    fn first_that_fits(
+    /// The first of `cuts` that fits.
+    fn first_packed(
         &self,
         cuts: &[Arc<Cut>],
         grid: &Option<Arc<Grid>>,
         costs: &dyn Costs,
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
-        let layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
-        layouts.map(|layout| self.rehearse(layout, costs)).find(|blueprint| sizes.fits(blueprint))
-    }
-
-    /// Whether layers can work in bands, with frames that lie elsewhere.
-    fn can_band(&self, costs: &dyn Costs) -> bool {
-        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: false };
-        costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), frames).is_some()
-    }
-
-    fn is_still(&self) -> bool {
-        self.input.frames == 1
+        cuts.iter().find_map(|cut| {
+            let found = self.first_that_fits(&[Arc::clone(cut)], grid, costs, sizes)?;
+            Some(found.packed(costs)).filter(|packed| self.fits(packed))
+        })
     }
 
     /// The fastest of `cuts` and of many more that keep as much of the past on the device as fits.
@@ -120,22 +110,82 @@ impl Request {
         costs: &dyn Costs,
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
-        let mut best = self.first_that_fits(cuts, grid, costs, sizes);
-        let ways = self.wider_cuts().into_iter().flat_map(|cut| {
+        let best = self.first_packed(cuts, grid, costs, sizes);
+        if !self.can_band(costs) {
+            return best;
+        }
+        let keeps: [Keep; 2] = [Request::least_moved, Request::most_near];
+        let mut ways: Vec<(Blueprint, Cut, bool, Keep)> = Vec::new();
+        for cut in self.wider_cuts() {
             let [moved, repeated] = [false, true].map(|repeat| self.without_past(&cut, repeat, costs, usize::MAX));
-            let repeats = (moved != repeated).then(|| (cut.clone(), true));
-            [Some((cut, false)), repeats].into_iter().flatten()
-        });
-        for (cut, repeat) in ways {
-            let found =
-                [self.least_moved(&cut, repeat, grid, costs, sizes), self.most_near(&cut, repeat, grid, costs, sizes)];
-            for found in found.into_iter().flatten() {
-                if best.as_ref().is_none_or(|best| found.seconds() < best.seconds()) {
-                    best = Some(found);
+            for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
+                for keep in keeps {
+                    let found = keep(self, &cut, repeat, grid, costs, sizes);
+                    ways.extend(found.map(|found| (found, cut.clone(), repeat, keep)));
                 }
             }
         }
+        let seconds = |way: &Blueprint| way.seconds();
+        for _ in 0..MOST_PACKED {
+            ways.retain(|(way, ..)| best.as_ref().is_none_or(|best| seconds(way) < seconds(best)));
+            let fastest = (0..ways.len()).min_by(|a, b| seconds(&ways[*a].0).total_cmp(&seconds(&ways[*b].0)));
+            let Some(fastest) = fastest else { break };
+            let (way, cut, repeat, keep) = ways.swap_remove(fastest);
+            let least = way.device_bytes();
+            let packed = way.packed(costs);
+            if self.fits(&packed) {
+                return Some(packed);
+            }
+            // It takes more than the least that was looked for; the same with less of the past on the device may fit.
+            let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
+            let found = keep(&Request { limit, ..self.clone() }, &cut, repeat, grid, costs, sizes);
+            ways.extend(found.map(|found| (found, cut, repeat, keep)));
+        }
         best
+    }
+
+    fn asked_tiles(&self) -> Option<Arc<Grid>> {
+        self.tiles.and_then(|size| self.grid(size))
+    }
+
+    fn fits(&self, blueprint: &Blueprint) -> bool {
+        blueprint.device_bytes() <= self.limit && blueprint.pinned().bytes() <= self.host_limit
+    }
+
+    /// The smallest way that was met, if that is what fits.
+    fn smallest(&self, sizes: Sizes, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
+        let [exact, any] = [sizes.smallest_exact, sizes.smallest].map(|found| found.map(|found| found.packed(costs)));
+        let bytes = |found: &Option<Blueprint>| found.as_ref().map_or(u64::MAX, Blueprint::device_bytes);
+        let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));
+        let fitting = [exact, any].into_iter().flatten().find(|found| self.fits(found));
+        fitting.ok_or(Unplannable { smallest, smallest_exact })
+    }
+
+    /// The first that fits if its frames pack perfectly.
+    fn first_that_fits(
+        &self,
+        cuts: &[Arc<Cut>],
+        grid: &Option<Arc<Grid>>,
+        costs: &dyn Costs,
+        sizes: &mut Sizes,
+    ) -> Option<Blueprint> {
+        let layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
+        layouts.map(|layout| self.rehearse(layout, costs)).find(|blueprint| {
+            if blueprint.pinned().bytes() <= self.host_limit {
+                sizes.meet(blueprint);
+            }
+            self.fits(blueprint)
+        })
+    }
+
+    /// Whether layers can work in bands, with frames that lie elsewhere.
+    fn can_band(&self, costs: &dyn Costs) -> bool {
+        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: false };
+        costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), frames).is_some()
+    }
+
+    fn is_still(&self) -> bool {
+        self.input.frames == 1
     }
 
     /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
@@ -194,7 +244,7 @@ impl Request {
         let mut cut = self.without_past(&one, false, costs, usize::MAX);
         order.into_iter().find_map(|(_, layer)| {
             cut.away[layer] = true;
-            self.first_that_fits(&[Arc::new(cut.clone())], grid, costs, sizes)
+            self.first_packed(&[Arc::new(cut.clone())], grid, costs, sizes)
         })
     }
 
@@ -288,7 +338,7 @@ impl Request {
 
     /// Whether the tiles asked for are more than can be kept track of.
     pub fn has_too_many_tiles(&self) -> bool {
-        self.tiles.and_then(|size| self.grid(size)).is_some_and(|grid| self.lanes(&grid) > MOST_LANES)
+        self.asked_tiles().is_some_and(|grid| self.lanes(&grid) > MOST_LANES)
     }
 
     /// Cuts from the fastest to the smallest.
@@ -412,23 +462,22 @@ impl Request {
     }
 }
 
-/// The least that was met while looking for something that fits.
-struct Sizes<'a> {
-    request: &'a Request,
-    smallest: u64,
-    smallest_exact: u64,
+/// The smallest ways that were met.
+#[derive(Default)]
+struct Sizes {
+    smallest: Option<Blueprint>,
+    smallest_exact: Option<Blueprint>,
 }
 
-impl Sizes<'_> {
-    fn fits(&mut self, blueprint: &Blueprint) -> bool {
-        let bytes = blueprint.device_bytes();
-        if blueprint.pinned().bytes() > self.request.host_limit {
-            return false;
+impl Sizes {
+    fn meet(&mut self, blueprint: &Blueprint) {
+        let smaller =
+            |than: &Option<Blueprint>| than.as_ref().is_none_or(|than| blueprint.device_bytes() < than.device_bytes());
+        if smaller(&self.smallest) {
+            self.smallest = Some(blueprint.clone());
         }
-        self.smallest = self.smallest.min(bytes);
-        if blueprint.layout.grid.is_none() {
-            self.smallest_exact = self.smallest_exact.min(bytes);
+        if blueprint.layout.grid.is_none() && smaller(&self.smallest_exact) {
+            self.smallest_exact = Some(blueprint.clone());
         }
-        bytes <= self.request.limit
     }
 }

@@ -1,25 +1,42 @@
 //! Memory for frames of activations.
 //!
 //! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
-//! frames that are kept longer. So no frame is ever copied to be remembered. Frames that may be kept have equal slots for
-//! equal sizes: a freed slot fits the next frame of its size exactly, so memory cannot fragment however long the clip. Frames
-//! that do not outlive their stage's turn lie behind those, wherever there is room: every turn begins with none. A still image
-//! is all one turn.
+//! frames that are kept longer. So no frame is ever copied to be remembered.
+//!
+//! Which frames are taken and given back, and in which order, is the same in every slice of a job from the third on. So a
+//! rehearsal of a few slices [records](Recording) when each frame lives, all frames are packed into one region with that
+//! known, and the run finds each frame's place by counting.
 
-/// How long a frame lives at most.
+mod packing;
+
+pub use packing::Packed;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use packing::Recording;
+
+/// How long a frame lives, as far as memory is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Life {
-    /// As long as anybody needs it.
-    Long,
-    /// Until the stage that works on it has done its chunk; in a still image, until the image is done.
-    Turn,
+    /// As the host's calls have it: equal slots for equal sizes, so that a freed one fits the next frame exactly.
+    Free,
+    /// As the schedule has it.
+    Scheduled,
 }
 
 /// Where a frame lies. Becomes an address through [`SlotPool::offset`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Slot {
-    Long { class: u32, index: u32 },
-    Turn { start: u64, bytes: u64 },
+    Free {
+        class: u32,
+        index: u32,
+    },
+    /// While recording, `start` is but a number.
+    Scheduled {
+        start: u64,
+        bytes: u64,
+    },
 }
 
 /// Slots of one size.
@@ -32,28 +49,52 @@ struct Class {
     reserved: Option<(u64, usize)>,
 }
 
-/// A frame of the current turn.
+/// A scheduled frame that somebody needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Span {
-    start: u64,
+struct Live {
     bytes: u64,
     uses: u32,
 }
 
-/// Gives out slots, always the lowest free one, and knows how many there ever had to be.
+/// Where scheduled frames find their places.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Script {
+    Recording(Recording),
+    Following(Arc<Packed>),
+}
+
+impl Default for Script {
+    fn default() -> Script {
+        Script::Recording(Recording::default())
+    }
+}
+
+/// Gives out slots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SlotPool {
     classes: Vec<Class>,
-    /// In the order of where they lie.
-    turn: Vec<Span>,
-    /// Bytes that turns have needed, and those reserved by the plan.
-    turn_bytes: u64,
-    turn_reserved: Option<(u64, u64)>,
+    script: Script,
+    live: BTreeMap<u64, Live>,
+    /// Slices begun before this one, and the scheduled frames taken in it.
+    slice: usize,
+    taken: usize,
+    /// Whether this slice is the last and shorter than others, so that the script does not tell of it.
+    partial: bool,
+    /// Bytes of the region that partial slices have needed, and where the region begins.
+    partial_bytes: u64,
+    region: Option<u64>,
 }
 
 impl SlotPool {
     /// A free slot of `bytes`, used once.
-    pub fn take(&mut self, bytes: u64) -> Slot {
+    pub fn take(&mut self, bytes: u64, life: Life) -> Slot {
+        match life {
+            Life::Free => self.take_free(bytes),
+            Life::Scheduled => self.take_scheduled(bytes),
+        }
+    }
+
+    fn take_free(&mut self, bytes: u64) -> Slot {
         let class = self.class(bytes);
         let uses = &mut self.classes[class].uses;
         let index = uses.iter().position(|u| *u == 0).unwrap_or_else(|| {
@@ -61,33 +102,66 @@ impl SlotPool {
             uses.len() - 1
         });
         uses[index] = 1;
-        Slot::Long { class: class as u32, index: index as u32 }
+        Slot::Free { class: class as u32, index: index as u32 }
     }
 
-    /// `count` slots of `bytes` each, used once. Those of a turn lie side by side.
-    pub fn take_many(&mut self, bytes: u64, count: usize, life: Life) -> Vec<Slot> {
-        if life == Life::Long {
-            return (0..count).map(|_| self.take(bytes)).collect();
+    fn take_scheduled(&mut self, bytes: u64) -> Slot {
+        let start = match &mut self.script {
+            Script::Recording(recording) => recording.take(self.slice, self.taken, bytes),
+            Script::Following(_) if self.partial => self.first_gap(bytes),
+            Script::Following(packed) => packed.place(self.slice, self.taken),
+        };
+        if self.partial {
+            self.partial_bytes = self.partial_bytes.max(start.saturating_add(bytes));
         }
-        let needed = bytes * count as u64;
-        let mut start = 0;
-        let at = self.turn.iter().position(|span| {
-            let fits = span.start - start >= needed;
-            if !fits {
-                start = span.start + span.bytes;
-            }
-            fits
-        });
-        let at = at.unwrap_or(self.turn.len());
-        let starts: Vec<u64> = (0..count as u64).map(|i| start + i * bytes).collect();
-        self.turn.splice(at..at, starts.iter().map(|start| Span { start: *start, bytes, uses: 1 }));
-        self.turn_bytes = self.turn_bytes.max(start + needed);
-        starts.into_iter().map(|start| Slot::Turn { start, bytes }).collect()
+        self.taken += 1;
+        debug_assert!(self.is_free(start, bytes), "two frames in one place");
+        self.live.insert(start, Live { bytes, uses: 1 });
+        Slot::Scheduled { start, bytes }
     }
 
-    /// Whether the turn has left nothing behind.
-    pub fn turn_is_over(&self) -> bool {
-        self.turn.is_empty()
+    /// The lowest place with room for `bytes`.
+    fn first_gap(&self, bytes: u64) -> u64 {
+        let mut start = 0;
+        for (at, live) in &self.live {
+            if *at >= start + bytes {
+                break;
+            }
+            start = start.max(at + live.bytes);
+        }
+        start
+    }
+
+    fn is_free(&self, start: u64, bytes: u64) -> bool {
+        match self.script {
+            Script::Recording(_) => !self.live.contains_key(&start),
+            Script::Following(_) => {
+                let before = self.live.range(..start.saturating_add(bytes)).next_back();
+                before.is_none_or(|(at, live)| at + live.bytes <= start)
+            }
+        }
+    }
+
+    /// What comes now belongs to the next slice. `partial`: it is the last one, and shorter than others.
+    pub fn next_slice(&mut self, partial: bool) {
+        (self.slice, self.taken) = (self.slice + 1, 0);
+        self.set_partial(partial);
+    }
+
+    /// What comes now belongs to the first slice of another clip.
+    pub fn first_slice(&mut self, partial: bool) {
+        (self.slice, self.taken) = (0, 0);
+        self.set_partial(partial);
+    }
+
+    /// Tells of a slice that has not begun to work whether it is one that the script does not tell of.
+    pub fn set_partial(&mut self, partial: bool) {
+        self.partial = partial && matches!(&self.script, Script::Following(packed) if packed.repeats());
+    }
+
+    /// Slices begun.
+    pub fn slices(&self) -> usize {
+        self.slice + 1
     }
 
     /// Whether nobody but the asker uses a slot.
@@ -105,61 +179,95 @@ impl SlotPool {
         let uses = self.uses(slot);
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
-        if let (0, Slot::Turn { start, .. }) = (*uses, slot) {
-            self.turn.retain(|span| span.start != start);
+        if let (0, Slot::Scheduled { start, .. }) = (*uses, slot) {
+            self.live.remove(&start);
+            if let Script::Recording(recording) = &mut self.script {
+                recording.give_back(start);
+            }
         }
     }
 
-    /// Slots of `bytes` that will be in use beside those a shortened rehearsal took.
-    pub fn add(&mut self, bytes: u64, slots: u64) {
+    /// Sees to it that there are so many free slots of a size.
+    pub fn provide(&mut self, bytes: u64, slots: u64) {
         let class = self.class(bytes);
         let uses = &mut self.classes[class].uses;
-        uses.resize(uses.len() + slots as usize, 0);
+        uses.resize(uses.len().max(slots as usize), 0);
     }
 
-    /// Ends the rehearsal: fixes the number of slots at what was needed, and empties them.
-    pub fn reserve(mut self) -> SlotPool {
+    fn emptied(&self) -> SlotPool {
+        let mut empty = SlotPool { classes: self.classes.clone(), ..SlotPool::default() };
+        empty.classes.iter_mut().for_each(|class| class.uses.fill(0));
+        empty
+    }
+
+    /// Ends the rehearsal: packs what was recorded. `repeats`: slices from the third on are alike, and more may come.
+    pub fn pack(mut self, repeats: bool) -> SlotPool {
+        if let Script::Recording(recording) = &self.script {
+            self.script = Script::Following(Arc::new(recording.pack(repeats)));
+        }
+        self.reserve();
+        self
+    }
+
+    /// Makes room for the partial slices that another pool, packed alike, has met.
+    pub fn cover_partial(&mut self, other: &SlotPool) {
+        self.partial_bytes = self.partial_bytes.max(other.partial_bytes);
+        for class in &other.classes {
+            self.provide(class.bytes, class.uses.len() as u64);
+        }
+        self.reserve();
+    }
+
+    /// Fixes where everything lies, and empties it.
+    fn reserve(&mut self) {
         let mut offset = 0;
         for class in &mut self.classes {
             class.reserved = Some((offset, class.uses.len()));
             offset += class.bytes * class.uses.len() as u64;
             class.uses.fill(0);
         }
-        self.turn.clear();
-        self.turn_reserved = Some((offset, self.turn_bytes));
-        self
+        self.region = Some(offset);
+        self.live.clear();
+        self.first_slice(false);
     }
 
-    /// Bytes of all slots.
+    /// Bytes of all slots. While recording, the least that these can be.
     pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.turn_bytes
+        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.region_bytes()
+    }
+
+    fn region_bytes(&self) -> u64 {
+        match &self.script {
+            Script::Recording(recording) => recording.most_bytes(),
+            Script::Following(packed) => packed.bytes().max(self.partial_bytes),
+        }
     }
 
     pub fn slot_bytes(&self, slot: Slot) -> u64 {
         match slot {
-            Slot::Long { class, .. } => self.classes[class as usize].bytes,
-            Slot::Turn { bytes, .. } => bytes,
+            Slot::Free { class, .. } => self.classes[class as usize].bytes,
+            Slot::Scheduled { bytes, .. } => bytes,
         }
     }
 
     /// The offset of a slot; `None` if the run took more slots than its rehearsal, which would be a bug in the plan.
     pub fn offset(&self, slot: Slot) -> Option<u64> {
         match slot {
-            Slot::Long { class, index } => {
+            Slot::Free { class, index } => {
                 let class = &self.classes[class as usize];
                 let (base, slots) = class.reserved?;
                 ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
             }
-            Slot::Turn { start, bytes } => {
-                let (base, reserved) = self.turn_reserved?;
-                (start + bytes <= reserved).then_some(base + start)
+            Slot::Scheduled { start, bytes } => {
+                let fits = start.checked_add(bytes)? <= self.region_bytes();
+                self.region.filter(|_| fits).map(|region| region + start)
             }
         }
     }
 
     #[cfg(test)]
     pub fn in_use(&self) -> usize {
-        self.turn.len() + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
+        self.live.len() + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
     }
 
     fn class(&mut self, bytes: u64) -> usize {
@@ -171,16 +279,13 @@ impl SlotPool {
 
     fn uses(&mut self, slot: Slot) -> &mut u32 {
         match slot {
-            Slot::Long { class, index } => &mut self.classes[class as usize].uses[index as usize],
-            Slot::Turn { start, .. } => {
-                let span = self.turn.iter_mut().find(|span| span.start == start);
-                &mut span.expect("a slot of this turn").uses
-            }
+            Slot::Free { class, index } => &mut self.classes[class as usize].uses[index as usize],
+            Slot::Scheduled { start, .. } => &mut self.live.get_mut(&start).expect("a slot that is in use").uses,
         }
     }
 }
 
-/// The two memories of a job: the device's, and the host's for frames of the past that are not worth the device's.
+/// The two memories of a job: the device's, and the host's for frames that are not worth the device's.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pools {
     pub frames: SlotPool,
@@ -188,8 +293,33 @@ pub struct Pools {
 }
 
 impl Pools {
-    pub fn reserve(self) -> Pools {
-        Pools { frames: self.frames.reserve(), past: self.past.reserve() }
+    /// For another rehearsal of the same job, with as many free slots.
+    pub fn emptied(&self) -> Pools {
+        Pools { frames: self.frames.emptied(), past: self.past.emptied() }
+    }
+
+    pub fn next_slice(&mut self, partial: bool) {
+        self.frames.next_slice(partial);
+        self.past.next_slice(partial);
+    }
+
+    pub fn first_slice(&mut self, partial: bool) {
+        self.frames.first_slice(partial);
+        self.past.first_slice(partial);
+    }
+
+    pub fn set_partial(&mut self, partial: bool) {
+        self.frames.set_partial(partial);
+        self.past.set_partial(partial);
+    }
+
+    pub fn pack(self, repeats: bool) -> Pools {
+        Pools { frames: self.frames.pack(repeats), past: self.past.pack(repeats) }
+    }
+
+    pub fn cover_partial(&mut self, other: &Pools) {
+        self.frames.cover_partial(&other.frames);
+        self.past.cover_partial(&other.past);
     }
 }
 
@@ -200,43 +330,84 @@ mod tests {
     #[test]
     fn a_freed_slot_is_taken_again() {
         let mut pool = SlotPool::default();
-        let (a, b) = (pool.take(64), pool.take(64));
+        let (a, b) = (pool.take(64, Life::Free), pool.take(64, Life::Free));
         pool.keep(a);
         pool.drop(a);
-        assert_ne!(pool.take(64), a, "still kept once");
+        assert_ne!(pool.take(64, Life::Free), a, "still kept once");
         pool.drop(b);
-        assert_eq!(pool.take(64), b);
+        assert_eq!(pool.take(64, Life::Free), b);
         assert_eq!(pool.bytes(), 3 * 64);
     }
 
     #[test]
     fn a_run_gets_the_slots_of_its_rehearsal_side_by_side_and_no_more() {
         let mut rehearsal = SlotPool::default();
-        rehearsal.take(64);
-        let b = rehearsal.take(128);
+        rehearsal.take(64, Life::Free);
+        let b = rehearsal.take(128, Life::Free);
         rehearsal.drop(b);
-        rehearsal.take(64);
-        let mut pool = rehearsal.reserve();
+        rehearsal.take(64, Life::Free);
+        let mut pool = rehearsal.pack(false);
         assert_eq!(pool.bytes(), 256);
-        let offsets: Vec<_> = [64, 64, 128].map(|bytes| pool.take(bytes)).map(|s| pool.offset(s)).into();
+        let offsets: Vec<_> = [64, 64, 128].map(|bytes| pool.take(bytes, Life::Free)).map(|s| pool.offset(s)).into();
         assert_eq!(offsets, [Some(0), Some(64), Some(128)]);
-        let beyond = pool.take(64);
+        let beyond = pool.take(64, Life::Free);
         assert_eq!(pool.offset(beyond), None);
     }
 
+    /// Two slices that each make a large frame of a small one, and leave a small one to the next.
+    fn slices(pool: &mut SlotPool, count: usize) -> Vec<Option<u64>> {
+        let mut offsets = Vec::new();
+        let mut left = None;
+        for slice in 0..count {
+            if slice > 0 {
+                pool.next_slice(false);
+            }
+            let small = pool.take(10, Life::Scheduled);
+            let large = pool.take(60, Life::Scheduled);
+            pool.drop(small);
+            let kept = pool.take(10, Life::Scheduled);
+            left.replace(kept).into_iter().for_each(|old| pool.drop(old));
+            pool.drop(large);
+            offsets.extend([small, large, kept].map(|slot| pool.offset(slot)));
+        }
+        offsets
+    }
+
     #[test]
-    fn frames_of_a_turn_fill_the_gaps_behind_the_others() {
+    fn scheduled_frames_share_memory_with_those_that_live_at_other_times() {
         let mut rehearsal = SlotPool::default();
-        rehearsal.take(100);
-        let a = rehearsal.take_many(50, 2, Life::Turn);
-        let b = rehearsal.take_many(10, 1, Life::Turn);
-        a.iter().for_each(|slot| rehearsal.drop(*slot));
-        let c = rehearsal.take_many(30, 3, Life::Turn);
-        let d = rehearsal.take_many(20, 1, Life::Turn);
-        let mut run = rehearsal.clone().reserve();
-        assert_eq!(run.bytes(), 100 + 130);
-        assert_eq!([a[1], b[0], c[2], d[0]].map(|slot| run.offset(slot)), [Some(150), Some(200), Some(160), Some(210)]);
-        let beyond = run.take_many(131, 1, Life::Turn);
-        assert_eq!(run.offset(beyond[0]), None, "more than planned");
+        rehearsal.take(100, Life::Free);
+        slices(&mut rehearsal, Packed::TELLING_SLICES);
+        let mut run = rehearsal.pack(true);
+        assert_eq!(run.bytes(), 100 + 80, "one large and two small at a time");
+        run.take(100, Life::Free);
+        let offsets = slices(&mut run, 14);
+        assert!(offsets.iter().all(|offset| offset.is_some_and(|offset| offset >= 100)));
+        let period = 3 * Packed::PERIOD;
+        assert_eq!(offsets[6..6 + period], offsets[6 + period..6 + 2 * period]);
+    }
+
+    #[test]
+    fn more_than_was_rehearsed_has_no_place() {
+        let mut rehearsal = SlotPool::default();
+        rehearsal.take(10, Life::Scheduled);
+        let mut run = rehearsal.pack(false);
+        let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, Life::Scheduled));
+        assert_eq!((run.offset(planned), run.offset(beyond)), (Some(0), None));
+    }
+
+    #[test]
+    fn a_shorter_last_slice_finds_gaps_for_itself() {
+        let mut rehearsal = SlotPool::default();
+        slices(&mut rehearsal, Packed::TELLING_SLICES);
+        let packed = rehearsal.pack(true);
+        let mut ending = packed.clone();
+        slices(&mut ending, 3);
+        ending.next_slice(true);
+        let long = ending.take(100, Life::Scheduled);
+        assert!(ending.offset(long).is_some());
+        let mut covered = packed.clone();
+        covered.cover_partial(&ending);
+        assert!(covered.bytes() >= 100 && covered.bytes() > packed.bytes());
     }
 }

@@ -291,11 +291,9 @@ impl Cuda {
                 At::Host { .. } => None,
             });
             let near: Vec<(Frame, Frame)> = near.collect();
-            let frame_bytes = self.precision.frame_bytes(op.input, op.layout.groups);
-            // Kernels want frames that lie whole frames apart; those made again lie elsewhere.
-            for run in near.chunk_by(|a, b| b.0.0 == a.0.0 + frame_bytes) {
+            if !near.is_empty() {
                 let rows = NormRows { rows: rows.seen.clone(), out_bytes: work.division.input };
-                self.launch_norm(work.block, work.weights, (op.layout, op.input), run, Some(rows))?;
+                self.launch_norm(work.block, work.weights, (op.layout, op.input), &near, Some(rows))?;
             }
         }
         place.normalised.record(&self.stream)?;

@@ -28,30 +28,38 @@ pub const fn out_shared(precision: Precision) -> u32 {
 /// Tiles side by side that a block of the pixel kernel goes through.
 const IN_RUN: i32 = 8;
 
-/// Frames of one size, by their distance from the first of them: what the kernels call slots.
+/// Frames by their distance from the first of them, in steps that all of them are a whole number of apart: what the kernels
+/// call slots.
 #[derive(Clone, Copy)]
 pub struct Slots {
     base: u64,
-    bytes: u64,
+    step: u64,
 }
 
 impl Slots {
-    pub fn new(offsets: impl Iterator<Item = u64>, bytes: u64) -> Slots {
-        Slots { base: offsets.min().unwrap_or(0), bytes }
+    /// `bytes`: of one frame, which is the step where there is but one.
+    pub fn new(offsets: impl Iterator<Item = u64> + Clone, bytes: u64) -> Slots {
+        let base = offsets.clone().min().unwrap_or(0);
+        let step = offsets.fold(0, |step, offset| common_divisor(step, offset - base));
+        Slots { base, step: if step == 0 { bytes } else { step } }
     }
 
     pub fn of(&self, offset: u64) -> i32 {
-        debug_assert!((offset - self.base).is_multiple_of(self.bytes), "frames of one size lie whole frames apart");
-        ((offset - self.base) / self.bytes) as i32
+        ((offset - self.base) / self.step) as i32
     }
 
+    /// Of the first frame.
     pub fn address(&self, block: &Block) -> Result<u64> {
-        block.at(self.base, self.bytes)
+        block.at(self.base, self.step)
     }
 
     pub fn bytes(&self) -> i64 {
-        self.bytes as i64
+        self.step as i64
     }
+}
+
+fn common_divisor(a: u64, b: u64) -> u64 {
+    if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
 /// A band of a convolution, and what it reads and writes elsewhere than in whole frames.

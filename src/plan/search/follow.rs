@@ -45,7 +45,7 @@ impl Request {
             grid,
             order: Order::SliceBySlice,
         };
-        Some(self.rehearse(layout, costs))
+        Some(self.rehearse(layout, costs).packed(costs))
     }
 
     fn is_cut(&self, cut: &Cut, costs: &dyn Costs) -> bool {

@@ -2,10 +2,12 @@
 
 mod common;
 
-use std::ffi::{CStr, c_char, c_void};
+use std::alloc::{Layout, alloc, dealloc};
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
-use common::{Buffer, Random, Vae, on_every_device, run_info, small};
+use common::{Buffer, Failure, Random, Vae, create_info, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 /// What a progress callback was told, and when it says stop.
@@ -165,4 +167,118 @@ fn a_cancelled_tiled_stream_blends_nothing_twice() {
         // Every step is followed by a progress call, so that a stop falls on each of them, blends too.
         pull_with_cancels(&vae, &latent(2, 10, 11), 1);
     });
+}
+
+/// A host's allocator that lets nobody have memory while it is shut: a load of weights takes as long as a test wants.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct GateState {
+    waiting: u32,
+    open: bool,
+}
+
+impl Gate {
+    /// A handle that gets its memory through the gate, and shares weights with others that do.
+    fn vae(&self) -> Vae {
+        let weights = CString::new(small().to_str().unwrap()).unwrap();
+        let user = std::ptr::from_ref(self).cast_mut().cast();
+        let info = vvae_create_info { alloc: Some(take), free: Some(give), alloc_user: user, ..create_info(&weights) };
+        Vae::create(&info).unwrap()
+    }
+
+    fn pass(&self) {
+        let mut state = self.state.lock().unwrap();
+        state.waiting += 1;
+        self.changed.notify_all();
+        drop(self.changed.wait_while(state, |state| !state.open).unwrap());
+    }
+
+    /// Returns when somebody waits for memory.
+    fn await_somebody(&self) {
+        drop(self.changed.wait_while(self.state.lock().unwrap(), |state| state.waiting == 0).unwrap());
+    }
+
+    fn open(&self) {
+        self.state.lock().unwrap().open = true;
+        self.changed.notify_all();
+    }
+}
+
+fn block(bytes: u64) -> Layout {
+    Layout::from_size_align(bytes as usize, 64).unwrap()
+}
+
+unsafe extern "C" fn take(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void {
+    assert!(align <= 64 && bytes > 0);
+    // SAFETY: every test passes a gate that outlives its handles, and the layout is not empty.
+    unsafe {
+        (*user.cast::<Gate>()).pass();
+        alloc(block(bytes)).cast()
+    }
+}
+
+unsafe extern "C" fn give(_: *mut c_void, memory: *mut c_void, bytes: u64) {
+    // SAFETY: `take` made it with this layout.
+    unsafe { dealloc(memory.cast(), block(bytes)) };
+}
+
+/// Cancels a call that waits for weights which another handle is loading.
+fn cancel_while_waiting(call: impl Fn(&Vae) -> Result<(), Failure> + Sync) {
+    let gate = Gate::default();
+    let (loading, waiting) = (gate.vae(), gate.vae());
+    // Nothing is asserted before the gate is open again, or a failure would wait for ever.
+    let (loaded, stopped, unaffected, took) = std::thread::scope(|scope| {
+        let loads = scope.spawn(|| call(&loading));
+        gate.await_somebody();
+        let waits = scope.spawn(|| call(&waiting));
+        std::thread::sleep(Duration::from_millis(100));
+        let cancelled = Instant::now();
+        // More than once, as a cancel that comes before the call is not for the call.
+        while !waits.is_finished() && cancelled.elapsed() < Duration::from_secs(5) {
+            let _ = waiting.cancel();
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (took, unaffected) = (cancelled.elapsed(), !loads.is_finished());
+        gate.open();
+        (loads.join().unwrap(), waits.join().unwrap(), unaffected, took)
+    });
+    stopped.unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    assert!(unaffected, "the other handle goes on loading");
+    loaded.unwrap();
+    call(&waiting).unwrap();
+}
+
+#[test]
+fn a_run_that_waits_for_another_handles_load_is_cancelled() {
+    let latent = latent(2, 2, 2);
+    cancel_while_waiting(|vae| vae.decode(&latent, &mut video(&latent)).map(drop));
+}
+
+#[test]
+fn a_stream_that_waits_for_another_handles_load_is_cancelled() {
+    cancel_while_waiting(|vae| vae.stream("decode", [1, 16, 0, 2, 2]).map(drop));
+}
+
+#[test]
+fn opening_a_stream_is_cancelled_while_it_loads() {
+    let gate = Gate::default();
+    let vae = gate.vae();
+    let open = || vae.stream("encode", [1, 3, 0, 16, 16]).map(drop);
+    let stopped = std::thread::scope(|scope| {
+        let opens = scope.spawn(open);
+        gate.await_somebody();
+        let cancelled = vae.cancel();
+        gate.open();
+        cancelled.and(opens.join().unwrap())
+    });
+    stopped.unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+    assert_eq!(vae.memory().streams, 0);
+    vae.cancel().unwrap();
+    open().expect("a cancel between calls is for none of them");
 }

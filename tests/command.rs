@@ -292,6 +292,31 @@ fn the_bench_prints_a_table_and_json() {
     fails(&["bench", "--device", "cpu", "--device-tensors"], &["--device-tensors", "CPU", "cuda:0"]);
 }
 
+/// As with `vvae ... | head`.
+#[test]
+fn a_reader_that_leaves_early_ends_it_quietly() {
+    let small = small();
+    for words in [&["--help"][..], &["--version"], &["encode", "--help"], &["info"], &["info", text(&small)]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        // Before it starts, or a short page could be written before the reader leaves.
+        drop(reader);
+        let output = vvae(words).stdout(writer).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{words:?}");
+    }
+}
+
+/// A disk that is full is a failure, unlike a reader that has read enough.
+#[cfg(target_os = "linux")]
+#[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let output = vvae(&["info"]).stdout(full).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("vvae: standard output cannot be written") && said.lines().count() == 1, "{said}");
+}
+
 #[cfg(unix)]
 #[test]
 fn an_interrupted_run_ends_at_once_and_leaves_nothing() {

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
 
-use crate::Result;
 use crate::api::{api, vvae};
+use crate::{Result, say};
 
 /// What shells expect of a program that was interrupted: 128 + SIGINT.
 pub const EXIT_CODE: u8 = 130;
@@ -82,6 +82,6 @@ fn leave() -> ! {
     for draft in watched().drafts.iter() {
         crate::draft::remove(draft);
     }
-    eprintln!("vvae: interrupted; nothing was left behind");
+    say::note(format_args!("vvae: interrupted; nothing was left behind"));
     std::process::exit(i32::from(EXIT_CODE))
 }

@@ -17,6 +17,7 @@ mod options;
 mod pipeline;
 mod progress;
 mod random_weights;
+mod say;
 mod sha256;
 mod tensor;
 mod units;
@@ -33,11 +34,8 @@ const _: () = assert!(cfg!(target_endian = "little"), "this command is written f
 fn main() -> ExitCode {
     let mut words = std::env::args().skip(1);
     let result = match words.next().as_deref() {
-        None | Some("help" | "--help" | "-h") => {
-            print!("{}", commands::overview());
-            Ok(())
-        }
-        Some("--version" | "-V") => api::versions().map(|versions| println!("{versions}")),
+        None | Some("help" | "--help" | "-h") => say::page(&commands::overview()),
+        Some("--version" | "-V") => api::versions().and_then(|versions| say::line(format_args!("{versions}"))),
         Some(name) => match commands::find(name) {
             Ok(command) => command.start(words.collect()),
             Err(why) => Err(why),
@@ -46,11 +44,12 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => {
-            eprintln!("vvae: interrupted; nothing was left behind");
+            say::note(format_args!("vvae: interrupted; nothing was left behind"));
             ExitCode::from(interrupt::EXIT_CODE)
         }
+        Err(_) if say::unheard() => ExitCode::from(say::UNHEARD_EXIT_CODE),
         Err(why) => {
-            eprintln!("vvae: {why}");
+            say::note(format_args!("vvae: {why}"));
             ExitCode::FAILURE
         }
     }

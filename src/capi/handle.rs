@@ -95,8 +95,8 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
     })
 }
 
-/// Stops the encode, decode or pull that is running on the handle, within one chunk of work; it returns
-/// VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
+/// Stops the encode, decode, pull or opening of a stream that is running on the handle, within one chunk of work; it
+/// returns VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     guard::any_time(v, |handle| {

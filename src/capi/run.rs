@@ -2,7 +2,6 @@
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
-use std::sync::atomic::Ordering;
 
 use super::table::Handle;
 use super::types::*;
@@ -163,9 +162,8 @@ impl Run {
         (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream))
     }
 
-    /// Runs `body` with the host's two ways to stop it. A cancel from before this call is not for this call.
+    /// Runs `body` with the host's two ways to stop it.
     pub fn with_control<T>(&self, handle: &Handle, body: impl FnOnce(&mut Control) -> Result<T>) -> Result<T> {
-        handle.cancel.store(false, Ordering::Relaxed);
         let vvae_run_info { progress, progress_user: user, .. } = self.info;
         let mut tell = progress.map(|callback| {
             move |p: Progress| {
@@ -175,7 +173,7 @@ impl Run {
             }
         });
         let progress = tell.as_mut().map(|tell| tell as &mut dyn FnMut(Progress) -> bool);
-        body(&mut Control { cancel: &handle.cancel, progress })
+        body(&mut Control { progress, ..handle.control() })
     }
 }
 

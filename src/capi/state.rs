@@ -10,7 +10,6 @@ use super::table::{self, OpenStream};
 use super::types::*;
 use super::{guard, text};
 use crate::error::{Error, Result};
-use crate::exec::{Control, Stream};
 
 /// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
 ///
@@ -46,8 +45,7 @@ pub unsafe extern "C" fn vvae_stream_save(
         }
         // SAFETY: the host vouches for `capacity` bytes, so there are these too.
         let mut room = unsafe { std::slice::from_raw_parts_mut(state.cast::<u8>(), length(bytes)?) };
-        handle.cancel.store(false, Ordering::Relaxed);
-        open.stream.save(&mut room, &handle.cancel)?;
+        open.stream.save(&mut room, handle.control().cancel)?;
         Ok(VVAE_OK)
     })
 }
@@ -59,11 +57,11 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
     guard::on_stream(s, |handle, open| {
         // SAFETY: the host vouches for a NUL-terminated text.
         let path = Path::new(unsafe { text::read("path", path) }?);
-        handle.cancel.store(false, Ordering::Relaxed);
+        let control = handle.control();
         // Asked first, so that a stream that cannot be saved leaves no file behind.
         open.stream.state_bytes()?;
         let unfinished = Unfinished::new(path)?;
-        unfinished.fill(|file| open.stream.save(file, &handle.cancel))?;
+        unfinished.fill(|file| open.stream.save(file, control.cancel))?;
         Ok(VVAE_OK)
     })
 }
@@ -112,9 +110,7 @@ unsafe fn restore<R: Read>(v: *mut vvae, s: *mut *mut vvae_stream, source: impl 
         // SAFETY: the caller's promise.
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         let (mut state, bytes) = source()?;
-        handle.cancel.store(false, Ordering::Relaxed);
-        let control = Control { cancel: &handle.cancel, progress: None };
-        let (direction, stream): (_, Box<dyn Stream>) = open.session.restore_stream(&mut state, bytes, &control)?;
+        let (direction, stream) = open.session.restore_stream(&mut state, bytes, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, OpenStream { direction, stream });
         // SAFETY: as above.

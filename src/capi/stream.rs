@@ -44,7 +44,7 @@ pub unsafe extern "C" fn vvae_stream_open(
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         // SAFETY: the host vouches for the text and for five numbers.
         let (direction, shape) = unsafe { node_and_shape(node, shape, true) }?;
-        let stream = open.session.open_stream(direction, shape)?;
+        let stream = open.session.open_stream(direction, shape, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, OpenStream { direction, stream });
         // SAFETY: as above.

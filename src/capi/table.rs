@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::exec::{Ledger, Session, Stream};
+use crate::exec::{Control, Ledger, Session, Stream};
 use crate::model::{Config, Direction};
 
 /// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
@@ -63,6 +63,12 @@ impl Handle {
         self.open.try_lock().ok_or_else(|| {
             Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
         })
+    }
+
+    /// What stops a call that tells of no progress. A cancel from before the call is not for the call.
+    pub fn control(&self) -> Control<'_> {
+        self.cancel.store(false, Ordering::Relaxed);
+        Control { cancel: &self.cancel, progress: None }
     }
 
     pub fn check_intact(&self) -> Result<()> {

@@ -62,7 +62,7 @@ impl Session for Mock {
         }
         if control.cancel.load(Ordering::Relaxed) { Err(crate::error::Error::Cancelled) } else { Ok(()) }
     }
-    fn open_stream(&mut self, _: Direction, _: Shape) -> Result<Box<dyn Stream>> {
+    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn Stream>> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }

@@ -90,7 +90,7 @@ pub trait Session: Send {
     fn plan(&self, direction: Direction, input: Shape) -> Result<Plan>;
     fn run(&mut self, job: &Job, control: &mut Control) -> Result<()>;
     /// `input` as in `plan`; its frame count is ignored.
-    fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>>;
+    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn Stream>>;
     /// A stream that goes on where the one was that [`Stream::save`] wrote down, in `bytes` bytes.
     fn restore_stream(
         &mut self,

@@ -252,12 +252,10 @@ impl<B: Backend> Session for Engine<B> {
         result.and(finished)
     }
 
-    fn open_stream(&mut self, direction: Direction, input: Shape) -> Result<Box<dyn Stream>> {
+    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn Stream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
-        let never = std::sync::atomic::AtomicBool::new(false);
-        let control = Control { cancel: &never, progress: None };
-        let (blueprint, workspace) = self.make_ready(direction, input, &control)?;
+        let (blueprint, workspace) = self.make_ready(direction, input, control)?;
         let side = self.side(direction);
         let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         self.tell_idle();

@@ -4,8 +4,9 @@ use std::any::Any;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::Allocators;
 use super::ledger::{Held, Ledger};
@@ -30,8 +31,13 @@ pub struct Key {
     pub allocators: Allocators,
 }
 
+type Known = Weak<dyn Any + Send + Sync>;
+
 /// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.
-type Entry = Mutex<Weak<dyn Any + Send + Sync>>;
+type Entry = Mutex<Known>;
+
+/// How often a session that waits for another one's load looks whether its own call was cancelled.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 static REGISTRY: Mutex<Vec<(Key, Weak<Entry>)>> = Mutex::new(Vec::new());
 
@@ -41,10 +47,22 @@ fn entry(key: &Key) -> Arc<Entry> {
     if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
         return found;
     }
-    let nothing: Weak<dyn Any + Send + Sync> = Weak::<()>::new();
+    let nothing: Known = Weak::<()>::new();
     let made = Arc::new(Mutex::new(nothing));
     registry.push((key.clone(), Arc::downgrade(&made)));
     made
+}
+
+/// The entry to oneself, when nobody loads it any more. Whoever loads goes on, whatever becomes of those who wait.
+fn wait<'a>(entry: &'a Entry, cancel: &AtomicBool) -> Result<MutexGuard<'a, Known>> {
+    loop {
+        if let Some(free) = entry.try_lock_for(PATIENCE) {
+            return Ok(free);
+        }
+        if cancel.load(Ordering::Relaxed) {
+            return Err(Error::Cancelled);
+        }
+    }
 }
 
 /// A session's share of some weights.
@@ -100,7 +118,7 @@ fn transient_bytes(layer: &Layer) -> u64 {
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
 }
 
-/// The weights for `key`: somebody else's if there are any, else loaded now.
+/// The weights for `key`: somebody else's if there are any or will be soon, else loaded now.
 pub fn share<B: Backend>(
     backend: &B,
     key: &Key,
@@ -110,7 +128,7 @@ pub fn share<B: Backend>(
     cancel: &AtomicBool,
 ) -> Result<Share<B>> {
     let entry = entry(key);
-    let mut weights = entry.lock();
+    let mut weights = wait(&entry, cancel)?;
     let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
     let (shared, held) = match known {
         Some(shared) => (shared, ledger.hold(bytes(backend, network))),

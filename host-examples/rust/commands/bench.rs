@@ -12,6 +12,7 @@ use crate::checkpoint::Config;
 use crate::files::safetensors::Header;
 use crate::gpu::{Gpu, Memory};
 use crate::random_weights::{self, Random};
+use crate::say::{self, say};
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::{Result, cublas, options, units};
 
@@ -78,13 +79,13 @@ fn run(args: &Args) -> Result<()> {
     let usual = if on_cpu { "1x256x256,5x128x128" } else { "21x720x1280,1x1024x1024,5x512x512" };
     let (unit, scale) = if on_cpu { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) };
     let place = if args.flag("device-tensors") { "device" } else { "host" };
-    println!("{}, {} repeats, tensors in {place} memory", weights.display(), repeat);
+    say!("{}, {} repeats, tensors in {place} memory", weights.display(), repeat)?;
     let product = gpu.ok_or_else(|| "it is measured on GPUs".to_owned()).and_then(cublas::rate);
     match &product {
-        Ok(rate) => println!("matrix product: {:.0} TFLOP/s", rate / 1e12),
-        Err(why) => println!("matrix product: - ({why})"),
+        Ok(rate) => say!("matrix product: {:.0} TFLOP/s", rate / 1e12)?,
+        Err(why) => say!("matrix product: - ({why})")?,
     }
-    println!(
+    say!(
         "{:<7} {:>14} {:>10} {:>10} {unit:>9} {:>9} {:>10} {:>12} {:>12} {:>9} {:>9}",
         "op",
         "shape",
@@ -96,13 +97,13 @@ fn run(args: &Args) -> Result<()> {
         "of it host",
         "create s",
         "first s"
-    );
+    )?;
     let fraction = |row: &Row| product.as_ref().ok().map(|rate| row.computed / rate);
     let mut rows = Vec::new();
     for shape in args.option("shapes").unwrap_or(usual).split(',') {
         for op in args.option("ops").unwrap_or("decode,encode").split(',') {
             let row = measure(args, &weights, &config, op, shape, repeat)?;
-            println!(
+            say!(
                 "{:<7} {:>14} {:>10.4} {:>10.2} {:>9.1} {:>9.1} {:>10} {:>12} {:>12} {:>9.3} {:>9.3}",
                 row.op,
                 row.shape,
@@ -115,7 +116,7 @@ fn run(args: &Args) -> Result<()> {
                 units::bytes(row.host),
                 row.create,
                 row.first
-            );
+            )?;
             rows.push(row);
         }
     }
@@ -210,7 +211,7 @@ fn weights(args: &Args) -> Result<PathBuf> {
     // A whole file has this name, as it is given only when it is whole.
     let path = std::env::temp_dir().join("vvae-random-full-f16.safetensors");
     if !path.exists() {
-        eprintln!("making {}", path.display());
+        say::note(format_args!("making {}", path.display()));
         random_weights::write(&path, &Config::published(), Dtype::F16, 0)?;
     }
     Ok(path)

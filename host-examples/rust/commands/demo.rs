@@ -12,6 +12,7 @@ use super::{Command, plan};
 use crate::args::{Args, Takes};
 use crate::files;
 use crate::options::{self, DEMO_WEIGHTS};
+use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::{Result, units};
 
@@ -48,7 +49,7 @@ fn run(args: &Args) -> Result<()> {
         Frames::new(FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height)), vae.latent_frames(frames));
     let mut output = Frames::new(kind, frames);
 
-    println!("{frames} frames of {width}x{height} through {}\n", weights.display());
+    say!("{frames} frames of {width}x{height} through {}\n", weights.display())?;
     let started = Instant::now();
     vae.encode(&input, &mut latent)?;
     let encode = started.elapsed().as_secs_f64();
@@ -58,20 +59,19 @@ fn run(args: &Args) -> Result<()> {
 
     let quality = metrics::compare(&input, &output);
     let ratio = input.bytes().len() as f64 / latent.bytes().len() as f64;
-    println!("  quality   PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim);
-    println!("  encode    {encode:.2} s, {:.1} frames/s", frames as f64 / encode);
-    println!("  decode    {decode:.2} s, {:.1} frames/s", frames as f64 / decode);
-    println!(
+    say!("  quality   PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
+    say!("  encode    {encode:.2} s, {:.1} frames/s", frames as f64 / encode)?;
+    say!("  decode    {decode:.2} s, {:.1} frames/s", frames as f64 / decode)?;
+    say!(
         "  latent    {:?} f32, {ratio:.0} times smaller than the pixels in bytes",
         &latent.kind.shape(latent.count() as u64)[1..]
-    );
-    println!("  memory    {} at most\n", units::bytes(vae.memory()?.peak));
-    println!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?);
+    )?;
+    say!("  memory    {} at most\n", units::bytes(vae.memory()?.peak))?;
+    say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
     write_pictures(&folder, &input, &output)?;
-    println!("Look at {}", folder.join("contact-sheet.png").display());
-    println!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display());
-    println!("\nNext: vvae roundtrip YOUR.mp4 out.mp4, and `vvae --help` for the rest.");
-    Ok(())
+    say!("Look at {}", folder.join("contact-sheet.png").display())?;
+    say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
+    say!("\nNext: vvae roundtrip YOUR.mp4 out.mp4, and `vvae --help` for the rest.")
 }
 
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {

@@ -8,6 +8,7 @@ use crate::api::*;
 use crate::args::{Args, Takes};
 use crate::checkpoint::Config;
 use crate::files::safetensors::Header;
+use crate::say::say;
 use crate::tensor::Dtype;
 use crate::vae::Vae;
 use crate::{Result, api, sha256, units};
@@ -30,7 +31,7 @@ fn run(args: &Args) -> Result<()> {
     if let Some(path) = args.word(0) {
         return checkpoint(Path::new(path));
     }
-    println!("{}\n\nDevices", api::versions()?);
+    say!("{}\n\nDevices", api::versions()?)?;
     devices()?;
     nodes()
 }
@@ -61,13 +62,13 @@ fn devices() -> Result<()> {
             ),
             _ => String::new(),
         };
-        println!(
+        say!(
             "  {:<8} {}{gpu}, {} of {} free",
             fixed_text(&device.id),
             fixed_text(&device.name),
             units::bytes(device.memory_free),
             units::bytes(device.memory_total)
-        );
+        )?;
     }
     Ok(())
 }
@@ -78,7 +79,7 @@ fn nodes() -> Result<()> {
     for node in 0..unsafe { (api.vvae_node_count)() } {
         // SAFETY: the struct is as long as it says.
         let info: vvae_node_desc = described(|out| unsafe { (api.vvae_node_info)(node, out) })?;
-        println!("\nNode {} ({})\n  {}\n  ports", text(info.id), text(info.label), text(info.help));
+        say!("\nNode {} ({})\n  {}\n  ports", text(info.id), text(info.label), text(info.help))?;
         // SAFETY: takes a number.
         for index in 0..unsafe { (api.vvae_port_count)(node) } {
             // SAFETY: the struct is as long as it says.
@@ -89,17 +90,17 @@ fn nodes() -> Result<()> {
             let names = names.collect::<Vec<_>>().join(", ").to_lowercase();
             let direction = if port.direction == VVAE_PORT_INPUT { "in" } else { "out" };
             let optional = if port.optional == 1 { ", optional" } else { "" };
-            println!("    {:<20} {direction} ({}{optional}; {names})", text(port.name), text(port.kind));
-            println!("    {:<20} {}", "", text(port.help));
+            say!("    {:<20} {direction} ({}{optional}; {names})", text(port.name), text(port.kind))?;
+            say!("    {:<20} {}", "", text(port.help))?;
         }
-        println!("  parameters");
+        say!("  parameters")?;
         // SAFETY: takes a number.
         for index in 0..unsafe { (api.vvae_param_count)(node) } {
             // SAFETY: the struct is as long as it says.
             let param: vvae_param_desc = described(|out| unsafe { (api.vvae_param_info)(node, index, out) })?;
             let (key, default) = (text(param.key), text(param.default_value));
-            println!("    {key:<20} {default} ({})", accepted(api, node, index, &param));
-            println!("    {:<20} {}", "", text(param.help));
+            say!("    {key:<20} {default} ({})", accepted(api, node, index, &param))?;
+            say!("    {:<20} {}", "", text(param.help))?;
         }
     }
     Ok(())
@@ -148,17 +149,16 @@ fn checkpoint(path: &Path) -> Result<()> {
     let channels: Vec<_> = config.channels.iter().map(u64::to_string).collect();
     let file = std::fs::File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
     let sum = sha256::sum(file).map_err(|why| format!("{name} cannot be read: {why}"))?;
-    println!("{name}");
-    println!("  channels        {}", channels.join(", "));
-    println!("  layers          {}", config.layers);
-    println!("  norm groups     {}", config.groups);
-    println!("  latent          {} channels", model.latent_channels);
-    println!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale);
-    println!("  time            1 latent frame for {} frames, after the first", model.time_scale);
-    println!("  tensors         {}", header.tensors.len());
-    println!("  parameters      {}", units::grouped(parameters));
-    println!("  dtype           {}", dtypes.join(", "));
-    println!("  size            {} bytes", units::grouped(header.file_bytes));
-    println!("  sha-256         {sum}");
-    Ok(())
+    say!("{name}")?;
+    say!("  channels        {}", channels.join(", "))?;
+    say!("  layers          {}", config.layers)?;
+    say!("  norm groups     {}", config.groups)?;
+    say!("  latent          {} channels", model.latent_channels)?;
+    say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
+    say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;
+    say!("  tensors         {}", header.tensors.len())?;
+    say!("  parameters      {}", units::grouped(parameters))?;
+    say!("  dtype           {}", dtypes.join(", "))?;
+    say!("  size            {} bytes", units::grouped(header.file_bytes))?;
+    say!("  sha-256         {sum}")
 }

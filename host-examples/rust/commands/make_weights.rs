@@ -5,6 +5,7 @@ use std::path::Path;
 use super::Command;
 use crate::args::{Args, Takes};
 use crate::checkpoint::Config;
+use crate::say::say;
 use crate::tensor::Dtype;
 use crate::{Result, random_weights, units};
 
@@ -59,6 +60,5 @@ fn run(args: &Args) -> Result<()> {
     let dtype = Dtype::parse(args.choice("dtype", &["f16", "bf16", "f32"])?).unwrap_or(Dtype::F16);
     let path = Path::new(args.word(0).expect("required words are there"));
     let parameters = random_weights::write(path, &config, dtype, args.parsed("seed", 0, "7")?)?;
-    println!("{}: {} random parameters in {}", path.display(), units::grouped(parameters), dtype.name());
-    Ok(())
+    say!("{}: {} random parameters in {}", path.display(), units::grouped(parameters), dtype.name())
 }

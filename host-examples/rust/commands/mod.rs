@@ -10,6 +10,7 @@ mod plan;
 mod roundtrip;
 
 use crate::args::{Args, Takes};
+use crate::say::{self, say};
 use crate::{Result, units};
 
 /// One command: how it is called and what it does.
@@ -48,8 +49,7 @@ pub fn find(name: &str) -> Result<&'static Command> {
 impl Command {
     pub fn start(&self, words: Vec<String>) -> Result<()> {
         if words.iter().any(|word| word == "--help" || word == "-h") {
-            print!("{}", self.page());
-            return Ok(());
+            return say::page(&self.page());
         }
         (self.run)(&Args::parse(self.name, &self.takes, words)?)
     }
@@ -105,6 +105,5 @@ fn report(path: &std::path::Path, what: &str, frames: u64, seconds: f64, vae: &c
     let model = units::bytes(vae.memory()?.peak);
     let process = units::resident_peak().map(|bytes| format!(", the process {}", units::bytes(bytes)));
     let process = process.unwrap_or_default();
-    println!("{}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}", path.display());
-    Ok(())
+    say!("{}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}", path.display())
 }

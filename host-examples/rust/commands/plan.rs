@@ -4,6 +4,7 @@ use super::Command;
 use crate::args::{Args, Takes};
 use crate::checkpoint::Config;
 use crate::options;
+use crate::say::say;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::Vae;
 use crate::{Result, random_weights, units};
@@ -36,19 +37,19 @@ fn run(args: &Args) -> Result<()> {
     let (blank, path);
     match options::named_weights(args) {
         Some(named) => {
-            println!("for the checkpoint {}", named.display());
+            say!("for the checkpoint {}", named.display())?;
             path = named;
         }
         None => {
             blank = random_weights::blank(&Config::published(), Dtype::F16)?;
-            println!("for the published checkpoint's sizes");
+            say!("for the published checkpoint's sizes")?;
             path = blank.path.clone();
         }
     }
     let vae = options::open_vae_with(args, &path)?;
     for (node, size) in jobs {
         let size = units::sizes(size, "121x1080x1920").map_err(|why| format!("--{node}: {why}"))?;
-        println!("\n{}", describe(&vae, node, size)?);
+        say!("\n{}", describe(&vae, node, size)?)?;
     }
     Ok(())
 }

@@ -71,6 +71,29 @@ pub(super) fn prologue<S: Simd, const NORM: bool, const SILU: bool>(
     if SILU { silu::<S>(value) } else { value }
 }
 
+/// Work on values that go through a prologue, compiled for each one there is.
+pub(super) trait Prepare {
+    /// # Safety
+    /// As [`Op::run`].
+    unsafe fn all<S: Simd, const NORM: bool, const SILU: bool>(&self);
+}
+
+/// Chooses the prologue here, outside of all loops.
+///
+/// # Safety
+/// As [`Op::run`].
+#[inline(always)]
+pub(super) unsafe fn prepare<S: Simd>(work: &impl Prepare, prologue: Prologue) {
+    // SAFETY: as the caller vouches.
+    unsafe {
+        match prologue {
+            Prologue::None => work.all::<S, false, false>(),
+            Prologue::Norm => work.all::<S, true, false>(),
+            Prologue::NormSilu => work.all::<S, true, true>(),
+        }
+    }
+}
+
 /// The band that `area` sees through the window of `geometry`.
 ///
 /// # Safety
@@ -139,19 +162,11 @@ impl Op for Row<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: whoever made the row vouches for it.
-        unsafe {
-            match self.prologue {
-                Prologue::None => self.all::<S, false, false>(),
-                Prologue::Norm => self.all::<S, true, false>(),
-                Prologue::NormSilu => self.all::<S, true, true>(),
-            }
-        }
+        unsafe { prepare::<S>(&self, self.prologue) }
     }
 }
 
-impl Row<'_> {
-    /// # Safety
-    /// As [`Op::run`].
+impl Prepare for Row<'_> {
     #[inline(always)]
     unsafe fn all<S: Simd, const NORM: bool, const SILU: bool>(&self) {
         let whole = self.channels / BLOCK * BLOCK;
@@ -175,7 +190,9 @@ impl Row<'_> {
             }
         }
     }
+}
 
+impl Row<'_> {
     /// One block of one pixel.
     ///
     /// # Safety

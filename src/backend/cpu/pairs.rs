@@ -11,11 +11,11 @@
 //! the four *parts* is a convolution of its own, with a window of 3 x 1 over an image of pairs. The factors are small,
 //! and so is what is lost to rounding. Larger groups of pixels would save more, and lose much more.
 
-use super::band::{Extent, Source, factors, prologue};
+use super::band::{Extent, Prepare, Source, factors, prepare, prologue};
 use super::geometry::{Area, Geometry};
 use super::kernel::{BLOCK, FEW, PANEL};
 use super::simd::{Op, Simd};
-use crate::backend::{ConvLayout, Prologue, Window};
+use crate::backend::{ConvLayout, Window};
 
 pub(super) const PARTS: usize = 4;
 
@@ -80,19 +80,11 @@ impl Op for Row<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: whoever made the row vouches for it.
-        unsafe {
-            match self.source.prologue {
-                Prologue::None => self.all::<S, false, false>(),
-                Prologue::Norm => self.all::<S, true, false>(),
-                Prologue::NormSilu => self.all::<S, true, true>(),
-            }
-        }
+        unsafe { prepare::<S>(&self, self.source.prologue) }
     }
 }
 
-impl Row<'_> {
-    /// # Safety
-    /// As [`Op::run`].
+impl Prepare for Row<'_> {
     #[inline(always)]
     unsafe fn all<S: Simd, const NORM: bool, const SILU: bool>(&self) {
         let (channels, block) = (self.source.channels, self.extent.block());
@@ -117,7 +109,9 @@ impl Row<'_> {
             }
         }
     }
+}
 
+impl Row<'_> {
     /// The channels from `channel` on of the pixel in a column, after the prologue.
     ///
     /// # Safety

@@ -1,5 +1,5 @@
-//! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU there is nothing to test;
-//! VVAE_REQUIRE_CUDA makes that a failure.
+//! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU
+//! there is nothing to test; VVAE_REQUIRE_CUDA makes that a failure.
 
 mod graphs;
 mod large;
@@ -154,6 +154,27 @@ fn never() -> impl FnMut() -> bool {
     || false
 }
 
+const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
+
+/// A frame of activations as it is into a frame of a tensor.
+fn plain_store(from: Frame, shape: FrameShape, into: &View, frame: u64, staging: u64) -> StoreOp<'_> {
+    StoreOp {
+        from,
+        shape,
+        channel: 0,
+        divide: None,
+        clamp: None,
+        sample: None,
+        map: SAME,
+        into,
+        batch: 0,
+        frame,
+        clip_frame: frame,
+        scratch: 0,
+        staging,
+    }
+}
+
 /// The output frames of a case, and after them what their statistics make of them: a normalised copy.
 fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
     let (layout, input) = (&case.layout, case.input);
@@ -190,8 +211,8 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         let values = random.values(shape.elements() * 3, 1.0);
         let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
         for (t, into) in (0..).zip(frames) {
-            let map = Affine { mul: 1.0, add: 0.0 };
-            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map, shape, into: *into, staging };
+            let into = *into;
+            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map: SAME, shape, into, staging };
             backend.load(memory, &op, &mut never()).unwrap();
         }
         backend.finish(memory, None).unwrap();
@@ -237,22 +258,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
     let values = vec![f32::NAN; (output.elements() * 3) as usize];
     let into = view(&values, [output.channels, 3, output.height, output.width]);
     for (t, from) in (0..).zip(&out) {
-        let map = Affine { mul: 1.0, add: 0.0 };
-        let op = StoreOp {
-            from: *from,
-            shape: output,
-            channel: 0,
-            divide: None,
-            clamp: None,
-            sample: None,
-            map,
-            into: &into,
-            batch: 0,
-            frame: t,
-            clip_frame: t,
-            scratch,
-            staging: staging + most,
-        };
+        let op = plain_store(*from, output, &into, t, staging + most);
         backend.store(&mut memory, &op, &mut never()).unwrap();
     }
     backend.finish(&mut memory, None).unwrap();
@@ -329,29 +335,13 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     backend.poison(&mut memory, bytes);
     let values = Random(3).values(wide.elements(), 1.0);
     let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
-    let map = Affine { mul: 1.0, add: 0.0 };
-    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: wide, into: from, staging };
+    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape: wide, into: from, staging };
     backend.load(&mut memory, &op, &mut never()).unwrap();
     let op = AttentionOp { shape, frames: &[(from, to)], scratch };
     backend.attention(&mut memory, &op, &mut never()).unwrap();
     let values = vec![f32::NAN; shape.elements() as usize];
     let into = view(&values, [shape.channels, 1, shape.height, shape.width]);
-    let op = StoreOp {
-        from: to,
-        shape,
-        channel: 0,
-        divide: None,
-        clamp: None,
-        sample: None,
-        map,
-        into: &into,
-        batch: 0,
-        frame: 0,
-        clip_frame: 0,
-        scratch,
-        staging: staging + most,
-    };
-    backend.store(&mut memory, &op, &mut never()).unwrap();
+    backend.store(&mut memory, &plain_store(to, shape, &into, 0, staging + most), &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
 }
@@ -379,14 +369,14 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let prepared = prepare(backend, &layout, 2);
-    let map = Affine { mul: 1.0, add: 0.0 };
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
         let deep = tile.with_channels(8);
         let values = Random(i as u64).values(deep.elements(), 1.0);
         let input = view(&values, [8, 1, 5, 7]);
         let source = Frame(1 << 19);
-        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into: source, staging };
+        let (map, into) = (SAME, source);
+        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into, staging };
         backend.load(&mut memory, &op, &mut never()).unwrap();
         let frames = [frame(&[(source, 0)], 0, None, from)];
         let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch };
@@ -410,21 +400,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let values = vec![f32::NAN; whole.elements() as usize];
     let into = view(&values, [3, 1, 8, 7]);
     let divide = Some(Blend { rows: &sums, columns: &columns });
-    let op = StoreOp {
-        from: canvas,
-        shape: whole,
-        channel: 0,
-        divide,
-        clamp: None,
-        sample: None,
-        map,
-        into: &into,
-        batch: 0,
-        frame: 0,
-        clip_frame: 0,
-        scratch,
-        staging: staging + most,
-    };
+    let op = StoreOp { divide, scratch, ..plain_store(canvas, whole, &into, 0, staging + most) };
     backend.store(&mut memory, &op, &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
@@ -451,29 +427,15 @@ fn frames_on_their_way_do_not_mix() {
         cuda.poison(&mut memory, bytes);
         let found = vec![f32::NAN; values.len()];
         let into = view(&found, dims);
-        let map = Affine { mul: 1.0, add: 0.0 };
         let mut pass = |frames: std::ops::Range<u64>, cancelled: u64| {
             for frame in frames {
-                let op = LoadOp { from: &input, batch: 0, frame, top: 0, left: 0, map, shape, into: slot, staging };
+                let op =
+                    LoadOp { from: &input, batch: 0, frame, top: 0, left: 0, map: SAME, shape, into: slot, staging };
                 if let Err(error) = cuda.load(&mut memory, &op, &mut || frame == cancelled) {
                     assert_eq!(error, Error::Cancelled);
                     break;
                 }
-                let op = StoreOp {
-                    from: slot,
-                    shape,
-                    channel: 0,
-                    divide: None,
-                    clamp: None,
-                    sample: None,
-                    map,
-                    into: &into,
-                    batch: 0,
-                    frame,
-                    clip_frame: frame,
-                    scratch: 0,
-                    staging: staging + most,
-                };
+                let op = plain_store(slot, shape, &into, frame, staging + most);
                 cuda.store(&mut memory, &op, &mut never()).unwrap();
             }
             cuda.finish(&mut memory, None).unwrap();

@@ -52,7 +52,9 @@ impl Clip {
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;
-        let mut stream = session.open_stream(Direction::Decode, Shape::new(1, channels, 0, rows, columns)).unwrap();
+        let shape = Shape::new(1, channels, 0, rows, columns);
+        let control = Control { cancel: &cancel, progress: None };
+        let mut stream = session.open_stream(Direction::Decode, shape, &control).unwrap();
         let (mut pushed, mut pulled) = (0, 0);
         let pixels = (self.pixels[2] * self.pixels[3]) as usize;
         let room = vec![f32::NAN; 3 * pixels];

@@ -36,8 +36,6 @@ impl Rows {
     }
 }
 
-const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
-
 fn load(cuda: &Cuda, memory: &mut Memory, rows: &Rows, shape: FrameShape, into: Frame) {
     let from = rows.view(shape.height);
     let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, staging: 0 };
@@ -56,21 +54,7 @@ fn store(
     let [channel, count] = channels;
     let values = vec![f32::NAN; (count * shape.pixels()) as usize];
     let into = view(&values, [count, 1, shape.height, shape.width]);
-    let op = StoreOp {
-        from,
-        shape,
-        channel,
-        divide: None,
-        clamp: None,
-        sample: None,
-        map: SAME,
-        into: &into,
-        batch: 0,
-        frame: 0,
-        clip_frame: 0,
-        scratch: 0,
-        staging,
-    };
+    let op = StoreOp { channel, ..plain_store(from, shape, &into, 0, staging) };
     cuda.store(memory, &op, &mut never()).unwrap();
     cuda.finish(memory, None).unwrap();
     values

@@ -1,0 +1,48 @@
+//! What a command says. Whoever reads its output may leave early, as `head` does: that ends the command, but it is no
+//! failure to tell of.
+
+use std::fmt::Arguments;
+use std::io::{ErrorKind, Write, stderr, stdout};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::Result;
+
+/// What shells expect of a program that nobody listens to any more: 128 + SIGPIPE.
+pub const UNHEARD_EXIT_CODE: u8 = 141;
+
+static UNHEARD: AtomicBool = AtomicBool::new(false);
+
+/// Whether the reader has left.
+pub fn unheard() -> bool {
+    UNHEARD.load(Ordering::Relaxed)
+}
+
+/// `println!`, but a line that cannot be written is an error like any other instead of a panic.
+macro_rules! say {
+    ($($words:tt)*) => {
+        $crate::say::line(format_args!($($words)*))
+    };
+}
+pub(crate) use say;
+
+pub fn line(words: Arguments) -> Result<()> {
+    write(format_args!("{words}\n"))
+}
+
+/// A text that ends its own lines.
+pub fn page(text: &str) -> Result<()> {
+    write(format_args!("{text}"))
+}
+
+/// A line on standard error. Losing it is no reason to stop.
+pub fn note(words: Arguments) {
+    let _ = writeln!(stderr(), "{words}");
+}
+
+fn write(words: Arguments) -> Result<()> {
+    let mut out = stdout().lock();
+    out.write_fmt(words).and_then(|()| out.flush()).map_err(|why| {
+        UNHEARD.fetch_or(why.kind() == ErrorKind::BrokenPipe, Ordering::Relaxed);
+        format!("standard output cannot be written: {why}")
+    })
+}

@@ -1,0 +1,127 @@
+//! Convolutions.
+
+use super::case::{Case, layout};
+use super::*;
+use crate::backend::{ConvFrame, Prologue, Term, Terms, Window};
+
+#[test]
+fn convolutions_of_all_kinds_and_sizes() {
+    let sizes = [(1, 1), (2, 2), (1, 13), (13, 1), (4, 14), (3, 15), (7, 29), (6, 44)];
+    let channels = [(1, 1, 1), (3, 16, 1), (16, 3, 1), (10, 24, 2), (24, 10, 2), (35, 70, 5), (48, 48, 16)];
+    let cpus = cpus();
+    let mut seed = 1;
+    for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
+        for (height, width) in sizes {
+            if window == Window::Down && (height % 2 != 0 || width % 2 != 0) {
+                continue;
+            }
+            for (cin, cout, groups) in channels {
+                seed += 1;
+                let prologue = [Prologue::None, Prologue::Norm, Prologue::NormSilu][seed as usize % 3];
+                let shortcut = [None, Some(5), Some(33)][seed as usize / 3 % 3];
+                let layout = ConvLayout { shortcut, groups, ..layout(cin, cout, window, prologue) };
+                Case::new(layout, height, width, seed).check(&cpus);
+            }
+        }
+    }
+}
+
+#[test]
+fn convolutions_of_many_areas() {
+    let cpus = cpus();
+    for (window, cin, height, width) in
+        [(Window::Same, 512, 25, 23), (Window::Up, 512, 31, 27), (Window::Down, 256, 30, 54), (Window::Same, 2, 90, 61)]
+    {
+        let layout = ConvLayout { groups: 2, ..layout(cin, 6, window, Prologue::NormSilu) };
+        let areas = geometry::Geometry::new(&layout, FrameShape::new(height, width, cin)).areas();
+        assert!(areas > 1, "{layout:?}");
+        Case::new(layout, height, width, 5).check(&cpus);
+    }
+}
+
+#[test]
+fn a_convolution_may_have_no_terms() {
+    for window in [Window::Same, Window::Up] {
+        let mut case = Case::new(layout(4, 40, window, Prologue::None), 3, 5, 9);
+        case.frames[0].0.clear();
+        case.check(&cpus());
+    }
+}
+
+#[test]
+fn neither_threads_nor_frames_in_a_call_change_a_bit() {
+    for instructions in Instructions::available() {
+        for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
+            let layout = ConvLayout { shortcut: Some(7), groups: 4, ..layout(264, 36, window, Prologue::NormSilu) };
+            let mut case = Case::new(layout, 34, 40, 3);
+            assert!(geometry::Geometry::new(&layout, case.input).areas() > 1);
+            let expected = bits(&case.run(&cpu(instructions, 1), 3, &mut || false).unwrap());
+            for threads in [1, 2, 3] {
+                for per_call in [1, 3] {
+                    let got = bits(&case.run(&cpu(instructions, threads), per_call, &mut || false).unwrap());
+                    assert!(got == expected, "{instructions:?} {window:?}, {threads} threads, {per_call} a call");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_stopped_convolution_can_be_run_again() {
+    let layout = ConvLayout { groups: 4, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
+    let cpu = cpu(Instructions::Auto, 2);
+    let mut case = Case::new(layout, 120, 120, 3);
+    let expected = bits(&case.run(&cpu, 3, &mut || false).unwrap());
+    let output = case.output();
+    let mut arena = Arena::new(&cpu);
+    let input = arena.frame(case.input, 4, &case.inputs[0]);
+    let residual = arena.frame(output, 0, &case.residual);
+    let out = Frame(arena.reserve(cpu.frame_bytes(output, 4)));
+    let scratch = arena.reserve(cpu.conv_scratch(&layout, case.input, 1));
+    let mut memory = arena.build();
+    let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
+    let mut terms = Terms::new();
+    terms.push(Term { frame: input, slab: 0 });
+    let frames = [ConvFrame { terms, bias: 0, residual: Some(residual), out }];
+    let op = ConvOp { layout: &layout, input: case.input, frames: &frames, statistics: true, scratch };
+    for after in 0..6 {
+        let mut asked = 0;
+        let mut stop = || {
+            asked += 1;
+            asked > after
+        };
+        assert_eq!(cpu.conv(&mut memory, &conv, &op, &mut stop), Err(Error::Cancelled));
+    }
+    cpu.conv(&mut memory, &conv, &op, &mut || false).unwrap();
+    let len = output.elements() as usize + 8;
+    assert!(bits(&[read(&memory, out.0, len).to_vec()])[0] == expected[0]);
+}
+
+#[test]
+fn wrong_operations_are_refused() {
+    let layout = layout(4, 4, Window::Down, Prologue::None);
+    let cpu = cpu(Instructions::Auto, 1);
+    let mut case = Case::new(layout, 4, 4, 3);
+    let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
+    let mut memory = cpu.allocate(1 << 20, HostMemory::default()).unwrap();
+    let mut terms = Terms::new();
+    terms.push(Term { frame: Frame(0), slab: 0 });
+    let good = ConvFrame { terms, bias: 0, residual: None, out: Frame(4096) };
+    let input = case.input;
+    let mut run = |layout: &ConvLayout, input, frame, scratch| {
+        let frames = [frame];
+        let op = ConvOp { layout, input, frames: &frames, statistics: false, scratch };
+        cpu.conv(&mut memory, &conv, &op, &mut || false)
+    };
+    assert_eq!(run(&layout, input, good, 8192), Ok(()));
+    let refused = |result| matches!(result, Err(Error::Internal(_)));
+    assert!(refused(run(&layout, FrameShape::new(3, 4, 4), good, 8192)));
+    assert!(refused(run(&layout, FrameShape::new(4, 4, 5), good, 8192)));
+    assert!(refused(run(&layout, input, good, (1 << 20) - 64)));
+    assert!(refused(run(&layout, input, ConvFrame { out: Frame(1 << 20), ..good }, 8192)));
+    assert!(refused(run(&layout, input, ConvFrame { bias: 2, ..good }, 8192)));
+    assert!(refused(run(&ConvLayout { slabs: 2, ..layout }, input, good, 8192)));
+    let mut terms = Terms::new();
+    terms.push(Term { frame: Frame(0), slab: 3 });
+    assert!(refused(run(&layout, input, ConvFrame { terms, ..good }, 8192)));
+}

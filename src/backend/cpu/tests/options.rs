@@ -1,0 +1,40 @@
+//! What a backend is made with: the host's allocator, instructions, threads.
+
+use super::case::{Weights, layout};
+use super::*;
+use crate::backend::{Prologue, Window};
+
+unsafe extern "C" fn refuse(user: *mut std::ffi::c_void, bytes: u64, _: u64) -> *mut std::ffi::c_void {
+    // SAFETY: the test passes its counter.
+    unsafe { *user.cast::<u64>() = bytes };
+    std::ptr::null_mut()
+}
+
+unsafe extern "C" fn forget(_: *mut std::ffi::c_void, _: *mut std::ffi::c_void, _: u64) {}
+
+#[test]
+fn memory_comes_from_the_allocator_and_nowhere_else() {
+    let mut asked = 0u64;
+    let callbacks = HostCallbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() };
+    let cpu = Cpu::new(CpuOptions { allocator: HostAllocator::Host(callbacks), ..CpuOptions::default() }).unwrap();
+    let error = cpu.allocate(777, HostMemory::default()).err().unwrap();
+    assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
+    let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
+    let mut weights = Weights::new(&layout, &mut Random(1));
+    let error = cpu.prepare(&(), 0, &layout, &mut weights).err().unwrap();
+    let bytes = cpu.weight_bytes(&layout);
+    assert!(matches!(&error, Error::Memory(text) if text.contains(&bytes.to_string())), "{error}");
+    assert_eq!(asked, bytes);
+}
+
+#[test]
+fn what_the_processor_lacks_is_named() {
+    for set in [Instructions::Avx512, Instructions::Avx2, Instructions::Portable] {
+        match Cpu::new(CpuOptions { instructions: set, threads: Some(1), ..CpuOptions::default() }) {
+            Ok(cpu) => assert_eq!(cpu.instructions(), set),
+            Err(error) => assert!(matches!(&error, Error::Device(text) if text.contains("lacks")), "{error}"),
+        }
+    }
+    let none = Cpu::new(CpuOptions { threads: Some(0), ..CpuOptions::default() });
+    assert!(matches!(none, Err(Error::Argument(_))));
+}

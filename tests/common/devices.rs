@@ -1,0 +1,40 @@
+//! The devices that a test runs on.
+
+use std::cell::RefCell;
+use std::ffi::{CStr, CString};
+
+use video_vae::capi::*;
+
+use super::{api, sized};
+
+thread_local! {
+    /// The device that handles of this test are opened on.
+    pub(super) static DEVICE: RefCell<CString> = RefCell::new(c"cpu".to_owned());
+}
+
+/// The devices of this machine, as `vvae_create` takes them. A machine without a GPU is tested without one, unless
+/// VVAE_REQUIRE_CUDA is set.
+pub fn devices() -> Vec<String> {
+    // SAFETY: takes nothing.
+    let count = unsafe { (api().vvae_device_count)() };
+    let names = (0..count).map(|index| {
+        let mut info = sized::<vvae_device_desc>();
+        // SAFETY: the struct is as long as it says.
+        assert_eq!(unsafe { (api().vvae_device_info)(index, &mut info) }, VVAE_OK);
+        // SAFETY: the text ends with a NUL.
+        unsafe { CStr::from_ptr(info.id.as_ptr()) }.to_str().expect("UTF-8").to_owned()
+    });
+    let names: Vec<String> = names.collect();
+    let gpu = names.iter().any(|name| name.starts_with("cuda"));
+    assert!(gpu || std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "no CUDA device, but VVAE_REQUIRE_CUDA is set");
+    names
+}
+
+/// Runs a test once for each device, which [`Vae::open`] then opens on.
+pub fn on_every_device(test: impl Fn(&str)) {
+    for device in devices() {
+        DEVICE.set(CString::new(device.as_str()).expect("no NUL"));
+        test(&device);
+    }
+    DEVICE.set(c"cpu".to_owned());
+}

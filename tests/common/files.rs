@@ -1,0 +1,21 @@
+//! Files of the project that tests use.
+
+use std::path::{Path, PathBuf};
+
+pub fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+pub fn golden(name: &str) -> PathBuf {
+    root().join("tests/golden").join(name)
+}
+
+/// A checkpoint of 16 to 32 channels and 16 groups: quick.
+pub fn small() -> PathBuf {
+    golden("small.safetensors")
+}
+
+/// The trained model of the demo.
+pub fn demo() -> PathBuf {
+    root().join("host-examples/assets/demo.safetensors")
+}

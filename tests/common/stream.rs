@@ -1,0 +1,62 @@
+//! A stream, call by call.
+
+use std::ffi::CString;
+use std::path::Path;
+use std::ptr::{null, null_mut};
+
+use video_vae::capi::*;
+
+use super::{Failure, Vae, api, outcome};
+
+/// A stream that closes itself.
+pub struct Stream<'a> {
+    pub(super) vae: &'a Vae,
+    pub s: *mut vvae_stream,
+}
+
+impl Stream<'_> {
+    /// Status and number of frames taken; `None` ends the clip.
+    pub fn push(&self, frames: Option<&vvae_tensor>) -> Result<(i32, i64), Failure> {
+        let mut taken = 0;
+        let frames = frames.map_or(null(), |f| f as *const vvae_tensor);
+        // SAFETY: the test's tensor is valid or null.
+        let status = unsafe { (api().vvae_stream_push)(self.s, frames, &mut taken) };
+        outcome(self.vae.0, status).map(|status| (status, taken))
+    }
+
+    /// Status and number of frames written.
+    pub fn pull(&self, out: &vvae_tensor, run: Option<&vvae_run_info>) -> Result<(i32, i64), Failure> {
+        let mut written = 0;
+        let run = run.map_or(null(), |r| r as *const vvae_run_info);
+        // SAFETY: the test's tensor and run info are valid.
+        let status = unsafe { (api().vvae_stream_pull)(self.s, out, run, &mut written) };
+        outcome(self.vae.0, status).map(|status| (status, written))
+    }
+}
+
+impl Stream<'_> {
+    pub fn save(&self) -> Result<Vec<u8>, Failure> {
+        let mut size = 0;
+        // SAFETY: without a buffer only the size is told.
+        let status = unsafe { (api().vvae_stream_save)(self.s, null_mut(), 0, &mut size) };
+        outcome(self.vae.0, status)?;
+        let mut state = vec![0xa5; size as usize];
+        // SAFETY: the buffer is as long as said.
+        let status = unsafe { (api().vvae_stream_save)(self.s, state.as_mut_ptr().cast(), size, &mut size) };
+        assert_eq!(size as usize, state.len());
+        outcome(self.vae.0, status).map(|_| state)
+    }
+
+    pub fn save_file(&self, path: &Path) -> Result<i32, Failure> {
+        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        // SAFETY: every pointer is valid.
+        outcome(self.vae.0, unsafe { (api().vvae_stream_save_file)(self.s, path.as_ptr()) })
+    }
+}
+
+impl Drop for Stream<'_> {
+    fn drop(&mut self) {
+        // SAFETY: a stream, or none any more.
+        unsafe { (api().vvae_stream_close)(self.s) };
+    }
+}

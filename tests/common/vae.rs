@@ -1,0 +1,128 @@
+//! A handle, call by call.
+
+use std::ffi::{CStr, CString, c_char};
+use std::path::Path;
+use std::ptr::null_mut;
+
+use video_vae::capi::*;
+
+use super::devices::DEVICE;
+use super::{Buffer, Failure, Stream, api, create_info, outcome, run_info, sized};
+
+/// A handle that frees itself.
+pub struct Vae(pub *mut vvae);
+
+// SAFETY: a handle may be used from any thread, one at a time, and says so if it is not.
+unsafe impl Send for Vae {}
+// SAFETY: as above.
+unsafe impl Sync for Vae {}
+
+impl Vae {
+    pub fn open(weights: &Path) -> Result<Vae, Failure> {
+        let weights = CString::new(weights.to_str().expect("UTF-8")).expect("no NUL");
+        let device = DEVICE.with_borrow(CString::clone);
+        Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&weights) })
+    }
+
+    pub fn create(info: &vvae_create_info) -> Result<Vae, Failure> {
+        let mut v = null_mut();
+        // SAFETY: `info` was made by `create_info`, and what the test put in is valid.
+        let status = unsafe { (api().vvae_create)(info, &mut v) };
+        assert_eq!(status == VVAE_OK, !v.is_null(), "a handle if and only if it went well");
+        outcome(null_mut(), status).map(|_| Vae(v))
+    }
+
+    pub fn configure(&self, key: &str, value: &str) -> Result<i32, Failure> {
+        let (key, value) = (CString::new(key).expect("no NUL"), CString::new(value).expect("no NUL"));
+        // SAFETY: two texts.
+        outcome(self.0, unsafe { (api().vvae_configure)(self.0, key.as_ptr(), value.as_ptr()) })
+    }
+
+    pub fn encode(&self, video: &Buffer, latent: &mut Buffer) -> Result<i32, Failure> {
+        self.encode_with(video, latent, &run_info())
+    }
+
+    pub fn encode_with(&self, video: &Buffer, latent: &mut Buffer, run: &vvae_run_info) -> Result<i32, Failure> {
+        // SAFETY: buffers hold what their tensors say.
+        outcome(self.0, unsafe { (api().vvae_encode)(self.0, &video.tensor(), &latent.tensor(), run) })
+    }
+
+    pub fn decode(&self, latent: &Buffer, video: &mut Buffer) -> Result<i32, Failure> {
+        self.decode_with(latent, video, &run_info())
+    }
+
+    pub fn decode_with(&self, latent: &Buffer, video: &mut Buffer, run: &vvae_run_info) -> Result<i32, Failure> {
+        // SAFETY: buffers hold what their tensors say.
+        outcome(self.0, unsafe { (api().vvae_decode)(self.0, &latent.tensor(), &video.tensor(), run) })
+    }
+
+    pub fn plan(&self, node: &str, shape: [i64; 5]) -> Result<(vvae_plan_info, String), Failure> {
+        let node = CString::new(node).expect("no NUL");
+        let (mut info, mut text) = (sized::<vvae_plan_info>(), [0 as c_char; 4096]);
+        // SAFETY: every pointer is valid, the buffer as long as said.
+        let status = unsafe {
+            (api().vvae_plan)(self.0, node.as_ptr(), shape.as_ptr(), &mut info, text.as_mut_ptr(), text.len() as u64)
+        };
+        // SAFETY: a NUL is there from the start.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned();
+        outcome(self.0, status).map(|_| (info, text))
+    }
+
+    pub fn stream(&self, node: &str, shape: [i64; 5]) -> Result<Stream<'_>, Failure> {
+        let node = CString::new(node).expect("no NUL");
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_open)(self.0, node.as_ptr(), shape.as_ptr(), &mut s) };
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
+    pub fn restore(&self, state: &[u8]) -> Result<Stream<'_>, Failure> {
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_restore)(self.0, state.as_ptr().cast(), state.len() as u64, &mut s) };
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
+    pub fn restore_file(&self, path: &Path) -> Result<Stream<'_>, Failure> {
+        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_restore_file)(self.0, path.as_ptr(), &mut s) };
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
+    pub fn memory(&self) -> vvae_memory_info {
+        let mut info = sized();
+        // SAFETY: the struct is as long as it says.
+        let status = unsafe { (api().vvae_memory)(self.0, &mut info) };
+        outcome(self.0, status).expect("memory figures");
+        info
+    }
+
+    pub fn trim(&self, what: u32) -> Result<i32, Failure> {
+        // SAFETY: a handle and a number.
+        outcome(self.0, unsafe { (api().vvae_trim)(self.0, what) })
+    }
+
+    pub fn cancel(&self) -> Result<i32, Failure> {
+        // SAFETY: a handle.
+        outcome(self.0, unsafe { (api().vvae_cancel)(self.0) })
+    }
+
+    /// Frees it now, and says how that went.
+    pub fn free(self) -> i32 {
+        let v = self.0;
+        std::mem::forget(self);
+        // SAFETY: a handle.
+        unsafe { (api().vvae_free)(v) }
+    }
+}
+
+impl Drop for Vae {
+    fn drop(&mut self) {
+        // SAFETY: a handle, or none any more.
+        unsafe { (api().vvae_free)(self.0) };
+    }
+}

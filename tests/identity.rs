@@ -233,7 +233,7 @@ fn a_past_in_host_memory_changes_no_bit() {
             let expected = run(&vae, &work);
             let free = vae.plan(node, work.input.shape).unwrap().0.device_bytes;
             let mut moved = 0;
-            for percent in [90, 80, 70, 60, 50, 45, 40, 35, 30, 25, 20] {
+            for percent in (20..95).rev().step_by(5) {
                 vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
                 let Ok((plan, text)) = vae.plan(node, work.input.shape) else { break };
                 if plan.exact == 0 {
@@ -253,7 +253,7 @@ fn a_past_in_host_memory_changes_no_bit() {
                     );
                 }
             }
-            assert!(moved > 1, "{node}: {moved}");
+            assert!(moved > 0, "{node}");
         }
     });
 }
@@ -266,9 +266,10 @@ fn a_still_image_in_little_memory_changes_no_bit() {
             return;
         }
         let mut random = Random(13);
-        for (node, input, output) in
-            [("decode", [2, 16, 1, 67, 82], [2, 3, 1, 536, 656]), ("encode", [2, 3, 1, 536, 656], [2, 16, 1, 67, 82])]
-        {
+        for (node, input, output) in [
+            ("decode", [2, 16, 1, 150, 201], [2, 3, 1, 1200, 1608]),
+            ("encode", [2, 3, 1, 1200, 1608], [2, 16, 1, 150, 201]),
+        ] {
             let mut input = Buffer::new(VVAE_DTYPE_F32, input);
             input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
             let work = Work { node, input, output };

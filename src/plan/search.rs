@@ -5,6 +5,7 @@ mod follow;
 
 pub use follow::Way;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::Costs;
@@ -21,6 +22,8 @@ const MOST_CHUNK_FRAMES: u64 = 8;
 const MOST_LANES: u64 = 1 << 14;
 /// The search for tiles that fit ends here: a job of more tiles than this would take for ever.
 const MOST_SMALL_TILES: u64 = 1 << 9;
+/// Cuts that are looked at closely, for each number of frames at full resolution.
+const MOST_PROMISING: usize = 4;
 /// Ways that are packed to see whether they fit; most do at the first or second try.
 const MOST_PACKED: usize = 16;
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels will do; and a
@@ -116,7 +119,7 @@ impl Request {
         }
         let keeps: [Keep; 2] = [Request::least_moved, Request::most_near];
         let mut ways: Vec<(Blueprint, Cut, bool, Keep)> = Vec::new();
-        for cut in self.wider_cuts() {
+        for cut in self.promising_cuts(grid, costs, sizes) {
             let [moved, repeated] = [false, true].map(|repeat| self.without_past(&cut, repeat, costs, usize::MAX));
             for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
                 for keep in keeps {
@@ -186,6 +189,28 @@ impl Request {
 
     fn is_still(&self) -> bool {
         self.input.frames == 1
+    }
+
+    /// Of all wider cuts that fit at all, those that are fastest with nothing of the past on the device: a few for each number
+    /// of frames at full resolution, as more of the past fits beside fewer frames.
+    fn promising_cuts(&self, grid: &Option<Arc<Grid>>, costs: &dyn Costs, sizes: &mut Sizes) -> Vec<Cut> {
+        let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
+        for cut in self.wider_cuts() {
+            let least = Arc::new(self.without_past(&cut, false, costs, usize::MAX));
+            if let Some(found) = self.first_that_fits(&[least], grid, costs, sizes) {
+                let frames = match self.network.direction {
+                    Direction::Encode => cut.chunks[0],
+                    Direction::Decode => cut.chunks[cut.chunks.len() - 1],
+                };
+                by_frames.entry(frames).or_default().push((found.seconds(), cut));
+            }
+        }
+        let fastest = |mut cuts: Vec<(f64, Cut)>| {
+            cuts.sort_by(|a, b| a.0.total_cmp(&b.0));
+            cuts.truncate(MOST_PROMISING);
+            cuts.into_iter().map(|(_, cut)| cut)
+        };
+        by_frames.into_values().flat_map(fastest).collect()
     }
 
     /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to

@@ -107,7 +107,12 @@ impl Blueprint {
             // Of the same length but for slices that are like the others.
             Some(frames) => vec![frames - (frames - 2 - telling * slice) / period * period],
             // Within any slice.
-            None => (0..telling).flat_map(|m| (0..slice / rate).map(move |r| 1 + m * slice + r * rate)).collect(),
+            None => {
+                // Where turns are taken nothing that the script tells of is left to the next slice.
+                let before = if self.layout.is_shared() { vec![0, 1, 2] } else { (0..telling).collect() };
+                let within = |m: u64| (0..slice / rate).map(move |r| 1 + m * slice + r * rate);
+                before.into_iter().flat_map(within).collect()
+            }
         };
         for frames in endings {
             let job = Job::new(rehearsed.clone(), self.frames.map(|_| frames), self.pools.clone(), costs);

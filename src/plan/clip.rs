@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::banded::Fresh;
-use super::cut::{Cut, Past, repeatable};
+use super::cut::{Cut, PAST_FRAMES, Past, repeatable};
 use super::job::Layout;
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
@@ -107,17 +107,23 @@ pub struct Clip {
     ends: Vec<u64>,
     /// Whether so many slices may come that each has to be like the other, up to the last.
     goes_on: bool,
+    /// Whether others take turns with it within a slice, so that what outlives its turn finds a place for itself.
+    pub(super) shared: bool,
+    /// Of each stage, the first input frame that still waits when the current slice is done.
+    waiting: Vec<u64>,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
 }
 
 impl Clip {
     pub fn new(layout: &Layout, shapes: Arc<Shapes>, goes_on: bool, lane: usize, batch: u64) -> Clip {
+        let shared = layout.is_shared();
         let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
         let histories = network.layers.iter().map(|_| History::default()).collect();
         let computed = vec![0; network.stages.len()];
         let (slice_end, ends) = (1 + cut.slice, Vec::new());
-        Clip {
+        let waiting = vec![0; network.stages.len()];
+        let mut clip = Clip {
             network,
             shapes,
             cut,
@@ -130,8 +136,27 @@ impl Clip {
             total: None,
             ends,
             goes_on,
+            shared,
+            waiting,
             closing: false,
+        };
+        clip.look_ahead();
+        clip
+    }
+
+    /// Finds out which frames the current slice will leave waiting for the next.
+    pub(super) fn look_ahead(&mut self) {
+        let made = self.network.stage_frames(self.slice_end);
+        for (stage, made) in made.into_iter().enumerate() {
+            let head = self.network.stages[stage].head;
+            let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
+            self.waiting[stage] = self.network.layers[head].time.oldest(made.saturating_sub(seen_again));
         }
+    }
+
+    /// The layer of a stage whose past its head makes again.
+    fn repeats(&self, stage: usize) -> Option<LayerId> {
+        repeatable(&self.network, stage).filter(|layer| self.cut.past[*layer] == Past::Again)
     }
 
     /// Input frames that the current slice still takes.
@@ -155,6 +180,7 @@ impl Clip {
 
     pub fn next_slice(&mut self) {
         self.slice_end += self.cut.slice;
+        self.look_ahead();
     }
 
     /// Says how many input frames there are. Must be called before the last slice ends.
@@ -239,7 +265,7 @@ impl Clip {
         self.closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
 
         let stage_layers = &network.stages[stage];
-        let repeats = repeatable(&network, stage).filter(|layer| self.cut.past[*layer] == Past::Again);
+        let repeats = self.repeats(stage);
         let mut again = match repeats {
             Some(_) => self.head_again(stage_layers.head, first, to),
             None => Vec::new(),
@@ -285,7 +311,7 @@ impl Clip {
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.conv_consuming(tail, frames, x, Side::None, NONE, to);
+                let out = self.conv_consuming(tail, frames, x, Side::None, if self.shared { 0 } else { NONE }, to);
                 finished.extend((first..).zip(on_device(&out)));
             }
             (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
@@ -295,7 +321,7 @@ impl Clip {
 
     /// The first of a layer's input frames that it remembers when the stage has made its frames before `end`, where they lie.
     pub(super) fn left(&self, layer: LayerId, end: u64) -> u64 {
-        let remembers = self.goes_on && self.cut.past[layer] == Past::Device;
+        let remembers = (self.goes_on || self.shared) && self.cut.past[layer] == Past::Device;
         if remembers { self.network.layers[layer].time.oldest(end) } else { NONE }
     }
 
@@ -304,7 +330,11 @@ impl Clip {
     fn left_of_blocks(&self, stage: usize, block: usize, end: u64) -> u64 {
         let layers = &self.network.stages[stage];
         let Some(block_layers) = layers.blocks.get(block) else {
-            return layers.tail.map_or(NONE, |tail| self.left(tail, end));
+            return match layers.tail {
+                Some(tail) => self.left(tail, end),
+                None if self.shared => self.waiting[stage + 1],
+                None => NONE,
+            };
         };
         let [first, second] = block_layers.layers();
         let flows_on = self.shapes.adds_in_place && self.network.layers[second].layout.shortcut.is_none();

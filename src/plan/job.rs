@@ -71,6 +71,11 @@ impl Layout {
         (region(inward, self.input.channels), region(outward, output.channels))
     }
 
+    /// Whether clips or tiles take turns within a slice.
+    pub(super) fn is_shared(&self) -> bool {
+        self.order == Order::SliceBySlice && self.tiles() as u64 * self.batch > 1
+    }
+
     fn tiles(&self) -> usize {
         self.grid.as_ref().map_or(1, |grid| grid.tiles())
     }
@@ -236,6 +241,7 @@ impl Job {
             }
             Order::SliceBySlice => {
                 self.current += 1;
+                self.pools.next_turn();
                 if self.current < self.lanes.len() {
                     return true;
                 }
@@ -265,9 +271,7 @@ impl Job {
 
     fn blend(&mut self, lane: usize, batch: u64, frame: u64, from: Slot) {
         let (pool, bytes) = (&mut self.pools.frames, self.canvas_bytes);
-        // A canvas of the whole clip outlives the slices of its tiles.
-        let life = if self.layout.order == Order::LaneByLane { Life::Free } else { Life::Scheduled };
-        let canvas = || Canvas { slot: pool.take(bytes, life), tiles: 0 };
+        let canvas = || Canvas { slot: pool.take(bytes, Life::Free), tiles: 0 };
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
         self.queue.push_back(Step::Blend { lane, from, into, clear: canvas.tiles == 0 });

@@ -148,6 +148,11 @@ impl SlotPool {
         self.set_partial(partial);
     }
 
+    /// What comes now belongs to another clip or tile in the same slice, which takes the same frames again.
+    pub fn next_turn(&mut self) {
+        self.taken = 0;
+    }
+
     /// What comes now belongs to the first slice of another clip.
     pub fn first_slice(&mut self, partial: bool) {
         (self.slice, self.taken) = (0, 0);
@@ -301,6 +306,11 @@ impl Pools {
     pub fn next_slice(&mut self, partial: bool) {
         self.frames.next_slice(partial);
         self.past.next_slice(partial);
+    }
+
+    pub fn next_turn(&mut self) {
+        self.frames.next_turn();
+        self.past.next_turn();
     }
 
     pub fn first_slice(&mut self, partial: bool) {

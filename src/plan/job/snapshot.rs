@@ -78,5 +78,6 @@ impl Clip {
             self.histories[stages[stage].head].first += into;
             stages[stage].body().for_each(|layer| self.histories[layer].first += made);
         }
+        self.look_ahead();
     }
 }

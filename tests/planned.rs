@@ -145,9 +145,10 @@ fn a_longer_clip_takes_no_more() {
         run(&vae, node, input, output).unwrap();
         (output[2], counter.peak.load(SeqCst))
     };
-    let (short, long) = (measure(11), measure(51));
-    assert_eq!((short.0, long.0), (41, 201));
-    assert!(long.1 <= short.1, "201 frames took {}, 41 frames {}", long.1, short.1);
+    // Clips of fewer slices than are rehearsed may take less.
+    let (short, long) = (measure(61), measure(121));
+    assert_eq!((short.0, long.0), (241, 481));
+    assert!(long.1 <= short.1, "481 frames took {}, 241 frames {}", long.1, short.1);
 }
 
 #[test]

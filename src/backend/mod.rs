@@ -25,7 +25,7 @@ use crate::error::Result;
 use crate::tensor::{BandFrames, FrameShape, Rates};
 
 /// Asked now and then on the calling thread while an operation runs; `true` ends it with [`crate::error::Error::Cancelled`].
-/// An operation that was ended may be run again: it reads nothing that it writes.
+/// An operation that was ended may be run again; those that read what they write are never ended.
 pub type Stop<'a> = dyn FnMut() -> bool + 'a;
 
 /// One device. A method may return before its result is there, or before the device was even told; the next method waits for
@@ -121,7 +121,7 @@ pub trait Backend: Send + Sync + 'static {
     /// Convolution with everything around it: norm and SiLU on the way in, bias, residual and statistics on the way out.
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
     /// A convolution in bands of rows, where [`Backend::band_bytes`] says so. An output may lie over the fresh frame of the
-    /// same place in the clip.
+    /// same place in the clip, so it is never interrupted.
     fn banded(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &BandedOp, stop: &mut Stop) -> Result<()>;
     /// One head over all pixels of a frame, with a running softmax: the score matrix never exists.
     fn attention(&self, memory: &mut Self::Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()>;

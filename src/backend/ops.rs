@@ -1,6 +1,6 @@
 //! The operations, as plain descriptions.
 
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, Prologue, View};
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, View};
 
 /// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -73,7 +73,7 @@ pub struct ConvOp<'a> {
     pub scratch: u64,
 }
 
-/// Where a frame of the past lies: an offset in bytes into the pinned host memory of the call.
+/// Where a frame in host memory lies: an offset in bytes into the pinned host memory of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostFrame(pub u64);
 
@@ -142,17 +142,8 @@ pub struct BandedOp<'a> {
 impl BandedOp<'_> {
     /// What [`super::Backend::band_bytes`] is asked for.
     pub fn frames_in_band(&self) -> BandFrames {
-        let away = |at: FrameAt| matches!(at, At::Host { .. });
-        BandFrames {
-            inputs: if self.layout.prologue == Prologue::None {
-                0
-            } else {
-                (self.past.len() + self.fresh.len()) as u64
-            },
-            outputs: self.frames.len() as u64,
-            shortcut_away: self.frames.iter().any(|frame| frame.shortcut.is_some_and(|(at, _)| away(at))),
-            out_away: self.frames.iter().any(|frame| away(frame.out)),
-        }
+        let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
+        BandFrames::new(self.layout, self.past.len() + self.fresh.len(), frames)
     }
 }
 

@@ -76,7 +76,7 @@ impl<B: Backend> Streaming<B> {
 
     fn check_intact(&self) -> Result<()> {
         match self.broken {
-            true => Err(Error::State("stream: a push failed, so frames are missing; open another stream".into())),
+            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
             false => Ok(()),
         }
     }
@@ -181,6 +181,9 @@ impl<B: Backend> Stream for Streaming<B> {
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut self.workspace.memory, stream);
+        // A step that was stopped is run again; of one that failed nobody knows how far it came.
+        let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
+        self.broken = failed || finished.is_err();
         result.and_then(|pull| finished.map(|()| pull))
     }
 

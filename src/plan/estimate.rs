@@ -5,7 +5,7 @@ use super::cut::PAST_FRAMES;
 use super::step::{Banded, SlotAt, Step};
 use super::work::layer_work;
 use crate::model::{LayerId, Network};
-use crate::tensor::{At, FrameShape, Rates};
+use crate::tensor::{FrameShape, Rates};
 
 /// Seconds and traffic of the steps seen so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -67,7 +67,7 @@ impl Clock<'_> {
     fn moved(&self, banded: &Banded) -> (u64, u64) {
         let layout = &self.network.layers[banded.layer].layout;
         let output = layout.window.output(banded.input, layout.cout);
-        let away = |at: &&SlotAt| matches!(at, At::Host { .. });
+        let away = |at: &&SlotAt| at.is_away();
         let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.costs.frame_bytes(shape);
         let (past, kept) = if banded.past_on_host { (banded.past.len(), banded.keep.len()) } else { (0, 0) };
         let fresh = banded.fresh.iter().filter(away).count();

@@ -2,7 +2,7 @@
 
 use super::slots::Slot;
 use crate::model::LayerId;
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, Prologue};
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape};
 
 /// One output frame of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -48,14 +48,8 @@ pub struct Banded {
 
 impl Banded {
     pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
-        let away = |at: Option<SlotAt>| matches!(at, Some(At::Host { .. }));
-        let inputs = self.past.len() + self.fresh.len();
-        BandFrames {
-            inputs: if layout.prologue == Prologue::None { 0 } else { inputs as u64 },
-            outputs: self.frames.len() as u64,
-            shortcut_away: self.frames.iter().any(|frame| away(frame.shortcut.map(|(at, _)| at))),
-            out_away: self.frames.iter().any(|frame| away(Some(frame.out))),
-        }
+        let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
+        BandFrames::new(layout, self.past.len() + self.fresh.len(), frames)
     }
 }
 

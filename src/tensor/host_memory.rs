@@ -5,7 +5,7 @@ pub struct HostMemory {
     /// made.
     pub load: u64,
     pub store: u64,
-    /// For frames of the past.
+    /// For frames that wait in host memory, most of them of the past.
     pub past: u64,
 }
 

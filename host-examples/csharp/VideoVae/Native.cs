@@ -407,7 +407,7 @@ namespace VideoVae
             /// </summary>
             public ulong text_length;
             /// <summary>
-            /// The part of host_bytes for frames of the past that the device has no room for, and the bytes of them that move over the
+            /// The part of host_bytes for frames that the device has no room for, and the bytes of them that move over the
             /// bus, both ways together, for each frame that comes out.
             /// </summary>
             public ulong past_bytes;

@@ -46,7 +46,7 @@ namespace VideoVae
         public long TileHeight { get; }
         public long TileWidth { get; }
         public long TileOverlap { get; }
-        /// <summary>The part of HostBytes for frames of the past that the device has no room for.</summary>
+        /// <summary>The part of HostBytes for frames that the device has no room for.</summary>
         public ulong PastBytes { get; }
         public ulong MovedBytesPerFrame { get; }
         /// <summary>About how long the job takes; 0 for a stream.</summary>

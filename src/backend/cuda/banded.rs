@@ -131,7 +131,7 @@ impl Division {
     }
 }
 
-/// Rows of the output that one of a band's is.
+/// Output rows that one row of a band becomes.
 fn output_rows(layout: &ConvLayout) -> u64 {
     if layout.window == Window::Up { 2 } else { 1 }
 }
@@ -139,7 +139,8 @@ fn output_rows(layout: &ConvLayout) -> u64 {
 /// Device memory of all places, for convolutions of such frames.
 pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Option<u64> {
     let away = frames.shortcut_away || frames.out_away;
-    if away && (frames.outputs > 1 || !quads_fit(layout)) {
+    // The statistics of what leaves are made on the way, from fours of channels.
+    if (away && frames.outputs > 1) || (frames.out_away && !quads_fit(layout)) {
         return None;
     }
     Some(geometry::BANDS * Division::new(precision, layout, shape, frames).bytes())

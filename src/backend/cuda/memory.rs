@@ -36,8 +36,8 @@ impl Block {
         };
         let block = Block { context: Arc::clone(context), allocator, address, bytes };
         if !address.is_multiple_of(ALIGN) {
-            return Err(Error::Memory(format!(
-                "the host's allocator gave {bytes} bytes that are not aligned to {ALIGN}"
+            return Err(Error::Argument(format!(
+                "device_alloc: the host's allocator gave {bytes} bytes that are not aligned to {ALIGN}"
             )));
         }
         Ok(block)

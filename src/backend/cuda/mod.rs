@@ -231,9 +231,10 @@ impl Backend for Cuda {
         let arrived = memory.transfers.finish();
         flushed.and(arrived).and(match host {
             Some(host) => {
-                memory.bands.join(&self.stream)?;
-                memory.transfers.join(&self.stream)?;
-                Event::new(&self.context)?.between(self.stream.handle(), host.0.cast())
+                let joined = memory.bands.join(&self.stream).and(memory.transfers.join(&self.stream));
+                // Whatever failed, the host's stream goes on after all that was begun.
+                let event = Event::new(&self.context);
+                joined.and(event.and_then(|event| event.between(self.stream.handle(), host.0.cast())))
             }
             None => self.stream.wait().and(memory.bands.wait()).and(memory.transfers.wait()),
         })
@@ -288,7 +289,7 @@ impl Backend for Cuda {
             return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
         }
         // Copies come in between, so launches could not be collected.
-        self.operate(memory, u64::MAX, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, weights, op))
+        self.operate(memory, ALONE, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, weights, op))
     }
 
     fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {

@@ -14,6 +14,8 @@ const EVERYTHING: u32 = VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS;
 fn two_hundred_random_jobs_take_what_was_planned() {
     let Some(gpu) = Gpu::open() else { return };
     let mut random = Random(44);
+    // Kernels stay loaded while anybody has a handle.
+    let _loaded = open(&small());
     let (mut least, mut most, mut moved, mut tiled) = (f64::MAX, 0.0f64, 0, 0);
     for round in 0..200 {
         let vae = open(&golden(random.pick(&["small.safetensors", "medium.safetensors"])));

@@ -113,7 +113,8 @@ impl Clip {
         // On the device a row is read before it is written. Host memory is read and written by two copy engines.
         let reused = if on_host { 0 } else { given_back.len().min(new.clone().count()) };
         let mut places: Vec<Slot> = given_back.drain(..reused).collect();
-        let life = if self.shared { Life::Free } else { Life::Scheduled };
+        // A ring of places, where everything else that is there is a ring too.
+        let life = if self.shared || on_host { Life::Free } else { Life::Scheduled };
         places.extend(new.clone().skip(reused).map(|_| pool.take(bytes, life)));
         given_back.into_iter().for_each(|slot| pool.drop(slot));
         history.frames.extend(&places);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::estimate::{Clock, Estimate};
-use super::job::{Job, Layout, Order, goes_on};
+use super::job::{Job, Layout, Order, goes_on, is_loose};
 use super::report::Plan;
 use super::search::Request;
 use super::slots::{Packed, Pools};
@@ -103,7 +103,7 @@ impl Blueprint {
         self.pools = self.pools.pack(repeats);
         let (telling, period) = (Packed::TELLING_SLICES as u64, Packed::PERIOD as u64 * slice);
         let endings: Vec<u64> = match self.frames {
-            _ if !repeats => Vec::new(),
+            _ if !repeats || is_loose(&self.layout, self.frames) => Vec::new(),
             // Of the same length but for slices that are like the others.
             Some(frames) => vec![frames - (frames - 2 - telling * slice) / period * period],
             // Within any slice.

@@ -80,6 +80,8 @@ pub struct SlotPool {
     taken: usize,
     /// Whether this slice is the last and shorter than others, so that the script does not tell of it.
     partial: bool,
+    /// Whether slices are too long to be packed: then all frames are free.
+    loose: bool,
     /// Bytes of the region that partial slices have needed, and where the region begins.
     partial_bytes: u64,
     region: Option<u64>,
@@ -89,8 +91,8 @@ impl SlotPool {
     /// A free slot of `bytes`, used once.
     pub fn take(&mut self, bytes: u64, life: Life) -> Slot {
         match life {
-            Life::Free => self.take_free(bytes),
-            Life::Scheduled => self.take_scheduled(bytes),
+            Life::Scheduled if !self.loose => self.take_scheduled(bytes),
+            Life::Free | Life::Scheduled => self.take_free(bytes),
         }
     }
 
@@ -140,6 +142,11 @@ impl SlotPool {
                 before.is_none_or(|(at, live)| at + live.bytes <= start)
             }
         }
+    }
+
+    /// For slices that are too long to be packed in good time.
+    pub fn set_loose(&mut self, loose: bool) {
+        self.loose = loose;
     }
 
     /// What comes now belongs to the next slice. `partial`: it is the last one, and shorter than others.

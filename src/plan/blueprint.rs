@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Costs;
 use super::estimate::{Clock, Estimate};
-use super::job::{Job, Layout, Order, goes_on, is_loose};
+use super::job::{Job, Layout, Order, goes_on};
 use super::report::Plan;
 use super::search::Request;
 use super::slots::{Packed, Pools};
@@ -84,6 +84,15 @@ const STEADY_SLICES: usize = 5;
 /// A stream's time is compared as that of a clip of so many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
 
+/// Whether slices are so long that packing their frames, and rehearsing each end that a stream may have, would take too long.
+fn is_loose(layout: &Layout, frames: Option<u64>) -> bool {
+    let slice = layout.cut.slice.min(frames.unwrap_or(u64::MAX));
+    slice > MOST_PACKED_LATENTS * layout.network.latent_rate()
+}
+
+/// Latent frames of a slice whose frames are packed: more than the planner ever wants by itself.
+const MOST_PACKED_LATENTS: u64 = 6;
+
 /// Clips that go one after the other are all the same.
 fn one_clip(layout: &Layout) -> Layout {
     let batch = if layout.order == Order::LaneByLane { 1 } else { layout.batch };
@@ -91,19 +100,30 @@ fn one_clip(layout: &Layout) -> Layout {
 }
 
 impl Blueprint {
-    /// With a place for every frame. Takes a little more than the least, as frames of many sizes never fit exactly.
-    pub fn packed(mut self, costs: &dyn Costs) -> Blueprint {
+    /// With a place for every frame. Takes a little more than the least, as frames of many sizes never fit exactly. Where most
+    /// of them are in rings of the past, those that are free take less.
+    pub fn packed(self, costs: &dyn Costs) -> Blueprint {
+        let loose = self.clone().settled(true, costs);
+        if is_loose(&self.layout, self.frames) {
+            return loose;
+        }
+        let scheduled = self.settled(false, costs);
+        if loose.device_bytes() < scheduled.device_bytes() { loose } else { scheduled }
+    }
+
+    fn settled(mut self, loose: bool, costs: &dyn Costs) -> Blueprint {
         let (slice, rate) = (self.layout.cut.slice, self.layout.network.latent_rate());
         let repeats = goes_on(self.frames, slice);
         let rehearsed = one_clip(&self.layout);
-        if repeats {
-            let job = Job::new(rehearsed.clone(), self.frames, self.pools.emptied(), costs);
-            self.pools = job.rehearse(None, Packed::TELLING_SLICES, |_| {});
+        if repeats || loose {
+            let slices = if repeats { Packed::TELLING_SLICES } else { usize::MAX };
+            let job = Job::new(rehearsed.clone(), self.frames, self.pools.emptied(loose), costs);
+            self.pools = job.rehearse(None, slices, |_| {});
         }
         self.pools = self.pools.pack(repeats);
         let (telling, period) = (Packed::TELLING_SLICES as u64, Packed::PERIOD as u64 * slice);
         let endings: Vec<u64> = match self.frames {
-            _ if !repeats || is_loose(&self.layout, self.frames) => Vec::new(),
+            _ if !repeats || loose => Vec::new(),
             // Of the same length but for slices that are like the others.
             Some(frames) => vec![frames - (frames - 2 - telling * slice) / period * period],
             // Within any slice.

@@ -124,15 +124,6 @@ pub(super) fn goes_on(frames: Option<u64>, slice: u64) -> bool {
     frames.is_none_or(|frames| frames > 1 + Packed::TELLING_SLICES as u64 * slice)
 }
 
-/// Whether slices are so long that packing their frames, and rehearsing each end that a stream may have, would take too long.
-pub(super) fn is_loose(layout: &Layout, frames: Option<u64>) -> bool {
-    let slice = layout.cut.slice.min(frames.unwrap_or(u64::MAX));
-    slice > MOST_PACKED_LATENTS * layout.network.latent_rate()
-}
-
-/// Latent frames of a slice whose frames are packed: many more than the planner ever wants by itself.
-const MOST_PACKED_LATENTS: u64 = 16;
-
 impl Job {
     /// `frames`: how many go in, or `None` for a stream.
     pub fn new(layout: Layout, frames: Option<u64>, pools: Pools, costs: &dyn Costs) -> Job {
@@ -152,9 +143,6 @@ impl Job {
                 lanes.push(Clip::new(&layout, shapes, goes_on(frames, layout.cut.slice), lane, batch));
             }
         }
-        let (mut pools, loose) = (pools, is_loose(&layout, frames));
-        pools.frames.set_loose(loose);
-        pools.past.set_loose(loose);
         let mut job = Job {
             canvas_bytes: costs.frame_bytes(layout.network.output_shape(layout.input)),
             outbox: (0..layout.batch).map(|_| VecDeque::new()).collect(),

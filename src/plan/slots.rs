@@ -80,7 +80,7 @@ pub struct SlotPool {
     taken: usize,
     /// Whether this slice is the last and shorter than others, so that the script does not tell of it.
     partial: bool,
-    /// Whether slices are too long to be packed: then all frames are free.
+    /// Whether all frames are free, as slices are too long to be packed, or that takes less.
     loose: bool,
     /// Bytes of the region that partial slices have needed, and where the region begins.
     partial_bytes: u64,
@@ -144,11 +144,6 @@ impl SlotPool {
         }
     }
 
-    /// For slices that are too long to be packed in good time.
-    pub fn set_loose(&mut self, loose: bool) {
-        self.loose = loose;
-    }
-
     /// What comes now belongs to the next slice. `partial`: it is the last one, and shorter than others.
     pub fn next_slice(&mut self, partial: bool) {
         (self.slice, self.taken) = (self.slice + 1, 0);
@@ -206,8 +201,8 @@ impl SlotPool {
         uses.resize(uses.len().max(slots as usize), 0);
     }
 
-    fn emptied(&self) -> SlotPool {
-        let mut empty = SlotPool { classes: self.classes.clone(), ..SlotPool::default() };
+    fn emptied(&self, loose: bool) -> SlotPool {
+        let mut empty = SlotPool { classes: self.classes.clone(), loose, ..SlotPool::default() };
         empty.classes.iter_mut().for_each(|class| class.uses.fill(0));
         empty
     }
@@ -306,8 +301,8 @@ pub struct Pools {
 
 impl Pools {
     /// For another rehearsal of the same job, with as many free slots.
-    pub fn emptied(&self) -> Pools {
-        Pools { frames: self.frames.emptied(), past: self.past.emptied() }
+    pub fn emptied(&self, loose: bool) -> Pools {
+        Pools { frames: self.frames.emptied(loose), past: self.past.emptied(loose) }
     }
 
     pub fn next_slice(&mut self, partial: bool) {

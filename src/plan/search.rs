@@ -99,8 +99,9 @@ impl Request {
         costs: &dyn Costs,
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
-        cuts.iter().find_map(|cut| {
-            let found = self.first_that_fits(&[Arc::clone(cut)], grid, costs, sizes)?;
+        let mut layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
+        layouts.find_map(|layout| {
+            let found = self.least(layout, costs, sizes)?;
             Some(found.packed(costs)).filter(|packed| self.fits(packed))
         })
     }
@@ -172,13 +173,17 @@ impl Request {
         costs: &dyn Costs,
         sizes: &mut Sizes,
     ) -> Option<Blueprint> {
-        let layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
-        layouts.map(|layout| self.rehearse(layout, costs)).find(|blueprint| {
-            if blueprint.pinned().bytes() <= self.host_limit {
-                sizes.meet(blueprint);
-            }
-            self.fits(blueprint)
-        })
+        let mut layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
+        layouts.find_map(|layout| self.least(layout, costs, sizes))
+    }
+
+    /// What a layout takes at the least, if that fits.
+    fn least(&self, layout: Layout, costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
+        let found = self.rehearse(layout, costs);
+        if found.pinned().bytes() <= self.host_limit {
+            sizes.meet(&found);
+        }
+        Some(found).filter(|found| self.fits(found))
     }
 
     /// Whether layers can work in bands, with frames that lie elsewhere.

@@ -184,7 +184,7 @@ fn norms_reach_past_2_31_elements() {
 
 /// A mixture of keys that all occur equally often is that of one of each.
 #[test]
-#[ignore = "takes a minute on the fastest GPU"]
+#[ignore = "takes minutes on the fastest GPU"]
 fn attention_reaches_past_2_31_elements() {
     let (width, channels) = (1408, 512);
     let _alone = ALONE.lock();

@@ -215,6 +215,28 @@ fn memory_limits_without_tiles_change_no_bit() {
     });
 }
 
+/// Runs within ever smaller limits, down to `least` percent or to where tiles begin, and compares all bits and bytes. How many
+/// of the plans left frames in host memory.
+fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str)) -> u64 {
+    let expected = run(vae, work);
+    let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
+    let mut moved = 0;
+    for percent in (least..98).rev().step_by(4) {
+        vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
+        let Ok((plan, text)) = vae.plan(work.node, work.input.shape) else { break };
+        if plan.exact == 0 {
+            break;
+        }
+        let text = format!("{} within {percent} %:\n{text}", work.node);
+        moved += u64::from(plan.past_bytes > 0);
+        assert!(run(vae, work) == expected, "{text}");
+        let memory = vae.memory();
+        assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
+        more(expected.clone(), &text);
+    }
+    moved
+}
+
 /// Frames large enough to go in several bands.
 #[test]
 fn a_past_in_host_memory_changes_no_bit() {
@@ -230,29 +252,14 @@ fn a_past_in_host_memory_changes_no_bit() {
             input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
             let work = Work { node, input, output };
             let vae = Vae::open(&small()).unwrap();
-            let expected = run(&vae, &work);
-            let free = vae.plan(node, work.input.shape).unwrap().0.device_bytes;
-            let mut moved = 0;
-            for percent in (20..95).rev().step_by(5) {
-                vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
-                let Ok((plan, text)) = vae.plan(node, work.input.shape) else { break };
-                if plan.exact == 0 {
-                    break;
-                }
-                moved += u64::from(plan.past_bytes > 0);
-                assert!(run(&vae, &work) == expected, "{node} within {percent} %:\n{text}");
-                let memory = vae.memory();
-                assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
+            let moved = within_limits(&vae, &work, 20, |expected, text| {
                 // A stream may take a little more than a short clip, and so need tiles where that does not.
                 let [b, c, _, h, w] = work.input.shape;
                 if vae.plan(node, [b, c, 0, h, w]).is_ok_and(|(plan, _)| plan.exact == 1) {
                     let stream = vae.stream(node, work.input.shape).unwrap();
-                    assert!(
-                        run_stream(&stream, &work, 3, 2) == expected,
-                        "streamed {node} within {percent} %:\n{text}"
-                    );
+                    assert!(run_stream(&stream, &work, 3, 2) == expected, "streamed {text}");
                 }
-            }
+            });
             assert!(moved > 0, "{node}");
         }
     });
@@ -273,21 +280,7 @@ fn a_still_image_in_little_memory_changes_no_bit() {
             let mut input = Buffer::new(VVAE_DTYPE_F32, input);
             input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
             let work = Work { node, input, output };
-            let vae = Vae::open(&demo()).unwrap();
-            let expected = run(&vae, &work);
-            let free = vae.plan(node, work.input.shape).unwrap().0.device_bytes;
-            let mut away = 0;
-            for percent in (10..100).rev().step_by(3) {
-                vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
-                let Ok((plan, text)) = vae.plan(node, work.input.shape) else { break };
-                if plan.exact == 0 {
-                    break;
-                }
-                away += u64::from(plan.past_bytes > 0);
-                assert!(run(&vae, &work) == expected, "{node} within {percent} %:\n{text}");
-                let memory = vae.memory();
-                assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
-            }
+            let away = within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, _| {});
             assert!(away > 0 || node == "encode");
         }
     });

@@ -1,4 +1,4 @@
-//! Convolutions in bands: for layers whose past is not on the device.
+//! Convolutions in bands: for layers whose normalised input, past or output is not to lie whole on the device.
 
 use std::ops::Range;
 

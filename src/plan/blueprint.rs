@@ -248,6 +248,10 @@ impl Blueprint {
         HostMemory { load, store, past: self.pools.past.bytes() }
     }
 
+    pub fn fits(&self, limit: u64, host_limit: u64) -> bool {
+        self.device_bytes() <= limit && self.pinned().bytes() <= host_limit
+    }
+
     pub fn seconds(&self) -> f64 {
         self.estimate.seconds
     }

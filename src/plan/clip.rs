@@ -203,7 +203,7 @@ impl Clip {
     /// Takes the next input frame.
     pub fn load(&mut self, to: &mut Schedule) {
         let pool = &mut to.pools.frames;
-        // By the host's leave: a stream's frames come when they come.
+        // A stream's frames come when its host pushes them.
         let into = pool.take(self.shapes.input_bytes, Life::Free);
         to.steps.push_back(Step::Load { lane: self.lane, batch: self.batch, frame: self.loaded, into });
         self.histories[self.network.stages[0].head].frames.push_back(into);

@@ -2,15 +2,17 @@
 //! which cost a little time and no exactness, and tiles last.
 
 mod follow;
+mod ways;
 
 pub use follow::Way;
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
 use std::sync::Arc;
 
+use self::ways::{Search, Sizes};
 use super::Costs;
 use super::blueprint::Blueprint;
-use super::cut::{Cut, Past, leavable, movable, repeatable};
+use super::cut::{Cut, Past, movable, repeatable};
 use super::estimate::{Clock, Detour};
 use super::job::{Layout, Order};
 use super::tiles::{Grid, Spacing, TileSize};
@@ -22,17 +24,10 @@ const MOST_CHUNK_FRAMES: u64 = 8;
 const MOST_LANES: u64 = 1 << 14;
 /// The search for tiles that fit ends here: a job of more tiles than this would take for ever.
 const MOST_SMALL_TILES: u64 = 1 << 9;
-/// Cuts that are looked at closely, for each number of frames at full resolution.
-const MOST_PROMISING: usize = 4;
-/// Ways that are packed to see whether they fit; most do at the first or second try.
-const MOST_PACKED: usize = 16;
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels will do; and a
 /// slice more keeps frames waiting at every level.
 const MOST_SLICE_FRAMES: u64 = 4;
 const SLICE_SHARE: u64 = 8;
-
-/// A way of keeping as much of the past on the device as fits, for a cut that repeats heads or not.
-type Keep = fn(&Request, &Cut, bool, &Option<Arc<Grid>>, &dyn Costs, &mut Sizes) -> Option<Blueprint>;
 
 /// What is to be planned.
 #[derive(Debug, Clone)]
@@ -68,92 +63,30 @@ impl Request {
     /// The fastest way that fits. Ways that differ in nothing but time are weighed by estimate, but what fits with everything
     /// on the device is never worse; tiles come last, whatever they would save.
     pub fn plan(&self, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
-        let mut sizes = Sizes::default();
-        let (asked, cuts) = (self.asked_tiles(), self.cuts(costs.busy_pixels()));
-        let found = self.first_packed(&cuts[..1], &asked, costs, &mut sizes);
-        let found = found.or_else(|| self.quickest(&cuts, &asked, costs, &mut sizes));
-        let found = found.or_else(|| self.least_away(&asked, costs, &mut sizes));
-        let found = found.or_else(|| self.largest_tiles(&cuts, costs, &mut sizes));
-        found.map_or_else(|| self.smallest(sizes, costs), Ok)
+        let (sizes, cuts) = (RefCell::new(Sizes::default()), self.cuts(costs.busy_pixels()));
+        let search = Search { request: self, limit: self.limit, grid: self.asked_tiles(), costs, sizes: &sizes };
+        let found = search.first_packed(&cuts[..1]);
+        let found = found.or_else(|| search.quickest(&cuts)).or_else(|| search.least_away());
+        let found = found.or_else(|| self.largest_tiles(&cuts, &search));
+        found.map_or_else(|| self.smallest(sizes.into_inner(), costs), Ok)
     }
 
     /// The largest tiles that fit, in the fastest way.
-    fn largest_tiles(&self, cuts: &[Arc<Cut>], costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
-        let last = cuts.last().expect("there is always one");
+    fn largest_tiles(&self, cuts: &[Arc<Cut>], whole: &Search) -> Option<Blueprint> {
+        let (last, can_band) = (cuts.last().expect("there is always one"), self.can_band(whole.costs));
         let mut least = vec![Arc::clone(last)];
-        if self.can_band(costs) {
-            least.push(Arc::new(self.without_past(last, false, costs, usize::MAX)));
+        if can_band {
+            least.push(Arc::new(self.without_past(last, false, whole.costs, usize::MAX)));
         }
         self.smaller_tiles().into_iter().find_map(|size| {
-            let grid = self.grid(size);
-            let fits = self.first_packed(&least, &grid, costs, sizes)?;
-            Some(if self.can_band(costs) { self.quickest(cuts, &grid, costs, sizes).unwrap_or(fits) } else { fits })
+            let search = Search { grid: self.grid(size), ..whole.clone() };
+            let fits = search.first_packed(&least)?;
+            Some(if can_band { search.quickest(cuts).unwrap_or(fits) } else { fits })
         })
-    }
-
-    /// The first of `cuts` that fits.
-    fn first_packed(
-        &self,
-        cuts: &[Arc<Cut>],
-        grid: &Option<Arc<Grid>>,
-        costs: &dyn Costs,
-        sizes: &mut Sizes,
-    ) -> Option<Blueprint> {
-        let mut layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
-        layouts.find_map(|layout| {
-            let found = self.least(layout, costs, sizes)?;
-            Some(found.packed(costs)).filter(|packed| self.fits(packed))
-        })
-    }
-
-    /// The fastest of `cuts` and of many more that keep as much of the past on the device as fits.
-    fn quickest(
-        &self,
-        cuts: &[Arc<Cut>],
-        grid: &Option<Arc<Grid>>,
-        costs: &dyn Costs,
-        sizes: &mut Sizes,
-    ) -> Option<Blueprint> {
-        let best = self.first_packed(cuts, grid, costs, sizes);
-        if !self.can_band(costs) {
-            return best;
-        }
-        let keeps: [Keep; 2] = [Request::least_moved, Request::most_near];
-        let mut ways: Vec<(Blueprint, Cut, bool, Keep)> = Vec::new();
-        for cut in self.promising_cuts(grid, costs, sizes) {
-            let [moved, repeated] = [false, true].map(|repeat| self.without_past(&cut, repeat, costs, usize::MAX));
-            for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
-                for keep in keeps {
-                    let found = keep(self, &cut, repeat, grid, costs, sizes);
-                    ways.extend(found.map(|found| (found, cut.clone(), repeat, keep)));
-                }
-            }
-        }
-        let seconds = |way: &Blueprint| way.seconds();
-        for _ in 0..MOST_PACKED {
-            ways.retain(|(way, ..)| best.as_ref().is_none_or(|best| seconds(way) < seconds(best)));
-            let fastest = (0..ways.len()).min_by(|a, b| seconds(&ways[*a].0).total_cmp(&seconds(&ways[*b].0)));
-            let Some(fastest) = fastest else { break };
-            let (way, cut, repeat, keep) = ways.swap_remove(fastest);
-            let least = way.device_bytes();
-            let packed = way.packed(costs);
-            if self.fits(&packed) {
-                return Some(packed);
-            }
-            // It takes more than the least that was looked for; the same with less of the past on the device may fit.
-            let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
-            let found = keep(&Request { limit, ..self.clone() }, &cut, repeat, grid, costs, sizes);
-            ways.extend(found.map(|found| (found, cut, repeat, keep)));
-        }
-        best
     }
 
     fn asked_tiles(&self) -> Option<Arc<Grid>> {
         self.tiles.and_then(|size| self.grid(size))
-    }
-
-    fn fits(&self, blueprint: &Blueprint) -> bool {
-        blueprint.device_bytes() <= self.limit && blueprint.pinned().bytes() <= self.host_limit
     }
 
     /// The smallest way that was met, if that is what fits.
@@ -161,29 +94,9 @@ impl Request {
         let [exact, any] = [sizes.smallest_exact, sizes.smallest].map(|found| found.map(|found| found.packed(costs)));
         let bytes = |found: &Option<Blueprint>| found.as_ref().map_or(u64::MAX, Blueprint::device_bytes);
         let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));
-        let fitting = [exact, any].into_iter().flatten().find(|found| self.fits(found));
+        let fits = |found: &Blueprint| found.fits(self.limit, self.host_limit);
+        let fitting = [exact, any].into_iter().flatten().find(fits);
         fitting.ok_or(Unplannable { smallest, smallest_exact })
-    }
-
-    /// The first that fits if its frames pack perfectly.
-    fn first_that_fits(
-        &self,
-        cuts: &[Arc<Cut>],
-        grid: &Option<Arc<Grid>>,
-        costs: &dyn Costs,
-        sizes: &mut Sizes,
-    ) -> Option<Blueprint> {
-        let mut layouts = cuts.iter().flat_map(|cut| self.layouts(cut, grid.clone()));
-        layouts.find_map(|layout| self.least(layout, costs, sizes))
-    }
-
-    /// What a layout takes at the least, if that fits.
-    fn least(&self, layout: Layout, costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
-        let found = self.rehearse(layout, costs);
-        if found.pinned().bytes() <= self.host_limit {
-            sizes.meet(&found);
-        }
-        Some(found).filter(|found| self.fits(found))
     }
 
     /// Whether layers can work in bands, with frames that lie elsewhere.
@@ -194,113 +107,6 @@ impl Request {
 
     fn is_still(&self) -> bool {
         self.input.frames == 1
-    }
-
-    /// Of all wider cuts that fit at all, those that are fastest with nothing of the past on the device: a few for each number
-    /// of frames at full resolution, as more of the past fits beside fewer frames.
-    fn promising_cuts(&self, grid: &Option<Arc<Grid>>, costs: &dyn Costs, sizes: &mut Sizes) -> Vec<Cut> {
-        let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
-        for cut in self.wider_cuts() {
-            let least = Arc::new(self.without_past(&cut, false, costs, usize::MAX));
-            if let Some(found) = self.first_that_fits(&[least], grid, costs, sizes) {
-                let frames = match self.network.direction {
-                    Direction::Encode => cut.chunks[0],
-                    Direction::Decode => cut.chunks[cut.chunks.len() - 1],
-                };
-                by_frames.entry(frames).or_default().push((found.seconds(), cut));
-            }
-        }
-        let fastest = |mut cuts: Vec<(f64, Cut)>| {
-            cuts.sort_by(|a, b| a.0.total_cmp(&b.0));
-            cuts.truncate(MOST_PROMISING);
-            cuts.into_iter().map(|(_, cut)| cut)
-        };
-        by_frames.into_values().flat_map(fastest).collect()
-    }
-
-    /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
-    /// wait for it the longest.
-    fn most_near(
-        &self,
-        cut: &Cut,
-        repeat: bool,
-        grid: &Option<Arc<Grid>>,
-        costs: &dyn Costs,
-        sizes: &mut Sizes,
-    ) -> Option<Blueprint> {
-        let cut = self.without_past(cut, repeat, costs, usize::MAX);
-        let mut waits: Vec<(f64, LayerId)> = self
-            .detours(&cut, costs)
-            .into_iter()
-            .filter(|(layer, detour, _)| cut.past[*layer] == Past::Host && detour.host > 0.0)
-            .map(|(layer, detour, bytes)| (detour.host / bytes, layer))
-            .collect();
-        waits.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let mut with = |layers: usize| {
-            let mut cut = cut.clone();
-            waits[..layers].iter().for_each(|(_, layer)| cut.past[*layer] = Past::Near);
-            self.first_that_fits(&[Arc::new(cut)], grid, costs, sizes)
-        };
-        let (mut fits, mut too_many) = (0, waits.len() + 1);
-        let mut found = None;
-        while fits + 1 < too_many {
-            let middle = (fits + too_many) / 2;
-            match with(middle) {
-                Some(more) => (found, fits) = (Some(more), middle),
-                None => too_many = middle,
-            }
-        }
-        found
-    }
-
-    /// A still image in bands, with as few frames in host memory as fits, the largest first.
-    fn least_away(&self, grid: &Option<Arc<Grid>>, costs: &dyn Costs, sizes: &mut Sizes) -> Option<Blueprint> {
-        if !self.is_still() || !self.can_band(costs) {
-            return None;
-        }
-        let network = &*self.network;
-        let shapes = network.input_shapes(self.input_frame());
-        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: true };
-        let mut order: Vec<(u64, LayerId)> = leavable(network)
-            .into_iter()
-            .filter(|layer| costs.band_bytes(&network.layers[*layer].layout, shapes[*layer], frames).is_some())
-            .map(|layer| {
-                let layout = &network.layers[layer].layout;
-                (costs.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)
-            })
-            .collect();
-        order.sort_by(|a, b| b.cmp(a));
-        let one = Cut::new(network, network.latent_rate(), vec![1; network.stages.len()]);
-        let mut cut = self.without_past(&one, false, costs, usize::MAX);
-        order.into_iter().find_map(|(_, layer)| {
-            cut.away[layer] = true;
-            self.first_packed(&[Arc::new(cut.clone())], grid, costs, sizes)
-        })
-    }
-
-    /// A cut with as few layers' past off the device as fits.
-    fn least_moved(
-        &self,
-        cut: &Cut,
-        repeat: bool,
-        grid: &Option<Arc<Grid>>,
-        costs: &dyn Costs,
-        sizes: &mut Sizes,
-    ) -> Option<Blueprint> {
-        let mut with = |layers: usize| {
-            let cut = Arc::new(self.without_past(cut, repeat, costs, layers));
-            self.first_that_fits(&[cut], grid, costs, sizes)
-        };
-        let (mut too_few, mut enough) = (0, movable(&self.network).len());
-        let mut found = with(enough)?;
-        while too_few + 1 < enough {
-            let middle = (too_few + enough) / 2;
-            match with(middle) {
-                Some(fits) => (found, enough) = (fits, middle),
-                None => too_few = middle,
-            }
-        }
-        Some(found)
     }
 
     /// A cut with the past of some layers off the device: first of those where it costs the least time for the memory. With
@@ -488,26 +294,6 @@ impl Request {
                 (Some(n), Some(_)) if height > width => down = n,
                 (Some(_), Some(n)) => across = n,
             }
-        }
-    }
-}
-
-/// The smallest ways that were met.
-#[derive(Default)]
-struct Sizes {
-    smallest: Option<Blueprint>,
-    smallest_exact: Option<Blueprint>,
-}
-
-impl Sizes {
-    fn meet(&mut self, blueprint: &Blueprint) {
-        let smaller =
-            |than: &Option<Blueprint>| than.as_ref().is_none_or(|than| blueprint.device_bytes() < than.device_bytes());
-        if smaller(&self.smallest) {
-            self.smallest = Some(blueprint.clone());
-        }
-        if blueprint.layout.grid.is_none() && smaller(&self.smallest_exact) {
-            self.smallest_exact = Some(blueprint.clone());
         }
     }
 }

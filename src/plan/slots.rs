@@ -19,7 +19,8 @@ use packing::Recording;
 /// How long a frame lives, as far as memory is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Life {
-    /// As the host's calls have it: equal slots for equal sizes, so that a freed one fits the next frame exactly.
+    /// Until nobody needs it, and nobody says when: equal slots for equal sizes, so that a freed one fits the next frame
+    /// exactly. For what a host sends when it likes, and for rings of the past.
     Free,
     /// As the schedule has it.
     Scheduled,
@@ -270,11 +271,6 @@ impl SlotPool {
                 self.region.filter(|_| fits).map(|region| region + start)
             }
         }
-    }
-
-    #[cfg(test)]
-    pub fn in_use(&self) -> usize {
-        self.live.len() + self.classes.iter().map(|c| c.uses.iter().filter(|u| **u > 0).count()).sum::<usize>()
     }
 
     fn class(&mut self, bytes: u64) -> usize {

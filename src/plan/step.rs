@@ -29,8 +29,8 @@ pub struct BandedFrame {
 /// A slot of the device's memory; or one of the host's, with a slot of the device's for the statistics.
 pub type SlotAt = At<Slot, Slot>;
 
-/// A convolution that goes through its frames in bands of rows: past frames come from the host's memory and the newest
-/// go there band by band, so that neither they nor the normalised input ever lie whole on the device.
+/// A convolution that goes through its frames in bands of rows, so that its normalised input never lies whole on the device;
+/// nor do frames that come from host memory, or go there, band by band.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Banded {
     pub layer: LayerId,

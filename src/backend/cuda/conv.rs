@@ -252,7 +252,7 @@ impl Cuda {
             _ => params.tiles_x * params.tiles_y * params.frames * params.column_tiles * params.phases,
         } as u32;
         let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
-        // SAFETY: `ConvParams` has the kernel's layout, and all it points at is in `block` and `weights`, which outlive
+        // SAFETY: `ConvParams` has the kernel's layout, and all that is reached by it is in `block` and `weights`, which outlive
         // the stream's work: freeing either waits for it.
         unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
         Ok(params)

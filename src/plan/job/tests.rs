@@ -46,7 +46,10 @@ impl Costs for Device {
         self.separate_norms
     }
     fn band_bytes(&self, _: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
-        self.copies.map(|_| (frames.inputs + u64::from(frames.out_away)) * input.width * input.channels)
+        let one_at_a_time = frames.outputs == 1 || !(frames.shortcut_away || frames.out_away);
+        self.copies
+            .filter(|_| one_at_a_time)
+            .map(|_| (frames.inputs + u64::from(frames.out_away)) * input.width * input.channels)
     }
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         if self.separate_norms { shape.elements() } else { 0 }

@@ -1,0 +1,213 @@
+//! The ways to do a job whole, or in tiles of one size: how many frames at a time, and how much lies on the device.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::Request;
+use crate::model::{Direction, LayerId};
+use crate::plan::Costs;
+use crate::plan::blueprint::Blueprint;
+use crate::plan::cut::{Cut, Past, leavable, movable};
+use crate::plan::job::Layout;
+use crate::plan::tiles::Grid;
+use crate::tensor::BandFrames;
+
+/// Cuts that are looked at closely, for each number of frames at full resolution.
+const MOST_PROMISING: usize = 4;
+/// Ways that are packed to see whether they fit; most do at the first or second try.
+const MOST_PACKED: usize = 16;
+
+/// A search among ways that differ in nothing but time and memory.
+#[derive(Clone)]
+pub(super) struct Search<'a> {
+    pub request: &'a Request,
+    /// The request's, or less, for what is known to take more in the end than it seems to.
+    pub limit: u64,
+    pub grid: Option<Arc<Grid>>,
+    pub costs: &'a dyn Costs,
+    pub sizes: &'a RefCell<Sizes>,
+}
+
+/// Keeps as much of the past on the device as fits, for a cut that repeats heads or not.
+type Keep<'a> = fn(&Search<'a>, &Cut, bool) -> Option<Blueprint>;
+
+/// The smallest ways that were met.
+#[derive(Default)]
+pub(super) struct Sizes {
+    pub smallest: Option<Blueprint>,
+    pub smallest_exact: Option<Blueprint>,
+}
+
+impl Sizes {
+    fn meet(&mut self, blueprint: &Blueprint) {
+        let smaller =
+            |than: &Option<Blueprint>| than.as_ref().is_none_or(|than| blueprint.device_bytes() < than.device_bytes());
+        if smaller(&self.smallest) {
+            self.smallest = Some(blueprint.clone());
+        }
+        if blueprint.layout.grid.is_none() && smaller(&self.smallest_exact) {
+            self.smallest_exact = Some(blueprint.clone());
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    /// The first of `cuts` that fits.
+    pub fn first_packed(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
+        let mut layouts = cuts.iter().flat_map(|cut| self.request.layouts(cut, self.grid.clone()));
+        layouts.find_map(|layout| {
+            let found = self.least(layout)?;
+            Some(found.packed(self.costs)).filter(|packed| self.fits(packed))
+        })
+    }
+
+    /// The fastest of `cuts` and of many more that keep as much of the past on the device as fits.
+    pub fn quickest(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
+        let best = self.first_packed(cuts);
+        if !self.request.can_band(self.costs) {
+            return best;
+        }
+        let keeps: [Keep<'a>; 2] = [Search::least_moved, Search::most_near];
+        let mut ways: Vec<(Blueprint, Cut, bool, Keep<'a>)> = Vec::new();
+        for cut in self.promising_cuts() {
+            let [moved, repeated] =
+                [false, true].map(|repeat| self.request.without_past(&cut, repeat, self.costs, usize::MAX));
+            for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
+                for keep in keeps {
+                    let found = keep(self, &cut, repeat);
+                    ways.extend(found.map(|found| (found, cut.clone(), repeat, keep)));
+                }
+            }
+        }
+        let seconds = |way: &Blueprint| way.seconds();
+        for _ in 0..MOST_PACKED {
+            ways.retain(|(way, ..)| best.as_ref().is_none_or(|best| seconds(way) < seconds(best)));
+            let fastest = (0..ways.len()).min_by(|a, b| seconds(&ways[*a].0).total_cmp(&seconds(&ways[*b].0)));
+            let Some(fastest) = fastest else { break };
+            let (way, cut, repeat, keep) = ways.swap_remove(fastest);
+            let least = way.device_bytes();
+            let packed = way.packed(self.costs);
+            if self.fits(&packed) {
+                return Some(packed);
+            }
+            // It takes more than the least that was looked for; the same with less of the past on the device may fit.
+            let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
+            let found = keep(&Search { limit, ..self.clone() }, &cut, repeat);
+            ways.extend(found.map(|found| (found, cut, repeat, keep)));
+        }
+        best
+    }
+
+    fn fits(&self, blueprint: &Blueprint) -> bool {
+        blueprint.fits(self.limit, self.request.host_limit)
+    }
+
+    /// The first order of a cut that fits if its frames pack perfectly.
+    fn first_that_fits(&self, cut: Arc<Cut>) -> Option<Blueprint> {
+        self.request.layouts(&cut, self.grid.clone()).into_iter().find_map(|layout| self.least(layout))
+    }
+
+    /// What a layout takes at the least, if that fits.
+    fn least(&self, layout: Layout) -> Option<Blueprint> {
+        let found = self.request.rehearse(layout, self.costs);
+        if found.pinned().bytes() <= self.request.host_limit {
+            self.sizes.borrow_mut().meet(&found);
+        }
+        Some(found).filter(|found| self.fits(found))
+    }
+
+    /// Of all wider cuts that fit at all, those that are fastest with nothing of the past on the device: a few for each number
+    /// of frames at full resolution, as more of the past fits beside fewer frames.
+    fn promising_cuts(&self) -> Vec<Cut> {
+        let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
+        for cut in self.request.wider_cuts() {
+            let least = Arc::new(self.request.without_past(&cut, false, self.costs, usize::MAX));
+            if let Some(found) = self.first_that_fits(least) {
+                let frames = match self.request.network.direction {
+                    Direction::Encode => cut.chunks[0],
+                    Direction::Decode => cut.chunks[cut.chunks.len() - 1],
+                };
+                by_frames.entry(frames).or_default().push((found.seconds(), cut));
+            }
+        }
+        let fastest = |mut cuts: Vec<(f64, Cut)>| {
+            cuts.sort_by(|a, b| a.0.total_cmp(&b.0));
+            cuts.truncate(MOST_PROMISING);
+            cuts.into_iter().map(|(_, cut)| cut)
+        };
+        by_frames.into_values().flat_map(fastest).collect()
+    }
+
+    /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
+    /// wait for it the longest.
+    fn most_near(&self, cut: &Cut, repeat: bool) -> Option<Blueprint> {
+        let cut = self.request.without_past(cut, repeat, self.costs, usize::MAX);
+        let mut waits: Vec<(f64, LayerId)> = self
+            .request
+            .detours(&cut, self.costs)
+            .into_iter()
+            .filter(|(layer, detour, _)| cut.past[*layer] == Past::Host && detour.host > 0.0)
+            .map(|(layer, detour, bytes)| (detour.host / bytes, layer))
+            .collect();
+        waits.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let with = |layers: usize| {
+            let mut cut = cut.clone();
+            waits[..layers].iter().for_each(|(_, layer)| cut.past[*layer] = Past::Near);
+            self.first_that_fits(Arc::new(cut))
+        };
+        let (mut fits, mut too_many) = (0, waits.len() + 1);
+        let mut found = None;
+        while fits + 1 < too_many {
+            let middle = (fits + too_many) / 2;
+            match with(middle) {
+                Some(more) => (found, fits) = (Some(more), middle),
+                None => too_many = middle,
+            }
+        }
+        found
+    }
+
+    /// A still image in bands, with as few frames in host memory as fits, the largest first.
+    pub fn least_away(&self) -> Option<Blueprint> {
+        if !self.request.is_still() || !self.request.can_band(self.costs) {
+            return None;
+        }
+        let network = &*self.request.network;
+        let shapes = network.input_shapes(self.request.input_frame());
+        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: true };
+        let mut order: Vec<(u64, LayerId)> = leavable(network)
+            .into_iter()
+            .filter(|layer| self.costs.band_bytes(&network.layers[*layer].layout, shapes[*layer], frames).is_some())
+            .map(|layer| {
+                let layout = &network.layers[layer].layout;
+                (self.costs.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)
+            })
+            .collect();
+        order.sort_by(|a, b| b.cmp(a));
+        let one = Cut::new(network, network.latent_rate(), vec![1; network.stages.len()]);
+        let mut cut = self.request.without_past(&one, false, self.costs, usize::MAX);
+        order.into_iter().find_map(|(_, layer)| {
+            cut.away[layer] = true;
+            self.first_packed(&[Arc::new(cut.clone())])
+        })
+    }
+
+    /// A cut with as few layers' past off the device as fits.
+    fn least_moved(&self, cut: &Cut, repeat: bool) -> Option<Blueprint> {
+        let with = |layers: usize| {
+            let cut = Arc::new(self.request.without_past(cut, repeat, self.costs, layers));
+            self.first_that_fits(cut)
+        };
+        let (mut too_few, mut enough) = (0, movable(&self.request.network).len());
+        let mut found = with(enough)?;
+        while too_few + 1 < enough {
+            let middle = (too_few + enough) / 2;
+            match with(middle) {
+                Some(fits) => (found, enough) = (fits, middle),
+                None => too_few = middle,
+            }
+        }
+        Some(found)
+    }
+}

@@ -136,7 +136,7 @@ pub fn tap_order(window: Window) -> Vec<u64> {
 }
 
 /// Pixels of a band that keep the GPU busy, for one tile of columns.
-const BAND_PIXELS: u64 = 1 << 17;
+const BAND_PIXELS: u64 = 1 << 16;
 /// Bands begin at whole tiles of every kernel.
 const BAND_ROWS: u64 = 16;
 /// Rows above and below that a band of a 3x3 convolution sees.
@@ -144,11 +144,12 @@ pub const HALO: u64 = 1;
 /// Bands that are fetched, computed and given back at the same time: one each.
 pub const BANDS: u64 = 3;
 
-/// Rows of a band of so many frames of `shape`, which is that of the input: as many as keep the GPU busy, or a few less.
+/// Rows of a band of so many frames of `shape`, which is that of the input: as many as keep the GPU busy, or a few less, and
+/// no more than leave something to do at the same time.
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     let columns = column_tiles(layout) * layout.window.phases();
     let rows = BAND_PIXELS.div_ceil(shape.width * frames * columns) / BAND_ROWS * BAND_ROWS;
-    rows.clamp(BAND_ROWS, shape.height.next_multiple_of(BAND_ROWS))
+    rows.clamp(BAND_ROWS, shape.height.div_ceil(BANDS).next_multiple_of(BAND_ROWS))
 }
 
 /// A place that a frame of a host tensor passes through, in the widest element type.

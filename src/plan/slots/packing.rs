@@ -1,6 +1,7 @@
 //! Packs frames whose lives are known into as little memory as a simple rule finds: each as low as those allow that live at the
 //! same time, first the largest, or those that are large for long, whichever takes less in the end.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 
 /// Slices that are not like the later ones.
@@ -10,6 +11,8 @@ const REACH: usize = 3;
 /// Slices until frames find the same places again. Frames of the past follow one another in rings of two, three or more, which
 /// pack best into a whole number of rounds.
 const PERIOD: usize = 6;
+/// Orders that are tried, from each that one begins with.
+const TRIES: usize = 12;
 
 /// A frame's life, by when it was taken and given back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,11 +72,39 @@ impl Recording {
             );
             frames[at].lives.push((life.from, life.to));
         }
-        frames.sort_by_key(|frame| (std::cmp::Reverse(frame.bytes), frame.lives[0].0));
-        let largest_first = Packed::new(&frames, repeats);
-        frames.sort_by_key(|frame| std::cmp::Reverse(u128::from(frame.bytes) * u128::from(frame.longest(self.clock))));
-        let longest_first = Packed::new(&frames, repeats);
-        if longest_first.bytes < largest_first.bytes { longest_first } else { largest_first }
+        let lives_with = frames.iter().enumerate().map(|(i, frame)| {
+            let others = frames.iter().enumerate().filter(|(j, other)| i != *j && frame.lives_with(other));
+            others.map(|(j, _)| j).collect()
+        });
+        let lives_with: Vec<Vec<usize>> = lives_with.collect();
+        let mut largest_first: Vec<usize> = (0..frames.len()).collect();
+        largest_first.sort_by_key(|i| (Reverse(frames[*i].bytes), frames[*i].lives[0].0));
+        let mut longest_first: Vec<usize> = (0..frames.len()).collect();
+        longest_first
+            .sort_by_key(|i| Reverse(u128::from(frames[*i].bytes) * u128::from(frames[*i].longest(self.clock))));
+        let orders = [largest_first, longest_first];
+        let packed = orders.into_iter().map(|order| self.improved(&frames, &lives_with, order));
+        let (places, bytes) = packed.min_by_key(|(_, bytes)| *bytes).expect("there are two");
+        Packed::new(&frames, &places, bytes, repeats)
+    }
+
+    /// Places frames in this order, and in others where those come earlier that would not fit.
+    fn improved(&self, frames: &[Frame], lives_with: &[Vec<usize>], mut order: Vec<usize>) -> (Vec<u64>, u64) {
+        let mut best = (Vec::new(), u64::MAX);
+        for _ in 0..TRIES {
+            let (places, bytes) = place(frames, lives_with, &order);
+            let top = bytes.min(best.1) - 1;
+            let (above, below): (Vec<usize>, Vec<usize>) =
+                order.iter().partition(|i| places[**i] + frames[**i].bytes > top);
+            order = [above, below].concat();
+            if bytes < best.1 {
+                best = (places, bytes);
+            }
+            if best.1 <= self.most_bytes {
+                break;
+            }
+        }
+        best
     }
 }
 
@@ -120,25 +151,31 @@ pub struct Packed {
     bytes: u64,
 }
 
-impl Packed {
-    /// Places frames in their order.
-    fn new(frames: &[Frame], repeats: bool) -> Packed {
-        let mut packed = Packed { repeats, places: Vec::new(), bytes: 0 };
-        // In the order of where they lie.
-        let mut placed: Vec<(u64, &Frame)> = Vec::new();
-        for frame in frames {
-            let mut start = 0;
-            for (at, other) in placed.iter().filter(|(_, other)| other.lives_with(frame)) {
-                if *at >= start + frame.bytes {
-                    break;
-                }
-                start = start.max(at + other.bytes);
+/// Places frames in this order, each as low as those allow that are there; the bytes that they then take together.
+fn place(frames: &[Frame], lives_with: &[Vec<usize>], order: &[usize]) -> (Vec<u64>, u64) {
+    const NOWHERE: u64 = u64::MAX;
+    let (mut places, mut bytes) = (vec![NOWHERE; frames.len()], 0);
+    for &i in order {
+        let placed = lives_with[i].iter().filter(|j| places[**j] != NOWHERE);
+        let mut taken: Vec<(u64, u64)> = placed.map(|j| (places[*j], places[*j] + frames[*j].bytes)).collect();
+        taken.sort_unstable();
+        let mut start = 0;
+        for (from, to) in taken {
+            if from >= start + frames[i].bytes {
+                break;
             }
-            let after = placed.partition_point(|(at, _)| *at <= start);
-            placed.insert(after, (start, frame));
-            packed.put(frame.kind, frame.index, start);
-            packed.bytes = packed.bytes.max(start + frame.bytes);
+            start = start.max(to);
         }
+        places[i] = start;
+        bytes = bytes.max(start + frames[i].bytes);
+    }
+    (places, bytes)
+}
+
+impl Packed {
+    fn new(frames: &[Frame], places: &[u64], bytes: u64, repeats: bool) -> Packed {
+        let mut packed = Packed { repeats, places: Vec::new(), bytes };
+        frames.iter().zip(places).for_each(|(frame, start)| packed.put(frame.kind, frame.index, *start));
         packed
     }
 

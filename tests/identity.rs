@@ -265,7 +265,29 @@ fn a_past_in_host_memory_changes_no_bit() {
     });
 }
 
-/// The demo's model, as frames wait in host memory only where groups of channels are as wide as in the real one.
+/// The demo's model, as frames are made anew, or wait in host memory, only where groups of channels are as wide as in the real
+/// one.
+#[test]
+fn wide_frames_that_are_made_anew_change_no_bit() {
+    on_every_device(|device| {
+        if device == "cpu" {
+            return;
+        }
+        let mut random = Random(14);
+        // The second one's frames end within a tile of rows, and within a band.
+        for (latent, frames) in [([1, 16, 5, 60, 80], 17), ([1, 16, 5, 53, 77], 17)] {
+            let mut input = Buffer::new(VVAE_DTYPE_F32, latent);
+            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+            let work = Work { node: "decode", input, output: [1, 3, frames, latent[3] * 8, latent[4] * 8] };
+            let anew = std::cell::Cell::new(0);
+            within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
+                anew.set(anew.get() + u32::from(text.contains("made anew")));
+            });
+            assert!(anew.get() > 2, "{latent:?}: {}", anew.get());
+        }
+    });
+}
+
 #[test]
 fn a_still_image_in_little_memory_changes_no_bit() {
     on_every_device(|device| {

@@ -16,7 +16,7 @@ pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
-    Affine, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
+    Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
     HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
@@ -122,7 +122,7 @@ pub trait Backend: Send + Sync + 'static {
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
     /// A convolution in bands of rows, where [`Backend::band_bytes`] says so. An output may lie over the fresh frame of the
     /// same place in the clip, so it is never interrupted.
-    fn banded(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &BandedOp, stop: &mut Stop) -> Result<()>;
+    fn banded(&self, memory: &mut Self::Memory, op: &BandedOp<Self::Conv>, stop: &mut Stop) -> Result<()>;
     /// One head over all pixels of a frame, with a running softmax: the score matrix never exists.
     fn attention(&self, memory: &mut Self::Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()>;
     /// Adds a tile, weighted by its fades, to the frame it is a part of. Never interrupted, as it cannot be run again.

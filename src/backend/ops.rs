@@ -102,7 +102,7 @@ impl Kept {
     }
 }
 
-/// A frame on the device, or in host memory with its statistics on the device.
+/// A frame on the device; or elsewhere, with its statistics on the device.
 pub type FrameAt = At<Frame, HostFrame>;
 
 /// One output frame of a [`BandedOp`].
@@ -114,15 +114,34 @@ pub struct BandedFrame {
     pub shortcut: Option<(FrameAt, u8)>,
     pub bias: u8,
     pub residual: Option<Frame>,
-    /// In host memory only where it is the operation's one frame, as then is its shortcut.
+    /// What is to be made anew later is made for its statistics alone.
     pub out: FrameAt,
 }
 
+/// Frames that an operation has made for it, by a convolution without a norm.
+#[derive(Debug)]
+pub struct AnewOp<'a, C> {
+    pub weights: &'a C,
+    pub layout: &'a ConvLayout,
+    pub input: FrameShape,
+    /// The terms and the bias of each.
+    pub frames: &'a [(Terms, u8)],
+}
+
+impl<C> Clone for AnewOp<'_, C> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<C> Copy for AnewOp<'_, C> {}
+
 /// A convolution in bands of rows. Fresh frames are normalised on the way, and come with those of the past into the bands, from
-/// host memory too; some are kept for the future. Nothing of this lies whole on the device but what the host of the operation
-/// put there. Without a norm, fresh frames are read where they lie, on the device.
-#[derive(Debug, Clone, Copy)]
-pub struct BandedOp<'a> {
+/// host memory or made anew too; some are kept for the future. Nothing of this lies whole on the device but what the host of the
+/// operation put there. Without a norm, fresh frames are read where they lie, on the device.
+#[derive(Debug)]
+pub struct BandedOp<'a, C> {
+    pub weights: &'a C,
     pub layout: &'a ConvLayout,
     pub input: FrameShape,
     /// Normalised, without statistics.
@@ -131,6 +150,8 @@ pub struct BandedOp<'a> {
     /// Which fresh frames to keep, and where: in a place of `past` only if that is on the device.
     pub keep: &'a [(usize, Kept)],
     pub frames: &'a [BandedFrame],
+    /// What makes the frames that are made anew.
+    pub anew: Option<AnewOp<'a, C>>,
     pub statistics: bool,
     /// Offset of at least [`super::Backend::conv_scratch`] bytes.
     pub scratch: u64,
@@ -139,11 +160,12 @@ pub struct BandedOp<'a> {
     pub bands: (u64, u64),
 }
 
-impl BandedOp<'_> {
+impl<C> BandedOp<'_, C> {
     /// What [`super::Backend::band_bytes`] is asked for.
     pub fn frames_in_band(&self) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
-        BandFrames::new(self.layout, self.past.len() + self.fresh.len(), frames)
+        let past = self.past.iter().filter(|past| matches!(past, Kept::Host(_))).count();
+        BandFrames::new(self.layout, past, self.fresh, frames)
     }
 }
 

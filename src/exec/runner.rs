@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
-    Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
+    Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt,
+    HostFrame, Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
@@ -117,18 +117,28 @@ impl<B: Backend> Runner<'_, B> {
         let keep = step.keep.iter().map(|(i, slot)| Ok((*i, kept(*slot)?))).collect::<Result<Vec<_>>>()?;
         let frames = step.frames.iter().map(|frame| banded_frame(pools, frame)).collect::<Result<Vec<_>>>()?;
         let layer = &layout.network.layers[step.layer];
+        let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
+        let anew_frames =
+            anew_frames.map(|(inputs, bias)| Ok((terms(&pools.frames, inputs)?, *bias))).collect::<Result<Vec<_>>>()?;
         let op = BandedOp {
+            weights: &self.weights.convs[step.layer],
             layout: &layer.layout,
             input: step.input,
             past: &past,
             fresh: &fresh,
             keep: &keep,
             frames: &frames,
+            anew: step.anew.as_ref().map(|anew| AnewOp {
+                weights: &self.weights.convs[anew.layer],
+                layout: &layout.network.layers[anew.layer].layout,
+                input: anew.input,
+                frames: &anew_frames,
+            }),
             statistics: layer.statistics,
             scratch: self.scratch,
             bands: self.bands,
         };
-        self.backend.banded(self.memory, &self.weights.convs[step.layer], &op, stop)
+        self.backend.banded(self.memory, &op, stop)
     }
 
     /// Never interrupted: a blend adds to what is there, so it must not be run again.
@@ -240,11 +250,16 @@ fn place(pool: &SlotPool, slot: Slot) -> Result<Frame> {
         .ok_or_else(|| Error::Internal("the run needs more memory than its plan; please report this".into()))
 }
 
-fn conv_frame(pool: &SlotPool, frame: &crate::plan::ConvFrame) -> Result<ConvFrame> {
+fn terms(pool: &SlotPool, inputs: &[(Slot, u8)]) -> Result<Terms> {
     let mut terms = Terms::new();
-    for (slot, slab) in &frame.terms {
+    for (slot, slab) in inputs {
         terms.push(Term { frame: place(pool, *slot)?, slab: *slab });
     }
+    Ok(terms)
+}
+
+fn conv_frame(pool: &SlotPool, frame: &crate::plan::ConvFrame) -> Result<ConvFrame> {
+    let terms = terms(pool, &frame.terms)?;
     let residual = frame.residual.map(|slot| place(pool, slot)).transpose()?;
     Ok(ConvFrame { terms, bias: frame.bias, residual, out: place(pool, frame.out)? })
 }
@@ -255,6 +270,7 @@ fn frame_at(pools: &Pools, at: SlotAt) -> Result<FrameAt> {
         At::Host { frame, statistics } => {
             At::Host { frame: HostFrame(place(&pools.past, frame)?.0), statistics: place(&pools.frames, statistics)? }
         }
+        At::Anew { index, statistics } => At::Anew { index, statistics: place(&pools.frames, statistics)? },
     })
 }
 

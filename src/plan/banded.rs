@@ -6,7 +6,7 @@ use super::clip::{Clip, Schedule};
 use super::cut::Past;
 use super::layers::Side;
 use super::slots::{Life, Pools, Slot};
-use super::step::{Banded, BandedFrame, SlotAt, Step};
+use super::step::{Anew, Banded, BandedFrame, SlotAt, Step};
 use crate::model::LayerId;
 use crate::tensor::At;
 
@@ -68,27 +68,49 @@ impl Clip {
         let keep = keep.into_iter().map(|(i, slot)| (again.len() + i, slot)).collect();
         let fresh = again.iter().map(|slot| At::Device(*slot)).chain(inputs.iter().copied()).collect();
         let (input, past_on_host) = (self.shapes.layers[layer], self.cut.past[layer] == Past::Host);
-        to.steps.push_back(Step::Banded(Banded { layer, input, past, fresh, keep, past_on_host, frames: jobs }));
+        let mut step = Banded { layer, input, past, fresh, keep, past_on_host, frames: jobs, anew: None };
+        if step.frames_made_anew() > 0 {
+            step.anew.clone_from(&self.anew);
+        }
+        to.steps.push_back(Step::Banded(step));
         outputs
     }
 
-    /// The outputs of a stage's head, which wait in host memory; its inputs are read where they lie. Then forgets those.
+    /// The outputs of a stage's head, which wait in host memory; its inputs are read where they lie.
     pub(super) fn head_away(&mut self, head: LayerId, frames: Range<u64>, to: &mut Schedule) -> Vec<SlotAt> {
-        let (time, first) = (self.network.layers[head].time, self.histories[head].first);
         let outputs: Vec<SlotAt> = frames.clone().map(|_| self.host_frame(head, to.pools)).collect();
-        let jobs = frames.clone().zip(&outputs).map(|(frame, out)| {
+        self.head_in_bands(head, frames, &outputs, to);
+        outputs
+    }
+
+    /// The statistics of a stage head's outputs; the outputs themselves are made anew for whoever reads them.
+    pub(super) fn head_anew(&mut self, head: LayerId, frames: Range<u64>, to: &mut Schedule) -> Vec<SlotAt> {
+        let mut statistics = || to.pools.frames.take(self.shapes.statistics, Life::Scheduled);
+        let outputs =
+            (0..(frames.end - frames.start) as usize).map(|index| At::Anew { index, statistics: statistics() });
+        let outputs: Vec<SlotAt> = outputs.collect();
+        self.head_in_bands(head, frames.clone(), &outputs, to);
+        let (time, history) = (self.network.layers[head].time, &self.histories[head]);
+        let made = frames.map(|frame| {
+            let recipe = time.recipe(frame);
+            (recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect(), recipe.bias)
+        });
+        self.anew = Some(Anew { layer: head, input: self.shapes.layers[head], frames: made.collect() });
+        outputs
+    }
+
+    fn head_in_bands(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotAt], to: &mut Schedule) {
+        let (time, first) = (self.network.layers[head].time, self.histories[head].first);
+        let jobs = frames.zip(outputs).map(|(frame, out)| {
             let recipe = time.recipe(frame);
             let terms = recipe.terms().iter().map(|(t, slab)| ((*t - first) as usize, *slab)).collect();
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
-        let frames_made = jobs.collect();
+        let frames = jobs.collect();
         let fresh = self.histories[head].frames.iter().map(|slot| At::Device(*slot)).collect();
-        let input = self.shapes.layers[head];
-        let step =
-            Banded { layer: head, input, past: vec![], fresh, keep: vec![], past_on_host: false, frames: frames_made };
+        let (past, keep, input) = (vec![], vec![], self.shapes.layers[head]);
+        let step = Banded { layer: head, input, past, fresh, keep, past_on_host: false, frames, anew: None };
         to.steps.push_back(Step::Banded(step));
-        self.forget_before(head, frames.end, &mut to.pools.frames);
-        outputs
     }
 
     /// A place on the host for a frame that a layer makes.
@@ -122,11 +144,11 @@ impl Clip {
     }
 }
 
-/// The slots of frames, unless any of them is in host memory.
+/// The slots of frames, unless any of them is elsewhere.
 pub(super) fn all_on_device(frames: &[SlotAt]) -> Option<Vec<Slot>> {
     let slot = |at: &SlotAt| match at {
         At::Device(slot) => Some(*slot),
-        At::Host { .. } => None,
+        At::Host { .. } | At::Anew { .. } => None,
     };
     frames.iter().map(slot).collect()
 }

@@ -190,8 +190,11 @@ impl Scratch<'_> {
                 let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, banded.input, frames);
                 self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
-                let bytes = costs.band_bytes(layout, banded.input, banded.frames_in_band(layout));
-                self.bands = self.bands.max(bytes.expect("planned for a device that can"));
+                // A clip may end with any number of frames, and bands of fewer frames have more rows.
+                let most = banded.frames_in_band(layout);
+                let bytes = (1..=most.outputs).map(|frames| costs.band_bytes(layout, banded.input, most.fewer(frames)));
+                let bytes = bytes.map(|bytes| bytes.expect("planned for a device that can"));
+                self.bands = self.bands.max(bytes.max().unwrap_or(0));
             }
             Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
         }
@@ -285,6 +288,7 @@ impl Blueprint {
             workspace_bytes: self.workspace_bytes() + self.mapping,
             slice_frames: cut.slice / rate,
             chunk_frames: cut.chunks.clone(),
+            anew_frames: cut.chunks.iter().zip(&cut.stored).map(|(chunk, stored)| chunk - stored).collect(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),

@@ -12,9 +12,9 @@ use super::cut::{Cut, PAST_FRAMES, Past, repeatable};
 use super::job::Layout;
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{SlotAt, Step};
+use super::step::{Anew, SlotAt, Step};
 use crate::model::{Block, LayerId, Network};
-use crate::tensor::{At, FrameShape, Prologue};
+use crate::tensor::{FrameShape, Prologue};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -113,6 +113,8 @@ pub struct Clip {
     waiting: Vec<u64>,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
+    /// What the head of the current stage makes anew for the first block.
+    pub(super) anew: Option<Anew>,
 }
 
 impl Clip {
@@ -139,6 +141,7 @@ impl Clip {
             shared,
             waiting,
             closing: false,
+            anew: None,
         };
         clip.look_ahead();
         clip
@@ -173,9 +176,9 @@ impl Clip {
         self.total == Some(self.loaded)
     }
 
-    /// Whether the current slice is the last, and shorter than others.
+    /// Whether the current slice is the last, and shorter than others even with what it is padded by.
     pub fn is_partial(&self) -> bool {
-        self.total.is_some_and(|total| total < self.slice_end)
+        self.total.is_some_and(|total| total == 0 || self.network.padded_frames(total) < self.slice_end)
     }
 
     pub fn next_slice(&mut self) {
@@ -270,14 +273,18 @@ impl Clip {
             Some(_) => self.head_again(stage_layers.head, first, to),
             None => Vec::new(),
         };
+        let stored = first..frames.end.min(first + self.cut.stored[stage]);
         let mut x: Vec<SlotAt> = match self.cut.away[stage_layers.head] {
             true => self.head_away(stage_layers.head, frames.clone(), to),
-            false => {
-                let left = self.left_of_blocks(stage, 0, frames.end);
-                let made = self.head(stage_layers.head, frames.clone(), left, repeats.is_some(), to);
-                made.into_iter().map(At::Device).collect()
-            }
+            false => self.head(stage_layers.head, stored.clone(), self.left_of_blocks(stage, 0, frames.end), to),
         };
+        if stored.end < frames.end {
+            x.extend(self.head_anew(stage_layers.head, stored.end..frames.end, to));
+        }
+        let seen_again = frames.end.saturating_sub(if repeats.is_some() { PAST_FRAMES } else { 0 });
+        if self.anew.is_none() {
+            self.forget_before(stage_layers.head, seen_again, &mut to.pools.frames);
+        }
         for (i, block) in stage_layers.blocks.iter().enumerate() {
             let out_left = self.left_of_blocks(stage, i + 1, frames.end);
             let out = match *block {
@@ -308,6 +315,9 @@ impl Clip {
                 }
             };
             drop_all(std::mem::replace(&mut x, out), to.pools);
+            if self.anew.take().is_some() {
+                self.forget_before(stage_layers.head, seen_again, &mut to.pools.frames);
+            }
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {

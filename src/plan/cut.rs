@@ -22,6 +22,8 @@ pub struct Cut {
     pub slice: u64,
     /// Frames that each stage computes at a time.
     pub chunks: Vec<u64>,
+    /// Of these, how many the head of the stage leaves on the device. It makes the others anew for each layer that reads them.
+    pub stored: Vec<u64>,
     /// Where each layer's past lies.
     pub past: Vec<Past>,
     /// Of each layer, whether what it makes waits in host memory for those that read it, which then work in bands. Only in
@@ -33,7 +35,7 @@ impl Cut {
     /// With everything on the device.
     pub fn new(network: &Network, slice: u64, chunks: Vec<u64>) -> Cut {
         let layers = network.layers.len();
-        Cut { slice, chunks, past: vec![Past::Device; layers], away: vec![false; layers] }
+        Cut { slice, stored: chunks.clone(), chunks, past: vec![Past::Device; layers], away: vec![false; layers] }
     }
 }
 
@@ -64,17 +66,21 @@ pub fn repeatable(network: &Network, stage: usize) -> Option<LayerId> {
     }
 }
 
+/// Whether nobody needs what the head of a stage makes but the two layers of its first block: it does not flow on as the sum
+/// of the blocks.
+pub fn is_passing(network: &Network, stage: usize) -> bool {
+    let second = network.stages[stage].blocks[0].layers()[1];
+    repeatable(network, stage).is_some() && network.layers[second].layout.shortcut.is_some()
+}
+
 /// Layers whose output can wait in host memory: nobody reads it but layers that can work in bands.
 pub fn leavable(network: &Network) -> Vec<LayerId> {
     let residual = |block: &Block| matches!(block, Block::Residual { .. });
     let in_stage = |stage: usize| {
         let blocks = &network.stages[stage].blocks;
         let firsts = blocks.iter().filter(|block| residual(block)).map(|block| block.layers()[0]);
-        let head = repeatable(network, stage).filter(|_| {
-            // What it makes must not flow on as the sum of the blocks.
-            network.layers[blocks[0].layers()[1]].layout.shortcut.is_some()
-        });
-        head.map(|_| network.stages[stage].head).into_iter().chain(firsts).collect::<Vec<_>>()
+        let head = is_passing(network, stage).then_some(network.stages[stage].head);
+        head.into_iter().chain(firsts).collect::<Vec<_>>()
     };
     (0..network.stages.len()).flat_map(in_stage).collect()
 }

@@ -44,9 +44,10 @@ impl Clock<'_> {
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);
-                let copied = if banded.past_on_host { 0 } else { banded.past.len() + banded.keep.len() };
-                let passes = banded.fresh.len() + COPY_PASSES * copied;
-                let computing = computing + self.passes(banded.input, passes);
+                let copied = if banded.past_on_host { 0 } else { banded.keep.len() };
+                let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
+                let passes = banded.fresh.len() + COPY_PASSES * (copied + anew);
+                let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
                 (computing.max(self.moving(up, down)), up + down)
             }
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
@@ -65,6 +66,13 @@ impl Clock<'_> {
             host: (self.moving(past, past) - computing).max(0.0),
             again: repeated as f64 / self.rates.products + self.passes(input, PAST_FRAMES as usize),
         }
+    }
+
+    fn made_anew(&self, banded: &Banded) -> f64 {
+        banded.anew.as_ref().map_or(0.0, |anew| {
+            let work = layer_work(self.network, anew.layer, anew.input) * banded.frames_made_anew() as u64;
+            work as f64 / self.rates.products
+        })
     }
 
     /// Bytes that come from host memory, and that go there.

@@ -11,20 +11,13 @@ use crate::model::LayerId;
 use crate::tensor::{At, Window};
 
 impl Clip {
-    /// The outputs of a stage's head, whose inputs wait in its history; then forgets the inputs that no later frame sees, nor
-    /// any of those that `repeats` will want once more.
-    pub(super) fn head(
-        &mut self,
-        head: LayerId,
-        frames: Range<u64>,
-        left: u64,
-        repeats: bool,
-        to: &mut Schedule,
-    ) -> Vec<Slot> {
-        let oldest = frames.end.saturating_sub(if repeats { PAST_FRAMES } else { 0 });
+    /// The outputs of a stage's head, whose inputs wait in its history.
+    pub(super) fn head(&mut self, head: LayerId, frames: Range<u64>, left: u64, to: &mut Schedule) -> Vec<SlotAt> {
+        if frames.is_empty() {
+            return Vec::new();
+        }
         let outputs = self.conv_frames(head, frames, Side::None, left, to);
-        self.forget_before(head, oldest, &mut to.pools.frames);
-        outputs
+        outputs.into_iter().map(At::Device).collect()
     }
 
     /// The frames before `first` that the head made once already.
@@ -200,7 +193,7 @@ impl<'a> Side<'a> {
 
 /// The slots of frames that a step reads whole.
 pub(super) fn on_device(frames: &[SlotAt]) -> Vec<Slot> {
-    all_on_device(frames).expect("what waits in host memory is read in bands")
+    all_on_device(frames).expect("what is elsewhere is read in bands")
 }
 
 pub(super) fn drop_all(frames: Vec<SlotAt>, pools: &mut Pools) {
@@ -211,6 +204,7 @@ pub(super) fn drop_all(frames: Vec<SlotAt>, pools: &mut Pools) {
                 pools.past.drop(frame);
                 pools.frames.drop(statistics);
             }
+            At::Anew { statistics, .. } => pools.frames.drop(statistics),
         }
     }
 }

@@ -23,7 +23,7 @@ pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
 pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
-pub use step::{Banded, BandedFrame, ConvFrame, SlotAt, Step};
+pub use step::{Anew, Banded, BandedFrame, ConvFrame, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
 use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};

@@ -28,6 +28,8 @@ pub struct Plan {
     pub slice_frames: u64,
     /// Frames that each level computes at a time, in the order of the stages.
     pub chunk_frames: Vec<u64>,
+    /// Of these, how many are made anew for each layer that reads them.
+    pub anew_frames: Vec<u64>,
     /// Rows and columns of tiles; (1, 1) when untiled.
     pub tiles: (u64, u64),
     /// Size and overlap of a tile in pixels; the whole image and 0 when untiled.
@@ -66,7 +68,11 @@ impl fmt::Display for Plan {
                 )?,
             }
         }
-        let chunks: Vec<String> = self.chunk_frames.iter().map(u64::to_string).collect();
+        let chunks = self.chunk_frames.iter().zip(&self.anew_frames).map(|(frames, anew)| match anew {
+            0 => frames.to_string(),
+            anew => format!("{frames} ({anew} of them made anew in bands)"),
+        });
+        let chunks: Vec<String> = chunks.collect();
         writeln!(
             f,
             "slices of {} latent frames; frames at a time in each level: {}",

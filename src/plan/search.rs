@@ -12,7 +12,7 @@ use std::sync::Arc;
 use self::ways::{Search, Sizes};
 use super::Costs;
 use super::blueprint::Blueprint;
-use super::cut::{Cut, Past, movable, repeatable};
+use super::cut::{Cut, Past, is_passing, movable, repeatable};
 use super::estimate::{Clock, Detour};
 use super::job::{Layout, Order};
 use super::tiles::{Grid, Spacing, TileSize};
@@ -101,7 +101,7 @@ impl Request {
 
     /// Whether layers can work in bands, with frames that lie elsewhere.
     fn can_band(&self, costs: &dyn Costs) -> bool {
-        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: false };
+        let frames = BandFrames { inputs: 1, outputs: 1, ..BandFrames::default() };
         costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), frames).is_some()
     }
 
@@ -114,9 +114,11 @@ impl Request {
     fn without_past(&self, cut: &Cut, repeat: bool, costs: &dyn Costs, layers: usize) -> Cut {
         let repeatable: Vec<LayerId> =
             (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
+        let has_made_anew = self.readers_of_what_is_made_anew(cut);
         let mut order: Vec<(f64, LayerId, Past)> = self
             .detours(cut, costs)
             .into_iter()
+            .filter(|(layer, ..)| !has_made_anew.contains(layer))
             .map(|(layer, detour, bytes)| match repeat && repeatable.contains(&layer) && detour.again < detour.host {
                 true => (detour.again / bytes, layer, Past::Again),
                 false => (detour.host / bytes, layer, Past::Host),
@@ -127,7 +129,24 @@ impl Request {
         for (_, layer, past) in order.into_iter().take(layers) {
             cut.past[layer] = past;
         }
+        // They work in bands, however much of the past there is room for.
+        has_made_anew.into_iter().for_each(|layer| cut.past[layer] = Past::Host);
         cut
+    }
+
+    fn readers_of_what_is_made_anew(&self, cut: &Cut) -> Vec<LayerId> {
+        let stages = self.network.stages.iter().enumerate();
+        let made_anew = stages.filter(|(stage, _)| cut.stored[*stage] < cut.chunks[*stage]);
+        made_anew.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
+    }
+
+    /// Whether what the head of a stage makes need not be stored, as the layers that read it can have it made anew.
+    fn can_make_anew(&self, stage: usize, costs: &dyn Costs) -> bool {
+        let network = &*self.network;
+        let head = network.stages[stage].head;
+        let frames = BandFrames { outputs: 1, outs: 1, ..BandFrames::default() };
+        let shape = network.input_shapes(self.input_frame())[head];
+        is_passing(network, stage) && costs.band_bytes(&network.layers[head].layout, shape, frames).is_some()
     }
 
     /// What each layer would lose that did without its past on the device, and the bytes of a frame of it.
@@ -208,7 +227,7 @@ impl Request {
 
     /// Cuts for layers that go through their frames in bands, which cost little memory and gain by many frames at a time:
     /// their past is moved once for all of them.
-    fn wider_cuts(&self) -> Vec<Cut> {
+    fn wider_cuts(&self, costs: &dyn Costs) -> Vec<Cut> {
         let network = &*self.network;
         if self.is_still() {
             return vec![Cut::new(network, network.latent_rate(), vec![1; network.stages.len()])];
@@ -237,6 +256,16 @@ impl Request {
                     cuts.push(cut);
                 }
             }
+        }
+        // Frames are widest where the largest ones are made.
+        let widest = (0..pixels.len()).filter(|stage| pixels[*stage] == largest && self.can_make_anew(*stage, costs));
+        for stage in widest {
+            let fewer = |cut: &Cut| (0..cut.chunks[stage]).map(|stored| (cut.clone(), stored)).collect::<Vec<_>>();
+            let stored: Vec<(Cut, u64)> = cuts.iter().flat_map(fewer).collect();
+            cuts.extend(stored.into_iter().map(|(mut cut, stored)| {
+                cut.stored[stage] = stored;
+                cut
+            }));
         }
         cuts
     }

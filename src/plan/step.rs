@@ -44,12 +44,29 @@ pub struct Banded {
     /// Whether past and kept frames are in the pool of the past, in host memory, or lie on the device.
     pub past_on_host: bool,
     pub frames: Vec<BandedFrame>,
+    /// What makes the frames that are made anew.
+    pub anew: Option<Anew>,
+}
+
+/// Frames that one layer has another make for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Anew {
+    pub layer: LayerId,
+    pub input: FrameShape,
+    /// (input, slab) of each frame in the order of the sum, and its bias.
+    pub frames: Vec<(Vec<(Slot, u8)>, u8)>,
 }
 
 impl Banded {
     pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
-        BandFrames::new(layout, self.past.len() + self.fresh.len(), frames)
+        BandFrames::new(layout, if self.past_on_host { self.past.len() } else { 0 }, &self.fresh, frames)
+    }
+
+    /// How often a frame is made anew for it.
+    pub(super) fn frames_made_anew(&self) -> usize {
+        let shortcuts = self.frames.iter().filter_map(|frame| frame.shortcut.map(|(at, _)| at));
+        self.fresh.iter().copied().chain(shortcuts).filter(|at| at.is_anew()).count()
     }
 }
 

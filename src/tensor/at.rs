@@ -9,39 +9,71 @@ pub enum At<D, H> {
         frame: H,
         statistics: D,
     },
+    /// Nowhere: layers that work in bands have it made anew, each band as they come to it. It is number `index` of those that
+    /// an operation has made for it.
+    Anew {
+        index: usize,
+        statistics: D,
+    },
 }
 
 impl<D, H> At<D, H> {
     pub fn is_away(&self) -> bool {
         matches!(self, At::Host { .. })
     }
+
+    pub fn is_anew(&self) -> bool {
+        matches!(self, At::Anew { .. })
+    }
 }
 
 /// The frames of a convolution in bands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BandFrames {
-    /// Past ones included. None where the input is no part of the band, as it needs no norm.
+    /// Past ones included, but not those that are made anew. None where the input is no part of the band, as it needs no norm.
     pub inputs: u64,
+    /// Inputs that are made anew.
+    pub anew: u64,
     pub outputs: u64,
-    /// Whether the shortcut's input comes from host memory, and whether the output goes there.
-    pub shortcut_away: bool,
-    pub out_away: bool,
+    /// Inputs of shortcuts that are not on the device.
+    pub shortcuts: u64,
+    /// Outputs that do not stay on the device. Those that are made for their statistics alone count as one.
+    pub outs: u64,
 }
 
 impl BandFrames {
     /// `frames`: where each output's shortcut comes from, if it has one, and where it goes itself.
     pub fn new<D, H>(
         layout: &ConvLayout,
-        inputs: usize,
+        past: usize,
+        fresh: &[At<D, H>],
         frames: impl Iterator<Item = (Option<At<D, H>>, At<D, H>)>,
     ) -> BandFrames {
-        let inputs = if layout.prologue == Prologue::None { 0 } else { inputs as u64 };
-        let mut band = BandFrames { inputs, outputs: 0, shortcut_away: false, out_away: false };
+        let mut band = BandFrames::default();
+        if layout.prologue != Prologue::None {
+            band.anew = fresh.iter().filter(|at| at.is_anew()).count() as u64;
+            band.inputs = (past + fresh.len()) as u64 - band.anew;
+        }
+        let mut for_statistics = 0;
         for (shortcut, out) in frames {
             band.outputs += 1;
-            band.shortcut_away |= shortcut.is_some_and(|at| at.is_away());
-            band.out_away |= out.is_away();
+            band.shortcuts += u64::from(shortcut.is_some_and(|at| at.is_away() || at.is_anew()));
+            band.outs += u64::from(out.is_away());
+            for_statistics |= u64::from(out.is_anew());
         }
-        band
+        BandFrames { outs: band.outs + for_statistics, ..band }
+    }
+
+    /// The same convolution of `outputs` frames, which are no more than these. The last ones are those made anew.
+    pub fn fewer(self, outputs: u64) -> BandFrames {
+        let fewer = self.outputs - outputs;
+        let fewer_anew = fewer.min(self.anew);
+        BandFrames {
+            inputs: self.inputs.saturating_sub(fewer - fewer_anew),
+            anew: self.anew - fewer_anew,
+            outputs,
+            shortcuts: self.shortcuts.min(outputs),
+            outs: self.outs.min(outputs),
+        }
     }
 }

@@ -248,7 +248,7 @@ impl Backend for Cpu {
         false
     }
 
-    fn banded(&self, _: &mut Memory, _: &Conv, op: &BandedOp, _: &mut Stop) -> Result<()> {
+    fn banded(&self, _: &mut Memory, op: &BandedOp<Conv>, _: &mut Stop) -> Result<()> {
         Err(Error::Internal(format!("{:?} was asked for in bands, but this device has nothing to move", op.layout)))
     }
 

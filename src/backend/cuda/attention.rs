@@ -18,11 +18,11 @@ impl Cuda {
         let shape = op.shape;
         limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {
-            let input = Slots::new(frames.iter().map(|f| f.0.0), geometry::ALIGN);
-            let out = Slots::new(frames.iter().map(|f| f.1.0), geometry::ALIGN);
+            let input = Slots::new(frames.iter().map(|f| block.address(f.0)), geometry::ALIGN);
+            let out = Slots::new(frames.iter().map(|f| block.address(f.1)), geometry::ALIGN);
             let mut params = AttentionParams {
-                input: input.address(block)?,
-                out: out.address(block)?,
+                input: input.address(),
+                out: out.address(),
                 in_slot_bytes: input.bytes(),
                 out_slot_bytes: out.bytes(),
                 pixels: shape.pixels() as i32,
@@ -30,7 +30,7 @@ impl Cuda {
                 ..AttentionParams::default()
             };
             for (i, (from, to)) in frames.iter().enumerate() {
-                (params.in_slot[i], params.out_slot[i]) = (input.of(from.0), out.of(to.0));
+                (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
             }
             // As many warps share 16 queries as an element has bytes.
             let queries = 8 / self.precision.bytes() * 16;

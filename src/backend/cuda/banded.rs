@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::Context;
-use super::conv::{Band, quads_fit};
+use super::conv::quads_fit;
 use super::driver::check;
 use super::memory::Block;
 use super::norm::NormRows;
@@ -19,8 +19,8 @@ use super::stream::{Event, Stream};
 use super::weights::Conv;
 use super::{Cuda, geometry};
 use crate::backend::{
-    BandedFrame, BandedOp, ConvFrame, ConvLayout, ConvOp, Frame, FrameAt, HostFrame, Kept, Precision, Prologue, Term,
-    Terms, Window,
+    AnewOp, BandedFrame, BandedOp, ConvFrame, ConvLayout, ConvOp, Frame, FrameAt, HostFrame, Kept, Precision, Prologue,
+    Term, Terms, Window,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{At, BandFrames, FrameShape};
@@ -95,39 +95,47 @@ impl Drop for Bands {
     }
 }
 
-/// A band: its own rows, and those of the input that they see.
+/// A band: its own rows, those of the input that they see, and those of inputs made anew that no band above it has made.
 #[derive(Clone)]
 struct Rows {
     own: Range<u64>,
     seen: Range<u64>,
+    made: Range<u64>,
 }
 
-/// How a place is divided: the input's part of the band, that of a shortcut's input, and that of the output.
-struct Division {
+impl Rows {
+    fn new(top: u64, rows: u64, height: u64, above: Option<&Rows>) -> Rows {
+        let own = top..(top + rows).min(height);
+        let seen = top.saturating_sub(geometry::HALO)..(own.end + geometry::HALO).min(height);
+        let made = above.map_or(0, |above| above.made.end)..(own.end + geometry::LEAD).min(height);
+        Rows { own, seen, made }
+    }
+}
+
+/// A band on its way, and the place it is in.
+type Under = (usize, Rows);
+
+/// Bytes of what a band has of each frame.
+struct Parts {
     rows: u64,
     input: u64,
-    inputs: u64,
+    anew: u64,
     shortcut: u64,
     out: u64,
 }
 
-impl Division {
-    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Division {
-        let rows = geometry::band_rows(layout, shape, frames.outputs);
+impl Parts {
+    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, outputs: u64) -> Parts {
+        let rows = geometry::band_rows(layout, shape, outputs);
         let output = layout.window.output(shape, layout.cout);
-        let part = |away: bool, shape, rows| if away { precision.band_frame_bytes(shape, rows) } else { 0 };
         let side = output.with_channels(layout.shortcut.unwrap_or(0));
-        Division {
+        Parts {
             rows,
             input: precision.band_frame_bytes(shape, rows + 2 * geometry::HALO),
-            inputs: frames.inputs,
-            shortcut: part(frames.shortcut_away, side, rows),
-            out: part(frames.out_away, output, rows * output_rows(layout)),
+            anew: precision.band_frame_bytes(shape, geometry::HALO + rows + geometry::LEAD),
+            shortcut: precision.band_frame_bytes(side, rows),
+            out: precision.band_frame_bytes(output, rows * output_rows(layout)),
         }
-    }
-
-    fn bytes(&self) -> u64 {
-        self.input * self.inputs + self.shortcut + self.out
     }
 }
 
@@ -138,51 +146,84 @@ fn output_rows(layout: &ConvLayout) -> u64 {
 
 /// Device memory of all places, for convolutions of such frames.
 pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Option<u64> {
-    let away = frames.shortcut_away || frames.out_away;
-    // The statistics of what leaves are made on the way, from fours of channels.
-    if (away && frames.outputs > 1) || (frames.out_away && !quads_fit(layout)) {
+    // The statistics of what does not stay are made on the way, from fours of channels.
+    if frames.outs > 0 && !quads_fit(layout) {
         return None;
     }
-    Some(geometry::BANDS * Division::new(precision, layout, shape, frames).bytes())
+    let parts = Parts::new(precision, layout, shape, frames.outputs);
+    let BandFrames { inputs, anew, shortcuts, outs, .. } = frames;
+    let place = inputs * parts.input + anew * parts.anew + shortcuts * parts.shortcut + outs * parts.out;
+    Some(geometry::BANDS * place)
 }
 
-/// A convolution under way, and where its bands lie.
+/// A convolution under way, and where in a place the parts of its frames lie that are not whole on the device.
 struct Work<'a> {
     block: &'a Block,
-    weights: &'a Conv,
-    op: &'a BandedOp<'a>,
-    division: Division,
+    op: &'a BandedOp<'a, Conv>,
+    parts: Parts,
     output: FrameShape,
+    /// Of each input, past ones first.
+    inputs: Vec<Option<u64>>,
+    /// Of each output's shortcut, and of each output.
+    shortcuts: Vec<Option<u64>>,
+    outs: Vec<Option<u64>>,
 }
 
-impl Work<'_> {
+impl<'a> Work<'a> {
+    fn new(precision: Precision, block: &'a Block, op: &'a BandedOp<'a, Conv>) -> Result<Work<'a>> {
+        let parts = Parts::new(precision, op.layout, op.input, op.frames.len() as u64);
+        let mut end = 0;
+        let mut next = |bytes: u64| {
+            end += bytes;
+            Some(end - bytes)
+        };
+        let mut inputs = Vec::new();
+        if op.layout.prologue != Prologue::None {
+            inputs.extend(op.past.iter().map(|past| match past {
+                Kept::Host(_) => next(parts.input),
+                Kept::Device(_) => None,
+            }));
+            inputs.extend(op.fresh.iter().map(|at| next(if at.is_anew() { parts.anew } else { parts.input })));
+        }
+        let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
+            Some((At::Host { .. } | At::Anew { .. }, _)) => next(parts.shortcut),
+            Some((At::Device(_), _)) | None => None,
+        });
+        let shortcuts = shortcuts.collect();
+        // Nobody reads what is made for its statistics, so that all of it may lie in the same place.
+        let mut for_statistics = None;
+        let outs = op.frames.iter().map(|frame| match frame.out {
+            At::Device(_) => None,
+            At::Host { .. } => next(parts.out),
+            At::Anew { .. } => {
+                for_statistics = for_statistics.or_else(|| next(parts.out));
+                for_statistics
+            }
+        });
+        let outs = outs.collect();
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        match end <= op.bands.1 / geometry::BANDS {
+            true => Ok(Work { block, op, parts, output, inputs, shortcuts, outs }),
+            false => Err(Error::Internal(format!("a band of {end} bytes was not planned"))),
+        }
+    }
+
     fn place(&self, turn: usize) -> u64 {
         self.op.bands.0 + turn as u64 * (self.op.bands.1 / geometry::BANDS)
     }
 
-    fn input(&self, turn: usize, input: usize) -> Frame {
-        Frame(self.place(turn) + input as u64 * self.division.input)
-    }
-
-    fn shortcut(&self, turn: usize) -> u64 {
-        self.place(turn) + self.division.inputs * self.division.input
-    }
-
-    fn out(&self, turn: usize) -> u64 {
-        self.shortcut(turn) + self.division.shortcut
+    /// Where the part of a fresh frame lies.
+    fn fresh(&self, turn: usize, fresh: usize) -> u64 {
+        self.place(turn) + self.inputs[self.op.past.len() + fresh].unwrap_or(0)
     }
 
     fn has_norm(&self) -> bool {
         self.op.layout.prologue != Prologue::None
     }
 
-    /// The one output frame that goes to host memory, with its statistics.
-    fn out_away(&self) -> Option<(HostFrame, Frame)> {
-        self.op.frames.iter().find_map(|frame| on_host(frame.out))
-    }
-
-    fn shortcut_away(&self) -> Option<HostFrame> {
-        self.op.frames.iter().find_map(|frame| on_host(frame.shortcut?.0)).map(|(frame, _)| frame)
+    /// What the shortcuts read.
+    fn side(&self) -> FrameShape {
+        self.output.with_channels(self.op.layout.shortcut.unwrap_or(0))
     }
 
     /// Everything that comes from host memory.
@@ -191,8 +232,8 @@ impl Work<'_> {
             Kept::Host(frame) => Some(*frame),
             Kept::Device(_) => None,
         });
-        let fresh = self.op.fresh.iter().filter_map(|at| on_host(*at)).map(|(frame, _)| frame);
-        past.chain(fresh).chain(self.shortcut_away())
+        let shortcuts = self.op.frames.iter().filter_map(|frame| on_host(frame.shortcut?.0));
+        past.chain(self.op.fresh.iter().filter_map(|at| on_host(*at))).chain(shortcuts)
     }
 
     /// Everything that goes there.
@@ -201,39 +242,41 @@ impl Work<'_> {
             Kept::Host(frame) => Some(*frame),
             Kept::Device(_) => None,
         });
-        kept.chain(self.out_away().map(|(frame, _)| frame))
+        kept.chain(self.op.frames.iter().filter_map(|frame| on_host(frame.out)))
     }
 }
 
-fn on_host(at: FrameAt) -> Option<(HostFrame, Frame)> {
+fn on_host(at: FrameAt) -> Option<HostFrame> {
     match at {
-        At::Device(_) => None,
-        At::Host { frame, statistics } => Some((frame, statistics)),
+        At::Host { frame, .. } => Some(frame),
+        At::Device(_) | At::Anew { .. } => None,
     }
 }
 
 impl Cuda {
-    pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, weights: &Conv, op: &BandedOp) -> Result<()> {
-        let division = Division::new(self.precision, op.layout, op.input, op.frames_in_band());
-        let work = Work { block, weights, op, division, output: op.layout.window.output(op.input, op.layout.cout) };
+    pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, op: &BandedOp<Conv>) -> Result<()> {
+        let work = Work::new(self.precision, block, op)?;
         for frame in work.fetched() {
             if let Some(arrived) = bands.arrived.get(&frame.0) {
                 bands.upload.wait_for(arrived)?;
             }
         }
-        let (mut fetched, mut params) = (None, None);
-        let height = op.input.height;
-        for top in (0..height).step_by(work.division.rows as usize) {
-            let own = top..(top + work.division.rows).min(height);
-            let seen = top.saturating_sub(geometry::HALO)..(own.end + geometry::HALO).min(height);
-            let band = self.fetch_band(bands, &work, Rows { own, seen })?;
+        let mut params = None;
+        let (mut fetched, mut computed): (Option<Under>, Option<Under>) = (None, None);
+        for top in (0..op.input.height).step_by(work.parts.rows as usize) {
+            let above = fetched.as_ref();
+            let rows = Rows::new(top, work.parts.rows, op.input.height, above.map(|(_, rows)| rows));
+            let band = self.fetch_band(bands, &work, rows, above)?;
             // A band's input is read before the band above it is written, which may be over that input.
             if let Some(above) = fetched.replace(band) {
-                params = Some(self.compute_band(bands, &work, above)?);
+                params = Some(self.compute_band(bands, &work, &above)?);
+                self.remember_band(bands, &work, computed.replace(above))?;
             }
         }
         if let Some(last) = fetched {
-            params = Some(self.compute_band(bands, &work, last)?);
+            params = Some(self.compute_band(bands, &work, &last)?);
+            self.remember_band(bands, &work, computed)?;
+            self.remember_band(bands, &work, Some(last))?;
         }
         for frame in work.given() {
             let arrived = match bands.arrived.remove(&frame.0) {
@@ -243,18 +286,17 @@ impl Cuda {
             arrived.record(&bands.download)?;
             bands.arrived.insert(frame.0, arrived);
         }
-        match params {
-            Some(params) => {
-                let away = work.out_away().map(|(_, at)| block.at(at.0, op.layout.groups * 8)).transpose()?;
-                let statistics = away.unwrap_or(params.out + self.precision.data_bytes(work.output));
-                self.launch_statistics((op.layout, op.input, op.statistics), &params, statistics)
-            }
-            None => Ok(()),
-        }
+        let Some(params) = params else { return Ok(()) };
+        let statistics = op.frames.iter().map(|frame| match frame.out {
+            At::Device(out) => Ok(block.address(out) + self.precision.data_bytes(work.output)),
+            At::Host { statistics, .. } | At::Anew { statistics, .. } => block.at(statistics.0, op.layout.groups * 8),
+        });
+        let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.
-    fn fetch_band(&self, bands: &mut Bands, work: &Work, rows: Rows) -> Result<(usize, Rows)> {
+    fn fetch_band(&self, bands: &mut Bands, work: &Work, rows: Rows, above: Option<&Under>) -> Result<Under> {
         let turn = bands.next;
         bands.next = (bands.next + 1) % bands.places.len();
         let (place, op) = (&bands.places[turn], work.op);
@@ -262,97 +304,169 @@ impl Cuda {
         bands.upload.wait_for(&place.computed)?;
         bands.upload.wait_for(&place.kept)?;
         self.stream.wait_for(&place.kept)?;
-        for (i, past) in op.past.iter().enumerate() {
-            match *past {
-                Kept::Host(frame) => {
-                    self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.input(turn, i).0)?
-                }
-                Kept::Device(frame) => self.copy_rows(
-                    work,
-                    frame.0 + rows.seen.start * self.precision.row_bytes(op.input),
-                    work.input(turn, i).0,
-                    &rows.seen,
-                )?,
+        for (past, part) in op.past.iter().zip(&work.inputs) {
+            if let (Kept::Host(frame), Some(part)) = (*past, part) {
+                self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.place(turn) + part)?;
             }
         }
         for (i, at) in op.fresh.iter().enumerate() {
-            if let At::Host { frame, .. } = *at {
-                let to = work.input(turn, op.past.len() + i).0;
-                self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), to)?;
+            if let Some(frame) = on_host(*at) {
+                self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.fresh(turn, i))?;
             }
         }
-        if let Some(frame) = work.shortcut_away() {
-            let side = work.output.with_channels(op.layout.shortcut.unwrap_or(0));
-            self.upload_rows(bands, work, (frame, side, rows.own.clone()), work.shortcut(turn))?;
+        for (frame, part) in op.frames.iter().zip(&work.shortcuts) {
+            let away = frame.shortcut.and_then(|(at, _)| on_host(at));
+            if let (Some(frame), Some(part)) = (away, part) {
+                self.upload_rows(bands, work, (frame, work.side(), rows.own.clone()), work.place(turn) + part)?;
+            }
         }
         place.fetched.record(&bands.upload)?;
         if work.has_norm() {
             let near = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-                At::Device(frame) => Some((frame, work.input(turn, op.past.len() + i))),
-                At::Host { .. } => None,
+                At::Device(frame) => Some((frame, Frame(work.fresh(turn, i)))),
+                At::Host { .. } | At::Anew { .. } => None,
             });
             let near: Vec<(Frame, Frame)> = near.collect();
             if !near.is_empty() {
-                let rows = NormRows { rows: rows.seen.clone(), out_bytes: work.division.input };
-                self.launch_norm(work.block, work.weights, (op.layout, op.input), &near, Some(rows))?;
+                let rows = NormRows { rows: rows.seen.clone(), out_bytes: work.parts.input };
+                self.launch_norm(work.block, op.weights, (op.layout, op.input), &near, Some(rows))?;
             }
+            self.make_fresh_rows(work, turn, &rows, above)?;
         }
         place.normalised.record(&self.stream)?;
         Ok((turn, rows))
     }
 
-    fn compute_band(&self, bands: &Bands, work: &Work, (turn, rows): (usize, Rows)) -> Result<ConvParams> {
-        let (place, op, row) = (&bands.places[turn], work.op, self.precision.row_bytes(work.op.input));
+    /// Makes the rows of fresh frames that are made anew, but for those that the band above has made.
+    fn make_fresh_rows(&self, work: &Work, turn: usize, rows: &Rows, above: Option<&Under>) -> Result<()> {
+        let (op, row) = (work.op, self.precision.row_bytes(work.op.input));
+        let mut outs = Vec::new();
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { index, .. } = *at else { continue };
+            let part = work.fresh(turn, i);
+            if let Some((turn_above, above)) = above {
+                let from = work.fresh(*turn_above, i) + (rows.seen.start - above.seen.start) * row;
+                self.copy_rows(work, from, part, &(rows.seen.start..rows.made.start))?;
+            }
+            outs.push((index, Frame(part.wrapping_sub(rows.seen.start * row))));
+        }
+        if outs.is_empty() || rows.made.is_empty() {
+            return Ok(());
+        }
+        self.make_rows(work, &outs, &rows.made)?;
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { statistics, .. } = *at else { continue };
+            let first = Frame(work.fresh(turn, i) + (rows.made.start - rows.seen.start) * row);
+            let pixels = (rows.made.end - rows.made.start) * op.input.width;
+            let what = (op.layout, op.input);
+            self.launch_norm_in_place(work.block, op.weights, what, (first, pixels), statistics)?;
+        }
+        Ok(())
+    }
+
+    /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
+    fn make_rows(&self, work: &Work, outs: &[(usize, Frame)], rows: &Range<u64>) -> Result<()> {
+        let Some(AnewOp { weights, layout, input, frames }) = work.op.anew else {
+            return Err(Error::Internal("a frame is to be made anew, but nobody makes it".into()));
+        };
+        let made = outs.iter().map(|(index, out)| {
+            let (terms, bias) = frames[*index];
+            ConvFrame { terms, bias, residual: None, out: *out }
+        });
+        let by = output_rows(layout);
+        let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.op.scratch };
+        let frames: Vec<ConvFrame> = made.collect();
+        let rows = rows.start / by..rows.end / by;
+        self.launch_sums(work.block, weights, &conv, &frames, Some(rows)).map(|_| ())
+    }
+
+    fn compute_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<ConvParams> {
+        let (turn, place, op) = (*turn, &bands.places[*turn], work.op);
         self.stream.wait_for(&place.fetched)?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let At::Host { statistics, .. } = *at {
                 let pixels = (rows.seen.end - rows.seen.start) * op.input.width;
-                let frame = work.input(turn, op.past.len() + i);
-                self.launch_norm_in_place(
-                    work.block,
-                    work.weights,
-                    (op.layout, op.input),
-                    (frame, pixels),
-                    statistics,
-                )?;
+                let frame = Frame(work.fresh(turn, i));
+                self.launch_norm_in_place(work.block, op.weights, (op.layout, op.input), (frame, pixels), statistics)?;
                 place.normalised.record(&self.stream)?;
             }
         }
-        let (frames, conv) = (in_band(work, turn), conv_of(op, &[]));
-        let band = Band {
-            rows: rows.own.clone(),
-            input: work.has_norm().then(|| (rows.seen.clone(), work.division.input)),
-            shortcut: work
-                .shortcut_away()
-                .map(|_| work.block.at(work.shortcut(turn), work.division.shortcut))
-                .transpose()?,
-            out: work.out_away().map(|_| work.block.at(work.out(turn), work.division.out)).transpose()?,
-        };
-        let params = self.launch_sums(work.block, work.weights, &conv, &frames, Some(band))?;
-
-        let own = (rows.own.start - rows.seen.start) * row;
-        for (i, to) in op.keep {
-            let from = work.input(turn, op.past.len() + i).0 + own;
-            if let Kept::Device(to) = *to {
-                self.copy_rows(work, from, to.0 + rows.own.start * row, &rows.own)?;
-            }
+        let frames = self.in_band(work, turn, rows);
+        let shortcuts = op.frames.iter().zip(&frames).filter_map(|(banded, frame)| match banded.shortcut {
+            Some((At::Anew { index, .. }, _)) => frame.terms.last().map(|term| (index, term.frame)),
+            _ => None,
+        });
+        let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
+        if !shortcuts.is_empty() {
+            self.make_rows(work, &shortcuts, &rows.own)?;
         }
+        let BandedOp { layout, input, statistics, scratch, .. } = *op;
+        let conv = ConvOp { layout, input, frames: &[], statistics, scratch };
+        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(rows.own.clone()))?;
         place.computed.record(&self.stream)?;
+
         bands.download.wait_for(&place.normalised)?;
         for (i, to) in op.keep {
-            let from = work.input(turn, op.past.len() + i).0 + own;
             if let Kept::Host(to) = *to {
+                let from = self.own_rows(work, turn, rows, *i);
                 self.download_rows(bands, work, from, (to, op.input, rows.own.clone()))?;
             }
         }
-        if let Some((to, _)) = work.out_away() {
-            bands.download.wait_for(&place.computed)?;
-            let by = output_rows(op.layout);
-            let made = rows.own.start * by..rows.own.end * by;
-            self.download_rows(bands, work, work.out(turn), (to, work.output, made))?;
+        let by = output_rows(op.layout);
+        for (frame, part) in op.frames.iter().zip(&work.outs) {
+            if let (Some(to), Some(part)) = (on_host(frame.out), part) {
+                bands.download.wait_for(&place.computed)?;
+                let made = rows.own.start * by..rows.own.end * by;
+                self.download_rows(bands, work, work.place(turn) + part, (to, work.output, made))?;
+            }
         }
         place.kept.record(&bands.download)?;
         Ok(params)
+    }
+
+    /// Copies what a band has of the frames that are kept on the device. That may be over those of the past, of which the band
+    /// below sees the last row: so it has been computed too.
+    fn remember_band(&self, bands: &Bands, work: &Work, band: Option<Under>) -> Result<()> {
+        let Some((turn, rows)) = band else { return Ok(()) };
+        let row = self.precision.row_bytes(work.op.input);
+        for (i, to) in work.op.keep {
+            if let Kept::Device(to) = *to {
+                let from = self.own_rows(work, turn, &rows, *i);
+                self.copy_rows(work, from, to.0 + rows.own.start * row, &rows.own)?;
+                bands.places[turn].computed.record(&self.stream)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Where a band's own rows of a fresh frame lie.
+    fn own_rows(&self, work: &Work, turn: usize, rows: &Rows, fresh: usize) -> u64 {
+        work.fresh(turn, fresh) + (rows.own.start - rows.seen.start) * self.precision.row_bytes(work.op.input)
+    }
+
+    /// The frames of a convolution as its band finds them.
+    fn in_band(&self, work: &Work, turn: usize, rows: &Rows) -> Vec<ConvFrame> {
+        let (op, place) = (work.op, work.place(turn));
+        let part = |part: u64, first_row: u64, shape: FrameShape| {
+            Frame((place + part).wrapping_sub(first_row * self.precision.row_bytes(shape)))
+        };
+        let input = |i: usize| match (work.inputs.get(i).copied().flatten(), op.past.get(i)) {
+            (Some(at), _) => part(at, rows.seen.start, op.input),
+            (None, Some(Kept::Device(frame))) => *frame,
+            (None, _) => device(op.fresh[i - op.past.len()]),
+        };
+        let banded = |(i, banded): (usize, &BandedFrame)| {
+            let mut terms = Terms::new();
+            banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
+            if let Some((at, slab)) = banded.shortcut {
+                let lent = work.shortcuts[i].map(|at| part(at, rows.own.start, work.side()));
+                terms.push(Term { frame: lent.unwrap_or_else(|| device(at)), slab });
+            }
+            let lent = work.outs[i].map(|at| part(at, rows.own.start * output_rows(op.layout), work.output));
+            let out = lent.unwrap_or_else(|| device(banded.out));
+            ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
+        };
+        op.frames.iter().enumerate().map(banded).collect()
     }
 
     fn upload_rows(
@@ -397,28 +511,10 @@ impl Cuda {
     }
 }
 
-fn conv_of<'a>(op: &BandedOp<'a>, frames: &'a [ConvFrame]) -> ConvOp<'a> {
-    let BandedOp { layout, input, statistics, scratch, .. } = *op;
-    ConvOp { layout, input, frames, statistics, scratch }
-}
-
-/// The frames of a convolution with the places that their inputs have in a band. What is lent by the band has no frame.
-fn in_band(work: &Work, turn: usize) -> Vec<ConvFrame> {
-    let frame = |at: FrameAt| match at {
+/// A frame that is whole on the device.
+fn device(at: FrameAt) -> Frame {
+    match at {
         At::Device(frame) => frame,
-        At::Host { .. } => Frame(0),
-    };
-    let input = |input: usize| match work.has_norm() {
-        true => work.input(turn, input),
-        false => frame(work.op.fresh[input]),
-    };
-    let in_place = |banded: &BandedFrame| {
-        let mut terms = Terms::new();
-        banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
-        if let Some((at, slab)) = banded.shortcut {
-            terms.push(Term { frame: frame(at), slab });
-        }
-        ConvFrame { terms, bias: banded.bias, residual: banded.residual, out: frame(banded.out) }
-    };
-    work.op.frames.iter().map(in_place).collect()
+        At::Host { .. } | At::Anew { .. } => unreachable!("a band has a part of it"),
+    }
 }

@@ -38,38 +38,33 @@ pub struct Slots {
 
 impl Slots {
     /// `bytes`: of one frame, which is the step where there is but one.
-    pub fn new(offsets: impl Iterator<Item = u64> + Clone, bytes: u64) -> Slots {
-        let base = offsets.clone().min().unwrap_or(0);
-        let step = offsets.fold(0, |step, offset| common_divisor(step, offset - base));
+    pub fn new(addresses: impl Iterator<Item = u64> + Clone, bytes: u64) -> Slots {
+        let base = addresses.clone().min().unwrap_or(0);
+        let step = addresses.fold(0, |step, address| common_divisor(step, address - base));
         Slots { base, step: if step == 0 { bytes } else { step } }
     }
 
-    pub fn of(&self, offset: u64) -> i32 {
-        ((offset - self.base) / self.step) as i32
+    pub fn of(&self, address: u64) -> i32 {
+        ((address - self.base) / self.step) as i32
     }
 
     /// Of the first frame.
-    pub fn address(&self, block: &Block) -> Result<u64> {
-        block.at(self.base, self.step)
+    pub fn address(&self) -> u64 {
+        self.base
     }
 
     pub fn bytes(&self) -> i64 {
         self.step as i64
     }
+
+    /// Up to the last of these frames.
+    fn count(&self, addresses: &[u64]) -> u64 {
+        addresses.iter().map(|address| self.of(*address)).max().unwrap_or(0) as u64 + 1
+    }
 }
 
 fn common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
-}
-
-/// A band of a convolution, and what it reads and writes elsewhere than in whole frames.
-pub struct Band {
-    pub rows: Range<u64>,
-    /// Input rows that they see, and the bytes from one frame's part to the next's.
-    pub input: Option<(Range<u64>, u64)>,
-    /// Where the rows of the one frame's shortcut are, and where those of its output go.
-    pub shortcut: Option<u64>,
-    pub out: Option<u64>,
 }
 
 /// A kernel with the tile it works on.
@@ -82,7 +77,7 @@ struct Choice {
 }
 
 impl Cuda {
-    fn choose(&self, layout: &ConvLayout, grid: FrameShape) -> Result<Choice> {
+    fn choose(&self, layout: &ConvLayout, grid: FrameShape, rows: &Range<u64>) -> Result<Choice> {
         let kernels = &self.kernels;
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
             (Kind::In, _) => Choice { kernel: kernels.conv_in, tile: (8, 16), threads: 256, hopper: false },
@@ -91,7 +86,7 @@ impl Cuda {
             (Kind::Main, Some(kernel))
                 if layout.window != Window::Up || layout.cout.is_multiple_of(self.precision.chunk()) =>
             {
-                Choice { kernel, tile: hopper_tile(grid), threads: 384, hopper: true }
+                Choice { kernel, tile: hopper_tile(grid, rows), threads: 384, hopper: true }
             }
             (Kind::Main, _) => {
                 let threads = 64 * self.precision.bytes() as u32;
@@ -106,37 +101,40 @@ impl Cuda {
     }
 
     pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
-        let params = self.launch_sums(block, weights, op, frames, None)?;
         let output = op.layout.window.output(op.input, op.layout.cout);
-        let statistics = params.out + self.precision.data_bytes(output);
-        self.launch_statistics((op.layout, op.input, op.statistics), &params, statistics)
+        let bytes = self.precision.data_bytes(output);
+        for frame in frames {
+            let read = frame.terms.iter().map(|term| (term.frame, 0)).chain(frame.residual.map(|frame| (frame, bytes)));
+            read.chain([(frame.out, bytes)]).try_for_each(|(frame, bytes)| block.at(frame.0, bytes).map(|_| ()))?;
+        }
+        let params = self.launch_sums(block, weights, op, frames, None)?;
+        let statistics: Vec<u64> = frames.iter().map(|frame| block.address(frame.out) + bytes).collect();
+        self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
     }
 
-    /// The convolution without what has to wait for all of it.
+    /// The convolution without what has to wait for all of it. Of `rows` of the grid alone, if there are any: then frames need
+    /// not be whole, and those that are not begin where the rest of them would lie. Kernels count rows from the top of a frame,
+    /// and touch none but those of the band and what these see.
     pub(super) fn launch_sums(
         &self,
         block: &Block,
         weights: &Conv,
         op: &ConvOp,
         frames: &[ConvFrame],
-        band: Option<Band>,
+        rows: Option<Range<u64>>,
     ) -> Result<ConvParams> {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
-        let choice = self.choose(layout, grid)?;
-        let groups = layout.groups;
-        let slots =
-            |offsets: Vec<u64>, shape| Slots::new(offsets.into_iter(), self.precision.frame_bytes(shape, groups));
-        let inputs = distinct(
-            frames.iter().flat_map(|f| f.terms.iter()).filter(|t| u64::from(t.slab) < layout.slabs).map(|t| t.frame.0),
-        );
-        let whole = Band { rows: 0..grid.height, input: None, shortcut: None, out: None };
-        let Band { rows, input: part, shortcut: side_lent, out: out_lent } = band.unwrap_or(whole);
-        let (main, seen) = match part {
-            Some((seen, bytes)) => (Slots::new(inputs.iter().copied(), bytes), seen),
-            None => (slots(inputs.clone(), input), 0..input.height),
+        let rows = rows.unwrap_or(0..grid.height);
+        let choice = self.choose(layout, grid, &rows)?;
+        let slots = |addresses: &[u64], shape| {
+            Slots::new(addresses.iter().copied(), self.precision.frame_bytes(shape, layout.groups))
         };
+        let terms = frames.iter().flat_map(|frame| frame.terms.iter());
+        let own = terms.filter(|term| u64::from(term.slab) < layout.slabs);
+        let inputs = distinct(own.map(|term| block.address(term.frame)));
+        let main = slots(&inputs, input);
 
         let mut params = ConvParams {
             height: grid.height as i32,
@@ -156,72 +154,51 @@ impl Cuda {
         let channels = if layout.cin <= 3 { 4 } else { geometry::stride(layout.cin) };
         params.source[0] = Source {
             weights: weights.slabs()?,
-            frames: main.address(block)?,
+            frames: main.address(),
             slot_bytes: main.bytes(),
-            height: (seen.end - seen.start) as i32,
+            height: input.height as i32,
             width: input.width as i32,
             channels: channels as i32,
             chunks: channels.div_ceil(self.precision.chunk()) as i32,
             ..Source::default()
         };
         geometry::cut(&mut params.source[0], layout.window, choice.tile);
-        for plane in &mut params.source[0].plane {
-            plane.dy -= seen.start as i32;
-        }
         if choice.hopper {
-            let last = inputs.iter().map(|o| main.of(*o)).max().unwrap_or(0);
-            params.map[0] = patch_map(self.precision, &params.source[0], last as u64 + 1)?;
+            params.map[0] = patch_map(self.precision, &params.source[0], main.count(&inputs))?;
         }
 
-        let side = layout.shortcut.map(|cin| {
-            let shape = output.with_channels(cin);
-            let offsets = frames.iter().filter_map(|f| f.terms.last()).map(|t| t.frame.0).collect();
-            (slots(offsets, shape), shape)
-        });
+        let sides: Vec<u64> = frames.iter().filter_map(|f| f.terms.last()).map(|t| block.address(t.frame)).collect();
+        let side = layout.shortcut.map(|cin| (slots(&sides, output.with_channels(cin)), output.with_channels(cin)));
         if let Some((side, shape)) = side {
             params.source[1] = Source {
                 weights: weights.shortcut()?,
-                frames: side_lent.map_or_else(|| side.address(block), Ok)?,
+                frames: side.address(),
                 slot_bytes: side.bytes(),
-                height: if side_lent.is_some() { rows.end - rows.start } else { shape.height } as i32,
+                height: shape.height as i32,
                 width: shape.width as i32,
                 channels: geometry::stride(shape.channels) as i32,
                 chunks: shape.channels.div_ceil(self.precision.chunk()) as i32,
                 ..Source::default()
             };
             geometry::cut(&mut params.source[1], Window::Point, choice.tile);
-            if side_lent.is_some() {
-                params.source[1].plane[0].dy -= rows.start as i32;
-            }
             if choice.hopper {
-                let last = frames.iter().filter_map(|f| f.terms.last()).map(|t| side.of(t.frame.0)).max().unwrap_or(0);
-                params.map[1] = patch_map(self.precision, &params.source[1], last as u64 + 1)?;
+                params.map[1] = patch_map(self.precision, &params.source[1], side.count(&sides))?;
             }
         }
 
-        let out = slots(frames.iter().map(|f| f.out.0).collect(), output);
-        let residual = slots(frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect(), output);
-        params.out = match out_lent {
-            // Kernels count rows from the top of the frame, which need not be there: they write those of the band alone.
-            Some(lent) => {
-                let above = rows.start * output.height / grid.height * self.precision.row_bytes(output);
-                lent.wrapping_sub(above)
-            }
-            None => out.address(block)?,
-        };
+        let outs: Vec<u64> = frames.iter().map(|frame| block.address(frame.out)).collect();
+        let added: Vec<u64> = frames.iter().filter_map(|f| f.residual).map(|frame| block.address(frame)).collect();
+        let (out, residual) = (slots(&outs, output), slots(&added, output));
+        params.out = out.address();
         params.out_slot_bytes = out.bytes();
-        if frames.iter().any(|f| f.residual.is_some()) {
-            params.residual = residual.address(block)?;
+        if !added.is_empty() {
+            params.residual = residual.address();
             params.residual_slot_bytes = residual.bytes();
         }
         if choice.hopper {
-            let last =
-                |slots: &Slots, offsets: Vec<u64>| offsets.iter().map(|o| slots.of(*o)).max().unwrap_or(0) as u64;
-            let outs = last(&out, frames.iter().map(|f| f.out.0).collect()) + 1;
-            params.map[3] = output_map(self.precision, &params, output, outs)?;
+            params.map[3] = output_map(self.precision, &params, output, out.count(&outs))?;
             if params.residual != 0 {
-                let slots = last(&residual, frames.iter().filter_map(|f| f.residual).map(|f| f.0).collect()) + 1;
-                params.map[2] = residual_map(self.precision, &params, output, slots)?;
+                params.map[2] = residual_map(self.precision, &params, output, residual.count(&added))?;
             }
         }
         if op.statistics && quads_fit(layout) {
@@ -230,20 +207,20 @@ impl Cuda {
         for (params, frame) in params.frame.iter_mut().zip(frames) {
             *params = FrameParams {
                 bias: i32::from(frame.bias),
-                out: i64::from(out.of(frame.out.0)),
+                out: i64::from(out.of(block.address(frame.out))),
                 ..FrameParams::default()
             };
             for term in frame.terms.iter() {
                 if u64::from(term.slab) == layout.slabs {
-                    params.slot[3] = side.map_or(-1, |(side, _)| side.of(term.frame.0));
+                    params.slot[3] = side.map_or(-1, |(side, _)| side.of(block.address(term.frame)));
                 } else {
                     let at = params.terms as usize;
-                    (params.slot[at], params.slab[at]) = (main.of(term.frame.0), i32::from(term.slab));
+                    (params.slot[at], params.slab[at]) = (main.of(block.address(term.frame)), i32::from(term.slab));
                     params.terms += 1;
                 }
             }
             if let Some(added) = frame.residual {
-                params.residual = i64::from(residual.of(added.0));
+                params.residual = i64::from(residual.of(block.address(added)));
             }
         }
 
@@ -258,21 +235,21 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Brings the statistics of what a convolution made into their places, of which `statistics` is the first, if the layer has
-    /// any.
+    /// Brings the statistics of what a convolution made to these addresses, if the layer has any.
     pub(super) fn launch_statistics(
         &self,
         (layout, input, wanted): (&ConvLayout, FrameShape, bool),
         conv: &ConvParams,
-        statistics: u64,
+        statistics: &[u64],
     ) -> Result<()> {
         if !wanted {
             return Ok(());
         }
         let shape = layout.window.output(input, layout.cout);
-        let stride = conv.out_slot_bytes / 8;
+        let slots = Slots::new(statistics.iter().copied(), 8);
         let group_channels = (layout.cout / layout.groups) as i32;
-        let slot = std::array::from_fn(|i| conv.frame[i].out as i32);
+        let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
+        let (statistics, stride) = (slots.address(), slots.bytes() / 8);
         let grid = [layout.groups as u32, conv.frames as u32];
         if quads_fit(layout) {
             let params = FinalizeParams {
@@ -321,11 +298,12 @@ fn distinct(offsets: impl Iterator<Item = u64>) -> Vec<u64> {
     all
 }
 
-/// Tiles of 8 x 32 pixels where they waste less than those of 16 x 16. By the shape alone, so that the cut of a clip has no
-/// say in it.
-fn hopper_tile(grid: FrameShape) -> (i32, i32) {
+/// Tiles of 8 x 32 pixels where they waste less than those of 16 x 16, or where those would reach beyond the rows.
+fn hopper_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
     let tiles = |rows: u64, columns: u64| grid.height.div_ceil(rows) * grid.width.div_ceil(columns);
-    if tiles(8, 32) < tiles(16, 16) { (8, 32) } else { (16, 16) }
+    let whole =
+        |tile: u64| rows.start.is_multiple_of(tile) && (rows.end.is_multiple_of(tile) || rows.end == grid.height);
+    if tiles(8, 32) < tiles(16, 16) || !whole(16) { (8, 32) } else { (16, 16) }
 }
 
 /// Patches of a chunk of channels by `pitch` columns by `rows` rows of a source's frames.

@@ -141,6 +141,8 @@ const BAND_PIXELS: u64 = 1 << 16;
 const BAND_ROWS: u64 = 16;
 /// Rows above and below that a band of a 3x3 convolution sees.
 pub const HALO: u64 = 1;
+/// Rows below a band that are made anew with it, so that the next one begins at whole tiles of what makes them.
+pub const LEAD: u64 = 16;
 /// Bands that are fetched, computed and given back at the same time: one each.
 pub const BANDS: u64 = 3;
 

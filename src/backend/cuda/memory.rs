@@ -8,7 +8,7 @@ use super::context::Context;
 use super::driver::check;
 use super::geometry::ALIGN;
 use super::stream::{self, Stream};
-use crate::backend::{DeviceAllocator, DeviceCallbacks};
+use crate::backend::{DeviceAllocator, DeviceCallbacks, Frame};
 use crate::error::{Error, Result};
 
 /// The driver gives memory in whole pages of this size; it counts what it gives, so we do.
@@ -50,6 +50,12 @@ impl Block {
             return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a block of {total}")));
         }
         Ok(self.address + offset)
+    }
+
+    /// The address of a frame of which only some rows are in the block: where it would begin if it were whole. Wraps, as that
+    /// may be before the block.
+    pub fn address(&self, frame: Frame) -> u64 {
+        self.address.wrapping_add(frame.0)
     }
 
     /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream, and

@@ -284,12 +284,12 @@ impl Backend for Cuda {
         true
     }
 
-    fn banded(&self, memory: &mut Memory, weights: &Conv, op: &BandedOp, stop: &mut Stop) -> Result<()> {
+    fn banded(&self, memory: &mut Memory, op: &BandedOp<Conv>, stop: &mut Stop) -> Result<()> {
         if op.frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
         }
         // Copies come in between, so launches could not be collected.
-        self.operate(memory, ALONE, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, weights, op))
+        self.operate(memory, ALONE, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, op))
     }
 
     fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {

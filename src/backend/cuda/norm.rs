@@ -52,17 +52,12 @@ impl Cuda {
     ) -> Result<()> {
         let bytes = self.precision.frame_bytes(shape, layout.groups);
         let NormRows { rows, out_bytes } = rows.unwrap_or(NormRows { rows: 0..shape.height, out_bytes: bytes });
-        let input = Slots::new(frames.iter().map(|f| f.0.0), bytes);
-        let out = Slots::new(frames.iter().map(|f| f.1.0), out_bytes);
+        let input = Slots::new(frames.iter().map(|f| block.address(f.0)), bytes);
+        let out = Slots::new(frames.iter().map(|f| block.address(f.1)), out_bytes);
         let mut params = NormParams {
-            norm: self.norm(
-                weights,
-                layout,
-                input.address(block)? + self.precision.data_bytes(shape),
-                input.bytes() / 8,
-            )?,
-            input: input.address(block)? + rows.start * self.precision.row_bytes(shape),
-            out: out.address(block)?,
+            norm: self.norm(weights, layout, input.address() + self.precision.data_bytes(shape), input.bytes() / 8)?,
+            input: input.address() + rows.start * self.precision.row_bytes(shape),
+            out: out.address(),
             in_slot_bytes: input.bytes(),
             out_slot_bytes: out.bytes(),
             pixels: ((rows.end - rows.start) * shape.width) as i64,
@@ -70,7 +65,7 @@ impl Cuda {
             ..NormParams::default()
         };
         for (i, (from, to)) in frames.iter().enumerate() {
-            (params.in_slot[i], params.out_slot[i]) = (input.of(from.0), out.of(to.0));
+            (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
         }
         self.launch_norms(layout, &params, frames.len() as u32)
     }

@@ -53,9 +53,21 @@ impl Request {
         let slices = cut.slice > 0 && cut.slice.is_multiple_of(rate) && cut.slice / rate <= MOST_SLICE_LATENTS;
         let chunks = cut.chunks.len() == network.stages.len()
             && cut.chunks.iter().all(|chunk| (1..=MOST_CHUNK_FRAMES).contains(chunk));
+        let stored = cut.stored.len() == network.stages.len();
         let past = cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs);
         let away = cut.away.len() == network.layers.len() && !cut.away.contains(&true);
-        slices && chunks && past && away
+        let mut stages = 0..network.stages.len();
+        slices && chunks && stored && past && away && stages.all(|stage| self.is_stored(cut, stage, costs))
+    }
+
+    /// Whether frames of a stage that its head makes anew are read by layers that can have them made.
+    fn is_stored(&self, cut: &Cut, stage: usize, costs: &dyn Costs) -> bool {
+        let [first, second] = self.network.stages[stage].blocks[0].layers();
+        cut.stored[stage] == cut.chunks[stage]
+            || cut.stored[stage] < cut.chunks[stage]
+                && self.can_make_anew(stage, costs)
+                && !matches!(cut.past[first], Past::Device | Past::Again)
+                && cut.past[second] != Past::Device
     }
 
     /// Whether every layer finds its past where that may be.

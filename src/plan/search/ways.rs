@@ -121,7 +121,7 @@ impl<'a> Search<'a> {
     /// of frames at full resolution, as more of the past fits beside fewer frames.
     fn promising_cuts(&self) -> Vec<Cut> {
         let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
-        for cut in self.request.wider_cuts() {
+        for cut in self.request.wider_cuts(self.costs) {
             let least = Arc::new(self.request.without_past(&cut, false, self.costs, usize::MAX));
             if let Some(found) = self.first_that_fits(least) {
                 let frames = match self.request.network.direction {
@@ -175,7 +175,7 @@ impl<'a> Search<'a> {
         }
         let network = &*self.request.network;
         let shapes = network.input_shapes(self.request.input_frame());
-        let frames = BandFrames { inputs: 1, outputs: 1, shortcut_away: false, out_away: true };
+        let frames = BandFrames { inputs: 1, outputs: 1, outs: 1, ..BandFrames::default() };
         let mut order: Vec<(u64, LayerId)> = leavable(network)
             .into_iter()
             .filter(|layer| self.costs.band_bytes(&network.layers[*layer].layout, shapes[*layer], frames).is_some())

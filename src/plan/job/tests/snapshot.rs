@@ -1,7 +1,7 @@
 //! A job that goes on where another one was makes the same frames.
 
 use super::*;
-use crate::plan::cut::{movable, repeatable};
+use crate::plan::cut::{is_passing, movable, repeatable};
 use crate::plan::{Cut, Way};
 
 /// What one job remembers goes to where another one expects it.
@@ -95,14 +95,18 @@ fn tiles_go_on_from_any_frame() {
 #[test]
 fn a_past_that_is_elsewhere_goes_on_from_any_frame() {
     for direction in [Direction::Encode, Direction::Decode] {
-        for (slice, every, batch) in [(1, 1, 1), (2, 2, 2), (1, 3, 1)] {
+        for (slice, every, batch, anew) in [(1, 1, 1, false), (2, 2, 2, false), (1, 3, 1, false), (2, 1, 1, true)] {
             let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) };
             let Way { mut cut, .. } = stream.plan(&FAST_COPIES).unwrap().layout.way();
             for (stage, layer) in movable(&stream.network).into_iter().step_by(every) {
-                let again = repeatable(&stream.network, stage) == Some(layer);
-                cut.past[layer] = if again { Past::Again } else { Past::Host };
+                let repeats = repeatable(&stream.network, stage) == Some(layer);
+                cut.past[layer] = if repeats && !anew { Past::Again } else { Past::Host };
+                if anew && is_passing(&stream.network, stage) {
+                    cut.stored[stage] = cut.chunks[stage] / 2;
+                }
             }
-            assert!(direction == Direction::Encode || every > 1 || cut.past.contains(&Past::Again));
+            assert!(direction == Direction::Encode || every > 1 || anew || cut.past.contains(&Past::Again));
+            assert!(direction == Direction::Encode || !anew || cut.stored != cut.chunks);
             let plan = stream.follow(&Way { cut, tiles: None }, &FAST_COPIES).expect("a way");
             assert!(plan.pinned().past > 0);
             check_plan(&stream, &plan, &FAST_COPIES, 26);
@@ -122,6 +126,10 @@ fn a_way_that_is_none_is_not_followed() {
     }
     for chunks in [vec![], vec![0; cut.chunks.len()], vec![9; cut.chunks.len()], vec![1; cut.chunks.len() + 1]] {
         assert!(!follow(Cut { chunks, ..cut.clone() }, None));
+    }
+    let stages = cut.chunks.len();
+    for stored in [vec![], vec![0; stages], vec![9; stages], vec![0; stages + 1]] {
+        assert!(!follow(Cut { stored, ..cut.clone() }, None));
     }
     for past in [vec![], vec![Past::Host; layers], vec![Past::Again; layers], vec![Past::Device; layers + 1]] {
         assert!(!follow(Cut { past, ..cut.clone() }, None));

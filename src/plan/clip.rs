@@ -237,7 +237,7 @@ impl Clip {
             return false;
         }
         let stages = 0..self.network.stages.len();
-        if let Some(stage) = stages.clone().rev().find(|s| self.ready(*s) >= self.cut.chunks[*s]) {
+        if let Some(stage) = stages.clone().rev().find(|s| self.ready(*s) >= self.chunk(*s)) {
             self.compute(stage, to, finished);
             return true;
         }
@@ -260,9 +260,16 @@ impl Clip {
         self.network.layers[head].time.outputs(self.histories[head].end()) - self.computed[stage]
     }
 
+    /// Frames that a stage computes next, if they are there. Slices have one frame more at the beginning of a clip. Where chunks
+    /// move their past, that one goes alone: it has none yet, and one left over at the end would have to move all of it.
+    fn chunk(&self, stage: usize) -> u64 {
+        let moves_past = || self.network.stages[stage].body().any(|layer| self.cut.past[layer] == Past::Host);
+        if self.computed[stage] == 0 && moves_past() { 1 } else { self.cut.chunks[stage] }
+    }
+
     fn compute(&mut self, stage: usize, to: &mut Schedule, finished: &mut Vec<(u64, Slot)>) {
         let network = Arc::clone(&self.network);
-        let (first, count) = (self.computed[stage], self.ready(stage).min(self.cut.chunks[stage]));
+        let (first, count) = (self.computed[stage], self.ready(stage).min(self.chunk(stage)));
         let frames = first..first + count;
         self.computed[stage] += count;
         self.closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);

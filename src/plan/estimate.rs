@@ -92,7 +92,7 @@ impl Clock<'_> {
 
     /// Both ways at the same time.
     fn moving(&self, up: u64, down: u64) -> f64 {
-        (up as f64 / self.rates.upload).max(down as f64 / self.rates.download)
+        up.max(down) as f64 / self.rates.copies
     }
 
     /// Reading and writing frames once.

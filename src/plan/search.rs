@@ -140,6 +140,15 @@ impl Request {
         made_anew.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
     }
 
+    /// The stage whose frames are the largest, if what its head makes need not be stored. That is where frames are widest.
+    fn makes_anew(&self, costs: &dyn Costs) -> Option<usize> {
+        let stage = match self.network.direction {
+            Direction::Encode => 0,
+            Direction::Decode => self.network.stages.len() - 1,
+        };
+        Some(stage).filter(|stage| self.can_make_anew(*stage, costs))
+    }
+
     /// Whether what the head of a stage makes need not be stored, as the layers that read it can have it made anew.
     fn can_make_anew(&self, stage: usize, costs: &dyn Costs) -> bool {
         let network = &*self.network;
@@ -227,7 +236,7 @@ impl Request {
 
     /// Cuts for layers that go through their frames in bands, which cost little memory and gain by many frames at a time:
     /// their past is moved once for all of them.
-    fn wider_cuts(&self, costs: &dyn Costs) -> Vec<Cut> {
+    fn wider_cuts(&self) -> Vec<Cut> {
         let network = &*self.network;
         if self.is_still() {
             return vec![Cut::new(network, network.latent_rate(), vec![1; network.stages.len()])];
@@ -256,16 +265,6 @@ impl Request {
                     cuts.push(cut);
                 }
             }
-        }
-        // Frames are widest where the largest ones are made.
-        let widest = (0..pixels.len()).filter(|stage| pixels[*stage] == largest && self.can_make_anew(*stage, costs));
-        for stage in widest {
-            let fewer = |cut: &Cut| (0..cut.chunks[stage]).map(|stored| (cut.clone(), stored)).collect::<Vec<_>>();
-            let stored: Vec<(Cut, u64)> = cuts.iter().flat_map(fewer).collect();
-            cuts.extend(stored.into_iter().map(|(mut cut, stored)| {
-                cut.stored[stage] = stored;
-                cut
-            }));
         }
         cuts
     }

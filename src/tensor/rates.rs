@@ -5,7 +5,6 @@ pub struct Rates {
     pub products: f64,
     /// Bytes a second of its own memory.
     pub memory: f64,
-    /// Bytes a second from the host's memory, and to it.
-    pub upload: f64,
-    pub download: f64,
+    /// Bytes a second from the host's memory while as many go to it.
+    pub copies: f64,
 }

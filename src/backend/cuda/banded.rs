@@ -115,7 +115,7 @@ impl Rows {
 /// A band on its way, and the place it is in.
 type Under = (usize, Rows);
 
-/// Bytes of what a band has of each frame.
+/// Bytes of what a band of so many rows has of each frame.
 struct Parts {
     rows: u64,
     input: u64,
@@ -125,8 +125,7 @@ struct Parts {
 }
 
 impl Parts {
-    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, outputs: u64) -> Parts {
-        let rows = geometry::band_rows(layout, shape, outputs);
+    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, rows: u64) -> Parts {
         let output = layout.window.output(shape, layout.cout);
         let side = output.with_channels(layout.shortcut.unwrap_or(0));
         Parts {
@@ -136,6 +135,12 @@ impl Parts {
             shortcut: precision.band_frame_bytes(side, rows),
             out: precision.band_frame_bytes(output, rows * output_rows(layout)),
         }
+    }
+
+    /// Of a place that has all of them.
+    fn bytes(&self, frames: BandFrames) -> u64 {
+        let BandFrames { inputs, anew, shortcuts, outs, .. } = frames;
+        inputs * self.input + anew * self.anew + shortcuts * self.shortcut + outs * self.out
     }
 }
 
@@ -150,10 +155,8 @@ pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frame
     if frames.outs > 0 && !quads_fit(layout) {
         return None;
     }
-    let parts = Parts::new(precision, layout, shape, frames.outputs);
-    let BandFrames { inputs, anew, shortcuts, outs, .. } = frames;
-    let place = inputs * parts.input + anew * parts.anew + shortcuts * parts.shortcut + outs * parts.out;
-    Some(geometry::BANDS * place)
+    let rows = geometry::band_rows(layout, shape, frames.outputs);
+    Some(geometry::BANDS * Parts::new(precision, layout, shape, rows).bytes(frames))
 }
 
 /// A convolution under way, and where in a place the parts of its frames lie that are not whole on the device.
@@ -170,8 +173,8 @@ struct Work<'a> {
 }
 
 impl<'a> Work<'a> {
-    fn new(precision: Precision, block: &'a Block, op: &'a BandedOp<'a, Conv>) -> Result<Work<'a>> {
-        let parts = Parts::new(precision, op.layout, op.input, op.frames.len() as u64);
+    fn new(cuda: &Cuda, block: &'a Block, op: &'a BandedOp<'a, Conv>) -> Result<Work<'a>> {
+        let parts = cuda.divide(op)?;
         let mut end = 0;
         let mut next = |bytes: u64| {
             end += bytes;
@@ -202,10 +205,7 @@ impl<'a> Work<'a> {
         });
         let outs = outs.collect();
         let output = op.layout.window.output(op.input, op.layout.cout);
-        match end <= op.bands.1 / geometry::BANDS {
-            true => Ok(Work { block, op, parts, output, inputs, shortcuts, outs }),
-            false => Err(Error::Internal(format!("a band of {end} bytes was not planned"))),
-        }
+        Ok(Work { block, op, parts, output, inputs, shortcuts, outs })
     }
 
     fn place(&self, turn: usize) -> u64 {
@@ -255,7 +255,7 @@ fn on_host(at: FrameAt) -> Option<HostFrame> {
 
 impl Cuda {
     pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, op: &BandedOp<Conv>) -> Result<()> {
-        let work = Work::new(self.precision, block, op)?;
+        let work = Work::new(self, block, op)?;
         for frame in work.fetched() {
             if let Some(arrived) = bands.arrived.get(&frame.0) {
                 bands.upload.wait_for(arrived)?;
@@ -293,6 +293,23 @@ impl Cuda {
         });
         let statistics = statistics.collect::<Result<Vec<_>>>()?;
         self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
+    }
+
+    /// The number of rows, of those that fit into a place, which keeps all multiprocessors busy to the end of a band for the
+    /// most part. Places are as large as the largest bands of a job need them at the least.
+    fn divide(&self, op: &BandedOp<Conv>) -> Result<Parts> {
+        let (frames, place) = (op.frames_in_band(), op.bands.1 / geometry::BANDS);
+        let at_least = geometry::band_rows(op.layout, op.input, frames.outputs);
+        let parts = geometry::bands_from(at_least, op.input)
+            .map(|rows| Parts::new(self.precision, op.layout, op.input, rows))
+            .take_while(|parts| parts.bytes(frames) <= place);
+        let idle = |parts: &Parts| {
+            let tiles = geometry::band_tiles(op.layout, op.input, frames.outputs, parts.rows) as f64;
+            let rounds = tiles / f64::from(self.context.gpu.multiprocessors);
+            1.0 - rounds / rounds.ceil()
+        };
+        let best = parts.min_by(|a, b| idle(a).total_cmp(&idle(b)));
+        best.ok_or_else(|| Error::Internal(format!("bands of {at_least} rows were not planned")))
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.

@@ -137,7 +137,7 @@ pub fn tap_order(window: Window) -> Vec<u64> {
 
 /// Pixels of a band that keep the GPU busy, for one tile of columns.
 const BAND_PIXELS: u64 = 1 << 16;
-/// Bands begin at whole tiles of every kernel.
+/// Bands begin at whole tiles of every kernel, of which the largest are so many rows and columns.
 const BAND_ROWS: u64 = 16;
 /// Rows above and below that a band of a 3x3 convolution sees.
 pub const HALO: u64 = 1;
@@ -151,7 +151,22 @@ pub const BANDS: u64 = 3;
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     let columns = column_tiles(layout) * layout.window.phases();
     let rows = BAND_PIXELS.div_ceil(shape.width * frames * columns) / BAND_ROWS * BAND_ROWS;
-    rows.clamp(BAND_ROWS, shape.height.div_ceil(BANDS).next_multiple_of(BAND_ROWS))
+    rows.clamp(BAND_ROWS, most_band_rows(shape))
+}
+
+fn most_band_rows(shape: FrameShape) -> u64 {
+    shape.height.div_ceil(BANDS).next_multiple_of(BAND_ROWS)
+}
+
+/// That many rows, and more.
+pub fn bands_from(rows: u64, shape: FrameShape) -> impl Iterator<Item = u64> {
+    (rows..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
+}
+
+/// Tiles that multiprocessors share in a band.
+pub fn band_tiles(layout: &ConvLayout, shape: FrameShape, frames: u64, rows: u64) -> u64 {
+    let columns = column_tiles(layout) * layout.window.phases();
+    rows.div_ceil(BAND_ROWS) * shape.width.div_ceil(BAND_ROWS) * frames * columns
 }
 
 /// A place that a frame of a host tensor passes through, in the widest element type.

@@ -36,12 +36,10 @@ pub fn measure(context: &Arc<Context>, precision: Precision) -> Result<Rates> {
     let gpu = &context.gpu;
     // Three products of half the rate for each one.
     let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
-    let (upload, download) = copies(context)?;
     Ok(Rates {
         products: products_per_cycle(gpu.capability) * f64::from(gpu.multiprocessors) * gpu.cycles * REACHED / slower,
         memory: memory(gpu) * MEMORY_REACHED,
-        upload,
-        download,
+        copies: copies(context)?,
     })
 }
 
@@ -50,27 +48,28 @@ fn memory(gpu: &Gpu) -> f64 {
     2.0 * gpu.memory_cycles * gpu.memory_bus_bytes
 }
 
-/// Bytes a second to the device and from it.
-fn copies(context: &Arc<Context>) -> Result<(f64, f64)> {
-    let (block, host, stream) = (
-        Block::new(context, DeviceAllocator::Driver, TRIED_BYTES)?,
-        Pinned::new(context, TRIED_BYTES)?,
-        Stream::new(context)?,
-    );
-    let (device, from, bytes) = (block.at(0, TRIED_BYTES)?, host.at(0, TRIED_BYTES)?, TRIED_BYTES as usize);
+/// Bytes a second to the device while as many come from it.
+fn copies(context: &Arc<Context>) -> Result<f64> {
+    let (block, host) =
+        (Block::new(context, DeviceAllocator::Driver, 2 * TRIED_BYTES)?, Pinned::new(context, 2 * TRIED_BYTES)?);
+    let (upload, download) = (Stream::new(context)?, Stream::new(context)?);
+    let (to, from) = (block.at(0, TRIED_BYTES)?, host.at(0, TRIED_BYTES)?);
+    let (back_from, back_to) = (block.at(TRIED_BYTES, TRIED_BYTES)?, host.at(TRIED_BYTES, TRIED_BYTES)?);
     let _current = context.enter()?;
-    let timed = |copy: &dyn Fn() -> sys::CUresult| -> Result<f64> {
-        // The first copy of a kind pays for more than itself.
-        check("trying a copy", copy())?;
-        stream.wait()?;
-        let begun = Instant::now();
-        check("trying a copy", copy())?;
-        stream.wait()?;
-        Ok(TRIED_BYTES as f64 / begun.elapsed().as_secs_f64())
+    let both_ways = || -> Result<()> {
+        // SAFETY: both blocks are that long, and live until the copies have ended.
+        let answer =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), TRIED_BYTES as usize, upload.handle()) };
+        check("trying a copy", answer)?;
+        // SAFETY: as above.
+        let answer =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(back_to.cast(), back_from, TRIED_BYTES as usize, download.handle()) };
+        check("trying a copy", answer)?;
+        upload.wait().and(download.wait())
     };
-    // SAFETY: both blocks are that long, and live until the copies have ended.
-    let upload = timed(&|| unsafe { sys::cuMemcpyHtoDAsync_v2(device, from.cast(), bytes, stream.handle()) })?;
-    // SAFETY: as above.
-    let download = timed(&|| unsafe { sys::cuMemcpyDtoHAsync_v2(from.cast(), device, bytes, stream.handle()) })?;
-    Ok((upload, download))
+    // The first copy of a kind pays for more than itself.
+    both_ways()?;
+    let begun = Instant::now();
+    both_ways()?;
+    Ok(TRIED_BYTES as f64 / begun.elapsed().as_secs_f64())
 }

@@ -55,7 +55,7 @@ impl Costs for Device {
     }
     fn rates(&self) -> Rates {
         let copies = self.copies.unwrap_or(1.0);
-        Rates { products: 1e12, memory: 1e12, upload: copies, download: copies }
+        Rates { products: 1e12, memory: 1e12, copies }
     }
 }
 

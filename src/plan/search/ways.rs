@@ -14,7 +14,7 @@ use crate::plan::tiles::Grid;
 use crate::tensor::BandFrames;
 
 /// Cuts that are looked at closely, for each number of frames at full resolution.
-const MOST_PROMISING: usize = 4;
+const MOST_PROMISING: usize = 3;
 /// Ways that are packed to see whether they fit; most do at the first or second try.
 const MOST_PACKED: usize = 16;
 
@@ -118,25 +118,52 @@ impl<'a> Search<'a> {
     }
 
     /// Of all wider cuts that fit at all, those that are fastest with nothing of the past on the device: a few for each number
-    /// of frames at full resolution, as more of the past fits beside fewer frames.
+    /// of frames at full resolution, as more of the past fits beside fewer frames; or beside fewer that are stored.
     fn promising_cuts(&self) -> Vec<Cut> {
+        let anew = self.request.makes_anew(self.costs);
         let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
-        for cut in self.request.wider_cuts(self.costs) {
-            let least = Arc::new(self.request.without_past(&cut, false, self.costs, usize::MAX));
-            if let Some(found) = self.first_that_fits(least) {
-                let frames = match self.request.network.direction {
-                    Direction::Encode => cut.chunks[0],
-                    Direction::Decode => cut.chunks[cut.chunks.len() - 1],
-                };
-                by_frames.entry(frames).or_default().push((found.seconds(), cut));
-            }
+        for cut in self.request.wider_cuts() {
+            let frames = match self.request.network.direction {
+                Direction::Encode => cut.chunks[0],
+                Direction::Decode => cut.chunks[cut.chunks.len() - 1],
+            };
+            by_frames.entry(frames).or_default().extend(self.most_stored(cut, anew));
         }
         let fastest = |mut cuts: Vec<(f64, Cut)>| {
             cuts.sort_by(|a, b| a.0.total_cmp(&b.0));
             cuts.truncate(MOST_PROMISING);
-            cuts.into_iter().map(|(_, cut)| cut)
+            cuts.into_iter().flat_map(|(_, cut)| match anew {
+                None => vec![cut],
+                Some(stage) => {
+                    let most = cut.stored[stage];
+                    let mut fewer = vec![most, most * 2 / 3, most / 3];
+                    fewer.dedup();
+                    fewer.into_iter().map(|stored| with_stored(&cut, stage, stored)).collect()
+                }
+            })
         };
         by_frames.into_values().flat_map(fastest).collect()
+    }
+
+    /// A cut with as many frames of the stage `anew` stored as fit with nothing of the past on the device, and how long it then
+    /// takes.
+    fn most_stored(&self, cut: Cut, anew: Option<usize>) -> Option<(f64, Cut)> {
+        let fits = |cut: &Cut| {
+            let least = Arc::new(self.request.without_past(cut, false, self.costs, usize::MAX));
+            self.first_that_fits(least).map(|found| (found.seconds(), cut.clone()))
+        };
+        let found = fits(&cut);
+        let (Some(stage), None) = (anew, &found) else { return found };
+        let mut found = fits(&with_stored(&cut, stage, 0))?;
+        let (mut enough, mut too_many) = (0, cut.stored[stage]);
+        while enough + 1 < too_many {
+            let middle = (enough + too_many) / 2;
+            match fits(&with_stored(&cut, stage, middle)) {
+                Some(more) => (found, enough) = (more, middle),
+                None => too_many = middle,
+            }
+        }
+        Some(found)
     }
 
     /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
@@ -210,4 +237,10 @@ impl<'a> Search<'a> {
         }
         Some(found)
     }
+}
+
+fn with_stored(cut: &Cut, stage: usize, stored: u64) -> Cut {
+    let mut cut = cut.clone();
+    cut.stored[stage] = stored;
+    cut
 }

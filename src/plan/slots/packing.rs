@@ -12,7 +12,7 @@ const REACH: usize = 3;
 /// pack best into a whole number of rounds.
 const PERIOD: usize = 6;
 /// Orders that are tried, from each that one begins with.
-const TRIES: usize = 12;
+const TRIES: usize = 4;
 
 /// A frame's life, by when it was taken and given back.
 #[derive(Debug, Clone, PartialEq, Eq)]

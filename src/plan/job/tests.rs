@@ -353,6 +353,20 @@ fn the_past_leaves_the_device_only_as_far_as_it_must() {
 }
 
 #[test]
+fn tiles_come_only_where_nothing_exact_fits() {
+    for (direction, frames) in [(Direction::Encode, 14), (Direction::Decode, 7), (Direction::Decode, 0)] {
+        let free = request(direction, clip(direction, 1, frames));
+        let whole = free.plan(&FAST_COPIES).unwrap().device_bytes();
+        let exact = |percent: u64| {
+            let plan = Request { limit: whole * percent / 100, ..free.clone() }.plan(&FAST_COPIES);
+            plan.is_ok_and(|plan| plan.report().exact)
+        };
+        let least = (5..100).find(|percent| exact(*percent)).unwrap();
+        assert!((least..100).all(exact), "{direction:?} {frames} from {least} %");
+    }
+}
+
+#[test]
 fn a_still_image_keeps_nothing_for_later() {
     let one = request(Direction::Decode, clip(Direction::Decode, 1, 1)).plan(&SEPARATE).unwrap();
     let two = request(Direction::Decode, clip(Direction::Decode, 1, 2)).plan(&SEPARATE).unwrap();

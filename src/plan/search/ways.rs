@@ -15,8 +15,10 @@ use crate::tensor::BandFrames;
 
 /// Cuts that are looked at closely, for each number of frames at full resolution.
 const MOST_PROMISING: usize = 3;
-/// Ways that are packed to see whether they fit; most do at the first or second try.
-const MOST_PACKED: usize = 16;
+/// Ways that are packed to see whether they fit, of those that take no more than such a share of the limit at the least. Most do
+/// at the first or second try.
+const MOST_PACKED: usize = 8;
+const SHARES: [f64; 3] = [1.0, 0.94, 0.86];
 
 /// A search among ways that differ in nothing but time and memory.
 #[derive(Clone)]
@@ -31,6 +33,14 @@ pub(super) struct Search<'a> {
 
 /// Keeps as much of the past on the device as fits, for a cut that repeats heads or not.
 type Keep<'a> = fn(&Search<'a>, &Cut, bool) -> Option<Blueprint>;
+
+/// A way that was found, and how.
+struct Candidate<'a> {
+    found: Blueprint,
+    cut: Cut,
+    repeat: bool,
+    keep: Keep<'a>,
+}
 
 /// The smallest ways that were met.
 #[derive(Default)]
@@ -69,34 +79,45 @@ impl<'a> Search<'a> {
             return best;
         }
         let keeps: [Keep<'a>; 2] = [Search::least_moved, Search::most_near];
-        let mut ways: Vec<(Blueprint, Cut, bool, Keep<'a>)> = Vec::new();
+        let mut ways: Vec<Candidate<'a>> = Vec::new();
         for cut in self.promising_cuts() {
             let [moved, repeated] =
                 [false, true].map(|repeat| self.request.without_past(&cut, repeat, self.costs, usize::MAX));
             for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
                 for keep in keeps {
                     let found = keep(self, &cut, repeat);
-                    ways.extend(found.map(|found| (found, cut.clone(), repeat, keep)));
+                    ways.extend(found.map(|found| Candidate { found, cut: cut.clone(), repeat, keep }));
                 }
             }
         }
-        let seconds = |way: &Blueprint| way.seconds();
-        for _ in 0..MOST_PACKED {
-            ways.retain(|(way, ..)| best.as_ref().is_none_or(|best| seconds(way) < seconds(best)));
-            let fastest = (0..ways.len()).min_by(|a, b| seconds(&ways[*a].0).total_cmp(&seconds(&ways[*b].0)));
-            let Some(fastest) = fastest else { break };
-            let (way, cut, repeat, keep) = ways.swap_remove(fastest);
-            let least = way.device_bytes();
-            let packed = way.packed(self.costs);
-            if self.fits(&packed) {
-                return Some(packed);
+        let worth = |way: &Candidate<'a>| best.as_ref().is_none_or(|best| way.found.seconds() < best.seconds());
+        // Frames of many sizes never fit exactly: where none of the fastest do, those may that leave some room.
+        for share in SHARES {
+            let roomy = |way: &Candidate<'a>| way.found.device_bytes() as f64 <= self.limit as f64 * share;
+            for _ in 0..MOST_PACKED {
+                let candidates = (0..ways.len()).filter(|i| worth(&ways[*i]) && roomy(&ways[*i]));
+                let fastest = candidates.min_by(|a, b| ways[*a].found.seconds().total_cmp(&ways[*b].found.seconds()));
+                let Some(fastest) = fastest else { break };
+                let Candidate { found, cut, repeat, keep } = ways.swap_remove(fastest);
+                let least = found.device_bytes();
+                let packed = found.packed(self.costs);
+                if self.fits(&packed) {
+                    return Some(packed);
+                }
+                // The same with less of the past on the device may fit.
+                let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
+                let found = keep(&Search { limit, ..self.clone() }, &cut, repeat);
+                ways.extend(found.map(|found| Candidate { found, cut, repeat, keep }));
             }
-            // It takes more than the least that was looked for; the same with less of the past on the device may fit.
-            let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
-            let found = keep(&Search { limit, ..self.clone() }, &cut, repeat);
-            ways.extend(found.map(|found| (found, cut, repeat, keep)));
         }
-        best
+        best.or_else(|| self.smallest_banded())
+    }
+
+    /// One frame at a time with nothing of the past on the device.
+    fn smallest_banded(&self) -> Option<Blueprint> {
+        let network = &*self.request.network;
+        let one = Cut::new(network, self.request.slice.unwrap_or(1) * network.latent_rate(), vec![1; network.stages.len()]);
+        self.first_packed(&[Arc::new(self.request.without_past(&one, false, self.costs, usize::MAX))])
     }
 
     fn fits(&self, blueprint: &Blueprint) -> bool {

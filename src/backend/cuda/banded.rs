@@ -9,7 +9,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use super::context::Context;
-use super::conv::quads_fit;
+use super::conv::{Band, quads_fit};
 use super::driver::check;
 use super::memory::Block;
 use super::norm::NormRows;
@@ -393,8 +393,8 @@ impl Cuda {
         let by = output_rows(layout);
         let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.op.scratch };
         let frames: Vec<ConvFrame> = made.collect();
-        let rows = rows.start / by..rows.end / by;
-        self.launch_sums(work.block, weights, &conv, &frames, Some(rows)).map(|_| ())
+        let band = Band { rows: rows.start / by..rows.end / by, seen: 0..input.height };
+        self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
     }
 
     fn compute_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<ConvParams> {
@@ -409,8 +409,11 @@ impl Cuda {
             }
         }
         let frames = self.in_band(work, turn, rows);
+        let above = rows.own.start * self.precision.row_bytes(work.side());
         let shortcuts = op.frames.iter().zip(&frames).filter_map(|(banded, frame)| match banded.shortcut {
-            Some((At::Anew { index, .. }, _)) => frame.terms.last().map(|term| (index, term.frame)),
+            Some((At::Anew { index, .. }, _)) => {
+                frame.terms.last().map(|term| (index, Frame(term.frame.0.wrapping_sub(above))))
+            }
             _ => None,
         });
         let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
@@ -419,7 +422,10 @@ impl Cuda {
         }
         let BandedOp { layout, input, statistics, scratch, .. } = *op;
         let conv = ConvOp { layout, input, frames: &[], statistics, scratch };
-        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(rows.own.clone()))?;
+        // Without a norm the input is read where it lies.
+        let seen = if work.has_norm() { rows.seen.clone() } else { 0..input.height };
+        let band = Band { rows: rows.own.clone(), seen };
+        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(band))?;
         place.computed.record(&self.stream)?;
 
         bands.download.wait_for(&place.normalised)?;
@@ -461,26 +467,26 @@ impl Cuda {
         work.fresh(turn, fresh) + (rows.own.start - rows.seen.start) * self.precision.row_bytes(work.op.input)
     }
 
-    /// The frames of a convolution as its band finds them.
+    /// The frames of a convolution as its [`Band`] finds them.
     fn in_band(&self, work: &Work, turn: usize, rows: &Rows) -> Vec<ConvFrame> {
         let (op, place) = (work.op, work.place(turn));
-        let part = |part: u64, first_row: u64, shape: FrameShape| {
-            Frame((place + part).wrapping_sub(first_row * self.precision.row_bytes(shape)))
-        };
+        let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));
         let input = |i: usize| match (work.inputs.get(i).copied().flatten(), op.past.get(i)) {
-            (Some(at), _) => part(at, rows.seen.start, op.input),
-            (None, Some(Kept::Device(frame))) => *frame,
+            (Some(part), _) => Frame(place + part),
+            (None, Some(Kept::Device(frame))) => from(*frame, rows.seen.start, op.input),
             (None, _) => device(op.fresh[i - op.past.len()]),
         };
         let banded = |(i, banded): (usize, &BandedFrame)| {
             let mut terms = Terms::new();
             banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
             if let Some((at, slab)) = banded.shortcut {
-                let lent = work.shortcuts[i].map(|at| part(at, rows.own.start, work.side()));
-                terms.push(Term { frame: lent.unwrap_or_else(|| device(at)), slab });
+                let part = work.shortcuts[i].map(|part| Frame(place + part));
+                let frame = part.unwrap_or_else(|| from(device(at), rows.own.start, work.side()));
+                terms.push(Term { frame, slab });
             }
-            let lent = work.outs[i].map(|at| part(at, rows.own.start * output_rows(op.layout), work.output));
-            let out = lent.unwrap_or_else(|| device(banded.out));
+            let above = rows.own.start * output_rows(op.layout) * self.precision.row_bytes(work.output);
+            let part = work.outs[i].map(|part| Frame((place + part).wrapping_sub(above)));
+            let out = part.unwrap_or_else(|| device(banded.out));
             ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
         };
         op.frames.iter().enumerate().map(banded).collect()

@@ -67,6 +67,14 @@ fn common_divisor(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { common_divisor(b, a % b) }
 }
 
+/// A band of a convolution: rows of the grid, and those of the input that they see. Frames that are read begin at the first of
+/// these rows, those of a shortcut at the first of the band. Frames that are written begin at their top, of which no more need
+/// be there than the rows of the band: kernels count rows from there, and touch no others.
+pub struct Band {
+    pub rows: Range<u64>,
+    pub seen: Range<u64>,
+}
+
 /// A kernel with the tile it works on.
 struct Choice {
     kernel: Kernel,
@@ -112,21 +120,19 @@ impl Cuda {
         self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
     }
 
-    /// The convolution without what has to wait for all of it. Of `rows` of the grid alone, if there are any: then frames need
-    /// not be whole, and those that are not begin where the rest of them would lie. Kernels count rows from the top of a frame,
-    /// and touch none but those of the band and what these see.
+    /// The convolution, or a band of it, without what has to wait for all of it.
     pub(super) fn launch_sums(
         &self,
         block: &Block,
         weights: &Conv,
         op: &ConvOp,
         frames: &[ConvFrame],
-        rows: Option<Range<u64>>,
+        band: Option<Band>,
     ) -> Result<ConvParams> {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
-        let rows = rows.unwrap_or(0..grid.height);
+        let Band { rows, seen } = band.unwrap_or(Band { rows: 0..grid.height, seen: 0..input.height });
         let choice = self.choose(layout, grid, &rows)?;
         let slots = |addresses: &[u64], shape| {
             Slots::new(addresses.iter().copied(), self.precision.frame_bytes(shape, layout.groups))
@@ -156,13 +162,14 @@ impl Cuda {
             weights: weights.slabs()?,
             frames: main.address(),
             slot_bytes: main.bytes(),
-            height: input.height as i32,
+            height: (seen.end - seen.start) as i32,
             width: input.width as i32,
             channels: channels as i32,
             chunks: channels.div_ceil(self.precision.chunk()) as i32,
             ..Source::default()
         };
         geometry::cut(&mut params.source[0], layout.window, choice.tile);
+        params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
         if choice.hopper {
             params.map[0] = patch_map(self.precision, &params.source[0], main.count(&inputs))?;
         }
@@ -174,13 +181,14 @@ impl Cuda {
                 weights: weights.shortcut()?,
                 frames: side.address(),
                 slot_bytes: side.bytes(),
-                height: shape.height as i32,
+                height: (rows.end - rows.start) as i32,
                 width: shape.width as i32,
                 channels: geometry::stride(shape.channels) as i32,
                 chunks: shape.channels.div_ceil(self.precision.chunk()) as i32,
                 ..Source::default()
             };
             geometry::cut(&mut params.source[1], Window::Point, choice.tile);
+            params.source[1].plane[0].dy -= rows.start as i32;
             if choice.hopper {
                 params.map[1] = patch_map(self.precision, &params.source[1], side.count(&sides))?;
             }

@@ -1,5 +1,6 @@
 //! Packs frames whose lives are known into as little memory as a simple rule finds: each as low as those allow that live at the
-//! same time, first the largest, or those that are large for long, whichever takes less in the end.
+//! same time, first the largest, or those that are large for long. Then those first that ended up above what should do, a few
+//! times over; and whatever took the least.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;

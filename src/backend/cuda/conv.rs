@@ -11,7 +11,7 @@ use super::memory::Block;
 use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
 use super::weights::Conv;
 use super::{Cuda, EPS};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Precision, Window};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Window};
 use crate::error::Result;
 use crate::tensor::FrameShape;
 
@@ -111,10 +111,6 @@ impl Cuda {
     pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let bytes = self.precision.data_bytes(output);
-        for frame in frames {
-            let read = frame.terms.iter().map(|term| (term.frame, 0)).chain(frame.residual.map(|frame| (frame, bytes)));
-            read.chain([(frame.out, bytes)]).try_for_each(|(frame, bytes)| block.at(frame.0, bytes).map(|_| ()))?;
-        }
         let params = self.launch_sums(block, weights, op, frames, None)?;
         let statistics: Vec<u64> = frames.iter().map(|frame| block.address(frame.out) + bytes).collect();
         self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
@@ -134,6 +130,9 @@ impl Cuda {
         let grid = geometry::grid(layout, input);
         let Band { rows, seen } = band.unwrap_or(Band { rows: 0..grid.height, seen: 0..input.height });
         let choice = self.choose(layout, grid, &rows)?;
+        for frame in frames {
+            self.check_frame((block, layout), (input, seen.end - seen.start), (output, rows.clone()), frame)?;
+        }
         let slots = |addresses: &[u64], shape| {
             Slots::new(addresses.iter().copied(), self.precision.frame_bytes(shape, layout.groups))
         };
@@ -241,6 +240,31 @@ impl Cuda {
         // the stream's work: freeing either waits for it.
         unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
         Ok(params)
+    }
+
+    /// Sees to it that a launch touches nothing but its block. Nobody could tell afterwards which one did.
+    fn check_frame(
+        &self,
+        (block, layout): (&Block, &ConvLayout),
+        (input, seen): (FrameShape, u64),
+        (output, rows): (FrameShape, Range<u64>),
+        frame: &ConvFrame,
+    ) -> Result<()> {
+        let bytes = |rows: u64, shape: FrameShape| self.precision.data_bytes(FrameShape { height: rows, ..shape });
+        let holds = |frame: Frame, from: u64, rows: u64, shape: FrameShape| {
+            block.at(frame.0.wrapping_add(bytes(from, shape)), bytes(rows, shape)).map(|_| ())
+        };
+        for term in frame.terms.iter() {
+            match layout.shortcut {
+                Some(cin) if u64::from(term.slab) == layout.slabs => {
+                    holds(term.frame, 0, rows.end - rows.start, output.with_channels(cin))?
+                }
+                _ => holds(term.frame, 0, seen, input)?,
+            }
+        }
+        let by = if layout.window == Window::Up { 2 } else { 1 };
+        let written = [Some(frame.out), frame.residual].into_iter().flatten();
+        written.into_iter().try_for_each(|frame| holds(frame, rows.start * by, (rows.end - rows.start) * by, output))
     }
 
     /// Brings the statistics of what a convolution made to these addresses, if the layer has any.

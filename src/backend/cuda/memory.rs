@@ -52,8 +52,7 @@ impl Block {
         Ok(self.address + offset)
     }
 
-    /// The address of a frame of which only some rows are in the block: where it would begin if it were whole. Wraps, as that
-    /// may be before the block.
+    /// The address of a frame, which is before the block where only its lower rows are there.
     pub fn address(&self, frame: Frame) -> u64 {
         self.address.wrapping_add(frame.0)
     }

@@ -58,8 +58,7 @@ fn copies(context: &Arc<Context>) -> Result<f64> {
     let _current = context.enter()?;
     let both_ways = || -> Result<()> {
         // SAFETY: both blocks are that long, and live until the copies have ended.
-        let answer =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), TRIED_BYTES as usize, upload.handle()) };
+        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), TRIED_BYTES as usize, upload.handle()) };
         check("trying a copy", answer)?;
         // SAFETY: as above.
         let answer =

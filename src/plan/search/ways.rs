@@ -116,7 +116,8 @@ impl<'a> Search<'a> {
     /// One frame at a time with nothing of the past on the device.
     fn smallest_banded(&self) -> Option<Blueprint> {
         let network = &*self.request.network;
-        let one = Cut::new(network, self.request.slice.unwrap_or(1) * network.latent_rate(), vec![1; network.stages.len()]);
+        let one =
+            Cut::new(network, self.request.slice.unwrap_or(1) * network.latent_rate(), vec![1; network.stages.len()]);
         self.first_packed(&[Arc::new(self.request.without_past(&one, false, self.costs, usize::MAX))])
     }
 

@@ -1,0 +1,228 @@
+//! How the frames of a convolution are divided among bands of rows: which rows, and where in a place their parts lie.
+
+use std::ops::Range;
+
+use super::super::conv::quads_fit;
+use super::super::geometry;
+use crate::backend::{
+    BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, Kept, Precision, Prologue, Term, Terms,
+    Window,
+};
+use crate::error::{Error, Result};
+use crate::tensor::{At, BandFrames, FrameShape};
+
+/// A band: its own rows, those of the input that they see, and those of inputs made anew that no band above it has made.
+#[derive(Clone)]
+pub struct Rows {
+    pub own: Range<u64>,
+    pub seen: Range<u64>,
+    pub made: Range<u64>,
+}
+
+impl Rows {
+    pub fn new(top: u64, rows: u64, height: u64, above: Option<&Rows>) -> Rows {
+        let own = top..(top + rows).min(height);
+        let seen = top.saturating_sub(geometry::HALO)..(own.end + geometry::HALO).min(height);
+        let made = above.map_or(0, |above| above.made.end)..(own.end + geometry::LEAD).min(height);
+        Rows { own, seen, made }
+    }
+}
+
+/// A band on its way, and the place it is in.
+pub type Under = (usize, Rows);
+
+/// Bytes of what a band of so many rows has of each frame.
+pub struct Parts {
+    pub rows: u64,
+    pub input: u64,
+    anew: u64,
+    shortcut: u64,
+    out: u64,
+}
+
+impl Parts {
+    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, rows: u64) -> Parts {
+        let output = layout.window.output(shape, layout.cout);
+        let side = output.with_channels(layout.shortcut.unwrap_or(0));
+        Parts {
+            rows,
+            input: precision.band_frame_bytes(shape, rows + 2 * geometry::HALO),
+            anew: precision.band_frame_bytes(shape, geometry::HALO + rows + geometry::LEAD),
+            shortcut: precision.band_frame_bytes(side, rows),
+            out: precision.band_frame_bytes(output, rows * output_rows(layout)),
+        }
+    }
+
+    /// Of a place that has all of them.
+    fn bytes(&self, frames: BandFrames) -> u64 {
+        let BandFrames { inputs, anew, shortcuts, outs, .. } = frames;
+        inputs * self.input + anew * self.anew + shortcuts * self.shortcut + outs * self.out
+    }
+
+    /// Of the number of rows, of those that fit into a place, which keeps all multiprocessors busy to the end of a band for the
+    /// most part. Places are as large as the largest bands of a job need them at the least.
+    fn fitting<C>(precision: Precision, multiprocessors: u32, op: &BandedOp<C>) -> Result<Parts> {
+        let (frames, place) = (op.frames_in_band(), op.bands.1 / geometry::BANDS);
+        let at_least = geometry::band_rows(op.layout, op.input, frames.outputs);
+        let parts = geometry::bands_from(at_least, op.input)
+            .map(|rows| Parts::new(precision, op.layout, op.input, rows))
+            .take_while(|parts| parts.bytes(frames) <= place);
+        let idle = |parts: &Parts| {
+            let tiles = geometry::band_tiles(op.layout, op.input, frames.outputs, parts.rows) as f64;
+            let rounds = tiles / f64::from(multiprocessors);
+            1.0 - rounds / rounds.ceil()
+        };
+        let best = parts.min_by(|a, b| idle(a).total_cmp(&idle(b)));
+        best.ok_or_else(|| Error::Internal(format!("bands of {at_least} rows were not planned")))
+    }
+}
+
+/// Output rows that one row of a band becomes.
+pub fn output_rows(layout: &ConvLayout) -> u64 {
+    if layout.window == Window::Up { 2 } else { 1 }
+}
+
+/// Device memory of all places, for convolutions of such frames.
+pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Option<u64> {
+    // The statistics of what does not stay are made on the way, from fours of channels.
+    if frames.outs > 0 && !quads_fit(layout) {
+        return None;
+    }
+    let rows = geometry::band_rows(layout, shape, frames.outputs);
+    Some(geometry::BANDS * Parts::new(precision, layout, shape, rows).bytes(frames))
+}
+
+/// Where in a place the parts of a convolution's frames lie that are not whole on the device.
+pub struct Division<'a, C> {
+    pub op: &'a BandedOp<'a, C>,
+    pub parts: Parts,
+    pub output: FrameShape,
+    precision: Precision,
+    /// Of each input, past ones first.
+    pub inputs: Vec<Option<u64>>,
+    /// Of each output's shortcut, and of each output.
+    pub shortcuts: Vec<Option<u64>>,
+    pub outs: Vec<Option<u64>>,
+}
+
+impl<'a, C> Division<'a, C> {
+    pub fn new(precision: Precision, multiprocessors: u32, op: &'a BandedOp<'a, C>) -> Result<Division<'a, C>> {
+        let parts = Parts::fitting(precision, multiprocessors, op)?;
+        let mut end = 0;
+        let mut next = |bytes: u64| {
+            end += bytes;
+            Some(end - bytes)
+        };
+        let mut inputs = Vec::new();
+        if op.layout.prologue != Prologue::None {
+            inputs.extend(op.past.iter().map(|past| match past {
+                Kept::Host(_) => next(parts.input),
+                Kept::Device(_) => None,
+            }));
+            inputs.extend(op.fresh.iter().map(|at| next(if at.is_anew() { parts.anew } else { parts.input })));
+        }
+        let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
+            Some((At::Host { .. } | At::Anew { .. }, _)) => next(parts.shortcut),
+            Some((At::Device(_), _)) | None => None,
+        });
+        let shortcuts = shortcuts.collect();
+        // Nobody reads what is made for its statistics, so that all of it may lie in the same place.
+        let mut for_statistics = None;
+        let outs = op.frames.iter().map(|frame| match frame.out {
+            At::Device(_) => None,
+            At::Host { .. } => next(parts.out),
+            At::Anew { .. } => {
+                for_statistics = for_statistics.or_else(|| next(parts.out));
+                for_statistics
+            }
+        });
+        let outs = outs.collect();
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        Ok(Division { op, parts, output, precision, inputs, shortcuts, outs })
+    }
+
+    pub fn place(&self, turn: usize) -> u64 {
+        self.op.bands.0 + turn as u64 * (self.op.bands.1 / geometry::BANDS)
+    }
+
+    /// Where the part of a fresh frame lies.
+    pub fn fresh(&self, turn: usize, fresh: usize) -> u64 {
+        self.place(turn) + self.inputs[self.op.past.len() + fresh].unwrap_or(0)
+    }
+
+    pub fn has_norm(&self) -> bool {
+        self.op.layout.prologue != Prologue::None
+    }
+
+    /// What the shortcuts read.
+    pub fn side(&self) -> FrameShape {
+        self.output.with_channels(self.op.layout.shortcut.unwrap_or(0))
+    }
+
+    /// Everything that comes from host memory.
+    pub fn fetched(&self) -> impl Iterator<Item = HostFrame> + '_ {
+        let past = self.op.past.iter().filter_map(|past| match past {
+            Kept::Host(frame) => Some(*frame),
+            Kept::Device(_) => None,
+        });
+        let shortcuts = self.op.frames.iter().filter_map(|frame| on_host(frame.shortcut?.0));
+        past.chain(self.op.fresh.iter().filter_map(|at| on_host(*at))).chain(shortcuts)
+    }
+
+    /// Everything that goes there.
+    pub fn given(&self) -> impl Iterator<Item = HostFrame> + '_ {
+        let kept = self.op.keep.iter().filter_map(|(_, to)| match to {
+            Kept::Host(frame) => Some(*frame),
+            Kept::Device(_) => None,
+        });
+        kept.chain(self.op.frames.iter().filter_map(|frame| on_host(frame.out)))
+    }
+
+    /// Where a band's own rows of a fresh frame lie.
+    pub fn own_rows(&self, turn: usize, rows: &Rows, fresh: usize) -> u64 {
+        self.fresh(turn, fresh) + (rows.own.start - rows.seen.start) * self.precision.row_bytes(self.op.input)
+    }
+
+    /// The frames of a convolution as its [band](super::super::conv::Band) finds them.
+    pub fn in_band(&self, turn: usize, rows: &Rows) -> Vec<ConvFrame> {
+        let (op, place) = (self.op, self.place(turn));
+        let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));
+        let input = |i: usize| match (self.inputs.get(i).copied().flatten(), op.past.get(i)) {
+            (Some(part), _) => Frame(place + part),
+            (None, Some(Kept::Device(frame))) => from(*frame, rows.seen.start, op.input),
+            (None, _) => device(op.fresh[i - op.past.len()]),
+        };
+        let banded = |(i, banded): (usize, &BandedFrame)| {
+            let mut terms = Terms::new();
+            banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
+            if let Some((at, slab)) = banded.shortcut {
+                let part = self.shortcuts[i].map(|part| Frame(place + part));
+                let frame = part.unwrap_or_else(|| from(device(at), rows.own.start, self.side()));
+                terms.push(Term { frame, slab });
+            }
+            let above = rows.own.start * output_rows(op.layout) * self.precision.row_bytes(self.output);
+            let part = self.outs[i].map(|part| Frame((place + part).wrapping_sub(above)));
+            let out = part.unwrap_or_else(|| device(banded.out));
+            ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
+        };
+        op.frames.iter().enumerate().map(banded).collect()
+    }
+}
+
+pub fn on_host(at: FrameAt) -> Option<HostFrame> {
+    match at {
+        At::Host { frame, .. } => Some(frame),
+        At::Device(_) | At::Anew { .. } => None,
+    }
+}
+
+/// A frame that is whole on the device.
+fn device(at: FrameAt) -> Frame {
+    match at {
+        At::Device(frame) => frame,
+        At::Host { .. } | At::Anew { .. } => unreachable!("a band has a part of it"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -136,9 +136,9 @@ impl<C> Clone for AnewOp<'_, C> {
 
 impl<C> Copy for AnewOp<'_, C> {}
 
-/// A convolution in bands of rows. Fresh frames are normalised on the way, and come with those of the past into the bands, from
-/// host memory or made anew too; some are kept for the future. Nothing of this lies whole on the device but what the host of the
-/// operation put there. Without a norm, fresh frames are read where they lie, on the device.
+/// A convolution in bands of rows. Fresh frames are normalised on their way into a band, from host memory or made anew too; those
+/// of the past come from host memory, or are read where they lie on the device; some are kept for the future. Nothing lies whole on
+/// the device but what the host of the operation put there. Without a norm, fresh frames are read where they lie, on the device.
 #[derive(Debug)]
 pub struct BandedOp<'a, C> {
     pub weights: &'a C,

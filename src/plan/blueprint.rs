@@ -22,6 +22,9 @@ pub struct Blueprint {
     scratch: u64,
     /// Of the bands under way.
     bands: u64,
+    /// Where bands begin at the least: what a layer makes only a part of is addressed as if all of it were there, and that
+    /// address has to lie in the block.
+    bands_from: u64,
     /// Bytes of the one block of device memory that slots, scratch, bands and staging share.
     workspace: u64,
     /// Of the tables through which the device reaches the host's memory.
@@ -40,7 +43,7 @@ impl Request {
     pub(super) fn rehearse(&self, layout: Layout, costs: &dyn Costs) -> Blueprint {
         let network = Arc::clone(&self.network);
         let frames = (self.input.frames > 0).then_some(self.input.frames);
-        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0 };
+        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0, bands_from: 0 };
         let clock = Clock { network: &network, costs, rates: costs.rates() };
         let (mut estimate, mut work) = (Estimate::default(), 0);
         let output = network.output_shape(layout.input);
@@ -59,11 +62,12 @@ impl Request {
             pools.frames.provide(costs.frame_bytes(output), network.output_frames(frames));
         }
         let all_work = layout.work(frames.unwrap_or(STREAM_FRAMES));
-        let (bands, most) = (scratch.bands, scratch.most());
+        let (bands, bands_from, most) = (scratch.bands, scratch.bands_from, scratch.most());
         let mut blueprint = Blueprint {
             frames,
             scratch: most.max(layout.grid.as_ref().map_or(0, |_| costs.fade_bytes(output))),
             bands,
+            bands_from,
             workspace: 0,
             mapping: 0,
             staging,
@@ -145,7 +149,7 @@ impl Blueprint {
     fn add_up(&mut self, costs: &dyn Costs) {
         self.mapping = costs.mapping_bytes(self.pools.past.bytes());
         let staging = self.staging[0] + self.staging[1];
-        self.workspace = costs.block_bytes(self.pools.frames.bytes() + self.scratch + self.bands + staging);
+        self.workspace = costs.block_bytes(self.bands_offset() + self.bands + staging);
     }
 }
 
@@ -171,6 +175,8 @@ struct Scratch<'a> {
     known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
     /// Of the bands under way, for the step that takes the most.
     bands: u64,
+    /// Of the largest frame that is made in parts.
+    bands_from: u64,
 }
 
 impl Scratch<'_> {
@@ -195,6 +201,16 @@ impl Scratch<'_> {
                 let bytes = (1..=most.outputs).map(|frames| costs.band_bytes(layout, banded.input, most.fewer(frames)));
                 let bytes = bytes.map(|bytes| bytes.expect("planned for a device that can"));
                 self.bands = self.bands.max(bytes.max().unwrap_or(0));
+                let for_statistics = banded.frames.iter().any(|frame| frame.out.is_anew());
+                let made = match &banded.anew {
+                    Some(anew) => Some((anew.layer, anew.input)),
+                    None => for_statistics.then_some((banded.layer, banded.input)),
+                };
+                let whole = made.map_or(0, |(layer, input)| {
+                    let layout = &network.layers[layer].layout;
+                    costs.frame_bytes(layout.window.output(input, layout.cout))
+                });
+                self.bands_from = self.bands_from.max(whole);
             }
             Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
         }
@@ -232,7 +248,7 @@ impl Blueprint {
     }
 
     fn bands_offset(&self) -> u64 {
-        self.pools.frames.bytes() + self.scratch
+        self.bands_from.max(self.pools.frames.bytes() + self.scratch)
     }
 
     /// Where the places begin that a frame passes through on its way in, and on its way out.

@@ -44,7 +44,7 @@ pub struct Shapes {
     pub(super) bytes: Vec<u64>,
     /// Of each layer's normalised input, where a step of its own makes it.
     pub(super) normalised: Vec<Option<u64>>,
-    /// Of the statistics of a frame that waits in host memory.
+    /// Of the statistics of a frame that is not on the device.
     pub(super) statistics: u64,
     pub(super) adds_in_place: bool,
 }

@@ -140,13 +140,9 @@ impl Request {
         made_anew.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
     }
 
-    /// The stage whose frames are the largest, if what its head makes need not be stored. That is where frames are widest.
+    /// The stage where a decoder's frames are widest, if what its head makes need not be stored.
     fn makes_anew(&self, costs: &dyn Costs) -> Option<usize> {
-        let stage = match self.network.direction {
-            Direction::Encode => 0,
-            Direction::Decode => self.network.stages.len() - 1,
-        };
-        Some(stage).filter(|stage| self.can_make_anew(*stage, costs))
+        Some(self.network.stages.len() - 1).filter(|stage| self.can_make_anew(*stage, costs))
     }
 
     /// Whether what the head of a stage makes need not be stored, as the layers that read it can have it made anew.

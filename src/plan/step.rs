@@ -26,7 +26,7 @@ pub struct BandedFrame {
     pub out: SlotAt,
 }
 
-/// A slot of the device's memory; or one of the host's, with a slot of the device's for the statistics.
+/// A slot of the device's memory; or one of the host's, or none, with a slot of the device's for the statistics.
 pub type SlotAt = At<Slot, Slot>;
 
 /// A convolution that goes through its frames in bands of rows, so that its normalised input never lies whole on the device;

@@ -30,7 +30,8 @@ impl<D, H> At<D, H> {
 /// The frames of a convolution in bands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BandFrames {
-    /// Past ones included, but not those that are made anew. None where the input is no part of the band, as it needs no norm.
+    /// Fresh ones, but for those that are made anew, and past ones in host memory. None where the input is no part of the band,
+    /// as it needs no norm.
     pub inputs: u64,
     /// Inputs that are made anew.
     pub anew: u64,
@@ -42,7 +43,8 @@ pub struct BandFrames {
 }
 
 impl BandFrames {
-    /// `frames`: where each output's shortcut comes from, if it has one, and where it goes itself.
+    /// `past`: how many come from host memory. `frames`: where each output's shortcut comes from, if it has one, and where it
+    /// goes itself.
     pub fn new<D, H>(
         layout: &ConvLayout,
         past: usize,

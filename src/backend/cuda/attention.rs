@@ -18,8 +18,12 @@ impl Cuda {
         let shape = op.shape;
         limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {
-            let input = Slots::new(frames.iter().map(|f| block.address(f.0)), geometry::ALIGN);
-            let out = Slots::new(frames.iter().map(|f| block.address(f.1)), geometry::ALIGN);
+            for (from, to) in frames {
+                block.at(from.0, 3 * self.precision.data_bytes(shape))?;
+                block.at(to.0, self.precision.data_bytes(shape))?;
+            }
+            let input = Slots::new(frames.iter().map(|f| block.address(f.0)), geometry::ALIGN)?;
+            let out = Slots::new(frames.iter().map(|f| block.address(f.1)), geometry::ALIGN)?;
             let mut params = AttentionParams {
                 input: input.address(),
                 out: out.address(),

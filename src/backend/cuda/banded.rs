@@ -1,4 +1,4 @@
-//! Convolutions in bands of rows, for layers whose past, or whose frames, lie in host memory. While one band computes, the copy
+//! Convolutions in bands of rows, for layers whose input, past or output is not to lie whole on the device. While one band computes, the copy
 //! engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few places, also from
 //! one layer to the next, so the fetching runs ahead by itself.
 
@@ -25,7 +25,7 @@ use super::{Cuda, geometry};
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Kept};
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
-use division::{Division, Rows, Under, on_host, output_rows};
+use division::{Division, Rows, Under, on_host};
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -204,7 +204,7 @@ impl Cuda {
                 let from = work.division.fresh(*turn_above, i) + (rows.seen.start - above.seen.start) * row;
                 self.copy_rows(work, from, part, &(rows.seen.start..rows.made.start))?;
             }
-            outs.push((index, Frame(part.wrapping_sub(rows.seen.start * row))));
+            outs.push((index, work.division.top(part, rows.seen.start, op.input)));
         }
         if outs.is_empty() || rows.made.is_empty() {
             return Ok(());
@@ -229,7 +229,7 @@ impl Cuda {
             let (terms, bias) = frames[*index];
             ConvFrame { terms, bias, residual: None, out: *out }
         });
-        let by = output_rows(layout);
+        let by = geometry::output_rows(layout);
         let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.division.op.scratch };
         let frames: Vec<ConvFrame> = made.collect();
         let band = Band { rows: rows.start / by..rows.end / by, seen: 0..input.height };
@@ -248,13 +248,14 @@ impl Cuda {
             }
         }
         let frames = work.division.in_band(turn, rows);
-        let above = rows.own.start * self.precision.row_bytes(work.division.side());
-        let shortcuts = op.frames.iter().zip(&frames).filter_map(|(banded, frame)| match banded.shortcut {
-            Some((At::Anew { index, .. }, _)) => {
-                frame.terms.last().map(|term| (index, Frame(term.frame.0.wrapping_sub(above))))
-            }
-            _ => None,
-        });
+        let shortcuts =
+            op.frames.iter().zip(&work.division.shortcuts).filter_map(|(frame, part)| match (frame.shortcut, part) {
+                (Some((At::Anew { index, .. }, _)), Some(part)) => {
+                    let here = work.division.place(turn) + part;
+                    Some((index, work.division.top(here, rows.own.start, work.division.side())))
+                }
+                _ => None,
+            });
         let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
         if !shortcuts.is_empty() {
             self.make_rows(work, &shortcuts, &rows.own)?;
@@ -274,7 +275,7 @@ impl Cuda {
                 self.download_rows(bands, work, from, (to, op.input, rows.own.clone()))?;
             }
         }
-        let by = output_rows(op.layout);
+        let by = geometry::output_rows(op.layout);
         for (frame, part) in op.frames.iter().zip(&work.division.outs) {
             if let (Some(to), Some(part)) = (on_host(frame.out), part) {
                 bands.download.wait_for(&place.computed)?;

@@ -12,7 +12,7 @@ use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source,
 use super::weights::Conv;
 use super::{Cuda, EPS};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Window};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
 /// Dynamic shared memory of the kernels.
@@ -38,10 +38,14 @@ pub struct Slots {
 
 impl Slots {
     /// `bytes`: of one frame, which is the step where there is but one.
-    pub fn new(addresses: impl Iterator<Item = u64> + Clone, bytes: u64) -> Slots {
-        let base = addresses.clone().min().unwrap_or(0);
+    pub fn new(addresses: impl Iterator<Item = u64> + Clone, bytes: u64) -> Result<Slots> {
+        let (base, last) = (addresses.clone().min().unwrap_or(0), addresses.clone().max().unwrap_or(0));
         let step = addresses.fold(0, |step, address| common_divisor(step, address - base));
-        Slots { base, step: if step == 0 { bytes } else { step } }
+        let step = if step == 0 { bytes } else { step };
+        match i32::try_from((last - base) / step) {
+            Ok(_) => Ok(Slots { base, step }),
+            Err(_) => Err(Error::Internal(format!("frames {} bytes apart in steps of {step}", last - base))),
+        }
     }
 
     pub fn of(&self, address: u64) -> i32 {
@@ -130,6 +134,9 @@ impl Cuda {
         let grid = geometry::grid(layout, input);
         let Band { rows, seen } = band.unwrap_or(Band { rows: 0..grid.height, seen: 0..input.height });
         let choice = self.choose(layout, grid, &rows)?;
+        if Kind::of(layout)? == Kind::In && rows != (0..grid.height) {
+            return Err(Error::Internal("the kernel that reads pixels knows no bands".into()));
+        }
         for frame in frames {
             self.check_frame((block, layout), (input, seen.end - seen.start), (output, rows.clone()), frame)?;
         }
@@ -139,7 +146,7 @@ impl Cuda {
         let terms = frames.iter().flat_map(|frame| frame.terms.iter());
         let own = terms.filter(|term| u64::from(term.slab) < layout.slabs);
         let inputs = distinct(own.map(|term| block.address(term.frame)));
-        let main = slots(&inputs, input);
+        let main = slots(&inputs, input)?;
 
         let mut params = ConvParams {
             height: grid.height as i32,
@@ -174,7 +181,10 @@ impl Cuda {
         }
 
         let sides: Vec<u64> = frames.iter().filter_map(|f| f.terms.last()).map(|t| block.address(t.frame)).collect();
-        let side = layout.shortcut.map(|cin| (slots(&sides, output.with_channels(cin)), output.with_channels(cin)));
+        let side = match layout.shortcut.map(|cin| output.with_channels(cin)) {
+            Some(shape) => Some((slots(&sides, shape)?, shape)),
+            None => None,
+        };
         if let Some((side, shape)) = side {
             params.source[1] = Source {
                 weights: weights.shortcut()?,
@@ -195,7 +205,7 @@ impl Cuda {
 
         let outs: Vec<u64> = frames.iter().map(|frame| block.address(frame.out)).collect();
         let added: Vec<u64> = frames.iter().filter_map(|f| f.residual).map(|frame| block.address(frame)).collect();
-        let (out, residual) = (slots(&outs, output), slots(&added, output));
+        let (out, residual) = (slots(&outs, output)?, slots(&added, output)?);
         params.out = out.address();
         params.out_slot_bytes = out.bytes();
         if !added.is_empty() {
@@ -262,7 +272,7 @@ impl Cuda {
                 _ => holds(term.frame, 0, seen, input)?,
             }
         }
-        let by = if layout.window == Window::Up { 2 } else { 1 };
+        let by = geometry::output_rows(layout);
         let written = [Some(frame.out), frame.residual].into_iter().flatten();
         written.into_iter().try_for_each(|frame| holds(frame, rows.start * by, (rows.end - rows.start) * by, output))
     }
@@ -278,7 +288,7 @@ impl Cuda {
             return Ok(());
         }
         let shape = layout.window.output(input, layout.cout);
-        let slots = Slots::new(statistics.iter().copied(), 8);
+        let slots = Slots::new(statistics.iter().copied(), 8)?;
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
         let (statistics, stride) = (slots.address(), slots.bytes() / 8);

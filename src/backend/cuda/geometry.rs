@@ -91,6 +91,11 @@ pub fn grid(layout: &ConvLayout, input: FrameShape) -> FrameShape {
     }
 }
 
+/// Output rows that one row of the grid becomes.
+pub fn output_rows(layout: &ConvLayout) -> u64 {
+    if layout.window == Window::Up { 2 } else { 1 }
+}
+
 /// Bytes of partial statistics for one frame.
 pub fn partial_bytes(layout: &ConvLayout, input: FrameShape) -> u64 {
     let grid = grid(layout, input);

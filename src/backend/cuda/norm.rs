@@ -52,11 +52,16 @@ impl Cuda {
     ) -> Result<()> {
         let bytes = self.precision.frame_bytes(shape, layout.groups);
         let NormRows { rows, out_bytes } = rows.unwrap_or(NormRows { rows: 0..shape.height, out_bytes: bytes });
-        let input = Slots::new(frames.iter().map(|f| block.address(f.0)), bytes);
-        let out = Slots::new(frames.iter().map(|f| block.address(f.1)), out_bytes);
+        let row = self.precision.row_bytes(shape);
+        for (from, to) in frames {
+            block.at(from.0, bytes)?;
+            block.at(to.0, (rows.end - rows.start) * row)?;
+        }
+        let input = Slots::new(frames.iter().map(|f| block.address(f.0)), bytes)?;
+        let out = Slots::new(frames.iter().map(|f| block.address(f.1)), out_bytes)?;
         let mut params = NormParams {
             norm: self.norm(weights, layout, input.address() + self.precision.data_bytes(shape), input.bytes() / 8)?,
-            input: input.address() + rows.start * self.precision.row_bytes(shape),
+            input: input.address() + rows.start * row,
             out: out.address(),
             in_slot_bytes: input.bytes(),
             out_slot_bytes: out.bytes(),

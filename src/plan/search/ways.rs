@@ -113,12 +113,15 @@ impl<'a> Search<'a> {
         best.or_else(|| self.smallest_banded())
     }
 
-    /// One frame at a time with nothing of the past on the device.
+    /// One frame at a time with nothing of the past on the device, nor anything that can be made anew.
     fn smallest_banded(&self) -> Option<Blueprint> {
         let network = &*self.request.network;
         let one =
             Cut::new(network, self.request.slice.unwrap_or(1) * network.latent_rate(), vec![1; network.stages.len()]);
-        self.first_packed(&[Arc::new(self.request.without_past(&one, false, self.costs, usize::MAX))])
+        let anew = self.request.makes_anew(self.costs).map(|stage| with_stored(&one, stage, 0));
+        let cuts = [Some(one), anew].into_iter().flatten();
+        let cuts = cuts.map(|cut| Arc::new(self.request.without_past(&cut, false, self.costs, usize::MAX)));
+        self.first_packed(&cuts.collect::<Vec<_>>())
     }
 
     fn fits(&self, blueprint: &Blueprint) -> bool {

@@ -94,7 +94,7 @@ impl Recording {
         let mut best = (Vec::new(), u64::MAX);
         for _ in 0..TRIES {
             let (places, bytes) = place(frames, lives_with, &order);
-            let top = bytes.min(best.1) - 1;
+            let top = bytes.min(best.1).saturating_sub(1);
             let (above, below): (Vec<usize>, Vec<usize>) =
                 order.iter().partition(|i| places[**i] + frames[**i].bytes > top);
             order = [above, below].concat();

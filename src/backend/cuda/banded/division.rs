@@ -6,13 +6,11 @@ use super::super::conv::quads_fit;
 use super::super::geometry;
 use crate::backend::{
     BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, Kept, Precision, Prologue, Term, Terms,
-    Window,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{At, BandFrames, FrameShape};
 
 /// A band: its own rows, those of the input that they see, and those of inputs made anew that no band above it has made.
-#[derive(Clone)]
 pub struct Rows {
     pub own: Range<u64>,
     pub seen: Range<u64>,
@@ -49,7 +47,7 @@ impl Parts {
             input: precision.band_frame_bytes(shape, rows + 2 * geometry::HALO),
             anew: precision.band_frame_bytes(shape, geometry::HALO + rows + geometry::LEAD),
             shortcut: precision.band_frame_bytes(side, rows),
-            out: precision.band_frame_bytes(output, rows * output_rows(layout)),
+            out: precision.band_frame_bytes(output, rows * geometry::output_rows(layout)),
         }
     }
 
@@ -77,11 +75,6 @@ impl Parts {
     }
 }
 
-/// Output rows that one row of a band becomes.
-pub fn output_rows(layout: &ConvLayout) -> u64 {
-    if layout.window == Window::Up { 2 } else { 1 }
-}
-
 /// Device memory of all places, for convolutions of such frames.
 pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Option<u64> {
     // The statistics of what does not stay are made on the way, from fours of channels.
@@ -92,7 +85,7 @@ pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frame
     Some(geometry::BANDS * Parts::new(precision, layout, shape, rows).bytes(frames))
 }
 
-/// Where in a place the parts of a convolution's frames lie that are not whole on the device.
+/// Where in a place the parts of a convolution's frames lie: normalised ones, and those that are not whole on the device.
 pub struct Division<'a, C> {
     pub op: &'a BandedOp<'a, C>,
     pub parts: Parts,
@@ -147,7 +140,8 @@ impl<'a, C> Division<'a, C> {
 
     /// Where the part of a fresh frame lies.
     pub fn fresh(&self, turn: usize, fresh: usize) -> u64 {
-        self.place(turn) + self.inputs[self.op.past.len() + fresh].unwrap_or(0)
+        self.place(turn)
+            + self.inputs[self.op.past.len() + fresh].expect("fresh frames that are normalised have a part")
     }
 
     pub fn has_norm(&self) -> bool {
@@ -178,6 +172,11 @@ impl<'a, C> Division<'a, C> {
         kept.chain(self.op.frames.iter().filter_map(|frame| on_host(frame.out)))
     }
 
+    /// Where a frame would begin whose row `first` lies here.
+    pub fn top(&self, here: u64, first: u64, shape: FrameShape) -> Frame {
+        Frame(here.wrapping_sub(first * self.precision.row_bytes(shape)))
+    }
+
     /// Where a band's own rows of a fresh frame lie.
     pub fn own_rows(&self, turn: usize, rows: &Rows, fresh: usize) -> u64 {
         self.fresh(turn, fresh) + (rows.own.start - rows.seen.start) * self.precision.row_bytes(self.op.input)
@@ -200,8 +199,8 @@ impl<'a, C> Division<'a, C> {
                 let frame = part.unwrap_or_else(|| from(device(at), rows.own.start, self.side()));
                 terms.push(Term { frame, slab });
             }
-            let above = rows.own.start * output_rows(op.layout) * self.precision.row_bytes(self.output);
-            let part = self.outs[i].map(|part| Frame((place + part).wrapping_sub(above)));
+            let first = rows.own.start * geometry::output_rows(op.layout);
+            let part = self.outs[i].map(|part| self.top(place + part, first, self.output));
             let out = part.unwrap_or_else(|| device(banded.out));
             ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
         };

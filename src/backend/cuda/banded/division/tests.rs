@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::backend::Window;
 
 /// What a row of memory holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,7 +19,7 @@ impl Cuda {
         limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {
             for (from, to) in frames {
-                block.at(from.0, 3 * self.precision.data_bytes(shape))?;
+                block.at(from.0, self.precision.data_bytes(shape.with_channels(3 * shape.channels)))?;
                 block.at(to.0, self.precision.data_bytes(shape))?;
             }
             let input = Slots::new(frames.iter().map(|f| block.address(f.0)), geometry::ALIGN)?;

@@ -13,21 +13,34 @@ struct Work {
     output: [i64; 5],
 }
 
+impl Work {
+    fn random(random: &mut Random, node: &'static str, input: [i64; 5], output: [i64; 5]) -> Work {
+        let mut input = Buffer::new(VVAE_DTYPE_F32, input);
+        input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+        Work { node, input, output }
+    }
+}
+
 fn works() -> Vec<Work> {
     let mut random = Random(11);
-    let mut fill = |shape: [i64; 5]| {
-        let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-        buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-        buffer
-    };
+    let mut work = |node, input, output| Work::random(&mut random, node, input, output);
     vec![
-        Work { node: "encode", input: fill([1, 3, 29, 24, 40]), output: [1, 16, 8, 3, 5] },
+        work("encode", [1, 3, 29, 24, 40], [1, 16, 8, 3, 5]),
         // 18 frames: padded to 21 by repeating the last one.
-        Work { node: "encode", input: fill([2, 3, 18, 24, 16]), output: [2, 16, 6, 3, 2] },
-        Work { node: "decode", input: fill([1, 16, 9, 3, 5]), output: [1, 3, 33, 24, 40] },
-        Work { node: "decode", input: fill([2, 16, 5, 2, 3]), output: [2, 3, 17, 16, 24] },
-        Work { node: "decode", input: fill([3, 16, 1, 5, 4]), output: [3, 3, 1, 40, 32] },
+        work("encode", [2, 3, 18, 24, 16], [2, 16, 6, 3, 2]),
+        work("decode", [1, 16, 9, 3, 5], [1, 3, 33, 24, 40]),
+        work("decode", [2, 16, 5, 2, 3], [2, 3, 17, 16, 24]),
+        work("decode", [3, 16, 1, 5, 4], [3, 3, 1, 40, 32]),
     ]
+}
+
+/// For what the CPU, whose memory is the host's, has no use for.
+fn on_every_gpu(test: impl Fn()) {
+    on_every_device(|device| {
+        if device != "cpu" {
+            test();
+        }
+    });
 }
 
 fn poisoned(shape: [i64; 5]) -> Buffer {
@@ -175,9 +188,7 @@ fn tiled_streams_give_the_bits_of_the_tiled_clip() {
         for (node, input, output) in
             [("encode", [1, 3, 13, 80, 72], [1, 16, 4, 10, 9]), ("decode", [2, 16, 4, 9, 10], [2, 3, 13, 72, 80])]
         {
-            let mut input = Buffer::new(VVAE_DTYPE_F32, input);
-            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-            let work = Work { node, input, output };
+            let work = Work::random(&mut random, node, input, output);
             let (plan, text) = vae.plan(node, work.input.shape).unwrap();
             assert!(plan.exact == 0 && text.contains("tiled: not exact"), "{text}");
             let expected = run(&vae, &work);
@@ -240,17 +251,12 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
 /// Frames large enough to go in several bands.
 #[test]
 fn a_past_in_host_memory_changes_no_bit() {
-    on_every_device(|device| {
-        if device == "cpu" {
-            return;
-        }
+    on_every_gpu(|| {
         let mut random = Random(12);
         for (node, input, output) in
             [("decode", [1, 16, 5, 50, 66], [1, 3, 17, 400, 528]), ("encode", [1, 3, 14, 400, 528], [1, 16, 5, 50, 66])]
         {
-            let mut input = Buffer::new(VVAE_DTYPE_F32, input);
-            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-            let work = Work { node, input, output };
+            let work = Work::random(&mut random, node, input, output);
             let vae = Vae::open(&small()).unwrap();
             let moved = within_limits(&vae, &work, 20, |expected, text| {
                 // A stream may take a little more than a short clip, and so need tiles where that does not.
@@ -269,16 +275,12 @@ fn a_past_in_host_memory_changes_no_bit() {
 /// one.
 #[test]
 fn wide_frames_that_are_made_anew_change_no_bit() {
-    on_every_device(|device| {
-        if device == "cpu" {
-            return;
-        }
+    on_every_gpu(|| {
         let mut random = Random(14);
         // The second one's frames end within a tile of rows, and within a band.
-        for (latent, frames) in [([1, 16, 5, 60, 80], 17), ([1, 16, 5, 53, 77], 17)] {
-            let mut input = Buffer::new(VVAE_DTYPE_F32, latent);
-            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-            let work = Work { node: "decode", input, output: [1, 3, frames, latent[3] * 8, latent[4] * 8] };
+        for (height, width) in [(60, 80), (53, 77)] {
+            let (latent, video) = ([1, 16, 5, height, width], [1, 3, 17, height * 8, width * 8]);
+            let work = Work::random(&mut random, "decode", latent, video);
             let anew = std::cell::Cell::new(0);
             within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
                 anew.set(anew.get() + u32::from(text.contains("made anew")));
@@ -290,18 +292,13 @@ fn wide_frames_that_are_made_anew_change_no_bit() {
 
 #[test]
 fn a_still_image_in_little_memory_changes_no_bit() {
-    on_every_device(|device| {
-        if device == "cpu" {
-            return;
-        }
+    on_every_gpu(|| {
         let mut random = Random(13);
         for (node, input, output) in [
             ("decode", [2, 16, 1, 150, 201], [2, 3, 1, 1200, 1608]),
             ("encode", [2, 3, 1, 1200, 1608], [2, 16, 1, 150, 201]),
         ] {
-            let mut input = Buffer::new(VVAE_DTYPE_F32, input);
-            input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-            let work = Work { node, input, output };
+            let work = Work::random(&mut random, node, input, output);
             let away = within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, _| {});
             assert!(away > 0 || node == "encode");
         }

@@ -77,6 +77,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Bytes that the bands of [`Backend::banded`] that are under way take on the device. `None` where it cannot do that; the
     /// memory of some devices is the host's, so that there is nothing to move.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
+    /// Bytes that have to lie before the bands in a block, where frames of this shape are made anew, a part at a time.
+    fn bytes_above_parts(&self, _: FrameShape) -> u64 {
+        0
+    }
 
     /// Bytes of its own memory that the device takes to reach so much pinned host memory.
     fn mapping_bytes(&self, _: u64) -> u64 {

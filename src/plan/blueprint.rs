@@ -22,8 +22,7 @@ pub struct Blueprint {
     scratch: u64,
     /// Of the bands under way.
     bands: u64,
-    /// Where bands begin at the least: what a layer makes only a part of is addressed as if all of it were there, and that
-    /// address has to lie in the block.
+    /// Where bands begin at the least, as the device asks for it.
     bands_from: u64,
     /// Bytes of the one block of device memory that slots, scratch, bands and staging share.
     workspace: u64,
@@ -175,7 +174,7 @@ struct Scratch<'a> {
     known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
     /// Of the bands under way, for the step that takes the most.
     bands: u64,
-    /// Of the largest frame that is made in parts.
+    /// Before them, for the largest frame that is made in parts.
     bands_from: u64,
 }
 
@@ -208,7 +207,7 @@ impl Scratch<'_> {
                 };
                 let whole = made.map_or(0, |(layer, input)| {
                     let layout = &network.layers[layer].layout;
-                    costs.frame_bytes(layout.window.output(input, layout.cout))
+                    costs.bytes_above_parts(layout.window.output(input, layout.cout))
                 });
                 self.bands_from = self.bands_from.max(whole);
             }

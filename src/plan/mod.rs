@@ -42,6 +42,10 @@ pub trait Costs {
     fn adds_in_place(&self) -> bool;
     /// Bytes that the bands of a convolution of such frames take. `None` where these cannot lie anywhere but on the device.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
+    /// Bytes that have to lie before the bands in a job's memory, where frames of this shape are made in parts.
+    fn bytes_above_parts(&self, _: FrameShape) -> u64 {
+        0
+    }
     /// What a frame of the host's passes through, on the device and on the host alike.
     fn staging_bytes(&self, shape: FrameShape) -> u64;
     /// Scratch for the fades of tiles that are blended into a frame.

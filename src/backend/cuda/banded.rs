@@ -1,6 +1,6 @@
-//! Convolutions in bands of rows, for layers whose input, past or output is not to lie whole on the device. While one band computes, the copy
-//! engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few places, also from
-//! one layer to the next, so the fetching runs ahead by itself.
+//! Convolutions in bands of rows, for layers whose input, past or output is not to lie whole on the device. While one band
+//! computes, the copy engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few
+//! places, also from one layer to the next, so the fetching runs ahead by itself.
 
 mod division;
 
@@ -25,7 +25,7 @@ use super::{Cuda, geometry};
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Kept};
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
-use division::{Division, Rows, Under, on_host};
+use division::{Division, Rows, Turns, Under, on_host};
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -103,6 +103,29 @@ struct Work<'a> {
     division: Division<'a, Conv>,
 }
 
+/// The launches of its bands; all of them have the same parameters but for the rows.
+struct Launches<'a> {
+    cuda: &'a Cuda,
+    bands: &'a mut Bands,
+    work: &'a Work<'a>,
+    params: Option<ConvParams>,
+}
+
+impl Turns for Launches<'_> {
+    fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under> {
+        self.cuda.fetch_band(self.bands, self.work, rows, above)
+    }
+
+    fn compute(&mut self, band: &Under) -> Result<()> {
+        self.params = Some(self.cuda.compute_band(self.bands, self.work, band)?);
+        Ok(())
+    }
+
+    fn remember(&mut self, band: &Under) -> Result<()> {
+        self.cuda.remember_band(self.bands, self.work, band)
+    }
+}
+
 impl Cuda {
     pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, op: &BandedOp<Conv>) -> Result<()> {
         let division = Division::new(self.precision, self.context.gpu.multiprocessors, op)?;
@@ -112,23 +135,9 @@ impl Cuda {
                 bands.upload.wait_for(arrived)?;
             }
         }
-        let mut params = None;
-        let (mut fetched, mut computed): (Option<Under>, Option<Under>) = (None, None);
-        for top in (0..op.input.height).step_by(work.division.parts.rows as usize) {
-            let above = fetched.as_ref();
-            let rows = Rows::new(top, work.division.parts.rows, op.input.height, above.map(|(_, rows)| rows));
-            let band = self.fetch_band(bands, &work, rows, above)?;
-            // A band's input is read before the band above it is written, which may be over that input.
-            if let Some(above) = fetched.replace(band) {
-                params = Some(self.compute_band(bands, &work, &above)?);
-                self.remember_band(bands, &work, computed.replace(above))?;
-            }
-        }
-        if let Some(last) = fetched {
-            params = Some(self.compute_band(bands, &work, &last)?);
-            self.remember_band(bands, &work, computed)?;
-            self.remember_band(bands, &work, Some(last))?;
-        }
+        let mut launches = Launches { cuda: self, bands, work: &work, params: None };
+        division::go_through(op.input.height, work.division.parts.rows, &mut launches)?;
+        let Launches { bands, params, .. } = launches;
         for frame in work.division.given() {
             let arrived = match bands.arrived.remove(&frame.0) {
                 Some(event) => event,
@@ -287,16 +296,14 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Copies what a band has of the frames that are kept on the device. That may be over those of the past, of which the band
-    /// below sees the last row: so it has been computed too.
-    fn remember_band(&self, bands: &Bands, work: &Work, band: Option<Under>) -> Result<()> {
-        let Some((turn, rows)) = band else { return Ok(()) };
+    /// Copies what a band has of the frames that are kept on the device.
+    fn remember_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<()> {
         let row = self.precision.row_bytes(work.division.op.input);
         for (i, to) in work.division.op.keep {
             if let Kept::Device(to) = *to {
-                let from = work.division.own_rows(turn, &rows, *i);
+                let from = work.division.own_rows(*turn, rows, *i);
                 self.copy_rows(work, from, to.0 + rows.own.start * row, &rows.own)?;
-                bands.places[turn].computed.record(&self.stream)?;
+                bands.places[*turn].computed.record(&self.stream)?;
             }
         }
         Ok(())

@@ -273,8 +273,8 @@ impl Cuda {
             }
         }
         let by = geometry::output_rows(layout);
-        let written = [Some(frame.out), frame.residual].into_iter().flatten();
-        written.into_iter().try_for_each(|frame| holds(frame, rows.start * by, (rows.end - rows.start) * by, output))
+        let mut like_output = [Some(frame.out), frame.residual].into_iter().flatten();
+        like_output.try_for_each(|frame| holds(frame, rows.start * by, (rows.end - rows.start) * by, output))
     }
 
     /// Brings the statistics of what a convolution made to these addresses, if the layer has any.

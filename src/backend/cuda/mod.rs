@@ -191,6 +191,11 @@ impl Backend for Cuda {
         banded::bytes(self.precision, layout, input, frames)
     }
 
+    /// Parts are addressed by where their frame would begin, and that has to be in the block: it is the base of a tensor map.
+    fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
+        self.precision.data_bytes(shape)
+    }
+
     fn mapping_bytes(&self, host: u64) -> u64 {
         // A page table: 8 bytes for each page of 4 KiB.
         self.block_bytes(host / 4096 * 8)

@@ -39,6 +39,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.band_bytes(layout, input, frames)
     }
 
+    fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
+        self.backend.bytes_above_parts(shape)
+    }
+
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         self.backend.staging_bytes(shape)
     }

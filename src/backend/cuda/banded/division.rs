@@ -29,6 +29,35 @@ impl Rows {
 /// A band on its way, and the place it is in.
 pub type Under = (usize, Rows);
 
+/// What becomes of a band.
+pub trait Turns {
+    /// Brings its input to a place.
+    fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under>;
+    fn compute(&mut self, band: &Under) -> Result<()>;
+    /// Keeps on the device what later frames need. That may be over frames of the past.
+    fn remember(&mut self, band: &Under) -> Result<()>;
+}
+
+/// Goes through frames in bands of so many rows.
+pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> {
+    let (mut fetched, mut computed): (Option<Under>, Option<Under>) = (None, None);
+    for top in (0..height).step_by(rows as usize) {
+        let above = fetched.as_ref();
+        let band = turns.fetch(Rows::new(top, rows, height, above.map(|(_, rows)| rows)), above)?;
+        // A band's input is read before the band above it is written, which may be over that input. And what is kept of a
+        // band may be written over a past of which the band below sees the last row: so that one is computed first.
+        if let Some(above) = fetched.replace(band) {
+            turns.compute(&above)?;
+            if let Some(further_above) = computed.replace(above) {
+                turns.remember(&further_above)?;
+            }
+        }
+    }
+    let Some(last) = fetched else { return Ok(()) };
+    turns.compute(&last)?;
+    computed.iter().chain([&last]).try_for_each(|band| turns.remember(band))
+}
+
 /// Bytes of what a band of so many rows has of each frame.
 pub struct Parts {
     pub rows: u64,

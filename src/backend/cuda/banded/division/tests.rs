@@ -75,10 +75,13 @@ struct Run<'a> {
     row: u64,
     side_row: u64,
     place_bytes: u64,
+    turn: usize,
 }
 
-impl Run<'_> {
-    fn fetch(&mut self, turn: usize, rows: &Rows, above: Option<&Under>) {
+impl Turns for Run<'_> {
+    fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under> {
+        let turn = self.turn;
+        self.turn = (turn + 1) % geometry::BANDS as usize;
         let (division, row) = (&self.division, self.row);
         let op = division.op;
         for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
@@ -122,9 +125,10 @@ impl Run<'_> {
                 }
             }
         }
+        Ok((turn, rows))
     }
 
-    fn compute(&mut self, (turn, rows): &Under) {
+    fn compute(&mut self, (turn, rows): &Under) -> Result<()> {
         let division = &self.division;
         let (op, place) = (division.op, division.place(*turn));
         let frames = division.in_band(*turn, rows);
@@ -159,10 +163,10 @@ impl Run<'_> {
                 self.memory.write(to, self.row, Row::Out(i, r));
             }
         }
+        Ok(())
     }
 
-    fn remember(&mut self, band: Option<&Under>) {
-        let Some((turn, rows)) = band else { return };
+    fn remember(&mut self, (turn, rows): &Under) -> Result<()> {
         for (i, to) in self.division.op.keep {
             let Kept::Device(to) = *to else { continue };
             let from = self.division.own_rows(*turn, rows, *i);
@@ -172,27 +176,20 @@ impl Run<'_> {
                 self.memory.write(to.0 + r * self.row, self.row, Row::Kept(*i, r));
             }
         }
+        Ok(())
     }
+}
 
-    /// In the order of the launches.
-    fn go(&mut self) {
-        let (height, mut turn) = (self.division.op.input.height, 0);
-        let (mut fetched, mut computed): (Option<Under>, Option<Under>) = (None, None);
-        for top in (0..height).step_by(self.division.parts.rows as usize) {
-            let rows = Rows::new(top, self.division.parts.rows, height, fetched.as_ref().map(|(_, rows)| rows));
-            self.fetch(turn, &rows, fetched.as_ref());
-            let band = (turn, rows);
-            turn = (turn + 1) % geometry::BANDS as usize;
-            if let Some(above) = fetched.replace(band) {
-                self.compute(&above);
-                self.remember(computed.as_ref());
-                computed = Some(above);
-            }
-        }
-        let last = fetched.expect("a frame has rows");
-        self.compute(&last);
-        self.remember(computed.as_ref());
-        self.remember(Some(&last));
+fn layout(shortcut: Option<u64>) -> ConvLayout {
+    ConvLayout {
+        cin: 16,
+        cout: 16,
+        window: Window::Same,
+        prologue: Prologue::NormSilu,
+        slabs: 3,
+        shortcut,
+        biases: 1,
+        groups: 4,
     }
 }
 
@@ -200,16 +197,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     let precision = Precision::Fp16;
     let input = FrameShape::new(height, 24, 16);
     let side_channels = if fresh == Fresh::Own { Some(32) } else { None };
-    let layout = ConvLayout {
-        cin: 16,
-        cout: 16,
-        window: Window::Same,
-        prologue: Prologue::NormSilu,
-        slabs: 3,
-        shortcut: side_channels,
-        biases: 1,
-        groups: 4,
-    };
+    let layout = layout(side_channels);
     let row = precision.row_bytes(input);
     let side_row = precision.row_bytes(input.with_channels(32));
     let mut memory = Memory::default();
@@ -269,8 +257,9 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     op.bands = (whole.end, planned * room);
     let division = Division::new(precision, 5, &op).unwrap();
     let place_bytes = planned * room / geometry::BANDS;
-    let mut run = Run { division, memory, row, side_row, place_bytes };
-    run.go();
+    let rows = division.parts.rows;
+    let mut run = Run { division, memory, row, side_row, place_bytes, turn: 0 };
+    go_through(height, rows, &mut run).unwrap();
     for (i, to) in op.keep {
         if let Kept::Device(to) = *to {
             (0..height).for_each(|r| run.memory.read(to.0 + r * row, Row::Kept(*i, r)));
@@ -300,16 +289,7 @@ fn every_row_is_where_a_band_reads_it() {
 
 #[test]
 fn bands_that_were_not_planned_are_refused() {
-    let layout = ConvLayout {
-        cin: 16,
-        cout: 16,
-        window: Window::Same,
-        prologue: Prologue::NormSilu,
-        slabs: 3,
-        shortcut: None,
-        biases: 1,
-        groups: 4,
-    };
+    let layout = layout(None);
     let input = FrameShape::new(64, 64, 16);
     let (fresh, out) = ([At::Device(Frame(0))], At::Device(Frame(1 << 20)));
     let frames = [BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out }];

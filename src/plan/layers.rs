@@ -119,7 +119,8 @@ impl Clip {
         outputs
     }
 
-    /// Where output frames go, of which those from `left` on are remembered: over frames that may be written `over`, where nobody else needs these and the device can.
+    /// Where output frames go, of which those from `left` on are remembered: over frames that may be written `over`, where nobody
+    /// else needs these and the device can.
     pub(super) fn outputs(
         &self,
         layer: LayerId,

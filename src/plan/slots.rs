@@ -1,7 +1,7 @@
 //! Memory for frames of activations.
 //!
 //! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
-//! frames that are kept longer. So no frame is ever copied to be remembered.
+//! frames that are kept longer. So no frame is copied to be remembered, but by layers that never have it whole.
 //!
 //! Which frames are taken and given back, and in which order, is the same in every slice of a job from the third on. So a
 //! rehearsal of a few slices [records](Recording) when each frame lives, all frames are packed into one region with that

@@ -16,12 +16,12 @@ pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
-    Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
+    Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
     HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};
 
 /// Asked now and then on the calling thread while an operation runs; `true` ends it with [`crate::error::Error::Cancelled`].
@@ -82,6 +82,11 @@ pub trait Backend: Send + Sync + 'static {
         0
     }
 
+    /// Bytes of what [`Backend::conv_carrying`] carries on, for layouts that take it; all others take [`Backend::conv`].
+    fn carry_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {
+        None
+    }
+
     /// Bytes of its own memory that the device takes to reach so much pinned host memory.
     fn mapping_bytes(&self, _: u64) -> u64 {
         0
@@ -124,6 +129,11 @@ pub trait Backend: Send + Sync + 'static {
     fn normalise(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &NormOp, stop: &mut Stop) -> Result<()>;
     /// Convolution with everything around it: norm and SiLU on the way in, bias, residual and statistics on the way out.
     fn conv(&self, memory: &mut Self::Memory, weights: &Self::Conv, op: &ConvOp, stop: &mut Stop) -> Result<()>;
+    /// A convolution that carries on sums instead of remembering its input, where [`Backend::carry_bytes`] says so; with norm
+    /// and SiLU on the way in. Never interrupted, as it may write over what it reads.
+    fn conv_carrying(&self, _: &mut Self::Memory, _: &Self::Conv, _: &CarryOp, _: &mut Stop) -> Result<()> {
+        Err(Error::Internal("this device carries no sums".into()))
+    }
     /// A convolution in bands of rows, where [`Backend::band_bytes`] says so. An output may lie over the fresh frame of the
     /// same place in the clip, so it is never interrupted.
     fn banded(&self, memory: &mut Self::Memory, op: &BandedOp<Self::Conv>, stop: &mut Stop) -> Result<()>;

@@ -73,6 +73,30 @@ pub struct ConvOp<'a> {
     pub scratch: u64,
 }
 
+/// One input frame of a [`CarryOp`], and the output frame of the same number.
+#[derive(Debug, Clone, Copy)]
+pub struct CarryFrame {
+    pub input: Frame,
+    /// For the output frame of the same number, and for the next two.
+    pub slabs: [u8; 3],
+    pub bias: u8,
+    pub out: Frame,
+}
+
+/// A convolution over three frames whose past is not its input: it carries on what its frames add to the next two outputs, which
+/// is far less where these have few channels.
+#[derive(Debug, Clone, Copy)]
+pub struct CarryOp<'a> {
+    pub layout: &'a ConvLayout,
+    pub input: FrameShape,
+    /// One after the other in the clip.
+    pub frames: &'a [CarryFrame],
+    /// What the frames before these carried on; nothing at the beginning of a clip.
+    pub before: Option<Frame>,
+    /// Where it goes with these, if there are later ones. May be the same place.
+    pub after: Option<Frame>,
+}
+
 /// Where a frame in host memory lies: an offset in bytes into the pinned host memory of the call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct HostFrame(pub u64);

@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, ConvFrame, ConvOp, Frame, FrameAt,
+    Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame, FrameAt,
     HostFrame, Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::Direction;
-use crate::plan::{Banded, Job, Layout, Pools, Slot, SlotAt, SlotPool, Step};
+use crate::plan::{Banded, Carrying, Job, Layout, Pools, Slot, SlotAt, SlotPool, Step};
 use crate::tensor::{At, DType, View};
 
 /// The range that the authors clamp the log-variance to.
@@ -62,6 +62,7 @@ impl<B: Backend> Runner<'_, B> {
                 };
                 self.backend.conv(self.memory, &self.weights.convs[layer], &op, stop)
             }
+            Step::Carrying(step) => self.carrying(layout, pool, &step, stop),
             Step::Banded(banded) => self.banded(layout, pools, &banded, stop),
             Step::Normalise { layer, shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
@@ -105,6 +106,23 @@ impl<B: Backend> Runner<'_, B> {
             staging: self.staging[0],
         };
         self.backend.load(self.memory, &op, stop)
+    }
+
+    fn carrying(&mut self, layout: &Layout, pool: &SlotPool, step: &Carrying, stop: &mut Stop) -> Result<()> {
+        let frames = step.frames.iter().map(|frame| {
+            let (input, out) = (place(pool, frame.input)?, place(pool, frame.out)?);
+            Ok(CarryFrame { input, slabs: frame.slabs, bias: frame.bias, out })
+        });
+        let frames = frames.collect::<Result<Vec<_>>>()?;
+        let carry = |slot: Option<Slot>| slot.map(|slot| place(pool, slot)).transpose();
+        let op = CarryOp {
+            layout: &layout.network.layers[step.layer].layout,
+            input: step.input,
+            frames: &frames,
+            before: carry(step.before)?,
+            after: carry(step.after)?,
+        };
+        self.backend.conv_carrying(self.memory, &self.weights.convs[step.layer], &op, stop)
     }
 
     fn banded(&mut self, layout: &Layout, pools: &Pools, step: &Banded, stop: &mut Stop) -> Result<()> {

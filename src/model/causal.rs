@@ -98,6 +98,16 @@ impl Time {
         }
     }
 
+    /// The slabs that an input frame goes with into the output frame of the same number and into the next two.
+    pub fn onward(self, frame: u64) -> [u8; 3] {
+        debug_assert_eq!(self, Time::Causal, "others see another number of frames");
+        [frame, frame + 1, frame + 2].map(|output| {
+            let recipe = self.recipe(output);
+            let term = recipe.terms().iter().find(|(input, _)| *input == frame);
+            term.expect("a causal frame sees itself and the two before it").1
+        })
+    }
+
     /// The oldest input frame that output frame `frame` or a later one sees.
     pub fn oldest(self, frame: u64) -> u64 {
         match self {
@@ -160,6 +170,18 @@ mod tests {
                 bias.sort_unstable();
                 assert_eq!(bias, biases, "bias of {time:?} frame {frame}");
             }
+        }
+    }
+
+    /// What frames carry on adds up to what each output frame sees.
+    #[test]
+    fn what_goes_onward_arrives() {
+        for output in 0..12u64 {
+            let carried = (output.saturating_sub(2)..=output).map(|input| {
+                let onward = Time::Causal.onward(input);
+                (input, onward[(output - input) as usize])
+            });
+            assert_eq!(carried.collect::<Vec<_>>(), Time::Causal.recipe(output).terms(), "frame {output}");
         }
     }
 

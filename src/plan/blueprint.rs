@@ -211,7 +211,11 @@ impl Scratch<'_> {
                 });
                 self.bands_from = self.bands_from.max(whole);
             }
-            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => {}
+            Step::Load { .. }
+            | Step::Carrying(_)
+            | Step::Normalise { .. }
+            | Step::Blend { .. }
+            | Step::Store { .. } => {}
         }
     }
 

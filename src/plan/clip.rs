@@ -44,6 +44,8 @@ pub struct Shapes {
     pub(super) bytes: Vec<u64>,
     /// Of each layer's normalised input, where a step of its own makes it.
     pub(super) normalised: Vec<Option<u64>>,
+    /// Of what each layer carries on, where that stands for its past.
+    pub(super) carries: Vec<Option<u64>>,
     /// Of the statistics of a frame that is not on the device.
     pub(super) statistics: u64,
     pub(super) adds_in_place: bool,
@@ -61,11 +63,13 @@ impl Shapes {
             let separate = layer.layout.prologue != Prologue::None && !costs.fuses_norm(&layer.layout);
             separate.then(|| costs.frame_bytes(*shape))
         });
+        let carries = network.layers.iter().zip(&layers).map(|(layer, shape)| costs.carry_bytes(&layer.layout, *shape));
         Shapes {
             input,
             input_bytes: costs.frame_bytes(input),
             bytes: bytes.collect(),
             normalised: normalised.collect(),
+            carries: carries.collect(),
             statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
             adds_in_place: costs.adds_in_place(),
             layers,
@@ -328,8 +332,12 @@ impl Clip {
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.conv_consuming(tail, frames, x, Side::None, if self.shared { 0 } else { NONE }, to);
-                finished.extend((first..).zip(on_device(&out)));
+                let left = if self.shared { 0 } else { NONE };
+                let out = match self.shapes.carries[tail] {
+                    Some(bytes) => self.conv_carrying(tail, frames, on_device(&x), bytes, left, to),
+                    None => on_device(&self.conv_consuming(tail, frames, x, Side::None, left, to)),
+                };
+                finished.extend((first..).zip(out));
             }
             (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
             (None, None) => unreachable!("the last stage of a network has a tail"),
@@ -338,7 +346,8 @@ impl Clip {
 
     /// The first of a layer's input frames that it remembers when the stage has made its frames before `end`, where they lie.
     pub(super) fn left(&self, layer: LayerId, end: u64) -> u64 {
-        let remembers = (self.goes_on || self.shared) && self.cut.past[layer] == Past::Device;
+        let stays = self.cut.past[layer] == Past::Device && self.shapes.carries[layer].is_none();
+        let remembers = (self.goes_on || self.shared) && stays;
         if remembers { self.network.layers[layer].time.oldest(end) } else { NONE }
     }
 

@@ -1,7 +1,8 @@
 //! How a clip is cut in time, and where what is remembered of it lies. Every cut gives the same numbers.
 
-use crate::model::{Block, LayerId, Network, Time};
-use crate::tensor::{Prologue, Window};
+use super::Costs;
+use crate::model::{Block, Layer, LayerId, Network, Time};
+use crate::tensor::{FrameShape, Prologue, Window};
 
 /// Where a layer finds its input frames of the past: the causal cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -43,15 +44,16 @@ impl Cut {
 pub const PAST_FRAMES: u64 = 2;
 
 /// Layers that can do without their past on the device, with the stage they belong to. Heads cannot: frames wait there for
-/// their chunk.
-pub fn movable(network: &Network) -> Vec<(usize, LayerId)> {
+/// their chunk. Nor is there anything to move where sums stand for the past.
+pub fn movable(network: &Network, costs: &dyn Costs) -> Vec<(usize, LayerId)> {
     let mut found = Vec::new();
     for (index, stage) in network.stages.iter().enumerate() {
         found.extend(stage.body().map(|layer| (index, layer)));
     }
     found.retain(|(_, layer)| {
-        let layer = &network.layers[*layer];
-        layer.time == Time::Causal && layer.layout.window == Window::Same && layer.layout.prologue != Prologue::None
+        let Layer { layout, time, .. } = &network.layers[*layer];
+        let carries = costs.carry_bytes(layout, FrameShape::new(1, 1, layout.cin)).is_some();
+        *time == Time::Causal && layout.window == Window::Same && layout.prologue != Prologue::None && !carries
     });
     found
 }

@@ -50,6 +50,8 @@ impl Clock<'_> {
                 let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
                 (computing.max(self.moving(up, down)), up + down)
             }
+            // Bound by reading its input.
+            Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
             _ => (computing, 0),
         };

@@ -6,7 +6,7 @@ use super::banded::{Fresh, all_on_device};
 use super::clip::{Clip, NONE, Schedule};
 use super::cut::{PAST_FRAMES, Past};
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{ConvFrame, SlotAt, Step};
+use super::step::{CarryFrame, Carrying, ConvFrame, SlotAt, Step};
 use crate::model::LayerId;
 use crate::tensor::{At, Window};
 
@@ -79,6 +79,38 @@ impl Clip {
         }
         self.histories[layer].frames.extend(inputs);
         self.conv_history(layer, frames, side, left, to)
+    }
+
+    /// A layer's outputs for inputs that nobody else needs. In place of its past it remembers what these add to later frames.
+    pub(super) fn conv_carrying(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: Vec<Slot>,
+        bytes: u64,
+        left: u64,
+        to: &mut Schedule,
+    ) -> Vec<Slot> {
+        let time = self.network.layers[layer].time;
+        let outputs = self.outputs(layer, frames.clone(), None, left, &mut to.pools.frames);
+        let before = self.histories[layer].frames.pop_front();
+        let after = match before {
+            _ if self.closing => None,
+            Some(_) => before,
+            None => Some(to.pools.frames.take(bytes, Life::Free)),
+        };
+        self.histories[layer].frames.extend(after);
+        let jobs = frames.zip(inputs.iter().zip(&outputs)).map(|(frame, (input, out))| CarryFrame {
+            input: *input,
+            slabs: time.onward(frame),
+            bias: time.recipe(frame).bias,
+            out: *out,
+        });
+        let (frames, input) = (jobs.collect(), self.shapes.layers[layer]);
+        to.steps.push_back(Step::Carrying(Carrying { layer, input, frames, before, after }));
+        let done = inputs.into_iter().chain(before.filter(|_| after.is_none()));
+        done.for_each(|slot| to.pools.frames.drop(slot));
+        outputs
     }
 
     /// A layer's outputs `frames`, whose inputs its history holds; then forgets the inputs that no later frame sees.

@@ -23,7 +23,7 @@ pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
 pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
-pub use step::{Anew, Banded, BandedFrame, ConvFrame, SlotAt, Step};
+pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
 use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
@@ -42,6 +42,10 @@ pub trait Costs {
     fn adds_in_place(&self) -> bool;
     /// Bytes that the bands of a convolution of such frames take. `None` where these cannot lie anywhere but on the device.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
+    /// Bytes of what a convolution carries on to its next frames, where that stands for its past.
+    fn carry_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {
+        None
+    }
     /// Bytes that have to lie before the bands in a job's memory, where frames of this shape are made in parts.
     fn bytes_above_parts(&self, _: FrameShape) -> u64 {
         0

@@ -164,7 +164,7 @@ impl Request {
             let detour = clock.detour(layer, shapes[layer], cut.chunks[stage], (head, shapes[head]));
             (layer, detour, costs.frame_bytes(shapes[layer]) as f64)
         };
-        movable(network).into_iter().map(detour).collect()
+        movable(network, costs).into_iter().map(detour).collect()
     }
 
     /// The input as the network sees it: whole latent pixels.

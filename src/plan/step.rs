@@ -57,6 +57,28 @@ pub struct Anew {
     pub frames: Vec<(Vec<(Slot, u8)>, u8)>,
 }
 
+/// A convolution that remembers what its frames add to the next two outputs instead of the frames.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Carrying {
+    pub layer: LayerId,
+    pub input: FrameShape,
+    pub frames: Vec<CarryFrame>,
+    /// What earlier frames carried on, if there are any.
+    pub before: Option<Slot>,
+    /// Where it goes with these frames, if there are later ones.
+    pub after: Option<Slot>,
+}
+
+/// An input frame of a [`Carrying`] convolution and the output frame of the same number.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CarryFrame {
+    pub input: Slot,
+    /// For the output frame of the same number, and for the next two.
+    pub slabs: [u8; 3],
+    pub bias: u8,
+    pub out: Slot,
+}
+
 impl Banded {
     pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
@@ -85,6 +107,7 @@ pub enum Step {
         input: FrameShape,
         frames: Vec<ConvFrame>,
     },
+    Carrying(Carrying),
     Banded(Banded),
     /// What goes into `layer` is normalised: (from, to), which may be the same.
     Normalise {

@@ -22,9 +22,6 @@ pub const fn in_shared(precision: Precision) -> u32 {
     let (element, pitch) = (precision.bytes() as u32, 112 + 16 / precision.bytes() as u32);
     128 * pitch * element + 2 * 3 * 180 * 4 * element + 28 * 4 + 8 * 3 * 16 * 4
 }
-pub const fn out_shared(precision: Precision) -> u32 {
-    324 * 29 * 4 + 3 * (2 * precision.bytes() as u32) * 2 * 32 * 8 * 4
-}
 /// Tiles side by side that a block of the pixel kernel goes through.
 const IN_RUN: i32 = 8;
 
@@ -93,7 +90,7 @@ impl Cuda {
         let kernels = &self.kernels;
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
             (Kind::In, _) => Choice { kernel: kernels.conv_in, tile: (8, 16), threads: 256, hopper: false },
-            (Kind::Out, _) => Choice { kernel: kernels.conv_out, tile: (16, 16), threads: 256, hopper: false },
+            (Kind::Out, _) => return Err(Error::Internal("a convolution to pixels carries on sums".into())),
             // Its store takes a chunk of a phase's channels at a time.
             (Kind::Main, Some(kernel))
                 if layout.window != Window::Up || layout.cout.is_multiple_of(self.precision.chunk()) =>

@@ -73,7 +73,7 @@ impl Kind {
         match layout {
             _ if layout.cin > 3 && layout.cout > 3 => Ok(Kind::Main),
             _ if layout.cout > 3 && plain && layout.prologue == Prologue::None => Ok(Kind::In),
-            _ if (4..=128).contains(&layout.cin) && plain && layout.prologue != Prologue::Norm => Ok(Kind::Out),
+            _ if (4..=128).contains(&layout.cin) && plain && layout.prologue == Prologue::NormSilu => Ok(Kind::Out),
             _ => limits::refuse(format!("a convolution from {} to {} channels", layout.cin, layout.cout)),
         }
     }

@@ -207,7 +207,7 @@ impl Kernels {
             conv_hopper: conv_hopper.transpose()?,
             conv_ampere: conv.kernel(c"conv_mma", super::conv::AMPERE_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", super::conv::in_shared(precision))?,
-            conv_out: conv_out.kernel(c"conv_out", super::conv::out_shared(precision))?,
+            conv_out: conv_out.kernel(c"conv_out", super::carry::shared(precision))?,
             norm_apply: norm.kernel(c"norm_apply", 0)?,
             norm_silu: norm.kernel(c"norm_silu", 0)?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,

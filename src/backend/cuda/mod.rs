@@ -2,6 +2,7 @@
 
 mod attention;
 mod banded;
+mod carry;
 mod compact;
 mod context;
 mod conv;
@@ -38,7 +39,7 @@ use self::params::MAX_FRAMES;
 use self::stream::{Event, Stream};
 use self::transfers::Transfers;
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
+    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
     Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
@@ -191,6 +192,10 @@ impl Backend for Cuda {
         banded::bytes(self.precision, layout, input, frames)
     }
 
+    fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        carry::bytes(layout, input)
+    }
+
     /// Parts are addressed by where their frame would begin, and that has to be in the block: it is the base of a tensor map.
     fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
         self.precision.data_bytes(shape)
@@ -283,6 +288,12 @@ impl Backend for Cuda {
             let parts = op.frames.chunks(MAX_FRAMES);
             parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
         })
+    }
+
+    fn conv_carrying(&self, memory: &mut Memory, weights: &Conv, op: &CarryOp, stop: &mut Stop) -> Result<()> {
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let elements = output.elements() * op.frames.len() as u64;
+        self.operate(memory, elements, stop, |memory| self.launch_carrying(&memory.block, weights, op))
     }
 
     fn adds_in_place(&self) -> bool {

@@ -75,7 +75,7 @@ impl Cuda {
         self.launch_norms(layout, &params, frames.len() as u32)
     }
 
-    fn norm(&self, weights: &Conv, layout: &ConvLayout, statistics: u64, stride: i64) -> Result<Norm> {
+    pub(super) fn norm(&self, weights: &Conv, layout: &ConvLayout, statistics: u64, stride: i64) -> Result<Norm> {
         Ok(Norm {
             statistics,
             gamma: weights.gamma()?,

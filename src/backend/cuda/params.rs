@@ -92,6 +92,37 @@ pub struct ConvParams {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
+pub struct OutFrameParams {
+    pub slot: i32,
+    pub slab: [i32; 3],
+    pub bias: i32,
+    pub out: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct OutParams {
+    pub norm: Norm,
+    pub frames: u64,
+    pub weights: u64,
+    pub bias: u64,
+    pub out: u64,
+    /// 0 for none, like `after`.
+    pub before: u64,
+    pub after: u64,
+    pub slot_bytes: i64,
+    pub out_slot_bytes: i64,
+    pub height: i32,
+    pub width: i32,
+    pub channels: i32,
+    pub cout: i32,
+    pub tiles_x: i32,
+    pub count: i32,
+    pub frame: [OutFrameParams; MAX_FRAMES],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct FinalizeParams {
     pub partials: u64,
     pub statistics: u64,

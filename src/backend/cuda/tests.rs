@@ -8,7 +8,7 @@ use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{Affine, Blend, ConvFrame, Frame, Prologue, Term, Terms, Window};
+use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
 /// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
@@ -233,7 +233,8 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         backend.finish(&mut memory, None).unwrap();
     }
     let prepared = prepare(backend, layout, 6);
-    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) {
+    let carries = backend.carry_bytes(layout, input);
+    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) && carries.is_none() {
         let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
         backend
             .normalise(&mut memory, &prepared, &NormOp { layout, shape: input, frames: &frames }, &mut never())
@@ -253,7 +254,20 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         .collect();
     let statistics = layout.cout > 3;
     let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
-    backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+    match carries {
+        None => backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap(),
+        // The first frame alone, so that what it carries on goes through memory.
+        Some(_) => {
+            let frames: Vec<CarryFrame> = (0..3)
+                .map(|i| CarryFrame { input: inputs[i], slabs: [2, 1, 0], bias: (i % 2) as u8, out: out[i] })
+                .collect();
+            let carry = normalised[0];
+            for (frames, before, after) in [(&frames[..1], None, Some(carry)), (&frames[1..], Some(carry), Some(carry))] {
+                let op = CarryOp { layout, input, frames, before, after };
+                backend.conv_carrying(&mut memory, &prepared, &op, &mut never()).unwrap();
+            }
+        }
+    }
 
     let values = vec![f32::NAN; (output.elements() * 3) as usize];
     let into = view(&values, [output.channels, 3, output.height, output.width]);
@@ -269,6 +283,19 @@ fn frame(terms: &[(Frame, u8)], bias: u8, residual: Option<Frame>, out: Frame) -
     let mut all = Terms::new();
     terms.iter().for_each(|(frame, slab)| all.push(Term { frame: *frame, slab: *slab }));
     ConvFrame { terms: all, bias, residual, out }
+}
+
+/// A convolution of single frames, whichever way the backend does it.
+fn convolve<B: Backend>(backend: &B, memory: &mut B::Memory, prepared: &B::Conv, op: &ConvOp) {
+    if backend.carry_bytes(op.layout, op.input).is_none() {
+        return backend.conv(memory, prepared, op, &mut never()).unwrap();
+    }
+    for frame in op.frames {
+        let Term { frame: input, slab } = frame.terms[0];
+        let frames = [CarryFrame { input, slabs: [slab; 3], bias: frame.bias, out: frame.out }];
+        let op = CarryOp { layout: op.layout, input: op.input, frames: &frames, before: None, after: None };
+        backend.conv_carrying(memory, prepared, &op, &mut never()).unwrap();
+    }
 }
 
 fn relative_error(found: &[f32], right: &[f32]) -> f64 {
@@ -362,25 +389,30 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let (from, canvas) = (Frame(0), Frame(1 << 20));
     let scratch = 2 << 20;
     let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
-    let layout = ConvLayout { slabs: 1, biases: 1, ..layout(8, 3, Window::Same, Prologue::None) };
-    let most_scratch = backend.fade_bytes(whole).max(backend.conv_scratch(&layout, tile.with_channels(8), 1));
+    let layout = |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
+    let (first, layout) = (layout(8, Window::Point, Prologue::None), layout(3, Window::Same, Prologue::NormSilu));
+    let conv_scratch = [&first, &layout].map(|layout| backend.conv_scratch(layout, tile.with_channels(8), 1));
+    let most_scratch = conv_scratch.into_iter().fold(backend.fade_bytes(whole), u64::max);
     let staging = scratch + most_scratch.next_multiple_of(4096);
     let bytes = staging + 2 * most;
     let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
-    let prepared = prepare(backend, &layout, 2);
+    let (makes, prepared) = (prepare(backend, &first, 1), prepare(backend, &layout, 2));
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
         let deep = tile.with_channels(8);
         let values = Random(i as u64).values(deep.elements(), 1.0);
         let input = view(&values, [8, 1, 5, 7]);
-        let source = Frame(1 << 19);
-        let (map, into) = (SAME, source);
+        let (raw, source) = (Frame(1 << 18), Frame(1 << 19));
+        let (map, into) = (SAME, raw);
         let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into, staging };
         backend.load(&mut memory, &op, &mut never()).unwrap();
+        let frames = [frame(&[(raw, 0)], 0, None, source)];
+        let op = ConvOp { layout: &first, input: deep, frames: &frames, statistics: true, scratch };
+        convolve(backend, &mut memory, &makes, &op);
         let frames = [frame(&[(source, 0)], 0, None, from)];
         let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch };
-        backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        convolve(backend, &mut memory, &prepared, &op);
         let blend = Blend { rows: &fade, columns: &columns };
         let op = BlendOp {
             from,

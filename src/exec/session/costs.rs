@@ -39,6 +39,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.band_bytes(layout, input, frames)
     }
 
+    fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        self.backend.carry_bytes(layout, input)
+    }
+
     fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
         self.backend.bytes_above_parts(shape)
     }

@@ -3,12 +3,12 @@
 
 mod snapshot;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 use crate::model::Config;
-use crate::plan::{Banded, Blueprint, Past, Request, SlotAt, SlotPool, Spacing, TileSize};
+use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize};
 use crate::tensor::{At, BandFrames, ConvLayout, Prologue, Rates, Shape};
 
 /// A device that costs four bytes an element.
@@ -18,12 +18,14 @@ struct Device {
     separate_norms: bool,
     /// Bytes a second to and from the host's memory, for a device that has its own.
     copies: Option<f64>,
+    /// Whether what few channels are left of is carried on.
+    carries: bool,
 }
 
-const FUSED: Device = Device { separate_norms: false, copies: None };
-const SEPARATE: Device = Device { separate_norms: true, copies: None };
-const SLOW_COPIES: Device = Device { separate_norms: true, copies: Some(1e8) };
-const FAST_COPIES: Device = Device { separate_norms: true, copies: Some(1e12) };
+const FUSED: Device = Device { separate_norms: false, copies: None, carries: false };
+const SEPARATE: Device = Device { separate_norms: true, copies: None, carries: false };
+const SLOW_COPIES: Device = Device { separate_norms: true, copies: Some(1e8), carries: true };
+const FAST_COPIES: Device = Device { separate_norms: true, copies: Some(1e12), carries: true };
 
 impl Costs for Device {
     fn busy_pixels(&self) -> u64 {
@@ -49,6 +51,9 @@ impl Costs for Device {
         let parts = frames.inputs + frames.anew + frames.shortcuts + frames.outs;
         let rows = (48 / frames.outputs).max(1);
         self.copies.map(|_| parts * rows * input.width * input.channels)
+    }
+    fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        (self.carries && layout.cout <= 3).then_some(6 * 4 * input.pixels())
     }
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
         if self.separate_norms { shape.elements() } else { 0 }
@@ -122,7 +127,12 @@ struct Symbols {
     memory: Memory,
     past: Memory,
     stored: Vec<(u64, u64, u64)>,
+    /// What is carried on, by its hash.
+    carries: HashMap<u64, Carry>,
 }
+
+/// (input, slab) of what is added to the next output frame, and to the one after.
+type Carry = [Vec<(u64, u8)>; 2];
 
 impl Symbols {
     fn run(&mut self, job: &mut Job) {
@@ -140,6 +150,23 @@ impl Symbols {
                 assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
                 (frame.out, hash((layer, terms, frame.bias, frame.residual.map(at))))
             })),
+            Step::Carrying(Carrying { layer, frames, before, after, .. }) => {
+                // What is carried on is written down as the terms that it sums up, in their order.
+                let mut carry = before.map_or(Carry::default(), |slot| self.carries[&at(slot)].clone());
+                for frame in &frames {
+                    let term = |k: usize| (hash(("norm", layer, at(frame.input))), frame.slabs[k]);
+                    let [mut next, mut after_next] = carry;
+                    next.push(term(0));
+                    made.push((frame.out, hash((layer, next, frame.bias, None::<u64>))));
+                    after_next.push(term(1));
+                    carry = [after_next, vec![term(2)]];
+                }
+                if let Some(slot) = after {
+                    let content = hash(&carry);
+                    made.push((slot, content));
+                    self.carries.insert(content, carry);
+                }
+            }
             Step::Banded(Banded { layer, past, fresh, keep, past_on_host, frames, anew, .. }) => {
                 let anywhere = |place: SlotAt| match place {
                     At::Anew { index, statistics } => {

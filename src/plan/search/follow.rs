@@ -72,7 +72,7 @@ impl Request {
 
     /// Whether every layer finds its past where that may be.
     fn is_past(&self, past: &[Past], costs: &dyn Costs) -> bool {
-        let movable = movable(&self.network);
+        let movable = movable(&self.network, costs);
         let can_move = self.can_band(costs);
         past.iter().enumerate().all(|(layer, past)| {
             let stage = movable.iter().find(|(_, movable)| *movable == layer).map(|(stage, _)| *stage);

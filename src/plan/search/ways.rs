@@ -251,7 +251,7 @@ impl<'a> Search<'a> {
             let cut = Arc::new(self.request.without_past(cut, repeat, self.costs, layers));
             self.first_that_fits(cut)
         };
-        let (mut too_few, mut enough) = (0, movable(&self.request.network).len());
+        let (mut too_few, mut enough) = (0, movable(&self.request.network, self.costs).len());
         let mut found = with(enough)?;
         while too_few + 1 < enough {
             let middle = (too_few + enough) / 2;

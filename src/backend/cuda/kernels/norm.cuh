@@ -32,6 +32,12 @@ struct UnitNorm {
         }
     }
 
+    /// From scale and shift of the unit's channels.
+    __device__ __forceinline__ void load(const float2* pairs) {
+#pragma unroll
+        for (int i = 0; i < UNIT; ++i) scale[i] = pairs[i].x, shift[i] = pairs[i].y;
+    }
+
     /// In stages of a unit, so that the latencies of the special functions overlap even when a few warps are all there are.
     template <bool SILU>
     __device__ __forceinline__ uint4 apply(uint4 packed) const {

@@ -72,7 +72,7 @@ impl Places {
     }
 }
 
-/// One still image from pixels to pixels, through every convolution; with `groups`, through a norm too.
+/// One still image from pixels through every convolution; with `groups`, through norms and back to pixels too.
 fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let (pixels, wide) = (FrameShape::new(height, WIDTH, 3), FrameShape::new(height, WIDTH, CHANNELS));
     let small = FrameShape::new(height / 2, WIDTH / 2, CHANNELS);
@@ -88,12 +88,13 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let down = ConvLayout { window: Window::Down, ..same };
     let up = ConvLayout { window: Window::Up, ..same };
     let mixed = ConvLayout { shortcut: Some(CHANNELS), ..same };
-    let leave = layout(CHANNELS, 3, Window::Same, if groups.is_some() { Prologue::NormSilu } else { Prologue::None });
+    let normed = ConvLayout { prologue: Prologue::NormSilu, ..same };
+    let leave = layout(CHANNELS, 3, Window::Same, Prologue::NormSilu);
 
     let bytes = |shape| cuda.frame_bytes(shape, count);
     let mut places = Places::default();
     let [first, last] = [0; 2].map(|_| places.take(bytes(pixels)));
-    let [a, b, d, e, normalised] = [0; 5].map(|_| places.take(bytes(wide)));
+    let [a, b, d, e] = [0; 4].map(|_| places.take(bytes(wide)));
     let c = places.take(bytes(small));
     let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
     let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
@@ -106,17 +107,17 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     load(cuda, &mut memory, &rows, pixels, first);
     let mut conv = |layout: &ConvLayout, input, terms: &[(Frame, u8)], residual, out, statistics| {
         let prepared = prepare(cuda, layout, 4);
-        let from = match layout.prologue {
-            Prologue::None => terms.to_vec(),
-            _ => {
-                let op = NormOp { layout, shape: input, frames: &[(terms[0].0, normalised)] };
+        let terms = match layout.prologue {
+            Prologue::NormSilu if layout.cout > 3 => {
+                let op = NormOp { layout, shape: input, frames: &[(terms[0].0, a)] };
                 cuda.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
-                vec![(normalised, 0)]
+                &[(a, 0)]
             }
+            _ => terms,
         };
-        let frames = [frame(&from, 0, residual, out)];
+        let frames = [frame(terms, 0, residual, out)];
         let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
-        cuda.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        convolve(cuda, &mut memory, &prepared, &op);
         cuda.finish(&mut memory, None).unwrap();
     };
     conv(&enter, pixels, &[(first, 0)], None, a, false);
@@ -124,7 +125,11 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     conv(&down, wide, &[(b, 0)], None, c, false);
     conv(&up, small, &[(c, 0)], None, d, false);
     conv(&mixed, wide, &[(b, 0), (d, 1)], None, e, groups.is_some());
-    conv(&leave, wide, &[(e, 0)], None, last, false);
+    if groups.is_none() {
+        return store(cuda, &mut memory, e, wide, [0, 3], place);
+    }
+    conv(&normed, wide, &[(e, 0)], None, b, true);
+    conv(&leave, wide, &[(b, 0)], None, last, false);
     store(cuda, &mut memory, last, pixels, [0, 3], place)
 }
 

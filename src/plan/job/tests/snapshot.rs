@@ -18,6 +18,7 @@ fn carry_over(from: (&Job, &Symbols), to: &Job) -> Symbols {
         assert_eq!(target.0.len(), frames + 1, "two frames in one place");
     }
     symbols.stored.clone_from(&from.1.stored);
+    symbols.carries.clone_from(&from.1.carries);
     symbols
 }
 
@@ -98,7 +99,7 @@ fn a_past_that_is_elsewhere_goes_on_from_any_frame() {
         for (slice, every, batch, anew) in [(1, 1, 1, false), (2, 2, 2, false), (1, 3, 1, false), (2, 1, 1, true)] {
             let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) };
             let Way { mut cut, .. } = stream.plan(&FAST_COPIES).unwrap().layout.way();
-            for (stage, layer) in movable(&stream.network).into_iter().step_by(every) {
+            for (stage, layer) in movable(&stream.network, &FAST_COPIES).into_iter().step_by(every) {
                 let repeats = repeatable(&stream.network, stage) == Some(layer);
                 cut.past[layer] = if repeats && !anew { Past::Again } else { Past::Host };
                 if anew && is_passing(&stream.network, stage) {

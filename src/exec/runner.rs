@@ -50,7 +50,7 @@ impl<B: Backend> Runner<'_, B> {
         let pool = &pools.frames;
         match step {
             Step::Load { lane, batch, frame, into } => self.load(layout, pool, (lane, batch, frame), into, stop),
-            Step::Conv { layer, input, frames } => {
+            Step::Conv { layer, input, frames, .. } => {
                 let frames = frames.iter().map(|frame| conv_frame(pool, frame)).collect::<Result<Vec<_>>>()?;
                 let layer_facts = &layout.network.layers[layer];
                 let op = ConvOp {
@@ -322,12 +322,9 @@ impl<'a, 'c> Watch<'a, 'c> {
         self.cancelled() || (self.told.elapsed() >= Self::PULSE && self.tell())
     }
 
-    /// Work was done; tells the host. What was done twice to save memory counts once.
+    /// Work was done; tells the host.
     pub fn advance(&mut self, work: u64) -> Result<()> {
         self.progress.done += work;
-        if self.progress.total > 0 {
-            self.progress.done = self.progress.done.min(self.progress.total);
-        }
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }
 

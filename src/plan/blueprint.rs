@@ -182,7 +182,7 @@ impl Scratch<'_> {
     fn meet(&mut self, step: &Step) {
         let (costs, network) = (self.costs, self.network);
         match step {
-            Step::Conv { layer, input, frames } => {
+            Step::Conv { layer, input, frames, .. } => {
                 let (layout, frames) = (&network.layers[*layer].layout, frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, *input, frames);
                 self.known.entry((Some(*layer), *input, frames)).or_insert_with(bytes);

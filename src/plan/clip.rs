@@ -289,11 +289,12 @@ impl Clip {
             true => self.head_away(stage_layers.head, frames.clone(), to),
             false => self.head(stage_layers.head, stored.clone(), self.left_of_blocks(stage, 0, frames.end), to),
         };
-        if stored.end < frames.end {
-            x.extend(self.head_anew(stage_layers.head, stored.end..frames.end, to));
-        }
         let seen_again = frames.end.saturating_sub(if repeats.is_some() { PAST_FRAMES } else { 0 });
-        if self.anew.is_none() {
+        if stored.end < frames.end {
+            let seen_anew = network.layers[stage_layers.head].time.oldest(stored.end);
+            self.forget_older(stage_layers.head, seen_anew, &mut to.pools.frames);
+            x.extend(self.head_anew(stage_layers.head, stored.end..frames.end, to));
+        } else {
             self.forget_before(stage_layers.head, seen_again, &mut to.pools.frames);
         }
         for (i, block) in stage_layers.blocks.iter().enumerate() {

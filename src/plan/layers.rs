@@ -16,7 +16,7 @@ impl Clip {
         if frames.is_empty() {
             return Vec::new();
         }
-        let outputs = self.conv_frames(head, frames, Side::None, left, to);
+        let outputs = self.conv_frames(head, frames, Side::None, left, false, to);
         outputs.into_iter().map(At::Device).collect()
     }
 
@@ -26,7 +26,7 @@ impl Clip {
         if frames.is_empty() {
             return Vec::new();
         }
-        self.conv_frames(head, frames, Side::None, NONE, to)
+        self.conv_frames(head, frames, Side::None, NONE, true, to)
     }
 
     /// A layer's outputs for inputs that others go on using.
@@ -123,7 +123,7 @@ impl Clip {
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let end = frames.end;
-        let outputs = self.conv_frames(layer, frames, side, left, to);
+        let outputs = self.conv_frames(layer, frames, side, left, false, to);
         self.forget_before(layer, end, &mut to.pools.frames);
         outputs.into_iter().map(At::Device).collect()
     }
@@ -135,6 +135,7 @@ impl Clip {
         frames: Range<u64>,
         side: Side,
         left: u64,
+        again: bool,
         to: &mut Schedule,
     ) -> Vec<Slot> {
         let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
@@ -146,8 +147,8 @@ impl Clip {
             terms.extend(side.shortcut(i).map(|at| (on_device(&[at])[0], layout.slabs as u8)));
             ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
         });
-        let jobs = jobs.collect();
-        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames: jobs });
+        let frames = jobs.collect();
+        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames, again });
         outputs
     }
 
@@ -177,7 +178,11 @@ impl Clip {
 
     /// Drops the inputs that no output frame from `frame` on sees.
     pub(super) fn forget_before(&mut self, layer: LayerId, frame: u64, pool: &mut SlotPool) {
-        let oldest = self.oldest(layer, frame);
+        self.forget_older(layer, self.oldest(layer, frame), pool);
+    }
+
+    /// Drops the inputs before `oldest`.
+    pub(super) fn forget_older(&mut self, layer: LayerId, oldest: u64, pool: &mut SlotPool) {
         let history = &mut self.histories[layer];
         while history.first < oldest && !history.frames.is_empty() {
             pool.drop(history.frames.pop_front().expect("not empty"));

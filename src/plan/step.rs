@@ -106,6 +106,8 @@ pub enum Step {
         layer: LayerId,
         input: FrameShape,
         frames: Vec<ConvFrame>,
+        /// Whether these frames were there before, and were not kept.
+        again: bool,
     },
     Carrying(Carrying),
     Banded(Banded),

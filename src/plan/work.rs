@@ -21,9 +21,15 @@ fn attention_work(shape: FrameShape) -> u64 {
 }
 
 impl Step {
+    /// What counts towards the whole: what is done again does not.
     pub fn work(&self, network: &Network) -> u64 {
+        if matches!(self, Step::Conv { again: true, .. }) { 0 } else { self.products(network) }
+    }
+
+    /// All that is multiplied.
+    pub(super) fn products(&self, network: &Network) -> u64 {
         match self {
-            Step::Conv { layer, input, frames } => layer_work(network, *layer, *input) * frames.len() as u64,
+            Step::Conv { layer, input, frames, .. } => layer_work(network, *layer, *input) * frames.len() as u64,
             Step::Attention { shape, frames } => attention_work(*shape) * frames.len() as u64,
             Step::Carrying(step) => layer_work(network, step.layer, step.input) * step.frames.len() as u64,
             Step::Banded(banded) => layer_work(network, banded.layer, banded.input) * banded.frames.len() as u64,

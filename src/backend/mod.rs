@@ -16,8 +16,8 @@ pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
-    Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame, FrameAt, HostFrame,
-    HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
+    Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame,
+    FrameAt, HostFrame, HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 

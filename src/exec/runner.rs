@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
-    Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame, FrameAt,
-    HostFrame, Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
+    Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame,
+    ConvOp, Frame, FrameAt, HostFrame, Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;

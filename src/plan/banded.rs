@@ -13,8 +13,8 @@ use crate::tensor::At;
 /// Frames that go into a layer for the first time.
 #[derive(Clone, Copy)]
 pub(super) enum Fresh<'a> {
-    /// Others need them too. Before them those that were made again, in place of a past.
-    Shared(&'a [Slot], &'a [SlotAt]),
+    /// Others need them too.
+    Shared(&'a [SlotAt]),
     /// Nobody else does, so that the output may lie over them: a band has read its rows before any of them is written.
     Own(&'a [SlotAt]),
 }
@@ -33,10 +33,7 @@ impl Clip {
     ) -> Vec<SlotAt> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
         let past: Vec<Slot> = self.histories[layer].frames.iter().copied().collect();
-        let (again, inputs) = match fresh {
-            Fresh::Shared(again, inputs) => (again, inputs),
-            Fresh::Own(inputs) => (&[][..], inputs),
-        };
+        let (Fresh::Shared(inputs) | Fresh::Own(inputs)) = fresh;
         let own = match fresh {
             Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => all_on_device(inputs),
             _ => None,
@@ -49,7 +46,7 @@ impl Clip {
                 outputs.into_iter().map(At::Device).collect()
             }
         };
-        let first = frames.start - (past.len() + again.len()) as u64;
+        let first = frames.start - past.len() as u64;
         let jobs = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             BandedFrame {
@@ -62,11 +59,15 @@ impl Clip {
         });
         let jobs = jobs.collect();
         let keep = match self.cut.past[layer] {
-            Past::Host | Past::Near => self.remember(layer, frames, to.pools),
-            Past::Device | Past::Again => Vec::new(),
+            // What was made again is there for its chunk.
+            Past::Again if frames.end == self.chunk_end => {
+                self.histories[layer].frames.drain(..).for_each(|slot| to.pools.frames.drop(slot));
+                Vec::new()
+            }
+            Past::Host | Past::Near | Past::Again => self.remember(layer, frames, to.pools),
+            Past::Device => Vec::new(),
         };
-        let keep = keep.into_iter().map(|(i, slot)| (again.len() + i, slot)).collect();
-        let fresh = again.iter().map(|slot| At::Device(*slot)).chain(inputs.iter().copied()).collect();
+        let fresh = inputs.to_vec();
         let (input, past_on_host) = (self.shapes.layers[layer], self.cut.past[layer] == Past::Host);
         let mut step = Banded { layer, input, past, fresh, keep, past_on_host, frames: jobs, anew: None };
         if step.frames_made_anew() > 0 {
@@ -136,7 +137,8 @@ impl Clip {
         let reused = if on_host { 0 } else { given_back.len().min(new.clone().count()) };
         let mut places: Vec<Slot> = given_back.drain(..reused).collect();
         // A ring of places, where everything else that is there is a ring too.
-        let life = if self.shared || on_host { Life::Free } else { Life::Scheduled };
+        let outlives = self.shared && self.cut.past[layer] != Past::Again;
+        let life = if outlives || on_host { Life::Free } else { Life::Scheduled };
         places.extend(new.clone().skip(reused).map(|_| pool.take(bytes, life)));
         given_back.into_iter().for_each(|slot| pool.drop(slot));
         history.frames.extend(&places);

@@ -4,6 +4,7 @@
 //! of it depends on frame counts alone; rehearsing it without doing the work tells how much memory it takes.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::Costs;
@@ -115,6 +116,8 @@ pub struct Clip {
     pub(super) shared: bool,
     /// Of each stage, the first input frame that still waits when the current slice is done.
     waiting: Vec<u64>,
+    /// Where the chunk ends that a stage computes.
+    pub(super) chunk_end: u64,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
     /// What the head of the current stage makes anew for the first block.
@@ -144,6 +147,7 @@ impl Clip {
             goes_on,
             shared,
             waiting,
+            chunk_end: 0,
             closing: false,
             anew: None,
         };
@@ -276,60 +280,22 @@ impl Clip {
         let (first, count) = (self.computed[stage], self.ready(stage).min(self.chunk(stage)));
         let frames = first..first + count;
         self.computed[stage] += count;
-        self.closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
+        self.chunk_end = frames.end;
+        let closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
 
         let stage_layers = &network.stages[stage];
-        let repeats = self.repeats(stage);
-        let mut again = match repeats {
-            Some(_) => self.head_again(stage_layers.head, first, to),
-            None => Vec::new(),
-        };
-        let stored = first..frames.end.min(first + self.cut.stored[stage]);
-        let mut x: Vec<SlotAt> = match self.cut.away[stage_layers.head] {
-            true => self.head_away(stage_layers.head, frames.clone(), to),
-            false => self.head(stage_layers.head, stored.clone(), self.left_of_blocks(stage, 0, frames.end), to),
-        };
-        let seen_again = frames.end.saturating_sub(if repeats.is_some() { PAST_FRAMES } else { 0 });
-        if stored.end < frames.end {
-            let seen_anew = network.layers[stage_layers.head].time.oldest(stored.end);
-            self.forget_older(stage_layers.head, seen_anew, &mut to.pools.frames);
-            x.extend(self.head_anew(stage_layers.head, stored.end..frames.end, to));
-        } else {
-            self.forget_before(stage_layers.head, seen_again, &mut to.pools.frames);
+        if let Some(layer) = self.repeats(stage) {
+            self.head_again(stage_layers.head, layer, first, to);
         }
-        for (i, block) in stage_layers.blocks.iter().enumerate() {
-            let out_left = self.left_of_blocks(stage, i + 1, frames.end);
-            let out = match *block {
-                Block::Residual { first, second } => {
-                    // What a band of the second layer makes with a shortcut, it writes over what it read.
-                    let left = match (self.cut.past[second], network.layers[second].layout.shortcut) {
-                        (Past::Near | Past::Host | Past::Again, Some(_)) => out_left,
-                        _ => self.left(second, frames.end),
-                    };
-                    let h = match self.cut.past[first] {
-                        Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, left, to),
-                        _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&again, &x), Side::None, left, to),
-                    };
-                    std::mem::take(&mut again).into_iter().for_each(|slot| to.pools.frames.drop(slot));
-                    match network.layers[second].layout.shortcut {
-                        Some(_) => self.conv_consuming(second, frames.clone(), h, Side::Shortcut(&x), out_left, to),
-                        None => {
-                            let side = Side::Residual(&on_device(&x));
-                            self.conv_consuming(second, frames.clone(), h, side, out_left, to)
-                        }
-                    }
-                }
-                Block::Attention { qkv, project } => {
-                    let x = on_device(&x);
-                    let projections = self.conv(qkv, frames.clone(), &x, Side::None, NONE, to);
-                    let mixed = self.attend(project, on_device(&projections), to);
-                    self.conv_consuming(project, frames.clone(), mixed, Side::Residual(&x), out_left, to)
-                }
-            };
-            drop_all(std::mem::replace(&mut x, out), to.pools);
-            if self.anew.take().is_some() {
-                self.forget_before(stage_layers.head, seen_again, &mut to.pools.frames);
-            }
+        let (entry, rest) = stage_layers.blocks.split_first().expect("a stage has blocks");
+        let mut x: Vec<SlotAt> = Vec::new();
+        for start in frames.clone().step_by(self.cut.entry[stage] as usize) {
+            let piece = start..frames.end.min(start + self.cut.entry[stage]);
+            self.closing = closing && piece.end == frames.end;
+            x.extend(self.enter(stage, entry, piece, to));
+        }
+        for (i, block) in rest.iter().enumerate() {
+            x = self.block(block, frames.clone(), x, self.left_of_blocks(stage, i + 2, frames.end), to);
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
@@ -343,6 +309,67 @@ impl Clip {
             (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
+    }
+
+    /// Frames through the head of a stage and its first block.
+    fn enter(&mut self, stage: usize, entry: &Block, frames: Range<u64>, to: &mut Schedule) -> Vec<SlotAt> {
+        let network = Arc::clone(&self.network);
+        let head = network.stages[stage].head;
+        let stored = frames.start..frames.end.min(frames.start + self.cut.stored[stage]);
+        let mut x: Vec<SlotAt> = match self.cut.away[head] {
+            true => self.head_away(head, frames.clone(), to),
+            false => self.head(head, stored.clone(), self.left_of_blocks(stage, 0, self.chunk_end), to),
+        };
+        let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
+        let out_left = self.left_of_blocks(stage, 1, self.chunk_end);
+        if stored.end == frames.end {
+            self.forget_before(head, frames.end.saturating_sub(seen_again), &mut to.pools.frames);
+            return self.block(entry, frames, x, out_left, to);
+        }
+        let seen_anew = network.layers[head].time.oldest(stored.end);
+        self.forget_older(head, seen_anew, &mut to.pools.frames);
+        x.extend(self.head_anew(head, stored.end..frames.end, to));
+        let out = self.block(entry, frames.clone(), x, out_left, to);
+        self.anew = None;
+        self.forget_before(head, frames.end, &mut to.pools.frames);
+        out
+    }
+
+    /// What a block makes of frames that nobody needs afterwards; `left`: the first frame that others will remember.
+    fn block(
+        &mut self,
+        block: &Block,
+        frames: Range<u64>,
+        x: Vec<SlotAt>,
+        left: u64,
+        to: &mut Schedule,
+    ) -> Vec<SlotAt> {
+        let out = match *block {
+            Block::Residual { first, second } => {
+                let shortcut = self.network.layers[second].layout.shortcut;
+                // What a band of the second layer makes with a shortcut, it writes over what it read.
+                let h_left = match (self.cut.past[second], shortcut) {
+                    (Past::Near | Past::Host | Past::Again, Some(_)) => left,
+                    _ => self.left(second, frames.end),
+                };
+                let h = match self.cut.past[first] {
+                    Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, h_left, to),
+                    _ => self.conv_banded(first, frames.clone(), Fresh::Shared(&x), Side::None, h_left, to),
+                };
+                match shortcut {
+                    Some(_) => self.conv_consuming(second, frames, h, Side::Shortcut(&x), left, to),
+                    None => self.conv_consuming(second, frames, h, Side::Residual(&on_device(&x)), left, to),
+                }
+            }
+            Block::Attention { qkv, project } => {
+                let x = on_device(&x);
+                let projections = self.conv(qkv, frames.clone(), &x, Side::None, NONE, to);
+                let mixed = self.attend(project, on_device(&projections), to);
+                self.conv_consuming(project, frames, mixed, Side::Residual(&x), left, to)
+            }
+        };
+        drop_all(x, to.pools);
+        out
     }
 
     /// The first of a layer's input frames that it remembers when the stage has made its frames before `end`, where they lie.

@@ -23,6 +23,8 @@ pub struct Cut {
     pub slice: u64,
     /// Frames that each stage computes at a time.
     pub chunks: Vec<u64>,
+    /// Of these, how many go through the head and the first block at a time: frames are widest there.
+    pub entry: Vec<u64>,
     /// Of these, how many the head of the stage leaves on the device. It makes the others anew for each layer that reads them.
     pub stored: Vec<u64>,
     /// Where each layer's past lies.
@@ -36,7 +38,14 @@ impl Cut {
     /// With everything on the device.
     pub fn new(network: &Network, slice: u64, chunks: Vec<u64>) -> Cut {
         let layers = network.layers.len();
-        Cut { slice, stored: chunks.clone(), chunks, past: vec![Past::Device; layers], away: vec![false; layers] }
+        Cut {
+            slice,
+            entry: chunks.clone(),
+            stored: chunks.clone(),
+            chunks,
+            past: vec![Past::Device; layers],
+            away: vec![false; layers],
+        }
     }
 }
 

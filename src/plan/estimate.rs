@@ -46,9 +46,10 @@ impl Clock<'_> {
                 let (up, down) = self.moved(banded);
                 let copied = if banded.past_on_host { 0 } else { banded.keep.len() };
                 let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
-                let passes = banded.fresh.len() + COPY_PASSES * (copied + anew);
+                let passes = banded.fresh.len() + COPY_PASSES * anew;
                 let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
-                (computing.max(self.moving(up, down)), up + down)
+                let copying = self.passes(banded.input, COPY_PASSES * copied);
+                (computing.max(self.moving(up, down)).max(copying), up + down)
             }
             // Bound by reading its input.
             Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),

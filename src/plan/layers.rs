@@ -20,13 +20,16 @@ impl Clip {
         outputs.into_iter().map(At::Device).collect()
     }
 
-    /// The frames before `first` that the head made once already.
-    pub(super) fn head_again(&mut self, head: LayerId, first: u64, to: &mut Schedule) -> Vec<Slot> {
+    /// Makes the past of `layer` once more: the frames before `first`, which come from the head.
+    pub(super) fn head_again(&mut self, head: LayerId, layer: LayerId, first: u64, to: &mut Schedule) {
         let frames = first.saturating_sub(PAST_FRAMES)..first;
         if frames.is_empty() {
-            return Vec::new();
+            return;
         }
-        self.conv_frames(head, frames, Side::None, NONE, true, to)
+        let made = self.conv_frames(head, frames, Side::None, NONE, true, to);
+        let in_place = made.iter().map(|slot| (*slot, *slot)).collect();
+        to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: in_place });
+        self.histories[layer].frames.extend(made);
     }
 
     /// A layer's outputs for inputs that others go on using.

@@ -115,10 +115,11 @@ impl Request {
         let repeatable: Vec<LayerId> =
             (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
         let has_made_anew = self.readers_of_what_is_made_anew(cut);
+        let in_pieces = self.entered_in_pieces(cut);
         let mut order: Vec<(f64, LayerId, Past)> = self
             .detours(cut, costs)
             .into_iter()
-            .filter(|(layer, ..)| !has_made_anew.contains(layer))
+            .filter(|(layer, ..)| !has_made_anew.contains(layer) && !in_pieces.contains(layer))
             .map(|(layer, detour, bytes)| match repeat && repeatable.contains(&layer) && detour.again < detour.host {
                 true => (detour.again / bytes, layer, Past::Again),
                 false => (detour.host / bytes, layer, Past::Host),
@@ -131,7 +132,18 @@ impl Request {
         }
         // They work in bands, however much of the past there is room for.
         has_made_anew.into_iter().for_each(|layer| cut.past[layer] = Past::Host);
+        // Each piece needs what the one before it left: that stays on the device for the chunk at least.
+        for layer in in_pieces {
+            cut.past[layer] = if repeatable.contains(&layer) { Past::Again } else { Past::Near };
+        }
         cut
+    }
+
+    /// The layers of those first blocks that chunks go through in pieces.
+    fn entered_in_pieces(&self, cut: &Cut) -> Vec<LayerId> {
+        let stages = self.network.stages.iter().enumerate();
+        let in_pieces = stages.filter(|(stage, _)| cut.entry[*stage] < cut.chunks[*stage]);
+        in_pieces.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
     }
 
     fn readers_of_what_is_made_anew(&self, cut: &Cut) -> Vec<LayerId> {
@@ -244,6 +256,9 @@ impl Request {
             .map(|stage| network.layers[stage.head].layout.window.output(shapes[stage.head], 1).pixels())
             .collect();
         let largest = pixels.iter().copied().max().unwrap_or(1);
+        // Frames that each stage makes of as many, after the first.
+        let [first, more] = [1, 1 + network.config.time_scale()].map(|frames| network.stage_frames(frames));
+        let rates: Vec<u64> = more.iter().zip(first).map(|(more, first)| more - first).collect();
         let mut cuts: Vec<Cut> = Vec::new();
         for slice in [1, 2, 3, 4] {
             let slice = self.slice.unwrap_or(slice) * self.network.latent_rate();
@@ -255,12 +270,26 @@ impl Request {
                     halvings => (most * halves / 2) << (halvings - 1),
                 };
                 let allowed = self.chunk.unwrap_or(MOST_CHUNK_FRAMES).min(MOST_CHUNK_FRAMES);
-                let chunks = pixels.iter().map(|pixels| chunk(pixels).clamp(1, allowed)).collect();
-                let cut = Cut::new(network, slice, chunks);
-                if !cuts.contains(&cut) {
-                    cuts.push(cut);
+                let chunks: Vec<u64> = pixels.iter().map(|pixels| chunk(pixels).clamp(1, allowed)).collect();
+                // Or no more at a quarter of the resolution than those at half of it go with, so that none have to wait.
+                let mut matched = chunks.clone();
+                if let [Some(half), Some(quarter)] =
+                    [4, 16].map(|share| pixels.iter().position(|p| p * share == largest))
+                {
+                    matched[quarter] = chunks[quarter].min((chunks[half] * rates[quarter]).div_ceil(rates[half]));
+                }
+                for cut in [chunks, matched].map(|chunks| Cut::new(network, slice, chunks)) {
+                    if !cuts.contains(&cut) {
+                        cuts.push(cut);
+                    }
                 }
             }
+        }
+        let wide = (0..pixels.len()).filter(|stage| pixels[*stage] == largest && is_passing(network, *stage));
+        for stage in wide {
+            let mut in_pieces: Vec<Cut> = cuts.iter().filter(|cut| cut.chunks[stage] > 1).cloned().collect();
+            in_pieces.iter_mut().for_each(|cut| cut.entry[stage] = 1);
+            cuts.extend(in_pieces);
         }
         cuts
     }

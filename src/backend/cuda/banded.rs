@@ -42,6 +42,7 @@ pub struct Bands {
     download: Stream,
     places: Vec<Place>,
     next: usize,
+    last_computed: Event,
     /// When each frame of the past has arrived, by its offset.
     arrived: HashMap<u64, Event>,
     context: Arc<Context>,
@@ -57,6 +58,7 @@ impl Bands {
             download: Stream::new(context)?,
             places: (0..geometry::BANDS).map(|_| place()).collect::<Result<_>>()?,
             next: 0,
+            last_computed: event()?,
             arrived: HashMap::new(),
             context: Arc::clone(context),
         })
@@ -146,6 +148,10 @@ impl Cuda {
             arrived.record(&bands.download)?;
             bands.arrived.insert(frame.0, arrived);
         }
+        if op.keep.iter().any(|(_, to)| matches!(to, Kept::Device(_))) {
+            // The next operation reads it where it lies.
+            bands.last_computed.between(bands.download.handle(), self.stream.handle())?;
+        }
         let Some(params) = params else { return Ok(()) };
         let statistics = op.frames.iter().map(|frame| match frame.out {
             At::Device(out) => Ok(block.address(out) + self.precision.data_bytes(work.division.output)),
@@ -211,7 +217,7 @@ impl Cuda {
             let part = work.division.fresh(turn, i);
             if let Some((turn_above, above)) = above {
                 let from = work.division.fresh(*turn_above, i) + (rows.seen.start - above.seen.start) * row;
-                self.copy_rows(work, from, part, &(rows.seen.start..rows.made.start))?;
+                self.copy_rows(work, from, part, &(rows.seen.start..rows.made.start), &self.stream)?;
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
         }
@@ -276,6 +282,7 @@ impl Cuda {
         let band = Band { rows: rows.own.clone(), seen };
         let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(band))?;
         place.computed.record(&self.stream)?;
+        bands.last_computed.record(&self.stream)?;
 
         bands.download.wait_for(&place.normalised)?;
         for (i, to) in op.keep {
@@ -296,17 +303,20 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Copies what a band has of the frames that are kept on the device.
+    /// Copies what a band has of the frames that are kept on the device, while the next bands compute.
     fn remember_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<()> {
         let row = self.precision.row_bytes(work.division.op.input);
-        for (i, to) in work.division.op.keep {
-            if let Kept::Device(to) = *to {
-                let from = work.division.own_rows(*turn, rows, *i);
-                self.copy_rows(work, from, to.0 + rows.own.start * row, &rows.own)?;
-                bands.places[*turn].computed.record(&self.stream)?;
-            }
+        let mut kept = work.division.op.keep.iter().filter_map(|(i, to)| match *to {
+            Kept::Device(to) => Some((work.division.own_rows(*turn, rows, *i), to.0 + rows.own.start * row)),
+            Kept::Host(_) => None,
+        });
+        let Some(first) = kept.next() else { return Ok(()) };
+        // The band below was the last to see what lies there.
+        bands.download.wait_for(&bands.last_computed)?;
+        for (from, to) in [first].into_iter().chain(kept) {
+            self.copy_rows(work, from, to, &rows.own, &bands.download)?;
         }
-        Ok(())
+        bands.places[*turn].kept.record(&bands.download)
     }
 
     fn upload_rows(
@@ -342,11 +352,11 @@ impl Cuda {
     }
 
     /// Copies rows of an input frame within the device's memory.
-    fn copy_rows(&self, work: &Work, from: u64, to: u64, rows: &Range<u64>) -> Result<()> {
+    fn copy_rows(&self, work: &Work, from: u64, to: u64, rows: &Range<u64>, stream: &Stream) -> Result<()> {
         let bytes = (rows.end - rows.start) * self.precision.row_bytes(work.division.op.input);
         let (from, to) = (work.block.at(from, bytes)?, work.block.at(to, bytes)?);
         // SAFETY: both regions are that long, and all that uses them is in the same stream, or waits for it.
-        let answer = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, self.stream.handle()) };
+        let answer = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.handle()) };
         check("copying frames of the past", answer)
     }
 }

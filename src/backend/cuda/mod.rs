@@ -39,8 +39,8 @@ use self::params::MAX_FRAMES;
 use self::stream::{Event, Stream};
 use self::transfers::Transfers;
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory, HostStream,
-    Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory,
+    HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};

@@ -262,7 +262,8 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
                 .map(|i| CarryFrame { input: inputs[i], slabs: [2, 1, 0], bias: (i % 2) as u8, out: out[i] })
                 .collect();
             let carry = normalised[0];
-            for (frames, before, after) in [(&frames[..1], None, Some(carry)), (&frames[1..], Some(carry), Some(carry))] {
+            for (frames, before, after) in [(&frames[..1], None, Some(carry)), (&frames[1..], Some(carry), Some(carry))]
+            {
                 let op = CarryOp { layout, input, frames, before, after };
                 backend.conv_carrying(&mut memory, &prepared, &op, &mut never()).unwrap();
             }
@@ -389,7 +390,8 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let (from, canvas) = (Frame(0), Frame(1 << 20));
     let scratch = 2 << 20;
     let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
-    let layout = |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
+    let layout =
+        |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
     let (first, layout) = (layout(8, Window::Point, Prologue::None), layout(3, Window::Same, Prologue::NormSilu));
     let conv_scratch = [&first, &layout].map(|layout| backend.conv_scratch(layout, tile.with_channels(8), 1));
     let most_scratch = conv_scratch.into_iter().fold(backend.fade_bytes(whole), u64::max);

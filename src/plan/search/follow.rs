@@ -1,11 +1,12 @@
 //! Following a way that was found before: for a job that goes on where another one stopped. Whoever wrote the way down may
 //! have been anybody, so it is looked at as closely as what a host asks for.
 
+use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::{Blueprint, MOST_CHUNK_FRAMES, MOST_LANES, Request};
 use crate::plan::Costs;
-use crate::plan::cut::{Cut, Past, movable, repeatable};
+use crate::plan::cut::{Cut, Past, is_passing, movable, repeatable};
 use crate::plan::job::{Layout, Order};
 use crate::plan::tiles::{Grid, TileSize};
 
@@ -53,21 +54,29 @@ impl Request {
         let slices = cut.slice > 0 && cut.slice.is_multiple_of(rate) && cut.slice / rate <= MOST_SLICE_LATENTS;
         let chunks = cut.chunks.len() == network.stages.len()
             && cut.chunks.iter().all(|chunk| (1..=MOST_CHUNK_FRAMES).contains(chunk));
-        let stored = cut.stored.len() == network.stages.len();
+        let enters = cut.stored.len() == network.stages.len() && cut.entry.len() == network.stages.len();
         let past = cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs);
         let away = cut.away.len() == network.layers.len() && !cut.away.contains(&true);
         let mut stages = 0..network.stages.len();
-        slices && chunks && stored && past && away && stages.all(|stage| self.is_stored(cut, stage, costs))
+        slices && chunks && enters && past && away && stages.all(|stage| self.can_enter(cut, stage, costs))
     }
 
-    /// Whether frames of a stage that its head makes anew are read by layers that can have them made.
-    fn is_stored(&self, cut: &Cut, stage: usize, costs: &dyn Costs) -> bool {
-        let [first, second] = self.network.stages[stage].blocks[0].layers();
-        cut.stored[stage] == cut.chunks[stage]
-            || cut.stored[stage] < cut.chunks[stage]
-                && self.can_make_anew(stage, costs)
-                && !matches!(cut.past[first], Past::Device | Past::Again)
-                && cut.past[second] != Past::Device
+    /// Whether frames can come into a stage as the cut says: together, in pieces, or some of them made anew.
+    fn can_enter(&self, cut: &Cut, stage: usize, costs: &dyn Costs) -> bool {
+        let [first, second] = self.network.stages[stage].blocks[0].layers().map(|layer| cut.past[layer]);
+        let (chunk, entry) = (cut.chunks[stage], cut.entry[stage]);
+        match (entry.cmp(&chunk), cut.stored[stage].cmp(&chunk)) {
+            (Ordering::Equal, Ordering::Equal) => true,
+            (Ordering::Less, Ordering::Equal) => {
+                let past = matches!(first, Past::Near | Past::Again) && second == Past::Near;
+                entry > 0 && is_passing(&self.network, stage) && past
+            }
+            (Ordering::Equal, Ordering::Less) => {
+                let past = !matches!(first, Past::Device | Past::Again) && second != Past::Device;
+                self.can_make_anew(stage, costs) && past
+            }
+            _ => false,
+        }
     }
 
     /// Whether every layer finds its past where that may be.

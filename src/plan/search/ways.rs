@@ -20,6 +20,13 @@ const MOST_PROMISING: usize = 3;
 const MOST_PACKED: usize = 8;
 const SHARES: [f64; 3] = [1.0, 0.94, 0.86];
 
+/// The time that a way takes, in steps of half a percent, and its bytes: of those that are as fast, the smallest comes first.
+type Rank = (i64, u64);
+
+fn rank(way: &Blueprint) -> Rank {
+    ((way.seconds().max(1e-9).ln() / 1.005f64.ln()) as i64, way.device_bytes())
+}
+
 /// A search among ways that differ in nothing but time and memory.
 #[derive(Clone)]
 pub(super) struct Search<'a> {
@@ -96,7 +103,7 @@ impl<'a> Search<'a> {
             let roomy = |way: &Candidate<'a>| way.found.device_bytes() as f64 <= self.limit as f64 * share;
             for _ in 0..MOST_PACKED {
                 let candidates = (0..ways.len()).filter(|i| worth(&ways[*i]) && roomy(&ways[*i]));
-                let fastest = candidates.min_by(|a, b| ways[*a].found.seconds().total_cmp(&ways[*b].found.seconds()));
+                let fastest = candidates.min_by_key(|i| rank(&ways[*i].found));
                 let Some(fastest) = fastest else { break };
                 let Candidate { found, cut, repeat, keep } = ways.swap_remove(fastest);
                 let least = found.device_bytes();
@@ -146,18 +153,27 @@ impl<'a> Search<'a> {
     /// of frames at full resolution, as more of the past fits beside fewer frames; or beside fewer that are stored.
     fn promising_cuts(&self) -> Vec<Cut> {
         let anew = self.request.makes_anew(self.costs);
-        let mut by_frames: BTreeMap<u64, Vec<(f64, Cut)>> = BTreeMap::new();
+        let anew_for = |cut: &Cut| anew.filter(|stage| cut.entry[*stage] == cut.chunks[*stage]);
+        let mut by_frames: BTreeMap<(u64, bool), Vec<(Rank, Cut)>> = BTreeMap::new();
         for cut in self.request.wider_cuts() {
             let frames = match self.request.network.direction {
                 Direction::Encode => cut.chunks[0],
                 Direction::Decode => cut.chunks[cut.chunks.len() - 1],
             };
-            by_frames.entry(frames).or_default().extend(self.most_stored(cut, anew));
+            let (in_pieces, anew) = (cut.entry != cut.chunks, anew_for(&cut));
+            by_frames.entry((frames, in_pieces)).or_default().extend(self.most_stored(cut, anew));
         }
-        let fastest = |mut cuts: Vec<(f64, Cut)>| {
-            cuts.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let fastest = |mut cuts: Vec<(Rank, Cut)>| {
+            cuts.sort_by_key(|(rank, _)| *rank);
+            // Slower ones are worth a look if they take less than all that are faster.
+            let mut least = u64::MAX;
+            cuts.retain(|((_, bytes), _)| {
+                let smaller = *bytes < least;
+                least = least.min(*bytes);
+                smaller
+            });
             cuts.truncate(MOST_PROMISING);
-            cuts.into_iter().flat_map(|(_, cut)| match anew {
+            cuts.into_iter().flat_map(|(_, cut)| match anew_for(&cut) {
                 None => vec![cut],
                 Some(stage) => {
                     let most = cut.stored[stage];
@@ -170,12 +186,11 @@ impl<'a> Search<'a> {
         by_frames.into_values().flat_map(fastest).collect()
     }
 
-    /// A cut with as many frames of the stage `anew` stored as fit with nothing of the past on the device, and how long it then
-    /// takes.
-    fn most_stored(&self, cut: Cut, anew: Option<usize>) -> Option<(f64, Cut)> {
+    /// A cut with as many frames of the stage `anew` stored as fit with nothing of the past on the device, and what it then takes.
+    fn most_stored(&self, cut: Cut, anew: Option<usize>) -> Option<(Rank, Cut)> {
         let fits = |cut: &Cut| {
             let least = Arc::new(self.request.without_past(cut, false, self.costs, usize::MAX));
-            self.first_that_fits(least).map(|found| (found.seconds(), cut.clone()))
+            self.first_that_fits(least).map(|found| (rank(&found), cut.clone()))
         };
         let found = fits(&cut);
         let (Some(stage), None) = (anew, &found) else { return found };
@@ -199,8 +214,11 @@ impl<'a> Search<'a> {
             .request
             .detours(&cut, self.costs)
             .into_iter()
-            .filter(|(layer, detour, _)| cut.past[*layer] == Past::Host && detour.host > 0.0)
-            .map(|(layer, detour, bytes)| (detour.host / bytes, layer))
+            .filter_map(|(layer, detour, bytes)| match cut.past[layer] {
+                Past::Host if detour.host > 0.0 => Some((detour.host / bytes, layer)),
+                Past::Again => Some((detour.again / bytes, layer)),
+                _ => None,
+            })
             .collect();
         waits.sort_by(|a, b| b.0.total_cmp(&a.0));
         let with = |layers: usize| {

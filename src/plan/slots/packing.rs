@@ -1,5 +1,5 @@
 //! Packs frames whose lives are known into as little memory as a simple rule finds: each as low as those allow that live at the
-//! same time, first the largest, or those that are large for long. Then those first that ended up above what should do, a few
+//! same time, first the largest, or those that live long, or both. Then those sooner that ended up above what should do, a few
 //! times over; and whatever took the least.
 
 use std::cmp::Reverse;
@@ -13,7 +13,10 @@ const REACH: usize = 3;
 /// pack best into a whole number of rounds.
 const PERIOD: usize = 6;
 /// Orders that are tried, from each that one begins with.
-const TRIES: usize = 4;
+const TRIES: usize = 12;
+/// How much sooner frames are placed that would not fit: by what their turn is divided.
+const ALL_THE_WAY: usize = usize::MAX;
+const HALF_WAY: usize = 2;
 
 /// A frame's life, by when it was taken and given back.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,34 +81,53 @@ impl Recording {
             others.map(|(j, _)| j).collect()
         });
         let lives_with: Vec<Vec<usize>> = lives_with.collect();
-        let mut largest_first: Vec<usize> = (0..frames.len()).collect();
-        largest_first.sort_by_key(|i| (Reverse(frames[*i].bytes), frames[*i].lives[0].0));
-        let mut longest_first: Vec<usize> = (0..frames.len()).collect();
-        longest_first
-            .sort_by_key(|i| Reverse(u128::from(frames[*i].bytes) * u128::from(frames[*i].longest(self.clock))));
-        let orders = [largest_first, longest_first];
-        let packed = orders.into_iter().map(|order| self.improved(&frames, &lives_with, order));
-        let (places, bytes) = packed.min_by_key(|(_, bytes)| *bytes).expect("there are two");
+        let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(self.clock)).collect();
+        let in_order = |key: &dyn Fn(usize) -> (u128, u64)| {
+            let mut order: Vec<usize> = (0..frames.len()).collect();
+            order.sort_by_key(|i| Reverse(key(*i)));
+            order
+        };
+        let orders = [
+            in_order(&|i| (u128::from(frames[i].bytes) * u128::from(longest[i]), 0)),
+            in_order(&|i| (u128::from(longest[i]), frames[i].bytes)),
+            in_order(&|i| (u128::from(frames[i].bytes), u64::MAX - frames[i].lives[0].0)),
+        ];
+        let mut best = (Vec::new(), u64::MAX);
+        for (order, sooner) in orders.iter().flat_map(|order| [(order, ALL_THE_WAY), (order, HALF_WAY)]) {
+            self.improve(&frames, &lives_with, order.clone(), sooner, &mut best);
+        }
+        let (places, bytes) = best;
         Packed::new(&frames, &places, bytes, repeats)
     }
 
-    /// Places frames in this order, and in others where those come earlier that would not fit.
-    fn improved(&self, frames: &[Frame], lives_with: &[Vec<usize>], mut order: Vec<usize>) -> (Vec<u64>, u64) {
-        let mut best = (Vec::new(), u64::MAX);
+    /// Places frames in this order, and in others where those come sooner that would not fit. `best`: where they lie, and the
+    /// bytes that they take.
+    fn improve(
+        &self,
+        frames: &[Frame],
+        lives_with: &[Vec<usize>],
+        mut order: Vec<usize>,
+        sooner: usize,
+        best: &mut (Vec<u64>, u64),
+    ) {
+        let mut least = u64::MAX;
         for _ in 0..TRIES {
-            let (places, bytes) = place(frames, lives_with, &order);
-            let top = bytes.min(best.1).saturating_sub(1);
-            let (above, below): (Vec<usize>, Vec<usize>) =
-                order.iter().partition(|i| places[**i] + frames[**i].bytes > top);
-            order = [above, below].concat();
-            if bytes < best.1 {
-                best = (places, bytes);
-            }
             if best.1 <= self.most_bytes {
-                break;
+                return;
+            }
+            let (places, bytes) = place(frames, lives_with, &order);
+            least = least.min(bytes);
+            let fits = |i: usize| places[i] + frames[i].bytes < least;
+            let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
+            turns.extend(
+                order.iter().enumerate().map(|(at, i)| (if fits(*i) { 2 * at + 1 } else { 2 * at / sooner }, *i)),
+            );
+            turns.sort_by_key(|(at, _)| *at);
+            order = turns.into_iter().map(|(_, i)| i).collect();
+            if bytes < best.1 {
+                *best = (places, bytes);
             }
         }
-        best
     }
 }
 

@@ -22,6 +22,7 @@ fn header() -> Header {
             cut: Cut {
                 slice: 3,
                 chunks: vec![1, 8, 4],
+                entry: vec![1, 8, 1],
                 stored: vec![1, 8, 0],
                 past: vec![Past::Device, Past::Host, Past::Again, Past::Near],
                 away: vec![false; 4],

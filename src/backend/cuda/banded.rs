@@ -170,11 +170,18 @@ impl Cuda {
         bands.upload.wait_for(&place.computed)?;
         bands.upload.wait_for(&place.kept)?;
         self.stream.wait_for(&place.kept)?;
+        let band = (turn, rows);
+        let shared = band.1.shared(above);
         for (past, part) in op.past.iter().zip(&work.division.inputs) {
-            if let (Kept::Host(frame), Some(part)) = (*past, part) {
-                self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.division.place(turn) + part)?;
+            let (Kept::Host(frame), Some(part)) = (*past, *part) else { continue };
+            let at = |band: &Under, row: u64| work.division.past_row(band, part, row);
+            if let Some(above) = above {
+                self.copy_rows(work, at(above, shared.start), at(&band, shared.start), &shared, &bands.upload)?;
             }
+            let new = shared.end..band.1.seen.end;
+            self.upload_rows(bands, work, (frame, op.input, new), at(&band, shared.end))?;
         }
+        let (turn, rows) = band;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.division.fresh(turn, i))?;

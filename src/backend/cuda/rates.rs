@@ -31,6 +31,8 @@ const REACHED: f64 = 0.6;
 const MEMORY_REACHED: f64 = 0.75;
 /// Enough to forget how long a copy takes to begin.
 const TRIED_BYTES: u64 = 32 << 20;
+/// Others may be at work: the fastest of these is what the bus can do.
+const TRIES: usize = 6;
 
 pub fn measure(context: &Arc<Context>, precision: Precision) -> Result<Rates> {
     let gpu = &context.gpu;
@@ -68,7 +70,11 @@ fn copies(context: &Arc<Context>) -> Result<f64> {
     };
     // The first copy of a kind pays for more than itself.
     both_ways()?;
-    let begun = Instant::now();
-    both_ways()?;
-    Ok(TRIED_BYTES as f64 / begun.elapsed().as_secs_f64())
+    let mut fastest = f64::MAX;
+    for _ in 0..TRIES {
+        let begun = Instant::now();
+        both_ways()?;
+        fastest = fastest.min(begun.elapsed().as_secs_f64());
+    }
+    Ok(TRIED_BYTES as f64 / fastest)
 }

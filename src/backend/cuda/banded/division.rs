@@ -24,6 +24,11 @@ impl Rows {
         let made = above.map_or(0, |above| above.made.end)..(own.end + geometry::LEAD).min(height);
         Rows { own, seen, made }
     }
+
+    /// Those of the rows that it sees that the band above it sees too.
+    pub fn shared(&self, above: Option<&Under>) -> Range<u64> {
+        self.seen.start..above.map_or(self.seen.start, |(_, above)| above.seen.end)
+    }
 }
 
 /// A band on its way, and the place it is in.
@@ -165,6 +170,11 @@ impl<'a, C> Division<'a, C> {
 
     pub fn place(&self, turn: usize) -> u64 {
         self.op.bands.0 + turn as u64 * (self.op.bands.1 / geometry::BANDS)
+    }
+
+    /// Where row `row` of a frame of the past lies, whose part this is, in a band that sees it.
+    pub fn past_row(&self, (turn, rows): &Under, part: u64, row: u64) -> u64 {
+        self.place(*turn) + part + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
     }
 
     /// Where the part of a fresh frame lies.

@@ -84,14 +84,18 @@ impl Turns for Run<'_> {
         self.turn = (turn + 1) % geometry::BANDS as usize;
         let (division, row) = (&self.division, self.row);
         let op = division.op;
+        let band = (turn, rows);
+        let shared = band.1.shared(above);
         for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
-            if let (Kept::Host(_), Some(part)) = (past, part) {
-                for r in rows.seen.clone() {
-                    let to = division.place(turn) + part + (r - rows.seen.start) * row;
-                    self.memory.write(to, row, Row::Input(i, r));
-                }
+            let (Kept::Host(_), Some(part)) = (past, *part) else { continue };
+            for r in shared.clone() {
+                self.memory.read(division.past_row(above.expect("nothing else is shared"), part, r), Row::Input(i, r));
+            }
+            for r in band.1.seen.clone() {
+                self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
         }
+        let (turn, rows) = band;
         for (i, at) in op.fresh.iter().enumerate() {
             let (input, part) = (op.past.len() + i, division.fresh(turn, i));
             let place = |r: u64| part + (r - rows.seen.start) * row;

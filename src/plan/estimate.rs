@@ -29,9 +29,6 @@ pub struct Detour {
     pub again: f64,
 }
 
-/// A copy within the device's memory, in passes of a kernel, which are about twice as fast.
-const COPY_PASSES: usize = 2;
-
 pub struct Clock<'a> {
     pub network: &'a Network,
     pub costs: &'a dyn Costs,
@@ -46,10 +43,9 @@ impl Clock<'_> {
                 let (up, down) = self.moved(banded);
                 let copied = if banded.past_on_host { 0 } else { banded.keep.len() };
                 let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
-                let passes = banded.fresh.len() + COPY_PASSES * anew;
+                let passes = banded.fresh.len() + copied + anew;
                 let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
-                let copying = self.passes(banded.input, COPY_PASSES * copied);
-                (computing.max(self.moving(up, down)).max(copying), up + down)
+                (computing.max(self.moving(up, down)), up + down)
             }
             // Bound by reading its input.
             Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),

@@ -17,7 +17,7 @@ use super::conv::Band;
 use super::driver::check;
 use super::memory::Block;
 use super::norm::NormRows;
-use super::params::ConvParams;
+use super::params::{ConvParams, CopyParams};
 use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use super::weights::Conv;
@@ -26,6 +26,9 @@ use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Kept
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
 use division::{Division, Rows, Turns, Under, on_host};
+
+/// Of a block that copies rows.
+const THREADS: u64 = 256;
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -42,7 +45,6 @@ pub struct Bands {
     download: Stream,
     places: Vec<Place>,
     next: usize,
-    last_computed: Event,
     /// When each frame of the past has arrived, by its offset.
     arrived: HashMap<u64, Event>,
     context: Arc<Context>,
@@ -58,7 +60,6 @@ impl Bands {
             download: Stream::new(context)?,
             places: (0..geometry::BANDS).map(|_| place()).collect::<Result<_>>()?,
             next: 0,
-            last_computed: event()?,
             arrived: HashMap::new(),
             context: Arc::clone(context),
         })
@@ -118,8 +119,8 @@ impl Turns for Launches<'_> {
         self.cuda.fetch_band(self.bands, self.work, rows, above)
     }
 
-    fn compute(&mut self, band: &Under) -> Result<()> {
-        self.params = Some(self.cuda.compute_band(self.bands, self.work, band)?);
+    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
+        self.params = Some(self.cuda.compute_band(self.bands, self.work, band, below)?);
         Ok(())
     }
 
@@ -148,10 +149,6 @@ impl Cuda {
             arrived.record(&bands.download)?;
             bands.arrived.insert(frame.0, arrived);
         }
-        if op.keep.iter().any(|(_, to)| matches!(to, Kept::Device(_))) {
-            // The next operation reads it where it lies.
-            bands.last_computed.between(bands.download.handle(), self.stream.handle())?;
-        }
         let Some(params) = params else { return Ok(()) };
         let statistics = op.frames.iter().map(|frame| match frame.out {
             At::Device(out) => Ok(block.address(out) + self.precision.data_bytes(work.division.output)),
@@ -171,15 +168,12 @@ impl Cuda {
         bands.upload.wait_for(&place.kept)?;
         self.stream.wait_for(&place.kept)?;
         let band = (turn, rows);
-        let shared = band.1.shared(above);
         for (past, part) in op.past.iter().zip(&work.division.inputs) {
-            let (Kept::Host(frame), Some(part)) = (*past, *part) else { continue };
-            let at = |band: &Under, row: u64| work.division.past_row(band, part, row);
-            if let Some(above) = above {
-                self.copy_rows(work, at(above, shared.start), at(&band, shared.start), &shared, &bands.upload)?;
+            if let (Kept::Host(frame), Some(part)) = (*past, *part) {
+                let new = band.1.shared(above).end..band.1.seen.end;
+                let to = work.division.past_row(&band, part, new.start);
+                self.upload_rows(bands, work, (frame, op.input, new), to)?;
             }
-            let new = shared.end..band.1.seen.end;
-            self.upload_rows(bands, work, (frame, op.input, new), at(&band, shared.end))?;
         }
         let (turn, rows) = band;
         for (i, at) in op.fresh.iter().enumerate() {
@@ -218,16 +212,17 @@ impl Cuda {
     /// Makes the rows of fresh frames that are made anew, but for those that the band above has made.
     fn make_fresh_rows(&self, work: &Work, turn: usize, rows: &Rows, above: Option<&Under>) -> Result<()> {
         let (op, row) = (work.division.op, self.precision.row_bytes(work.division.op.input));
-        let mut outs = Vec::new();
+        let (mut copied, mut outs) = (Vec::new(), Vec::new());
         for (i, at) in op.fresh.iter().enumerate() {
             let At::Anew { index, .. } = *at else { continue };
             let part = work.division.fresh(turn, i);
             if let Some((turn_above, above)) = above {
                 let from = work.division.fresh(*turn_above, i) + (rows.seen.start - above.seen.start) * row;
-                self.copy_rows(work, from, part, &(rows.seen.start..rows.made.start), &self.stream)?;
+                copied.push((from, part));
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
         }
+        self.copy_rows(work, &copied, &(rows.seen.start..rows.made.start))?;
         if outs.is_empty() || rows.made.is_empty() {
             return Ok(());
         }
@@ -240,6 +235,18 @@ impl Cuda {
             self.launch_norm_in_place(work.block, op.weights, what, (first, pixels), statistics)?;
         }
         Ok(())
+    }
+
+    /// Gives the band below what it sees of the past too, as long as it is here.
+    fn share_past(&self, work: &Work, band: &Under, below: &Under) -> Result<()> {
+        let shared = below.1.shared(Some(band));
+        let past = work.division.op.past.iter().zip(&work.division.inputs).filter_map(|(past, part)| match past {
+            Kept::Host(_) => *part,
+            Kept::Device(_) => None,
+        });
+        let at = |band: &Under, part: u64| work.division.past_row(band, part, shared.start);
+        let copied: Vec<(u64, u64)> = past.map(|part| (at(band, part), at(below, part))).collect();
+        self.copy_rows(work, &copied, &shared)
     }
 
     /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
@@ -258,9 +265,13 @@ impl Cuda {
         self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
     }
 
-    fn compute_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<ConvParams> {
-        let (turn, place, op) = (*turn, &bands.places[*turn], work.division.op);
+    fn compute_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<ConvParams> {
+        let (turn, rows) = (band.0, &band.1);
+        let (place, op) = (&bands.places[turn], work.division.op);
         self.stream.wait_for(&place.fetched)?;
+        if let Some(below) = below {
+            self.share_past(work, band, below)?;
+        }
         for (i, at) in op.fresh.iter().enumerate() {
             if let At::Host { statistics, .. } = *at {
                 let pixels = (rows.seen.end - rows.seen.start) * op.input.width;
@@ -289,7 +300,6 @@ impl Cuda {
         let band = Band { rows: rows.own.clone(), seen };
         let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(band))?;
         place.computed.record(&self.stream)?;
-        bands.last_computed.record(&self.stream)?;
 
         bands.download.wait_for(&place.normalised)?;
         for (i, to) in op.keep {
@@ -310,20 +320,19 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Copies what a band has of the frames that are kept on the device, while the next bands compute.
+    /// Copies what a band has of the frames that are kept on the device.
     fn remember_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<()> {
         let row = self.precision.row_bytes(work.division.op.input);
-        let mut kept = work.division.op.keep.iter().filter_map(|(i, to)| match *to {
+        let kept = work.division.op.keep.iter().filter_map(|(i, to)| match *to {
             Kept::Device(to) => Some((work.division.own_rows(*turn, rows, *i), to.0 + rows.own.start * row)),
             Kept::Host(_) => None,
         });
-        let Some(first) = kept.next() else { return Ok(()) };
-        // The band below was the last to see what lies there.
-        bands.download.wait_for(&bands.last_computed)?;
-        for (from, to) in [first].into_iter().chain(kept) {
-            self.copy_rows(work, from, to, &rows.own, &bands.download)?;
+        let kept: Vec<(u64, u64)> = kept.collect();
+        if kept.is_empty() {
+            return Ok(());
         }
-        bands.places[*turn].kept.record(&bands.download)
+        self.copy_rows(work, &kept, &rows.own)?;
+        bands.places[*turn].computed.record(&self.stream)
     }
 
     fn upload_rows(
@@ -358,12 +367,19 @@ impl Cuda {
         check("leaving frames in host memory", answer)
     }
 
-    /// Copies rows of an input frame within the device's memory.
-    fn copy_rows(&self, work: &Work, from: u64, to: u64, rows: &Range<u64>, stream: &Stream) -> Result<()> {
-        let bytes = (rows.end - rows.start) * self.precision.row_bytes(work.division.op.input);
-        let (from, to) = (work.block.at(from, bytes)?, work.block.at(to, bytes)?);
-        // SAFETY: both regions are that long, and all that uses them is in the same stream, or waits for it.
-        let answer = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes as usize, stream.handle()) };
-        check("copying frames of the past", answer)
+    /// Copies rows of input frames within the device's memory: from where they begin to where they go.
+    fn copy_rows(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>) -> Result<()> {
+        let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
+        if frames.is_empty() || bytes == 0 {
+            return Ok(());
+        }
+        let mut params = CopyParams { bytes: bytes as i64, ..CopyParams::default() };
+        for (i, (from, to)) in frames.iter().enumerate() {
+            (params.from[i], params.to[i]) = (work.block.at(*from, bytes)?, work.block.at(*to, bytes)?);
+        }
+        let blocks = (bytes.div_ceil(THREADS * 64) as u32).min(self.context.gpu.multiprocessors * 8);
+        // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
+        // for it.
+        unsafe { self.kernels.copy_rows.launch(&self.stream, [blocks, frames.len() as u32], THREADS as u32, &params) }
     }
 }

@@ -139,6 +139,7 @@ pub struct Kernels {
     pub norm_silu: Kernel,
     pub norm_finalize: Kernel,
     pub norm_statistics: Kernel,
+    pub copy_rows: Kernel,
     pub attention: Kernel,
     pub load: Kernel,
     pub store: Kernel,
@@ -212,6 +213,7 @@ impl Kernels {
             norm_silu: norm.kernel(c"norm_silu", 0)?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
+            copy_rows: norm.kernel(c"copy_rows", 0)?,
             // Data-centre cards have the shared memory for twice the keys at a time.
             attention: match like.shared_bytes >= super::attention::SHARED_128 {
                 true => attention.kernel(c"attention_128", super::attention::SHARED_128)?,

@@ -168,6 +168,14 @@ pub struct NormParams {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
+pub struct CopyParams {
+    pub from: [u64; MAX_FRAMES],
+    pub to: [u64; MAX_FRAMES],
+    pub bytes: i64,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct AttentionParams {
     pub input: u64,
     pub out: u64,

@@ -38,7 +38,8 @@ pub type Under = (usize, Rows);
 pub trait Turns {
     /// Brings its input to a place.
     fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under>;
-    fn compute(&mut self, band: &Under) -> Result<()>;
+    /// `below`: the next band, whose input is there already but for what both see of the past.
+    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()>;
     /// Keeps on the device what later frames need. That may be over frames of the past.
     fn remember(&mut self, band: &Under) -> Result<()>;
 }
@@ -52,14 +53,14 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
         // A band's input is read before the band above it is written, which may be over that input. And what is kept of a
         // band may be written over a past of which the band below sees the last row: so that one is computed first.
         if let Some(above) = fetched.replace(band) {
-            turns.compute(&above)?;
+            turns.compute(&above, fetched.as_ref())?;
             if let Some(further_above) = computed.replace(above) {
                 turns.remember(&further_above)?;
             }
         }
     }
     let Some(last) = fetched else { return Ok(()) };
-    turns.compute(&last)?;
+    turns.compute(&last, None)?;
     computed.iter().chain([&last]).try_for_each(|band| turns.remember(band))
 }
 

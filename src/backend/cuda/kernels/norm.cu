@@ -1,4 +1,5 @@
-// GroupNorm over single frames: partial statistics to mean and deviation, and the norm itself as a pass of its own.
+// GroupNorm over single frames: partial statistics to mean and deviation, and the norm itself as a pass of its own; and such a
+// pass that changes nothing.
 #include "norm.cuh"
 
 constexpr int MAX_FRAMES = 32;
@@ -91,6 +92,28 @@ __device__ __forceinline__ void apply(const NormParams& p) {
 
 extern "C" __global__ void __launch_bounds__(256) norm_apply(const __grid_constant__ NormParams p) { apply<false>(p); }
 extern "C" __global__ void __launch_bounds__(256) norm_silu(const __grid_constant__ NormParams p) { apply<true>(p); }
+
+/// Parts of frames, from where they lie to elsewhere.
+struct CopyParams {
+    const u8* from[MAX_FRAMES];
+    u8* to[MAX_FRAMES];
+    i64 bytes;  // of each, a multiple of 16
+};
+
+extern "C" __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyParams p) {
+    const u8* from = p.from[blockIdx.y];
+    u8* to = p.to[blockIdx.y];
+    const i64 step = 16 * static_cast<i64>(gridDim.x) * blockDim.x;
+    for (i64 at = 16 * (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x); at < p.bytes; at += 4 * step) {
+        uint4 value[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (at + i * step < p.bytes) value[i] = load_streamed(from + at + i * step);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            if (at + i * step < p.bytes) *reinterpret_cast<uint4*>(to + at + i * step) = value[i];
+    }
+}
 
 struct StatisticsParams {
     const u8* in;

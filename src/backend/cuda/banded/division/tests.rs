@@ -85,13 +85,9 @@ impl Turns for Run<'_> {
         let (division, row) = (&self.division, self.row);
         let op = division.op;
         let band = (turn, rows);
-        let shared = band.1.shared(above);
         for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
             let (Kept::Host(_), Some(part)) = (past, *part) else { continue };
-            for r in shared.clone() {
-                self.memory.read(division.past_row(above.expect("nothing else is shared"), part, r), Row::Input(i, r));
-            }
-            for r in band.1.seen.clone() {
+            for r in band.1.shared(above).end..band.1.seen.end {
                 self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
         }
@@ -132,8 +128,15 @@ impl Turns for Run<'_> {
         Ok((turn, rows))
     }
 
-    fn compute(&mut self, (turn, rows): &Under) -> Result<()> {
-        let division = &self.division;
+    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
+        let (division, (turn, rows)) = (&self.division, band);
+        for (i, (past, part)) in division.op.past.iter().zip(&division.inputs).enumerate() {
+            let (Kept::Host(_), Some(part), Some(below)) = (past, *part, below) else { continue };
+            for r in below.1.shared(Some(band)) {
+                self.memory.read(division.past_row(band, part, r), Row::Input(i, r));
+                self.memory.write(division.past_row(below, part, r), self.row, Row::Input(i, r));
+            }
+        }
         let (op, place) = (division.op, division.place(*turn));
         let frames = division.in_band(*turn, rows);
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use super::Costs;
 use super::banded::Fresh;
 use super::cut::{Cut, PAST_FRAMES, Past, repeatable};
-use super::job::Layout;
+use super::job::{Layout, goes_on};
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, SlotAt, Step};
@@ -125,12 +125,15 @@ pub struct Clip {
 }
 
 impl Clip {
-    pub fn new(layout: &Layout, shapes: Arc<Shapes>, goes_on: bool, lane: usize, batch: u64) -> Clip {
-        let shared = layout.is_shared();
+    /// `frames`: how many there will be, if that is known.
+    pub fn new(layout: &Layout, shapes: Arc<Shapes>, frames: Option<u64>, lane: usize, batch: u64) -> Clip {
+        let (shared, goes_on) = (layout.is_shared(), goes_on(frames, layout.cut.slice));
         let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
         let histories = network.layers.iter().map(|_| History::default()).collect();
         let computed = vec![0; network.stages.len()];
-        let (slice_end, ends) = (1 + cut.slice, Vec::new());
+        // A slice that is shorter than the others comes first: there is no past yet that would have to move for few frames.
+        let more = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % cut.slice);
+        let (slice_end, ends) = (1 + if more == 0 { cut.slice } else { more }, Vec::new());
         let waiting = vec![0; network.stages.len()];
         let mut clip = Clip {
             network,
@@ -268,11 +271,15 @@ impl Clip {
         self.network.layers[head].time.outputs(self.histories[head].end()) - self.computed[stage]
     }
 
-    /// Frames that a stage computes next, if they are there. Slices have one frame more at the beginning of a clip. Where chunks
-    /// move their past, that one goes alone: it has none yet, and one left over at the end would have to move all of it.
+    /// Frames that a stage computes next, if they are there. Where chunks move their past, those that are no whole chunk come
+    /// first: there is none yet, and if they were left over at the end they would have to move all of it.
     fn chunk(&self, stage: usize) -> u64 {
+        let chunk = self.cut.chunks[stage];
         let moves_past = || self.network.stages[stage].body().any(|layer| self.cut.past[layer] == Past::Host);
-        if self.computed[stage] == 0 && moves_past() { 1 } else { self.cut.chunks[stage] }
+        if self.computed[stage] > 0 || !moves_past() {
+            return chunk;
+        }
+        (self.network.stage_frames(self.slice_end)[stage] - 1) % chunk + 1
     }
 
     fn compute(&mut self, stage: usize, to: &mut Schedule, finished: &mut Vec<(u64, Slot)>) {

@@ -140,7 +140,7 @@ impl Job {
             for _ in 0..layout.tiles() {
                 let lane = lanes.len();
                 let shapes = shapes_of(layout.regions(layout.tile_of(lane)).0.shape);
-                lanes.push(Clip::new(&layout, shapes, goes_on(frames, layout.cut.slice), lane, batch));
+                lanes.push(Clip::new(&layout, shapes, frames, lane, batch));
             }
         }
         let mut job = Job {

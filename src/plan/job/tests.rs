@@ -8,8 +8,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 use crate::model::Config;
-use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize};
-use crate::tensor::{At, BandFrames, ConvLayout, Prologue, Rates, Shape};
+use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
+use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
 
 /// A device that costs four bytes an element.
 #[derive(Clone, Copy)]
@@ -361,6 +361,24 @@ fn a_past_that_is_elsewhere_changes_no_frame() {
 }
 
 #[test]
+fn frames_that_come_in_few_at_a_time_are_the_same() {
+    let direction = Direction::Decode;
+    let whole = request(direction, clip(direction, 1, 14)).plan(&SEPARATE).unwrap();
+    let expected = run_costing(&whole, &SEPARATE);
+    let stream = Request { slice: Some(2), ..request(direction, clip(direction, 1, 0)) };
+    let Way { cut, .. } = stream.plan(&FAST_COPIES).unwrap().layout.way();
+    let last = cut.chunks.len() - 1;
+    let [first, second] = stream.network.stages[last].blocks[0].layers();
+    assert!(cut.chunks[last] > 3);
+    for (past, entry) in [(Past::Again, 1), (Past::Near, 1), (Past::Again, 3)] {
+        let mut cut = cut.clone();
+        (cut.entry[last], cut.past[first], cut.past[second]) = (entry, past, Past::Near);
+        let plan = stream.follow(&Way { cut, tiles: None }, &FAST_COPIES).expect("a way");
+        assert_eq!(run_pushed_costing(&plan, &FAST_COPIES, 14, 3), expected, "{past:?} {entry}");
+    }
+}
+
+#[test]
 fn the_past_leaves_the_device_only_as_far_as_it_must() {
     let free = request(Direction::Decode, clip(Direction::Decode, 1, 23));
     let whole = free.plan(&FAST_COPIES).unwrap();
@@ -373,8 +391,9 @@ fn the_past_leaves_the_device_only_as_far_as_it_must() {
         assert!(plan.report().exact && now.0 <= limit && now.1 >= last.1, "{percent}: {now:?} after {last:?}");
         last = now;
     }
-    let host_limit = last.1 / 2;
     let limit = whole.device_bytes() * 3 / 4;
+    let HostMemory { load, store, past } = Request { limit, ..free.clone() }.plan(&FAST_COPIES).unwrap().pinned();
+    let host_limit = load + store + past / 2;
     let plan = Request { limit, host_limit, ..free }.plan(&FAST_COPIES).unwrap();
     assert!(plan.report().host_bytes <= host_limit, "{}", plan.report());
 }

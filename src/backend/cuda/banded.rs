@@ -167,15 +167,15 @@ impl Cuda {
         bands.upload.wait_for(&place.computed)?;
         bands.upload.wait_for(&place.kept)?;
         self.stream.wait_for(&place.kept)?;
-        let band = (turn, rows);
+        let band = Under { turn, rows };
         for (past, part) in op.past.iter().zip(&work.division.inputs) {
             if let (Kept::Host(frame), Some(part)) = (*past, *part) {
-                let new = band.1.shared(above).end..band.1.seen.end;
+                let new = band.rows.shared(above).end..band.rows.seen.end;
                 let to = work.division.past_row(&band, part, new.start);
                 self.upload_rows(bands, work, (frame, op.input, new), to)?;
             }
         }
-        let (turn, rows) = band;
+        let rows = &band.rows;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.division.fresh(turn, i))?;
@@ -203,21 +203,21 @@ impl Cuda {
                 let rows = NormRows { rows: rows.seen.clone(), out_bytes: work.division.parts.input };
                 self.launch_norm(work.block, op.weights, (op.layout, op.input), &near, Some(rows))?;
             }
-            self.make_fresh_rows(work, turn, &rows, above)?;
+            self.make_fresh_rows(work, &band, above)?;
         }
         place.normalised.record(&self.stream)?;
-        Ok((turn, rows))
+        Ok(band)
     }
 
     /// Makes the rows of fresh frames that are made anew, but for those that the band above has made.
-    fn make_fresh_rows(&self, work: &Work, turn: usize, rows: &Rows, above: Option<&Under>) -> Result<()> {
+    fn make_fresh_rows(&self, work: &Work, Under { turn, rows }: &Under, above: Option<&Under>) -> Result<()> {
         let (op, row) = (work.division.op, self.precision.row_bytes(work.division.op.input));
         let (mut copied, mut outs) = (Vec::new(), Vec::new());
         for (i, at) in op.fresh.iter().enumerate() {
             let At::Anew { index, .. } = *at else { continue };
-            let part = work.division.fresh(turn, i);
-            if let Some((turn_above, above)) = above {
-                let from = work.division.fresh(*turn_above, i) + (rows.seen.start - above.seen.start) * row;
+            let part = work.division.fresh(*turn, i);
+            if let Some(above) = above {
+                let from = work.division.fresh(above.turn, i) + (rows.seen.start - above.rows.seen.start) * row;
                 copied.push((from, part));
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
@@ -229,7 +229,7 @@ impl Cuda {
         self.make_rows(work, &outs, &rows.made)?;
         for (i, at) in op.fresh.iter().enumerate() {
             let At::Anew { statistics, .. } = *at else { continue };
-            let first = Frame(work.division.fresh(turn, i) + (rows.made.start - rows.seen.start) * row);
+            let first = Frame(work.division.fresh(*turn, i) + (rows.made.start - rows.seen.start) * row);
             let pixels = (rows.made.end - rows.made.start) * op.input.width;
             let what = (op.layout, op.input);
             self.launch_norm_in_place(work.block, op.weights, what, (first, pixels), statistics)?;
@@ -239,7 +239,7 @@ impl Cuda {
 
     /// Gives the band below what it sees of the past too, as long as it is here.
     fn share_past(&self, work: &Work, band: &Under, below: &Under) -> Result<()> {
-        let shared = below.1.shared(Some(band));
+        let shared = below.rows.shared(Some(band));
         let past = work.division.op.past.iter().zip(&work.division.inputs).filter_map(|(past, part)| match past {
             Kept::Host(_) => *part,
             Kept::Device(_) => None,
@@ -266,7 +266,7 @@ impl Cuda {
     }
 
     fn compute_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<ConvParams> {
-        let (turn, rows) = (band.0, &band.1);
+        let (turn, rows) = (band.turn, &band.rows);
         let (place, op) = (&bands.places[turn], work.division.op);
         self.stream.wait_for(&place.fetched)?;
         if let Some(below) = below {
@@ -280,7 +280,7 @@ impl Cuda {
                 place.normalised.record(&self.stream)?;
             }
         }
-        let frames = work.division.in_band(turn, rows);
+        let frames = work.division.in_band(band);
         let shortcuts =
             op.frames.iter().zip(&work.division.shortcuts).filter_map(|(frame, part)| match (frame.shortcut, part) {
                 (Some((At::Anew { index, .. }, _)), Some(part)) => {
@@ -297,8 +297,8 @@ impl Cuda {
         let conv = ConvOp { layout, input, frames: &[], statistics, scratch };
         // Without a norm the input is read where it lies.
         let seen = if work.division.has_norm() { rows.seen.clone() } else { 0..input.height };
-        let band = Band { rows: rows.own.clone(), seen };
-        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(band))?;
+        let launched = Band { rows: rows.own.clone(), seen };
+        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(launched))?;
         place.computed.record(&self.stream)?;
 
         bands.download.wait_for(&place.normalised)?;
@@ -321,7 +321,7 @@ impl Cuda {
     }
 
     /// Copies what a band has of the frames that are kept on the device.
-    fn remember_band(&self, bands: &Bands, work: &Work, (turn, rows): &Under) -> Result<()> {
+    fn remember_band(&self, bands: &Bands, work: &Work, Under { turn, rows }: &Under) -> Result<()> {
         let row = self.precision.row_bytes(work.division.op.input);
         let kept = work.division.op.keep.iter().filter_map(|(i, to)| match *to {
             Kept::Device(to) => Some((work.division.own_rows(*turn, rows, *i), to.0 + rows.own.start * row)),

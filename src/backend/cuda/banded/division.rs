@@ -27,12 +27,16 @@ impl Rows {
 
     /// Those of the rows that it sees that the band above it sees too.
     pub fn shared(&self, above: Option<&Under>) -> Range<u64> {
-        self.seen.start..above.map_or(self.seen.start, |(_, above)| above.seen.end)
+        self.seen.start..above.map_or(self.seen.start, |above| above.rows.seen.end)
     }
 }
 
-/// A band on its way, and the place it is in.
-pub type Under = (usize, Rows);
+/// A band on its way.
+pub struct Under {
+    /// Of the places that bands take turns in, the one that it has.
+    pub turn: usize,
+    pub rows: Rows,
+}
 
 /// What becomes of a band.
 pub trait Turns {
@@ -49,7 +53,7 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
     let (mut fetched, mut computed): (Option<Under>, Option<Under>) = (None, None);
     for top in (0..height).step_by(rows as usize) {
         let above = fetched.as_ref();
-        let band = turns.fetch(Rows::new(top, rows, height, above.map(|(_, rows)| rows)), above)?;
+        let band = turns.fetch(Rows::new(top, rows, height, above.map(|above| &above.rows)), above)?;
         // A band's input is read before the band above it is written, which may be over that input. And what is kept of a
         // band may be written over a past of which the band below sees the last row: so that one is computed first.
         if let Some(above) = fetched.replace(band) {
@@ -174,7 +178,7 @@ impl<'a, C> Division<'a, C> {
     }
 
     /// Where row `row` of a frame of the past lies, whose part this is, in a band that sees it.
-    pub fn past_row(&self, (turn, rows): &Under, part: u64, row: u64) -> u64 {
+    pub fn past_row(&self, Under { turn, rows }: &Under, part: u64, row: u64) -> u64 {
         self.place(*turn) + part + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
     }
 
@@ -223,8 +227,8 @@ impl<'a, C> Division<'a, C> {
     }
 
     /// The frames of a convolution as its [band](super::super::conv::Band) finds them.
-    pub fn in_band(&self, turn: usize, rows: &Rows) -> Vec<ConvFrame> {
-        let (op, place) = (self.op, self.place(turn));
+    pub fn in_band(&self, Under { turn, rows }: &Under) -> Vec<ConvFrame> {
+        let (op, place) = (self.op, self.place(*turn));
         let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));
         let input = |i: usize| match (self.inputs.get(i).copied().flatten(), op.past.get(i)) {
             (Some(part), _) => Frame(place + part),

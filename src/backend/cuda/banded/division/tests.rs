@@ -84,14 +84,14 @@ impl Turns for Run<'_> {
         self.turn = (turn + 1) % geometry::BANDS as usize;
         let (division, row) = (&self.division, self.row);
         let op = division.op;
-        let band = (turn, rows);
+        let band = Under { turn, rows };
         for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
             let (Kept::Host(_), Some(part)) = (past, *part) else { continue };
-            for r in band.1.shared(above).end..band.1.seen.end {
+            for r in band.rows.shared(above).end..band.rows.seen.end {
                 self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
         }
-        let (turn, rows) = band;
+        let rows = &band.rows;
         for (i, at) in op.fresh.iter().enumerate() {
             let (input, part) = (op.past.len() + i, division.fresh(turn, i));
             let place = |r: u64| part + (r - rows.seen.start) * row;
@@ -106,9 +106,9 @@ impl Turns for Run<'_> {
                 At::Anew { .. } => {
                     let whole = |r: u64| r.is_multiple_of(geometry::LEAD) || r == op.input.height;
                     assert!(whole(rows.made.start) && whole(rows.made.end), "{:?}", rows.made);
-                    if let Some((turn_above, above)) = above {
+                    if let Some(above) = above {
                         for r in rows.seen.start..rows.made.start {
-                            let from = division.fresh(*turn_above, i) + (r - above.seen.start) * row;
+                            let from = division.fresh(above.turn, i) + (r - above.rows.seen.start) * row;
                             self.memory.read(from, Row::Input(input, r));
                             self.memory.write(place(r), row, Row::Input(input, r));
                         }
@@ -125,20 +125,20 @@ impl Turns for Run<'_> {
                 }
             }
         }
-        Ok((turn, rows))
+        Ok(band)
     }
 
     fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
-        let (division, (turn, rows)) = (&self.division, band);
+        let (division, Under { turn, rows }) = (&self.division, band);
         for (i, (past, part)) in division.op.past.iter().zip(&division.inputs).enumerate() {
             let (Kept::Host(_), Some(part), Some(below)) = (past, *part, below) else { continue };
-            for r in below.1.shared(Some(band)) {
+            for r in below.rows.shared(Some(band)) {
                 self.memory.read(division.past_row(band, part, r), Row::Input(i, r));
                 self.memory.write(division.past_row(below, part, r), self.row, Row::Input(i, r));
             }
         }
         let (op, place) = (division.op, division.place(*turn));
-        let frames = division.in_band(*turn, rows);
+        let frames = division.in_band(band);
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
             if let (Some((At::Anew { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
                 for r in rows.own.clone() {
@@ -173,7 +173,7 @@ impl Turns for Run<'_> {
         Ok(())
     }
 
-    fn remember(&mut self, (turn, rows): &Under) -> Result<()> {
+    fn remember(&mut self, Under { turn, rows }: &Under) -> Result<()> {
         for (i, to) in self.division.op.keep {
             let Kept::Device(to) = *to else { continue };
             let from = self.division.own_rows(*turn, rows, *i);

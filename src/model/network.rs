@@ -175,6 +175,12 @@ impl Network {
         computed.collect()
     }
 
+    /// How many more frames each stage computes for so many inputs after the first.
+    pub fn later_stage_frames(&self, inputs: u64) -> Vec<u64> {
+        let [first, all] = [1, 1 + inputs].map(|frames| self.stage_frames(frames));
+        all.iter().zip(first).map(|(all, first)| all - first).collect()
+    }
+
     /// How many frames come out for `inputs` frames.
     pub fn output_frames(&self, inputs: u64) -> u64 {
         *self.stage_frames(inputs).last().expect("a network has stages")

@@ -302,7 +302,7 @@ impl Clip {
             x.extend(self.enter(stage, entry, piece, to));
         }
         for (i, block) in rest.iter().enumerate() {
-            x = self.block(block, frames.clone(), x, self.left_of_blocks(stage, i + 2, frames.end), to);
+            x = self.block(block, frames.clone(), x, self.left_of_blocks(stage, i + 2), to);
         }
         match (stage_layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
@@ -325,10 +325,10 @@ impl Clip {
         let stored = frames.start..frames.end.min(frames.start + self.cut.stored[stage]);
         let mut x: Vec<SlotAt> = match self.cut.away[head] {
             true => self.head_away(head, frames.clone(), to),
-            false => self.head(head, stored.clone(), self.left_of_blocks(stage, 0, self.chunk_end), to),
+            false => self.head(head, stored.clone(), self.left_of_blocks(stage, 0), to),
         };
         let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
-        let out_left = self.left_of_blocks(stage, 1, self.chunk_end);
+        let out_left = self.left_of_blocks(stage, 1);
         if stored.end == frames.end {
             self.forget_before(head, frames.end.saturating_sub(seen_again), &mut to.pools.frames);
             return self.block(entry, frames, x, out_left, to);
@@ -357,7 +357,7 @@ impl Clip {
                 // What a band of the second layer makes with a shortcut, it writes over what it read.
                 let h_left = match (self.cut.past[second], shortcut) {
                     (Past::Near | Past::Host | Past::Again, Some(_)) => left,
-                    _ => self.left(second, frames.end),
+                    _ => self.left(second),
                 };
                 let h = match self.cut.past[first] {
                     Past::Device => self.conv(first, frames.clone(), &on_device(&x), Side::None, h_left, to),
@@ -379,29 +379,29 @@ impl Clip {
         out
     }
 
-    /// The first of a layer's input frames that it remembers when the stage has made its frames before `end`, where they lie.
-    pub(super) fn left(&self, layer: LayerId, end: u64) -> u64 {
+    /// The first of a layer's input frames that it remembers after the chunk, where they lie.
+    pub(super) fn left(&self, layer: LayerId) -> u64 {
         let stays = self.cut.past[layer] == Past::Device && self.shapes.carries[layer].is_none();
         let remembers = (self.goes_on || self.shared) && stays;
-        if remembers { self.network.layers[layer].time.oldest(end) } else { NONE }
+        if remembers { self.network.layers[layer].time.oldest(self.chunk_end) } else { NONE }
     }
 
     /// The same of what comes into block `block` of a stage, or out of its last one. Blocks add to it where it lies, until a
     /// shortcut makes something new of it.
-    fn left_of_blocks(&self, stage: usize, block: usize, end: u64) -> u64 {
+    fn left_of_blocks(&self, stage: usize, block: usize) -> u64 {
         let layers = &self.network.stages[stage];
         let Some(block_layers) = layers.blocks.get(block) else {
             return match layers.tail {
-                Some(tail) => self.left(tail, end),
+                Some(tail) => self.left(tail),
                 None if self.shared => self.waiting[stage + 1],
                 None => NONE,
             };
         };
         let [first, second] = block_layers.layers();
         let flows_on = self.shapes.adds_in_place && self.network.layers[second].layout.shortcut.is_none();
-        let after = if flows_on { self.left_of_blocks(stage, block + 1, end) } else { NONE };
+        let after = if flows_on { self.left_of_blocks(stage, block + 1) } else { NONE };
         // A layer that normalises what it reads remembers its input as it is.
-        if self.shapes.normalised[first].is_none() { after.min(self.left(first, end)) } else { after }
+        if self.shapes.normalised[first].is_none() { after.min(self.left(first)) } else { after }
     }
 }
 

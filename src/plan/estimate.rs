@@ -29,9 +29,6 @@ pub struct Detour {
     pub again: f64,
 }
 
-/// What copies cost the arithmetic beside them, as a part of the time that they take: seen on an H200, from 0.03 to 0.1.
-const BESIDE: f64 = 0.06;
-
 pub struct Clock<'a> {
     pub network: &'a Network,
     pub costs: &'a dyn Costs,
@@ -49,7 +46,7 @@ impl Clock<'_> {
                 let passes = banded.fresh.len() + copied + anew;
                 let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
                 let moving = self.moving(up, down);
-                (computing.max(moving) + BESIDE * moving, up + down)
+                (computing.max(moving) + self.rates.beside * moving, up + down)
             }
             // Bound by reading its input.
             Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),

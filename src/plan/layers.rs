@@ -45,7 +45,7 @@ impl Clip {
         let pool = &mut to.pools.frames;
         match self.shapes.normalised[layer] {
             Some(bytes) => {
-                let left = self.left(layer, frames.end);
+                let left = self.left(layer);
                 let lives = frames.clone().map(|frame| life(left, frame));
                 let pairs = inputs.iter().zip(lives).map(|(from, life)| (*from, pool.take(bytes, life)));
                 let pairs: Vec<(Slot, Slot)> = pairs.collect();

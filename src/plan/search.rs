@@ -114,8 +114,9 @@ impl Request {
     fn without_past(&self, cut: &Cut, repeat: bool, costs: &dyn Costs, layers: usize) -> Cut {
         let repeatable: Vec<LayerId> =
             (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
-        let has_made_anew = self.readers_of_what_is_made_anew(cut);
-        let in_pieces = self.entered_in_pieces(cut);
+        // Those that read what is made anew, and those that chunks go through in pieces.
+        let has_made_anew = self.first_blocks(|stage| cut.stored[stage] < cut.chunks[stage]);
+        let in_pieces = self.first_blocks(|stage| cut.entry[stage] < cut.chunks[stage]);
         let mut order: Vec<(f64, LayerId, Past)> = self
             .detours(cut, costs)
             .into_iter()
@@ -139,17 +140,10 @@ impl Request {
         cut
     }
 
-    /// The layers of those first blocks that chunks go through in pieces.
-    fn entered_in_pieces(&self, cut: &Cut) -> Vec<LayerId> {
-        let stages = self.network.stages.iter().enumerate();
-        let in_pieces = stages.filter(|(stage, _)| cut.entry[*stage] < cut.chunks[*stage]);
-        in_pieces.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
-    }
-
-    fn readers_of_what_is_made_anew(&self, cut: &Cut) -> Vec<LayerId> {
-        let stages = self.network.stages.iter().enumerate();
-        let made_anew = stages.filter(|(stage, _)| cut.stored[*stage] < cut.chunks[*stage]);
-        made_anew.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
+    /// The layers of the first blocks of such stages.
+    fn first_blocks(&self, of: impl Fn(usize) -> bool) -> Vec<LayerId> {
+        let stages = self.network.stages.iter().enumerate().filter(|(stage, _)| of(*stage));
+        stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
     }
 
     /// The stage where a decoder's frames are widest, if what its head makes need not be stored.
@@ -256,9 +250,7 @@ impl Request {
             .map(|stage| network.layers[stage.head].layout.window.output(shapes[stage.head], 1).pixels())
             .collect();
         let largest = pixels.iter().copied().max().unwrap_or(1);
-        // Frames that each stage makes of as many, after the first.
-        let [first, more] = [1, 1 + network.config.time_scale()].map(|frames| network.stage_frames(frames));
-        let rates: Vec<u64> = more.iter().zip(first).map(|(more, first)| more - first).collect();
+        let rates = network.later_stage_frames(network.config.time_scale());
         let mut cuts: Vec<Cut> = Vec::new();
         for slice in [1, 2, 3, 4] {
             let slice = self.slice.unwrap_or(slice) * self.network.latent_rate();

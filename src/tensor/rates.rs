@@ -7,4 +7,6 @@ pub struct Rates {
     pub memory: f64,
     /// Bytes a second from the host's memory while as many go to it.
     pub copies: f64,
+    /// What copies cost the arithmetic beside them, as a part of the time that they take.
+    pub beside: f64,
 }

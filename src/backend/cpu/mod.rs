@@ -205,7 +205,7 @@ impl Backend for Cpu {
             Instructions::Auto | Instructions::Portable => 4e9,
         };
         let memory = 20e9;
-        Rates { products: products * self.threads() as f64, memory, copies: memory }
+        Rates { products: products * self.threads() as f64, memory, copies: memory, beside: 0.0 }
     }
 
     fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandFrames) -> Option<u64> {

@@ -51,8 +51,7 @@ impl Job {
             }
         }
         // A slice is whole latent frames, so that it is whole frames at every rate.
-        let [first, last] = [1, 1 + skipped].map(|frames| self.layout.network.stage_frames(frames));
-        let computed: Vec<u64> = last.iter().zip(first).map(|(last, first)| last - first).collect();
+        let computed = self.layout.network.later_stage_frames(skipped);
         self.lanes.iter_mut().for_each(|lane| lane.skip(skipped, &computed));
         self.stored += computed.last().copied().unwrap_or(0);
     }

@@ -8,6 +8,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 
 use super::*;
 use crate::model::Config;
+use crate::plan::cut::movable;
 use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
 use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
 
@@ -60,7 +61,7 @@ impl Costs for Device {
     }
     fn rates(&self) -> Rates {
         let copies = self.copies.unwrap_or(1.0);
-        Rates { products: 1e12, memory: 1e12, copies }
+        Rates { products: 1e12, memory: 1e12, copies, beside: 0.06 }
     }
 }
 
@@ -347,6 +348,7 @@ fn a_past_that_is_elsewhere_changes_no_frame() {
                         seen.extend(plan.layout.cut.past.iter().copied());
                         made_anew += u32::from(plan.layout.cut.stored != plan.layout.cut.chunks);
                         assert_eq!(run_costing(&plan, &device), expected, "{frames} {percent} {slice:?}");
+                        assert_eq!(work_of(&plan, &device), plan.layout.work(frames), "what is done again counts once");
                         let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut };
                         if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.report().exact) {
                             assert_eq!(run_pushed_costing(&plan, &device, frames, 3), expected);
@@ -568,12 +570,33 @@ fn the_steps_add_up_to_the_work_that_progress_counts() {
         for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
             let request = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
             let plan = request.plan(&FUSED).unwrap();
-            let (mut job, mut done) = (plan.job(&FUSED), 0);
-            while job.wait() == Wait::No {
-                done += job.front().unwrap().work(&request.network);
-                job.done();
-            }
-            assert_eq!(done, plan.layout.work(14));
+            assert_eq!(work_of(&plan, &FUSED), plan.layout.work(14));
         }
     }
+}
+
+fn work_of(plan: &Blueprint, costs: &dyn Costs) -> u64 {
+    let (mut job, mut done) = (plan.job(costs), 0);
+    while job.wait() == Wait::No {
+        done += job.front().unwrap().work(&plan.layout.network);
+        job.done();
+    }
+    done
+}
+
+/// What is no whole chunk has no past to move.
+#[test]
+fn what_makes_no_whole_chunk_comes_first() {
+    let request = request(Direction::Decode, clip(Direction::Decode, 1, 9));
+    let network = &request.network;
+    let mut cut = Cut::new(network, 3, vec![3, 6, 6, 6]);
+    movable(network, &FAST_COPIES).into_iter().for_each(|(_, layer)| cut.past[layer] = Past::Host);
+    let layout = Layout { cut: Arc::new(cut), ..request.plan(&FAST_COPIES).unwrap().layout };
+    let last = network.stages.last().unwrap().blocks[1].layers()[0];
+    let mut chunks = Vec::new();
+    Job::new(layout, Some(9), Pools::default(), &FAST_COPIES).rehearse(None, usize::MAX, |step| match step {
+        Step::Banded(banded) if banded.layer == last => chunks.push((banded.past.len(), banded.frames.len())),
+        _ => {}
+    });
+    assert_eq!(chunks, [(0, 3), (2, 6), (2, 6), (2, 6), (2, 6), (2, 6)]);
 }

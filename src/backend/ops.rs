@@ -173,6 +173,8 @@ pub struct BandedOp<'a, C> {
     pub fresh: &'a [FrameAt],
     /// Which fresh frames to keep, and where: in a place of `past` only if that is on the device.
     pub keep: &'a [(usize, Kept)],
+    /// Which fresh frames that are on the device will be made anew, and where their statistics are to be kept.
+    pub keep_statistics: &'a [(usize, Frame)],
     pub frames: &'a [BandedFrame],
     /// What makes the frames that are made anew.
     pub anew: Option<AnewOp<'a, C>>,

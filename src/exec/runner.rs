@@ -133,6 +133,8 @@ impl<B: Backend> Runner<'_, B> {
         let past = step.past.iter().map(|slot| kept(*slot)).collect::<Result<Vec<_>>>()?;
         let fresh = step.fresh.iter().map(|at| frame_at(pools, *at)).collect::<Result<Vec<_>>>()?;
         let keep = step.keep.iter().map(|(i, slot)| Ok((*i, kept(*slot)?))).collect::<Result<Vec<_>>>()?;
+        let keep_statistics = step.keep_statistics.iter().map(|(i, slot)| Ok((*i, place(&pools.frames, *slot)?)));
+        let keep_statistics = keep_statistics.collect::<Result<Vec<_>>>()?;
         let frames = step.frames.iter().map(|frame| banded_frame(pools, frame)).collect::<Result<Vec<_>>>()?;
         let layer = &layout.network.layers[step.layer];
         let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
@@ -145,6 +147,7 @@ impl<B: Backend> Runner<'_, B> {
             past: &past,
             fresh: &fresh,
             keep: &keep,
+            keep_statistics: &keep_statistics,
             frames: &frames,
             anew: step.anew.as_ref().map(|anew| AnewOp {
                 weights: &self.weights.convs[anew.layer],

@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use super::clip::{Clip, Schedule};
-use super::cut::Past;
+use super::cut::{PAST_FRAMES, Past};
 use super::layers::Side;
-use super::slots::{Life, Pools, Slot};
+use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, Banded, BandedFrame, SlotAt, Step};
 use crate::model::LayerId;
 use crate::tensor::At;
@@ -33,6 +33,7 @@ impl Clip {
     ) -> Vec<SlotAt> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
         let past: Vec<Slot> = self.histories[layer].frames.iter().copied().collect();
+        let again = if self.cut.past[layer] == Past::Again { std::mem::take(&mut self.again) } else { Vec::new() };
         let (Fresh::Shared(inputs) | Fresh::Own(inputs)) = fresh;
         let own = match fresh {
             Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => all_on_device(inputs),
@@ -46,7 +47,8 @@ impl Clip {
                 outputs.into_iter().map(At::Device).collect()
             }
         };
-        let first = frames.start - past.len() as u64;
+        let read = frames.start - again.len() as u64..frames.end;
+        let first = read.start - past.len() as u64;
         let jobs = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             BandedFrame {
@@ -64,17 +66,65 @@ impl Clip {
                 self.histories[layer].frames.drain(..).for_each(|slot| to.pools.frames.drop(slot));
                 Vec::new()
             }
-            Past::Host | Past::Near | Past::Again => self.remember(layer, frames, to.pools),
+            Past::Host | Past::Near | Past::Again => self.remember(layer, read.clone(), to.pools),
             Past::Device => Vec::new(),
         };
-        let fresh = inputs.to_vec();
+        let keep_statistics = match self.cut.past[layer] {
+            Past::Again => self.remember_statistics(layer, frames.clone(), again.len(), &mut to.pools.frames),
+            Past::Host | Past::Near | Past::Device => Vec::new(),
+        };
+        let is_again = !again.is_empty();
+        let fresh = [again, inputs.to_vec()].concat();
         let (input, past_on_host) = (self.shapes.layers[layer], self.cut.past[layer] == Past::Host);
-        let mut step = Banded { layer, input, past, fresh, keep, past_on_host, frames: jobs, anew: None };
+        let mut step =
+            Banded { layer, input, past, fresh, keep, past_on_host, keep_statistics, frames: jobs, anew: None };
         if step.frames_made_anew() > 0 {
             step.anew.clone_from(&self.anew);
         }
         to.steps.push_back(Step::Banded(step));
+        if let Some(made_by) = self.anew.take_if(|_| is_again) {
+            self.forget_before(made_by.layer, frames.end.saturating_sub(PAST_FRAMES), &mut to.pools.frames);
+        }
         outputs
+    }
+
+    /// The past of `layer`, the frames before `first`, is to be made again by the head.
+    pub(super) fn past_again(&mut self, head: LayerId, layer: LayerId, first: u64) {
+        let statistics = self.statistics[layer].iter().enumerate();
+        self.again = statistics.map(|(index, slot)| At::Anew { index, statistics: *slot }).collect();
+        if !self.again.is_empty() {
+            self.anew = Some(self.made_anew(head, first - self.again.len() as u64..first));
+        }
+    }
+
+    /// What makes these frames of a stage's head anew.
+    fn made_anew(&self, head: LayerId, frames: Range<u64>) -> Anew {
+        let (time, history) = (self.network.layers[head].time, &self.histories[head]);
+        let made = frames.map(|frame| {
+            let recipe = time.recipe(frame);
+            (recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect(), recipe.bias)
+        });
+        Anew { layer: head, input: self.shapes.layers[head], frames: made.collect() }
+    }
+
+    /// Finds places for the statistics of those of `frames` that will be made again; they come after `before` others.
+    fn remember_statistics(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        before: usize,
+        pool: &mut SlotPool,
+    ) -> Vec<(usize, Slot)> {
+        let wanted = if self.closing { 0 } else { PAST_FRAMES as usize };
+        let seen = self.chunk_end.saturating_sub(wanted as u64).max(frames.start)..frames.end;
+        let places =
+            seen.map(|frame| (before + (frame - frames.start) as usize, pool.take(self.shapes.statistics, Life::Free)));
+        let places: Vec<(usize, Slot)> = places.collect();
+        let statistics = &mut self.statistics[layer];
+        statistics.extend(places.iter().map(|(_, slot)| *slot));
+        let older = statistics.len().saturating_sub(wanted);
+        statistics.drain(..older).for_each(|slot| pool.drop(slot));
+        places
     }
 
     /// The outputs of a stage's head, which wait in host memory; its inputs are read where they lie.
@@ -91,12 +141,7 @@ impl Clip {
             (0..(frames.end - frames.start) as usize).map(|index| At::Anew { index, statistics: statistics() });
         let outputs: Vec<SlotAt> = outputs.collect();
         self.head_in_bands(head, frames.clone(), &outputs, to);
-        let (time, history) = (self.network.layers[head].time, &self.histories[head]);
-        let made = frames.map(|frame| {
-            let recipe = time.recipe(frame);
-            (recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect(), recipe.bias)
-        });
-        self.anew = Some(Anew { layer: head, input: self.shapes.layers[head], frames: made.collect() });
+        self.anew = Some(self.made_anew(head, frames));
         outputs
     }
 
@@ -110,7 +155,17 @@ impl Clip {
         let frames = jobs.collect();
         let fresh = self.histories[head].frames.iter().map(|slot| At::Device(*slot)).collect();
         let (past, keep, input) = (vec![], vec![], self.shapes.layers[head]);
-        let step = Banded { layer: head, input, past, fresh, keep, past_on_host: false, frames, anew: None };
+        let step = Banded {
+            layer: head,
+            input,
+            past,
+            fresh,
+            keep,
+            past_on_host: false,
+            keep_statistics: vec![],
+            frames,
+            anew: None,
+        };
         to.steps.push_back(Step::Banded(step));
     }
 

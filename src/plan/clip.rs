@@ -14,8 +14,8 @@ use super::job::{Layout, goes_on};
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, SlotAt, Step};
-use crate::model::{Block, LayerId, Network};
-use crate::tensor::{FrameShape, Prologue};
+use crate::model::{Block, LayerId, Network, Stage};
+use crate::tensor::{FrameShape, Prologue, Window};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -116,12 +116,18 @@ pub struct Clip {
     pub(super) shared: bool,
     /// Of each stage, the first input frame that still waits when the current slice is done.
     waiting: Vec<u64>,
+    /// Of each stage, what its head has made already of frames that wait for their chunk.
+    early: Vec<Vec<SlotAt>>,
     /// Where the chunk ends that a stage computes.
     pub(super) chunk_end: u64,
     /// Whether a stage is at its last frames: what it keeps for later ones, nobody will need.
     pub(super) closing: bool,
     /// What the head of the current stage makes anew for the first block.
     pub(super) anew: Option<Anew>,
+    /// Those of them that are the past of its first layer.
+    pub(super) again: Vec<SlotAt>,
+    /// Of each layer whose past is made again, the statistics of these frames.
+    pub(super) statistics: Vec<VecDeque<Slot>>,
 }
 
 impl Clip {
@@ -129,12 +135,13 @@ impl Clip {
     pub fn new(layout: &Layout, shapes: Arc<Shapes>, frames: Option<u64>, lane: usize, batch: u64) -> Clip {
         let (shared, goes_on) = (layout.is_shared(), goes_on(frames, layout.cut.slice));
         let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
-        let histories = network.layers.iter().map(|_| History::default()).collect();
+        let histories: Vec<History> = network.layers.iter().map(|_| History::default()).collect();
+        let statistics = vec![VecDeque::new(); histories.len()];
         let computed = vec![0; network.stages.len()];
         // A slice that is shorter than the others comes first: there is no past yet that would have to move for few frames.
         let more = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % cut.slice);
         let (slice_end, ends) = (1 + if more == 0 { cut.slice } else { more }, Vec::new());
-        let waiting = vec![0; network.stages.len()];
+        let (waiting, early) = (vec![0; network.stages.len()], vec![Vec::new(); network.stages.len()]);
         let mut clip = Clip {
             network,
             shapes,
@@ -150,9 +157,12 @@ impl Clip {
             goes_on,
             shared,
             waiting,
+            early,
             chunk_end: 0,
             closing: false,
             anew: None,
+            again: Vec::new(),
+            statistics,
         };
         clip.look_ahead();
         clip
@@ -212,6 +222,7 @@ impl Clip {
             let pool = if *past == Past::Host { &mut pools.past } else { &mut pools.frames };
             history.frames.drain(..).for_each(|slot| pool.drop(slot));
         }
+        self.statistics.iter_mut().flat_map(|slots| slots.drain(..)).for_each(|slot| pools.frames.drop(slot));
     }
 
     /// Takes the next input frame.
@@ -292,7 +303,7 @@ impl Clip {
 
         let stage_layers = &network.stages[stage];
         if let Some(layer) = self.repeats(stage) {
-            self.head_again(stage_layers.head, layer, first, to);
+            self.past_again(stage_layers.head, layer, first);
         }
         let (entry, rest) = stage_layers.blocks.split_first().expect("a stage has blocks");
         let mut x: Vec<SlotAt> = Vec::new();
@@ -313,9 +324,30 @@ impl Clip {
                 };
                 finished.extend((first..).zip(out));
             }
-            (None, Some(next)) => self.histories[next.head].frames.extend(on_device(&x)),
+            (None, Some(next)) => {
+                self.histories[next.head].frames.extend(on_device(&x));
+                self.shrink(stage + 1, to);
+            }
             (None, None) => unreachable!("the last stage of a network has a tail"),
         }
+    }
+
+    /// Where frames have to wait for their chunk, a downsampler goes ahead: what it makes of them takes less.
+    fn shrink(&mut self, stage: usize, to: &mut Schedule) {
+        let network = Arc::clone(&self.network);
+        let Stage { head, .. } = network.stages[stage];
+        let ready = self.ready(stage);
+        if network.layers[head].layout.window != Window::Down || ready >= self.chunk(stage) {
+            return;
+        }
+        let first = self.computed[stage] + self.early[stage].len() as u64;
+        self.chunk_end = self.computed[stage] + ready;
+        self.closing = !self.goes_on && self.ends.get(stage) == Some(&self.chunk_end);
+        // Some of it may be remembered after its turn, and nobody knows yet which.
+        let left = if self.shared { 0 } else { NONE };
+        let made = self.head(head, first..self.chunk_end, left, to);
+        self.early[stage].extend(made);
+        self.forget_before(head, self.chunk_end, &mut to.pools.frames);
     }
 
     /// Frames through the head of a stage and its first block.
@@ -323,14 +355,20 @@ impl Clip {
         let network = Arc::clone(&self.network);
         let head = network.stages[stage].head;
         let stored = frames.start..frames.end.min(frames.start + self.cut.stored[stage]);
-        let mut x: Vec<SlotAt> = match self.cut.away[head] {
+        let early = self.early[stage].len().min(frames.clone().count());
+        let mut x: Vec<SlotAt> = self.early[stage].drain(..early).collect();
+        let made = frames.start + early as u64;
+        x.extend(match self.cut.away[head] {
             true => self.head_away(head, frames.clone(), to),
-            false => self.head(head, stored.clone(), self.left_of_blocks(stage, 0), to),
-        };
-        let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
+            false => self.head(head, made..stored.end, self.left_of_blocks(stage, 0), to),
+        });
         let out_left = self.left_of_blocks(stage, 1);
         if stored.end == frames.end {
-            self.forget_before(head, frames.end.saturating_sub(seen_again), &mut to.pools.frames);
+            // What makes the past again is needed until that is done.
+            if self.again.is_empty() {
+                let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
+                self.forget_before(head, frames.end.saturating_sub(seen_again), &mut to.pools.frames);
+            }
             return self.block(entry, frames, x, out_left, to);
         }
         let seen_anew = network.layers[head].time.oldest(stored.end);

@@ -13,7 +13,7 @@ pub enum Past {
     Near,
     /// In the host's memory, from where they come and to where they go while the layer works.
     Host,
-    /// Nowhere: the head of the stage computes them again from its own, smaller input.
+    /// Nowhere: the head of the stage makes them again, band by band, from its own, smaller input.
     Again,
 }
 
@@ -67,12 +67,17 @@ pub fn movable(network: &Network, costs: &dyn Costs) -> Vec<(usize, LayerId)> {
     found
 }
 
-/// The layer of a stage that reads what the head makes and nothing else, if the head's output costs more to move than to
-/// make: that of an upsampler.
+/// The layer of a stage that reads what the head makes and nothing else, if that may cost more to move than to make: the head
+/// makes much of little.
 pub fn repeatable(network: &Network, stage: usize) -> Option<LayerId> {
-    let head = &network.layers[network.stages[stage].head];
+    let head = &network.layers[network.stages[stage].head].layout;
+    let widens = match head.window {
+        Window::Up => true,
+        Window::Same => head.cin < head.cout,
+        Window::Down | Window::Point => false,
+    };
     match network.stages[stage].blocks.first() {
-        Some(Block::Residual { first, .. }) if head.layout.window == Window::Up => Some(*first),
+        Some(Block::Residual { first, .. }) if widens => Some(*first),
         _ => None,
     }
 }
@@ -80,8 +85,8 @@ pub fn repeatable(network: &Network, stage: usize) -> Option<LayerId> {
 /// Whether nobody needs what the head of a stage makes but the two layers of its first block: it does not flow on as the sum
 /// of the blocks.
 pub fn is_passing(network: &Network, stage: usize) -> bool {
-    let second = network.stages[stage].blocks[0].layers()[1];
-    repeatable(network, stage).is_some() && network.layers[second].layout.shortcut.is_some()
+    let [head, second] = [network.stages[stage].head, network.stages[stage].blocks[0].layers()[1]];
+    network.layers[head].layout.window == Window::Up && network.layers[second].layout.shortcut.is_some()
 }
 
 /// Layers whose output can wait in host memory: nobody reads it but layers that can work in bands.

@@ -37,7 +37,7 @@ pub struct Clock<'a> {
 
 impl Clock<'_> {
     pub fn meet(&self, step: &Step, estimate: &mut Estimate) {
-        let computing = step.products(self.network) as f64 / self.rates.products;
+        let computing = step.work(self.network) as f64 / self.rates.products;
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);

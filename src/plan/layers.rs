@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use super::banded::{Fresh, all_on_device};
-use super::clip::{Clip, NONE, Schedule};
-use super::cut::{PAST_FRAMES, Past};
+use super::clip::{Clip, Schedule};
+use super::cut::Past;
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{CarryFrame, Carrying, ConvFrame, SlotAt, Step};
 use crate::model::LayerId;
@@ -16,20 +16,8 @@ impl Clip {
         if frames.is_empty() {
             return Vec::new();
         }
-        let outputs = self.conv_frames(head, frames, Side::None, left, false, to);
+        let outputs = self.conv_frames(head, frames, Side::None, left, to);
         outputs.into_iter().map(At::Device).collect()
-    }
-
-    /// Makes the past of `layer` once more: the frames before `first`, which come from the head.
-    pub(super) fn head_again(&mut self, head: LayerId, layer: LayerId, first: u64, to: &mut Schedule) {
-        let frames = first.saturating_sub(PAST_FRAMES)..first;
-        if frames.is_empty() {
-            return;
-        }
-        let made = self.conv_frames(head, frames, Side::None, NONE, true, to);
-        let in_place = made.iter().map(|slot| (*slot, *slot)).collect();
-        to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: in_place });
-        self.histories[layer].frames.extend(made);
     }
 
     /// A layer's outputs for inputs that others go on using.
@@ -126,7 +114,7 @@ impl Clip {
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let end = frames.end;
-        let outputs = self.conv_frames(layer, frames, side, left, false, to);
+        let outputs = self.conv_frames(layer, frames, side, left, to);
         self.forget_before(layer, end, &mut to.pools.frames);
         outputs.into_iter().map(At::Device).collect()
     }
@@ -138,7 +126,6 @@ impl Clip {
         frames: Range<u64>,
         side: Side,
         left: u64,
-        again: bool,
         to: &mut Schedule,
     ) -> Vec<Slot> {
         let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
@@ -151,7 +138,7 @@ impl Clip {
             ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
         });
         let frames = jobs.collect();
-        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames, again });
+        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames });
         outputs
     }
 

@@ -43,6 +43,8 @@ pub struct Banded {
     pub keep: Vec<(usize, Slot)>,
     /// Whether past and kept frames are in the pool of the past, in host memory, or lie on the device.
     pub past_on_host: bool,
+    /// Which of the fresh frames, that are on the device, will be made anew: where their statistics are to be kept.
+    pub keep_statistics: Vec<(usize, Slot)>,
     pub frames: Vec<BandedFrame>,
     /// What makes the frames that are made anew.
     pub anew: Option<Anew>,
@@ -106,8 +108,6 @@ pub enum Step {
         layer: LayerId,
         input: FrameShape,
         frames: Vec<ConvFrame>,
-        /// Whether these frames were there before, and were not kept.
-        again: bool,
     },
     Carrying(Carrying),
     Banded(Banded),

@@ -21,13 +21,8 @@ fn attention_work(shape: FrameShape) -> u64 {
 }
 
 impl Step {
-    /// What counts towards the whole: what is done again does not.
+    /// What counts towards the whole: what is made anew on the way does not.
     pub fn work(&self, network: &Network) -> u64 {
-        if matches!(self, Step::Conv { again: true, .. }) { 0 } else { self.products(network) }
-    }
-
-    /// All that is multiplied.
-    pub(super) fn products(&self, network: &Network) -> u64 {
         match self {
             Step::Conv { layer, input, frames, .. } => layer_work(network, *layer, *input) * frames.len() as u64,
             Step::Attention { shape, frames } => attention_work(*shape) * frames.len() as u64,

@@ -33,8 +33,9 @@ pub struct BandFrames {
     /// Fresh ones, but for those that are made anew, and past ones in host memory. None where the input is no part of the band,
     /// as it needs no norm.
     pub inputs: u64,
-    /// Inputs that are made anew.
+    /// Inputs that are made anew, and how many of these are frames of the past.
     pub anew: u64,
+    pub again: u64,
     pub outputs: u64,
     /// Inputs of shortcuts that are not on the device.
     pub shortcuts: u64,
@@ -63,16 +64,19 @@ impl BandFrames {
             band.outs += u64::from(out.is_away());
             for_statistics |= u64::from(out.is_anew());
         }
+        // There are as many fresh frames as outputs; what comes before them is of the past.
+        band.again = if band.anew > 0 { (fresh.len() as u64).saturating_sub(band.outputs) } else { 0 };
         BandFrames { outs: band.outs + for_statistics, ..band }
     }
 
-    /// The same convolution of `outputs` frames, which are no more than these. The last ones are those made anew.
+    /// The same convolution of `outputs` frames, which are no more than these. Those made anew are the last ones, or the past.
     pub fn fewer(self, outputs: u64) -> BandFrames {
         let fewer = self.outputs - outputs;
-        let fewer_anew = fewer.min(self.anew);
+        let fewer_anew = fewer.min(self.anew - self.again);
         BandFrames {
             inputs: self.inputs.saturating_sub(fewer - fewer_anew),
             anew: self.anew - fewer_anew,
+            again: self.again,
             outputs,
             shortcuts: self.shortcuts.min(outputs),
             outs: self.outs.min(outputs),

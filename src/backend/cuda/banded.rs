@@ -27,8 +27,9 @@ use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
 use division::{Division, Rows, Turns, Under, on_host};
 
-/// Of a block that copies rows.
+/// Of a block that copies rows, and the bytes that it copies at once.
 const THREADS: u64 = 256;
+const COPIED: u64 = 16;
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -138,6 +139,7 @@ impl Cuda {
                 bands.upload.wait_for(arrived)?;
             }
         }
+        self.keep_statistics(&work)?;
         let mut launches = Launches { cuda: self, bands, work: &work, params: None };
         division::go_through(op.input.height, work.division.parts.rows, &mut launches)?;
         let Launches { bands, params, .. } = launches;
@@ -156,6 +158,19 @@ impl Cuda {
         });
         let statistics = statistics.collect::<Result<Vec<_>>>()?;
         self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
+    }
+
+    /// What is made may lie over a frame, and its statistics over those.
+    fn keep_statistics(&self, work: &Work) -> Result<()> {
+        let op = work.division.op;
+        let kept = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
+            At::Device(frame) => Ok((frame.0 + self.precision.data_bytes(op.input), to.0)),
+            At::Host { .. } | At::Anew { .. } => {
+                Err(Error::Internal("statistics that are kept already are to be kept".into()))
+            }
+        });
+        let bytes = (op.layout.groups * 8).next_multiple_of(COPIED);
+        self.copy_bytes(work, &kept.collect::<Result<Vec<_>>>()?, bytes)
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.
@@ -370,6 +385,10 @@ impl Cuda {
     /// Copies rows of input frames within the device's memory: from where they begin to where they go.
     fn copy_rows(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>) -> Result<()> {
         let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
+        self.copy_bytes(work, frames, bytes)
+    }
+
+    fn copy_bytes(&self, work: &Work, frames: &[(u64, u64)], bytes: u64) -> Result<()> {
         if frames.is_empty() || bytes == 0 {
             return Ok(());
         }

@@ -131,9 +131,6 @@ impl Cuda {
         let grid = geometry::grid(layout, input);
         let Band { rows, seen } = band.unwrap_or(Band { rows: 0..grid.height, seen: 0..input.height });
         let choice = self.choose(layout, grid, &rows)?;
-        if Kind::of(layout)? == Kind::In && rows != (0..grid.height) {
-            return Err(Error::Internal("the kernel that reads pixels knows no bands".into()));
-        }
         for frame in frames {
             self.check_frame((block, layout), (input, seen.end - seen.start), (output, rows.clone()), frame)?;
         }

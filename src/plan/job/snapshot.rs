@@ -59,11 +59,14 @@ impl Job {
 
 impl Clip {
     fn remembered<'a>(&'a self, job: &'a Job) -> impl Iterator<Item = Remembered> + 'a {
-        self.histories.iter().zip(&self.cut.past).flat_map(|(history, past)| {
-            let on_host = *past == Past::Host;
+        let remembered = |slot: Slot, on_host: bool| {
             let pool = if on_host { &job.pools.past } else { &job.pools.frames };
-            history.frames.iter().map(move |slot| Remembered { slot: *slot, on_host, bytes: pool.slot_bytes(*slot) })
-        })
+            Remembered { slot, on_host, bytes: pool.slot_bytes(slot) }
+        };
+        let frames = self.histories.iter().zip(&self.cut.past).flat_map(move |(history, past)| {
+            history.frames.iter().map(move |slot| remembered(*slot, *past == Past::Host))
+        });
+        frames.chain(self.statistics.iter().flatten().map(move |slot| remembered(*slot, false)))
     }
 
     /// Counts `taken` more input frames, of which each stage has made `computed` frames.

@@ -72,7 +72,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
 
     fetch_weights(p, frame, column, shared);
     const int end = min((run + 1) * RUN, p.tiles_x);
-    fetch_patch(p, frame, run * RUN * COLS, row * ROWS, shared.patch[0]);
+    const int y = p.first_row + row * ROWS;
+    fetch_patch(p, frame, run * RUN * COLS, y, shared.patch[0]);
     if (threadIdx.x < PADDED_TAPS) {
         // The tap beyond the last has zero weights; it looks where the first tap looks, which is seen in any case.
         const int tap = threadIdx.x % (TERMS * TAPS);
@@ -85,7 +86,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
 
     for (int i = run * RUN; i < end; ++i) {
         Tile tile;
-        tile.column = column, tile.phase = 0, tile.frame = frame_index, tile.x = i * COLS, tile.y = row * ROWS;
+        tile.column = column, tile.phase = 0, tile.frame = frame_index, tile.x = i * COLS, tile.y = y;
         const int stage = (i - run * RUN) % 2;
         copy_wait<0>();
         __syncthreads();  // everyone's copies have come, and nobody reads the patch of the tile before any more

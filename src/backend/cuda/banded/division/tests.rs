@@ -67,6 +67,8 @@ enum Past {
     Host,
     /// Kept frames are written over those of the past.
     Device,
+    /// Made anew before the fresh ones, and kept like them.
+    Again,
 }
 
 struct Run<'a> {
@@ -217,15 +219,17 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     let elsewhere = |i: usize| HostFrame(i as u64 * 1000);
     let kept: Vec<Kept> = (0..2)
         .map(|i| match past {
-            Past::Device => Kept::Device(put(&mut memory, &|r| Row::Input(i, r), row)),
+            Past::Device | Past::Again => Kept::Device(put(&mut memory, &|r| Row::Input(i, r), row)),
             Past::Host | Past::None => Kept::Host(elsewhere(i)),
         })
         .collect();
-    let past_frames = if past == Past::None { &[][..] } else { &kept[..] };
-    let inputs: Vec<FrameAt> = (0..count)
+    let past_frames = if matches!(past, Past::None | Past::Again) { &[][..] } else { &kept[..] };
+    let again = if past == Past::Again { 2 } else { 0 };
+    let inputs: Vec<FrameAt> = (0..again + count)
         .map(|i| match fresh {
+            _ if i < again => At::Anew { index: i, statistics: Frame(0) },
             Fresh::Host => At::Host { frame: elsewhere(9 + i), statistics: Frame(0) },
-            Fresh::Anew if i > 0 => At::Anew { index: i - 1, statistics: Frame(0) },
+            Fresh::Anew if i > again => At::Anew { index: i - 1, statistics: Frame(0) },
             _ => At::Device(put(&mut memory, &|r| Row::Raw(i, r), row)),
         })
         .collect();
@@ -236,17 +240,18 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
                 1 => At::Host { frame: elsewhere(20 + i), statistics: Frame(0) },
                 _ => At::Anew { index: i, statistics: Frame(0) },
             });
-            let out = match (fresh, inputs[i]) {
+            let out = match (fresh, inputs[again + i]) {
                 (Fresh::Own, own) => own,
                 _ if out_away => At::Host { frame: elsewhere(30 + i), statistics: Frame(0) },
                 _ => At::Device(put(&mut memory, &|r| Row::Out(usize::MAX, r), row)),
             };
-            let first = (past_frames.len() + i).saturating_sub(2);
-            let terms = (first..=past_frames.len() + i).zip(0u8..).collect();
+            let input = past_frames.len() + again + i;
+            let terms = (input.saturating_sub(2)..=input).zip(0u8..).collect();
             BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
         })
         .collect();
-    let keep: Vec<(usize, Kept)> = (count.saturating_sub(2)..count).zip(kept.iter().copied()).collect();
+    let keep = (inputs.len().saturating_sub(2)..inputs.len()).zip(kept.iter().copied());
+    let keep: Vec<(usize, Kept)> = keep.collect();
     let mut op = BandedOp {
         weights: &(),
         layout: &layout,
@@ -254,6 +259,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         past: past_frames,
         fresh: &inputs,
         keep: &keep,
+        keep_statistics: &[],
         frames: &frames,
         anew: None,
         statistics: false,
@@ -283,7 +289,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
 fn every_row_is_where_a_band_reads_it() {
     for height in [2, 16, 18, 52, 100, 160, 262] {
         for count in [1, 2, 3, 5] {
-            for past in [Past::None, Past::Host, Past::Device] {
+            for past in [Past::None, Past::Host, Past::Device, Past::Again] {
                 for fresh in [Fresh::Device, Fresh::Own, Fresh::Host, Fresh::Anew] {
                     for (out_away, room) in [(false, 1), (true, 1), (false, 3)] {
                         check(height, count, past, fresh, out_away, room);
@@ -307,6 +313,7 @@ fn bands_that_were_not_planned_are_refused() {
         past: &[],
         fresh: &fresh,
         keep: &[],
+        keep_statistics: &[],
         frames: &frames,
         anew: None,
         statistics: false,

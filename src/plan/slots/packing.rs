@@ -1,6 +1,6 @@
 //! Packs frames whose lives are known into as little memory as a simple rule finds: each as low as those allow that live at the
-//! same time, first the largest, or those that live long, or both. Then those sooner that ended up above what should do, a few
-//! times over; and whatever took the least.
+//! same time, first the largest, or those that live long, or both, or those that live when most is taken. Then those sooner that
+//! ended up above what should do, a few times over; and whatever took the least.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -12,8 +12,10 @@ const REACH: usize = 3;
 /// Slices until frames find the same places again. Frames of the past follow one another in rings of two, three or more, which
 /// pack best into a whole number of rounds.
 const PERIOD: usize = 6;
-/// Orders that are tried, from each that one begins with.
-const TRIES: usize = 12;
+/// Orders that are tried, from each that one begins with: fewer where more frames meet more others, but never too few.
+const MEETINGS: usize = 300_000;
+const FEWEST_TRIES: usize = 12;
+const MOST_TRIES: usize = 150;
 /// How much sooner frames are placed that would not fit: by what their turn is divided.
 const ALL_THE_WAY: usize = usize::MAX;
 const HALF_WAY: usize = 2;
@@ -82,6 +84,7 @@ impl Recording {
         });
         let lives_with: Vec<Vec<usize>> = lives_with.collect();
         let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(self.clock)).collect();
+        let crowds = self.crowds(&frames);
         let in_order = |key: &dyn Fn(usize) -> (u128, u64)| {
             let mut order: Vec<usize> = (0..frames.len()).collect();
             order.sort_by_key(|i| Reverse(key(*i)));
@@ -91,6 +94,7 @@ impl Recording {
             in_order(&|i| (u128::from(frames[i].bytes) * u128::from(longest[i]), 0)),
             in_order(&|i| (u128::from(longest[i]), frames[i].bytes)),
             in_order(&|i| (u128::from(frames[i].bytes), u64::MAX - frames[i].lives[0].0)),
+            in_order(&|i| (u128::from(crowds[i]), frames[i].bytes)),
         ];
         let mut best = (Vec::new(), u64::MAX);
         for (order, sooner) in orders.iter().flat_map(|order| [(order, ALL_THE_WAY), (order, HALF_WAY)]) {
@@ -98,6 +102,26 @@ impl Recording {
         }
         let (places, bytes) = best;
         Packed::new(&frames, &places, bytes, repeats)
+    }
+
+    /// Of each frame, the most bytes that were in use at a time while it lived.
+    fn crowds(&self, frames: &[Frame]) -> Vec<u64> {
+        let mut ends: Vec<(u64, u64)> = self.lives.iter().map(|life| (life.to, life.bytes)).collect();
+        ends.sort_unstable();
+        let (mut ends, mut bytes) = (ends.into_iter().peekable(), 0);
+        let takes = self.lives.iter().map(|life| {
+            while let Some((_, gone)) = ends.next_if(|(to, _)| *to <= life.from) {
+                bytes -= gone;
+            }
+            bytes += life.bytes;
+            (life.from, bytes)
+        });
+        let takes: Vec<(u64, u64)> = takes.collect();
+        let crowd = |(from, to): &(u64, u64)| {
+            let begun = takes.partition_point(|(at, _)| at < from);
+            takes[begun..].iter().take_while(|(at, _)| at < to).map(|(_, bytes)| *bytes).max().unwrap_or(0)
+        };
+        frames.iter().map(|frame| frame.lives.iter().map(crowd).max().unwrap_or(0)).collect()
     }
 
     /// Places frames in this order, and in others where those come sooner that would not fit. `best`: where they lie, and the
@@ -111,7 +135,8 @@ impl Recording {
         best: &mut (Vec<u64>, u64),
     ) {
         let mut least = u64::MAX;
-        for _ in 0..TRIES {
+        let meetings = lives_with.iter().map(Vec::len).sum::<usize>().max(1);
+        for _ in 0..(MEETINGS / meetings).clamp(FEWEST_TRIES, MOST_TRIES) {
             if best.1 <= self.most_bytes {
                 return;
             }

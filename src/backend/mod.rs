@@ -17,7 +17,7 @@ pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
     Affine, AnewOp, AttentionOp, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame, ConvOp, Frame,
-    FrameAt, HostFrame, HostStream, Kept, LoadOp, NormOp, Posterior, StoreOp, Term, Terms,
+    FrameAt, HostFrame, HostStream, Kept, LoadOp, NormOp, PastFrame, Posterior, StoreOp, Term, Terms,
 };
 pub use precision::Precision;
 

@@ -1,6 +1,6 @@
 //! The operations, as plain descriptions.
 
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, View};
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, PastAt, View};
 
 /// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -129,6 +129,9 @@ impl Kept {
 /// A frame on the device; or elsewhere, with its statistics on the device.
 pub type FrameAt = At<Frame, HostFrame>;
 
+/// A frame of the past.
+pub type PastFrame = PastAt<Frame, HostFrame>;
+
 /// One output frame of a [`BandedOp`].
 #[derive(Debug, Clone)]
 pub struct BandedFrame {
@@ -160,19 +163,22 @@ impl<C> Clone for AnewOp<'_, C> {
 
 impl<C> Copy for AnewOp<'_, C> {}
 
-/// A convolution in bands of rows. Fresh frames are normalised on their way into a band, from host memory or made anew too; those
-/// of the past come from host memory, or are read where they lie on the device; some are kept for the future. Nothing lies whole on
-/// the device but what the host of the operation put there. Without a norm, fresh frames are read where they lie, on the device.
+/// A convolution in bands of rows. Fresh frames are normalised on their way into a band, from host memory or made anew too; of the
+/// past, some columns are on the device, and the others come from host memory; some frames are kept for the future. Nothing lies
+/// whole on the device but what the host of the operation put there. Without a norm, fresh frames are read where they lie, on the
+/// device.
 #[derive(Debug)]
 pub struct BandedOp<'a, C> {
     pub weights: &'a C,
     pub layout: &'a ConvLayout,
     pub input: FrameShape,
     /// Normalised, without statistics.
-    pub past: &'a [Kept],
+    pub past: &'a [PastFrame],
     pub fresh: &'a [FrameAt],
     /// Which fresh frames to keep, and where: in a place of `past` only if that is on the device.
-    pub keep: &'a [(usize, Kept)],
+    pub keep: &'a [(usize, PastFrame)],
+    /// How many columns of past and kept frames are on the device. The others are in host memory; both as frames of their own.
+    pub near_columns: u64,
     /// Which fresh frames that are on the device will be made anew, and where their statistics are to be kept.
     pub keep_statistics: &'a [(usize, Frame)],
     pub frames: &'a [BandedFrame],
@@ -190,7 +196,7 @@ impl<C> BandedOp<'_, C> {
     /// What [`super::Backend::band_bytes`] is asked for.
     pub fn frames_in_band(&self) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
-        let past = self.past.iter().filter(|past| matches!(past, Kept::Host(_))).count();
+        let past = self.past.iter().filter(|past| past.far.is_some()).count();
         BandFrames::new(self.layout, past, self.fresh, frames)
     }
 }

@@ -7,13 +7,13 @@ use super::settings::{Latent, PixelRange, Settings};
 use super::{Control, Progress};
 use crate::backend::{
     Affine, AnewOp, AttentionOp, Backend, BandedFrame, BandedOp, Blend, BlendOp, CarryFrame, CarryOp, ConvFrame,
-    ConvOp, Frame, FrameAt, HostFrame, Kept, LoadOp, NormOp, Posterior, Stop, StoreOp, Term, Terms,
+    ConvOp, Frame, FrameAt, HostFrame, LoadOp, NormOp, PastFrame, Posterior, Stop, StoreOp, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::Direction;
-use crate::plan::{Banded, Carrying, Job, Layout, Pools, Slot, SlotAt, SlotPool, Step};
-use crate::tensor::{At, DType, View};
+use crate::plan::{Banded, Carrying, Job, Layout, PastSlots, Pools, Slot, SlotAt, SlotPool, Step};
+use crate::tensor::{At, DType, PastAt, View};
 
 /// The range that the authors clamp the log-variance to.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
@@ -126,13 +126,9 @@ impl<B: Backend> Runner<'_, B> {
     }
 
     fn banded(&mut self, layout: &Layout, pools: &Pools, step: &Banded, stop: &mut Stop) -> Result<()> {
-        let kept = |slot: Slot| match step.past_on_host {
-            true => Ok(Kept::host(place(&pools.past, slot)?.0)),
-            false => Ok(Kept::Device(place(&pools.frames, slot)?)),
-        };
-        let past = step.past.iter().map(|slot| kept(*slot)).collect::<Result<Vec<_>>>()?;
+        let past = step.past.iter().map(|past| past_at(pools, *past)).collect::<Result<Vec<_>>>()?;
         let fresh = step.fresh.iter().map(|at| frame_at(pools, *at)).collect::<Result<Vec<_>>>()?;
-        let keep = step.keep.iter().map(|(i, slot)| Ok((*i, kept(*slot)?))).collect::<Result<Vec<_>>>()?;
+        let keep = step.keep.iter().map(|(i, to)| Ok((*i, past_at(pools, *to)?))).collect::<Result<Vec<_>>>()?;
         let keep_statistics = step.keep_statistics.iter().map(|(i, slot)| Ok((*i, place(&pools.frames, *slot)?)));
         let keep_statistics = keep_statistics.collect::<Result<Vec<_>>>()?;
         let frames = step.frames.iter().map(|frame| banded_frame(pools, frame)).collect::<Result<Vec<_>>>()?;
@@ -147,6 +143,7 @@ impl<B: Backend> Runner<'_, B> {
             past: &past,
             fresh: &fresh,
             keep: &keep,
+            near_columns: step.near_columns,
             keep_statistics: &keep_statistics,
             frames: &frames,
             anew: step.anew.as_ref().map(|anew| AnewOp {
@@ -292,6 +289,13 @@ fn frame_at(pools: &Pools, at: SlotAt) -> Result<FrameAt> {
             At::Host { frame: HostFrame(place(&pools.past, frame)?.0), statistics: place(&pools.frames, statistics)? }
         }
         At::Anew { index, statistics } => At::Anew { index, statistics: place(&pools.frames, statistics)? },
+    })
+}
+
+fn past_at(pools: &Pools, past: PastSlots) -> Result<PastFrame> {
+    Ok(PastAt {
+        near: past.near.map(|slot| place(&pools.frames, slot)).transpose()?,
+        far: past.far.map(|slot| Ok(HostFrame(place(&pools.past, slot)?.0))).transpose()?,
     })
 }
 

@@ -6,9 +6,9 @@ use super::clip::{Clip, Schedule};
 use super::cut::{PAST_FRAMES, Past};
 use super::layers::Side;
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{Anew, Banded, BandedFrame, SlotAt, Step};
+use super::step::{Anew, Banded, BandedFrame, PastSlots, SlotAt, Step};
 use crate::model::LayerId;
-use crate::tensor::At;
+use crate::tensor::{At, PastAt};
 
 /// Frames that go into a layer for the first time.
 #[derive(Clone, Copy)]
@@ -32,7 +32,7 @@ impl Clip {
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
-        let past: Vec<Slot> = self.histories[layer].frames.iter().copied().collect();
+        let past: Vec<PastSlots> = self.pasts[layer].iter().copied().collect();
         let again = if self.cut.past[layer] == Past::Again { std::mem::take(&mut self.again) } else { Vec::new() };
         let (Fresh::Shared(inputs) | Fresh::Own(inputs)) = fresh;
         let own = match fresh {
@@ -63,21 +63,22 @@ impl Clip {
         let keep = match self.cut.past[layer] {
             // What was made again is there for its chunk.
             Past::Again if frames.end == self.chunk_end => {
-                self.histories[layer].frames.drain(..).for_each(|slot| to.pools.frames.drop(slot));
+                self.pasts[layer].drain(..).for_each(|past| drop_past(past, to.pools));
                 Vec::new()
             }
-            Past::Host | Past::Near | Past::Again => self.remember(layer, read.clone(), to.pools),
+            Past::Bands { .. } | Past::Again => self.remember(layer, read, to.pools),
             Past::Device => Vec::new(),
         };
         let keep_statistics = match self.cut.past[layer] {
             Past::Again => self.remember_statistics(layer, frames.clone(), again.len(), &mut to.pools.frames),
-            Past::Host | Past::Near | Past::Device => Vec::new(),
+            Past::Bands { .. } | Past::Device => Vec::new(),
         };
         let is_again = !again.is_empty();
         let fresh = [again, inputs.to_vec()].concat();
-        let (input, past_on_host) = (self.shapes.layers[layer], self.cut.past[layer] == Past::Host);
+        let input = self.shapes.layers[layer];
+        let near_columns = self.cut.past[layer].near_columns(input.width);
         let mut step =
-            Banded { layer, input, past, fresh, keep, past_on_host, keep_statistics, frames: jobs, anew: None };
+            Banded { layer, input, past, fresh, keep, near_columns, keep_statistics, frames: jobs, anew: None };
         if step.frames_made_anew() > 0 {
             step.anew.clone_from(&self.anew);
         }
@@ -161,7 +162,7 @@ impl Clip {
             past,
             fresh,
             keep,
-            past_on_host: false,
+            near_columns: input.width,
             keep_statistics: vec![],
             frames,
             anew: None,
@@ -176,29 +177,32 @@ impl Clip {
     }
 
     /// Finds places for the inputs of `frames` that later frames see, and gives those of older ones back.
-    fn remember(&mut self, layer: LayerId, frames: Range<u64>, pools: &mut Pools) -> Vec<(usize, Slot)> {
-        let (oldest, bytes) = (self.oldest(layer, frames.end), self.shapes.past_bytes(layer));
-        let on_host = self.cut.past[layer] == Past::Host;
-        let pool = if on_host { &mut pools.past } else { &mut pools.frames };
-        let history = &mut self.histories[layer];
-        history.first = frames.start - history.frames.len() as u64;
-        let mut given_back = Vec::new();
-        while history.first < oldest && !history.frames.is_empty() {
-            given_back.extend(history.frames.pop_front());
-            history.first += 1;
-        }
-        let new = oldest.max(frames.start)..frames.end;
+    fn remember(&mut self, layer: LayerId, frames: Range<u64>, pools: &mut Pools) -> Vec<(usize, PastSlots)> {
+        let (oldest, bytes) = (self.oldest(layer, frames.end), self.shapes.past[layer]);
+        let past = &mut self.pasts[layer];
+        let gone = oldest.saturating_sub(frames.start - past.len() as u64).min(past.len() as u64) as usize;
+        let given_back: Vec<PastSlots> = past.drain(..gone).collect();
         // On the device a row is read before it is written. Host memory is read and written by two copy engines.
-        let reused = if on_host { 0 } else { given_back.len().min(new.clone().count()) };
-        let mut places: Vec<Slot> = given_back.drain(..reused).collect();
-        // A ring of places, where everything else that is there is a ring too.
-        let outlives = self.shared && self.cut.past[layer] != Past::Again;
-        let life = if outlives || on_host { Life::Free } else { Life::Scheduled };
-        places.extend(new.clone().skip(reused).map(|_| pool.take(bytes, life)));
-        given_back.into_iter().for_each(|slot| pool.drop(slot));
-        history.frames.extend(&places);
-        new.map(|frame| (frame - frames.start) as usize).zip(places).collect()
+        let mut reused = given_back.iter().filter_map(|past| past.near);
+        // The next frame takes the place of one that is forgotten. What is made again is there for its chunk.
+        let life = if self.cut.past[layer] == Past::Again { Life::Scheduled } else { Life::Free };
+        let new = oldest.max(frames.start)..frames.end;
+        let places = new.map(|frame| {
+            let near = bytes.near.map(|bytes| reused.next().unwrap_or_else(|| pools.frames.take(bytes, life)));
+            let far = bytes.far.map(|bytes| pools.past.take(bytes, Life::Free));
+            ((frame - frames.start) as usize, PastAt { near, far })
+        });
+        let places: Vec<(usize, PastSlots)> = places.collect();
+        reused.for_each(|slot| pools.frames.drop(slot));
+        given_back.iter().filter_map(|past| past.far).for_each(|slot| pools.past.drop(slot));
+        past.extend(places.iter().map(|(_, place)| *place));
+        places
     }
+}
+
+pub(super) fn drop_past(past: PastSlots, pools: &mut Pools) {
+    past.near.into_iter().for_each(|slot| pools.frames.drop(slot));
+    past.far.into_iter().for_each(|slot| pools.past.drop(slot));
 }
 
 /// The slots of frames, unless any of them is elsewhere.

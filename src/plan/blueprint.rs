@@ -1,6 +1,6 @@
 //! A plan with everything a run needs to follow it, made by rehearsing the schedule.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Costs;
@@ -11,7 +11,7 @@ use super::search::Request;
 use super::slots::{Packed, Pools};
 use super::step::Step;
 use crate::model::{Direction, LayerId, Network};
-use crate::tensor::{FrameShape, HostMemory, Shape};
+use crate::tensor::{BandFrames, FrameShape, HostMemory, Shape};
 
 /// A way to do the job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
@@ -42,26 +42,36 @@ impl Request {
     pub(super) fn rehearse(&self, layout: Layout, costs: &dyn Costs) -> Blueprint {
         let network = Arc::clone(&self.network);
         let frames = (self.input.frames > 0).then_some(self.input.frames);
-        let mut scratch = Scratch { costs, network: &self.network, known: HashMap::new(), bands: 0, bands_from: 0 };
+        let mut scratch = Scratch::new(costs, &self.network);
         let clock = Clock { network: &network, costs, rates: costs.rates() };
-        let (mut estimate, mut work) = (Estimate::default(), 0);
+        let (mut all, mut slice) = (Pace::default(), Pace::default());
         let output = network.output_shape(layout.input);
         let staging = [largest_load(&layout), output.with_channels(stored_channels(&network))];
         let staging = staging.map(|shape| costs.staging_bytes(shape));
         let rehearsed = one_clip(&layout);
         let job = Job::new(rehearsed, frames, Pools::default(), costs);
-        let slices = if goes_on(frames, layout.cut.slice) { STEADY_SLICES } else { usize::MAX };
-        let mut pools = job.rehearse(None, slices, |step| {
+        let is_long = frames.is_none_or(|frames| frames > 1 + (STEADY_SLICES as u64 + 1) * layout.cut.slice);
+        let slices = if is_long { STEADY_SLICES } else { usize::MAX };
+        let mut pools = job.rehearse(None, slices, |number, step| {
             scratch.meet(step);
-            clock.meet(step, &mut estimate);
-            work += step.work(&network);
+            if number != slice.number {
+                slice = Pace { number, ..Pace::default() };
+            }
+            for pace in [&mut all, &mut slice] {
+                clock.meet(step, &mut pace.estimate);
+                pace.work += step.work(&network);
+            }
         });
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {
             // Every frame of the clip waits for its last tile.
             pools.frames.provide(costs.frame_bytes(output), network.output_frames(frames));
         }
         let all_work = layout.work(frames.unwrap_or(STREAM_FRAMES));
-        let (bands, bands_from, most) = (scratch.bands, scratch.bands_from, scratch.most());
+        // The rest of a long clip is like the last slice; other clips and tiles are like this one.
+        let like = if is_long { &slice } else { &all };
+        let rest = all_work.saturating_sub(all.work) as f64 / like.work.max(1) as f64;
+        let estimate = all.estimate.plus(like.estimate.times(rest));
+        let (bands, bands_from, most) = (scratch.most_bands(), scratch.bands_from, scratch.most());
         let mut blueprint = Blueprint {
             frames,
             scratch: most.max(layout.grid.as_ref().map_or(0, |_| costs.fade_bytes(output))),
@@ -73,7 +83,7 @@ impl Request {
             weight_bytes: self.weight_bytes,
             load_bytes: self.load_bytes,
             input: self.input,
-            estimate: estimate.times(all_work as f64 / work.max(1) as f64),
+            estimate,
             layout,
             pools,
         };
@@ -82,8 +92,16 @@ impl Request {
     }
 }
 
+/// How long work took, in a slice or in all.
+#[derive(Default)]
+struct Pace {
+    number: usize,
+    estimate: Estimate,
+    work: u64,
+}
+
 /// Slices after which every layer has all the past it will ever have, and one more.
-const STEADY_SLICES: usize = 5;
+const STEADY_SLICES: usize = 3;
 /// A stream's time is compared as that of a clip of so many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
 
@@ -118,12 +136,9 @@ impl Blueprint {
         let (slice, rate) = (self.layout.cut.slice, self.layout.network.latent_rate());
         let repeats = goes_on(self.frames, slice);
         let rehearsed = one_clip(&self.layout);
-        if repeats || loose {
-            let slices = if repeats { Packed::TELLING_SLICES } else { usize::MAX };
-            let job = Job::new(rehearsed.clone(), self.frames, self.pools.emptied(loose), costs);
-            self.pools = job.rehearse(None, slices, |_| {});
-        }
-        self.pools = self.pools.pack(repeats);
+        let slices = if repeats { Packed::TELLING_SLICES } else { usize::MAX };
+        let job = Job::new(rehearsed.clone(), self.frames, self.pools.emptied(loose), costs);
+        self.pools = job.rehearse(None, slices, |_, _| {}).pack(repeats);
         let (telling, period) = (Packed::TELLING_SLICES as u64, Packed::PERIOD as u64 * slice);
         let endings: Vec<u64> = match self.frames {
             _ if !repeats || loose => Vec::new(),
@@ -139,7 +154,7 @@ impl Blueprint {
         };
         for frames in endings {
             let job = Job::new(rehearsed.clone(), self.frames.map(|_| frames), self.pools.clone(), costs);
-            self.pools.cover_partial(&job.rehearse(Some(frames), usize::MAX, |_| {}));
+            self.pools.cover_partial(&job.rehearse(Some(frames), usize::MAX, |_, _| {}));
         }
         self.add_up(costs);
         self
@@ -172,13 +187,17 @@ struct Scratch<'a> {
     costs: &'a dyn Costs,
     network: &'a Network,
     known: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
-    /// Of the bands under way, for the step that takes the most.
-    bands: u64,
+    /// What is in a band of each layer.
+    bands: HashMap<(LayerId, FrameShape), HashSet<BandFrames>>,
     /// Before them, for the largest frame that is made in parts.
     bands_from: u64,
 }
 
-impl Scratch<'_> {
+impl<'a> Scratch<'a> {
+    fn new(costs: &'a dyn Costs, network: &'a Network) -> Scratch<'a> {
+        Scratch { costs, network, known: HashMap::new(), bands: HashMap::new(), bands_from: 0 }
+    }
+
     fn meet(&mut self, step: &Step) {
         let (costs, network) = (self.costs, self.network);
         match step {
@@ -195,11 +214,8 @@ impl Scratch<'_> {
                 let (layout, frames) = (&network.layers[banded.layer].layout, banded.frames.len() as u64);
                 let bytes = || costs.conv_scratch(layout, banded.input, frames);
                 self.known.entry((Some(banded.layer), banded.input, frames)).or_insert_with(bytes);
-                // A clip may end with any number of frames, and bands of fewer frames have more rows.
-                let most = banded.frames_in_band(layout);
-                let bytes = (1..=most.outputs).map(|frames| costs.band_bytes(layout, banded.input, most.fewer(frames)));
-                let bytes = bytes.map(|bytes| bytes.expect("planned for a device that can"));
-                self.bands = self.bands.max(bytes.max().unwrap_or(0));
+                let bands = self.bands.entry((banded.layer, banded.input)).or_default();
+                bands.insert(banded.frames_in_band(layout));
                 let for_statistics = banded.frames.iter().any(|frame| frame.out.is_anew());
                 let made = match &banded.anew {
                     Some(anew) => Some((anew.layer, anew.input)),
@@ -217,6 +233,17 @@ impl Scratch<'_> {
             | Step::Blend { .. }
             | Step::Store { .. } => {}
         }
+    }
+
+    /// Bytes of the bands under way. Those of few frames would have more rows, but need not.
+    fn most_bands(&self) -> u64 {
+        let of_layer = |((layer, input), bands): (&(LayerId, FrameShape), &HashSet<BandFrames>)| {
+            let layout = &self.network.layers[*layer].layout;
+            let outputs = bands.iter().map(|band| band.outputs).max()?;
+            let bytes = bands.iter().map(|band| self.costs.band_bytes(layout, *input, BandFrames { outputs, ..*band }));
+            bytes.map(|bytes| bytes.expect("planned for a device that can")).max()
+        };
+        self.bands.iter().filter_map(of_layer).max().unwrap_or(0)
     }
 
     fn most(&self) -> u64 {

@@ -8,14 +8,14 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::Costs;
-use super::banded::Fresh;
+use super::banded::{Fresh, drop_past};
 use super::cut::{Cut, PAST_FRAMES, Past, repeatable};
 use super::job::{Layout, goes_on};
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{Anew, SlotAt, Step};
+use super::step::{Anew, PastSlots, SlotAt, Step};
 use crate::model::{Block, LayerId, Network, Stage};
-use crate::tensor::{FrameShape, Prologue, Window};
+use crate::tensor::{FrameShape, PastAt, Prologue, Window};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -49,11 +49,13 @@ pub struct Shapes {
     pub(super) carries: Vec<Option<u64>>,
     /// Of the statistics of a frame that is not on the device.
     pub(super) statistics: u64,
+    /// Of a frame of each layer's past on the device and in host memory, where the layer works in bands.
+    pub(super) past: Vec<PastAt<u64, u64>>,
     pub(super) adds_in_place: bool,
 }
 
 impl Shapes {
-    pub fn new(network: &Network, input: FrameShape, costs: &dyn Costs) -> Shapes {
+    pub fn new(network: &Network, cut: &Cut, input: FrameShape, costs: &dyn Costs) -> Shapes {
         let layers = network.input_shapes(input);
         let bytes = network
             .layers
@@ -65,7 +67,13 @@ impl Shapes {
             separate.then(|| costs.frame_bytes(*shape))
         });
         let carries = network.layers.iter().zip(&layers).map(|(layer, shape)| costs.carry_bytes(&layer.layout, *shape));
+        let past = cut.past.iter().zip(&layers).map(|(past, shape)| {
+            let near = past.near_columns(shape.width);
+            let columns = |width: u64| (width > 0).then(|| costs.frame_bytes(FrameShape { width, ..*shape }));
+            PastAt { near: columns(near), far: columns(shape.width - near) }
+        });
         Shapes {
+            past: past.collect(),
             input,
             input_bytes: costs.frame_bytes(input),
             bytes: bytes.collect(),
@@ -128,6 +136,8 @@ pub struct Clip {
     pub(super) again: Vec<SlotAt>,
     /// Of each layer whose past is made again, the statistics of these frames.
     pub(super) statistics: Vec<VecDeque<Slot>>,
+    /// The past of each layer that works in bands.
+    pub(super) pasts: Vec<VecDeque<PastSlots>>,
 }
 
 impl Clip {
@@ -136,7 +146,7 @@ impl Clip {
         let (shared, goes_on) = (layout.is_shared(), goes_on(frames, layout.cut.slice));
         let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
         let histories: Vec<History> = network.layers.iter().map(|_| History::default()).collect();
-        let statistics = vec![VecDeque::new(); histories.len()];
+        let (statistics, pasts) = (vec![VecDeque::new(); histories.len()], vec![VecDeque::new(); histories.len()]);
         let computed = vec![0; network.stages.len()];
         // A slice that is shorter than the others comes first: there is no past yet that would have to move for few frames.
         let more = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % cut.slice);
@@ -163,6 +173,7 @@ impl Clip {
             anew: None,
             again: Vec::new(),
             statistics,
+            pasts,
         };
         clip.look_ahead();
         clip
@@ -218,11 +229,10 @@ impl Clip {
 
     /// Gives back the frames that were kept for a future that will not come.
     pub fn forget(&mut self, pools: &mut Pools) {
-        for (history, past) in self.histories.iter_mut().zip(&self.cut.past) {
-            let pool = if *past == Past::Host { &mut pools.past } else { &mut pools.frames };
-            history.frames.drain(..).for_each(|slot| pool.drop(slot));
-        }
-        self.statistics.iter_mut().flat_map(|slots| slots.drain(..)).for_each(|slot| pools.frames.drop(slot));
+        let frames = self.histories.iter_mut().flat_map(|history| history.frames.drain(..));
+        let statistics = self.statistics.iter_mut().flat_map(|slots| slots.drain(..));
+        frames.chain(statistics).for_each(|slot| pools.frames.drop(slot));
+        self.pasts.iter_mut().flat_map(|past| past.drain(..)).for_each(|past| drop_past(past, pools));
     }
 
     /// Takes the next input frame.
@@ -286,7 +296,7 @@ impl Clip {
     /// first: there is none yet, and if they were left over at the end they would have to move all of it.
     fn chunk(&self, stage: usize) -> u64 {
         let chunk = self.cut.chunks[stage];
-        let moves_past = || self.network.stages[stage].body().any(|layer| self.cut.past[layer] == Past::Host);
+        let moves_past = || self.network.stages[stage].body().any(|layer| self.cut.past[layer].moves());
         if self.computed[stage] > 0 || !moves_past() {
             return chunk;
         }
@@ -394,7 +404,7 @@ impl Clip {
                 let shortcut = self.network.layers[second].layout.shortcut;
                 // What a band of the second layer makes with a shortcut, it writes over what it read.
                 let h_left = match (self.cut.past[second], shortcut) {
-                    (Past::Near | Past::Host | Past::Again, Some(_)) => left,
+                    (Past::Bands { .. } | Past::Again, Some(_)) => left,
                     _ => self.left(second),
                 };
                 let h = match self.cut.past[first] {

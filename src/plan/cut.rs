@@ -9,12 +9,32 @@ use crate::tensor::{FrameShape, Prologue, Window};
 pub enum Past {
     /// In the device's memory, where they were computed.
     Device,
-    /// In the device's memory too, but the layer works in bands, so that its fresh input needs no second place there.
-    Near,
-    /// In the host's memory, from where they come and to where they go while the layer works.
-    Host,
+    /// The layer works in bands. So many [shares](Past::SHARES) of each row, from the left, are in the device's memory too, where its
+    /// fresh input then needs no second place; the rest is in the host's, from where it comes and to where it goes meanwhile. As
+    /// all rows are shared alike, no band has more to wait for than the others.
+    Bands { near: u8 },
     /// Nowhere: the head of the stage makes them again, band by band, from its own, smaller input.
     Again,
+}
+
+impl Past {
+    /// Of a row.
+    pub const SHARES: u8 = 32;
+    pub const NEAR: Past = Past::Bands { near: Past::SHARES };
+    pub const HOST: Past = Past::Bands { near: 0 };
+
+    /// Whether any of it is in host memory.
+    pub fn moves(self) -> bool {
+        matches!(self, Past::Bands { near } if near < Past::SHARES)
+    }
+
+    /// How many columns of a frame, from the left, are on the device.
+    pub fn near_columns(self, width: u64) -> u64 {
+        match self {
+            Past::Bands { near } => width * u64::from(near) / u64::from(Past::SHARES),
+            Past::Device | Past::Again => width,
+        }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

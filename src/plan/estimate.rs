@@ -16,6 +16,10 @@ pub struct Estimate {
 }
 
 impl Estimate {
+    pub fn plus(self, more: Estimate) -> Estimate {
+        Estimate { seconds: self.seconds + more.seconds, moved: self.moved + more.moved }
+    }
+
     /// Of a job that is so many times as much work, done in the same way.
     pub fn times(self, factor: f64) -> Estimate {
         Estimate { seconds: self.seconds * factor, moved: (self.moved as f64 * factor) as u64 }
@@ -27,6 +31,17 @@ impl Estimate {
 pub struct Detour {
     pub host: f64,
     pub again: f64,
+    /// What it takes to move the past, of which the layer's own arithmetic hides a part; and to copy it within the device.
+    pub moving: f64,
+    pub copying: f64,
+}
+
+impl Detour {
+    /// Of so many chunks.
+    pub fn times(self, chunks: f64) -> Detour {
+        let Detour { host, again, moving, copying } = self;
+        Detour { host: host * chunks, again: again * chunks, moving: moving * chunks, copying: copying * chunks }
+    }
 }
 
 pub struct Clock<'a> {
@@ -41,10 +56,12 @@ impl Clock<'_> {
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);
-                let copied = if banded.past_on_host { 0 } else { banded.keep.len() };
+                let near = FrameShape { width: banded.near_columns, ..banded.input };
                 let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
-                let passes = banded.fresh.len() + copied + anew;
-                let computing = computing + self.made_anew(banded) + self.passes(banded.input, passes);
+                // What is whole on the device is read where it lies.
+                let copied = banded.past.iter().filter(|past| past.far.is_some()).count() + banded.keep.len();
+                let passes = self.passes(banded.input, banded.fresh.len() + anew) + self.passes(near, copied);
+                let computing = computing + self.made_anew(banded) + passes;
                 let moving = self.moving(up, down);
                 (computing.max(moving) + self.rates.beside * moving, up + down)
             }
@@ -60,10 +77,14 @@ impl Clock<'_> {
     /// What becomes of `layer` at `input` when its past leaves the device; `head` is that of its stage, with its own input.
     pub fn detour(&self, layer: LayerId, input: FrameShape, frames: u64, head: (LayerId, FrameShape)) -> Detour {
         let past = PAST_FRAMES * self.costs.frame_bytes(input);
-        let computing = (layer_work(self.network, layer, input) * frames) as f64 / self.rates.products;
+        let computing = (layer_work(self.network, layer, input) * frames) as f64 / self.rates.products
+            + self.passes(input, frames as usize);
         let repeated = layer_work(self.network, head.0, head.1) * PAST_FRAMES;
+        let moving = self.moving(past, past);
         Detour {
-            host: (self.moving(past, past) - computing).max(0.0),
+            host: (moving - computing).max(0.0),
+            moving,
+            copying: self.passes(input, PAST_FRAMES as usize),
             again: repeated as f64 / self.rates.products + self.passes(input, PAST_FRAMES as usize),
         }
     }
@@ -81,13 +102,15 @@ impl Clock<'_> {
         let output = layout.window.output(banded.input, layout.cout);
         let away = |at: &&SlotAt| at.is_away();
         let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.costs.frame_bytes(shape);
-        let (past, kept) = if banded.past_on_host { (banded.past.len(), banded.keep.len()) } else { (0, 0) };
+        let far = FrameShape { width: banded.input.width - banded.near_columns, ..banded.input };
+        let past = banded.past.iter().filter(|past| past.far.is_some()).count();
+        let kept = banded.keep.iter().filter(|(_, to)| to.far.is_some()).count();
         let fresh = banded.fresh.iter().filter(away).count();
         let shortcuts = banded.frames.iter().filter_map(|frame| frame.shortcut.as_ref().map(|(at, _)| at)).filter(away);
         let side = output.with_channels(layout.shortcut.unwrap_or(0));
         let outputs = banded.frames.iter().map(|frame| &frame.out).filter(away).count();
-        let up = bytes(past + fresh, banded.input) + bytes(shortcuts.count(), side);
-        (up, bytes(kept, banded.input) + bytes(outputs, output))
+        let up = bytes(past, far) + bytes(fresh, banded.input) + bytes(shortcuts.count(), side);
+        (up, bytes(kept, far) + bytes(outputs, output))
     }
 
     /// Both ways at the same time.

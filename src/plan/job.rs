@@ -131,7 +131,7 @@ impl Job {
         let mut shapes_of = |input: FrameShape| {
             let known = shapes.iter().find(|s| s.input() == input).cloned();
             known.unwrap_or_else(|| {
-                shapes.push(Arc::new(Shapes::new(&layout.network, input, costs)));
+                shapes.push(Arc::new(Shapes::new(&layout.network, &layout.cut, input, costs)));
                 Arc::clone(shapes.last().expect("just pushed"))
             })
         };
@@ -303,14 +303,14 @@ impl Job {
     }
 
     /// Runs through the schedule without doing the work, for a stream with so many frames, but no further than the first
-    /// `slices`; its slots and the steps seen on the way tell what it takes.
-    pub fn rehearse(mut self, frames: Option<u64>, slices: usize, mut seen: impl FnMut(&Step)) -> Pools {
+    /// `slices`; its slots and the steps seen on the way, with the number of their slice, tell what it takes.
+    pub fn rehearse(mut self, frames: Option<u64>, slices: usize, mut seen: impl FnMut(usize, &Step)) -> Pools {
         loop {
             match self.wait() {
                 _ if self.pools.frames.slices() > slices => return self.pools,
                 Wait::No => {
                     let step = self.queue.pop_front().expect("nothing to wait for");
-                    seen(&step);
+                    seen(self.pools.frames.slices(), &step);
                 }
                 Wait::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),

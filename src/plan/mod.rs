@@ -23,7 +23,7 @@ pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
 pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
-pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, SlotAt, Step};
+pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, PastSlots, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 
 use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
@@ -40,7 +40,8 @@ pub trait Costs {
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;
     /// Whether a convolution may write its output over the frame that it adds to it.
     fn adds_in_place(&self) -> bool;
-    /// Bytes that the bands of a convolution of such frames take. `None` where these cannot lie anywhere but on the device.
+    /// Bytes that the bands of a convolution of such frames take: the more output frames, the fewer rows. It will do for fewer frames
+    /// in bands of as many rows. `None` where these cannot lie anywhere but on the device.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
     /// Bytes of what a convolution carries on to its next frames, where that stands for its past.
     fn carry_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {

@@ -76,7 +76,7 @@ impl Request {
         let (last, can_band) = (cuts.last().expect("there is always one"), self.can_band(whole.costs));
         let mut least = vec![Arc::clone(last)];
         if can_band {
-            least.push(Arc::new(self.without_past(last, false, whole.costs, usize::MAX)));
+            least.push(Arc::new(self.all_moved(last, whole.costs)));
         }
         self.smaller_tiles().into_iter().find_map(|size| {
             let search = Search { grid: self.grid(size), ..whole.clone() };
@@ -109,9 +109,9 @@ impl Request {
         self.input.frames == 1
     }
 
-    /// A cut with the past of some layers off the device: first of those where it costs the least time for the memory. With
-    /// `repeat`, frames are made again where that takes less time than to move them; it takes more memory.
-    fn without_past(&self, cut: &Cut, repeat: bool, costs: &dyn Costs, layers: usize) -> Cut {
+    /// A cut with the past of some layers off the device: first of those where it costs the least time for the memory. It is
+    /// made again where that takes less time than to move it.
+    fn without_past(&self, cut: &Cut, costs: &dyn Costs, layers: usize) -> Cut {
         let repeatable: Vec<LayerId> =
             (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
         // Those that read what is made anew, and those that chunks go through in pieces.
@@ -121,9 +121,9 @@ impl Request {
             .detours(cut, costs)
             .into_iter()
             .filter(|(layer, ..)| !has_made_anew.contains(layer) && !in_pieces.contains(layer))
-            .map(|(layer, detour, bytes)| match repeat && repeatable.contains(&layer) && detour.again < detour.host {
+            .map(|(layer, detour, bytes)| match repeatable.contains(&layer) && detour.again < detour.host {
                 true => (detour.again / bytes, layer, Past::Again),
-                false => (detour.host / bytes, layer, Past::Host),
+                false => (detour.host / bytes, layer, Past::HOST),
             })
             .collect();
         order.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -132,11 +132,18 @@ impl Request {
             cut.past[layer] = past;
         }
         // They work in bands, however much of the past there is room for.
-        has_made_anew.into_iter().for_each(|layer| cut.past[layer] = Past::Host);
+        has_made_anew.into_iter().for_each(|layer| cut.past[layer] = Past::HOST);
         // Each piece needs what the one before it left: that stays on the device for the chunk at least.
         for layer in in_pieces {
-            cut.past[layer] = if repeatable.contains(&layer) { Past::Again } else { Past::Near };
+            cut.past[layer] = if repeatable.contains(&layer) { Past::Again } else { Past::NEAR };
         }
+        cut
+    }
+
+    /// A cut with the past of all layers in host memory, which takes the least.
+    fn all_moved(&self, cut: &Cut, costs: &dyn Costs) -> Cut {
+        let mut cut = cut.clone();
+        movable(&self.network, costs).into_iter().for_each(|(_, layer)| cut.past[layer] = Past::HOST);
         cut
     }
 
@@ -160,15 +167,18 @@ impl Request {
         is_passing(network, stage) && costs.band_bytes(&network.layers[head].layout, shape, frames).is_some()
     }
 
-    /// What each layer would lose that did without its past on the device, and the bytes of a frame of it.
+    /// What each layer would lose that did without its past on the device, in a time that is the same for all of them, and the
+    /// bytes of a frame of it.
     fn detours(&self, cut: &Cut, costs: &dyn Costs) -> Vec<(LayerId, Detour, f64)> {
         let network = &*self.network;
         let clock = Clock { network, costs, rates: costs.rates() };
         let shapes = network.input_shapes(self.input_frame());
+        let frames = network.later_stage_frames(network.config.time_scale());
         let detour = |(stage, layer): (usize, LayerId)| {
             let head = network.stages[stage].head;
             let detour = clock.detour(layer, shapes[layer], cut.chunks[stage], (head, shapes[head]));
-            (layer, detour, costs.frame_bytes(shapes[layer]) as f64)
+            let chunks = frames[stage] as f64 / cut.chunks[stage] as f64;
+            (layer, detour.times(chunks), costs.frame_bytes(shapes[layer]) as f64)
         };
         movable(network, costs).into_iter().map(detour).collect()
     }
@@ -262,7 +272,10 @@ impl Request {
                     halvings => (most * halves / 2) << (halvings - 1),
                 };
                 let allowed = self.chunk.unwrap_or(MOST_CHUNK_FRAMES).min(MOST_CHUNK_FRAMES);
-                let chunks: Vec<u64> = pixels.iter().map(|pixels| chunk(pixels).clamp(1, allowed)).collect();
+                // No more than a slice brings.
+                let chunks = pixels.iter().zip(network.later_stage_frames(slice));
+                let chunks: Vec<u64> =
+                    chunks.map(|(pixels, frames)| chunk(pixels).clamp(1, allowed.min(frames))).collect();
                 // Or no more at a quarter of the resolution than those at half of it go with, so that none have to wait.
                 let mut matched = chunks.clone();
                 if let [Some(half), Some(quarter)] =

@@ -2,7 +2,7 @@
 
 use super::slots::Slot;
 use crate::model::LayerId;
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape};
+use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, PastAt};
 
 /// One output frame of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +28,8 @@ pub struct BandedFrame {
 
 /// A slot of the device's memory; or one of the host's, or none, with a slot of the device's for the statistics.
 pub type SlotAt = At<Slot, Slot>;
+/// Slots of the device's memory and of the host's.
+pub type PastSlots = PastAt<Slot, Slot>;
 
 /// A convolution that goes through its frames in bands of rows, so that its normalised input never lies whole on the device;
 /// nor do frames that come from host memory, or go there, band by band.
@@ -36,13 +38,13 @@ pub struct Banded {
     pub layer: LayerId,
     pub input: FrameShape,
     /// Normalised frames.
-    pub past: Vec<Slot>,
+    pub past: Vec<PastSlots>,
     /// Frames that are normalised on the way, if the layer has a norm.
     pub fresh: Vec<SlotAt>,
     /// Which of the fresh frames to keep once normalised, and where: in a slot of `past` only if that is on the device.
-    pub keep: Vec<(usize, Slot)>,
-    /// Whether past and kept frames are in the pool of the past, in host memory, or lie on the device.
-    pub past_on_host: bool,
+    pub keep: Vec<(usize, PastSlots)>,
+    /// How many columns of past and kept frames are on the device.
+    pub near_columns: u64,
     /// Which of the fresh frames, that are on the device, will be made anew: where their statistics are to be kept.
     pub keep_statistics: Vec<(usize, Slot)>,
     pub frames: Vec<BandedFrame>,
@@ -84,7 +86,8 @@ pub struct CarryFrame {
 impl Banded {
     pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
-        BandFrames::new(layout, if self.past_on_host { self.past.len() } else { 0 }, &self.fresh, frames)
+        let past = self.past.iter().filter(|past| past.far.is_some()).count();
+        BandFrames::new(layout, past, &self.fresh, frames)
     }
 
     /// How often a frame is made anew for it.

@@ -27,15 +27,21 @@ impl<D, H> At<D, H> {
     }
 }
 
+/// Where a frame of the past lies: the left of its rows on the device, the rest in host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PastAt<D, H> {
+    pub near: Option<D>,
+    pub far: Option<H>,
+}
+
 /// The frames of a convolution in bands.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct BandFrames {
-    /// Fresh ones, but for those that are made anew, and past ones in host memory. None where the input is no part of the band,
+    /// Fresh ones, but for those that are made anew, and past ones that are not whole on the device. None where the input is no part of the band,
     /// as it needs no norm.
     pub inputs: u64,
-    /// Inputs that are made anew, and how many of these are frames of the past.
+    /// Inputs that are made anew.
     pub anew: u64,
-    pub again: u64,
     pub outputs: u64,
     /// Inputs of shortcuts that are not on the device.
     pub shortcuts: u64,
@@ -44,7 +50,7 @@ pub struct BandFrames {
 }
 
 impl BandFrames {
-    /// `past`: how many come from host memory. `frames`: where each output's shortcut comes from, if it has one, and where it
+    /// `past`: how many are not whole on the device. `frames`: where each output's shortcut comes from, if it has one, and where it
     /// goes itself.
     pub fn new<D, H>(
         layout: &ConvLayout,
@@ -64,22 +70,6 @@ impl BandFrames {
             band.outs += u64::from(out.is_away());
             for_statistics |= u64::from(out.is_anew());
         }
-        // There are as many fresh frames as outputs; what comes before them is of the past.
-        band.again = if band.anew > 0 { (fresh.len() as u64).saturating_sub(band.outputs) } else { 0 };
         BandFrames { outs: band.outs + for_statistics, ..band }
-    }
-
-    /// The same convolution of `outputs` frames, which are no more than these. Those made anew are the last ones, or the past.
-    pub fn fewer(self, outputs: u64) -> BandFrames {
-        let fewer = self.outputs - outputs;
-        let fewer_anew = fewer.min(self.anew - self.again);
-        BandFrames {
-            inputs: self.inputs.saturating_sub(fewer - fewer_anew),
-            anew: self.anew - fewer_anew,
-            again: self.again,
-            outputs,
-            shortcuts: self.shortcuts.min(outputs),
-            outs: self.outs.min(outputs),
-        }
     }
 }

@@ -22,7 +22,7 @@ use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use super::weights::Conv;
 use super::{Cuda, geometry};
-use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Kept};
+use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame};
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
 use division::{Division, Rows, Turns, Under, on_host};
@@ -30,6 +30,29 @@ use division::{Division, Rows, Turns, Under, on_host};
 /// Of a block that copies rows, and the bytes that it copies at once.
 const THREADS: u64 = 256;
 const COPIED: u64 = 16;
+
+/// What is copied of each of some frames.
+struct Copied {
+    rows: u64,
+    row_bytes: u64,
+    /// Bytes from one row to the next.
+    from_pitch: u64,
+    to_pitch: u64,
+}
+
+impl Copied {
+    /// Bytes that follow one another.
+    fn together(bytes: u64) -> Copied {
+        Copied { rows: 1, row_bytes: bytes, from_pitch: 0, to_pitch: 0 }
+    }
+}
+
+/// Where columns of the past go.
+#[derive(Clone, Copy)]
+enum Towards {
+    Band,
+    Frame,
+}
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -170,7 +193,7 @@ impl Cuda {
             }
         });
         let bytes = (op.layout.groups * 8).next_multiple_of(COPIED);
-        self.copy_bytes(work, &kept.collect::<Result<Vec<_>>>()?, bytes)
+        self.copy(work, &kept.collect::<Result<Vec<_>>>()?, Copied::together(bytes))
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.
@@ -183,14 +206,18 @@ impl Cuda {
         bands.upload.wait_for(&place.kept)?;
         self.stream.wait_for(&place.kept)?;
         let band = Under { turn, rows };
-        for (past, part) in op.past.iter().zip(&work.division.inputs) {
-            if let (Kept::Host(frame), Some(part)) = (*past, *part) {
-                let new = band.rows.shared(above).end..band.rows.seen.end;
-                let to = work.division.past_row(&band, part, new.start);
-                self.upload_rows(bands, work, (frame, op.input, new), to)?;
-            }
-        }
         let rows = &band.rows;
+        let new = rows.shared(above).end..rows.seen.end;
+        let mut copied = Vec::new();
+        for (past, part) in op.past.iter().zip(&work.division.inputs) {
+            let Some(part) = *part else { continue };
+            let to = work.division.past_row(&band, part, new.start);
+            if let Some(frame) = past.far {
+                self.upload_columns(bands, work, (frame, new.clone()), to)?;
+            }
+            copied.extend(past.near.map(|near| (work.division.near_row(near, new.start), to)));
+        }
+        self.copy_near(work, &copied, &new, Towards::Band)?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.division.fresh(turn, i))?;
@@ -255,12 +282,9 @@ impl Cuda {
     /// Gives the band below what it sees of the past too, as long as it is here.
     fn share_past(&self, work: &Work, band: &Under, below: &Under) -> Result<()> {
         let shared = below.rows.shared(Some(band));
-        let past = work.division.op.past.iter().zip(&work.division.inputs).filter_map(|(past, part)| match past {
-            Kept::Host(_) => *part,
-            Kept::Device(_) => None,
-        });
+        let past = work.division.inputs.iter().take(work.division.op.past.len()).flatten();
         let at = |band: &Under, part: u64| work.division.past_row(band, part, shared.start);
-        let copied: Vec<(u64, u64)> = past.map(|part| (at(band, part), at(below, part))).collect();
+        let copied: Vec<(u64, u64)> = past.map(|part| (at(band, *part), at(below, *part))).collect();
         self.copy_rows(work, &copied, &shared)
     }
 
@@ -318,9 +342,9 @@ impl Cuda {
 
         bands.download.wait_for(&place.normalised)?;
         for (i, to) in op.keep {
-            if let Kept::Host(to) = *to {
-                let from = work.division.own_rows(turn, rows, *i);
-                self.download_rows(bands, work, from, (to, op.input, rows.own.clone()))?;
+            if let Some(to) = to.far {
+                let from = work.division.fresh_row(band, *i, rows.own.start);
+                self.download_columns(bands, work, from, (to, rows.own.clone()))?;
             }
         }
         let by = geometry::output_rows(op.layout);
@@ -336,18 +360,96 @@ impl Cuda {
     }
 
     /// Copies what a band has of the frames that are kept on the device.
-    fn remember_band(&self, bands: &Bands, work: &Work, Under { turn, rows }: &Under) -> Result<()> {
-        let row = self.precision.row_bytes(work.division.op.input);
-        let kept = work.division.op.keep.iter().filter_map(|(i, to)| match *to {
-            Kept::Device(to) => Some((work.division.own_rows(*turn, rows, *i), to.0 + rows.own.start * row)),
-            Kept::Host(_) => None,
+    fn remember_band(&self, bands: &Bands, work: &Work, band: &Under) -> Result<()> {
+        let own = &band.rows.own;
+        let kept = work.division.op.keep.iter().filter_map(|(i, to)| {
+            Some((work.division.fresh_row(band, *i, own.start), work.division.near_row(to.near?, own.start)))
         });
         let kept: Vec<(u64, u64)> = kept.collect();
         if kept.is_empty() {
             return Ok(());
         }
-        self.copy_rows(work, &kept, &rows.own)?;
-        bands.places[*turn].computed.record(&self.stream)
+        self.copy_near(work, &kept, own, Towards::Frame)?;
+        bands.places[band.turn].computed.record(&self.stream)
+    }
+
+    /// Copies the columns of the past that are on the device: from where a row of each begins to where it goes.
+    fn copy_near(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>, towards: Towards) -> Result<()> {
+        let [band, near] = [work.division.op.input, work.division.near()].map(|shape| self.precision.row_bytes(shape));
+        let (from_pitch, to_pitch) = match towards {
+            Towards::Band => (near, band),
+            Towards::Frame => (band, near),
+        };
+        self.copy(work, frames, Copied { rows: rows.end - rows.start, row_bytes: near, from_pitch, to_pitch })
+    }
+
+    /// The columns of the past that are in host memory, to where these rows begin in a band.
+    fn upload_columns(&self, bands: &Bands, work: &Work, (from, rows): (HostFrame, Range<u64>), to: u64) -> Result<()> {
+        if work.division.op.near_columns == 0 {
+            return self.upload_rows(bands, work, (from, work.division.op.input, rows), to);
+        }
+        let copy = self.columns(bands, work, (from, &rows), to, Towards::Band)?;
+        // SAFETY: both regions are that long; the place is free, and the frame stays until its last reader is done.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.upload.handle()) };
+        check("fetching frames from host memory", answer)
+    }
+
+    /// The same the other way.
+    fn download_columns(
+        &self,
+        bands: &Bands,
+        work: &Work,
+        from: u64,
+        (to, rows): (HostFrame, Range<u64>),
+    ) -> Result<()> {
+        if work.division.op.near_columns == 0 {
+            return self.download_rows(bands, work, from, (to, work.division.op.input, rows));
+        }
+        let copy = self.columns(bands, work, (to, &rows), from, Towards::Frame)?;
+        // SAFETY: both regions are that long; nobody reads the frame before the event that says it has arrived.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.download.handle()) };
+        check("leaving frames in host memory", answer)
+    }
+
+    /// Rows of a frame in host memory, and where they begin in a band.
+    fn columns(
+        &self,
+        bands: &Bands,
+        work: &Work,
+        (frame, rows): (HostFrame, &Range<u64>),
+        in_band: u64,
+        towards: Towards,
+    ) -> Result<sys::CUDA_MEMCPY2D> {
+        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
+        let far = work.division.far();
+        let [band_row, near_row, far_row] =
+            [work.division.op.input, work.division.near(), far].map(|shape| self.precision.row_bytes(shape));
+        let height = rows.end - rows.start;
+        let device = work.block.at(in_band, height * band_row)? + near_row;
+        let host = bands.at(frame, self.precision.data_bytes(far))?.wrapping_add((rows.start * far_row) as usize);
+        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, far_row), (CU_MEMORYTYPE_DEVICE, band_row));
+        let (source, target) = match towards {
+            Towards::Band => (in_host, on_device),
+            Towards::Frame => (on_device, in_host),
+        };
+        Ok(sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: source.0,
+            srcHost: host.cast(),
+            srcDevice: device,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: source.1 as usize,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: target.0,
+            dstHost: host.cast(),
+            dstDevice: device,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: target.1 as usize,
+            WidthInBytes: far_row as usize,
+            Height: height as usize,
+        })
     }
 
     fn upload_rows(
@@ -385,18 +487,31 @@ impl Cuda {
     /// Copies rows of input frames within the device's memory: from where they begin to where they go.
     fn copy_rows(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>) -> Result<()> {
         let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
-        self.copy_bytes(work, frames, bytes)
+        self.copy(work, frames, Copied::together(bytes))
     }
 
-    fn copy_bytes(&self, work: &Work, frames: &[(u64, u64)], bytes: u64) -> Result<()> {
-        if frames.is_empty() || bytes == 0 {
+    fn copy(&self, work: &Work, frames: &[(u64, u64)], copied: Copied) -> Result<()> {
+        let Copied { rows, row_bytes, from_pitch, to_pitch } = copied;
+        if frames.is_empty() || rows * row_bytes == 0 {
             return Ok(());
         }
-        let mut params = CopyParams { bytes: bytes as i64, ..CopyParams::default() };
+        let units = rows * row_bytes / COPIED;
+        let Ok(counted) = i32::try_from(units) else {
+            return Err(Error::Internal(format!("{rows} rows of {row_bytes} bytes are copied at once")));
+        };
+        let mut params = CopyParams {
+            from_pitch: from_pitch as i64,
+            to_pitch: to_pitch as i64,
+            row_units: (row_bytes / COPIED) as u32,
+            units: counted as u32,
+            ..CopyParams::default()
+        };
+        let reach = |pitch: u64| (rows - 1) * pitch + row_bytes;
         for (i, (from, to)) in frames.iter().enumerate() {
-            (params.from[i], params.to[i]) = (work.block.at(*from, bytes)?, work.block.at(*to, bytes)?);
+            params.from[i] = work.block.at(*from, reach(from_pitch))?;
+            params.to[i] = work.block.at(*to, reach(to_pitch))?;
         }
-        let blocks = (bytes.div_ceil(THREADS * 64) as u32).min(self.context.gpu.multiprocessors * 8);
+        let blocks = (units.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
         // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
         // for it.
         unsafe { self.kernels.copy_rows.launch(&self.stream, [blocks, frames.len() as u32], THREADS as u32, &params) }

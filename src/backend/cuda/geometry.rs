@@ -140,8 +140,8 @@ pub fn tap_order(window: Window) -> Vec<u64> {
     }
 }
 
-/// Pixels of a band that keep the GPU busy, for one tile of columns.
-const BAND_PIXELS: u64 = 1 << 16;
+/// Pixels of a band that keep the GPU busy, times their channels, for one tile of columns.
+const BAND_WORK: u64 = 1 << 24;
 /// Bands begin at whole tiles of every kernel, of which the largest are so many rows and columns.
 const BAND_ROWS: u64 = 16;
 /// Rows above and below that a band of a 3x3 convolution sees.
@@ -151,11 +151,11 @@ pub const LEAD: u64 = 16;
 /// Bands that are fetched, computed and given back at the same time: one each.
 pub const BANDS: u64 = 3;
 
-/// Rows of a band of so many frames of `shape`, which is that of the input: as many as keep the GPU busy, or a few less, and
-/// no more than leave something to do at the same time.
+/// Rows that a band of so many frames of `shape` wants, which is that of the input: as many as keep the GPU busy, or a few less,
+/// and no more than leave something to do at the same time.
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     let columns = column_tiles(layout) * layout.window.phases();
-    let rows = BAND_PIXELS.div_ceil(shape.width * frames * columns) / BAND_ROWS * BAND_ROWS;
+    let rows = BAND_WORK.div_ceil(shape.width * shape.channels * frames * columns) / BAND_ROWS * BAND_ROWS;
     rows.clamp(BAND_ROWS, most_band_rows(shape))
 }
 
@@ -163,9 +163,9 @@ fn most_band_rows(shape: FrameShape) -> u64 {
     shape.height.div_ceil(BANDS).next_multiple_of(BAND_ROWS)
 }
 
-/// That many rows, and more.
-pub fn bands_from(rows: u64, shape: FrameShape) -> impl Iterator<Item = u64> {
-    (rows..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
+/// Rows that a band may have.
+pub fn possible_band_rows(shape: FrameShape) -> impl Iterator<Item = u64> {
+    (BAND_ROWS..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
 }
 
 /// Tiles that multiprocessors share in a band.

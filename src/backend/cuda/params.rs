@@ -171,7 +171,10 @@ pub struct NormParams {
 pub struct CopyParams {
     pub from: [u64; MAX_FRAMES],
     pub to: [u64; MAX_FRAMES],
-    pub bytes: i64,
+    pub from_pitch: i64,
+    pub to_pitch: i64,
+    pub row_units: u32,
+    pub units: u32,
 }
 
 #[repr(C)]

@@ -1,6 +1,7 @@
 //! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU
 //! there is nothing to test; VVAE_REQUIRE_CUDA makes that a failure.
 
+mod banded;
 mod graphs;
 mod large;
 

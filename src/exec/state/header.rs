@@ -25,7 +25,16 @@ const MOST_FRAMES: u64 = 1 << 40;
 const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
 const PIXEL_RANGES: [PixelRange; 2] = [PixelRange::Signed, PixelRange::Unit];
 const POSTERIORS: [Latent; 2] = [Latent::Mean, Latent::Sample];
-const PASTS: [Past; 4] = [Past::Device, Past::Host, Past::Again, Past::Near];
+const PASTS: [Past; 3 + Past::SHARES as usize] = {
+    let mut pasts = [Past::Device; 3 + Past::SHARES as usize];
+    pasts[1] = Past::Again;
+    let mut near = 0;
+    while near <= Past::SHARES {
+        pasts[2 + near as usize] = Past::Bands { near };
+        near += 1;
+    }
+    pasts
+};
 const SPACINGS: [Spacing; 2] = [Spacing::Strided, Spacing::Even];
 
 /// What a state belongs to.

@@ -6,7 +6,6 @@
 use super::{Job, Wait};
 use crate::model::Network;
 use crate::plan::clip::Clip;
-use crate::plan::cut::Past;
 use crate::plan::slots::Slot;
 
 /// A frame that later ones need.
@@ -63,10 +62,12 @@ impl Clip {
             let pool = if on_host { &job.pools.past } else { &job.pools.frames };
             Remembered { slot, on_host, bytes: pool.slot_bytes(slot) }
         };
-        let frames = self.histories.iter().zip(&self.cut.past).flat_map(move |(history, past)| {
-            history.frames.iter().map(move |slot| remembered(*slot, *past == Past::Host))
+        let frames = self.histories.iter().flat_map(|history| &history.frames).chain(self.statistics.iter().flatten());
+        let past = self.pasts.iter().flatten().flat_map(move |past| {
+            let far = past.far.map(|slot| remembered(slot, true));
+            past.near.map(|slot| remembered(slot, false)).into_iter().chain(far)
         });
-        frames.chain(self.statistics.iter().flatten().map(move |slot| remembered(*slot, false)))
+        frames.map(move |slot| remembered(*slot, false)).chain(past)
     }
 
     /// Counts `taken` more input frames, of which each stage has made `computed` frames.

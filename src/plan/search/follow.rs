@@ -68,7 +68,7 @@ impl Request {
         match (entry.cmp(&chunk), cut.stored[stage].cmp(&chunk)) {
             (Ordering::Equal, Ordering::Equal) => true,
             (Ordering::Less, Ordering::Equal) => {
-                let past = matches!(first, Past::Near | Past::Again) && second == Past::Near;
+                let past = matches!(first, Past::NEAR | Past::Again) && second == Past::NEAR;
                 entry > 0 && is_passing(&self.network, stage) && past
             }
             (Ordering::Equal, Ordering::Less) => {
@@ -87,9 +87,9 @@ impl Request {
             let stage = movable.iter().find(|(_, movable)| *movable == layer).map(|(stage, _)| *stage);
             match (past, stage) {
                 (Past::Device, _) => true,
-                (Past::Host | Past::Near, Some(_)) => can_move,
+                (Past::Bands { near }, Some(_)) => can_move && *near <= Past::SHARES,
                 (Past::Again, Some(stage)) => can_move && repeatable(&self.network, stage) == Some(layer),
-                (Past::Host | Past::Near | Past::Again, None) => false,
+                (Past::Bands { .. } | Past::Again, None) => false,
             }
         })
     }

@@ -38,14 +38,13 @@ pub(super) struct Search<'a> {
     pub sizes: &'a RefCell<Sizes>,
 }
 
-/// Keeps as much of the past on the device as fits, for a cut that repeats heads or not.
-type Keep<'a> = fn(&Search<'a>, &Cut, bool) -> Option<Blueprint>;
+/// Keeps as much of the past on the device as fits.
+type Keep<'a> = fn(&Search<'a>, &Cut) -> Option<Blueprint>;
 
 /// A way that was found, and how.
 struct Candidate<'a> {
     found: Blueprint,
     cut: Cut,
-    repeat: bool,
     keep: Keep<'a>,
 }
 
@@ -88,13 +87,8 @@ impl<'a> Search<'a> {
         let keeps: [Keep<'a>; 2] = [Search::least_moved, Search::most_near];
         let mut ways: Vec<Candidate<'a>> = Vec::new();
         for cut in self.promising_cuts() {
-            let [moved, repeated] =
-                [false, true].map(|repeat| self.request.without_past(&cut, repeat, self.costs, usize::MAX));
-            for repeat in [false, true].into_iter().take(1 + usize::from(moved != repeated)) {
-                for keep in keeps {
-                    let found = keep(self, &cut, repeat);
-                    ways.extend(found.map(|found| Candidate { found, cut: cut.clone(), repeat, keep }));
-                }
+            for keep in keeps {
+                ways.extend(keep(self, &cut).map(|found| Candidate { found, cut: cut.clone(), keep }));
             }
         }
         let worth = |way: &Candidate<'a>| best.as_ref().is_none_or(|best| way.found.seconds() < best.seconds());
@@ -105,7 +99,7 @@ impl<'a> Search<'a> {
                 let candidates = (0..ways.len()).filter(|i| worth(&ways[*i]) && roomy(&ways[*i]));
                 let fastest = candidates.min_by_key(|i| rank(&ways[*i].found));
                 let Some(fastest) = fastest else { break };
-                let Candidate { found, cut, repeat, keep } = ways.swap_remove(fastest);
+                let Candidate { found, cut, keep } = ways.swap_remove(fastest);
                 let least = found.device_bytes();
                 let packed = found.packed(self.costs);
                 if self.fits(&packed) {
@@ -113,8 +107,8 @@ impl<'a> Search<'a> {
                 }
                 // The same with less of the past on the device may fit.
                 let limit = (self.limit as f64 * least as f64 / packed.device_bytes() as f64 * 0.995) as u64;
-                let found = keep(&Search { limit, ..self.clone() }, &cut, repeat);
-                ways.extend(found.map(|found| Candidate { found, cut, repeat, keep }));
+                let found = keep(&Search { limit, ..self.clone() }, &cut);
+                ways.extend(found.map(|found| Candidate { found, cut, keep }));
             }
         }
         best.or_else(|| self.smallest_banded())
@@ -127,7 +121,7 @@ impl<'a> Search<'a> {
             Cut::new(network, self.request.slice.unwrap_or(1) * network.latent_rate(), vec![1; network.stages.len()]);
         let anew = self.request.makes_anew(self.costs).map(|stage| with_stored(&one, stage, 0));
         let cuts = [Some(one), anew].into_iter().flatten();
-        let cuts = cuts.map(|cut| Arc::new(self.request.without_past(&cut, false, self.costs, usize::MAX)));
+        let cuts = cuts.map(|cut| Arc::new(self.request.all_moved(&cut, self.costs)));
         self.first_packed(&cuts.collect::<Vec<_>>())
     }
 
@@ -189,7 +183,7 @@ impl<'a> Search<'a> {
     /// A cut with as many frames of the stage `anew` stored as fit with nothing of the past on the device, and what it then takes.
     fn most_stored(&self, cut: Cut, anew: Option<usize>) -> Option<(Rank, Cut)> {
         let fits = |cut: &Cut| {
-            let least = Arc::new(self.request.without_past(cut, false, self.costs, usize::MAX));
+            let least = Arc::new(self.request.without_past(cut, self.costs, usize::MAX));
             self.first_that_fits(least).map(|found| (rank(&found), cut.clone()))
         };
         let found = fits(&cut);
@@ -207,35 +201,45 @@ impl<'a> Search<'a> {
     }
 
     /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to
-    /// wait for it the longest.
-    fn most_near(&self, cut: &Cut, repeat: bool) -> Option<Blueprint> {
-        let cut = self.request.without_past(cut, repeat, self.costs, usize::MAX);
-        let mut waits: Vec<(f64, LayerId)> = self
-            .request
-            .detours(&cut, self.costs)
-            .into_iter()
-            .filter_map(|(layer, detour, bytes)| match cut.past[layer] {
-                Past::Host if detour.host > 0.0 => Some((detour.host / bytes, layer)),
-                Past::Again => Some((detour.again / bytes, layer)),
-                _ => None,
-            })
-            .collect();
-        waits.sort_by(|a, b| b.0.total_cmp(&a.0));
-        let with = |layers: usize| {
-            let mut cut = cut.clone();
-            waits[..layers].iter().for_each(|(_, layer)| cut.past[*layer] = Past::Near);
-            self.first_that_fits(Arc::new(cut))
-        };
-        let (mut fits, mut too_many) = (0, waits.len() + 1);
-        let mut found = None;
-        while fits + 1 < too_many {
-            let middle = (fits + too_many) / 2;
-            match with(middle) {
-                Some(more) => (found, fits) = (Some(more), middle),
-                None => too_many = middle,
+    /// wait for it the longest, and no more of it than keeps them from waiting.
+    fn most_near(&self, cut: &Cut) -> Option<Blueprint> {
+        let cut = self.request.without_past(cut, self.costs, usize::MAX);
+        let beside = self.costs.rates().beside;
+        let mut gains: Vec<(f64, LayerId, u8)> = Vec::new();
+        for (layer, detour, bytes) in self.request.detours(&cut, self.costs) {
+            match cut.past[layer] {
+                Past::HOST => {
+                    // What is near is copied from there and to there, which takes time that the rest can move in.
+                    let waiting = detour.host / (detour.moving + 2.0 * detour.copying);
+                    let share = (waiting * f64::from(Past::SHARES)).ceil() as u8;
+                    let near = f64::from(share) / f64::from(Past::SHARES);
+                    // More than that spares what runs beside the copies a little.
+                    if share > 0 {
+                        gains.push(((detour.host - 2.0 * detour.copying * near) / (bytes * near), layer, share));
+                        gains.push(((beside * detour.moving - detour.copying) / bytes, layer, Past::SHARES));
+                    }
+                }
+                Past::Again => gains.push((detour.again / bytes, layer, Past::SHARES)),
+                Past::Bands { .. } | Past::Device => {}
             }
         }
-        found
+        gains.retain(|(gain, ..)| *gain > 0.0);
+        gains.sort_by(|a, b| b.0.total_cmp(&a.0));
+        let with = |steps: usize, last: Option<(LayerId, u8)>| {
+            let mut cut = cut.clone();
+            let steps = gains[..steps].iter().map(|(_, layer, near)| (*layer, *near));
+            steps.chain(last).for_each(|(layer, near)| cut.past[layer] = Past::Bands { near });
+            self.first_that_fits(Arc::new(cut))
+        };
+        let (steps, found) = most_that_fits(0, gains.len(), |steps| with(steps, None));
+        // And of the next one, what there is room for.
+        let Some(&(_, layer, share)) = gains.get(steps).filter(|(_, layer, _)| cut.past[*layer] == Past::HOST) else {
+            return found;
+        };
+        let reached = gains[..steps].iter().filter(|(_, other, _)| *other == layer).map(|(.., near)| *near).max();
+        let (least, most) = (usize::from(reached.unwrap_or(0)), usize::from(share) - 1);
+        let (_, more) = most_that_fits(least, most, |near| with(steps, Some((layer, near as u8))));
+        more.or(found)
     }
 
     /// A still image in bands, with as few frames in host memory as fits, the largest first.
@@ -256,7 +260,7 @@ impl<'a> Search<'a> {
             .collect();
         order.sort_by(|a, b| b.cmp(a));
         let one = Cut::new(network, network.latent_rate(), vec![1; network.stages.len()]);
-        let mut cut = self.request.without_past(&one, false, self.costs, usize::MAX);
+        let mut cut = self.request.all_moved(&one, self.costs);
         order.into_iter().find_map(|(_, layer)| {
             cut.away[layer] = true;
             self.first_packed(&[Arc::new(cut.clone())])
@@ -264,9 +268,9 @@ impl<'a> Search<'a> {
     }
 
     /// A cut with as few layers' past off the device as fits.
-    fn least_moved(&self, cut: &Cut, repeat: bool) -> Option<Blueprint> {
+    fn least_moved(&self, cut: &Cut) -> Option<Blueprint> {
         let with = |layers: usize| {
-            let cut = Arc::new(self.request.without_past(cut, repeat, self.costs, layers));
+            let cut = Arc::new(self.request.without_past(cut, self.costs, layers));
             self.first_that_fits(cut)
         };
         let (mut too_few, mut enough) = (0, movable(&self.request.network, self.costs).len());
@@ -280,6 +284,19 @@ impl<'a> Search<'a> {
         }
         Some(found)
     }
+}
+
+/// Of what is known to fit with `fits` and is tried with up to `most`: how many fit, and what was found with these.
+fn most_that_fits<T>(fits: usize, most: usize, with: impl Fn(usize) -> Option<T>) -> (usize, Option<T>) {
+    let (mut fits, mut too_many, mut found) = (fits, most + 1, None);
+    while fits + 1 < too_many {
+        let middle = (fits + too_many) / 2;
+        match with(middle) {
+            Some(more) => (found, fits) = (Some(more), middle),
+            None => too_many = middle,
+        }
+    }
+    (fits, found)
 }
 
 fn with_stored(cut: &Cut, stage: usize, stored: u64) -> Cut {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::conv::quads_fit;
 use super::super::geometry;
 use crate::backend::{
-    BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, Kept, Precision, Prologue, Term, Terms,
+    BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, Precision, Prologue, Term, Terms,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{At, BandFrames, FrameShape};
@@ -68,6 +68,9 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
     computed.iter().chain([&last]).try_for_each(|band| turns.remember(band))
 }
 
+/// What is lost from one band to the next, in rounds of tiles: about 20 us of 47.
+const BETWEEN_BANDS: f64 = 0.4;
+
 /// Bytes of what a band of so many rows has of each frame.
 pub struct Parts {
     pub rows: u64,
@@ -96,25 +99,24 @@ impl Parts {
         inputs * self.input + anew * self.anew + shortcuts * self.shortcut + outs * self.out
     }
 
-    /// Of the number of rows, of those that fit into a place, which keeps all multiprocessors busy to the end of a band for the
-    /// most part. Places are as large as the largest bands of a job need them at the least.
+    /// Of the number of rows, of those that fit into a place, which takes the least time for all of them: multiprocessors wait for
+    /// the last one at the end of a band, and for the next band. Places are as large as the largest bands of a job want them.
     fn fitting<C>(precision: Precision, multiprocessors: u32, op: &BandedOp<C>) -> Result<Parts> {
         let (frames, place) = (op.frames_in_band(), op.bands.1 / geometry::BANDS);
-        let at_least = geometry::band_rows(op.layout, op.input, frames.outputs);
-        let parts = geometry::bands_from(at_least, op.input)
+        let parts = geometry::possible_band_rows(op.input)
             .map(|rows| Parts::new(precision, op.layout, op.input, rows))
             .take_while(|parts| parts.bytes(frames) <= place);
-        let idle = |parts: &Parts| {
+        let time = |parts: &Parts| {
             let tiles = geometry::band_tiles(op.layout, op.input, frames.outputs, parts.rows) as f64;
-            let rounds = tiles / f64::from(multiprocessors);
-            1.0 - rounds / rounds.ceil()
+            let rounds = (tiles / f64::from(multiprocessors)).ceil() + BETWEEN_BANDS;
+            rounds * op.input.height.div_ceil(parts.rows) as f64
         };
-        let best = parts.min_by(|a, b| idle(a).total_cmp(&idle(b)));
-        best.ok_or_else(|| Error::Internal(format!("bands of {at_least} rows were not planned")))
+        let best = parts.min_by(|a, b| time(a).total_cmp(&time(b)));
+        best.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))
     }
 }
 
-/// Device memory of all places, for convolutions of such frames.
+/// Device memory of all places, for convolutions of such frames. Those of fewer find room for smaller bands at least.
 pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames) -> Option<u64> {
     // The statistics of what does not stay are made on the way, from fours of channels.
     if frames.outs > 0 && !quads_fit(layout) {
@@ -147,10 +149,7 @@ impl<'a, C> Division<'a, C> {
         };
         let mut inputs = Vec::new();
         if op.layout.prologue != Prologue::None {
-            inputs.extend(op.past.iter().map(|past| match past {
-                Kept::Host(_) => next(parts.input),
-                Kept::Device(_) => None,
-            }));
+            inputs.extend(op.past.iter().map(|past| past.far.and_then(|_| next(parts.input))));
             inputs.extend(op.fresh.iter().map(|at| next(if at.is_anew() { parts.anew } else { parts.input })));
         }
         let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
@@ -177,6 +176,20 @@ impl<'a, C> Division<'a, C> {
         self.op.bands.0 + turn as u64 * (self.op.bands.1 / geometry::BANDS)
     }
 
+    /// What the device has of a frame of the past, and what host memory has.
+    pub fn near(&self) -> FrameShape {
+        FrameShape { width: self.op.near_columns, ..self.op.input }
+    }
+
+    pub fn far(&self) -> FrameShape {
+        FrameShape { width: self.op.input.width - self.op.near_columns, ..self.op.input }
+    }
+
+    /// Where row `row` of the columns begins that the device has of a frame of the past.
+    pub fn near_row(&self, near: Frame, row: u64) -> u64 {
+        near.0 + row * self.precision.row_bytes(self.near())
+    }
+
     /// Where row `row` of a frame of the past lies, whose part this is, in a band that sees it.
     pub fn past_row(&self, Under { turn, rows }: &Under, part: u64, row: u64) -> u64 {
         self.place(*turn) + part + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
@@ -199,20 +212,14 @@ impl<'a, C> Division<'a, C> {
 
     /// Everything that comes from host memory.
     pub fn fetched(&self) -> impl Iterator<Item = HostFrame> + '_ {
-        let past = self.op.past.iter().filter_map(|past| match past {
-            Kept::Host(frame) => Some(*frame),
-            Kept::Device(_) => None,
-        });
+        let past = self.op.past.iter().filter_map(|past| past.far);
         let shortcuts = self.op.frames.iter().filter_map(|frame| on_host(frame.shortcut?.0));
         past.chain(self.op.fresh.iter().filter_map(|at| on_host(*at))).chain(shortcuts)
     }
 
     /// Everything that goes there.
     pub fn given(&self) -> impl Iterator<Item = HostFrame> + '_ {
-        let kept = self.op.keep.iter().filter_map(|(_, to)| match to {
-            Kept::Host(frame) => Some(*frame),
-            Kept::Device(_) => None,
-        });
+        let kept = self.op.keep.iter().filter_map(|(_, to)| to.far);
         kept.chain(self.op.frames.iter().filter_map(|frame| on_host(frame.out)))
     }
 
@@ -221,19 +228,20 @@ impl<'a, C> Division<'a, C> {
         Frame(here.wrapping_sub(first * self.precision.row_bytes(shape)))
     }
 
-    /// Where a band's own rows of a fresh frame lie.
-    pub fn own_rows(&self, turn: usize, rows: &Rows, fresh: usize) -> u64 {
-        self.fresh(turn, fresh) + (rows.own.start - rows.seen.start) * self.precision.row_bytes(self.op.input)
+    /// Where row `row` of a fresh frame lies in a band that sees it.
+    pub fn fresh_row(&self, Under { turn, rows }: &Under, fresh: usize, row: u64) -> u64 {
+        self.fresh(*turn, fresh) + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
     }
 
     /// The frames of a convolution as its [band](super::super::conv::Band) finds them.
     pub fn in_band(&self, Under { turn, rows }: &Under) -> Vec<ConvFrame> {
         let (op, place) = (self.op, self.place(*turn));
         let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));
-        let input = |i: usize| match (self.inputs.get(i).copied().flatten(), op.past.get(i)) {
+        let input = |i: usize| match (self.inputs.get(i).copied().flatten(), op.past.get(i).and_then(|past| past.near))
+        {
             (Some(part), _) => Frame(place + part),
-            (None, Some(Kept::Device(frame))) => from(*frame, rows.seen.start, op.input),
-            (None, _) => device(op.fresh[i - op.past.len()]),
+            (None, Some(frame)) => from(frame, rows.seen.start, op.input),
+            (None, None) => device(op.fresh[i - op.past.len()]),
         };
         let banded = |(i, banded): (usize, &BandedFrame)| {
             let mut terms = Terms::new();

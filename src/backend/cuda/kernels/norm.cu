@@ -93,25 +93,27 @@ __device__ __forceinline__ void apply(const NormParams& p) {
 extern "C" __global__ void __launch_bounds__(256) norm_apply(const __grid_constant__ NormParams p) { apply<false>(p); }
 extern "C" __global__ void __launch_bounds__(256) norm_silu(const __grid_constant__ NormParams p) { apply<true>(p); }
 
-/// Parts of frames, from where they lie to elsewhere.
+/// Parts of frames, from where they lie to elsewhere, row by row.
 struct CopyParams {
     const u8* from[MAX_FRAMES];
     u8* to[MAX_FRAMES];
-    i64 bytes;  // of each, a multiple of 16
+    i64 from_pitch, to_pitch;  // bytes from one row to the next
+    u32 row_units, units;      // of 16 bytes: of a row, and of all rows
 };
 
 extern "C" __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyParams p) {
     const u8* from = p.from[blockIdx.y];
     u8* to = p.to[blockIdx.y];
-    const i64 step = 16 * static_cast<i64>(gridDim.x) * blockDim.x;
-    for (i64 at = 16 * (static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x); at < p.bytes; at += 4 * step) {
+    const u32 step = gridDim.x * blockDim.x;
+    const auto place = [&](u32 unit, i64 pitch) { return unit / p.row_units * pitch + 16 * (unit % p.row_units); };
+    for (u32 unit = blockIdx.x * blockDim.x + threadIdx.x; unit < p.units; unit += 4 * step) {
         uint4 value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (at + i * step < p.bytes) value[i] = load_streamed(from + at + i * step);
+            if (unit + i * step < p.units) value[i] = load_streamed(from + place(unit + i * step, p.from_pitch));
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (at + i * step < p.bytes) *reinterpret_cast<uint4*>(to + at + i * step) = value[i];
+            if (unit + i * step < p.units) *reinterpret_cast<uint4*>(to + place(unit + i * step, p.to_pitch)) = value[i];
     }
 }
 

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::backend::Window;
+use crate::backend::{PastFrame, Window};
+use crate::tensor::PastAt;
 
 /// What a row of memory holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,6 +68,8 @@ enum Past {
     Host,
     /// Kept frames are written over those of the past.
     Device,
+    /// Some columns of it, and the others on the host.
+    Parted,
     /// Made anew before the fresh ones, and kept like them.
     Again,
 }
@@ -87,13 +90,16 @@ impl Turns for Run<'_> {
         let (division, row) = (&self.division, self.row);
         let op = division.op;
         let band = Under { turn, rows };
+        let rows = &band.rows;
         for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
-            let (Kept::Host(_), Some(part)) = (past, *part) else { continue };
-            for r in band.rows.shared(above).end..band.rows.seen.end {
+            let Some(part) = *part else { continue };
+            for r in rows.shared(above).end..rows.seen.end {
+                if let Some(near) = past.near {
+                    self.memory.read(division.near_row(near, r), Row::Input(i, r));
+                }
                 self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
         }
-        let rows = &band.rows;
         for (i, at) in op.fresh.iter().enumerate() {
             let (input, part) = (op.past.len() + i, division.fresh(turn, i));
             let place = |r: u64| part + (r - rows.seen.start) * row;
@@ -133,7 +139,7 @@ impl Turns for Run<'_> {
     fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
         let (division, Under { turn, rows }) = (&self.division, band);
         for (i, (past, part)) in division.op.past.iter().zip(&division.inputs).enumerate() {
-            let (Kept::Host(_), Some(part), Some(below)) = (past, *part, below) else { continue };
+            let (Some(_), Some(part), Some(below)) = (past.far, *part, below) else { continue };
             for r in below.rows.shared(Some(band)) {
                 self.memory.read(division.past_row(band, part, r), Row::Input(i, r));
                 self.memory.write(division.past_row(below, part, r), self.row, Row::Input(i, r));
@@ -175,14 +181,14 @@ impl Turns for Run<'_> {
         Ok(())
     }
 
-    fn remember(&mut self, Under { turn, rows }: &Under) -> Result<()> {
+    fn remember(&mut self, band: &Under) -> Result<()> {
         for (i, to) in self.division.op.keep {
-            let Kept::Device(to) = *to else { continue };
-            let from = self.division.own_rows(*turn, rows, *i);
-            for r in rows.own.clone() {
+            let Some(to) = to.near else { continue };
+            for r in band.rows.own.clone() {
                 let input = Row::Input(self.division.op.past.len() + i, r);
-                self.memory.read(from + (r - rows.own.start) * self.row, input);
-                self.memory.write(to.0 + r * self.row, self.row, Row::Kept(*i, r));
+                self.memory.read(self.division.fresh_row(band, *i, r), input);
+                let bytes = self.division.near_row(to, 1) - to.0;
+                self.memory.write(self.division.near_row(to, r), bytes, Row::Kept(*i, r));
             }
         }
         Ok(())
@@ -217,10 +223,16 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         frame
     };
     let elsewhere = |i: usize| HostFrame(i as u64 * 1000);
-    let kept: Vec<Kept> = (0..2)
-        .map(|i| match past {
-            Past::Device | Past::Again => Kept::Device(put(&mut memory, &|r| Row::Input(i, r), row)),
-            Past::Host | Past::None => Kept::Host(elsewhere(i)),
+    let near_columns = match past {
+        Past::Device | Past::Again => input.width,
+        Past::Host | Past::None => 0,
+        Past::Parted => input.width * 5 / 16,
+    };
+    let near_row = precision.row_bytes(FrameShape { width: near_columns, ..input });
+    let kept: Vec<PastFrame> = (0..2)
+        .map(|i| PastAt {
+            near: (near_columns > 0).then(|| put(&mut memory, &|r| Row::Input(i, r), near_row)),
+            far: (near_columns < input.width).then(|| elsewhere(i)),
         })
         .collect();
     let past_frames = if matches!(past, Past::None | Past::Again) { &[][..] } else { &kept[..] };
@@ -251,7 +263,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         })
         .collect();
     let keep = (inputs.len().saturating_sub(2)..inputs.len()).zip(kept.iter().copied());
-    let keep: Vec<(usize, Kept)> = keep.collect();
+    let keep: Vec<(usize, PastFrame)> = keep.collect();
     let mut op = BandedOp {
         weights: &(),
         layout: &layout,
@@ -259,6 +271,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         past: past_frames,
         fresh: &inputs,
         keep: &keep,
+        near_columns,
         keep_statistics: &[],
         frames: &frames,
         anew: None,
@@ -274,8 +287,8 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     let mut run = Run { division, memory, row, side_row, place_bytes, turn: 0 };
     go_through(height, rows, &mut run).unwrap();
     for (i, to) in op.keep {
-        if let Kept::Device(to) = *to {
-            (0..height).for_each(|r| run.memory.read(to.0 + r * row, Row::Kept(*i, r)));
+        if let Some(to) = to.near {
+            (0..height).for_each(|r| run.memory.read(to.0 + r * near_row, Row::Kept(*i, r)));
         }
     }
     for (i, frame) in op.frames.iter().enumerate() {
@@ -289,7 +302,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
 fn every_row_is_where_a_band_reads_it() {
     for height in [2, 16, 18, 52, 100, 160, 262] {
         for count in [1, 2, 3, 5] {
-            for past in [Past::None, Past::Host, Past::Device, Past::Again] {
+            for past in [Past::None, Past::Host, Past::Device, Past::Parted, Past::Again] {
                 for fresh in [Fresh::Device, Fresh::Own, Fresh::Host, Fresh::Anew] {
                     for (out_away, room) in [(false, 1), (true, 1), (false, 3)] {
                         check(height, count, past, fresh, out_away, room);
@@ -313,6 +326,7 @@ fn bands_that_were_not_planned_are_refused() {
         past: &[],
         fresh: &fresh,
         keep: &[],
+        near_columns: 0,
         keep_statistics: &[],
         frames: &frames,
         anew: None,
@@ -323,6 +337,6 @@ fn bands_that_were_not_planned_are_refused() {
     let planned = bytes(Precision::Fp16, &layout, input, op.frames_in_band()).unwrap();
     op.bands.1 = planned;
     assert!(Division::new(Precision::Fp16, 132, &op).is_ok());
-    op.bands.1 = planned - 1;
+    op.bands.1 = planned / 4;
     assert!(Division::new(Precision::Fp16, 132, &op).is_err());
 }

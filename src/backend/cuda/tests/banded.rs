@@ -1,0 +1,161 @@
+//! Convolutions in bands against the same convolutions of whole frames, bit for bit, wherever their past lies.
+
+use super::*;
+use crate::backend::{AnewOp, BandedFrame, BandedOp, FrameAt, HostFrame, Kept, PastFrame};
+use crate::tensor::{At, PastAt};
+
+/// Frames of the clip, which comes in chunks of two; past ones that a frame sees.
+const FRAMES: usize = 6;
+const PAST: usize = 2;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Past {
+    /// So many columns on the device, the others in host memory.
+    Columns(u64),
+    /// Made again by the convolution that made it.
+    Again,
+}
+
+/// Of a frame, the frames and slabs that its sum is made of.
+fn recipe(frame: usize) -> Vec<(usize, u8)> {
+    let first = frame.saturating_sub(PAST);
+    (first..=frame).map(|t| (t, (t + PAST - frame) as u8)).collect()
+}
+
+/// Places in a block, one after the other.
+struct Places {
+    end: u64,
+}
+
+impl Places {
+    fn take(&mut self, bytes: u64) -> Frame {
+        let start = self.end;
+        self.end += bytes.next_multiple_of(geometry::ALIGN);
+        Frame(start)
+    }
+
+    fn frames(&mut self, bytes: u64) -> Vec<Frame> {
+        (0..FRAMES).map(|_| self.take(bytes)).collect()
+    }
+}
+
+/// The bytes of all output frames with their statistics; in whole frames, or with the past somewhere.
+fn outputs(
+    gpu: &Cuda,
+    (head, layer): (&ConvLayout, &ConvLayout),
+    size: (u64, u64),
+    past: Option<Past>,
+) -> Vec<Vec<u8>> {
+    let pixels = FrameShape::new(size.0, size.1, head.cin);
+    let input = FrameShape::new(size.0, size.1, layer.cin);
+    let (prepared_head, prepared) = (prepare(gpu, head, 5), prepare(gpu, layer, 6));
+    let bytes = |shape: FrameShape| gpu.frame_bytes(shape, layer.groups);
+    let mut places = Places { end: 0 };
+    let (raw, made) = (places.frames(bytes(pixels)), places.frames(bytes(input)));
+    let (normalised, out) = (places.frames(bytes(input)), places.frames(bytes(input)));
+    let statistics: Vec<Frame> = places.frames(bytes(FrameShape::new(0, 0, 1)));
+    let near: Vec<Frame> = (0..PAST).map(|_| places.take(bytes(input))).collect();
+    let chunk = FRAMES as u64;
+    let scratch = places.take(gpu.conv_scratch(layer, input, chunk).max(gpu.conv_scratch(head, pixels, chunk))).0;
+    let staging = places.take(2 * gpu.staging_bytes(pixels)).0;
+    let most = BandFrames { inputs: 4, anew: 2, outputs: 2, ..BandFrames::default() };
+    let band_bytes = gpu.band_bytes(layer, input, most).unwrap();
+    let bands = (places.take(band_bytes).0, band_bytes);
+    let host = HostMemory { load: 2 * gpu.staging_bytes(pixels), store: 0, past: 2 * chunk * bytes(input) };
+    let mut memory = gpu.allocate(places.end, host).unwrap();
+    gpu.poison(&mut memory, places.end);
+
+    let values = Random(99).values(pixels.elements() * chunk, 1.0);
+    let from = view(&values, [pixels.channels, chunk, pixels.height, pixels.width]);
+    for (t, into) in (0..).zip(&raw) {
+        let into = *into;
+        let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map: SAME, shape: pixels, into, staging };
+        gpu.load(&mut memory, &op, &mut never()).unwrap();
+    }
+    let terms = |of: &[Frame], t: usize| recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect::<Vec<_>>();
+    let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, made[t])).collect();
+    let op = ConvOp { layout: head, input: pixels, frames: &frames, statistics: true, scratch };
+    gpu.conv(&mut memory, &prepared_head, &op, &mut never()).unwrap();
+
+    let Some(past) = past else {
+        let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
+        let op = NormOp { layout: layer, shape: input, frames: &frames };
+        gpu.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
+        let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&normalised, t), 1, None, out[t])).collect();
+        let op = ConvOp { layout: layer, input, frames: &frames, statistics: true, scratch };
+        gpu.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        return read(gpu, &mut memory, &out, bytes(input));
+    };
+    let near_columns = if let Past::Columns(columns) = past { columns } else { input.width };
+    // On the device a frame takes the place of one that is forgotten, in host memory another.
+    let kept = |t: usize| PastAt {
+        near: (near_columns > 0).then_some(near[t % PAST]),
+        far: (near_columns < input.width).then_some(HostFrame(t as u64 * bytes(input))),
+    };
+    for first in (0..FRAMES).step_by(2) {
+        let before = if first == 0 { 0 } else { PAST };
+        let again = if past == Past::Again { before } else { 0 };
+        let anew = |i: usize| At::Anew { index: i, statistics: statistics[first - PAST + i] };
+        let fresh: Vec<FrameAt> = (0..again).map(anew).chain((first..first + 2).map(|t| At::Device(made[t]))).collect();
+        let past_frames: Vec<PastFrame> = (first - before + again..first).map(kept).collect();
+        let keeps = |t: &usize| *t >= first + 2 - PAST;
+        let keep: Vec<(usize, PastFrame)> = match past {
+            Past::Again => Vec::new(),
+            Past::Columns(_) => (first..first + 2).filter(keeps).map(|t| (t - first, kept(t))).collect(),
+        };
+        let keep_statistics: Vec<(usize, Frame)> = match past {
+            Past::Again => (first..first + 2).map(|t| (again + t - first, statistics[t])).collect(),
+            Past::Columns(_) => Vec::new(),
+        };
+        let banded = |t: usize| {
+            let terms = recipe(t).into_iter().map(|(t, slab)| (t - (first - before), slab)).collect();
+            BandedFrame { terms, shortcut: None, bias: 1, residual: None, out: At::Device(out[t]) }
+        };
+        let frames: Vec<BandedFrame> = (first..first + 2).map(banded).collect();
+        let makes = |t: usize| (frame(&terms(&raw, t), 0, None, Frame(0)).terms, 0);
+        let made_anew: Vec<(Terms, u8)> = (first - before..first).map(makes).collect();
+        let op = BandedOp {
+            weights: &prepared,
+            layout: layer,
+            input,
+            past: &past_frames,
+            fresh: &fresh,
+            keep: &keep,
+            near_columns,
+            keep_statistics: &keep_statistics,
+            frames: &frames,
+            anew: Some(AnewOp { weights: &prepared_head, layout: head, input: pixels, frames: &made_anew }),
+            statistics: true,
+            scratch,
+            bands,
+        };
+        gpu.banded(&mut memory, &op, &mut never()).unwrap();
+    }
+    read(gpu, &mut memory, &out, bytes(input))
+}
+
+fn read(gpu: &Cuda, memory: &mut Memory, frames: &[Frame], bytes: u64) -> Vec<Vec<u8>> {
+    gpu.finish(memory, None).unwrap();
+    let read = |frame: &Frame| {
+        let mut content = vec![0; bytes as usize];
+        gpu.read(memory, Kept::Device(*frame), &mut content).unwrap();
+        content
+    };
+    frames.iter().map(read).collect()
+}
+
+#[test]
+fn bands_make_the_bits_of_whole_frames() {
+    let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
+    let layer = layout(32, 32, Window::Same, Prologue::NormSilu);
+    for gpu in gpus() {
+        for (height, width) in [(70, 45), (16, 300), (150, 24)] {
+            let whole = outputs(&gpu, (&head, &layer), (height, width), None);
+            let columns = [0, 1, width / 3, width - 1, width].map(Past::Columns);
+            for past in columns.into_iter().chain([Past::Again]) {
+                let banded = outputs(&gpu, (&head, &layer), (height, width), Some(past));
+                assert!(banded == whole, "{height} x {width}, {past:?}, {}", name(&gpu));
+            }
+        }
+    }
+}

@@ -285,7 +285,7 @@ fn wide_frames_that_are_made_anew_change_no_bit() {
             within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
                 anew.set(anew.get() + u32::from(text.contains("made anew")));
             });
-            assert!(anew.get() > 2, "{latent:?}: {}", anew.get());
+            assert!(anew.get() > 0, "{latent:?}");
         }
     });
 }

@@ -140,8 +140,11 @@ pub fn tap_order(window: Window) -> Vec<u64> {
     }
 }
 
-/// Pixels of a band that keep the GPU busy, times their channels, for one tile of columns.
+/// Pixels of a band that keep the GPU busy, times their channels, for one tile of columns. Few channels are not worth more pixels,
+/// nor is a single frame, which waits for its past most of the time: both are for little memory.
 const BAND_WORK: u64 = 1 << 24;
+const BAND_CHANNELS: u64 = 128;
+const FRAME_PIXELS: u64 = 1 << 16;
 /// Bands begin at whole tiles of every kernel, of which the largest are so many rows and columns.
 const BAND_ROWS: u64 = 16;
 /// Rows above and below that a band of a 3x3 convolution sees.
@@ -155,7 +158,8 @@ pub const BANDS: u64 = 3;
 /// and no more than leave something to do at the same time.
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     let columns = column_tiles(layout) * layout.window.phases();
-    let rows = BAND_WORK.div_ceil(shape.width * shape.channels * frames * columns) / BAND_ROWS * BAND_ROWS;
+    let pixels = (BAND_WORK / shape.channels.max(BAND_CHANNELS)).min(frames * FRAME_PIXELS);
+    let rows = pixels.div_ceil(shape.width * frames * columns) / BAND_ROWS * BAND_ROWS;
     rows.clamp(BAND_ROWS, most_band_rows(shape))
 }
 

@@ -616,3 +616,21 @@ fn what_makes_no_whole_chunk_comes_first() {
     });
     assert_eq!(chunks, [(0, 3), (2, 6), (2, 6), (2, 6), (2, 6), (2, 6)]);
 }
+
+/// Frames that wait for three more do so at half the resolution.
+#[test]
+fn a_downsampler_goes_ahead_of_frames_that_wait() {
+    let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
+    let network = &request.network;
+    let cut = Arc::new(Cut::new(network, 4, vec![1, 4, 2, 1]));
+    let layout = Layout { cut, ..request.plan(&SEPARATE).unwrap().layout };
+    let [head, first] = [network.stages[1].head, network.stages[1].blocks[0].layers()[0]];
+    let mut chunks = Vec::new();
+    Job::new(layout, Some(9), Pools::default(), &SEPARATE).rehearse(None, usize::MAX, |_, step| match step {
+        Step::Conv { layer, frames, .. } if [head, first].contains(layer) => chunks.push((*layer, frames.len())),
+        _ => {}
+    });
+    // The first slice has a frame more.
+    let four = [(head, 1), (head, 1), (head, 1), (head, 1), (first, 4)];
+    assert_eq!(chunks, [&four[..], &[(head, 1), (first, 1)], &four[..]].concat());
+}

@@ -5,8 +5,8 @@ use std::ops::Range;
 use super::clip::{Clip, Schedule};
 use super::cut::{PAST_FRAMES, Past};
 use super::layers::Side;
-use super::slots::{Life, Pools, Slot, SlotPool};
-use super::step::{Anew, Banded, BandedFrame, PastSlots, SlotAt, Step};
+use super::slots::{Life, Pools, Slot};
+use super::step::{Banded, BandedFrame, PastSlots, SlotAt, Step};
 use crate::model::LayerId;
 use crate::tensor::{At, PastAt};
 
@@ -35,18 +35,7 @@ impl Clip {
         let past: Vec<PastSlots> = self.pasts[layer].iter().copied().collect();
         let again = if self.cut.past[layer] == Past::Again { std::mem::take(&mut self.again) } else { Vec::new() };
         let (Fresh::Shared(inputs) | Fresh::Own(inputs)) = fresh;
-        let own = match fresh {
-            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => all_on_device(inputs),
-            _ => None,
-        };
-        let outputs: Vec<SlotAt> = match self.cut.away[layer] {
-            true => inputs.iter().map(|_| self.host_frame(layer, to.pools)).collect(),
-            false => {
-                let over = side.residuals().or(own.as_deref());
-                let outputs = self.outputs(layer, frames.clone(), over, left, &mut to.pools.frames);
-                outputs.into_iter().map(At::Device).collect()
-            }
-        };
+        let outputs = self.banded_outputs(layer, frames.clone(), fresh, side, left, to.pools);
         let read = frames.start - again.len() as u64..frames.end;
         let first = read.start - past.len() as u64;
         let jobs = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
@@ -89,43 +78,26 @@ impl Clip {
         outputs
     }
 
-    /// The past of `layer`, the frames before `first`, is to be made again by the head.
-    pub(super) fn past_again(&mut self, head: LayerId, layer: LayerId, first: u64) {
-        let statistics = self.statistics[layer].iter().enumerate();
-        self.again = statistics.map(|(index, slot)| At::Anew { index, statistics: *slot }).collect();
-        if !self.again.is_empty() {
-            self.anew = Some(self.made_anew(head, first - self.again.len() as u64..first));
-        }
-    }
-
-    /// What makes these frames of a stage's head anew.
-    fn made_anew(&self, head: LayerId, frames: Range<u64>) -> Anew {
-        let (time, history) = (self.network.layers[head].time, &self.histories[head]);
-        let made = frames.map(|frame| {
-            let recipe = time.recipe(frame);
-            (recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect(), recipe.bias)
-        });
-        Anew { layer: head, input: self.shapes.layers[head], frames: made.collect() }
-    }
-
-    /// Finds places for the statistics of those of `frames` that will be made again; they come after `before` others.
-    fn remember_statistics(
-        &mut self,
+    /// Where outputs go: to host memory, over frames that nobody needs any more, or to places of their own.
+    fn banded_outputs(
+        &self,
         layer: LayerId,
         frames: Range<u64>,
-        before: usize,
-        pool: &mut SlotPool,
-    ) -> Vec<(usize, Slot)> {
-        let wanted = if self.closing { 0 } else { PAST_FRAMES as usize };
-        let seen = self.chunk_end.saturating_sub(wanted as u64).max(frames.start)..frames.end;
-        let places =
-            seen.map(|frame| (before + (frame - frames.start) as usize, pool.take(self.shapes.statistics, Life::Free)));
-        let places: Vec<(usize, Slot)> = places.collect();
-        let statistics = &mut self.statistics[layer];
-        statistics.extend(places.iter().map(|(_, slot)| *slot));
-        let older = statistics.len().saturating_sub(wanted);
-        statistics.drain(..older).for_each(|slot| pool.drop(slot));
-        places
+        fresh: Fresh,
+        side: Side,
+        left: u64,
+        pools: &mut Pools,
+    ) -> Vec<SlotAt> {
+        if self.cut.away[layer] {
+            return frames.map(|_| self.host_frame(layer, pools)).collect();
+        }
+        let own = match fresh {
+            Fresh::Own(inputs) if self.shapes.past_bytes(layer) == self.shapes.bytes[layer] => all_on_device(inputs),
+            _ => None,
+        };
+        let over = side.residuals().or(own.as_deref());
+        let outputs = self.outputs(layer, frames, over, left, &mut pools.frames);
+        outputs.into_iter().map(At::Device).collect()
     }
 
     /// The outputs of a stage's head, which wait in host memory; its inputs are read where they lie.
@@ -135,18 +107,7 @@ impl Clip {
         outputs
     }
 
-    /// The statistics of a stage head's outputs; the outputs themselves are made anew for whoever reads them.
-    pub(super) fn head_anew(&mut self, head: LayerId, frames: Range<u64>, to: &mut Schedule) -> Vec<SlotAt> {
-        let mut statistics = || to.pools.frames.take(self.shapes.statistics, Life::Scheduled);
-        let outputs =
-            (0..(frames.end - frames.start) as usize).map(|index| At::Anew { index, statistics: statistics() });
-        let outputs: Vec<SlotAt> = outputs.collect();
-        self.head_in_bands(head, frames.clone(), &outputs, to);
-        self.anew = Some(self.made_anew(head, frames));
-        outputs
-    }
-
-    fn head_in_bands(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotAt], to: &mut Schedule) {
+    pub(super) fn head_in_bands(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotAt], to: &mut Schedule) {
         let (time, first) = (self.network.layers[head].time, self.histories[head].first);
         let jobs = frames.zip(outputs).map(|(frame, out)| {
             let recipe = time.recipe(frame);

@@ -3,6 +3,7 @@
 //! A plan is made by rehearsing the schedule: the run later takes the same steps with the same slots, so what it takes
 //! is what was planned, to the byte.
 
+mod anew;
 mod banded;
 mod blueprint;
 mod clip;

@@ -74,7 +74,8 @@ pub trait Backend: Send + Sync + 'static {
 
     /// How fast it is, roughly.
     fn rates(&self) -> Rates;
-    /// Bytes that the bands of [`Backend::banded`] that are under way take on the device. `None` where it cannot do that; the
+    /// Bytes that the bands of [`Backend::banded`] that are under way take on the device: the more output frames, the fewer rows. It
+    /// will do for fewer frames in bands of as many rows. `None` where it cannot do that; the
     /// memory of some devices is the host's, so that there is nothing to move.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
     /// Bytes that have to lie before the bands in a block, where frames of this shape are made anew, a part at a time.

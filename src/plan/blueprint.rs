@@ -57,9 +57,10 @@ impl Request {
             if number != slice.number {
                 slice = Pace { number, ..Pace::default() };
             }
+            let (estimate, work) = (clock.of(step), step.work(&network));
             for pace in [&mut all, &mut slice] {
-                clock.meet(step, &mut pace.estimate);
-                pace.work += step.work(&network);
+                pace.estimate = pace.estimate.plus(estimate);
+                pace.work += work;
             }
         });
         if let (Some(frames), Some(_), Order::LaneByLane) = (frames, &layout.grid, layout.order) {

@@ -51,7 +51,7 @@ pub struct Clock<'a> {
 }
 
 impl Clock<'_> {
-    pub fn meet(&self, step: &Step, estimate: &mut Estimate) {
+    pub fn of(&self, step: &Step) -> Estimate {
         let computing = step.work(self.network) as f64 / self.rates.products;
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
@@ -70,8 +70,7 @@ impl Clock<'_> {
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
             _ => (computing, 0),
         };
-        estimate.seconds += seconds;
-        estimate.moved += moved;
+        Estimate { seconds, moved }
     }
 
     /// What becomes of `layer` at `input` when its past leaves the device; `head` is that of its stage, with its own input.

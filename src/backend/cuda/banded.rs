@@ -2,6 +2,7 @@
 //! computes, the copy engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few
 //! places, also from one layer to the next, so the fetching runs ahead by itself.
 
+mod copies;
 mod division;
 
 pub use division::bytes;
@@ -10,49 +11,20 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use super::context::Context;
 use super::conv::Band;
-use super::driver::check;
 use super::memory::Block;
 use super::norm::NormRows;
-use super::params::{ConvParams, CopyParams};
+use super::params::ConvParams;
 use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use super::weights::Conv;
 use super::{Cuda, geometry};
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame};
 use crate::error::{Error, Result};
-use crate::tensor::{At, FrameShape};
+use crate::tensor::At;
+use copies::{Copied, OnHost, Towards};
 use division::{Division, Rows, Turns, Under, on_host};
-
-/// Of a block that copies rows, and the bytes that it copies at once.
-const THREADS: u64 = 256;
-const COPIED: u64 = 16;
-
-/// What is copied of each of some frames.
-struct Copied {
-    rows: u64,
-    row_bytes: u64,
-    /// Bytes from one row to the next.
-    from_pitch: u64,
-    to_pitch: u64,
-}
-
-impl Copied {
-    /// Bytes that follow one another.
-    fn together(bytes: u64) -> Copied {
-        Copied { rows: 1, row_bytes: bytes, from_pitch: 0, to_pitch: 0 }
-    }
-}
-
-/// Where columns of the past go.
-#[derive(Clone, Copy)]
-enum Towards {
-    Band,
-    Frame,
-}
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -192,8 +164,7 @@ impl Cuda {
                 Err(Error::Internal("statistics that are kept already are to be kept".into()))
             }
         });
-        let bytes = (op.layout.groups * 8).next_multiple_of(COPIED);
-        self.copy(work, &kept.collect::<Result<Vec<_>>>()?, Copied::together(bytes))
+        self.copy(work, &kept.collect::<Result<Vec<_>>>()?, Copied::together(op.layout.groups * 8))
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.
@@ -213,25 +184,22 @@ impl Cuda {
             let Some(part) = *part else { continue };
             let to = work.division.past_row(&band, part, new.start);
             if let Some(frame) = past.far {
-                self.upload_columns(bands, work, (frame, new.clone()), to)?;
+                self.move_past(bands, work, (frame, &new), to, Towards::Band)?;
             }
             copied.extend(past.near.map(|near| (work.division.near_row(near, new.start), to)));
         }
         self.copy_near(work, &copied, &new, Towards::Band)?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
-                self.upload_rows(bands, work, (frame, op.input, rows.seen.clone()), work.division.fresh(turn, i))?;
+                let from = OnHost { frame, shape: op.input, rows: &rows.seen };
+                self.move_rows(bands, work, from, work.division.fresh(turn, i), Towards::Band)?;
             }
         }
         for (frame, part) in op.frames.iter().zip(&work.division.shortcuts) {
             let away = frame.shortcut.and_then(|(at, _)| on_host(at));
             if let (Some(frame), Some(part)) = (away, part) {
-                self.upload_rows(
-                    bands,
-                    work,
-                    (frame, work.division.side(), rows.own.clone()),
-                    work.division.place(turn) + part,
-                )?;
+                let from = OnHost { frame, shape: work.division.side(), rows: &rows.own };
+                self.move_rows(bands, work, from, work.division.place(turn) + part, Towards::Band)?;
             }
         }
         place.fetched.record(&bands.upload)?;
@@ -344,7 +312,7 @@ impl Cuda {
         for (i, to) in op.keep {
             if let Some(to) = to.far {
                 let from = work.division.fresh_row(band, *i, rows.own.start);
-                self.download_columns(bands, work, from, (to, rows.own.clone()))?;
+                self.move_past(bands, work, (to, &rows.own), from, Towards::Frame)?;
             }
         }
         let by = geometry::output_rows(op.layout);
@@ -352,7 +320,8 @@ impl Cuda {
             if let (Some(to), Some(part)) = (on_host(frame.out), part) {
                 bands.download.wait_for(&place.computed)?;
                 let made = rows.own.start * by..rows.own.end * by;
-                self.download_rows(bands, work, work.division.place(turn) + part, (to, work.division.output, made))?;
+                let to = OnHost { frame: to, shape: work.division.output, rows: &made };
+                self.move_rows(bands, work, to, work.division.place(turn) + part, Towards::Frame)?;
             }
         }
         place.kept.record(&bands.download)?;
@@ -371,149 +340,5 @@ impl Cuda {
         }
         self.copy_near(work, &kept, own, Towards::Frame)?;
         bands.places[band.turn].computed.record(&self.stream)
-    }
-
-    /// Copies the columns of the past that are on the device: from where a row of each begins to where it goes.
-    fn copy_near(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>, towards: Towards) -> Result<()> {
-        let [band, near] = [work.division.op.input, work.division.near()].map(|shape| self.precision.row_bytes(shape));
-        let (from_pitch, to_pitch) = match towards {
-            Towards::Band => (near, band),
-            Towards::Frame => (band, near),
-        };
-        self.copy(work, frames, Copied { rows: rows.end - rows.start, row_bytes: near, from_pitch, to_pitch })
-    }
-
-    /// The columns of the past that are in host memory, to where these rows begin in a band.
-    fn upload_columns(&self, bands: &Bands, work: &Work, (from, rows): (HostFrame, Range<u64>), to: u64) -> Result<()> {
-        if work.division.op.near_columns == 0 {
-            return self.upload_rows(bands, work, (from, work.division.op.input, rows), to);
-        }
-        let copy = self.columns(bands, work, (from, &rows), to, Towards::Band)?;
-        // SAFETY: both regions are that long; the place is free, and the frame stays until its last reader is done.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.upload.handle()) };
-        check("fetching frames from host memory", answer)
-    }
-
-    /// The same the other way.
-    fn download_columns(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        from: u64,
-        (to, rows): (HostFrame, Range<u64>),
-    ) -> Result<()> {
-        if work.division.op.near_columns == 0 {
-            return self.download_rows(bands, work, from, (to, work.division.op.input, rows));
-        }
-        let copy = self.columns(bands, work, (to, &rows), from, Towards::Frame)?;
-        // SAFETY: both regions are that long; nobody reads the frame before the event that says it has arrived.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.download.handle()) };
-        check("leaving frames in host memory", answer)
-    }
-
-    /// Rows of a frame in host memory, and where they begin in a band.
-    fn columns(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        (frame, rows): (HostFrame, &Range<u64>),
-        in_band: u64,
-        towards: Towards,
-    ) -> Result<sys::CUDA_MEMCPY2D> {
-        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        let far = work.division.far();
-        let [band_row, near_row, far_row] =
-            [work.division.op.input, work.division.near(), far].map(|shape| self.precision.row_bytes(shape));
-        let height = rows.end - rows.start;
-        let device = work.block.at(in_band, height * band_row)? + near_row;
-        let host = bands.at(frame, self.precision.data_bytes(far))?.wrapping_add((rows.start * far_row) as usize);
-        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, far_row), (CU_MEMORYTYPE_DEVICE, band_row));
-        let (source, target) = match towards {
-            Towards::Band => (in_host, on_device),
-            Towards::Frame => (on_device, in_host),
-        };
-        Ok(sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: source.0,
-            srcHost: host.cast(),
-            srcDevice: device,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: source.1 as usize,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: target.0,
-            dstHost: host.cast(),
-            dstDevice: device,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: target.1 as usize,
-            WidthInBytes: far_row as usize,
-            Height: height as usize,
-        })
-    }
-
-    fn upload_rows(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        (from, shape, rows): (HostFrame, FrameShape, Range<u64>),
-        to: u64,
-    ) -> Result<()> {
-        let row = self.precision.row_bytes(shape);
-        let bytes = (rows.end - rows.start) * row;
-        let to = work.block.at(to, bytes)?;
-        let from = bands.at(from, self.precision.data_bytes(shape))?.wrapping_add((rows.start * row) as usize);
-        // SAFETY: both regions are that long; the place is free, and the frame stays until its last reader is done.
-        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes as usize, bands.upload.handle()) };
-        check("fetching frames from host memory", answer)
-    }
-
-    fn download_rows(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        from: u64,
-        (to, shape, rows): (HostFrame, FrameShape, Range<u64>),
-    ) -> Result<()> {
-        let row = self.precision.row_bytes(shape);
-        let bytes = (rows.end - rows.start) * row;
-        let from = work.block.at(from, bytes)?;
-        let to = bands.at(to, self.precision.data_bytes(shape))?.wrapping_add((rows.start * row) as usize);
-        // SAFETY: both regions are that long; nobody reads the frame before the event that says it has arrived.
-        let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes as usize, bands.download.handle()) };
-        check("leaving frames in host memory", answer)
-    }
-
-    /// Copies rows of input frames within the device's memory: from where they begin to where they go.
-    fn copy_rows(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>) -> Result<()> {
-        let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
-        self.copy(work, frames, Copied::together(bytes))
-    }
-
-    fn copy(&self, work: &Work, frames: &[(u64, u64)], copied: Copied) -> Result<()> {
-        let Copied { rows, row_bytes, from_pitch, to_pitch } = copied;
-        if frames.is_empty() || rows * row_bytes == 0 {
-            return Ok(());
-        }
-        let units = rows * row_bytes / COPIED;
-        let Ok(counted) = i32::try_from(units) else {
-            return Err(Error::Internal(format!("{rows} rows of {row_bytes} bytes are copied at once")));
-        };
-        let mut params = CopyParams {
-            from_pitch: from_pitch as i64,
-            to_pitch: to_pitch as i64,
-            row_units: (row_bytes / COPIED) as u32,
-            units: counted as u32,
-            ..CopyParams::default()
-        };
-        let reach = |pitch: u64| (rows - 1) * pitch + row_bytes;
-        for (i, (from, to)) in frames.iter().enumerate() {
-            params.from[i] = work.block.at(*from, reach(from_pitch))?;
-            params.to[i] = work.block.at(*to, reach(to_pitch))?;
-        }
-        let blocks = (units.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
-        // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
-        // for it.
-        unsafe { self.kernels.copy_rows.launch(&self.stream, [blocks, frames.len() as u32], THREADS as u32, &params) }
     }
 }

@@ -9,6 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::*;
 use crate::model::Config;
 use crate::plan::cut::movable;
+use crate::plan::estimate::Clock;
 use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
 use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
 
@@ -633,4 +634,25 @@ fn a_downsampler_goes_ahead_of_frames_that_wait() {
     // The first slice has a frame more.
     let four = [(head, 1), (head, 1), (head, 1), (head, 1), (first, 4)];
     assert_eq!(chunks, [&four[..], &[(head, 1), (first, 1)], &four[..]].concat());
+}
+
+#[test]
+fn the_estimate_of_a_long_clip_is_that_of_all_its_steps() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let request = request(direction, clip(direction, 1, 61));
+        let mut cut = Cut::new(&request.network, 2 * request.network.latent_rate(), vec![2; 4]);
+        let movable = movable(&request.network, &SLOW_COPIES);
+        movable.into_iter().for_each(|(_, layer)| cut.past[layer] = Past::HOST);
+        let layout = Layout { cut: Arc::new(cut), ..request.plan(&SLOW_COPIES).unwrap().layout };
+        let plan = request.rehearse(layout, &SLOW_COPIES).packed(&SLOW_COPIES);
+        let network = &plan.layout.network;
+        let clock = Clock { network, costs: &SLOW_COPIES, rates: SLOW_COPIES.rates() };
+        let (mut job, mut seconds) = (plan.job(&SLOW_COPIES), 0.0);
+        while job.wait() == Wait::No {
+            seconds += clock.of(job.front().unwrap()).seconds;
+            job.done();
+        }
+        let off = plan.seconds() / seconds - 1.0;
+        assert!(off.abs() < 1e-3, "{direction:?}: {} for {seconds}", plan.seconds());
+    }
 }

@@ -188,16 +188,10 @@ impl<'a> Search<'a> {
         };
         let found = fits(&cut);
         let (Some(stage), None) = (anew, &found) else { return found };
-        let mut found = fits(&with_stored(&cut, stage, 0))?;
-        let (mut enough, mut too_many) = (0, cut.stored[stage]);
-        while enough + 1 < too_many {
-            let middle = (enough + too_many) / 2;
-            match fits(&with_stored(&cut, stage, middle)) {
-                Some(more) => (found, enough) = (more, middle),
-                None => too_many = middle,
-            }
-        }
-        Some(found)
+        let none = fits(&with_stored(&cut, stage, 0))?;
+        let fewer = cut.stored[stage] as usize - 1;
+        let (_, some) = most_that_fits(0, fewer, |stored| fits(&with_stored(&cut, stage, stored as u64)));
+        some.or(Some(none))
     }
 
     /// A cut with all layers in bands, and with as much of the past on the device as fits: first of those that would have to

@@ -68,7 +68,7 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
     computed.iter().chain([&last]).try_for_each(|band| turns.remember(band))
 }
 
-/// What is lost from one band to the next, in rounds of tiles: about 20 us of 47.
+/// What is lost from one band to the next, in rounds of tiles: by what plans took longer than was counted.
 const BETWEEN_BANDS: f64 = 0.4;
 
 /// Bytes of what a band of so many rows has of each frame.

@@ -1,6 +1,10 @@
 //! Convolutions in bands of rows, for layers whose input, past or output is not to lie whole on the device. While one band
 //! computes, the copy engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few
 //! places, also from one layer to the next, so the fetching runs ahead by itself.
+//!
+//! A band is a handful of tiles for each multiprocessor, so a part of them would have nothing to do at its end. Therefore bands
+//! compute in two streams in turn, each waiting for its own input alone, and what is prepared for the next one has another: the
+//! multiprocessors that a band leaves go on with whatever is ready.
 
 mod copies;
 mod division;
@@ -28,9 +32,13 @@ use division::{Division, Rows, Turns, Under, on_host};
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
+    /// What comes from host memory is there,
     fetched: Event,
-    normalised: Event,
+    /// and all other input.
+    ready: Event,
     computed: Event,
+    /// What stays on the device has been copied from here, and what goes to host memory has left.
+    remembered: Event,
     kept: Event,
 }
 
@@ -39,6 +47,8 @@ pub struct Bands {
     past: Option<Pinned>,
     upload: Stream,
     download: Stream,
+    /// Where bands compute in turn.
+    compute: [Stream; 2],
     places: Vec<Place>,
     next: usize,
     /// When each frame of the past has arrived, by its offset.
@@ -49,11 +59,15 @@ pub struct Bands {
 impl Bands {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Bands> {
         let event = || Event::new(context);
-        let place = || Ok(Place { fetched: event()?, normalised: event()?, computed: event()?, kept: event()? });
+        let place = || {
+            let (fetched, ready, computed) = (event()?, event()?, event()?);
+            Ok(Place { fetched, ready, computed, remembered: event()?, kept: event()? })
+        };
         Ok(Bands {
             past: if bytes > 0 { Some(Pinned::new(context, bytes)?) } else { None },
             upload: Stream::new(context)?,
             download: Stream::new(context)?,
+            compute: [Stream::new(context)?, Stream::new(context)?],
             places: (0..geometry::BANDS).map(|_| place()).collect::<Result<_>>()?,
             next: 0,
             arrived: HashMap::new(),
@@ -69,14 +83,19 @@ impl Bands {
     /// Lets `stream` wait for everything that is under way, and what comes next wait for `stream`.
     pub fn join(&self, stream: &Stream) -> Result<()> {
         let event = Event::new(&self.context)?;
-        for ours in [&self.upload, &self.download] {
+        for ours in self.streams() {
             event.between(ours.handle(), stream.handle())?;
         }
         event.between(stream.handle(), self.upload.handle())
     }
 
     pub fn wait(&self) -> Result<()> {
-        self.upload.wait().and(self.download.wait())
+        self.streams().into_iter().map(Stream::wait).fold(Ok(()), Result::and)
+    }
+
+    fn streams(&self) -> [&Stream; 4] {
+        let [even, odd] = &self.compute;
+        [&self.upload, &self.download, even, odd]
     }
 
     /// The address of a frame of the past.
@@ -102,6 +121,13 @@ struct Work<'a> {
     division: Division<'a, Conv>,
 }
 
+impl Work<'_> {
+    /// Where a band computes.
+    fn stream<'b>(&self, bands: &'b Bands, band: &Under) -> &'b Stream {
+        &bands.compute[(band.rows.own.start / self.division.parts.rows % 2) as usize]
+    }
+}
+
 /// The launches of its bands; all of them have the same parameters but for the rows.
 struct Launches<'a> {
     cuda: &'a Cuda,
@@ -115,19 +141,19 @@ impl Turns for Launches<'_> {
         self.cuda.fetch_band(self.bands, self.work, rows, above)
     }
 
-    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
-        self.params = Some(self.cuda.compute_band(self.bands, self.work, band, below)?);
+    fn compute(&mut self, band: &Under) -> Result<()> {
+        self.params = Some(self.cuda.compute_band(self.bands, self.work, band)?);
         Ok(())
     }
 
-    fn remember(&mut self, band: &Under) -> Result<()> {
-        self.cuda.remember_band(self.bands, self.work, band)
+    fn remember(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
+        self.cuda.remember_band(self.bands, self.work, band, below)
     }
 }
 
 impl Cuda {
     pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, op: &BandedOp<Conv>) -> Result<()> {
-        let division = Division::new(self.precision, self.context.gpu.multiprocessors, op)?;
+        let division = Division::new(self.precision, op)?;
         let work = Work { block, division };
         for frame in work.division.fetched() {
             if let Some(arrived) = bands.arrived.get(&frame.0) {
@@ -138,6 +164,10 @@ impl Cuda {
         let mut launches = Launches { cuda: self, bands, work: &work, params: None };
         division::go_through(op.input.height, work.division.parts.rows, &mut launches)?;
         let Launches { bands, params, .. } = launches;
+        for place in &bands.places {
+            self.stream.wait_for(&place.computed)?;
+            self.stream.wait_for(&place.remembered)?;
+        }
         for frame in work.division.given() {
             let arrived = match bands.arrived.remove(&frame.0) {
                 Some(event) => event,
@@ -164,18 +194,23 @@ impl Cuda {
                 Err(Error::Internal("statistics that are kept already are to be kept".into()))
             }
         });
-        self.copy(work, &kept.collect::<Result<Vec<_>>>()?, Copied::together(op.layout.groups * 8))
+        let copied = Copied::together(op.layout.groups * 8);
+        self.copy(&self.stream, work, &kept.collect::<Result<Vec<_>>>()?, copied)
     }
 
-    /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them.
+    /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them, and what
+    /// the band above sees too from there. It was read before that band may write over it.
     fn fetch_band(&self, bands: &mut Bands, work: &Work, rows: Rows, above: Option<&Under>) -> Result<Under> {
         let turn = bands.next;
         bands.next = (bands.next + 1) % bands.places.len();
         let (place, op) = (&bands.places[turn], work.division.op);
         // Another layer's band may have been here, and divided the place in another way.
-        bands.upload.wait_for(&place.computed)?;
-        bands.upload.wait_for(&place.kept)?;
-        self.stream.wait_for(&place.kept)?;
+        for event in [&place.computed, &place.remembered, &place.kept] {
+            bands.upload.wait_for(event)?;
+            self.stream.wait_for(event)?;
+        }
+        // The band below that one has had its share of what was here.
+        bands.upload.wait_for(&bands.places[(turn + 1) % bands.places.len()].ready)?;
         let band = Under { turn, rows };
         let rows = &band.rows;
         let new = rows.shared(above).end..rows.seen.end;
@@ -188,7 +223,7 @@ impl Cuda {
             }
             copied.extend(past.near.map(|near| (work.division.near_row(near, new.start), to)));
         }
-        self.copy_near(work, &copied, &new, Towards::Band)?;
+        self.copy_near(&self.stream, work, &copied, &new, Towards::Band)?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 let from = OnHost { frame, shape: op.input, rows: &rows.seen };
@@ -205,17 +240,20 @@ impl Cuda {
         place.fetched.record(&bands.upload)?;
         if work.division.has_norm() {
             let near = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-                At::Device(frame) => Some((frame, Frame(work.division.fresh(turn, i)))),
+                At::Device(frame) => Some((frame, Frame(work.division.fresh_row(&band, i, new.start)))),
                 At::Host { .. } | At::Anew { .. } => None,
             });
             let near: Vec<(Frame, Frame)> = near.collect();
-            if !near.is_empty() {
-                let rows = NormRows { rows: rows.seen.clone(), out_bytes: work.division.parts.input };
+            if !near.is_empty() && !new.is_empty() {
+                let rows = NormRows { rows: new, out_bytes: work.division.parts.input };
                 self.launch_norm(work.block, op.weights, (op.layout, op.input), &near, Some(rows))?;
             }
             self.make_fresh_rows(work, &band, above)?;
+            if let Some(above) = above {
+                self.share_rows(bands, work, above, &band)?;
+            }
         }
-        place.normalised.record(&self.stream)?;
+        place.ready.record(&self.stream)?;
         Ok(band)
     }
 
@@ -232,7 +270,7 @@ impl Cuda {
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
         }
-        self.copy_rows(work, &copied, &(rows.seen.start..rows.made.start))?;
+        self.copy_rows(&self.stream, work, &copied, &(rows.seen.start..rows.made.start))?;
         if outs.is_empty() || rows.made.is_empty() {
             return Ok(());
         }
@@ -247,13 +285,19 @@ impl Cuda {
         Ok(())
     }
 
-    /// Gives the band below what it sees of the past too, as long as it is here.
-    fn share_past(&self, work: &Work, band: &Under, below: &Under) -> Result<()> {
-        let shared = below.rows.shared(Some(band));
-        let past = work.division.inputs.iter().take(work.division.op.past.len()).flatten();
+    /// Gives a band what the one above it has of the past, and of fresh frames that it normalised, and both see.
+    fn share_rows(&self, bands: &Bands, work: &Work, above: &Under, band: &Under) -> Result<()> {
+        let (op, shared) = (work.division.op, band.rows.shared(Some(above)));
+        let past = work.division.inputs.iter().take(op.past.len()).flatten();
         let at = |band: &Under, part: u64| work.division.past_row(band, part, shared.start);
-        let copied: Vec<(u64, u64)> = past.map(|part| (at(band, *part), at(below, *part))).collect();
-        self.copy_rows(work, &copied, &shared)
+        let mut copied: Vec<(u64, u64)> = past.map(|part| (at(above, *part), at(band, *part))).collect();
+        if !copied.is_empty() {
+            self.stream.wait_for(&bands.places[above.turn].fetched)?;
+        }
+        let at = |band: &Under, i: usize| work.division.fresh_row(band, i, shared.start);
+        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
+        copied.extend(normalised.map(|(i, _)| (at(above, i), at(band, i))));
+        self.copy_rows(&self.stream, work, &copied, &shared)
     }
 
     /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
@@ -268,47 +312,27 @@ impl Cuda {
         let by = geometry::output_rows(layout);
         let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.division.op.scratch };
         let frames: Vec<ConvFrame> = made.collect();
-        let band = Band { rows: rows.start / by..rows.end / by, seen: 0..input.height };
+        let band = Band { rows: rows.start / by..rows.end / by, seen: 0..input.height, stream: &self.stream };
         self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
     }
 
-    fn compute_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<ConvParams> {
+    fn compute_band(&self, bands: &Bands, work: &Work, band: &Under) -> Result<ConvParams> {
         let (turn, rows) = (band.turn, &band.rows);
         let (place, op) = (&bands.places[turn], work.division.op);
-        self.stream.wait_for(&place.fetched)?;
-        if let Some(below) = below {
-            self.share_past(work, band, below)?;
-        }
-        for (i, at) in op.fresh.iter().enumerate() {
-            if let At::Host { statistics, .. } = *at {
-                let pixels = (rows.seen.end - rows.seen.start) * op.input.width;
-                let frame = Frame(work.division.fresh(turn, i));
-                self.launch_norm_in_place(work.block, op.weights, (op.layout, op.input), (frame, pixels), statistics)?;
-                place.normalised.record(&self.stream)?;
-            }
-        }
+        self.finish_input(bands, work, band)?;
         let frames = work.division.in_band(band);
-        let shortcuts =
-            op.frames.iter().zip(&work.division.shortcuts).filter_map(|(frame, part)| match (frame.shortcut, part) {
-                (Some((At::Anew { index, .. }, _)), Some(part)) => {
-                    let here = work.division.place(turn) + part;
-                    Some((index, work.division.top(here, rows.own.start, work.division.side())))
-                }
-                _ => None,
-            });
-        let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
-        if !shortcuts.is_empty() {
-            self.make_rows(work, &shortcuts, &rows.own)?;
-        }
         let BandedOp { layout, input, statistics, scratch, .. } = *op;
         let conv = ConvOp { layout, input, frames: &[], statistics, scratch };
         // Without a norm the input is read where it lies.
         let seen = if work.division.has_norm() { rows.seen.clone() } else { 0..input.height };
-        let launched = Band { rows: rows.own.clone(), seen };
+        let stream = work.stream(bands, band);
+        stream.wait_for(&place.fetched)?;
+        stream.wait_for(&place.ready)?;
+        let launched = Band { rows: rows.own.clone(), seen, stream };
         let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(launched))?;
-        place.computed.record(&self.stream)?;
+        place.computed.record(stream)?;
 
-        bands.download.wait_for(&place.normalised)?;
+        bands.download.wait_for(&place.ready)?;
         for (i, to) in op.keep {
             if let Some(to) = to.far {
                 let from = work.division.fresh_row(band, *i, rows.own.start);
@@ -328,8 +352,43 @@ impl Cuda {
         Ok(params)
     }
 
-    /// Copies what a band has of the frames that are kept on the device.
-    fn remember_band(&self, bands: &Bands, work: &Work, band: &Under) -> Result<()> {
+    /// What is left to do of a band's input once it is fetched: fresh frames from host memory are normalised where they are, and
+    /// inputs of shortcuts that are made anew are made.
+    fn finish_input(&self, bands: &Bands, work: &Work, Under { turn, rows }: &Under) -> Result<()> {
+        let (place, op) = (&bands.places[*turn], work.division.op);
+        let from_host = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
+            At::Host { statistics, .. } => Some((Frame(work.division.fresh(*turn, i)), statistics)),
+            At::Device(_) | At::Anew { .. } => None,
+        });
+        let from_host: Vec<(Frame, Frame)> = from_host.collect();
+        let shortcuts = op.frames.iter().zip(&work.division.shortcuts);
+        let shortcuts = shortcuts.filter_map(|(frame, part)| match (frame.shortcut, part) {
+            (Some((At::Anew { index, .. }, _)), Some(part)) => {
+                let here = work.division.place(*turn) + part;
+                Some((index, work.division.top(here, rows.own.start, work.division.side())))
+            }
+            _ => None,
+        });
+        let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
+        if from_host.is_empty() && shortcuts.is_empty() {
+            return Ok(());
+        }
+        if !from_host.is_empty() {
+            self.stream.wait_for(&place.fetched)?;
+        }
+        for (frame, statistics) in from_host {
+            let pixels = (rows.seen.end - rows.seen.start) * op.input.width;
+            self.launch_norm_in_place(work.block, op.weights, (op.layout, op.input), (frame, pixels), statistics)?;
+        }
+        if !shortcuts.is_empty() {
+            self.make_rows(work, &shortcuts, &rows.own)?;
+        }
+        place.ready.record(&self.stream)
+    }
+
+    /// Copies what a band has of the frames that are kept on the device. That may be over a past of which the band below it sees the
+    /// last row too.
+    fn remember_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<()> {
         let own = &band.rows.own;
         let kept = work.division.op.keep.iter().filter_map(|(i, to)| {
             Some((work.division.fresh_row(band, *i, own.start), work.division.near_row(to.near?, own.start)))
@@ -338,7 +397,9 @@ impl Cuda {
         if kept.is_empty() {
             return Ok(());
         }
-        self.copy_near(work, &kept, own, Towards::Frame)?;
-        bands.places[band.turn].computed.record(&self.stream)
+        let (place, stream) = (&bands.places[band.turn], work.stream(bands, below.unwrap_or(band)));
+        stream.wait_for(&place.computed)?;
+        self.copy_near(stream, work, &kept, own, Towards::Frame)?;
+        place.remembered.record(stream)
     }
 }

@@ -9,6 +9,7 @@ use super::geometry::{self, COLUMNS, Kind};
 use super::kernel::Kernel;
 use super::memory::Block;
 use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
+use super::stream::Stream;
 use super::weights::Conv;
 use super::{Cuda, EPS};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Window};
@@ -71,9 +72,10 @@ fn common_divisor(a: u64, b: u64) -> u64 {
 /// A band of a convolution: rows of the grid, and those of the input that they see. Frames that are read begin at the first of
 /// these rows, those of a shortcut at the first of the band. Frames that are written begin at their top, of which no more need
 /// be there than the rows of the band: kernels count rows from there, and touch no others.
-pub struct Band {
+pub struct Band<'a> {
     pub rows: Range<u64>,
     pub seen: Range<u64>,
+    pub stream: &'a Stream,
 }
 
 /// A kernel with the tile it works on.
@@ -129,7 +131,8 @@ impl Cuda {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
-        let Band { rows, seen } = band.unwrap_or(Band { rows: 0..grid.height, seen: 0..input.height });
+        let whole = Band { rows: 0..grid.height, seen: 0..input.height, stream: &self.stream };
+        let Band { rows, seen, stream } = band.unwrap_or(whole);
         let choice = self.choose(layout, grid, &rows)?;
         for frame in frames {
             self.check_frame((block, layout), (input, seen.end - seen.start), (output, rows.clone()), frame)?;
@@ -242,7 +245,7 @@ impl Cuda {
         let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
         // SAFETY: `ConvParams` has the kernel's layout, and all that is reached by it is in `block` and `weights`, which outlive
         // the stream's work: freeing either waits for it.
-        unsafe { choice.kernel.collect(&self.stream, [blocks, 1], choice.threads, &params)? };
+        unsafe { choice.kernel.collect(stream, [blocks, 1], choice.threads, &params)? };
         Ok(params)
     }
 

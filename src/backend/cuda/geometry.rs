@@ -172,10 +172,10 @@ pub fn possible_band_rows(shape: FrameShape) -> impl Iterator<Item = u64> {
     (BAND_ROWS..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
 }
 
-/// Tiles that multiprocessors share in a band.
-pub fn band_tiles(layout: &ConvLayout, shape: FrameShape, frames: u64, rows: u64) -> u64 {
-    let columns = column_tiles(layout) * layout.window.phases();
-    rows.div_ceil(BAND_ROWS) * shape.width.div_ceil(BAND_ROWS) * frames * columns
+/// As many bands as there are with `most` rows, of as equal size as can be.
+pub fn even_band_rows(shape: FrameShape, most: u64) -> u64 {
+    let bands = shape.height.div_ceil(most);
+    shape.height.div_ceil(bands).next_multiple_of(BAND_ROWS)
 }
 
 /// A place that a frame of a host tensor passes through, in the widest element type.

@@ -7,6 +7,7 @@ use cudarc::driver::sys;
 use super::super::Cuda;
 use super::super::driver::check;
 use super::super::params::CopyParams;
+use super::super::stream::Stream;
 use super::{Bands, Work};
 use crate::backend::HostFrame;
 use crate::error::{Error, Result};
@@ -57,6 +58,9 @@ impl Cuda {
         towards: Towards,
     ) -> Result<()> {
         let bytes = (host.rows.end - host.rows.start) * self.precision.row_bytes(host.shape);
+        if bytes == 0 {
+            return Ok(());
+        }
         let device = work.block.at(in_band, bytes)?;
         let host = self.host_rows(bands, &host)?;
         // SAFETY: both regions are that long. A place that something comes to is free, and its frame stays until its last reader is
@@ -83,7 +87,7 @@ impl Cuda {
     ) -> Result<()> {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
         let host = OnHost { frame, shape: work.division.far(), rows };
-        if work.division.op.near_columns == 0 {
+        if work.division.op.near_columns == 0 || rows.is_empty() {
             return self.move_rows(bands, work, host, in_band, towards);
         }
         let [band_row, near_row, far_row] =
@@ -127,6 +131,7 @@ impl Cuda {
     /// Copies the columns of the past that are on the device: from where a row of each begins to where it goes.
     pub(super) fn copy_near(
         &self,
+        stream: &Stream,
         work: &Work,
         frames: &[(u64, u64)],
         rows: &Range<u64>,
@@ -137,16 +142,22 @@ impl Cuda {
             Towards::Band => (near, band),
             Towards::Frame => (band, near),
         };
-        self.copy(work, frames, Copied { rows: rows.end - rows.start, row_bytes: near, from_pitch, to_pitch })
+        self.copy(stream, work, frames, Copied { rows: rows.end - rows.start, row_bytes: near, from_pitch, to_pitch })
     }
 
     /// Copies rows of input frames within the device's memory: from where they begin to where they go.
-    pub(super) fn copy_rows(&self, work: &Work, frames: &[(u64, u64)], rows: &Range<u64>) -> Result<()> {
+    pub(super) fn copy_rows(
+        &self,
+        stream: &Stream,
+        work: &Work,
+        frames: &[(u64, u64)],
+        rows: &Range<u64>,
+    ) -> Result<()> {
         let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
-        self.copy(work, frames, Copied::together(bytes))
+        self.copy(stream, work, frames, Copied::together(bytes))
     }
 
-    pub(super) fn copy(&self, work: &Work, frames: &[(u64, u64)], copied: Copied) -> Result<()> {
+    pub(super) fn copy(&self, stream: &Stream, work: &Work, frames: &[(u64, u64)], copied: Copied) -> Result<()> {
         let Copied { rows, row_bytes, from_pitch, to_pitch } = copied;
         if frames.is_empty() || rows * row_bytes == 0 {
             return Ok(());
@@ -170,7 +181,7 @@ impl Cuda {
         let blocks = (units.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
         // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
         // for it.
-        unsafe { self.kernels.copy_rows.launch(&self.stream, [blocks, frames.len() as u32], THREADS as u32, &params) }
+        unsafe { self.kernels.copy_rows.launch(stream, [blocks, frames.len() as u32], THREADS as u32, &params) }
     }
 }
 

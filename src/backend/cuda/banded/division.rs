@@ -40,12 +40,13 @@ pub struct Under {
 
 /// What becomes of a band.
 pub trait Turns {
-    /// Brings its input to a place.
+    /// Brings its input to a place. Nothing that the bands above it write, or what is remembered of them, is read for it.
     fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under>;
-    /// `below`: the next band, whose input is there already but for what both see of the past.
-    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()>;
-    /// Keeps on the device what later frames need. That may be over frames of the past.
-    fn remember(&mut self, band: &Under) -> Result<()>;
+    /// Needs what was fetched for it, and nothing else.
+    fn compute(&mut self, band: &Under) -> Result<()>;
+    /// Keeps on the device what later frames need. That may be over frames of the past, of which the band below sees the last row:
+    /// so it has to be computed as well.
+    fn remember(&mut self, band: &Under, below: Option<&Under>) -> Result<()>;
 }
 
 /// Goes through frames in bands of so many rows.
@@ -54,22 +55,19 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
     for top in (0..height).step_by(rows as usize) {
         let above = fetched.as_ref();
         let band = turns.fetch(Rows::new(top, rows, height, above.map(|above| &above.rows)), above)?;
-        // A band's input is read before the band above it is written, which may be over that input. And what is kept of a
-        // band may be written over a past of which the band below sees the last row: so that one is computed first.
         if let Some(above) = fetched.replace(band) {
-            turns.compute(&above, fetched.as_ref())?;
-            if let Some(further_above) = computed.replace(above) {
-                turns.remember(&further_above)?;
+            turns.compute(&above)?;
+            if let Some(further_above) = computed.as_ref() {
+                turns.remember(further_above, Some(&above))?;
             }
+            computed = Some(above);
         }
     }
     let Some(last) = fetched else { return Ok(()) };
-    turns.compute(&last, None)?;
-    computed.iter().chain([&last]).try_for_each(|band| turns.remember(band))
+    turns.compute(&last)?;
+    computed.iter().try_for_each(|above| turns.remember(above, Some(&last)))?;
+    turns.remember(&last, None)
 }
-
-/// What is lost from one band to the next, in rounds of tiles: by what plans took longer than was counted.
-const BETWEEN_BANDS: f64 = 0.4;
 
 /// Bytes of what a band of so many rows has of each frame.
 pub struct Parts {
@@ -99,20 +97,15 @@ impl Parts {
         inputs * self.input + anew * self.anew + shortcuts * self.shortcut + outs * self.out
     }
 
-    /// Of the number of rows, of those that fit into a place, which takes the least time for all of them: multiprocessors wait for
-    /// the last one at the end of a band, and for the next band. Places are as large as the largest bands of a job want them.
-    fn fitting<C>(precision: Precision, multiprocessors: u32, op: &BandedOp<C>) -> Result<Parts> {
+    /// Bands of as many rows as fit into a place, and of the same number but for the last one. Places are as large as the largest
+    /// bands of a job want them.
+    fn fitting<C>(precision: Precision, op: &BandedOp<C>) -> Result<Parts> {
         let (frames, place) = (op.frames_in_band(), op.bands.1 / geometry::BANDS);
-        let parts = geometry::possible_band_rows(op.input)
-            .map(|rows| Parts::new(precision, op.layout, op.input, rows))
-            .take_while(|parts| parts.bytes(frames) <= place);
-        let time = |parts: &Parts| {
-            let tiles = geometry::band_tiles(op.layout, op.input, frames.outputs, parts.rows) as f64;
-            let rounds = (tiles / f64::from(multiprocessors)).ceil() + BETWEEN_BANDS;
-            rounds * op.input.height.div_ceil(parts.rows) as f64
-        };
-        let best = parts.min_by(|a, b| time(a).total_cmp(&time(b)));
-        best.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))
+        let parts = |rows: u64| Parts::new(precision, op.layout, op.input, rows);
+        let fit = geometry::possible_band_rows(op.input).take_while(|rows| parts(*rows).bytes(frames) <= place);
+        let most = fit.last();
+        let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))?;
+        Ok(parts(geometry::even_band_rows(op.input, most)))
     }
 }
 
@@ -140,8 +133,8 @@ pub struct Division<'a, C> {
 }
 
 impl<'a, C> Division<'a, C> {
-    pub fn new(precision: Precision, multiprocessors: u32, op: &'a BandedOp<'a, C>) -> Result<Division<'a, C>> {
-        let parts = Parts::fitting(precision, multiprocessors, op)?;
+    pub fn new(precision: Precision, op: &'a BandedOp<'a, C>) -> Result<Division<'a, C>> {
+        let parts = Parts::fitting(precision, op)?;
         let mut end = 0;
         let mut next = |bytes: u64| {
             end += bytes;

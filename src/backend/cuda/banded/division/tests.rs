@@ -22,7 +22,7 @@ enum Row {
 }
 
 /// Rows by where they begin, with their ends.
-#[derive(Default)]
+#[derive(Clone, Default)]
 struct Memory(BTreeMap<u64, (u64, Row)>);
 
 impl Memory {
@@ -99,14 +99,26 @@ impl Turns for Run<'_> {
                 }
                 self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
+            for r in rows.shared(above) {
+                let above = above.expect("somebody shares these");
+                self.memory.read(division.past_row(above, part, r), Row::Input(i, r));
+                self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
+            }
         }
         for (i, at) in op.fresh.iter().enumerate() {
             let (input, part) = (op.past.len() + i, division.fresh(turn, i));
             let place = |r: u64| part + (r - rows.seen.start) * row;
             match *at {
                 At::Device(frame) => {
-                    rows.seen.clone().for_each(|r| self.memory.read(frame.0 + r * row, Row::Raw(i, r)));
-                    rows.seen.clone().for_each(|r| self.memory.write(place(r), row, Row::Input(input, r)));
+                    for r in rows.shared(above).end..rows.seen.end {
+                        self.memory.read(frame.0 + r * row, Row::Raw(i, r));
+                        self.memory.write(place(r), row, Row::Input(input, r));
+                    }
+                    for r in rows.shared(above) {
+                        let above = above.expect("somebody shares these");
+                        self.memory.read(division.fresh_row(above, i, r), Row::Input(input, r));
+                        self.memory.write(place(r), row, Row::Input(input, r));
+                    }
                 }
                 At::Host { .. } => {
                     rows.seen.clone().for_each(|r| self.memory.write(place(r), row, Row::Input(input, r)))
@@ -136,15 +148,8 @@ impl Turns for Run<'_> {
         Ok(band)
     }
 
-    fn compute(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
+    fn compute(&mut self, band: &Under) -> Result<()> {
         let (division, Under { turn, rows }) = (&self.division, band);
-        for (i, (past, part)) in division.op.past.iter().zip(&division.inputs).enumerate() {
-            let (Some(_), Some(part), Some(below)) = (past.far, *part, below) else { continue };
-            for r in below.rows.shared(Some(band)) {
-                self.memory.read(division.past_row(band, part, r), Row::Input(i, r));
-                self.memory.write(division.past_row(below, part, r), self.row, Row::Input(i, r));
-            }
-        }
         let (op, place) = (division.op, division.place(*turn));
         let frames = division.in_band(band);
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
@@ -181,7 +186,7 @@ impl Turns for Run<'_> {
         Ok(())
     }
 
-    fn remember(&mut self, band: &Under) -> Result<()> {
+    fn remember(&mut self, band: &Under, _: Option<&Under>) -> Result<()> {
         for (i, to) in self.division.op.keep {
             let Some(to) = to.near else { continue };
             for r in band.rows.own.clone() {
@@ -281,21 +286,42 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     };
     let planned = bytes(precision, &layout, input, op.frames_in_band()).expect("groups of four channels");
     op.bands = (whole.end, planned * room);
-    let division = Division::new(precision, 5, &op).unwrap();
+    let division = Division::new(precision, &op).unwrap();
     let place_bytes = planned * room / geometry::BANDS;
     let rows = division.parts.rows;
-    let mut run = Run { division, memory, row, side_row, place_bytes, turn: 0 };
-    go_through(height, rows, &mut run).unwrap();
-    for (i, to) in op.keep {
-        if let Some(to) = to.near {
-            (0..height).for_each(|r| run.memory.read(to.0 + r * near_row, Row::Kept(*i, r)));
+    let mut run = Run { division, memory: memory.clone(), row, side_row, place_bytes, turn: 0 };
+    for lazily in [false, true] {
+        (run.memory, run.turn) = (memory.clone(), 0);
+        match lazily {
+            false => go_through(height, rows, &mut run).unwrap(),
+            true => go_through_lazily(height, rows, &mut run),
+        }
+        for (i, to) in op.keep {
+            if let Some(to) = to.near {
+                (0..height).for_each(|r| run.memory.read(to.0 + r * near_row, Row::Kept(*i, r)));
+            }
+        }
+        for (i, frame) in op.frames.iter().enumerate() {
+            if let At::Device(out) = frame.out {
+                (0..height).for_each(|r| run.memory.read(out.0 + r * row, Row::Out(i, r)));
+            }
         }
     }
-    for (i, frame) in op.frames.iter().enumerate() {
-        if let At::Device(out) = frame.out {
-            (0..height).for_each(|r| run.memory.read(out.0 + r * row, Row::Out(i, r)));
+}
+
+/// Streams may be late: each band is fetched when the one above it has been computed, though nothing has to wait for that.
+fn go_through_lazily(height: u64, rows: u64, turns: &mut impl Turns) {
+    let mut above: Option<Under> = None;
+    for top in (0..height).step_by(rows as usize) {
+        let rows = Rows::new(top, rows, height, above.as_ref().map(|above| &above.rows));
+        let band = turns.fetch(rows, above.as_ref()).unwrap();
+        turns.compute(&band).unwrap();
+        if let Some(above) = &above {
+            turns.remember(above, Some(&band)).unwrap();
         }
+        above = Some(band);
     }
+    above.iter().for_each(|last| turns.remember(last, None).unwrap());
 }
 
 #[test]
@@ -336,7 +362,7 @@ fn bands_that_were_not_planned_are_refused() {
     };
     let planned = bytes(Precision::Fp16, &layout, input, op.frames_in_band()).unwrap();
     op.bands.1 = planned;
-    assert!(Division::new(Precision::Fp16, 132, &op).is_ok());
+    assert!(Division::new(Precision::Fp16, &op).is_ok());
     op.bands.1 = planned / 4;
-    assert!(Division::new(Precision::Fp16, 132, &op).is_err());
+    assert!(Division::new(Precision::Fp16, &op).is_err());
 }

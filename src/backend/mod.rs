@@ -107,6 +107,10 @@ pub trait Backend: Send + Sync + 'static {
     /// Room for `bytes` of weights, which are [`Backend::weight_bytes`] added up. Where the device's memory is the host's
     /// there is nothing to take ahead: each convolution takes its own.
     fn allocate_weights(&self, bytes: u64) -> Result<Self::Store>;
+    /// The same in host memory, from where [`Backend::fetch_weights`] brings them.
+    fn allocate_host_weights(&self, _: u64) -> Result<Self::Store> {
+        Err(Error::Internal("this device's memory is the host's".into()))
+    }
     /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Asks the source for one
     /// slab at a time.
     fn prepare(
@@ -116,6 +120,15 @@ pub trait Backend: Send + Sync + 'static {
         layout: &ConvLayout,
         source: &mut dyn ConvSource,
     ) -> Result<Self::Conv>;
+
+    /// Brings weights from host memory to a place in a job's block, as soon as nothing that was asked for before needs that.
+    fn fetch_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _into: Frame) -> Result<()> {
+        Err(Error::Internal("this device's memory is the host's".into()))
+    }
+    /// The weights that were brought there. What is asked for next waits for them.
+    fn fetched_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _at: Frame) -> Result<Self::Conv> {
+        Err(Error::Internal("this device's memory is the host's".into()))
+    }
 
     /// Whether [`Backend::conv`] does this layout's prologue itself. If not, [`Backend::normalise`] has to come first.
     fn fuses_norm(&self, layout: &ConvLayout) -> bool;

@@ -11,7 +11,7 @@ use crate::backend::{
 };
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
-use crate::model::Direction;
+use crate::model::{Direction, LayerId};
 use crate::plan::{Banded, Carrying, Job, Layout, PastSlots, Pools, Slot, SlotAt, SlotPool, Step};
 use crate::tensor::{At, DType, PastAt, View};
 
@@ -50,7 +50,10 @@ impl<B: Backend> Runner<'_, B> {
         let pool = &pools.frames;
         match step {
             Step::Load { lane, batch, frame, into } => self.load(layout, pool, (lane, batch, frame), into, stop),
-            Step::Conv { layer, input, frames, .. } => {
+            Step::Fetch { layer, into } => {
+                self.backend.fetch_weights(self.memory, &self.weights.convs[layer], place(pool, into)?)
+            }
+            Step::Conv { layer, weights, input, frames } => {
                 let frames = frames.iter().map(|frame| conv_frame(pool, frame)).collect::<Result<Vec<_>>>()?;
                 let layer_facts = &layout.network.layers[layer];
                 let op = ConvOp {
@@ -60,15 +63,19 @@ impl<B: Backend> Runner<'_, B> {
                     statistics: layer_facts.statistics,
                     scratch: self.scratch,
                 };
-                self.backend.conv(self.memory, &self.weights.convs[layer], &op, stop)
+                let fetched = self.fetched(layer, weights, pool)?;
+                let weights = fetched.as_ref().unwrap_or(&self.weights.convs[layer]);
+                self.backend.conv(self.memory, weights, &op, stop)
             }
             Step::Carrying(step) => self.carrying(layout, pool, &step, stop),
             Step::Banded(banded) => self.banded(layout, pools, &banded, stop),
-            Step::Normalise { layer, shape, frames } => {
+            Step::Normalise { layer, weights, shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
                 let op = NormOp { layout: &layout.network.layers[layer].layout, shape, frames: &frames };
-                self.backend.normalise(self.memory, &self.weights.convs[layer], &op, stop)
+                let fetched = self.fetched(layer, weights, pool)?;
+                let weights = fetched.as_ref().unwrap_or(&self.weights.convs[layer]);
+                self.backend.normalise(self.memory, weights, &op, stop)
             }
             Step::Attention { shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
@@ -82,6 +89,12 @@ impl<B: Backend> Runner<'_, B> {
             Step::Blend { lane, from, into, clear } => self.blend(layout, pool, lane, (from, into), clear),
             Step::Store { batch, frame, from } => self.store(layout, pool, (batch, frame), from),
         }
+    }
+
+    /// A layer's weights where they were fetched to, unless they are on the device anyway.
+    fn fetched(&mut self, layer: LayerId, at: Option<Slot>, pool: &SlotPool) -> Result<Option<B::Conv>> {
+        let at = at.map(|slot| place(pool, slot)).transpose()?;
+        at.map(|at| self.backend.fetched_weights(self.memory, &self.weights.convs[layer], at)).transpose()
     }
 
     fn load(
@@ -136,8 +149,9 @@ impl<B: Backend> Runner<'_, B> {
         let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
         let anew_frames =
             anew_frames.map(|(inputs, bias)| Ok((terms(&pools.frames, inputs)?, *bias))).collect::<Result<Vec<_>>>()?;
+        let fetched = self.fetched(step.layer, step.weights, &pools.frames)?;
         let op = BandedOp {
-            weights: &self.weights.convs[step.layer],
+            weights: fetched.as_ref().unwrap_or(&self.weights.convs[step.layer]),
             layout: &layer.layout,
             input: step.input,
             past: &past,

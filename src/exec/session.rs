@@ -22,7 +22,7 @@ use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Plan, Wait};
+use crate::plan::{Blueprint, Plan, Wait, WeightBytes};
 use crate::tensor::{ConvLayout, Place, Shape, View};
 
 /// Makes the backend that some settings ask for.
@@ -114,30 +114,38 @@ impl<B: Backend> Engine<B> {
         BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
     }
 
-    fn load_weights(&mut self, direction: Direction, control: &Control) -> Result<()> {
-        if self.side(direction).weights.is_some() {
-            return Ok(());
+    /// `away`: of each layer, whether its weights are to wait in host memory.
+    fn load_weights(&mut self, direction: Direction, away: &[bool], control: &Control) -> Result<()> {
+        match &self.side(direction).weights {
+            Some(share) if share.away() == away => return Ok(()),
+            _ => self.side_mut(direction).weights = None,
         }
         let key = Key {
             file: self.identity.clone(),
             device: self.device.clone(),
             precision: self.backend.precision(),
             direction,
+            away: away.to_vec(),
             allocators: self.allocators.clone(),
         };
         let network = Arc::clone(&self.side(direction).network);
-        let share = weights::share(&*self.backend, &key, &self.path, &network, &self.ledger, control.cancel)?;
+        let what = (&*network, WeightBytes::new(&network, away, &self.costs()));
+        let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
         self.side_mut(direction).weights = Some(share);
         Ok(())
     }
 
+    /// Weights that no stream needs.
+    fn idle_weights(&self) -> impl Iterator<Item = &Share<B>> {
+        [&self.encoder, &self.decoder]
+            .into_iter()
+            .filter_map(|side| side.weights.as_ref())
+            .filter(|share| share.is_idle())
+    }
+
     fn tell_idle(&self) {
-        let network_bytes = |side: &Side<B>| match &side.weights {
-            Some(share) if share.is_idle() => weights::bytes(&*self.backend, &side.network),
-            _ => 0,
-        };
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + network_bytes(&self.encoder) + network_bytes(&self.decoder));
+        self.ledger.set_idle(workspace + self.idle_weights().map(Share::bytes).sum::<u64>());
     }
 
     fn drive(&self, job: &Job, blueprint: &Blueprint, memory: &mut B::Memory, control: &mut Control) -> Result<()> {

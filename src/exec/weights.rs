@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
 use crate::model::{Checkpoint, Direction, Layer, Network};
+use crate::plan::WeightBytes;
 
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
@@ -28,6 +29,8 @@ pub struct Key {
     pub device: String,
     pub precision: Precision,
     pub direction: Direction,
+    /// Of each layer, whether its weights wait in host memory.
+    pub away: Vec<bool>,
     pub allocators: Allocators,
 }
 
@@ -67,16 +70,26 @@ fn wait<'a>(entry: &'a Entry, cancel: &AtomicBool) -> Result<MutexGuard<'a, Know
 
 /// A session's share of some weights.
 pub struct Share<B: Backend> {
+    away: Vec<bool>,
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
     _entry: Arc<Entry>,
     /// Shared with the streams of the session, so that weights count as long as any of them needs them, and once.
     held: Arc<Held>,
+    /// What waits in host memory.
+    pinned: Arc<Held>,
 }
 
 impl<B: Backend> Clone for Share<B> {
     fn clone(&self) -> Share<B> {
-        Share { weights: Arc::clone(&self.weights), _entry: Arc::clone(&self._entry), held: Arc::clone(&self.held) }
+        let Share { away, weights, _entry, held, pinned } = self;
+        Share {
+            away: away.clone(),
+            weights: Arc::clone(weights),
+            _entry: Arc::clone(_entry),
+            held: Arc::clone(held),
+            pinned: Arc::clone(pinned),
+        }
     }
 }
 
@@ -84,6 +97,20 @@ impl<B: Backend> Share<B> {
     /// Whether no stream needs them.
     pub fn is_idle(&self) -> bool {
         Arc::strong_count(&self.held) == 1
+    }
+
+    /// Of each layer, whether its weights wait in host memory.
+    pub fn away(&self) -> &[bool] {
+        &self.away
+    }
+
+    /// Bytes on the device, and of host memory beside it.
+    pub fn bytes(&self) -> u64 {
+        self.held.bytes()
+    }
+
+    pub fn host_bytes(&self) -> u64 {
+        self.pinned.bytes()
     }
 }
 
@@ -94,15 +121,10 @@ impl<B: Backend> std::ops::Deref for Share<B> {
     }
 }
 
-/// Bytes that the weights of a network take on a backend.
-pub fn bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
-    backend.block_bytes(network.layers.iter().map(|layer| backend.weight_bytes(&layer.layout)).sum())
-}
-
-/// The most memory that loading takes at any moment, the weights loaded so far included.
+/// The most memory that loading takes at any moment, the weights loaded so far included; 0 where that is no more than these.
 pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     if !B::HOST_MEMORY {
-        return bytes(backend, network);
+        return 0;
     }
     let mut loaded = 0;
     let moments = network.layers.iter().map(|layer| {
@@ -123,7 +145,7 @@ pub fn share<B: Backend>(
     backend: &B,
     key: &Key,
     path: &Path,
-    network: &Network,
+    (network, bytes): (&Network, WeightBytes),
     ledger: &Arc<Ledger>,
     cancel: &AtomicBool,
 ) -> Result<Share<B>> {
@@ -131,9 +153,9 @@ pub fn share<B: Backend>(
     let mut weights = wait(&entry, cancel)?;
     let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
     let (shared, held) = match known {
-        Some(shared) => (shared, ledger.hold(bytes(backend, network))),
+        Some(shared) => (shared, ledger.hold(bytes.device())),
         None => {
-            let (loaded, held) = load(backend, key, path, network, ledger, cancel)?;
+            let (loaded, held) = load(backend, key, path, (network, bytes), ledger, cancel)?;
             let loaded = Arc::new(loaded);
             let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
             *weights = Arc::downgrade(&any);
@@ -141,14 +163,21 @@ pub fn share<B: Backend>(
         }
     };
     drop(weights);
-    Ok(Share { weights: shared, _entry: entry, held: Arc::new(held) })
+    let pinned = Arc::new(ledger.hold_pinned(bytes.host));
+    Ok(Share { away: key.away.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
+}
+
+/// A store, and how much of it has been given out.
+struct Room<S> {
+    store: S,
+    taken: u64,
 }
 
 fn load<B: Backend>(
     backend: &B,
     key: &Key,
     path: &Path,
-    network: &Network,
+    (network, bytes): (&Network, WeightBytes),
     ledger: &Arc<Ledger>,
     cancel: &AtomicBool,
 ) -> Result<(Weights<B>, Held)> {
@@ -158,12 +187,14 @@ fn load<B: Backend>(
         return Err(Error::Checkpoint(format!("{}: {why}", path.display())));
     }
     let mut convs = Vec::with_capacity(network.layers.len());
-    let total = bytes(backend, network);
     // A device has all of its weights in one block; the host takes memory as it goes.
-    let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { total });
-    let store = backend.allocate_weights(total)?;
-    let mut offset = 0;
-    for layer in &network.layers {
+    let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
+    let mut near = Room { store: backend.allocate_weights(bytes.block)?, taken: 0 };
+    let mut far = match bytes.host {
+        0 => None,
+        bytes => Some(Room { store: backend.allocate_host_weights(bytes)?, taken: 0 }),
+    };
+    for (layer, away) in network.layers.iter().zip(&key.away) {
         if cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
@@ -172,8 +203,9 @@ fn load<B: Backend>(
             held.grow(backend.weight_bytes(layout));
             ledger.hold(transient_bytes(layer))
         });
-        convs.push(backend.prepare(&store, offset, layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
-        offset += backend.weight_bytes(layout);
+        let room = far.as_mut().filter(|_| *away).unwrap_or(&mut near);
+        convs.push(backend.prepare(&room.store, room.taken, layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
+        room.taken += backend.weight_bytes(layout);
     }
     // A file that was written to meanwhile may have given us half of each.
     checkpoint.verify_unchanged()?;

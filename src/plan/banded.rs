@@ -31,6 +31,7 @@ impl Clip {
         left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
+        let weights = self.weights_of(layer, to);
         let (time, slabs) = (self.network.layers[layer].time, self.network.layers[layer].layout.slabs);
         let past: Vec<PastSlots> = self.pasts[layer].iter().copied().collect();
         let again = if self.cut.past[layer] == Past::Again { std::mem::take(&mut self.again) } else { Vec::new() };
@@ -66,12 +67,23 @@ impl Clip {
         let fresh = [again, inputs.to_vec()].concat();
         let input = self.shapes.layers[layer];
         let near_columns = self.cut.past[layer].near_columns(input.width);
-        let mut step =
-            Banded { layer, input, past, fresh, keep, near_columns, keep_statistics, frames: jobs, anew: None };
+        let mut step = Banded {
+            layer,
+            weights,
+            input,
+            past,
+            fresh,
+            keep,
+            near_columns,
+            keep_statistics,
+            frames: jobs,
+            anew: None,
+        };
         if step.frames_made_anew() > 0 {
             step.anew.clone_from(&self.anew);
         }
         to.steps.push_back(Step::Banded(step));
+        self.done_with_weights(layer, frames.end, to);
         if let Some(made_by) = self.anew.take_if(|_| is_again) {
             self.forget_before(made_by.layer, frames.end.saturating_sub(PAST_FRAMES), &mut to.pools.frames);
         }
@@ -119,6 +131,7 @@ impl Clip {
         let (past, keep, input) = (vec![], vec![], self.shapes.layers[head]);
         let step = Banded {
             layer: head,
+            weights: None,
             input,
             past,
             fresh,

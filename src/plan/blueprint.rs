@@ -4,12 +4,13 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use super::Costs;
-use super::estimate::{Clock, Estimate};
+use super::estimate::{Clock, Estimate, Fetches};
 use super::job::{Job, Layout, Order, goes_on};
 use super::report::Plan;
 use super::search::Request;
 use super::slots::{Packed, Pools};
 use super::step::Step;
+use super::weights::WeightBytes;
 use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{BandFrames, FrameShape, HostMemory, Shape};
 
@@ -30,7 +31,7 @@ pub struct Blueprint {
     mapping: u64,
     /// Of a frame that goes in, and of one that comes out.
     staging: [u64; 2],
-    weight_bytes: u64,
+    weights: WeightBytes,
     load_bytes: u64,
     input: Shape,
     /// Of the whole job; for a stream, of a clip that stands for it.
@@ -44,6 +45,7 @@ impl Request {
         let frames = (self.input.frames > 0).then_some(self.input.frames);
         let mut scratch = Scratch::new(costs, &self.network);
         let clock = Clock { network: &network, costs, rates: costs.rates() };
+        let mut fetches = Fetches::new(clock.rates);
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let output = network.output_shape(layout.input);
         let staging = [largest_load(&layout), output.with_channels(stored_channels(&network))];
@@ -57,7 +59,7 @@ impl Request {
             if number != slice.number {
                 slice = Pace { number, ..Pace::default() };
             }
-            let (estimate, work) = (clock.of(step), step.work(&network));
+            let (estimate, work) = (fetches.pass(step, clock.of(step)), step.work(&network));
             for pace in [&mut all, &mut slice] {
                 pace.estimate = pace.estimate.plus(estimate);
                 pace.work += work;
@@ -81,7 +83,7 @@ impl Request {
             workspace: 0,
             mapping: 0,
             staging,
-            weight_bytes: self.weight_bytes,
+            weights: WeightBytes::new(&network, &layout.cut.weights_away, costs),
             load_bytes: self.load_bytes,
             input: self.input,
             estimate,
@@ -229,6 +231,7 @@ impl<'a> Scratch<'a> {
                 self.bands_from = self.bands_from.max(whole);
             }
             Step::Load { .. }
+            | Step::Fetch { .. }
             | Step::Carrying(_)
             | Step::Normalise { .. }
             | Step::Blend { .. }
@@ -289,7 +292,17 @@ impl Blueprint {
     }
 
     pub fn device_bytes(&self) -> u64 {
-        (self.weight_bytes + self.workspace_bytes() + self.mapping).max(self.load_bytes)
+        (self.weights.device() + self.workspace_bytes() + self.mapping).max(self.load_bytes)
+    }
+
+    /// Of each layer, whether its weights wait in host memory.
+    pub fn weights_away(&self) -> &[bool] {
+        &self.layout.cut.weights_away
+    }
+
+    /// Bytes of host memory in all.
+    pub fn host_bytes(&self) -> u64 {
+        self.pinned().bytes() + self.weights.host
     }
 
     /// Bytes of pinned host memory to load through and to store through, two frames each, and for frames of the past.
@@ -299,7 +312,7 @@ impl Blueprint {
     }
 
     pub fn fits(&self, limit: u64, host_limit: u64) -> bool {
-        self.device_bytes() <= limit && self.pinned().bytes() <= host_limit
+        self.device_bytes() <= limit && self.host_bytes() <= host_limit
     }
 
     pub fn seconds(&self) -> f64 {
@@ -327,11 +340,12 @@ impl Blueprint {
             input: self.input,
             output: Shape::new(self.input.batch, channels, frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),
-            host_bytes: self.pinned().bytes(),
+            host_bytes: self.host_bytes(),
             past_bytes: self.pinned().past,
             moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
             seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
-            weight_bytes: self.weight_bytes,
+            weight_bytes: self.weights.device(),
+            waiting_weight_bytes: self.weights.host,
             workspace_bytes: self.workspace_bytes() + self.mapping,
             slice_frames: cut.slice / rate,
             chunk_frames: cut.chunks.clone(),

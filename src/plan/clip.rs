@@ -14,6 +14,7 @@ use super::job::{Layout, goes_on};
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, PastSlots, SlotAt, Step};
+use super::weights::Fetching;
 use crate::model::{Block, LayerId, Network, Stage};
 use crate::tensor::{FrameShape, PastAt, Prologue, Window};
 
@@ -51,6 +52,8 @@ pub struct Shapes {
     pub(super) statistics: u64,
     /// Of a frame of each layer's past on the device and in host memory, where the layer works in bands.
     pub(super) past: Vec<PastAt<u64, u64>>,
+    /// Of each layer's weights.
+    pub(super) weights: Vec<u64>,
     pub(super) adds_in_place: bool,
 }
 
@@ -80,6 +83,7 @@ impl Shapes {
             normalised: normalised.collect(),
             carries: carries.collect(),
             statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
+            weights: network.layers.iter().map(|layer| costs.weight_bytes(&layer.layout)).collect(),
             adds_in_place: costs.adds_in_place(),
             layers,
         }
@@ -138,6 +142,7 @@ pub struct Clip {
     pub(super) statistics: Vec<VecDeque<Slot>>,
     /// The past of each layer that works in bands.
     pub(super) pasts: Vec<VecDeque<PastSlots>>,
+    pub(super) fetching: Fetching,
 }
 
 impl Clip {
@@ -174,6 +179,7 @@ impl Clip {
             again: Vec::new(),
             statistics,
             pasts,
+            fetching: Fetching::default(),
         };
         clip.look_ahead();
         clip
@@ -312,6 +318,7 @@ impl Clip {
         let closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
 
         let stage_layers = &network.stages[stage];
+        self.fetch_first(stage, to);
         if let Some(layer) = self.repeats(stage) {
             self.past_again(stage_layers.head, layer, first);
         }

@@ -52,6 +52,8 @@ pub struct Cut {
     /// Of each layer, whether what it makes waits in host memory for those that read it, which then work in bands. Only in
     /// still images: these have no past that could be moved instead.
     pub away: Vec<bool>,
+    /// Of each layer, whether its weights wait in host memory.
+    pub weights_away: Vec<bool>,
 }
 
 impl Cut {
@@ -65,6 +67,7 @@ impl Cut {
             chunks,
             past: vec![Past::Device; layers],
             away: vec![false; layers],
+            weights_away: vec![false; layers],
         }
     }
 }

@@ -1,5 +1,7 @@
 //! How long steps take, roughly: to choose between plans, and to tell the host.
 
+use std::collections::HashMap;
+
 use super::Costs;
 use super::cut::PAST_FRAMES;
 use super::step::{Banded, SlotAt, Step};
@@ -44,6 +46,41 @@ impl Detour {
     }
 }
 
+/// Weights on their way, while layers compute.
+pub struct Fetches {
+    copies: f64,
+    /// How long the steps so far took, and how long the way is taken.
+    now: f64,
+    free: f64,
+    arrivals: HashMap<LayerId, f64>,
+}
+
+impl Fetches {
+    pub fn new(rates: Rates) -> Fetches {
+        Fetches { copies: rates.copies, now: 0.0, free: 0.0, arrivals: HashMap::new() }
+    }
+
+    /// What a step takes with the time that it waits for its weights.
+    pub fn pass(&mut self, step: &Step, estimate: Estimate) -> Estimate {
+        let waited = match step {
+            Step::Fetch { layer, .. } => {
+                self.free = self.free.max(self.now) + estimate.moved as f64 / self.copies;
+                self.arrivals.insert(*layer, self.free);
+                0.0
+            }
+            Step::Conv { layer, weights: Some(_), .. }
+            | Step::Normalise { layer, weights: Some(_), .. }
+            | Step::Banded(Banded { layer, weights: Some(_), .. }) => {
+                self.arrivals.get(layer).map_or(0.0, |arrival| (arrival - self.now).max(0.0))
+            }
+            _ => 0.0,
+        };
+        let seconds = waited + estimate.seconds;
+        self.now += seconds;
+        Estimate { seconds, ..estimate }
+    }
+}
+
 pub struct Clock<'a> {
     pub network: &'a Network,
     pub costs: &'a dyn Costs,
@@ -68,6 +105,8 @@ impl Clock<'_> {
             // Bound by reading its input.
             Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
+            // What has to wait for it waits in [`Fetches`].
+            Step::Fetch { layer, .. } => (0.0, self.costs.weight_bytes(&self.network.layers[*layer].layout)),
             _ => (computing, 0),
         };
         Estimate { seconds, moved }

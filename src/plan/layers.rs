@@ -30,6 +30,7 @@ impl Clip {
         left: u64,
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
+        let weights = self.weights_of(layer, to);
         let pool = &mut to.pools.frames;
         match self.shapes.normalised[layer] {
             Some(bytes) => {
@@ -38,7 +39,8 @@ impl Clip {
                 let pairs = inputs.iter().zip(lives).map(|(from, life)| (*from, pool.take(bytes, life)));
                 let pairs: Vec<(Slot, Slot)> = pairs.collect();
                 self.histories[layer].frames.extend(pairs.iter().map(|(_, to)| *to));
-                to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames: pairs });
+                let shape = self.shapes.layers[layer];
+                to.steps.push_back(Step::Normalise { layer, weights, shape, frames: pairs });
             }
             None => {
                 inputs.iter().for_each(|slot| pool.keep(*slot));
@@ -65,8 +67,9 @@ impl Clip {
         }
         let inputs = on_device(&inputs);
         if self.shapes.normalised[layer].is_some() {
+            let (weights, shape) = (self.weights_of(layer, to), self.shapes.layers[layer]);
             let frames = inputs.iter().map(|slot| (*slot, *slot)).collect();
-            to.steps.push_back(Step::Normalise { layer, shape: self.shapes.layers[layer], frames });
+            to.steps.push_back(Step::Normalise { layer, weights, shape, frames });
         }
         self.histories[layer].frames.extend(inputs);
         self.conv_history(layer, frames, side, left, to)
@@ -128,6 +131,7 @@ impl Clip {
         left: u64,
         to: &mut Schedule,
     ) -> Vec<Slot> {
+        let (weights, end) = (self.weights_of(layer, to), frames.end);
         let (time, layout) = (self.network.layers[layer].time, &self.network.layers[layer].layout);
         let history = &self.histories[layer];
         let outputs = self.outputs(layer, frames.clone(), side.residuals(), left, &mut to.pools.frames);
@@ -138,7 +142,8 @@ impl Clip {
             ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
         });
         let frames = jobs.collect();
-        to.steps.push_back(Step::Conv { layer, input: self.shapes.layers[layer], frames });
+        to.steps.push_back(Step::Conv { layer, weights, input: self.shapes.layers[layer], frames });
+        self.done_with_weights(layer, end, to);
         outputs
     }
 

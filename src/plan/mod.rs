@@ -16,6 +16,7 @@ mod search;
 mod slots;
 mod step;
 mod tiles;
+mod weights;
 mod work;
 
 pub use blueprint::Blueprint;
@@ -26,6 +27,7 @@ pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
 pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, PastSlots, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
+pub use weights::WeightBytes;
 
 use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
 
@@ -35,6 +37,8 @@ pub trait Costs {
     fn busy_pixels(&self) -> u64;
     /// Bytes of a frame of activations.
     fn frame_bytes(&self, shape: FrameShape) -> u64;
+    /// Bytes of a convolution's weights.
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64;
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
     /// Whether a convolution takes its input as it is and normalises on the way. If not, a step before it does.

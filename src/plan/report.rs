@@ -23,6 +23,8 @@ pub struct Plan {
     pub seconds: f64,
     /// The parts of `device_bytes`.
     pub weight_bytes: u64,
+    /// The part of `host_bytes` for weights that wait there.
+    pub waiting_weight_bytes: u64,
     pub workspace_bytes: u64,
     /// Latent frames that go through at a time, after the first.
     pub slice_frames: u64,
@@ -60,14 +62,13 @@ impl fmt::Display for Plan {
         )?;
         if self.host_bytes > 0 {
             write!(f, "host memory: {}", Bytes(self.host_bytes))?;
-            match self.past_bytes {
-                0 => writeln!(f)?,
-                past => writeln!(
-                    f,
-                    " (frames that wait there {}; {} move per frame)",
-                    Bytes(past),
-                    Bytes(self.moved_per_frame)
-                )?,
+            let waiting = [("frames", self.past_bytes), ("weights", self.waiting_weight_bytes)];
+            let waiting = waiting.iter().filter(|(_, bytes)| *bytes > 0);
+            let waiting: Vec<String> =
+                waiting.map(|(what, bytes)| format!("{what} that wait there {}", Bytes(*bytes))).collect();
+            match waiting.is_empty() {
+                true => writeln!(f)?,
+                false => writeln!(f, " ({}; {} move per frame)", waiting.join(", "), Bytes(self.moved_per_frame))?,
             }
         }
         let ways_in = self.entry_frames.iter().zip(&self.anew_frames);

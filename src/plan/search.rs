@@ -16,6 +16,7 @@ use super::cut::{Cut, Past, is_passing, movable, repeatable};
 use super::estimate::{Clock, Detour};
 use super::job::{Layout, Order};
 use super::tiles::{Grid, Spacing, TileSize};
+use super::weights::fetchable;
 use crate::model::{Direction, LayerId, Network};
 use crate::tensor::{BandFrames, FrameShape, Shape};
 
@@ -39,8 +40,7 @@ pub struct Request {
     pub limit: u64,
     /// Bytes of host memory beside the device's that may be taken.
     pub host_limit: u64,
-    pub weight_bytes: u64,
-    /// Bytes that loading the weights takes for a moment, weights included.
+    /// Bytes that loading the weights takes for a moment, weights included; 0 where that is no more than these.
     pub load_bytes: u64,
     /// Tiles that the host asks for.
     pub tiles: Option<TileSize>,
@@ -64,9 +64,11 @@ impl Request {
     /// on the device is never worse; tiles come last, whatever they would save.
     pub fn plan(&self, costs: &dyn Costs) -> Result<Blueprint, Unplannable> {
         let (sizes, cuts) = (RefCell::new(Sizes::default()), self.cuts(costs.busy_pixels()));
-        let search = Search { request: self, limit: self.limit, grid: self.asked_tiles(), costs, sizes: &sizes };
+        let weights_away = vec![false; self.network.layers.len()].into();
+        let grid = self.asked_tiles();
+        let search = Search { request: self, limit: self.limit, grid, weights_away, costs, sizes: &sizes };
         let found = search.first_packed(&cuts[..1]);
-        let found = found.or_else(|| search.quickest(&cuts)).or_else(|| search.least_away());
+        let found = found.or_else(|| search.quickest_of_all(&cuts)).or_else(|| search.fetching().least_away());
         let found = found.or_else(|| self.largest_tiles(&cuts, &search));
         found.map_or_else(|| self.smallest(sizes.into_inner(), costs), Ok)
     }
@@ -80,8 +82,8 @@ impl Request {
         }
         self.smaller_tiles().into_iter().find_map(|size| {
             let search = Search { grid: self.grid(size), ..whole.clone() };
-            let fits = search.first_packed(&least)?;
-            Some(if can_band { search.quickest(cuts).unwrap_or(fits) } else { fits })
+            let fits = search.fetching().first_packed(&least)?;
+            Some(if can_band { search.quickest_of_all(cuts).unwrap_or(fits) } else { fits })
         })
     }
 
@@ -103,6 +105,14 @@ impl Request {
     fn can_band(&self, costs: &dyn Costs) -> bool {
         let frames = BandFrames { inputs: 1, outputs: 1, ..BandFrames::default() };
         costs.band_bytes(&self.network.layers[0].layout, self.input_frame(), frames).is_some()
+    }
+
+    /// Of each layer, whether its weights can wait in host memory.
+    fn fetchable(&self, costs: &dyn Costs) -> Vec<bool> {
+        match self.can_band(costs) {
+            true => fetchable(&self.network, self.input_frame(), costs),
+            false => vec![false; self.network.layers.len()],
+        }
     }
 
     fn is_still(&self) -> bool {

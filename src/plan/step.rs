@@ -36,6 +36,8 @@ pub type PastSlots = PastAt<Slot, Slot>;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Banded {
     pub layer: LayerId,
+    /// Where its weights were fetched to, if they wait in host memory.
+    pub weights: Option<Slot>,
     pub input: FrameShape,
     /// Normalised frames.
     pub past: Vec<PastSlots>,
@@ -107,8 +109,15 @@ pub enum Step {
         frame: u64,
         into: Slot,
     },
+    /// Brings a layer's weights from host memory.
+    Fetch {
+        layer: LayerId,
+        into: Slot,
+    },
     Conv {
         layer: LayerId,
+        /// Where they were fetched to, if they wait in host memory.
+        weights: Option<Slot>,
         input: FrameShape,
         frames: Vec<ConvFrame>,
     },
@@ -117,6 +126,7 @@ pub enum Step {
     /// What goes into `layer` is normalised: (from, to), which may be the same.
     Normalise {
         layer: LayerId,
+        weights: Option<Slot>,
         shape: FrameShape,
         frames: Vec<(Slot, Slot)>,
     },

@@ -28,7 +28,11 @@ impl Step {
             Step::Attention { shape, frames } => attention_work(*shape) * frames.len() as u64,
             Step::Carrying(step) => layer_work(network, step.layer, step.input) * step.frames.len() as u64,
             Step::Banded(banded) => layer_work(network, banded.layer, banded.input) * banded.frames.len() as u64,
-            Step::Load { .. } | Step::Normalise { .. } | Step::Blend { .. } | Step::Store { .. } => 0,
+            Step::Load { .. }
+            | Step::Fetch { .. }
+            | Step::Normalise { .. }
+            | Step::Blend { .. }
+            | Step::Store { .. } => 0,
         }
     }
 }

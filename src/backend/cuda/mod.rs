@@ -24,7 +24,7 @@ mod transfers;
 mod weights;
 
 pub use driver::{devices, ready};
-pub use weights::Conv;
+pub use weights::{Conv, Store};
 
 use std::sync::{Arc, Weak};
 
@@ -38,9 +38,10 @@ use self::memory::Block;
 use self::params::MAX_FRAMES;
 use self::stream::{Event, Stream};
 use self::transfers::Transfers;
+use self::weights::HostWeights;
 use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, HostMemory,
-    HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
+    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, Frame,
+    HostMemory, HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};
@@ -137,7 +138,7 @@ impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
 
     type Memory = Memory;
-    type Store = Arc<Block>;
+    type Store = Store;
     type Conv = Conv;
 
     fn precision(&self) -> Precision {
@@ -250,18 +251,30 @@ impl Backend for Cuda {
         })
     }
 
-    fn allocate_weights(&self, bytes: u64) -> Result<Arc<Block>> {
-        Block::new(&self.context, self.allocator, bytes).map(Arc::new)
+    fn allocate_weights(&self, bytes: u64) -> Result<Store> {
+        Ok(Store::Device(Arc::new(Block::new(&self.context, self.allocator, bytes)?)))
     }
 
-    fn prepare(
-        &self,
-        store: &Arc<Block>,
-        offset: u64,
-        layout: &ConvLayout,
-        source: &mut dyn ConvSource,
-    ) -> Result<Conv> {
+    fn allocate_host_weights(&self, bytes: u64) -> Result<Store> {
+        Ok(Store::Host(Arc::new(HostWeights::new(&self.context, bytes)?)))
+    }
+
+    fn prepare(&self, store: &Store, offset: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
         Conv::prepare(store, offset, &self.stream, self.precision, layout, source)
+    }
+
+    fn fetch_weights(&self, memory: &mut Memory, weights: &Conv, into: Frame) -> Result<()> {
+        let _current = self.context.enter()?;
+        let waiting = weights.waiting()?;
+        let to = memory.block.at(into.0, waiting.len() as u64)?;
+        memory.transfers.fetch(waiting, to, &self.stream)
+    }
+
+    fn fetched_weights(&self, memory: &mut Memory, weights: &Conv, at: Frame) -> Result<Conv> {
+        let _current = self.context.enter()?;
+        let address = memory.block.address(at);
+        memory.transfers.await_fetched(address, &self.stream)?;
+        Ok(weights.fetched(address))
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {

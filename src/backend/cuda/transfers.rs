@@ -1,6 +1,8 @@
-//! Frames on their way between host tensors and the device. Each direction has a stream of its own, so that a frame
-//! travels while operations before it, or after it, compute.
+//! Frames on their way between host tensors and the device, and weights that are fetched. Each direction has a stream of its own,
+//! so that they travel while operations before them, or after them, compute.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
@@ -76,12 +78,14 @@ pub struct Transfers {
     loads: Way,
     stores: Way,
     arrivals: [Option<Arrival>; 2],
+    /// When the weights at an address have come.
+    fetched: HashMap<u64, Event>,
 }
 
 impl Transfers {
     pub fn new(context: &Arc<Context>, staging: HostMemory) -> Result<Transfers> {
         let (loads, stores) = (Way::new(context, staging.load)?, Way::new(context, staging.store)?);
-        Ok(Transfers { loads, stores, arrivals: [None, None] })
+        Ok(Transfers { loads, stores, arrivals: [None, None], fetched: HashMap::new() })
     }
 
     /// Sends a piece to its place on the device. What comes now in `compute` waits until it is there.
@@ -98,6 +102,29 @@ impl Transfers {
         check("copying a frame to the GPU", answer)?;
         way.copied[turn].record(&way.stream)?;
         compute.wait_for(&way.copied[turn])
+    }
+
+    /// Brings weights to an address that nothing in `compute` needs any more once that has come as far as it is now.
+    pub fn fetch(&mut self, weights: &[u8], to: u64, compute: &Stream) -> Result<()> {
+        let way = &mut self.loads;
+        let arrived = match self.fetched.entry(to) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(Event::new(&way.context)?),
+        };
+        arrived.between(compute.handle(), way.stream.handle())?;
+        // SAFETY: whoever plans the job vouches for the place; the weights wait for all streams before they go.
+        let answer =
+            unsafe { sys::cuMemcpyHtoDAsync_v2(to, weights.as_ptr().cast(), weights.len(), way.stream.handle()) };
+        check("fetching weights", answer)?;
+        arrived.record(&way.stream)
+    }
+
+    /// What comes now in `compute` waits for the weights at an address.
+    pub fn await_fetched(&self, at: u64, compute: &Stream) -> Result<()> {
+        match self.fetched.get(&at) {
+            Some(arrived) => compute.wait_for(arrived),
+            None => Err(Error::Internal("weights are needed that nobody has fetched".into())),
+        }
     }
 
     /// What was uploaded last is read by what is in `compute`, and by nothing that comes later.

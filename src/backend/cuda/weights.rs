@@ -1,21 +1,55 @@
-//! The weights of a network on the GPU.
+//! The weights of a network: on the GPU, or in host memory until they are needed.
 
 use std::sync::Arc;
 
 use half::{bf16, f16};
 
+use super::context::Context;
 use super::geometry::{ALIGN, COLUMNS, Kind, WEIGHT_TILE, column_tiles};
 use super::memory::Block;
 use super::pack::{self, Element};
-use super::stream::Stream;
+use super::pinned::Pinned;
+use super::stream::{self, Stream};
 use crate::backend::{ConvLayout, ConvSource, Precision, Prologue, Window};
-use crate::error::Result;
+use crate::error::{Error, Result};
 
-/// One convolution's weights, side by side in the block of its network.
+/// Room for the weights of a network, or for some of them.
+#[derive(Clone)]
+pub enum Store {
+    Device(Arc<Block>),
+    Host(Arc<HostWeights>),
+}
+
+/// Weights that wait in host memory.
+pub struct HostWeights {
+    memory: Pinned,
+    gpu: u32,
+}
+
+impl HostWeights {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostWeights> {
+        Ok(HostWeights { memory: Pinned::new(context, bytes)?, gpu: context.gpu.index })
+    }
+}
+
+impl Drop for HostWeights {
+    /// Any handle that shares them may have left copies under way, on a stream of its host's.
+    fn drop(&mut self) {
+        stream::wait_for_all(self.gpu);
+    }
+}
+
+/// One convolution's weights, side by side.
 pub struct Conv {
-    block: Arc<Block>,
-    start: u64,
+    home: Home,
     places: Places,
+}
+
+enum Home {
+    /// From there on in a store.
+    Stored(Store, u64),
+    /// At this address in the block of a job, which has them fetched.
+    Fetched(u64),
 }
 
 /// Where the parts lie from the start.
@@ -51,14 +85,14 @@ pub fn bytes(precision: Precision, layout: &ConvLayout) -> u64 {
 
 impl Conv {
     pub fn prepare(
-        block: &Arc<Block>,
+        store: &Store,
         start: u64,
         stream: &Stream,
         precision: Precision,
         layout: &ConvLayout,
         source: &mut dyn ConvSource,
     ) -> Result<Conv> {
-        let conv = Conv { block: Arc::clone(block), start, places: places(precision, layout) };
+        let conv = Conv { home: Home::Stored(store.clone(), start), places: places(precision, layout) };
         match precision {
             Precision::Fp16 => conv.write::<f16>(stream, layout, source)?,
             Precision::Bf16 => conv.write::<bf16>(stream, layout, source)?,
@@ -95,26 +129,61 @@ impl Conv {
     }
 
     fn put<T: Copy>(&self, stream: &Stream, place: u64, from: &[T]) -> Result<()> {
-        self.block.write(stream, self.start + place, from)
+        match &self.home {
+            Home::Stored(Store::Device(block), start) => block.write(stream, start + place, from),
+            Home::Stored(Store::Host(weights), start) => {
+                let bytes = size_of_val(from);
+                let to = weights.memory.at(start + place, bytes as u64)?;
+                // SAFETY: both are that long, and nobody else knows this part of the store yet.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, bytes) };
+                Ok(())
+            }
+            Home::Fetched(_) => Err(Error::Internal("weights are prepared in the block of a job".into())),
+        }
+    }
+
+    /// All of it, where it waits in host memory.
+    pub fn waiting(&self) -> Result<&[u8]> {
+        match &self.home {
+            Home::Stored(Store::Host(weights), start) => {
+                let from = weights.memory.at(*start, self.places.end)?;
+                // SAFETY: that long, and not written any more once it is prepared.
+                Ok(unsafe { std::slice::from_raw_parts(from, self.places.end as usize) })
+            }
+            _ => Err(Error::Internal("weights are fetched that are on the device".into())),
+        }
+    }
+
+    /// The same at an address in the block of a job.
+    pub fn fetched(&self, address: u64) -> Conv {
+        Conv { home: Home::Fetched(address), places: self.places }
+    }
+
+    fn at(&self, from: u64, to: u64) -> Result<u64> {
+        match &self.home {
+            Home::Stored(Store::Device(block), start) => block.at(start + from, to - from),
+            Home::Stored(Store::Host(_), _) => Err(Error::Internal("weights are needed that were not fetched".into())),
+            Home::Fetched(address) => Ok(address + from),
+        }
     }
 
     pub fn slabs(&self) -> Result<u64> {
-        self.block.at(self.start, self.places.shortcut)
+        self.at(0, self.places.shortcut)
     }
 
     pub fn shortcut(&self) -> Result<u64> {
-        self.block.at(self.start + self.places.shortcut, self.places.bias - self.places.shortcut)
+        self.at(self.places.shortcut, self.places.bias)
     }
 
     pub fn bias(&self) -> Result<u64> {
-        self.block.at(self.start + self.places.bias, self.places.gamma - self.places.bias)
+        self.at(self.places.bias, self.places.gamma)
     }
 
     pub fn gamma(&self) -> Result<u64> {
-        self.block.at(self.start + self.places.gamma, self.places.beta - self.places.gamma)
+        self.at(self.places.gamma, self.places.beta)
     }
 
     pub fn beta(&self) -> Result<u64> {
-        self.block.at(self.start + self.places.beta, self.places.end - self.places.beta)
+        self.at(self.places.beta, self.places.end)
     }
 }

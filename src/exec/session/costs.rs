@@ -19,6 +19,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.frame_bytes(shape, self.groups)
     }
 
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
+        self.backend.weight_bytes(layout)
+    }
+
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
         self.backend.conv_scratch(layout, input, frames)
     }

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use super::{Engine, Workspace, allocate, stage_name};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
+use crate::exec::Control;
 use crate::exec::settings::{Settings, Tiling};
-use crate::exec::{Control, weights};
+use crate::exec::weights::{self, Share};
 use crate::model::Direction;
 use crate::plan::{Blueprint, Bytes, Request, Spacing, TileSize};
 use crate::tensor::Shape;
@@ -34,6 +35,7 @@ impl<B: Backend> Engine<B> {
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.bytes());
+        let pinned = pinned + self.idle_weights().map(Share::host_bytes).sum::<u64>();
         let free = host_memory().1.saturating_add(pinned);
         self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
     }
@@ -48,7 +50,6 @@ impl<B: Backend> Engine<B> {
             input,
             limit,
             host_limit: self.host_limit(),
-            weight_bytes: weights::bytes(&*self.backend, network),
             load_bytes: weights::load_bytes(&*self.backend, network),
             tiles: enabled.then_some(asked),
             overlap,
@@ -61,7 +62,7 @@ impl<B: Backend> Engine<B> {
         let asked = Asked { direction, input, limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
-            Some((same, found)) if *same == asked && found.pinned().bytes() <= self.host_limit() => Ok(found.clone()),
+            Some((same, found)) if *same == asked && found.host_bytes() <= self.host_limit() => Ok(found.clone()),
             _ => {
                 let found = self.find_blueprint(direction, input, limit)?;
                 *planned = Some((asked, found.clone()));
@@ -109,7 +110,7 @@ impl<B: Backend> Engine<B> {
         loop {
             let blueprint = self.blueprint(direction, input, limit)?;
             self.make_room(direction, &blueprint);
-            let loaded = self.load_weights(direction, control);
+            let loaded = self.load_weights(direction, blueprint.weights_away(), control);
             match loaded.and_then(|()| self.take_workspace(&blueprint)) {
                 Ok(workspace) => return Ok((blueprint, workspace)),
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
@@ -126,17 +127,18 @@ impl<B: Backend> Engine<B> {
     /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
     /// the other direction where both together would pass the limit.
     pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
-        let limit = self.limit();
+        let (limit, host_limit) = (self.limit(), self.host_limit());
         let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), blueprint.pinned());
         self.workspace = self.workspace.take().filter(fits);
         let other = match direction {
             Direction::Encode => &mut self.decoder,
             Direction::Decode => &mut self.encoder,
         };
-        let held = other.weights.as_ref().map_or(0, |_| weights::bytes(&*self.backend, &other.network));
-        if held.saturating_add(blueprint.device_bytes()) > limit {
-            other.weights = None;
-        }
+        let both_fit = |share: &Share<B>| {
+            share.bytes().saturating_add(blueprint.device_bytes()) <= limit
+                && share.host_bytes().saturating_add(blueprint.host_bytes()) <= host_limit
+        };
+        other.weights = other.weights.take().filter(both_fit);
         self.tell_idle();
     }
 

@@ -36,7 +36,7 @@ impl<B: Backend> Engine<B> {
             return Err(refuse(format_args!("is damaged: {left} bytes follow its header, expected {expected}")));
         }
         self.make_room(direction, &blueprint);
-        self.load_weights(direction, control)?;
+        self.load_weights(direction, blueprint.weights_away(), control)?;
         let mut workspace = self.take_workspace(&blueprint)?;
         let mut piece = vec![0; PIECE as usize];
         for frame in &frames {
@@ -69,7 +69,7 @@ impl<B: Backend> Engine<B> {
         let Some(blueprint) = request.follow(&header.way, &self.costs()) else {
             return Err(refuse("is damaged: its plan is none for this model and size"));
         };
-        let (device, host) = (blueprint.device_bytes(), blueprint.pinned().bytes());
+        let (device, host) = (blueprint.device_bytes(), blueprint.host_bytes());
         for (key, limit, needed) in [("memory_limit", limit, device), ("host_memory_limit", host_limit, host)] {
             if needed > limit {
                 return Err(Error::Memory(format!(

@@ -57,8 +57,11 @@ impl Request {
         let enters = cut.stored.len() == network.stages.len() && cut.entry.len() == network.stages.len();
         let past = cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs);
         let away = cut.away.len() == network.layers.len() && !cut.away.contains(&true);
+        let fetchable = self.fetchable(costs);
+        let weights = cut.weights_away.len() == fetchable.len()
+            && cut.weights_away.iter().zip(&fetchable).all(|(away, can_be)| *can_be || !away);
         let mut stages = 0..network.stages.len();
-        slices && chunks && enters && past && away && stages.all(|stage| self.can_enter(cut, stage, costs))
+        slices && chunks && enters && past && away && weights && stages.all(|stage| self.can_enter(cut, stage, costs))
     }
 
     /// Whether frames can come into a stage as the cut says: together, in pieces, or some of them made anew.

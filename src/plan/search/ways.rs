@@ -34,6 +34,8 @@ pub(super) struct Search<'a> {
     /// The request's, or less, for what is known to take more in the end than it seems to.
     pub limit: u64,
     pub grid: Option<Arc<Grid>>,
+    /// Of each layer, whether its weights wait in host memory.
+    pub weights_away: Arc<[bool]>,
     pub costs: &'a dyn Costs,
     pub sizes: &'a RefCell<Sizes>,
 }
@@ -69,9 +71,32 @@ impl Sizes {
 }
 
 impl<'a> Search<'a> {
+    /// The same with weights in host memory, where they can be.
+    pub fn fetching(&self) -> Search<'a> {
+        Search { weights_away: self.request.fetchable(self.costs).into(), ..self.clone() }
+    }
+
+    /// The fastest way, wherever the weights are.
+    pub fn quickest_of_all(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
+        let (fetching, found) = (self.fetching(), self.quickest(cuts));
+        if fetching.weights_away == self.weights_away {
+            return found;
+        }
+        let both = [found, fetching.quickest(cuts)].into_iter().flatten();
+        both.min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
+    }
+
+    fn layouts(&self, cut: &Arc<Cut>) -> Vec<Layout> {
+        let cut = match cut.weights_away[..] == *self.weights_away {
+            true => Arc::clone(cut),
+            false => Arc::new(Cut { weights_away: self.weights_away.to_vec(), ..(**cut).clone() }),
+        };
+        self.request.layouts(&cut, self.grid.clone())
+    }
+
     /// The first of `cuts` that fits.
     pub fn first_packed(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
-        let mut layouts = cuts.iter().flat_map(|cut| self.request.layouts(cut, self.grid.clone()));
+        let mut layouts = cuts.iter().flat_map(|cut| self.layouts(cut));
         layouts.find_map(|layout| {
             let found = self.least(layout)?;
             Some(found.packed(self.costs)).filter(|packed| self.fits(packed))
@@ -131,13 +156,13 @@ impl<'a> Search<'a> {
 
     /// The first order of a cut that fits if its frames pack perfectly.
     fn first_that_fits(&self, cut: Arc<Cut>) -> Option<Blueprint> {
-        self.request.layouts(&cut, self.grid.clone()).into_iter().find_map(|layout| self.least(layout))
+        self.layouts(&cut).into_iter().find_map(|layout| self.least(layout))
     }
 
     /// What a layout takes at the least, if that fits.
     fn least(&self, layout: Layout) -> Option<Blueprint> {
         let found = self.request.rehearse(layout, self.costs);
-        if found.pinned().bytes() <= self.request.host_limit {
+        if found.host_bytes() <= self.request.host_limit {
             self.sizes.borrow_mut().meet(&found);
         }
         Some(found).filter(|found| self.fits(found))

@@ -26,6 +26,7 @@ fn header() -> Header {
                 stored: vec![1, 8, 0],
                 past: vec![Past::Device, Past::HOST, Past::Again, Past::Bands { near: 5 }, Past::NEAR],
                 away: vec![false; 5],
+                weights_away: vec![false, true, false, true, true],
             },
             tiles: Some(TileSize { height: 512, width: 256, overlap: 64, spacing: Spacing::Even }),
         },

@@ -1,6 +1,6 @@
 //! The operations, as plain descriptions.
 
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, PastAt, View};
+use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt, View};
 
 /// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -177,8 +177,8 @@ pub struct BandedOp<'a, C> {
     pub fresh: &'a [FrameAt],
     /// Which fresh frames to keep, and where: in a place of `past` only if that is on the device.
     pub keep: &'a [(usize, PastFrame)],
-    /// How many columns of past and kept frames are on the device. The others are in host memory; both as frames of their own.
-    pub near_columns: u64,
+    /// Which columns of past and kept frames are on the device, and which in host memory; both as frames of their own.
+    pub columns: Columns,
     /// Which fresh frames that are on the device will be made anew, and where their statistics are to be kept.
     pub keep_statistics: &'a [(usize, Frame)],
     pub frames: &'a [BandedFrame],
@@ -197,7 +197,7 @@ impl<C> BandedOp<'_, C> {
     pub fn frames_in_band(&self) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
         let past = self.past.iter().filter(|past| past.far.is_some()).count();
-        BandFrames::new(self.layout, past, self.fresh, frames)
+        BandFrames::new(self.layout, (past, self.columns), self.fresh, frames)
     }
 }
 

@@ -157,7 +157,7 @@ impl<B: Backend> Runner<'_, B> {
             past: &past,
             fresh: &fresh,
             keep: &keep,
-            near_columns: step.near_columns,
+            columns: step.columns,
             keep_statistics: &keep_statistics,
             frames: &frames,
             anew: step.anew.as_ref().map(|anew| AnewOp {

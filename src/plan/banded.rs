@@ -8,7 +8,7 @@ use super::layers::Side;
 use super::slots::{Life, Pools, Slot};
 use super::step::{Banded, BandedFrame, PastSlots, SlotAt, Step};
 use crate::model::LayerId;
-use crate::tensor::{At, PastAt};
+use crate::tensor::{At, Columns, PastAt};
 
 /// Frames that go into a layer for the first time.
 #[derive(Clone, Copy)]
@@ -66,19 +66,9 @@ impl Clip {
         let is_again = !again.is_empty();
         let fresh = [again, inputs.to_vec()].concat();
         let input = self.shapes.layers[layer];
-        let near_columns = self.cut.past[layer].near_columns(input.width);
-        let mut step = Banded {
-            layer,
-            weights,
-            input,
-            past,
-            fresh,
-            keep,
-            near_columns,
-            keep_statistics,
-            frames: jobs,
-            anew: None,
-        };
+        let columns = self.cut.past[layer].columns(input.width);
+        let mut step =
+            Banded { layer, weights, input, past, fresh, keep, columns, keep_statistics, frames: jobs, anew: None };
         if step.frames_made_anew() > 0 {
             step.anew.clone_from(&self.anew);
         }
@@ -136,7 +126,7 @@ impl Clip {
             past,
             fresh,
             keep,
-            near_columns: input.width,
+            columns: Columns::all_near(input.width),
             keep_statistics: vec![],
             frames,
             anew: None,

@@ -319,6 +319,11 @@ impl Blueprint {
         self.estimate.seconds
     }
 
+    /// The share of that time in which layers wait for their weights.
+    pub fn waits_for_weights(&self) -> f64 {
+        self.estimate.waited / self.estimate.seconds.max(f64::MIN_POSITIVE)
+    }
+
     /// What the host is told.
     pub fn report(&self) -> Plan {
         let (network, cut) = (&self.layout.network, &self.layout.cut);

@@ -71,9 +71,12 @@ impl Shapes {
         });
         let carries = network.layers.iter().zip(&layers).map(|(layer, shape)| costs.carry_bytes(&layer.layout, *shape));
         let past = cut.past.iter().zip(&layers).map(|(past, shape)| {
-            let near = past.near_columns(shape.width);
-            let columns = |width: u64| (width > 0).then(|| costs.frame_bytes(FrameShape { width, ..*shape }));
-            PastAt { near: columns(near), far: columns(shape.width - near) }
+            let columns = past.columns(shape.width);
+            let bytes = |columns: Range<u64>| {
+                let width = columns.end - columns.start;
+                (width > 0).then(|| costs.frame_bytes(FrameShape { width, ..*shape }))
+            };
+            PastAt { near: bytes(columns.near()), far: bytes(columns.far()) }
         });
         Shapes {
             past: past.collect(),

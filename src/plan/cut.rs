@@ -2,15 +2,15 @@
 
 use super::Costs;
 use crate::model::{Block, Layer, LayerId, Network, Time};
-use crate::tensor::{FrameShape, Prologue, Window};
+use crate::tensor::{Columns, FrameShape, Prologue, Window};
 
 /// Where a layer finds its input frames of the past: the causal cache.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Past {
     /// In the device's memory, where they were computed.
     Device,
-    /// The layer works in bands. So many [shares](Past::SHARES) of each row, from the left, are in the device's memory too, where its
-    /// fresh input then needs no second place; the rest is in the host's, from where it comes and to where it goes meanwhile. As
+    /// The layer works in bands. About so many [shares](Past::SHARES) of each row, from the left, are in the device's memory too, where
+    /// its fresh input then needs no second place; the rest is in the host's, from where it comes and to where it goes meanwhile. As
     /// all rows are shared alike, no band has more to wait for than the others.
     Bands { near: u8 },
     /// Nowhere: the head of the stage makes them again, band by band, from its own, smaller input.
@@ -28,11 +28,11 @@ impl Past {
         matches!(self, Past::Bands { near } if near < Past::SHARES)
     }
 
-    /// How many columns of a frame, from the left, are on the device.
-    pub fn near_columns(self, width: u64) -> u64 {
+    /// Which columns of a frame are on the device.
+    pub fn columns(self, width: u64) -> Columns {
         match self {
-            Past::Bands { near } => width * u64::from(near) / u64::from(Past::SHARES),
-            Past::Device | Past::Again => width,
+            Past::Bands { near } => Columns::new(width, width * u64::from(near) / u64::from(Past::SHARES)),
+            Past::Device | Past::Again => Columns::all_near(width),
         }
     }
 }

@@ -15,16 +15,23 @@ pub struct Estimate {
     pub seconds: f64,
     /// Bytes that came from host memory and went there.
     pub moved: u64,
+    /// Of the seconds, those that layers wait for their weights.
+    pub waited: f64,
 }
 
 impl Estimate {
     pub fn plus(self, more: Estimate) -> Estimate {
-        Estimate { seconds: self.seconds + more.seconds, moved: self.moved + more.moved }
+        Estimate {
+            seconds: self.seconds + more.seconds,
+            moved: self.moved + more.moved,
+            waited: self.waited + more.waited,
+        }
     }
 
     /// Of a job that is so many times as much work, done in the same way.
     pub fn times(self, factor: f64) -> Estimate {
-        Estimate { seconds: self.seconds * factor, moved: (self.moved as f64 * factor) as u64 }
+        let moved = (self.moved as f64 * factor) as u64;
+        Estimate { seconds: self.seconds * factor, moved, waited: self.waited * factor }
     }
 }
 
@@ -77,7 +84,7 @@ impl Fetches {
         };
         let seconds = waited + estimate.seconds;
         self.now += seconds;
-        Estimate { seconds, ..estimate }
+        Estimate { seconds, waited, ..estimate }
     }
 }
 
@@ -93,11 +100,11 @@ impl Clock<'_> {
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);
-                let near = FrameShape { width: banded.near_columns, ..banded.input };
+                let near = FrameShape { width: banded.columns.near().end, ..banded.input };
                 let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
-                // What is whole on the device is read where it lies.
-                let copied = banded.past.iter().filter(|past| past.far.is_some()).count() + banded.keep.len();
-                let passes = self.passes(banded.input, banded.fresh.len() + anew) + self.passes(near, copied);
+                // What is on the device is read where it lies.
+                let passes =
+                    self.passes(banded.input, banded.fresh.len() + anew) + self.passes(near, banded.keep.len());
                 let computing = computing + self.made_anew(banded) + passes;
                 let moving = self.moving(up, down);
                 (computing.max(moving) + self.rates.beside * moving, up + down)
@@ -109,7 +116,7 @@ impl Clock<'_> {
             Step::Fetch { layer, .. } => (0.0, self.costs.weight_bytes(&self.network.layers[*layer].layout)),
             _ => (computing, 0),
         };
-        Estimate { seconds, moved }
+        Estimate { seconds, moved, waited: 0.0 }
     }
 
     /// What becomes of `layer` at `input` when its past leaves the device; `head` is that of its stage, with its own input.
@@ -140,7 +147,7 @@ impl Clock<'_> {
         let output = layout.window.output(banded.input, layout.cout);
         let away = |at: &&SlotAt| at.is_away();
         let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.costs.frame_bytes(shape);
-        let far = FrameShape { width: banded.input.width - banded.near_columns, ..banded.input };
+        let far = FrameShape { width: banded.columns.far().count() as u64, ..banded.input };
         let past = banded.past.iter().filter(|past| past.far.is_some()).count();
         let kept = banded.keep.iter().filter(|(_, to)| to.far.is_some()).count();
         let fresh = banded.fresh.iter().filter(away).count();

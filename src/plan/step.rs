@@ -2,7 +2,7 @@
 
 use super::slots::Slot;
 use crate::model::LayerId;
-use crate::tensor::{At, BandFrames, ConvLayout, FrameShape, PastAt};
+use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt};
 
 /// One output frame of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,8 +45,8 @@ pub struct Banded {
     pub fresh: Vec<SlotAt>,
     /// Which of the fresh frames to keep once normalised, and where: in a slot of `past` only if that is on the device.
     pub keep: Vec<(usize, PastSlots)>,
-    /// How many columns of past and kept frames are on the device.
-    pub near_columns: u64,
+    /// Which columns of past and kept frames are on the device.
+    pub columns: Columns,
     /// Which of the fresh frames, that are on the device, will be made anew: where their statistics are to be kept.
     pub keep_statistics: Vec<(usize, Slot)>,
     pub frames: Vec<BandedFrame>,
@@ -89,7 +89,7 @@ impl Banded {
     pub(super) fn frames_in_band(&self, layout: &ConvLayout) -> BandFrames {
         let frames = self.frames.iter().map(|frame| (frame.shortcut.map(|(at, _)| at), frame.out));
         let past = self.past.iter().filter(|past| past.far.is_some()).count();
-        BandFrames::new(layout, past, &self.fresh, frames)
+        BandFrames::new(layout, (past, self.columns), &self.fresh, frames)
     }
 
     /// How often a frame is made anew for it.

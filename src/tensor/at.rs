@@ -1,3 +1,5 @@
+use std::ops::Range;
+
 use super::{ConvLayout, Prologue};
 
 /// Where a frame of activations lies between the layer that makes it and those that read it.
@@ -34,12 +36,53 @@ pub struct PastAt<D, H> {
     pub far: Option<H>,
 }
 
+/// How the columns of a frame of the past are parted: those to the left on the device, the others in host memory. Both have the column
+/// on either side of the parting, so that no tile of a convolution has to look for what it sees in two places.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Columns {
+    width: u64,
+    parting: u64,
+}
+
+impl Columns {
+    /// Tiles of every kernel begin at multiples of this, and so do partings.
+    const STEP: u64 = 32;
+
+    /// About `near` columns on the device, and no more; or all of them.
+    pub fn new(width: u64, near: u64) -> Columns {
+        Columns { width, parting: if near >= width { width } else { near / Columns::STEP * Columns::STEP } }
+    }
+
+    pub fn all_near(width: u64) -> Columns {
+        Columns { width, parting: width }
+    }
+
+    /// The first column whose tile looks in host memory.
+    pub fn parting(self) -> u64 {
+        self.parting
+    }
+
+    pub fn is_parted(self) -> bool {
+        (1..self.width).contains(&self.parting)
+    }
+
+    pub fn near(self) -> Range<u64> {
+        0..if self.parting == 0 { 0 } else { (self.parting + 1).min(self.width) }
+    }
+
+    pub fn far(self) -> Range<u64> {
+        if self.parting == self.width { self.width..self.width } else { self.parting.saturating_sub(1)..self.width }
+    }
+}
+
 /// The frames of a convolution in bands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct BandFrames {
-    /// Fresh ones, but for those that are made anew, and past ones that are not whole on the device. None where the input is no part of the band,
-    /// as it needs no norm.
+    /// Fresh ones, but for those that are made anew. None where the input is no part of the band, as it needs no norm.
     pub inputs: u64,
+    /// Past ones that are not whole on the device, and how many of their columns are not.
+    pub past: u64,
+    pub far_columns: u64,
     /// Inputs that are made anew.
     pub anew: u64,
     pub outputs: u64,
@@ -50,18 +93,21 @@ pub struct BandFrames {
 }
 
 impl BandFrames {
-    /// `past`: how many are not whole on the device. `frames`: where each output's shortcut comes from, if it has one, and where it
+    /// `past`: how many are not whole on the device, and their columns. `frames`: where each output's shortcut comes from, if it has one, and where it
     /// goes itself.
     pub fn new<D, H>(
         layout: &ConvLayout,
-        past: usize,
+        (past, columns): (usize, Columns),
         fresh: &[At<D, H>],
         frames: impl Iterator<Item = (Option<At<D, H>>, At<D, H>)>,
     ) -> BandFrames {
         let mut band = BandFrames::default();
         if layout.prologue != Prologue::None {
             band.anew = fresh.iter().filter(|at| at.is_anew()).count() as u64;
-            band.inputs = (past + fresh.len()) as u64 - band.anew;
+            band.inputs = fresh.len() as u64 - band.anew;
+        }
+        if past > 0 {
+            (band.past, band.far_columns) = (past as u64, columns.far().count() as u64);
         }
         let mut for_statistics = 0;
         for (shortcut, out) in frames {

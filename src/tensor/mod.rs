@@ -8,7 +8,7 @@ mod rates;
 mod shape;
 mod view;
 
-pub use at::{At, BandFrames, PastAt};
+pub use at::{At, BandFrames, Columns, PastAt};
 pub use conv::{ConvLayout, ConvSource, Prologue, Window};
 pub use dtype::DType;
 pub use host_memory::HostMemory;

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::context::Context;
-use super::conv::Band;
+use super::conv::{Band, Parted};
 use super::memory::Block;
 use super::norm::NormRows;
 use super::params::ConvParams;
@@ -189,13 +189,15 @@ impl Cuda {
     fn keep_statistics(&self, work: &Work) -> Result<()> {
         let op = work.division.op;
         let kept = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
-            At::Device(frame) => Ok((frame.0 + self.precision.data_bytes(op.input), to.0)),
+            At::Device(frame) => {
+                let from = frame.0 + self.precision.data_bytes(op.input);
+                Ok(Copied { from, to: to.0, bytes: op.layout.groups * 8 })
+            }
             At::Host { .. } | At::Anew { .. } => {
                 Err(Error::Internal("statistics that are kept already are to be kept".into()))
             }
         });
-        let copied = Copied::together(op.layout.groups * 8);
-        self.copy(&self.stream, work, &kept.collect::<Result<Vec<_>>>()?, copied)
+        self.copy(&self.stream, work, &kept.collect::<Result<Vec<_>>>()?)
     }
 
     /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them, and what
@@ -214,16 +216,12 @@ impl Cuda {
         let band = Under { turn, rows };
         let rows = &band.rows;
         let new = rows.shared(above).end..rows.seen.end;
-        let mut copied = Vec::new();
         for (past, part) in op.past.iter().zip(&work.division.inputs) {
-            let Some(part) = *part else { continue };
-            let to = work.division.past_row(&band, part, new.start);
-            if let Some(frame) = past.far {
-                self.move_past(bands, work, (frame, &new), to, Towards::Band)?;
+            if let (Some(frame), Some(part)) = (past.far, *part) {
+                let from = OnHost { frame, shape: work.division.far(), rows: &new };
+                self.move_rows(bands, work, from, work.division.past_row(&band, part, new.start), Towards::Band)?;
             }
-            copied.extend(past.near.map(|near| (work.division.near_row(near, new.start), to)));
         }
-        self.copy_near(&self.stream, work, &copied, &new, Towards::Band)?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 let from = OnHost { frame, shape: op.input, rows: &rows.seen };
@@ -265,12 +263,12 @@ impl Cuda {
             let At::Anew { index, .. } = *at else { continue };
             let part = work.division.fresh(*turn, i);
             if let Some(above) = above {
-                let from = work.division.fresh(above.turn, i) + (rows.seen.start - above.rows.seen.start) * row;
-                copied.push((from, part));
+                let from = work.division.fresh_row(above, i, rows.seen.start);
+                copied.push(Copied { from, to: part, bytes: rows.made.start.saturating_sub(rows.seen.start) * row });
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
         }
-        self.copy_rows(&self.stream, work, &copied, &(rows.seen.start..rows.made.start))?;
+        self.copy(&self.stream, work, &copied)?;
         if outs.is_empty() || rows.made.is_empty() {
             return Ok(());
         }
@@ -288,16 +286,20 @@ impl Cuda {
     /// Gives a band what the one above it has of the past, and of fresh frames that it normalised, and both see.
     fn share_rows(&self, bands: &Bands, work: &Work, above: &Under, band: &Under) -> Result<()> {
         let (op, shared) = (work.division.op, band.rows.shared(Some(above)));
+        let bytes = |shape| (shared.end - shared.start) * self.precision.row_bytes(shape);
         let past = work.division.inputs.iter().take(op.past.len()).flatten();
         let at = |band: &Under, part: u64| work.division.past_row(band, part, shared.start);
-        let mut copied: Vec<(u64, u64)> = past.map(|part| (at(above, *part), at(band, *part))).collect();
+        let far = bytes(work.division.far());
+        let past = past.map(|part| Copied { from: at(above, *part), to: at(band, *part), bytes: far });
+        let mut copied: Vec<Copied> = past.collect();
         if !copied.is_empty() {
             self.stream.wait_for(&bands.places[above.turn].fetched)?;
         }
         let at = |band: &Under, i: usize| work.division.fresh_row(band, i, shared.start);
         let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
-        copied.extend(normalised.map(|(i, _)| (at(above, i), at(band, i))));
-        self.copy_rows(&self.stream, work, &copied, &shared)
+        let whole = bytes(op.input);
+        copied.extend(normalised.map(|(i, _)| Copied { from: at(above, i), to: at(band, i), bytes: whole }));
+        self.copy(&self.stream, work, &copied)
     }
 
     /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
@@ -312,7 +314,8 @@ impl Cuda {
         let by = geometry::output_rows(layout);
         let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.division.op.scratch };
         let frames: Vec<ConvFrame> = made.collect();
-        let band = Band { rows: rows.start / by..rows.end / by, seen: 0..input.height, stream: &self.stream };
+        let rows = rows.start / by..rows.end / by;
+        let band = Band { rows, seen: 0..input.height, parted: None, stream: &self.stream };
         self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
     }
 
@@ -328,7 +331,9 @@ impl Cuda {
         let stream = work.stream(bands, band);
         stream.wait_for(&place.fetched)?;
         stream.wait_for(&place.ready)?;
-        let launched = Band { rows: rows.own.clone(), seen, stream };
+        let parted = work.division.parted(band);
+        let parted = (!parted.is_empty()).then_some(Parted { columns: op.columns, frames: &parted });
+        let launched = Band { rows: rows.own.clone(), seen, parted, stream };
         let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(launched))?;
         place.computed.record(stream)?;
 
@@ -336,7 +341,7 @@ impl Cuda {
         for (i, to) in op.keep {
             if let Some(to) = to.far {
                 let from = work.division.fresh_row(band, *i, rows.own.start);
-                self.move_past(bands, work, (to, &rows.own), from, Towards::Frame)?;
+                self.keep_far(bands, work, (to, &rows.own), from)?;
             }
         }
         let by = geometry::output_rows(op.layout);
@@ -399,7 +404,7 @@ impl Cuda {
         }
         let (place, stream) = (&bands.places[band.turn], work.stream(bands, below.unwrap_or(band)));
         stream.wait_for(&place.computed)?;
-        self.copy_near(stream, work, &kept, own, Towards::Frame)?;
+        self.keep_near(stream, work, &kept, own)?;
         place.remembered.record(stream)
     }
 }

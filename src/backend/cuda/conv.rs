@@ -8,13 +8,16 @@ use super::driver::check;
 use super::geometry::{self, COLUMNS, Kind};
 use super::kernel::Kernel;
 use super::memory::Block;
-use super::params::{ConvParams, FinalizeParams, FrameParams, MAX_FRAMES, Source, StatisticsParams, TensorMap};
+use super::params::{
+    ConvParams, FAR, FinalizeParams, FrameParams, MAIN, MAX_FRAMES, NEAR, Place, SHORTCUT, Source, StatisticsParams,
+    TensorMap,
+};
 use super::stream::Stream;
 use super::weights::Conv;
 use super::{Cuda, EPS};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Window};
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::tensor::{Columns, FrameShape};
 
 /// Dynamic shared memory of the kernels.
 pub const HOPPER_SHARED: u32 = 232_448;
@@ -75,7 +78,22 @@ fn common_divisor(a: u64, b: u64) -> u64 {
 pub struct Band<'a> {
     pub rows: Range<u64>,
     pub seen: Range<u64>,
+    pub parted: Option<Parted<'a>>,
     pub stream: &'a Stream,
+}
+
+/// Frames whose columns lie in two places, both from the first row that a band sees. Terms know them by the first place.
+#[derive(Clone, Copy)]
+pub struct Parted<'a> {
+    pub columns: Columns,
+    pub frames: &'a [(Frame, Frame)],
+}
+
+impl Parted<'_> {
+    /// The second place of a frame that is parted.
+    fn far(&self, near: Frame) -> Option<Frame> {
+        self.frames.iter().find(|(frame, _)| *frame == near).map(|(_, far)| *far)
+    }
 }
 
 /// A kernel with the tile it works on.
@@ -131,17 +149,19 @@ impl Cuda {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
-        let whole = Band { rows: 0..grid.height, seen: 0..input.height, stream: &self.stream };
-        let Band { rows, seen, stream } = band.unwrap_or(whole);
+        let whole = Band { rows: 0..grid.height, seen: 0..input.height, parted: None, stream: &self.stream };
+        let Band { rows, seen, parted, stream } = band.unwrap_or(whole);
+        let far = |frame: Frame| parted.and_then(|parted| parted.far(frame));
         let choice = self.choose(layout, grid, &rows)?;
         for frame in frames {
-            self.check_frame((block, layout), (input, seen.end - seen.start), (output, rows.clone()), frame)?;
+            let seen = (input, seen.end - seen.start, parted);
+            self.check_frame((block, layout), seen, (output, rows.clone()), frame)?;
         }
         let slots = |addresses: &[u64], shape| {
             Slots::new(addresses.iter().copied(), self.precision.frame_bytes(shape, layout.groups))
         };
         let terms = frames.iter().flat_map(|frame| frame.terms.iter());
-        let own = terms.filter(|term| u64::from(term.slab) < layout.slabs);
+        let own = terms.filter(|term| u64::from(term.slab) < layout.slabs && far(term.frame).is_none());
         let inputs = distinct(own.map(|term| block.address(term.frame)));
         let main = slots(&inputs, input)?;
 
@@ -163,18 +183,25 @@ impl Cuda {
         let channels = if layout.cin <= 3 { 4 } else { geometry::stride(layout.cin) };
         params.source[0] = Source {
             weights: weights.slabs()?,
-            frames: main.address(),
-            slot_bytes: main.bytes(),
             height: (seen.end - seen.start) as i32,
-            width: input.width as i32,
             channels: channels as i32,
             chunks: channels.div_ceil(self.precision.chunk()) as i32,
             ..Source::default()
         };
         geometry::cut(&mut params.source[0], layout.window, choice.tile);
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
-        if choice.hopper {
-            params.map[0] = patch_map(self.precision, &params.source[0], main.count(&inputs))?;
+        self.put_place(&mut params, MAIN, (main, &inputs), 0..input.width, choice.hopper)?;
+        let mut parts: Option<[Slots; 2]> = None;
+        if let Some(Parted { columns, frames }) = parted {
+            let (near, far): (Vec<u64>, Vec<u64>) =
+                frames.iter().map(|(near, far)| (block.address(*near), block.address(*far))).unzip();
+            let mut part = |at: usize, addresses: &[u64], columns: Range<u64>| -> Result<Slots> {
+                let part = slots(addresses, FrameShape { width: columns.end - columns.start, ..input })?;
+                self.put_place(&mut params, at, (part, addresses), columns, choice.hopper)?;
+                Ok(part)
+            };
+            parts = Some([part(NEAR, &near, columns.near())?, part(FAR, &far, columns.far())?]);
+            params.parting = columns.parting() as i32;
         }
 
         let sides: Vec<u64> = frames.iter().filter_map(|f| f.terms.last()).map(|t| block.address(t.frame)).collect();
@@ -185,19 +212,14 @@ impl Cuda {
         if let Some((side, shape)) = side {
             params.source[1] = Source {
                 weights: weights.shortcut()?,
-                frames: side.address(),
-                slot_bytes: side.bytes(),
                 height: (rows.end - rows.start) as i32,
-                width: shape.width as i32,
                 channels: geometry::stride(shape.channels) as i32,
                 chunks: shape.channels.div_ceil(self.precision.chunk()) as i32,
                 ..Source::default()
             };
             geometry::cut(&mut params.source[1], Window::Point, choice.tile);
             params.source[1].plane[0].dy -= rows.start as i32;
-            if choice.hopper {
-                params.map[1] = patch_map(self.precision, &params.source[1], side.count(&sides))?;
-            }
+            self.put_place(&mut params, SHORTCUT, (side, &sides), 0..shape.width, choice.hopper)?;
         }
 
         let outs: Vec<u64> = frames.iter().map(|frame| block.address(frame.out)).collect();
@@ -210,9 +232,9 @@ impl Cuda {
             params.residual_slot_bytes = residual.bytes();
         }
         if choice.hopper {
-            params.map[3] = output_map(self.precision, &params, output, out.count(&outs))?;
+            params.out_map = output_map(self.precision, &params, output, out.count(&outs))?;
             if params.residual != 0 {
-                params.map[2] = residual_map(self.precision, &params, output, residual.count(&added))?;
+                params.residual_map = residual_map(self.precision, &params, output, residual.count(&added))?;
             }
         }
         if op.statistics && quads_fit(layout) {
@@ -229,7 +251,14 @@ impl Cuda {
                     params.slot[3] = side.map_or(-1, |(side, _)| side.of(block.address(term.frame)));
                 } else {
                     let at = params.terms as usize;
-                    (params.slot[at], params.slab[at]) = (main.of(block.address(term.frame)), i32::from(term.slab));
+                    params.slab[at] = i32::from(term.slab);
+                    match (parts, far(term.frame)) {
+                        (Some([near, second]), Some(far)) => {
+                            params.slot[at] = near.of(block.address(term.frame));
+                            params.far[at] = second.of(block.address(far));
+                        }
+                        _ => params.slot[at] = main.of(block.address(term.frame)),
+                    }
                     params.terms += 1;
                 }
             }
@@ -249,11 +278,33 @@ impl Cuda {
         Ok(params)
     }
 
+    /// Tells a launch where input frames lie, or these columns of them.
+    fn put_place(
+        &self,
+        params: &mut ConvParams,
+        at: usize,
+        (slots, addresses): (Slots, &[u64]),
+        columns: Range<u64>,
+        hopper: bool,
+    ) -> Result<()> {
+        params.place[at] = Place {
+            frames: slots.address(),
+            slot_bytes: slots.bytes(),
+            width: (columns.end - columns.start) as i32,
+            first: columns.start as i32,
+        };
+        if hopper {
+            let source = &params.source[usize::from(at == SHORTCUT)];
+            params.map[at] = patch_map(self.precision, source, &params.place[at], slots.count(addresses))?;
+        }
+        Ok(())
+    }
+
     /// Sees to it that a launch touches nothing but its block. Nobody could tell afterwards which one did.
     fn check_frame(
         &self,
         (block, layout): (&Block, &ConvLayout),
-        (input, seen): (FrameShape, u64),
+        (input, seen, parted): (FrameShape, u64, Option<Parted>),
         (output, rows): (FrameShape, Range<u64>),
         frame: &ConvFrame,
     ) -> Result<()> {
@@ -266,7 +317,14 @@ impl Cuda {
                 Some(cin) if u64::from(term.slab) == layout.slabs => {
                     holds(term.frame, 0, rows.end - rows.start, output.with_channels(cin))?
                 }
-                _ => holds(term.frame, 0, seen, input)?,
+                _ => match parted.and_then(|parted| Some((parted.columns, parted.far(term.frame)?))) {
+                    Some((columns, far)) => {
+                        let part = |columns: Range<u64>| FrameShape { width: columns.end - columns.start, ..input };
+                        holds(term.frame, 0, seen, part(columns.near()))?;
+                        holds(far, 0, seen, part(columns.far()))?;
+                    }
+                    None => holds(term.frame, 0, seen, input)?,
+                },
             }
         }
         let by = geometry::output_rows(layout);
@@ -346,14 +404,14 @@ fn hopper_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
 }
 
 /// Patches of a chunk of channels by `pitch` columns by `rows` rows of a source's frames.
-fn patch_map(precision: Precision, source: &Source, slots: u64) -> Result<TensorMap> {
-    let (channels, width, height) = (source.channels as u64, source.width as u64, source.height as u64);
+fn patch_map(precision: Precision, source: &Source, place: &Place, slots: u64) -> Result<TensorMap> {
+    let (channels, width, height) = (source.channels as u64, place.width as u64, source.height as u64);
     let (step, row) = (source.stride as u32, width * channels * precision.bytes());
     tensor_map(
         precision,
-        source.frames,
+        place.frames,
         &[channels, width, height, slots],
-        &[channels * precision.bytes(), row, source.slot_bytes as u64],
+        &[channels * precision.bytes(), row, place.slot_bytes as u64],
         &[precision.chunk() as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
         &[1, step, step, 1],
     )

@@ -20,10 +20,7 @@ pub struct Plane {
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct Source {
     pub weights: u64,
-    pub frames: u64,
-    pub slot_bytes: i64,
     pub height: i32,
-    pub width: i32,
     pub channels: i32,
     pub chunks: i32,
     pub taps: i32,
@@ -48,10 +45,26 @@ pub struct Norm {
 }
 
 #[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
+pub struct Place {
+    pub frames: u64,
+    pub slot_bytes: i64,
+    pub width: i32,
+    pub first: i32,
+}
+
+/// Of the places of a convolution.
+pub const MAIN: usize = 0;
+pub const SHORTCUT: usize = 1;
+pub const NEAR: usize = 2;
+pub const FAR: usize = 3;
+
+#[repr(C)]
 #[derive(Clone, Copy, PartialEq)]
 pub struct FrameParams {
     pub slot: [i32; 4],
     pub slab: [i32; 4],
+    pub far: [i32; 4],
     pub terms: i32,
     pub bias: i32,
     pub residual: i64,
@@ -60,16 +73,19 @@ pub struct FrameParams {
 
 impl Default for FrameParams {
     fn default() -> FrameParams {
-        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], terms: 0, bias: 0, residual: -1, out: 0 }
+        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], far: [-1; 4], terms: 0, bias: 0, residual: -1, out: 0 }
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct ConvParams {
-    /// Main, shortcut and residual frames, and the output.
+    /// Of the input frames in each place.
     pub map: [TensorMap; 4],
+    pub residual_map: TensorMap,
+    pub out_map: TensorMap,
     pub source: [Source; 2],
+    pub place: [Place; 4],
     pub out: u64,
     pub residual: u64,
     pub bias: u64,
@@ -85,10 +101,14 @@ pub struct ConvParams {
     pub phases: i32,
     pub frames: i32,
     pub cout: i32,
+    pub parting: i32,
     pub tile_rows: i32,
     pub ahead: i32,
     pub frame: [FrameParams; MAX_FRAMES],
 }
+
+/// All that a launch can take along on every card.
+const _: () = assert!(size_of::<ConvParams>() <= 4096);
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
@@ -174,7 +194,7 @@ pub struct CopyParams {
     pub from_pitch: i64,
     pub to_pitch: i64,
     pub row_units: u32,
-    pub units: u32,
+    pub units: [u32; MAX_FRAMES],
 }
 
 #[repr(C)]

@@ -38,7 +38,7 @@ impl Costs for Device {
         4 * shape.elements().max(1)
     }
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        layout.slabs * layout.window.taps() * layout.cin * layout.cout
+        layout.slabs * layout.window.taps() * layout.cin * layout.cout / 8
     }
     fn conv_scratch(&self, layout: &ConvLayout, _: FrameShape, frames: u64) -> u64 {
         layout.cout * frames
@@ -55,7 +55,7 @@ impl Costs for Device {
     fn band_bytes(&self, _: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
         let parts = frames.inputs + frames.anew + frames.shortcuts + frames.outs;
         let rows = (48 / frames.outputs).max(1);
-        self.copies.map(|_| parts * rows * input.width * input.channels)
+        self.copies.map(|_| (parts * input.width + frames.past * frames.far_columns) * rows * input.channels)
     }
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
         (self.carries && layout.cout <= 3).then_some(6 * 4 * input.pixels())

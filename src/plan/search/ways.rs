@@ -20,6 +20,9 @@ const MOST_PROMISING: usize = 3;
 const MOST_PACKED: usize = 8;
 const SHARES: [f64; 3] = [1.0, 0.94, 0.86];
 
+/// A way that waits for its weights for more than this share of its time may be slower than one with all of them on the device.
+const WORTH_A_LOOK: f64 = 0.005;
+
 /// The time that a way takes, in steps of half a percent, and its bytes: of those that are as fast, the smallest comes first.
 type Rank = (i64, u64);
 
@@ -78,11 +81,16 @@ impl<'a> Search<'a> {
 
     /// The fastest way, wherever the weights are.
     pub fn quickest_of_all(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
-        let (fetching, found) = (self.fetching(), self.quickest(cuts));
+        let fetching = self.fetching();
         if fetching.weights_away == self.weights_away {
+            return self.quickest(cuts);
+        }
+        let found = fetching.quickest(cuts);
+        // There is more room with weights elsewhere, and what does not wait for them loses nothing by it.
+        if found.as_ref().is_some_and(|found| found.waits_for_weights() < WORTH_A_LOOK) {
             return found;
         }
-        let both = [found, fetching.quickest(cuts)].into_iter().flatten();
+        let both = [found, self.quickest(cuts)].into_iter().flatten();
         both.min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
@@ -228,13 +236,13 @@ impl<'a> Search<'a> {
         for (layer, detour, bytes) in self.request.detours(&cut, self.costs) {
             match cut.past[layer] {
                 Past::HOST => {
-                    // What is near is copied from there and to there, which takes time that the rest can move in.
-                    let waiting = detour.host / (detour.moving + 2.0 * detour.copying);
+                    // What is near is copied there, which takes time that the rest can move in.
+                    let waiting = detour.host / (detour.moving + detour.copying);
                     let share = (waiting * f64::from(Past::SHARES)).ceil() as u8;
                     let near = f64::from(share) / f64::from(Past::SHARES);
                     // More than that spares what runs beside the copies a little.
                     if share > 0 {
-                        gains.push(((detour.host - 2.0 * detour.copying * near) / (bytes * near), layer, share));
+                        gains.push(((detour.host - detour.copying * near) / (bytes * near), layer, share));
                         gains.push(((beside * detour.moving - detour.copying) / bytes, layer, Past::SHARES));
                     }
                 }

@@ -17,20 +17,19 @@ use crate::tensor::FrameShape;
 const THREADS: u64 = 256;
 const UNIT: u64 = 16;
 
-/// What is copied of each of some frames.
+/// Part of a frame that is copied: from where it begins to where it goes.
 pub struct Copied {
-    rows: u64,
-    row_bytes: u64,
-    /// Bytes from one row to the next.
-    from_pitch: u64,
-    to_pitch: u64,
+    pub from: u64,
+    pub to: u64,
+    /// Whole units are copied.
+    pub bytes: u64,
 }
 
-impl Copied {
-    /// Bytes that follow one another, and those that make the last of them a whole unit.
-    pub fn together(bytes: u64) -> Copied {
-        Copied { rows: 1, row_bytes: bytes.next_multiple_of(UNIT), from_pitch: 0, to_pitch: 0 }
-    }
+/// How the rows lie of what is copied: the bytes of one, and from one to the next.
+struct Pitches {
+    row: u64,
+    from: u64,
+    to: u64,
 }
 
 /// Whether a band gets its input, or gives something back.
@@ -76,51 +75,42 @@ impl Cuda {
         check(what(towards), answer)
     }
 
-    /// Moves what host memory has of these rows of the past, of which some columns may be on the device.
-    pub(super) fn move_past(
+    /// Takes what host memory is to have of these rows from where they begin in a band, of which some columns may stay on the device.
+    pub(super) fn keep_far(
         &self,
         bands: &Bands,
         work: &Work,
         (frame, rows): (HostFrame, &Range<u64>),
         in_band: u64,
-        towards: Towards,
     ) -> Result<()> {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        let host = OnHost { frame, shape: work.division.far(), rows };
-        if work.division.op.near_columns == 0 || rows.is_empty() {
-            return self.move_rows(bands, work, host, in_band, towards);
+        let (op, host) = (work.division.op, OnHost { frame, shape: work.division.far(), rows });
+        if !op.columns.is_parted() || rows.is_empty() {
+            return self.move_rows(bands, work, host, in_band, Towards::Frame);
         }
-        let [band_row, near_row, far_row] =
-            [work.division.op.input, work.division.near(), host.shape].map(|shape| self.precision.row_bytes(shape));
+        let [band_row, far_row] = [op.input, host.shape].map(|shape| self.precision.row_bytes(shape));
         let height = rows.end - rows.start;
-        let device = work.block.at(in_band, height * band_row)? + near_row;
-        let host = self.host_rows(bands, &host)?;
-        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, far_row), (CU_MEMORYTYPE_DEVICE, band_row));
-        let (source, target, stream) = match towards {
-            Towards::Band => (in_host, on_device, &bands.upload),
-            Towards::Frame => (on_device, in_host, &bands.download),
-        };
         let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
+            srcXInBytes: (band_row - far_row) as usize,
             srcY: 0,
-            srcMemoryType: source.0,
-            srcHost: host.cast(),
-            srcDevice: device,
+            srcMemoryType: CU_MEMORYTYPE_DEVICE,
+            srcHost: std::ptr::null(),
+            srcDevice: work.block.at(in_band, height * band_row)?,
             srcArray: std::ptr::null_mut(),
-            srcPitch: source.1 as usize,
+            srcPitch: band_row as usize,
             dstXInBytes: 0,
             dstY: 0,
-            dstMemoryType: target.0,
-            dstHost: host.cast(),
-            dstDevice: device,
+            dstMemoryType: CU_MEMORYTYPE_HOST,
+            dstHost: self.host_rows(bands, &host)?.cast(),
+            dstDevice: 0,
             dstArray: std::ptr::null_mut(),
-            dstPitch: target.1 as usize,
+            dstPitch: far_row as usize,
             WidthInBytes: far_row as usize,
             Height: height as usize,
         };
         // SAFETY: as in `move_rows`.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.handle()) };
-        check(what(towards), answer)
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.download.handle()) };
+        check(what(Towards::Frame), answer)
     }
 
     fn host_rows(&self, bands: &Bands, OnHost { frame, shape, rows }: &OnHost) -> Result<*mut u8> {
@@ -128,60 +118,51 @@ impl Cuda {
         Ok(bands.at(*frame, self.precision.data_bytes(*shape))?.wrapping_add(start as usize))
     }
 
-    /// Copies the columns of the past that are on the device: from where a row of each begins to where it goes.
-    pub(super) fn copy_near(
+    /// Copies rows of a band to where the device has its columns of them: from where they begin to where they go.
+    pub(super) fn keep_near(
         &self,
         stream: &Stream,
         work: &Work,
         frames: &[(u64, u64)],
         rows: &Range<u64>,
-        towards: Towards,
     ) -> Result<()> {
         let [band, near] = [work.division.op.input, work.division.near()].map(|shape| self.precision.row_bytes(shape));
-        let (from_pitch, to_pitch) = match towards {
-            Towards::Band => (near, band),
-            Towards::Frame => (band, near),
-        };
-        self.copy(stream, work, frames, Copied { rows: rows.end - rows.start, row_bytes: near, from_pitch, to_pitch })
+        let bytes = (rows.end - rows.start) * near;
+        let copied: Vec<Copied> = frames.iter().map(|(from, to)| Copied { from: *from, to: *to, bytes }).collect();
+        self.copy_pitched(stream, work, &copied, Pitches { row: near, from: band, to: near })
     }
 
-    /// Copies rows of input frames within the device's memory: from where they begin to where they go.
-    pub(super) fn copy_rows(
-        &self,
-        stream: &Stream,
-        work: &Work,
-        frames: &[(u64, u64)],
-        rows: &Range<u64>,
-    ) -> Result<()> {
-        let bytes = rows.end.saturating_sub(rows.start) * self.precision.row_bytes(work.division.op.input);
-        self.copy(stream, work, frames, Copied::together(bytes))
+    /// Copies bytes within the device's memory.
+    pub(super) fn copy(&self, stream: &Stream, work: &Work, copied: &[Copied]) -> Result<()> {
+        let most = copied.iter().map(|copied| copied.bytes).max().unwrap_or(0).next_multiple_of(UNIT);
+        self.copy_pitched(stream, work, copied, Pitches { row: most, from: most, to: most })
     }
 
-    pub(super) fn copy(&self, stream: &Stream, work: &Work, frames: &[(u64, u64)], copied: Copied) -> Result<()> {
-        let Copied { rows, row_bytes, from_pitch, to_pitch } = copied;
-        if frames.is_empty() || rows * row_bytes == 0 {
+    fn copy_pitched(&self, stream: &Stream, work: &Work, copied: &[Copied], pitches: Pitches) -> Result<()> {
+        let units = |bytes: u64| bytes.div_ceil(UNIT);
+        let most = copied.iter().map(|copied| units(copied.bytes)).max().unwrap_or(0);
+        if most == 0 {
             return Ok(());
         }
-        let units = rows * row_bytes / UNIT;
-        let Ok(counted) = i32::try_from(units) else {
-            return Err(Error::Internal(format!("{rows} rows of {row_bytes} bytes are copied at once")));
-        };
+        if i32::try_from(most).is_err() {
+            return Err(Error::Internal(format!("{most} units are copied at once")));
+        }
         let mut params = CopyParams {
-            from_pitch: from_pitch as i64,
-            to_pitch: to_pitch as i64,
-            row_units: (row_bytes / UNIT) as u32,
-            units: counted as u32,
+            from_pitch: pitches.from as i64,
+            to_pitch: pitches.to as i64,
+            row_units: units(pitches.row) as u32,
             ..CopyParams::default()
         };
-        let reach = |pitch: u64| (rows - 1) * pitch + row_bytes;
-        for (i, (from, to)) in frames.iter().enumerate() {
-            params.from[i] = work.block.at(*from, reach(from_pitch))?;
-            params.to[i] = work.block.at(*to, reach(to_pitch))?;
+        for (i, Copied { from, to, bytes }) in copied.iter().enumerate() {
+            let reach = |pitch: u64| bytes.saturating_sub(1) / pitches.row * pitch + pitches.row.min(*bytes);
+            params.from[i] = work.block.at(*from, reach(pitches.from))?;
+            params.to[i] = work.block.at(*to, reach(pitches.to))?;
+            params.units[i] = units(*bytes) as u32;
         }
-        let blocks = (units.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
+        let blocks = (most.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
         // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
         // for it.
-        unsafe { self.kernels.copy_rows.launch(stream, [blocks, frames.len() as u32], THREADS as u32, &params) }
+        unsafe { self.kernels.copy_rows.launch(stream, [blocks, copied.len() as u32], THREADS as u32, &params) }
     }
 }
 

@@ -5,7 +5,8 @@ use std::ops::Range;
 use super::super::conv::quads_fit;
 use super::super::geometry;
 use crate::backend::{
-    BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, Precision, Prologue, Term, Terms,
+    BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, PastFrame, Precision, Prologue, Term,
+    Terms,
 };
 use crate::error::{Error, Result};
 use crate::tensor::{At, BandFrames, FrameShape};
@@ -73,18 +74,21 @@ pub fn go_through(height: u64, rows: u64, turns: &mut impl Turns) -> Result<()> 
 pub struct Parts {
     pub rows: u64,
     pub input: u64,
+    past: u64,
     anew: u64,
     shortcut: u64,
     out: u64,
 }
 
 impl Parts {
-    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, rows: u64) -> Parts {
+    fn new(precision: Precision, layout: &ConvLayout, shape: FrameShape, frames: BandFrames, rows: u64) -> Parts {
+        let far = FrameShape { width: frames.far_columns, ..shape };
         let output = layout.window.output(shape, layout.cout);
         let side = output.with_channels(layout.shortcut.unwrap_or(0));
         Parts {
             rows,
             input: precision.band_frame_bytes(shape, rows + 2 * geometry::HALO),
+            past: precision.band_frame_bytes(far, rows + 2 * geometry::HALO),
             anew: precision.band_frame_bytes(shape, geometry::HALO + rows + geometry::LEAD),
             shortcut: precision.band_frame_bytes(side, rows),
             out: precision.band_frame_bytes(output, rows * geometry::output_rows(layout)),
@@ -93,15 +97,15 @@ impl Parts {
 
     /// Of a place that has all of them.
     fn bytes(&self, frames: BandFrames) -> u64 {
-        let BandFrames { inputs, anew, shortcuts, outs, .. } = frames;
-        inputs * self.input + anew * self.anew + shortcuts * self.shortcut + outs * self.out
+        let BandFrames { inputs, past, anew, shortcuts, outs, .. } = frames;
+        inputs * self.input + past * self.past + anew * self.anew + shortcuts * self.shortcut + outs * self.out
     }
 
     /// Bands of as many rows as fit into a place, and of the same number but for the last one. Places are as large as the largest
     /// bands of a job want them.
     fn fitting<C>(precision: Precision, op: &BandedOp<C>) -> Result<Parts> {
         let (frames, place) = (op.frames_in_band(), op.bands.1 / geometry::BANDS);
-        let parts = |rows: u64| Parts::new(precision, op.layout, op.input, rows);
+        let parts = |rows: u64| Parts::new(precision, op.layout, op.input, frames, rows);
         let fit = geometry::possible_band_rows(op.input).take_while(|rows| parts(*rows).bytes(frames) <= place);
         let most = fit.last();
         let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))?;
@@ -115,8 +119,9 @@ pub fn bytes(precision: Precision, layout: &ConvLayout, shape: FrameShape, frame
     if frames.outs > 0 && !quads_fit(layout) {
         return None;
     }
-    let rows = geometry::band_rows(layout, shape, frames.outputs);
-    Some(geometry::BANDS * Parts::new(precision, layout, shape, rows).bytes(frames))
+    // Inputs that are made anew take more rows, and make as much work, as outputs.
+    let rows = geometry::band_rows(layout, shape, frames.outputs + frames.anew);
+    Some(geometry::BANDS * Parts::new(precision, layout, shape, frames, rows).bytes(frames))
 }
 
 /// Where in a place the parts of a convolution's frames lie: normalised ones, and those that are not whole on the device.
@@ -142,7 +147,7 @@ impl<'a, C> Division<'a, C> {
         };
         let mut inputs = Vec::new();
         if op.layout.prologue != Prologue::None {
-            inputs.extend(op.past.iter().map(|past| past.far.and_then(|_| next(parts.input))));
+            inputs.extend(op.past.iter().map(|past| past.far.and_then(|_| next(parts.past))));
             inputs.extend(op.fresh.iter().map(|at| next(if at.is_anew() { parts.anew } else { parts.input })));
         }
         let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
@@ -171,11 +176,11 @@ impl<'a, C> Division<'a, C> {
 
     /// What the device has of a frame of the past, and what host memory has.
     pub fn near(&self) -> FrameShape {
-        FrameShape { width: self.op.near_columns, ..self.op.input }
+        FrameShape { width: self.op.columns.near().end, ..self.op.input }
     }
 
     pub fn far(&self) -> FrameShape {
-        FrameShape { width: self.op.input.width - self.op.near_columns, ..self.op.input }
+        FrameShape { width: self.op.columns.far().count() as u64, ..self.op.input }
     }
 
     /// Where row `row` of the columns begins that the device has of a frame of the past.
@@ -183,9 +188,19 @@ impl<'a, C> Division<'a, C> {
         near.0 + row * self.precision.row_bytes(self.near())
     }
 
-    /// Where row `row` of a frame of the past lies, whose part this is, in a band that sees it.
+    /// Where row `row` of what host memory has of a frame of the past lies, whose part this is, in a band that sees it.
     pub fn past_row(&self, Under { turn, rows }: &Under, part: u64, row: u64) -> u64 {
-        self.place(*turn) + part + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
+        self.place(*turn) + part + (row - rows.seen.start) * self.precision.row_bytes(self.far())
+    }
+
+    /// Of each frame of the past that is parted, what the device has of it and what the band has, from the first row that the band
+    /// sees. The [convolution](Self::in_band) knows it by the first.
+    pub fn parted(&self, band: &Under) -> Vec<(Frame, Frame)> {
+        let part = |(past, part): (&PastFrame, &Option<u64>)| {
+            let first = band.rows.seen.start;
+            Some((Frame(self.near_row(past.near?, first)), Frame(self.past_row(band, (*part)?, first))))
+        };
+        self.op.past.iter().zip(&self.inputs).filter_map(part).collect()
     }
 
     /// Where the part of a fresh frame lies.
@@ -230,10 +245,10 @@ impl<'a, C> Division<'a, C> {
     pub fn in_band(&self, Under { turn, rows }: &Under) -> Vec<ConvFrame> {
         let (op, place) = (self.op, self.place(*turn));
         let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));
-        let input = |i: usize| match (self.inputs.get(i).copied().flatten(), op.past.get(i).and_then(|past| past.near))
+        let input = |i: usize| match (op.past.get(i).and_then(|past| past.near), self.inputs.get(i).copied().flatten())
         {
-            (Some(part), _) => Frame(place + part),
-            (None, Some(frame)) => from(frame, rows.seen.start, op.input),
+            (Some(near), _) => Frame(self.near_row(near, rows.seen.start)),
+            (None, Some(part)) => Frame(place + part),
             (None, None) => device(op.fresh[i - op.past.len()]),
         };
         let banded = |(i, banded): (usize, &BandedFrame)| {

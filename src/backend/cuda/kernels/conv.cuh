@@ -30,9 +30,7 @@ struct Plane {
 /// Input frames of one shape with the weights that go with them.
 struct Source {
     const u8* weights;  // tiles [slab][phase][column tile][chunk][plane][tap], each [128 columns][chunk], swizzled
-    const u8* frames;   // slot 0
-    i64 slot_bytes;
-    int height, width, channels;
+    int height, channels;
     int chunks, taps;        // taps of one phase
     int rows, pitch;         // of a patch, in pixels
     int stride;              // input pixels between neighbouring patch pixels
@@ -41,10 +39,21 @@ struct Source {
     Plane plane[4];
 };
 
+/// Where input frames lie, or some of their columns.
+struct Place {
+    const u8* frames;  // slot 0
+    i64 slot_bytes;
+    int width;
+    int first;  // column that they begin with
+};
+
+enum { MAIN, SHORTCUT, NEAR, FAR, PLACES };
+
 /// One output frame. `slot[3]` is the shortcut's input, -1 when there is none.
 struct Frame {
     int slot[4];
     int slab[4];
+    int far[4];  // of frames that are parted, the slot in FAR; -1 for all others
     int terms;
     int bias;
     i64 residual;  // slot, -1 for none
@@ -52,10 +61,11 @@ struct Frame {
 };
 
 struct ConvParams {
-    // Used on sm_90a only. Main, shortcut and residual frames: (channel, column, row, slot). Output: (channel, column,
+    // Used on sm_90a only. Input and residual frames: (channel, column, row, slot). Output: (channel, column,
     // row of a phase, row, slot); with Up the two columns of a phase count as channels side by side.
-    TensorMap map[4];
+    TensorMap map[PLACES], residual_map, out_map;
     Source source[2];  // main, shortcut
+    Place place[PLACES];
     u8* out;
     const u8* residual;
     const float* bias;  // [bias][phase][edge][padded cout]; phases and edges are 1 but for Up, which has 4 of each
@@ -65,6 +75,7 @@ struct ConvParams {
     int first_row;      // of the tiles of this launch: a band of rows, of which there are tiles_y
     int tiles_x, tiles_y, column_tiles, phases, frames;
     int cout;
+    int parting;        // tiles to the left of it find all they see of parted frames in NEAR, the others in FAR
     int tile_rows;      // wgmma kernel: 16, or 8 for tiles of 8 x 32 pixels
     int ahead;          // mma.sync kernel: weight tiles fetched ahead
     Frame frame[MAX_FRAMES];
@@ -100,13 +111,18 @@ __device__ __forceinline__ const u8* weight_run(const ConvParams& p, const Sourc
     return source.weights + (phase * p.column_tiles + tile.column) * source.chunks * source.taps * WEIGHT_TILE;
 }
 
+/// Where a tile finds an input frame.
+__device__ __forceinline__ int place_of(const ConvParams& p, const Frame& frame, int entry, const Tile& tile) {
+    if (frame.far[entry] >= 0) return tile.x < p.parting ? NEAR : FAR;
+    return entry == 3 ? SHORTCUT : MAIN;
+}
+
 /// A patch of a tile, and what is done with it.
 struct Step {
     const Source& source;
     const Plane& plane;
     const u8* weights;
-    int slot, chunk;
-    bool shortcut;
+    int place, slot, chunk;
 };
 
 /// Calls `visit(step)` for each patch of a tile, in the order of the sum.
@@ -120,10 +136,11 @@ __device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& 
         const Source& source = p.source[shortcut];
         const int first = shortcut ? 0 : tile.phase * source.planes;
         const u8* weights = weight_run(p, source, shortcut, frame.slab[entry], tile);
+        const int place = place_of(p, frame, entry, tile), slot = place == FAR ? frame.far[entry] : frame.slot[entry];
         for (int chunk = 0; chunk < source.chunks; ++chunk)
             for (int i = 0; i < source.planes; ++i) {
                 const Plane& plane = source.plane[first + i];
-                visit(Step{source, plane, weights, frame.slot[entry], chunk, shortcut});
+                visit(Step{source, plane, weights, place, slot, chunk});
                 weights += plane.rows * plane.cols * WEIGHT_TILE;
             }
     }

@@ -44,14 +44,15 @@ __device__ __forceinline__ void fetch_weights(const ConvParams& p, const Frame& 
 
 /// A patch of each term's frame; zeros outside the image and where there is no term.
 __device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& frame, int x0, int y0, u8 (*patch)[PIXEL]) {
-    const Source& source = p.source[0];
+    const Place& from = p.place[MAIN];
+    const int height = p.source[0].height;
 #pragma unroll 1
     for (int i = threadIdx.x; i < TERMS * PATCH; i += THREADS) {
         const int term = i / PATCH, at = i % PATCH;
         const int x = x0 - 1 + at % (COLS + 2), y = y0 - 1 + at / (COLS + 2);
-        const bool valid = term < frame.terms && static_cast<u32>(x) < source.width && static_cast<u32>(y) < source.height;
-        const u8* in = source.frames + (valid ? frame.slot[term] * source.slot_bytes : 0);
-        copy_pixel(patch + i, in + (valid ? (static_cast<i64>(y) * source.width + x) * PIXEL : 0), valid);
+        const bool valid = term < frame.terms && static_cast<u32>(x) < from.width && static_cast<u32>(y) < height;
+        const u8* in = from.frames + (valid ? frame.slot[term] * from.slot_bytes : 0);
+        copy_pixel(patch + i, in + (valid ? (static_cast<i64>(y) * from.width + x) * PIXEL : 0), valid);
     }
     copy_commit();
 }

@@ -52,18 +52,19 @@ struct Cursor {
     }
 };
 
-__device__ __forceinline__ void fetch_patch(const Source& source, const Plane& plane, const Tile& tile, int slot, int chunk,
-                                            u32 to) {
+__device__ __forceinline__ void fetch_patch(const Source& source, const Plane& plane, const Tile& tile, const Place& from,
+                                            int slot, int chunk, u32 to) {
     const int part = threadIdx.x % 8, first = threadIdx.x / 8;
     const int channel = chunk * CHUNK + part * UNIT;
     const int pitch = source.pitch, pixels = source.rows * pitch, stride = source.stride;
-    const int width = source.width, height = source.height, pixel_bytes = source.channels * ELEMENT;
+    const int width = from.width, height = source.height, pixel_bytes = source.channels * ELEMENT;
     const bool known = channel < source.channels;
-    const u8* frame = source.frames + slot * source.slot_bytes + channel * ELEMENT;
-    const u8* nothing = source.frames;
+    const u8* frame = from.frames + slot * from.slot_bytes + channel * ELEMENT;
+    const u8* nothing = from.frames;
     u32 place = to + first * 128 + ((part ^ (first & 7)) << 4);  // steps of 16 pixels keep the swizzle
-    int x = (tile.x + first) * stride + plane.dx, y = tile.y * stride + plane.dy;
-    const int end = (tile.x + pitch) * stride + plane.dx;
+    const int left = plane.dx - from.first;
+    int x = (tile.x + first) * stride + left, y = tile.y * stride + plane.dy;
+    const int end = (tile.x + pitch) * stride + left;
 #pragma unroll FETCHES
     for (int i = first; i < pixels; i += FETCHERS / 8) {
         const bool valid = known && static_cast<u32>(x) < width && static_cast<u32>(y) < height;
@@ -100,8 +101,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
             const int entry = shortcut ? 3 : ahead.term;
             if (ahead.chunk == 0 && ahead.plane == 0)
                 weights = weight_run(p, source, shortcut, frame.slab[entry], tile) + threadIdx.x % FETCHERS * 16;
-            if (threadIdx.x < FETCHERS)
-                fetch_patch(source, plane, tile, frame.slot[entry], ahead.chunk, smem_address(shared.patch[ahead.patch]));
+            if (threadIdx.x < FETCHERS) {
+                const int place = place_of(p, frame, entry, tile);
+                const int slot = place == FAR ? frame.far[entry] : frame.slot[entry];
+                fetch_patch(source, plane, tile, p.place[place], slot, ahead.chunk, smem_address(shared.patch[ahead.patch]));
+            }
         });
         if (threadIdx.x >= THREADS - FETCHERS) {
             const u32 to = smem_address(shared.weights[ahead.weights]) + threadIdx.x % FETCHERS * 16;

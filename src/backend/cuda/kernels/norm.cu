@@ -98,22 +98,23 @@ struct CopyParams {
     const u8* from[MAX_FRAMES];
     u8* to[MAX_FRAMES];
     i64 from_pitch, to_pitch;  // bytes from one row to the next
-    u32 row_units, units;      // of 16 bytes: of a row, and of all rows
+    u32 row_units;             // of 16 bytes
+    u32 units[MAX_FRAMES];     // of all rows
 };
 
 extern "C" __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyParams p) {
     const u8* from = p.from[blockIdx.y];
     u8* to = p.to[blockIdx.y];
-    const u32 step = gridDim.x * blockDim.x;
+    const u32 step = gridDim.x * blockDim.x, units = p.units[blockIdx.y];
     const auto place = [&](u32 unit, i64 pitch) { return unit / p.row_units * pitch + 16 * (unit % p.row_units); };
-    for (u32 unit = blockIdx.x * blockDim.x + threadIdx.x; unit < p.units; unit += 4 * step) {
+    for (u32 unit = blockIdx.x * blockDim.x + threadIdx.x; unit < units; unit += 4 * step) {
         uint4 value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (unit + i * step < p.units) value[i] = load_streamed(from + place(unit + i * step, p.from_pitch));
+            if (unit + i * step < units) value[i] = load_streamed(from + place(unit + i * step, p.from_pitch));
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (unit + i * step < p.units) *reinterpret_cast<uint4*>(to + place(unit + i * step, p.to_pitch)) = value[i];
+            if (unit + i * step < units) *reinterpret_cast<uint4*>(to + place(unit + i * step, p.to_pitch)) = value[i];
     }
 }
 

@@ -35,9 +35,9 @@ __device__ __forceinline__ void feed_patches(const ConvParams& p, Shared& shared
             barrier_wait(smem_address(&shared.patch_empty[ring.stage]), ring.parity ^ 1);
             const u32 full = smem_address(&shared.patch_full[ring.stage]);
             barrier_expect(full, step.source.patch_bytes);
-            copy_patch(smem_address(shared.patch[ring.stage]), &p.map[step.shortcut], step.chunk * CHUNK,
-                       tile.x * step.source.stride + step.plane.dx, tile.y * step.source.stride + step.plane.dy, step.slot,
-                       full);
+            copy_patch(smem_address(shared.patch[ring.stage]), &p.map[step.place], step.chunk * CHUNK,
+                       tile.x * step.source.stride + step.plane.dx - p.place[step.place].first,
+                       tile.y * step.source.stride + step.plane.dy, step.slot, full);
             ring.next();
         });
     }
@@ -70,7 +70,7 @@ __device__ __forceinline__ void feed_weights(const ConvParams& p, Shared& shared
             const u32 full = smem_address(&shared.weights_full[ring.stage]);
             const int2 corner = group_corner(p, tile, i / 2);
             barrier_expect(full, WEIGHT_TILE);
-            copy_patch(smem_address(shared.weights[ring.stage]), &p.map[2], tile.column * COLUMNS + i % 2 * CHUNK, corner.x,
+            copy_patch(smem_address(shared.weights[ring.stage]), &p.residual_map, tile.column * COLUMNS + i % 2 * CHUNK, corner.x,
                        corner.y, slot, full);
             ring.next();
         }

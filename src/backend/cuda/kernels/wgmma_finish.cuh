@@ -112,7 +112,7 @@ struct Finish {
             if (first && channel < p.cout) {
                 // With Up, the two columns of pixels that a column of the tile grid makes count as channels side by side.
                 const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
-                store_box(&p.map[3], side + channel, corner.x, tile.phase >> 1, corner.y, p.frame[tile.frame].out, out);
+                store_box(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, p.frame[tile.frame].out, out);
             }
             if (sums) {
 #pragma unroll

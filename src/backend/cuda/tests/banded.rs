@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::backend::{AnewOp, BandedFrame, BandedOp, FrameAt, HostFrame, Kept, PastFrame};
-use crate::tensor::{At, PastAt};
+use crate::tensor::{At, Columns, PastAt};
 
 /// Frames of the clip, which comes in chunks of two; past ones that a frame sees.
 const FRAMES: usize = 6;
@@ -10,7 +10,7 @@ const PAST: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Past {
-    /// So many columns on the device, the others in host memory.
+    /// About so many columns on the device, the others in host memory.
     Columns(u64),
     /// Made again by the convolution that made it.
     Again,
@@ -58,7 +58,7 @@ fn outputs(
     let chunk = FRAMES as u64;
     let scratch = places.take(gpu.conv_scratch(layer, input, chunk).max(gpu.conv_scratch(head, pixels, chunk))).0;
     let staging = places.take(2 * gpu.staging_bytes(pixels)).0;
-    let most = BandFrames { inputs: 4, anew: 2, outputs: 2, ..BandFrames::default() };
+    let most = BandFrames { inputs: 2, past: 2, far_columns: size.1, anew: 2, outputs: 2, ..BandFrames::default() };
     let band_bytes = gpu.band_bytes(layer, input, most).unwrap();
     let bands = (places.take(band_bytes).0, band_bytes);
     let host = HostMemory { load: 2 * gpu.staging_bytes(pixels), store: 0, past: 2 * chunk * bytes(input) };
@@ -86,11 +86,11 @@ fn outputs(
         gpu.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
         return read(gpu, &mut memory, &out, bytes(input));
     };
-    let near_columns = if let Past::Columns(columns) = past { columns } else { input.width };
+    let columns = Columns::new(input.width, if let Past::Columns(columns) = past { columns } else { input.width });
     // On the device a frame takes the place of one that is forgotten, in host memory another.
     let kept = |t: usize| PastAt {
-        near: (near_columns > 0).then_some(near[t % PAST]),
-        far: (near_columns < input.width).then_some(HostFrame(t as u64 * bytes(input))),
+        near: (!columns.near().is_empty()).then_some(near[t % PAST]),
+        far: (!columns.far().is_empty()).then_some(HostFrame(t as u64 * bytes(input))),
     };
     for first in (0..FRAMES).step_by(2) {
         let before = if first == 0 { 0 } else { PAST };
@@ -121,7 +121,7 @@ fn outputs(
             past: &past_frames,
             fresh: &fresh,
             keep: &keep,
-            near_columns,
+            columns,
             keep_statistics: &keep_statistics,
             frames: &frames,
             anew: Some(AnewOp { weights: &prepared_head, layout: head, input: pixels, frames: &made_anew }),
@@ -149,9 +149,9 @@ fn bands_make_the_bits_of_whole_frames() {
     let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
     let layer = layout(32, 32, Window::Same, Prologue::NormSilu);
     for gpu in gpus() {
-        for (height, width) in [(70, 45), (16, 300), (150, 24)] {
+        for (height, width) in [(70, 77), (16, 300), (150, 33)] {
             let whole = outputs(&gpu, (&head, &layer), (height, width), None);
-            let columns = [0, 1, width / 3, width - 1, width].map(Past::Columns);
+            let columns = [0, 32, width / 2, width - 1, width].map(Past::Columns);
             for past in columns.into_iter().chain([Past::Again]) {
                 let banded = outputs(&gpu, (&head, &layer), (height, width), Some(past));
                 assert!(banded == whole, "{height} x {width}, {past:?}, {}", name(&gpu));

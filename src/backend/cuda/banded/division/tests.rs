@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::*;
 use crate::backend::{PastFrame, Window};
-use crate::tensor::PastAt;
+use crate::tensor::{Columns, PastAt};
 
 /// What a row of memory holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,6 +78,8 @@ struct Run<'a> {
     division: Division<'a, ()>,
     memory: Memory,
     row: u64,
+    near_row: u64,
+    far_row: u64,
     side_row: u64,
     place_bytes: u64,
     turn: usize,
@@ -91,12 +93,10 @@ impl Turns for Run<'_> {
         let op = division.op;
         let band = Under { turn, rows };
         let rows = &band.rows;
-        for (i, (past, part)) in op.past.iter().zip(&division.inputs).enumerate() {
+        for (i, part) in division.inputs.iter().take(op.past.len()).enumerate() {
             let Some(part) = *part else { continue };
+            let row = self.far_row;
             for r in rows.shared(above).end..rows.seen.end {
-                if let Some(near) = past.near {
-                    self.memory.read(division.near_row(near, r), Row::Input(i, r));
-                }
                 self.memory.write(division.past_row(&band, part, r), row, Row::Input(i, r));
             }
             for r in rows.shared(above) {
@@ -151,7 +151,7 @@ impl Turns for Run<'_> {
     fn compute(&mut self, band: &Under) -> Result<()> {
         let (division, Under { turn, rows }) = (&self.division, band);
         let (op, place) = (division.op, division.place(*turn));
-        let frames = division.in_band(band);
+        let (frames, parted) = (division.in_band(band), division.parted(band));
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
             if let (Some((At::Anew { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
                 for r in rows.own.clone() {
@@ -167,7 +167,14 @@ impl Turns for Run<'_> {
             for (term, (input, _)) in frame.terms.iter().zip(&banded.terms) {
                 for r in rows.own.clone().flat_map(|r| r.saturating_sub(1)..(r + 2).min(op.input.height)) {
                     assert!(rows.seen.contains(&r));
-                    self.memory.read(term.frame.0 + (r - rows.seen.start) * self.row, Row::Input(*input, r));
+                    let at = |frame: Frame, row: u64| frame.0 + (r - rows.seen.start) * row;
+                    match parted.iter().find(|(near, _)| *near == term.frame) {
+                        Some((near, far)) => {
+                            self.memory.read(at(*near, self.near_row), Row::Input(*input, r));
+                            self.memory.read(at(*far, self.far_row), Row::Input(*input, r));
+                        }
+                        None => self.memory.read(at(term.frame, self.row), Row::Input(*input, r)),
+                    }
                 }
             }
             if let (Some(_), Some(term)) = (banded.shortcut, frame.terms.last()) {
@@ -215,7 +222,7 @@ fn layout(shortcut: Option<u64>) -> ConvLayout {
 
 fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, room: u64) {
     let precision = Precision::Fp16;
-    let input = FrameShape::new(height, 24, 16);
+    let input = FrameShape::new(height, 70, 16);
     let side_channels = if fresh == Fresh::Own { Some(32) } else { None };
     let layout = layout(side_channels);
     let row = precision.row_bytes(input);
@@ -228,16 +235,18 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         frame
     };
     let elsewhere = |i: usize| HostFrame(i as u64 * 1000);
-    let near_columns = match past {
-        Past::Device | Past::Again => input.width,
-        Past::Host | Past::None => 0,
-        Past::Parted => input.width * 5 / 16,
+    let columns = match past {
+        Past::Device | Past::Again => Columns::all_near(input.width),
+        Past::Host | Past::None => Columns::new(input.width, 0),
+        Past::Parted => Columns::new(input.width, input.width / 2),
     };
-    let near_row = precision.row_bytes(FrameShape { width: near_columns, ..input });
+    assert_eq!(columns.is_parted(), past == Past::Parted);
+    let [near_row, far_row] = [columns.near(), columns.far()]
+        .map(|columns| precision.row_bytes(FrameShape { width: columns.count() as u64, ..input }));
     let kept: Vec<PastFrame> = (0..2)
         .map(|i| PastAt {
-            near: (near_columns > 0).then(|| put(&mut memory, &|r| Row::Input(i, r), near_row)),
-            far: (near_columns < input.width).then(|| elsewhere(i)),
+            near: (near_row > 0).then(|| put(&mut memory, &|r| Row::Input(i, r), near_row)),
+            far: (far_row > 0).then(|| elsewhere(i)),
         })
         .collect();
     let past_frames = if matches!(past, Past::None | Past::Again) { &[][..] } else { &kept[..] };
@@ -276,7 +285,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
         past: past_frames,
         fresh: &inputs,
         keep: &keep,
-        near_columns,
+        columns,
         keep_statistics: &[],
         frames: &frames,
         anew: None,
@@ -289,7 +298,7 @@ fn check(height: u64, count: usize, past: Past, fresh: Fresh, out_away: bool, ro
     let division = Division::new(precision, &op).unwrap();
     let place_bytes = planned * room / geometry::BANDS;
     let rows = division.parts.rows;
-    let mut run = Run { division, memory: memory.clone(), row, side_row, place_bytes, turn: 0 };
+    let mut run = Run { division, memory: memory.clone(), row, near_row, far_row, side_row, place_bytes, turn: 0 };
     for lazily in [false, true] {
         (run.memory, run.turn) = (memory.clone(), 0);
         match lazily {
@@ -352,7 +361,7 @@ fn bands_that_were_not_planned_are_refused() {
         past: &[],
         fresh: &fresh,
         keep: &[],
-        near_columns: 0,
+        columns: Columns::new(input.width, 0),
         keep_statistics: &[],
         frames: &frames,
         anew: None,

@@ -16,7 +16,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::context::Context;
-use super::conv::{Band, Parted};
+use super::conv::{Band, NextNorm, Parted};
+use super::geometry::Kind;
 use super::memory::Block;
 use super::norm::NormRows;
 use super::params::ConvParams;
@@ -258,21 +259,29 @@ impl Cuda {
     /// Makes the rows of fresh frames that are made anew, but for those that the band above has made.
     fn make_fresh_rows(&self, work: &Work, Under { turn, rows }: &Under, above: Option<&Under>) -> Result<()> {
         let (op, row) = (work.division.op, self.precision.row_bytes(work.division.op.input));
-        let (mut copied, mut outs) = (Vec::new(), Vec::new());
+        let (mut copied, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
         for (i, at) in op.fresh.iter().enumerate() {
-            let At::Anew { index, .. } = *at else { continue };
+            let At::Anew { index, statistics } = *at else { continue };
             let part = work.division.fresh(*turn, i);
             if let Some(above) = above {
                 let from = work.division.fresh_row(above, i, rows.seen.start);
                 copied.push(Copied { from, to: part, bytes: rows.made.start.saturating_sub(rows.seen.start) * row });
             }
             outs.push((index, work.division.top(part, rows.seen.start, op.input)));
+            known.push(statistics);
         }
         self.copy(&self.stream, work, &copied)?;
         if outs.is_empty() || rows.made.is_empty() {
             return Ok(());
         }
-        self.make_rows(work, &outs, &rows.made)?;
+        // From pixels little is computed, so that a pass for the norm would take as long again.
+        if let Some(AnewOp { layout, .. }) = op.anew
+            && Kind::of(layout)? == Kind::In
+        {
+            let norm = NextNorm { weights: op.weights, layout: op.layout, statistics: &known };
+            return self.make_rows(work, &outs, &rows.made, Some(norm));
+        }
+        self.make_rows(work, &outs, &rows.made, None)?;
         for (i, at) in op.fresh.iter().enumerate() {
             let At::Anew { statistics, .. } = *at else { continue };
             let first = Frame(work.division.fresh(*turn, i) + (rows.made.start - rows.seen.start) * row);
@@ -303,7 +312,7 @@ impl Cuda {
     }
 
     /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
-    fn make_rows(&self, work: &Work, outs: &[(usize, Frame)], rows: &Range<u64>) -> Result<()> {
+    fn make_rows(&self, work: &Work, outs: &[(usize, Frame)], rows: &Range<u64>, norm: Option<NextNorm>) -> Result<()> {
         let Some(AnewOp { weights, layout, input, frames }) = work.division.op.anew else {
             return Err(Error::Internal("a frame is to be made anew, but nobody makes it".into()));
         };
@@ -315,7 +324,7 @@ impl Cuda {
         let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.division.op.scratch };
         let frames: Vec<ConvFrame> = made.collect();
         let rows = rows.start / by..rows.end / by;
-        let band = Band { rows, seen: 0..input.height, parted: None, stream: &self.stream };
+        let band = Band { rows, seen: 0..input.height, parted: None, stream: &self.stream, norm };
         self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
     }
 
@@ -333,7 +342,7 @@ impl Cuda {
         stream.wait_for(&place.ready)?;
         let parted = work.division.parted(band);
         let parted = (!parted.is_empty()).then_some(Parted { columns: op.columns, frames: &parted });
-        let launched = Band { rows: rows.own.clone(), seen, parted, stream };
+        let launched = Band { rows: rows.own.clone(), seen, parted, stream, norm: None };
         let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(launched))?;
         place.computed.record(stream)?;
 
@@ -386,7 +395,7 @@ impl Cuda {
             self.launch_norm_in_place(work.block, op.weights, (op.layout, op.input), (frame, pixels), statistics)?;
         }
         if !shortcuts.is_empty() {
-            self.make_rows(work, &shortcuts, &rows.own)?;
+            self.make_rows(work, &shortcuts, &rows.own, None)?;
         }
         place.ready.record(&self.stream)
     }

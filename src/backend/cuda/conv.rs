@@ -15,7 +15,7 @@ use super::params::{
 use super::stream::Stream;
 use super::weights::Conv;
 use super::{Cuda, EPS};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Window};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Prologue, Window};
 use crate::error::{Error, Result};
 use crate::tensor::{Columns, FrameShape};
 
@@ -24,7 +24,7 @@ pub const HOPPER_SHARED: u32 = 232_448;
 pub const AMPERE_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
 pub const fn in_shared(precision: Precision) -> u32 {
     let (element, pitch) = (precision.bytes() as u32, 112 + 16 / precision.bytes() as u32);
-    128 * pitch * element + 2 * 3 * 180 * 4 * element + 28 * 4 + 8 * 3 * 16 * 4
+    128 * pitch * element + 2 * 3 * 180 * 4 * element + 28 * 4 + 8 * 3 * 16 * 4 + 128 * 8
 }
 /// Tiles side by side that a block of the pixel kernel goes through.
 const IN_RUN: i32 = 8;
@@ -80,6 +80,15 @@ pub struct Band<'a> {
     pub seen: Range<u64>,
     pub parted: Option<Parted<'a>>,
     pub stream: &'a Stream,
+    pub norm: Option<NextNorm<'a>>,
+}
+
+/// The norm of the layer that reads what a convolution makes, applied by the convolution: its kernel is that of [`Kind::In`], and
+/// the statistics of its frames are known.
+pub struct NextNorm<'a> {
+    pub weights: &'a Conv,
+    pub layout: &'a ConvLayout,
+    pub statistics: &'a [Frame],
 }
 
 /// Frames whose columns lie in two places, both from the first row that a band sees. Terms know them by the first place.
@@ -106,10 +115,21 @@ struct Choice {
 }
 
 impl Cuda {
-    fn choose(&self, layout: &ConvLayout, grid: FrameShape, rows: &Range<u64>) -> Result<Choice> {
+    /// `next`: what is to be done for the next layer.
+    fn choose(&self, layout: &ConvLayout, grid: FrameShape, rows: &Range<u64>, next: Prologue) -> Result<Choice> {
         let kernels = &self.kernels;
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
-            (Kind::In, _) => Choice { kernel: kernels.conv_in, tile: (8, 16), threads: 256, hopper: false },
+            (Kind::In, _) => {
+                let kernel = match next {
+                    Prologue::None => kernels.conv_in,
+                    Prologue::Norm => kernels.conv_in_norm,
+                    Prologue::NormSilu => kernels.conv_in_silu,
+                };
+                Choice { kernel, tile: (8, 16), threads: 256, hopper: false }
+            }
+            _ if next != Prologue::None => {
+                return Err(Error::Internal("a convolution of many channels is to normalise what it makes".into()));
+            }
             (Kind::Out, _) => return Err(Error::Internal("a convolution to pixels carries on sums".into())),
             // Its store takes a chunk of a phase's channels at a time.
             (Kind::Main, Some(kernel))
@@ -149,10 +169,12 @@ impl Cuda {
         let (layout, input) = (op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         let grid = geometry::grid(layout, input);
-        let whole = Band { rows: 0..grid.height, seen: 0..input.height, parted: None, stream: &self.stream };
-        let Band { rows, seen, parted, stream } = band.unwrap_or(whole);
+        let whole =
+            Band { rows: 0..grid.height, seen: 0..input.height, parted: None, stream: &self.stream, norm: None };
+        let Band { rows, seen, parted, stream, norm } = band.unwrap_or(whole);
         let far = |frame: Frame| parted.and_then(|parted| parted.far(frame));
-        let choice = self.choose(layout, grid, &rows)?;
+        let next = norm.as_ref().map_or(Prologue::None, |norm| norm.layout.prologue);
+        let choice = self.choose(layout, grid, &rows, next)?;
         for frame in frames {
             let seen = (input, seen.end - seen.start, parted);
             self.check_frame((block, layout), seen, (output, rows.clone()), frame)?;
@@ -264,6 +286,16 @@ impl Cuda {
             }
             if let Some(added) = frame.residual {
                 params.residual = i64::from(residual.of(block.address(added)));
+            }
+        }
+
+        if let Some(NextNorm { weights, layout, statistics }) = norm {
+            let at = |frame: &Frame| block.at(frame.0, layout.groups * 8);
+            let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
+            let slots = Slots::new(addresses.iter().copied(), 8)?;
+            params.norm = self.norm(weights, layout, slots.address(), slots.bytes() / 8)?;
+            for (slot, address) in params.statistics.iter_mut().zip(addresses) {
+                *slot = slots.of(address);
             }
         }
 

@@ -134,6 +134,9 @@ pub struct Kernels {
     /// The same for every GPU from compute capability 8.0 on.
     pub conv_ampere: Kernel,
     pub conv_in: Kernel,
+    /// The same with the norm of the layer that comes next.
+    pub conv_in_norm: Kernel,
+    pub conv_in_silu: Kernel,
     pub conv_out: Kernel,
     pub norm_apply: Kernel,
     pub norm_silu: Kernel,
@@ -208,6 +211,8 @@ impl Kernels {
             conv_hopper: conv_hopper.transpose()?,
             conv_ampere: conv.kernel(c"conv_mma", super::conv::AMPERE_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", super::conv::in_shared(precision))?,
+            conv_in_norm: conv_in.kernel(c"conv_in_norm", super::conv::in_shared(precision))?,
+            conv_in_silu: conv_in.kernel(c"conv_in_silu", super::conv::in_shared(precision))?,
             conv_out: conv_out.kernel(c"conv_out", super::carry::shared(precision))?,
             norm_apply: norm.kernel(c"norm_apply", 0)?,
             norm_silu: norm.kernel(c"norm_silu", 0)?,

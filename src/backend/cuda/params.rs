@@ -105,6 +105,8 @@ pub struct ConvParams {
     pub tile_rows: i32,
     pub ahead: i32,
     pub frame: [FrameParams; MAX_FRAMES],
+    pub norm: Norm,
+    pub statistics: [i32; MAX_FRAMES],
 }
 
 /// All that a launch can take along on every card.

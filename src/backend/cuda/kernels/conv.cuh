@@ -7,7 +7,7 @@
 //   Up     one plane of 4 taps for each of 4 phases
 //   Down   four planes (parities of row and column) of 4, 2, 2 and 1 taps
 #pragma once
-#include "numeric.cuh"
+#include "norm.cuh"
 
 constexpr int ROW = 128;             // bytes of a pixel in a patch, and of a column in a tile of weights: swizzled
 constexpr int CHUNK = ROW / ELEMENT;  // input channels of a patch
@@ -79,6 +79,9 @@ struct ConvParams {
     int tile_rows;      // wgmma kernel: 16, or 8 for tiles of 8 x 32 pixels
     int ahead;          // mma.sync kernel: weight tiles fetched ahead
     Frame frame[MAX_FRAMES];
+    // conv_in_norm and conv_in_silu: that of the layer that reads the output, with where the statistics of each frame lie.
+    Norm norm;
+    int statistics[MAX_FRAMES];
 };
 
 /// A tile of work. Column tiles, then phases, then frames run fastest, so that tiles in flight together share their

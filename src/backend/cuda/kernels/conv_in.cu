@@ -4,6 +4,9 @@
 // All taps of all terms together are one short inner dimension: 27 taps x 4 channels, padded to 112. The patch lies
 // in shared memory with 4 channels a pixel, so that what a lane takes of the inner dimension is one 4-byte load. A
 // block goes through a run of tiles side by side, to load its weights once.
+//
+// Where the output is normalised with statistics that are known, nobody needs it as it is: conv_in_norm and conv_in_silu do
+// so before they store it, and make the bits of norm_apply and norm_silu.
 #include "ampere.cuh"
 #include "epilogue.cuh"
 
@@ -21,7 +24,11 @@ struct Shared {
     u8 patch[2][TERMS * PATCH][PIXEL];
     int tap[PADDED_TAPS];  // where the taps lie in the patch, in bytes
     WarpSums<16> sums[8];
+    alignas(16) float2 norm[COLUMNS];  // scale and shift
 };
+
+/// What becomes of the output.
+enum class Output { AS_IT_IS, NORM, NORM_SILU };
 
 /// 4 channels to shared memory; zeros when not `valid`.
 __device__ __forceinline__ void copy_pixel(void* to, const void* from, bool valid) {
@@ -57,7 +64,32 @@ __device__ __forceinline__ void fetch_patch(const ConvParams& p, const Frame& fr
     copy_commit();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_constant__ ConvParams p) {
+/// Normalises pairs of channels that were rounded, as reading them back would find them. `pairs` has scale and shift of the
+/// lane's channels of each block.
+template <bool SILU, int PIXELS, class Pairs>
+__device__ __forceinline__ void normalise_pairs(Pair (&x)[PIXELS][4], Pairs pairs) {
+    float scale[8], shift[8];
+#pragma unroll
+    for (int b = 0; b < 4; ++b) {
+        const float4 both = *reinterpret_cast<const float4*>(pairs(b));
+        scale[2 * b] = both.x, shift[2 * b] = both.y, scale[2 * b + 1] = both.z, shift[2 * b + 1] = both.w;
+    }
+#pragma unroll
+    for (int i = 0; i < PIXELS; ++i) {
+        float value[8];
+#pragma unroll
+        for (int b = 0; b < 4; ++b) {
+            const float2 pair = unpack2(x[i][b]);
+            value[2 * b] = pair.x, value[2 * b + 1] = pair.y;
+        }
+        normalise<SILU>(value, scale, shift);
+#pragma unroll
+        for (int b = 0; b < 4; ++b) x[i][b] = pack2(value[2 * b], value[2 * b + 1]);
+    }
+}
+
+template <Output OUTPUT>
+__device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ __align__(16) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -80,6 +112,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
         const int tap = threadIdx.x % (TERMS * TAPS);
         shared.tap[threadIdx.x] = (tap / TAPS * PATCH + tap % TAPS / 3 * (COLS + 2) + tap % 3) * PIXEL;
     }
+    if (OUTPUT != Output::AS_IT_IS && threadIdx.x < COLUMNS)
+        shared.norm[threadIdx.x] =
+            scale_and_shift(p.norm, p.statistics[frame_index], column * COLUMNS + threadIdx.x, p.cout);
     const int t = lane & 3;
     const int corner = (warp_row * (COLS + 2) + lane / 4) * PIXEL + t * 4 % PIXEL;
     const u32 b_place = smem_address(shared.weights) +
@@ -118,6 +153,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
             }
         }
 
+        if (OUTPUT != Output::AS_IT_IS) {
+            ends.store(place, value, nullptr, [&](int g, Pair(&x)[4][4]) {
+                const float2* pairs = shared.norm + warp_column + 32 * g + 2 * t;
+                normalise_pairs<OUTPUT == Output::NORM_SILU>(x, [&](int b) { return pairs + 8 * b; });
+            });
+            continue;
+        }
         ends.store(place, value, p.partials ? &shared.sums[warp] : nullptr);
         if (p.partials) {
             __syncthreads();
@@ -127,4 +169,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_co
             }
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in(const __grid_constant__ ConvParams p) {
+    convolve<Output::AS_IT_IS>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in_norm(const __grid_constant__ ConvParams p) {
+    convolve<Output::NORM>(p);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_in_silu(const __grid_constant__ ConvParams p) {
+    convolve<Output::NORM_SILU>(p);
 }

@@ -55,14 +55,8 @@ __device__ __forceinline__ void prepare(Shared& shared, const OutParams& p, int 
         const uint4* from = reinterpret_cast<const uint4*>(p.weights) + static_cast<i64>(frame.slab[k]) * slab_units;
         for (int i = threadIdx.x; i < slab_units; i += THREADS) reinterpret_cast<uint4*>(shared.weights[k])[i] = __ldg(from + i);
     }
-    const float2* statistics = p.norm.statistics + frame.slot * p.norm.stride;
-    for (int c = threadIdx.x; c < MAX_CHANNELS; c += THREADS) {
-        // Padding channels have gamma = beta = 0, so any group does for them.
-        const bool known = c < p.channels;
-        const float2 s = __ldg(statistics + min(c / p.norm.group_channels, p.norm.groups - 1));
-        const float scale = known ? s.y * __ldg(p.norm.gamma + c) : 0.0f;
-        shared.norm[c] = make_float2(scale, known ? __ldg(p.norm.beta + c) - s.x * scale : 0.0f);
-    }
+    for (int c = threadIdx.x; c < MAX_CHANNELS; c += THREADS)
+        shared.norm[c] = scale_and_shift(p.norm, frame.slot, c, p.channels);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT == 2 ? 2 : 1) conv_out(const __grid_constant__ OutParams p) {

@@ -104,6 +104,12 @@ struct Ends {
     /// Rounds, stores, and gathers statistics of what was stored.
     template <class Place, class Acc>
     __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums) const {
+        store(place, acc, sums, [](int, Pair(&)[PIXELS][4]) {});
+    }
+
+    /// The same, with `change(g, x)` what becomes of the rounded numbers of four blocks before they are stored.
+    template <class Place, class Acc, class Change>
+    __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums, Change change) const {
         const Frame& frame = p.frame[tile.frame];
         const bool up = UP && p.phases == 4;
         const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0;
@@ -136,6 +142,7 @@ struct Ends {
 #pragma unroll
                 for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
             if (sums) gather(x, valid, lane, 8 * g, *sums);
+            change(g, x);
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) {
                 Memory4 memory = {x[i][0], x[i][1], x[i][2], x[i][3]};

@@ -159,3 +159,20 @@ fn bands_make_the_bits_of_whole_frames() {
         }
     }
 }
+
+/// The convolution from pixels normalises what it makes again: with the model's own channels and groups, with channels that are
+/// no whole tile of columns, and with more than one.
+#[test]
+fn what_is_made_again_is_normalised_as_in_whole_frames() {
+    for gpu in gpus() {
+        for (channels, groups, prologue) in
+            [(128, 32, Prologue::NormSilu), (40, 10, Prologue::Norm), (144, 4, Prologue::NormSilu)]
+        {
+            let head = ConvLayout { groups, ..layout(3, channels, Window::Same, Prologue::None) };
+            let layer = ConvLayout { groups, ..layout(channels, channels, Window::Same, prologue) };
+            let whole = outputs(&gpu, (&head, &layer), (70, 165), None);
+            let banded = outputs(&gpu, (&head, &layer), (70, 165), Some(Past::Again));
+            assert!(banded == whole, "{channels} channels in {groups} groups, {}", name(&gpu));
+        }
+    }
+}

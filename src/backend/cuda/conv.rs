@@ -23,11 +23,16 @@ use crate::tensor::{Columns, FrameShape};
 pub const HOPPER_SHARED: u32 = 232_448;
 pub const AMPERE_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
 pub const fn in_shared(precision: Precision) -> u32 {
-    let (element, pitch) = (precision.bytes() as u32, 112 + 16 / precision.bytes() as u32);
-    128 * pitch * element + 2 * 3 * 180 * 4 * element + 28 * 4 + 8 * 3 * 16 * 4 + 128 * 8
+    let (element, run) = (precision.bytes() as u32, most_in_run(precision));
+    let (weights, pitch) = (128 * (112 + 16 / element) * element, run * 16 + if element == 2 { 10 } else { 2 });
+    weights + 3 * 10 * pitch * 4 * element + 128 * (8 + 4) + run * 4 * 3 * 32 * 4
 }
-/// Tiles side by side that a block of the pixel kernel goes through.
-const IN_RUN: i32 = 8;
+/// Tiles side by side that a block of the pixel kernel goes through at most: shared memory has room for no more.
+const fn most_in_run(precision: Precision) -> u32 {
+    16 / precision.bytes() as u32
+}
+/// Blocks of it that a multiprocessor works on at the same time.
+const IN_BLOCKS: u32 = 2;
 
 /// Frames by their distance from the first of them, in steps that all of them are a whole number of apart: what the kernels
 /// call slots.
@@ -299,9 +304,13 @@ impl Cuda {
             }
         }
 
+        let rows = params.tiles_y * params.frames * params.column_tiles;
         let tiles = match Kind::of(layout)? {
-            Kind::In => (params.tiles_x + IN_RUN - 1) / IN_RUN * params.tiles_y * params.frames * params.column_tiles,
-            _ => params.tiles_x * params.tiles_y * params.frames * params.column_tiles * params.phases,
+            Kind::In => {
+                params.run = self.in_run(params.tiles_x as u32, rows as u32);
+                (params.tiles_x + params.run - 1) / params.run * rows
+            }
+            _ => params.tiles_x * rows * params.phases,
         } as u32;
         let blocks = if choice.hopper { tiles.min(self.context.gpu.multiprocessors) } else { tiles };
         // SAFETY: `ConvParams` has the kernel's layout, and all that is reached by it is in `block` and `weights`, which outlive
@@ -330,6 +339,14 @@ impl Cuda {
             params.map[at] = patch_map(self.precision, source, &params.place[at], slots.count(addresses))?;
         }
         Ok(())
+    }
+
+    /// Tiles that a block of the pixel kernel goes through, of so many in a row: as many as share what each block loads, about as
+    /// long as it takes for a tile, but no more than leave something to do for every multiprocessor.
+    fn in_run(&self, tiles_x: u32, rows: u32) -> i32 {
+        let at_once = self.context.gpu.multiprocessors * IN_BLOCKS;
+        let time = |run: &u32| (tiles_x.div_ceil(*run) * rows).div_ceil(at_once) * (run + 1);
+        (1..=most_in_run(self.precision)).rev().min_by_key(time).unwrap_or(1) as i32
     }
 
     /// Sees to it that a launch touches nothing but its block. Nobody could tell afterwards which one did.

@@ -104,6 +104,7 @@ pub struct ConvParams {
     pub parting: i32,
     pub tile_rows: i32,
     pub ahead: i32,
+    pub run: i32,
     pub frame: [FrameParams; MAX_FRAMES],
     pub norm: Norm,
     pub statistics: [i32; MAX_FRAMES],

@@ -31,6 +31,12 @@ __device__ __forceinline__ u32 load_word(u32 address) {
     return word;
 }
 
+__device__ __forceinline__ float4 load_floats(u32 address) {
+    float4 v;
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(address));
+    return v;
+}
+
 #ifdef VVAE_FP32
 /// d (16 x 8) += a (16 x 8) * b (8 x 8), of numbers that are tf32.
 __device__ __forceinline__ void mma_tf32(float (&d)[4], const u32 (&a)[4], const u32 (&b)[2]) {

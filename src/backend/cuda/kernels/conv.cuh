@@ -78,6 +78,7 @@ struct ConvParams {
     int parting;        // tiles to the left of it find all they see of parted frames in NEAR, the others in FAR
     int tile_rows;      // wgmma kernel: 16, or 8 for tiles of 8 x 32 pixels
     int ahead;          // mma.sync kernel: weight tiles fetched ahead
+    int run;            // kernel from pixels: tiles side by side that a block goes through
     Frame frame[MAX_FRAMES];
     // conv_in_norm and conv_in_silu: that of the layer that reads the output, with where the statistics of each frame lie.
     Norm norm;

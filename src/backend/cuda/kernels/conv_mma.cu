@@ -121,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         copy_commit();
     }
     float acc[WARP_ROWS][8][4];
-    const Ends<2 * WARP_ROWS, 2, true, true> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
+    const Ends<2 * WARP_ROWS, 2> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
     const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
     ends.begin(place, value);

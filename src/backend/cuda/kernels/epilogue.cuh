@@ -68,9 +68,9 @@ struct Memory4 {
 };
 #endif
 
-/// The ends of a warp's sums: `PIXELS` pixels a lane, `GROUPS` times four blocks of 8 columns. `UP`: Window::Up may be
-/// asked for. `RESIDUAL`: the residual is read here, in which case there is none with Window::Up.
-template <int PIXELS, int GROUPS, bool UP, bool RESIDUAL>
+/// The ends of a warp's sums: `PIXELS` pixels a lane, `GROUPS` times four blocks of 8 columns. There is no residual with
+/// Window::Up.
+template <int PIXELS, int GROUPS>
 struct Ends {
     const ConvParams& p;
     const Tile& tile;
@@ -87,7 +87,7 @@ struct Ends {
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
-        if (UP && p.phases == 4) {
+        if (p.phases == 4) {
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) {
                 const int edge = bias_edge(p, tile, place(i));
@@ -104,14 +104,8 @@ struct Ends {
     /// Rounds, stores, and gathers statistics of what was stored.
     template <class Place, class Acc>
     __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums) const {
-        store(place, acc, sums, [](int, Pair(&)[PIXELS][4]) {});
-    }
-
-    /// The same, with `change(g, x)` what becomes of the rounded numbers of four blocks before they are stored.
-    template <class Place, class Acc, class Change>
-    __device__ __forceinline__ void store(Place place, Acc acc, WarpSums<8 * GROUPS>* sums, Change change) const {
         const Frame& frame = p.frame[tile.frame];
-        const bool up = UP && p.phases == 4;
+        const bool up = p.phases == 4;
         const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0;
         // The tile's first pixel needs 64 bits; its other pixels are less than 2^31 bytes away.
         const int scale = up ? 2 : 1, width = scale * p.width, pixel = p.cout * ELEMENT;
@@ -125,7 +119,7 @@ struct Ends {
             const bool valid = at.y < p.height && at.x < p.width;
             offset[i] = valid ? ((at.y - tile.y) * width + at.x - tile.x) * scale * pixel : -1;
         }
-        if (RESIDUAL && frame.residual >= 0) {
+        if (frame.residual >= 0) {
             const u8* residual = p.residual + frame.residual * p.residual_slot_bytes + corner;
 #pragma unroll
             for (int g = 0; g < GROUPS; ++g) add_residual(residual, offset, g, acc);
@@ -142,7 +136,6 @@ struct Ends {
 #pragma unroll
                 for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
             if (sums) gather(x, valid, lane, 8 * g, *sums);
-            change(g, x);
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) {
                 Memory4 memory = {x[i][0], x[i][1], x[i][2], x[i][3]};

@@ -23,6 +23,22 @@ struct WarpSums {
     float pivot[QUADS], sum[QUADS], squares[QUADS];
 };
 
+/// Sums of each block's pairs over a lane's pixels, and of their squares.
+template <int PIXELS, class Pivot>
+__device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 valid, Pivot pivot, float (&moment)[8]) {
+#pragma unroll
+    for (int i = 0; i < PIXELS; ++i)
+        if (valid >> i & 1) {
+#pragma unroll
+            for (int b = 0; b < 4; ++b) {
+                const float2 v = unpack2(x[i][b]);
+                const float u = v.x - pivot(b), w = v.y - pivot(b);
+                moment[b] += u + w;
+                moment[4 + b] = fmaf(u, u, fmaf(w, w, moment[4 + b]));
+            }
+        }
+}
+
 /// Adds what a warp stores to its sums: `x[i][b]` is a pair of neighbouring channels of block b of 8 channels and of pixel
 /// i of this lane, as mma fragments have them; `valid` has bit i set when pixel i is inside the image. Pixel 0 of lane 0
 /// is inside whenever any pixel of the warp is.
@@ -31,17 +47,7 @@ __device__ __forceinline__ void gather(const Pair (&x)[PIXELS][4], u32 valid, in
     float pivot[4], moment[8] = {};
 #pragma unroll
     for (int b = 0; b < 4; ++b) pivot[b] = __shfl_sync(~0u, unpack2(x[0][b]).x, lane & 2);
-#pragma unroll
-    for (int i = 0; i < PIXELS; ++i)
-        if (valid >> i & 1) {
-#pragma unroll
-            for (int b = 0; b < 4; ++b) {
-                const float2 v = unpack2(x[i][b]);
-                const float u = v.x - pivot[b], w = v.y - pivot[b];
-                moment[b] += u + w;
-                moment[4 + b] = fmaf(u, u, fmaf(w, w, moment[4 + b]));
-            }
-        }
+    add_moments(x, valid, [&](int b) { return pivot[b]; }, moment);
     float total = reduce8(moment, lane);
     total += __shfl_xor_sync(~0u, total, 1);
     const int t = lane & 3, quad = first_quad + (lane >> 2 & 3) * 2 + (t >> 1);
@@ -49,6 +55,26 @@ __device__ __forceinline__ void gather(const Pair (&x)[PIXELS][4], u32 valid, in
     if (lane < 4 && (t & 1) == 0) {
 #pragma unroll
         for (int b = 0; b < 4; ++b) sums.pivot[first_quad + 2 * b + (t >> 1)] = pivot[b];
+    }
+}
+
+/// The same numbers where a lane's four pairs are whole units of neighbouring channels: then blocks 2 h and 2 h + 1 are the 4
+/// channels whose sums they are added up to.
+template <int PIXELS, int QUADS>
+__device__ __forceinline__ void gather_units(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
+                                             WarpSums<QUADS>& sums) {
+    const int t = lane & 3;
+    const auto quad = [&](int h) { return first_quad + (UNIT == 8 ? 2 * t + h : 4 * h + t); };
+    float pivot[2], moment[8] = {};
+#pragma unroll
+    for (int h = 0; h < 2; ++h) pivot[h] = __shfl_sync(~0u, unpack2(x[0][2 * h]).x, t);
+    add_moments(x, valid, [&](int b) { return pivot[b / 2]; }, moment);
+    float total = reduce8(moment, lane);
+    total += __shfl_xor_sync(~0u, total, 4);
+    if ((lane & 4) == 0) (lane < 16 ? sums.sum : sums.squares)[quad(lane >> 3 & 1)] = total;
+    if (lane < 4) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) sums.pivot[quad(h)] = pivot[h];
     }
 }
 

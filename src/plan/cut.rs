@@ -19,7 +19,7 @@ pub enum Past {
 
 impl Past {
     /// Of a row.
-    pub const SHARES: u8 = 32;
+    pub const SHARES: u8 = 64;
     pub const NEAR: Past = Past::Bands { near: Past::SHARES };
     pub const HOST: Past = Past::Bands { near: 0 };
 

@@ -1,5 +1,7 @@
 //! Weights that wait in host memory: where memory is short, those of large layers at low resolution are fetched into a job's own
-//! memory, each while the layer before it computes. There is room for them then, as wide frames are elsewhere in the schedule.
+//! memory while the layers before them compute. There is room for them then, as wide frames are elsewhere in the schedule.
+
+use std::collections::VecDeque;
 
 use super::Costs;
 use super::clip::{Clip, Schedule};
@@ -9,7 +11,10 @@ use crate::model::{LayerId, Network};
 use crate::tensor::FrameShape;
 
 /// Layers of a smaller share of all weights are not worth the fetching.
-const LEAST_SHARE: u64 = 64;
+const LEAST_SHARE: u64 = 256;
+/// Layers whose weights are fetched before they are needed. One is not enough where the past keeps the copy engine busy: it lets
+/// others in between layers alone.
+const AHEAD: usize = 2;
 
 /// Whether each layer's weights can wait in host memory: large ones of a stage's body, which runs layer by layer, but for stages at
 /// full resolution, which run the most often.
@@ -55,9 +60,10 @@ impl WeightBytes {
 #[derive(Debug, Default)]
 pub(super) struct Fetching {
     /// Of the current chunk, in the order of their layers.
-    waiting: std::collections::VecDeque<LayerId>,
-    last: Option<LayerId>,
+    waiting: VecDeque<LayerId>,
     there: Vec<(LayerId, Slot)>,
+    /// The layer that computes.
+    current: Option<LayerId>,
 }
 
 impl Clip {
@@ -65,23 +71,23 @@ impl Clip {
     pub(super) fn fetch_first(&mut self, stage: usize, to: &mut Schedule) {
         let away = &self.cut.weights_away;
         self.fetching.waiting = self.network.stages[stage].body().filter(|layer| away[*layer]).collect();
-        self.fetch_next(to);
+        (0..AHEAD).for_each(|_| self.fetch_next(to));
     }
 
     fn fetch_next(&mut self, to: &mut Schedule) {
-        self.fetching.last = self.fetching.waiting.pop_front();
-        let Some(layer) = self.fetching.last else { return };
+        let Some(layer) = self.fetching.waiting.pop_front() else { return };
         let into = to.pools.frames.take(self.shapes.weights[layer], Life::Scheduled);
         self.fetching.there.push((layer, into));
         to.steps.push_back(Step::Fetch { layer, into });
     }
 
-    /// Where a layer finds its weights, if they have been fetched. While it computes, the next ones are.
+    /// Where a layer finds its weights, if they have been fetched. While it computes, others are.
     pub(super) fn weights_of(&mut self, layer: LayerId, to: &mut Schedule) -> Option<Slot> {
-        if self.fetching.last == Some(layer) {
+        let (_, slot) = *self.fetching.there.iter().find(|(there, _)| *there == layer)?;
+        if self.fetching.current.replace(layer) != Some(layer) {
             self.fetch_next(to);
         }
-        self.fetching.there.iter().find(|(there, _)| *there == layer).map(|(_, slot)| *slot)
+        Some(slot)
     }
 
     /// A layer has made its frames up to `end`.

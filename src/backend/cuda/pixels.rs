@@ -54,14 +54,14 @@ impl Cuda {
         let (top, left) = (op.top.min(host.height - 1), op.left.min(host.width - 1));
         let rows = (host.height - top).min(op.shape.height);
         let area = Area { top, left, rows, columns: (host.width - left).min(op.shape.width) };
-        let on_host = op.from.place() == Place::Cpu;
-        let from = if on_host {
-            let piece = Piece::new(op.from, op.batch, op.frame, area);
-            let staged = block.at(op.staging, piece.bytes())?;
-            transfers.upload(&piece, staged, &self.stream)?;
-            strided(staged, op.from.dtype(), host.channels, area, piece.strides())
-        } else {
-            in_place(op.from, op.batch, op.frame, area)
+        let piece = (op.from.place() == Place::Cpu).then(|| Piece::new(op.from, op.batch, op.frame, area));
+        let from = match &piece {
+            Some(piece) => {
+                let staged = block.at(op.staging + transfers.upload_offset(piece), piece.bytes())?;
+                transfers.upload(piece, staged, &self.stream)?;
+                strided(staged, op.from.dtype(), host.channels, area, piece.strides())
+            }
+            None => in_place(op.from, op.batch, op.frame, area),
         };
         let params = LoadParams {
             from,
@@ -74,7 +74,7 @@ impl Cuda {
         };
         // SAFETY: the parameters have the kernel's layout; what they point at outlives the stream's work.
         unsafe { self.kernels.load.launch(&self.stream, blocks(op.shape.pixels()), 256, &params)? };
-        if on_host { transfers.uploaded_is_read(&self.stream) } else { Ok(()) }
+        piece.map_or(Ok(()), |piece| transfers.uploaded_is_read(&piece, &self.stream))
     }
 
     pub(super) fn launch_store(&self, block: &Block, transfers: &mut Transfers, op: &StoreOp) -> Result<()> {
@@ -83,8 +83,8 @@ impl Cuda {
         let piece = (view.place() == Place::Cpu).then(|| Piece::new(view, op.batch, op.frame, area));
         let into = match &piece {
             Some(piece) => {
-                let staged = block.at(op.staging, piece.bytes())?;
-                transfers.before_download(&self.stream)?;
+                let staged = block.at(op.staging + transfers.download_offset(piece), piece.bytes())?;
+                transfers.before_download(piece, &self.stream)?;
                 strided(staged, view.dtype(), view.shape().channels, area, piece.strides())
             }
             None => in_place(view, op.batch, op.frame, area),

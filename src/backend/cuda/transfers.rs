@@ -10,14 +10,15 @@ use cudarc::driver::sys;
 use super::compact::Piece;
 use super::context::Context;
 use super::driver::check;
+use super::geometry::ALIGN;
 use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use crate::backend::HostMemory;
 use crate::error::{Error, Result};
 
-/// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves.
-/// On the device there is one, as that is the dearer memory: large frames have convolutions between them, which take a
-/// hundred times as long as a copy, and small ones that follow each other closely wait for little.
+/// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves. On the device,
+/// which is the dearer memory, there is one; but it is made for the widest elements, and its halves take turns too where these will
+/// do.
 struct Way {
     context: Arc<Context>,
     stream: Stream,
@@ -26,9 +27,11 @@ struct Way {
     bytes: u64,
     /// When the last copy from or to each place in pinned memory has ended.
     copied: [Event; 2],
-    /// When the last kernel that reads or writes the place on the device has ended.
-    used: Event,
+    /// When the last kernel that reads or writes what goes through there has ended.
+    used: [Event; 2],
     next: usize,
+    /// Whether what went through last took all of the place on the device.
+    was_whole: bool,
 }
 
 impl Way {
@@ -38,10 +41,27 @@ impl Way {
             pinned: if bytes > 0 { Some(Pinned::new(context, bytes)?) } else { None },
             bytes: bytes / 2,
             copied: [Event::new(context)?, Event::new(context)?],
-            used: Event::new(context)?,
+            used: [Event::new(context)?, Event::new(context)?],
             next: 0,
+            was_whole: false,
             context: Arc::clone(context),
         })
+    }
+
+    /// Where something of so many bytes goes through on the device in its turn: so many bytes into the place, and whose turns that
+    /// has to wait for.
+    fn on_device(&self, bytes: u64, turn: usize) -> (u64, &'static [usize]) {
+        let offset = if bytes > self.half() { 0 } else { turn as u64 * self.half() };
+        let turns: &[usize] = match turn {
+            _ if bytes > self.half() || self.was_whole => &[0, 1],
+            0 => &[0],
+            _ => &[1],
+        };
+        (offset, turns)
+    }
+
+    fn half(&self) -> u64 {
+        self.bytes / 2 / ALIGN * ALIGN
     }
 
     /// Whose turn it is, and where that is in pinned memory.
@@ -51,6 +71,7 @@ impl Way {
         };
         let turn = self.next;
         self.next = 1 - turn;
+        self.was_whole = bytes > self.half();
         Ok((turn, pinned.at(turn as u64 * self.bytes, self.bytes)?))
     }
 }
@@ -88,7 +109,16 @@ impl Transfers {
         Ok(Transfers { loads, stores, arrivals: [None, None], fetched: HashMap::new() })
     }
 
-    /// Sends a piece to its place on the device. What comes now in `compute` waits until it is there.
+    /// How far into its place on the device the next piece goes that is uploaded, or downloaded.
+    pub fn upload_offset(&self, piece: &Piece) -> u64 {
+        self.loads.on_device(piece.bytes(), self.loads.next).0
+    }
+
+    pub fn download_offset(&self, piece: &Piece) -> u64 {
+        self.stores.on_device(piece.bytes(), self.stores.next).0
+    }
+
+    /// Sends a piece to where its turn is on the device. What comes now in `compute` waits until it has come.
     pub fn upload(&mut self, piece: &Piece, staged: u64, compute: &Stream) -> Result<()> {
         let (bytes, way) = (piece.bytes(), &mut self.loads);
         let (turn, place) = way.turn(bytes)?;
@@ -96,7 +126,8 @@ impl Transfers {
         // SAFETY: the place is that long and nothing moves from it any more; the view's maker vouches for its memory
         // during the call.
         unsafe { piece.gather(place) };
-        way.stream.wait_for(&way.used)?;
+        let (_, turns) = way.on_device(bytes, turn);
+        turns.iter().try_for_each(|turn| way.stream.wait_for(&way.used[*turn]))?;
         // SAFETY: both regions are that long; neither is touched before the events that say so.
         let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, place.cast(), bytes as usize, way.stream.handle()) };
         check("copying a frame to the GPU", answer)?;
@@ -128,22 +159,25 @@ impl Transfers {
     }
 
     /// What was uploaded last is read by what is in `compute`, and by nothing that comes later.
-    pub fn uploaded_is_read(&self, compute: &Stream) -> Result<()> {
-        self.loads.used.record(compute)
+    pub fn uploaded_is_read(&self, piece: &Piece, compute: &Stream) -> Result<()> {
+        let (_, turns) = self.loads.on_device(piece.bytes(), 1 - self.loads.next);
+        turns.iter().try_for_each(|turn| self.loads.used[*turn].record(compute))
     }
 
-    /// What comes now in `compute` may write the place on the device: the frame before has left it.
-    pub fn before_download(&self, compute: &Stream) -> Result<()> {
-        compute.wait_for(&self.stores.copied[1 - self.stores.next])
+    /// What comes now in `compute` may write a piece to where its turn is on the device: what was there has left it.
+    pub fn before_download(&self, piece: &Piece, compute: &Stream) -> Result<()> {
+        let (_, turns) = self.stores.on_device(piece.bytes(), self.stores.next);
+        turns.iter().try_for_each(|turn| compute.wait_for(&self.stores.copied[*turn]))
     }
 
-    /// Fetches what `compute` has just written to the place on the device. The host has it after [`Transfers::finish`].
+    /// Fetches what `compute` has just written there. The host has it after [`Transfers::finish`].
     pub fn download(&mut self, piece: &Piece, staged: u64, compute: &Stream) -> Result<()> {
-        self.stores.used.record(compute)?;
-        self.arrive(self.stores.next)?;
+        let turn = self.stores.next;
+        self.stores.used[turn].record(compute)?;
+        self.arrive(turn)?;
         let (bytes, way) = (piece.bytes(), &mut self.stores);
         let (turn, place) = way.turn(bytes)?;
-        way.stream.wait_for(&way.used)?;
+        way.stream.wait_for(&way.used[turn])?;
         // SAFETY: both regions are that long; the one in pinned memory is read after its event alone, and what was in
         // it has just been taken out.
         let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(place.cast(), staged, bytes as usize, way.stream.handle()) };

@@ -121,12 +121,13 @@ pub trait Backend: Send + Sync + 'static {
         source: &mut dyn ConvSource,
     ) -> Result<Self::Conv>;
 
-    /// Brings weights from host memory to a place in a job's block, as soon as nothing that was asked for before needs that.
-    fn fetch_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _into: Frame) -> Result<()> {
+    /// Brings weights from host memory to a place in a job's block, as soon as nothing that was asked for before needs that. Of the
+    /// slabs, no more than the first; these take as much room as if there were no others.
+    fn fetch_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _slabs: u64, _into: Frame) -> Result<()> {
         Err(Error::Internal("this device's memory is the host's".into()))
     }
     /// The weights that were brought there. What is asked for next waits for them.
-    fn fetched_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _at: Frame) -> Result<Self::Conv> {
+    fn fetched_weights(&self, _: &mut Self::Memory, _: &Self::Conv, _slabs: u64, _at: Frame) -> Result<Self::Conv> {
         Err(Error::Internal("this device's memory is the host's".into()))
     }
 

@@ -12,7 +12,7 @@ use crate::backend::{
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::model::{Direction, LayerId};
-use crate::plan::{Banded, Carrying, Job, Layout, PastSlots, Pools, Slot, SlotAt, SlotPool, Step};
+use crate::plan::{Banded, Carrying, Fetched, Job, Layout, PastSlots, Pools, Slot, SlotAt, SlotPool, Step};
 use crate::tensor::{At, DType, PastAt, View};
 
 /// The range that the authors clamp the log-variance to.
@@ -51,7 +51,8 @@ impl<B: Backend> Runner<'_, B> {
         match step {
             Step::Load { lane, batch, frame, into } => self.load(layout, pool, (lane, batch, frame), into, stop),
             Step::Fetch { layer, into } => {
-                self.backend.fetch_weights(self.memory, &self.weights.convs[layer], place(pool, into)?)
+                let weights = &self.weights.convs[layer];
+                self.backend.fetch_weights(self.memory, weights, into.slabs, place(pool, into.slot)?)
             }
             Step::Conv { layer, weights, input, frames } => {
                 let frames = frames.iter().map(|frame| conv_frame(pool, frame)).collect::<Result<Vec<_>>>()?;
@@ -92,9 +93,10 @@ impl<B: Backend> Runner<'_, B> {
     }
 
     /// A layer's weights where they were fetched to, unless they are on the device anyway.
-    fn fetched(&mut self, layer: LayerId, at: Option<Slot>, pool: &SlotPool) -> Result<Option<B::Conv>> {
-        let at = at.map(|slot| place(pool, slot)).transpose()?;
-        at.map(|at| self.backend.fetched_weights(self.memory, &self.weights.convs[layer], at)).transpose()
+    fn fetched(&mut self, layer: LayerId, at: Option<Fetched>, pool: &SlotPool) -> Result<Option<B::Conv>> {
+        let Some(Fetched { slot, slabs }) = at else { return Ok(None) };
+        let (weights, at) = (&self.weights.convs[layer], place(pool, slot)?);
+        self.backend.fetched_weights(self.memory, weights, slabs, at).map(Some)
     }
 
     fn load(

@@ -16,7 +16,7 @@ use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, PastSlots, SlotAt, Step};
 use super::weights::Fetching;
 use crate::model::{Block, LayerId, Network, Stage};
-use crate::tensor::{FrameShape, PastAt, Prologue, Window};
+use crate::tensor::{ConvLayout, FrameShape, PastAt, Prologue, Window};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
 #[derive(Debug, Default)]
@@ -52,8 +52,8 @@ pub struct Shapes {
     pub(super) statistics: u64,
     /// Of a frame of each layer's past on the device and in host memory, where the layer works in bands.
     pub(super) past: Vec<PastAt<u64, u64>>,
-    /// Of each layer's weights.
-    pub(super) weights: Vec<u64>,
+    /// Of each layer's weights with none of its slabs, with the first, with two, and so on.
+    pub(super) weights: Vec<Vec<u64>>,
     pub(super) adds_in_place: bool,
 }
 
@@ -86,7 +86,7 @@ impl Shapes {
             normalised: normalised.collect(),
             carries: carries.collect(),
             statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
-            weights: network.layers.iter().map(|layer| costs.weight_bytes(&layer.layout)).collect(),
+            weights: network.layers.iter().map(|layer| weight_bytes(&layer.layout, costs)).collect(),
             adds_in_place: costs.adds_in_place(),
             layers,
         }
@@ -100,6 +100,11 @@ impl Shapes {
     pub(super) fn past_bytes(&self, layer: LayerId) -> u64 {
         self.normalised[layer].expect("a layer whose past is on the host has a norm of its own")
     }
+}
+
+/// Of a layer's weights with none of its slabs, with the first, with two, and so on.
+fn weight_bytes(layout: &ConvLayout, costs: &dyn Costs) -> Vec<u64> {
+    (0..=layout.slabs).map(|slabs| costs.weight_bytes(&ConvLayout { slabs, ..*layout })).collect()
 }
 
 /// Where steps are put, and what their frames lie in.
@@ -321,7 +326,7 @@ impl Clip {
         let closing = !self.goes_on && self.ends.get(stage) == Some(&self.computed[stage]);
 
         let stage_layers = &network.stages[stage];
-        self.fetch_first(stage, to);
+        self.fetch_first(stage, frames.clone(), to);
         if let Some(layer) = self.repeats(stage) {
             self.past_again(stage_layers.head, layer, first);
         }

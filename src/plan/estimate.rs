@@ -7,7 +7,7 @@ use super::cut::PAST_FRAMES;
 use super::step::{Banded, SlotAt, Step};
 use super::work::layer_work;
 use crate::model::{LayerId, Network};
-use crate::tensor::{FrameShape, Rates};
+use crate::tensor::{ConvLayout, FrameShape, Rates};
 
 /// Seconds and traffic of the steps seen so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -113,7 +113,10 @@ impl Clock<'_> {
             Step::Carrying(step) => (computing.max(self.passes(step.input, step.frames.len())), 0),
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
             // What has to wait for it waits in [`Fetches`].
-            Step::Fetch { layer, .. } => (0.0, self.costs.weight_bytes(&self.network.layers[*layer].layout)),
+            Step::Fetch { layer, into } => {
+                let layout = ConvLayout { slabs: into.slabs, ..self.network.layers[*layer].layout };
+                (0.0, self.costs.weight_bytes(&layout))
+            }
             _ => (computing, 0),
         };
         Estimate { seconds, moved, waited: 0.0 }

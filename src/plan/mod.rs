@@ -25,7 +25,7 @@ pub use job::{Job, Layout, Order, Region, Remembered, Wait};
 pub use report::{Bytes, Plan};
 pub use search::{Request, Unplannable, Way};
 pub use slots::{Pools, Slot, SlotPool};
-pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, PastSlots, SlotAt, Step};
+pub use step::{Anew, Banded, BandedFrame, CarryFrame, Carrying, ConvFrame, Fetched, PastSlots, SlotAt, Step};
 pub use tiles::{Grid, Spacing, TileSize};
 pub use weights::WeightBytes;
 

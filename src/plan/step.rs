@@ -26,6 +26,13 @@ pub struct BandedFrame {
     pub out: SlotAt,
 }
 
+/// Weights that were fetched from host memory: the first slabs, which are all that frames need but for the first of a clip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fetched {
+    pub slot: Slot,
+    pub slabs: u64,
+}
+
 /// A slot of the device's memory; or one of the host's, or none, with a slot of the device's for the statistics.
 pub type SlotAt = At<Slot, Slot>;
 /// Slots of the device's memory and of the host's.
@@ -37,7 +44,7 @@ pub type PastSlots = PastAt<Slot, Slot>;
 pub struct Banded {
     pub layer: LayerId,
     /// Where its weights were fetched to, if they wait in host memory.
-    pub weights: Option<Slot>,
+    pub weights: Option<Fetched>,
     pub input: FrameShape,
     /// Normalised frames.
     pub past: Vec<PastSlots>,
@@ -112,12 +119,12 @@ pub enum Step {
     /// Brings a layer's weights from host memory.
     Fetch {
         layer: LayerId,
-        into: Slot,
+        into: Fetched,
     },
     Conv {
         layer: LayerId,
         /// Where they were fetched to, if they wait in host memory.
-        weights: Option<Slot>,
+        weights: Option<Fetched>,
         input: FrameShape,
         frames: Vec<ConvFrame>,
     },
@@ -126,7 +133,7 @@ pub enum Step {
     /// What goes into `layer` is normalised: (from, to), which may be the same.
     Normalise {
         layer: LayerId,
-        weights: Option<Slot>,
+        weights: Option<Fetched>,
         shape: FrameShape,
         frames: Vec<(Slot, Slot)>,
     },

@@ -2,11 +2,12 @@
 //! memory while the layers before them compute. There is room for them then, as wide frames are elsewhere in the schedule.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use super::Costs;
 use super::clip::{Clip, Schedule};
-use super::slots::{Life, Slot};
-use super::step::Step;
+use super::slots::Life;
+use super::step::{Fetched, Step};
 use crate::model::{LayerId, Network};
 use crate::tensor::FrameShape;
 
@@ -61,14 +62,17 @@ impl WeightBytes {
 pub(super) struct Fetching {
     /// Of the current chunk, in the order of their layers.
     waiting: VecDeque<LayerId>,
-    there: Vec<(LayerId, Slot)>,
+    there: Vec<(LayerId, Fetched)>,
+    /// The frames of the chunk.
+    frames: Range<u64>,
     /// The layer that computes.
     current: Option<LayerId>,
 }
 
 impl Clip {
     /// A chunk of a stage begins.
-    pub(super) fn fetch_first(&mut self, stage: usize, to: &mut Schedule) {
+    pub(super) fn fetch_first(&mut self, stage: usize, frames: Range<u64>, to: &mut Schedule) {
+        self.fetching.frames = frames;
         let away = &self.cut.weights_away;
         self.fetching.waiting = self.network.stages[stage].body().filter(|layer| away[*layer]).collect();
         (0..AHEAD).for_each(|_| self.fetch_next(to));
@@ -76,18 +80,23 @@ impl Clip {
 
     fn fetch_next(&mut self, to: &mut Schedule) {
         let Some(layer) = self.fetching.waiting.pop_front() else { return };
-        let into = to.pools.frames.take(self.shapes.weights[layer], Life::Scheduled);
+        let time = self.network.layers[layer].time;
+        let recipes = self.fetching.frames.clone().map(|frame| time.recipe(frame));
+        let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
+        let slabs = last.map_or(0, |slab| u64::from(slab) + 1);
+        let bytes = self.shapes.weights[layer][slabs as usize];
+        let into = Fetched { slot: to.pools.frames.take(bytes, Life::Scheduled), slabs };
         self.fetching.there.push((layer, into));
         to.steps.push_back(Step::Fetch { layer, into });
     }
 
     /// Where a layer finds its weights, if they have been fetched. While it computes, others are.
-    pub(super) fn weights_of(&mut self, layer: LayerId, to: &mut Schedule) -> Option<Slot> {
-        let (_, slot) = *self.fetching.there.iter().find(|(there, _)| *there == layer)?;
+    pub(super) fn weights_of(&mut self, layer: LayerId, to: &mut Schedule) -> Option<Fetched> {
+        let (_, fetched) = *self.fetching.there.iter().find(|(there, _)| *there == layer)?;
         if self.fetching.current.replace(layer) != Some(layer) {
             self.fetch_next(to);
         }
-        Some(slot)
+        Some(fetched)
     }
 
     /// A layer has made its frames up to `end`.
@@ -96,7 +105,7 @@ impl Clip {
             return;
         }
         if let Some(at) = self.fetching.there.iter().position(|(there, _)| *there == layer) {
-            to.pools.frames.drop(self.fetching.there.swap_remove(at).1);
+            to.pools.frames.drop(self.fetching.there.swap_remove(at).1.slot);
         }
     }
 }

@@ -217,23 +217,22 @@ impl Cuda {
         let band = Under { turn, rows };
         let rows = &band.rows;
         let new = rows.shared(above).end..rows.seen.end;
-        for (past, part) in op.past.iter().zip(&work.division.inputs) {
-            if let (Some(frame), Some(part)) = (past.far, *part) {
-                let from = OnHost { frame, shape: work.division.far(), rows: &new };
-                self.move_rows(bands, work, from, work.division.past_row(&band, part, new.start), Towards::Band)?;
-            }
-        }
+        let past = op.past.iter().zip(&work.division.inputs).filter_map(|(past, part)| {
+            let from = OnHost { frame: past.far?, shape: work.division.far(), rows: &new };
+            Some((from, work.division.past_row(&band, (*part)?, new.start)))
+        });
+        self.fetch_past(bands, work, &past.collect::<Vec<_>>())?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = on_host(*at) {
                 let from = OnHost { frame, shape: op.input, rows: &rows.seen };
-                self.move_rows(bands, work, from, work.division.fresh(turn, i), Towards::Band)?;
+                self.move_rows(bands, work, &from, work.division.fresh(turn, i), Towards::Band)?;
             }
         }
         for (frame, part) in op.frames.iter().zip(&work.division.shortcuts) {
             let away = frame.shortcut.and_then(|(at, _)| on_host(at));
             if let (Some(frame), Some(part)) = (away, part) {
                 let from = OnHost { frame, shape: work.division.side(), rows: &rows.own };
-                self.move_rows(bands, work, from, work.division.place(turn) + part, Towards::Band)?;
+                self.move_rows(bands, work, &from, work.division.place(turn) + part, Towards::Band)?;
             }
         }
         place.fetched.record(&bands.upload)?;
@@ -359,7 +358,7 @@ impl Cuda {
                 bands.download.wait_for(&place.computed)?;
                 let made = rows.own.start * by..rows.own.end * by;
                 let to = OnHost { frame: to, shape: work.division.output, rows: &made };
-                self.move_rows(bands, work, to, work.division.place(turn) + part, Towards::Frame)?;
+                self.move_rows(bands, work, &to, work.division.place(turn) + part, Towards::Frame)?;
             }
         }
         place.kept.record(&bands.download)?;

@@ -49,7 +49,7 @@ use crate::tensor::{BandFrames, FrameShape, Rates};
 /// Of the norms' variance.
 const EPS: f32 = 1e-6;
 /// Operations that may wait in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
-const AHEAD: usize = 6;
+const AHEAD: usize = 8;
 /// In place of a number of elements: the operation is not collected, as it copies, or is never the same twice.
 const ALONE: u64 = u64::MAX;
 
@@ -263,18 +263,18 @@ impl Backend for Cuda {
         Conv::prepare(store, offset, &self.stream, self.precision, layout, source)
     }
 
-    fn fetch_weights(&self, memory: &mut Memory, weights: &Conv, into: Frame) -> Result<()> {
+    fn fetch_weights(&self, memory: &mut Memory, weights: &Conv, slabs: u64, into: Frame) -> Result<()> {
         let _current = self.context.enter()?;
-        let waiting = weights.waiting()?;
-        let to = memory.block.at(into.0, waiting.len() as u64)?;
+        let waiting = weights.waiting(slabs)?;
+        let to = memory.block.at(into.0, waiting.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
         memory.transfers.fetch(waiting, to, &self.stream)
     }
 
-    fn fetched_weights(&self, memory: &mut Memory, weights: &Conv, at: Frame) -> Result<Conv> {
+    fn fetched_weights(&self, memory: &mut Memory, weights: &Conv, slabs: u64, at: Frame) -> Result<Conv> {
         let _current = self.context.enter()?;
         let address = memory.block.address(at);
         memory.transfers.await_fetched(address, &self.stream)?;
-        Ok(weights.fetched(address))
+        Ok(weights.fetched(slabs, address))
     }
 
     fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {

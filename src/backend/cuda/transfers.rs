@@ -135,18 +135,23 @@ impl Transfers {
         compute.wait_for(&way.copied[turn])
     }
 
-    /// Brings weights to an address that nothing in `compute` needs any more once that has come as far as it is now.
-    pub fn fetch(&mut self, weights: &[u8], to: u64, compute: &Stream) -> Result<()> {
+    /// Brings the parts of a layer's weights, side by side, to an address that nothing in `compute` needs any more once that has come
+    /// as far as it is now.
+    pub fn fetch(&mut self, weights: [&[u8]; 2], to: u64, compute: &Stream) -> Result<()> {
         let way = &mut self.loads;
         let arrived = match self.fetched.entry(to) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(Event::new(&way.context)?),
         };
         arrived.between(compute.handle(), way.stream.handle())?;
-        // SAFETY: whoever plans the job vouches for the place; the weights wait for all streams before they go.
-        let answer =
-            unsafe { sys::cuMemcpyHtoDAsync_v2(to, weights.as_ptr().cast(), weights.len(), way.stream.handle()) };
-        check("fetching weights", answer)?;
+        let mut place = to;
+        for part in weights {
+            // SAFETY: whoever plans the job vouches for the place; the weights wait for all streams before they go.
+            let answer =
+                unsafe { sys::cuMemcpyHtoDAsync_v2(place, part.as_ptr().cast(), part.len(), way.stream.handle()) };
+            check("fetching weights", answer)?;
+            place += part.len() as u64;
+        }
         arrived.record(&way.stream)
     }
 

@@ -142,21 +142,25 @@ impl Conv {
         }
     }
 
-    /// All of it, where it waits in host memory.
-    pub fn waiting(&self) -> Result<&[u8]> {
-        match &self.home {
-            Home::Stored(Store::Host(weights), start) => {
-                let from = weights.memory.at(*start, self.places.end)?;
-                // SAFETY: that long, and not written any more once it is prepared.
-                Ok(unsafe { std::slice::from_raw_parts(from, self.places.end as usize) })
-            }
-            _ => Err(Error::Internal("weights are fetched that are on the device".into())),
-        }
+    /// The first slabs, and all that comes after the slabs, where they wait in host memory.
+    pub fn waiting(&self, slabs: u64) -> Result<[&[u8]; 2]> {
+        let Home::Stored(Store::Host(weights), start) = &self.home else {
+            return Err(Error::Internal("weights are fetched that are on the device".into()));
+        };
+        let part = |from: u64, to: u64| -> Result<&[u8]> {
+            let address = weights.memory.at(start + from, to - from)?;
+            // SAFETY: that long, and not written any more once it is prepared.
+            Ok(unsafe { std::slice::from_raw_parts(address, (to - from) as usize) })
+        };
+        Ok([part(0, slabs * self.places.slab_bytes)?, part(self.places.shortcut, self.places.end)?])
     }
 
-    /// The same at an address in the block of a job.
-    pub fn fetched(&self, address: u64) -> Conv {
-        Conv { home: Home::Fetched(address), places: self.places }
+    /// The same at an address in the block of a job, side by side.
+    pub fn fetched(&self, slabs: u64, address: u64) -> Conv {
+        let Places { slab_bytes, shortcut, bias, gamma, beta, end } = self.places;
+        let left_out = shortcut - slabs * slab_bytes;
+        let [shortcut, bias, gamma, beta, end] = [shortcut, bias, gamma, beta, end].map(|place| place - left_out);
+        Conv { home: Home::Fetched(address), places: Places { slab_bytes, shortcut, bias, gamma, beta, end } }
     }
 
     fn at(&self, from: u64, to: u64) -> Result<u64> {

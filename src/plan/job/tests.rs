@@ -10,7 +10,7 @@ use super::*;
 use crate::model::{Config, LayerId};
 use crate::plan::cut::movable;
 use crate::plan::estimate::Clock;
-use crate::plan::{Banded, Blueprint, Carrying, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
+use crate::plan::{Banded, Blueprint, Carrying, Fetched, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
 use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
 
 /// A device that costs four bytes an element.
@@ -148,19 +148,28 @@ impl Symbols {
         let step = job.front().expect("a step is in front").clone();
         let (layout, pools) = (job.layout(), job.pools());
         let at = |slot: Slot| self.memory.read(&pools.frames, slot);
-        let has_weights = |layer: LayerId, fetched: Option<Slot>| match (fetched, layout.cut.weights_away[layer]) {
-            (Some(slot), true) => assert_eq!(at(slot), hash(("weights", layer))),
-            (fetched, away) => assert!(fetched.is_none() && !away, "weights of {layer}"),
+        // The slabs of all terms but the shortcut's.
+        let has_weights = |layer: LayerId, fetched: Option<Fetched>, terms: &mut dyn Iterator<Item = u8>| {
+            let slabs = layout.network.layers[layer].layout.slabs;
+            match (fetched, layout.cut.weights_away[layer]) {
+                (Some(fetched), true) => {
+                    assert_eq!(at(fetched.slot), hash(("weights", layer, fetched.slabs)));
+                    let mut terms = terms.map(u64::from).filter(|slab| *slab < slabs);
+                    assert!(terms.all(|slab| slab < fetched.slabs), "slabs of {layer}");
+                }
+                (fetched, away) => assert!(fetched.is_none() && !away, "weights of {layer}"),
+            }
         };
+        let nothing = &mut std::iter::empty();
         let mut made: Vec<(Slot, u64)> = Vec::new();
         match step {
             Step::Load { lane, batch, frame, into } => {
                 let region = layout.regions(layout.tile_of(lane)).0;
                 made.push((into, hash((batch, frame, region.top, region.left))));
             }
-            Step::Fetch { layer, into } => made.push((into, hash(("weights", layer)))),
+            Step::Fetch { layer, into } => made.push((into.slot, hash(("weights", layer, into.slabs)))),
             Step::Conv { layer, weights, frames, .. } => {
-                has_weights(layer, weights);
+                has_weights(layer, weights, &mut frames.iter().flat_map(|frame| &frame.terms).map(|(_, slab)| *slab));
                 made.extend(frames.iter().map(|frame| {
                     let terms: Vec<_> = frame.terms.iter().map(|(slot, slab)| (at(*slot), *slab)).collect();
                     assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
@@ -168,7 +177,7 @@ impl Symbols {
                 }));
             }
             Step::Carrying(Carrying { layer, frames, before, after, .. }) => {
-                has_weights(layer, None);
+                has_weights(layer, None, nothing);
                 // What is carried on is written down as the terms that it sums up, in their order.
                 let mut carry = before.map_or(Carry::default(), |slot| self.carries[&at(slot)].clone());
                 for frame in &frames {
@@ -186,7 +195,7 @@ impl Symbols {
                 }
             }
             Step::Banded(Banded { layer, weights, past, fresh, keep, keep_statistics, frames, anew, .. }) => {
-                has_weights(layer, weights);
+                has_weights(layer, weights, &mut frames.iter().flat_map(|frame| &frame.terms).map(|(_, slab)| *slab));
                 let anywhere = |place: SlotAt| match place {
                     At::Anew { index, statistics } => {
                         let made_by = anew.as_ref().expect("somebody makes it anew");
@@ -240,7 +249,7 @@ impl Symbols {
                 }
             }
             Step::Normalise { layer, weights, frames, .. } => {
-                has_weights(layer, weights);
+                has_weights(layer, weights, nothing);
                 made.extend(frames.iter().map(|(from, to)| (*to, hash(("norm", layer, at(*from))))));
             }
             Step::Attention { frames, .. } => {

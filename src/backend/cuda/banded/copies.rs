@@ -16,6 +16,8 @@ use crate::tensor::FrameShape;
 /// Of a block that copies rows, and the bytes that each of them copies at once.
 const THREADS: u64 = 256;
 const UNIT: u64 = 16;
+/// Bytes from one part of a copy to the next that the driver takes.
+const MOST_APART: u64 = i32::MAX as u64;
 
 /// Part of a frame that is copied: from where it begins to where it goes.
 pub struct Copied {
@@ -52,7 +54,7 @@ impl Cuda {
         &self,
         bands: &Bands,
         work: &Work,
-        host: OnHost,
+        host: &OnHost,
         in_band: u64,
         towards: Towards,
     ) -> Result<()> {
@@ -61,7 +63,7 @@ impl Cuda {
             return Ok(());
         }
         let device = work.block.at(in_band, bytes)?;
-        let host = self.host_rows(bands, &host)?;
+        let host = self.host_rows(bands, host)?;
         // SAFETY: both regions are that long. A place that something comes to is free, and its frame stays until its last reader is
         // done; a frame that something goes to is read by nobody before the event that says it has arrived.
         let answer = unsafe {
@@ -75,6 +77,45 @@ impl Cuda {
         check(what(towards), answer)
     }
 
+    /// Brings rows of frames of the past to where they begin in a band. Two frames go in one copy if they are as far apart here as
+    /// there: between copies the engine rests.
+    pub(super) fn fetch_past(&self, bands: &Bands, work: &Work, past: &[(OnHost, u64)]) -> Result<()> {
+        let apart = |from: u64, to: u64| to.checked_sub(from).filter(|apart| *apart <= MOST_APART);
+        let together = match past {
+            [(first, to), (second, to_second)] if !first.rows.is_empty() => {
+                apart(first.frame.0, second.frame.0).zip(apart(*to, *to_second)).map(|apart| (first, to, apart))
+            }
+            _ => None,
+        };
+        let Some((first, to, (host_apart, band_apart))) = together else {
+            return past.iter().try_for_each(|(from, to)| self.move_rows(bands, work, from, *to, Towards::Band));
+        };
+        let bytes = (first.rows.end - first.rows.start) * self.precision.row_bytes(first.shape);
+        // Both are there: the address of the second is not needed otherwise.
+        self.host_rows(bands, &past[1].0)?;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
+            srcHost: self.host_rows(bands, first)?.cast(),
+            srcDevice: 0,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: host_apart as usize,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
+            dstHost: std::ptr::null_mut(),
+            dstDevice: work.block.at(*to, band_apart + bytes)?,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: band_apart as usize,
+            WidthInBytes: bytes as usize,
+            Height: 2,
+        };
+        // SAFETY: as in `move_rows`.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.upload.handle()) };
+        check(what(Towards::Band), answer)
+    }
+
     /// Takes what host memory is to have of these rows from where they begin in a band, of which some columns may stay on the device.
     pub(super) fn keep_far(
         &self,
@@ -86,7 +127,7 @@ impl Cuda {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
         let (op, host) = (work.division.op, OnHost { frame, shape: work.division.far(), rows });
         if !op.columns.is_parted() || rows.is_empty() {
-            return self.move_rows(bands, work, host, in_band, Towards::Frame);
+            return self.move_rows(bands, work, &host, in_band, Towards::Frame);
         }
         let [band_row, far_row] = [op.input, host.shape].map(|shape| self.precision.row_bytes(shape));
         let height = rows.end - rows.start;

@@ -111,6 +111,10 @@ pub trait Backend: Send + Sync + 'static {
     fn allocate_host_weights(&self, _: u64) -> Result<Self::Store> {
         Err(Error::Internal("this device's memory is the host's".into()))
     }
+    /// Whether weights wait in memory that could not be pinned.
+    fn is_pageable_store(&self, _: &Self::Store) -> bool {
+        false
+    }
     /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Asks the source for one
     /// slab at a time.
     fn prepare(

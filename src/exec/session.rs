@@ -22,7 +22,7 @@ use crate::backend::{Backend, HostMemory, HostStream};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Plan, Wait, WeightBytes};
+use crate::plan::{Blueprint, Bytes, Plan, Wait, WeightBytes};
 use crate::tensor::{ConvLayout, Place, Shape, View};
 
 /// Makes the backend that some settings ask for.
@@ -131,6 +131,9 @@ impl<B: Backend> Engine<B> {
         let network = Arc::clone(&self.side(direction).network);
         let what = (&*network, WeightBytes::new(&network, away, &self.costs()));
         let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
+        if share.pageable {
+            self.warnings.push(not_pinned(share.host_bytes()));
+        }
         self.side_mut(direction).weights = Some(share);
         Ok(())
     }
@@ -173,6 +176,15 @@ impl<B: Backend> Engine<B> {
         }
         Ok(())
     }
+}
+
+/// What a host is told where the system allows no more pinned memory.
+fn not_pinned(bytes: u64) -> String {
+    format!(
+        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise the \
+         system's limit of locked memory",
+        Bytes(bytes)
+    )
 }
 
 /// Whether a backend can run a network: better said now than in the middle of a run.

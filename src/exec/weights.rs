@@ -20,6 +20,8 @@ use crate::plan::WeightBytes;
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
     pub convs: Vec<B::Conv>,
+    /// Whether some wait in host memory that could not be pinned.
+    pub pageable: bool,
 }
 
 /// Two sessions with equal keys can share.
@@ -209,5 +211,6 @@ fn load<B: Backend>(
     }
     // A file that was written to meanwhile may have given us half of each.
     checkpoint.verify_unchanged()?;
-    Ok((Weights { convs }, held))
+    let pageable = far.is_some_and(|room| backend.is_pageable_store(&room.store));
+    Ok((Weights { convs, pageable }, held))
 }

@@ -119,3 +119,25 @@ impl BandFrames {
         BandFrames { outs: band.outs + for_statistics, ..band }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_tile_looks_in_two_places_for_a_parted_frame() {
+        for width in [1, 31, 32, 33, 64, 65, 100, 1920] {
+            for near in 0..=width + 1 {
+                let columns = Columns::new(width, near);
+                assert!(columns.near().end <= near + 1 && columns.near().end <= width);
+                for tile in [16, 32] {
+                    for x in (0..width).step_by(tile as usize) {
+                        let seen = x.saturating_sub(1)..(x + tile + 1).min(width);
+                        let place = if x < columns.parting() { columns.near() } else { columns.far() };
+                        assert!(place.start <= seen.start && seen.end <= place.end, "{width} {near} {tile} {x}");
+                    }
+                }
+            }
+        }
+    }
+}

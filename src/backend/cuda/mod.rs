@@ -259,6 +259,10 @@ impl Backend for Cuda {
         Ok(Store::Host(Arc::new(HostWeights::new(&self.context, bytes)?)))
     }
 
+    fn is_pageable_store(&self, store: &Store) -> bool {
+        matches!(store, Store::Host(weights) if !weights.is_pinned())
+    }
+
     fn prepare(&self, store: &Store, offset: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
         Conv::prepare(store, offset, &self.stream, self.precision, layout, source)
     }

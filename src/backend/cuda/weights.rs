@@ -30,6 +30,10 @@ impl HostWeights {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostWeights> {
         Ok(HostWeights { memory: Pinned::new(context, bytes)?, gpu: context.gpu.index })
     }
+
+    pub fn is_pinned(&self) -> bool {
+        self.memory.is_pinned()
+    }
 }
 
 impl Drop for HostWeights {

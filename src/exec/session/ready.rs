@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Workspace, allocate, stage_name};
+use super::{Engine, Workspace, allocate, not_pinned, stage_name};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::Control;
@@ -149,11 +149,7 @@ impl<B: Backend> Engine<B> {
             None => {
                 let workspace = allocate(&*self.backend, &self.ledger, blueprint)?;
                 if self.backend.is_pageable(&workspace.memory) {
-                    self.warnings.push(format!(
-                        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit \
-                         or raise the system's limit of locked memory",
-                        Bytes(workspace.host.past)
-                    ));
+                    self.warnings.push(not_pinned(workspace.host.past));
                 }
                 Ok(workspace)
             }

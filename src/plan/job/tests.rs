@@ -9,7 +9,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use super::*;
 use crate::model::{Config, LayerId};
 use crate::plan::cut::movable;
-use crate::plan::estimate::Clock;
+use crate::plan::estimate::{Clock, Estimate, Fetches};
 use crate::plan::{Banded, Blueprint, Carrying, Fetched, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
 use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
 
@@ -437,6 +437,47 @@ fn the_past_leaves_the_device_only_as_far_as_it_must() {
     let host_limit = load + store + past / 2;
     let plan = Request { limit, host_limit, ..free }.plan(&FAST_COPIES).unwrap();
     assert!(plan.report().host_bytes <= host_limit, "{}", plan.report());
+}
+
+#[test]
+fn weights_wait_in_host_memory_where_memory_is_short() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let free = request(direction, clip(direction, 2, 23));
+        let whole = free.plan(&FAST_COPIES).unwrap();
+        assert!(!whole.weights_away().contains(&true));
+        let expected = run_costing(&whole, &FAST_COPIES);
+        let limit = whole.device_bytes() / 2;
+        let plan = Request { limit, ..free.clone() }.plan(&FAST_COPIES).unwrap();
+        assert!(plan.weights_away().contains(&true) && plan.device_bytes() <= limit, "{}", plan.report());
+        assert_eq!(run_costing(&plan, &FAST_COPIES), expected);
+        // Never those of stages at full resolution, nor of heads.
+        let full = if direction == Direction::Encode { 0 } else { free.network.stages.len() - 1 };
+        let mut stay = free.network.stages[full].body().chain(free.network.stages.iter().map(|stage| stage.head));
+        assert!(stay.all(|layer| !plan.weights_away()[layer]));
+        // And they count as host memory.
+        let host_limit = plan.host_bytes() - 1;
+        if let Ok(plan) = (Request { limit, host_limit, ..free.clone() }).plan(&FAST_COPIES) {
+            assert!(plan.report().host_bytes <= host_limit, "{}", plan.report());
+        }
+    }
+}
+
+#[test]
+fn a_layer_waits_for_its_weights_as_long_as_they_travel() {
+    let slot = SlotPool::default().take(1, Life::Free);
+    let (into, input) = (Fetched { slot, slabs: 3 }, FrameShape::new(1, 1, 1));
+    let rates = Rates { products: 1.0, memory: 1.0, copies: 10.0, beside: 0.0 };
+    let fetch = |layer| Step::Fetch { layer, into };
+    let conv = |layer| Step::Conv { layer, weights: Some(into), input, frames: Vec::new() };
+    let (mut fetches, took) = (Fetches::new(rates), |seconds, moved| Estimate { seconds, moved, waited: 0.0 });
+    // Two seconds each, one after the other.
+    assert_eq!(fetches.pass(&fetch(1), took(0.0, 20)).seconds, 0.0);
+    assert_eq!(fetches.pass(&fetch(2), took(0.0, 20)).seconds, 0.0);
+    let mut waits = |layer, seconds| {
+        let estimate = fetches.pass(&conv(layer), took(seconds, 0));
+        (estimate.seconds, estimate.waited)
+    };
+    assert_eq!([waits(1, 1.5), waits(2, 1.0), waits(2, 1.0)], [(3.5, 2.0), (1.5, 0.5), (1.0, 0.0)]);
 }
 
 #[test]

@@ -23,12 +23,12 @@ pub enum Store {
 /// Weights that wait in host memory.
 pub struct HostWeights {
     memory: Pinned,
-    gpu: u32,
+    context: Arc<Context>,
 }
 
 impl HostWeights {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostWeights> {
-        Ok(HostWeights { memory: Pinned::new(context, bytes)?, gpu: context.gpu.index })
+        Ok(HostWeights { memory: Pinned::new(context, bytes)?, context: Arc::clone(context) })
     }
 
     pub fn is_pinned(&self) -> bool {
@@ -39,7 +39,9 @@ impl HostWeights {
 impl Drop for HostWeights {
     /// Any handle that shares them may have left copies under way, on a stream of its host's.
     fn drop(&mut self) {
-        stream::wait_for_all(self.gpu);
+        if let Ok(_current) = self.context.enter() {
+            stream::wait_for_all(self.context.gpu.index);
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::plan::blueprint::Blueprint;
 use crate::plan::cut::{Cut, Past, leavable, movable};
 use crate::plan::job::Layout;
 use crate::plan::tiles::Grid;
+use crate::plan::weights::WeightBytes;
 use crate::tensor::BandFrames;
 
 /// Cuts that are looked at closely, for each number of frames at full resolution.
@@ -20,6 +21,8 @@ const MOST_PROMISING: usize = 3;
 const MOST_PACKED: usize = 8;
 const SHARES: [f64; 3] = [1.0, 0.94, 0.86];
 
+/// Weights of a smaller share of the limit are not worth a second search.
+const LEAST_ROOM: u64 = 40;
 /// A way that waits for its weights for more than this share of its time may be slower than one with all of them on the device.
 const WORTH_A_LOOK: f64 = 0.005;
 
@@ -74,9 +77,13 @@ impl Sizes {
 }
 
 impl<'a> Search<'a> {
-    /// The same with weights in host memory, where they can be.
+    /// The same with weights in host memory, where they can be and that makes room.
     pub fn fetching(&self) -> Search<'a> {
-        Search { weights_away: self.request.fetchable(self.costs).into(), ..self.clone() }
+        let away = self.request.fetchable(self.costs);
+        match WeightBytes::new(&self.request.network, &away, self.costs).host >= self.limit / LEAST_ROOM {
+            true => Search { weights_away: away.into(), ..self.clone() },
+            false => self.clone(),
+        }
     }
 
     /// The fastest way, wherever the weights are.

@@ -293,8 +293,8 @@ typedef struct {
     int64_t tile_overlap;
     // Bytes of the whole text, without its NUL.
     uint64_t text_length;
-    // The part of host_bytes for frames that the device has no room for, and the bytes of them that move over the
-    // bus, both ways together, for each frame that comes out.
+    // The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
+    // wait with them, that move over the bus, both ways together, for each frame that comes out.
     uint64_t past_bytes;
     uint64_t moved_bytes_per_frame;
     // About how long the job takes on this device; 0 for a stream.

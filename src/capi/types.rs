@@ -234,8 +234,8 @@ pub struct vvae_plan_info {
     pub tile_overlap: i64,
     /// Bytes of the whole text, without its NUL.
     pub text_length: u64,
-    /// The part of host_bytes for frames that the device has no room for, and the bytes of them that move over the
-    /// bus, both ways together, for each frame that comes out.
+    /// The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
+    /// wait with them, that move over the bus, both ways together, for each frame that comes out.
     pub past_bytes: u64,
     pub moved_bytes_per_frame: u64,
     /// About how long the job takes on this device; 0 for a stream.

@@ -120,6 +120,7 @@ impl<B: Backend> Engine<B> {
             Some(share) if share.away() == away => return Ok(()),
             _ => self.side_mut(direction).weights = None,
         }
+        self.tell_idle();
         let key = Key {
             file: self.identity.clone(),
             device: self.device.clone(),
@@ -135,6 +136,7 @@ impl<B: Backend> Engine<B> {
             self.warnings.push(not_pinned(share.host_bytes()));
         }
         self.side_mut(direction).weights = Some(share);
+        self.tell_idle();
         Ok(())
     }
 

@@ -153,6 +153,7 @@ pub fn share<B: Backend>(
 ) -> Result<Share<B>> {
     let entry = entry(key);
     let mut weights = wait(&entry, cancel)?;
+    let pinned = Arc::new(ledger.hold_pinned(bytes.host));
     let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
     let (shared, held) = match known {
         Some(shared) => (shared, ledger.hold(bytes.device())),
@@ -165,7 +166,6 @@ pub fn share<B: Backend>(
         }
     };
     drop(weights);
-    let pinned = Arc::new(ledger.hold_pinned(bytes.host));
     Ok(Share { away: key.away.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
 }
 

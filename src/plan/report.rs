@@ -15,8 +15,8 @@ pub struct Plan {
     pub device_bytes: u64,
     /// Host memory beside it; 0 on the CPU, where `device_bytes` is host memory already.
     pub host_bytes: u64,
-    /// The part of `host_bytes` for frames that wait there, and the bytes that move, both ways together, for each frame that
-    /// comes out.
+    /// The part of `host_bytes` for frames that wait there, and the bytes that move, of weights too and both ways together, for
+    /// each frame that comes out.
     pub past_bytes: u64,
     pub moved_per_frame: u64,
     /// About how long the job takes; 0 for a stream.

@@ -68,7 +68,7 @@ impl Request {
         let grid = self.asked_tiles();
         let search = Search { request: self, limit: self.limit, grid, weights_away, costs, sizes: &sizes };
         let found = search.first_packed(&cuts[..1]);
-        let found = found.or_else(|| search.quickest_of_all(&cuts)).or_else(|| search.fetching().least_away());
+        let found = found.or_else(|| search.quickest_of_all(&cuts)).or_else(|| search.anywhere(Search::least_away));
         let found = found.or_else(|| self.largest_tiles(&cuts, &search));
         found.map_or_else(|| self.smallest(sizes.into_inner(), costs), Ok)
     }
@@ -82,7 +82,7 @@ impl Request {
         }
         self.smaller_tiles().into_iter().find_map(|size| {
             let search = Search { grid: self.grid(size), ..whole.clone() };
-            let fits = search.fetching().first_packed(&least)?;
+            let fits = search.anywhere(|search| search.first_packed(&least))?;
             Some(if can_band { search.quickest_of_all(cuts).unwrap_or(fits) } else { fits })
         })
     }

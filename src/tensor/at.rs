@@ -48,7 +48,7 @@ impl Columns {
     /// Tiles of every kernel begin at multiples of this, and so do partings.
     const STEP: u64 = 32;
 
-    /// About `near` columns on the device, and no more; or all of them.
+    /// About `near` columns on the device, and no more but one; or all of them.
     pub fn new(width: u64, near: u64) -> Columns {
         Columns { width, parting: if near >= width { width } else { near / Columns::STEP * Columns::STEP } }
     }

@@ -407,8 +407,8 @@ namespace VideoVae
             /// </summary>
             public ulong text_length;
             /// <summary>
-            /// The part of host_bytes for frames that the device has no room for, and the bytes of them that move over the
-            /// bus, both ways together, for each frame that comes out.
+            /// The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
+            /// wait with them, that move over the bus, both ways together, for each frame that comes out.
             /// </summary>
             public ulong past_bytes;
             public ulong moved_bytes_per_frame;

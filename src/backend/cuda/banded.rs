@@ -399,8 +399,8 @@ impl Cuda {
         place.ready.record(&self.stream)
     }
 
-    /// Copies what a band has of the frames that are kept on the device. That may be over a past of which the band below it sees the
-    /// last row too.
+    /// Copies what a band has of the frames that are kept on the device. That may be over a past of which the bands below and above
+    /// it see a row too: these two compute on the same stream, where the copy comes after both.
     fn remember_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<()> {
         let own = &band.rows.own;
         let kept = work.division.op.keep.iter().filter_map(|(i, to)| {

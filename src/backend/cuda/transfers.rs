@@ -30,7 +30,7 @@ struct Way {
     /// When the last kernel that reads or writes what goes through there has ended.
     used: [Event; 2],
     next: usize,
-    /// Whether what went through last took all of the place on the device.
+    /// Whether what went through last took all of the place on the device. Loads know that by both of `used`.
     was_whole: bool,
 }
 

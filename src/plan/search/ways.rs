@@ -86,6 +86,11 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// What is found with weights in host memory, which takes the least of the device; or without, where host memory is short too.
+    pub fn anywhere(&self, find: impl Fn(&Search<'a>) -> Option<Blueprint>) -> Option<Blueprint> {
+        find(&self.fetching()).or_else(|| find(self))
+    }
+
     /// The fastest way, wherever the weights are.
     pub fn quickest_of_all(&self, cuts: &[Arc<Cut>]) -> Option<Blueprint> {
         let fetching = self.fetching();

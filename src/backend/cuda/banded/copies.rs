@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use super::super::Cuda;
 use super::super::driver::check;
-use super::super::params::CopyParams;
+use super::super::params::{CopyParams, MAX_FRAMES};
 use super::super::stream::Stream;
 use super::{Bands, Work};
 use crate::backend::HostFrame;
@@ -185,8 +185,8 @@ impl Cuda {
         if most == 0 {
             return Ok(());
         }
-        if i32::try_from(most).is_err() {
-            return Err(Error::Internal(format!("{most} units are copied at once")));
+        if i32::try_from(most).is_err() || copied.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{most} units of {} frames are copied at once", copied.len())));
         }
         let mut params = CopyParams {
             from_pitch: pitches.from as i64,

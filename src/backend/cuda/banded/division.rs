@@ -43,10 +43,10 @@ pub struct Under {
 pub trait Turns {
     /// Brings its input to a place. Nothing that the bands above it write, or what is remembered of them, is read for it.
     fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under>;
-    /// Needs what was fetched for it, and nothing else.
+    /// Needs what was fetched for it, and the past that is on the device, of which nothing it sees has been written over yet.
     fn compute(&mut self, band: &Under) -> Result<()>;
-    /// Keeps on the device what later frames need. That may be over frames of the past, of which the band below sees the last row:
-    /// so it has to be computed as well.
+    /// Keeps on the device what later frames need. That may be over frames of the past, of which the band below sees the last row,
+    /// and the one above the first: so both have to be computed as well.
     fn remember(&mut self, band: &Under, below: Option<&Under>) -> Result<()>;
 }
 

@@ -31,7 +31,7 @@ pub const fn in_shared(precision: Precision) -> u32 {
 const fn most_in_run(precision: Precision) -> u32 {
     16 / precision.bytes() as u32
 }
-/// Blocks of it that a multiprocessor works on at the same time.
+/// The most blocks of it that a multiprocessor works on at the same time.
 const IN_BLOCKS: u32 = 2;
 
 /// Frames by their distance from the first of them, in steps that all of them are a whole number of apart: what the kernels
@@ -344,7 +344,9 @@ impl Cuda {
     /// Tiles that a block of the pixel kernel goes through, of so many in a row: as many as share what each block loads, about as
     /// long as it takes for a tile, but no more than leave something to do for every multiprocessor.
     fn in_run(&self, tiles_x: u32, rows: u32) -> i32 {
-        let at_once = self.context.gpu.multiprocessors * IN_BLOCKS;
+        let gpu = &self.context.gpu;
+        // A block may have about all the shared memory of a multiprocessor.
+        let at_once = gpu.multiprocessors * (gpu.shared_bytes / in_shared(self.precision)).clamp(1, IN_BLOCKS);
         let time = |run: &u32| (tiles_x.div_ceil(*run) * rows).div_ceil(at_once) * (run + 1);
         (1..=most_in_run(self.precision)).rev().min_by_key(time).unwrap_or(1) as i32
     }

@@ -100,7 +100,7 @@ impl Clock<'_> {
         let (seconds, moved) = match step {
             Step::Banded(banded) => {
                 let (up, down) = self.moved(banded);
-                let near = FrameShape { width: banded.columns.near().end, ..banded.input };
+                let near = FrameShape { width: banded.columns.near_width(), ..banded.input };
                 let anew = banded.fresh.iter().filter(|at| at.is_anew()).count();
                 // What is on the device is read where it lies.
                 let passes =
@@ -150,7 +150,7 @@ impl Clock<'_> {
         let output = layout.window.output(banded.input, layout.cout);
         let away = |at: &&SlotAt| at.is_away();
         let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.costs.frame_bytes(shape);
-        let far = FrameShape { width: banded.columns.far().count() as u64, ..banded.input };
+        let far = FrameShape { width: banded.columns.far_width(), ..banded.input };
         let past = banded.past.iter().filter(|past| past.far.is_some()).count();
         let kept = banded.keep.iter().filter(|(_, to)| to.far.is_some()).count();
         let fresh = banded.fresh.iter().filter(away).count();

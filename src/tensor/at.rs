@@ -70,6 +70,14 @@ impl Columns {
         0..if self.parting == 0 { 0 } else { (self.parting + 1).min(self.width) }
     }
 
+    pub fn near_width(self) -> u64 {
+        self.near().end
+    }
+
+    pub fn far_width(self) -> u64 {
+        self.width - self.far().start
+    }
+
     pub fn far(self) -> Range<u64> {
         if self.parting == self.width { self.width..self.width } else { self.parting.saturating_sub(1)..self.width }
     }
@@ -107,7 +115,7 @@ impl BandFrames {
             band.inputs = fresh.len() as u64 - band.anew;
         }
         if past > 0 {
-            (band.past, band.far_columns) = (past as u64, columns.far().count() as u64);
+            (band.past, band.far_columns) = (past as u64, columns.far_width());
         }
         let mut for_statistics = 0;
         for (shortcut, out) in frames {

@@ -34,6 +34,14 @@ struct Pitches {
     to: u64,
 }
 
+/// Parts of memory that one copy moves: how many of so many bytes, and the bytes from one to the next.
+struct Parts {
+    count: u64,
+    bytes: u64,
+    host_apart: u64,
+    device_apart: u64,
+}
+
 /// Whether a band gets its input, or gives something back.
 #[derive(Clone, Copy)]
 pub enum Towards {
@@ -77,7 +85,7 @@ impl Cuda {
         check(what(towards), answer)
     }
 
-    /// Brings rows of frames of the past to where they begin in a band. Two frames go in one copy if they are as far apart here as
+    /// Brings rows of frames of the past to where they begin in a band. Two frames go in one copy if they follow one another here and
     /// there: between copies the engine rests.
     pub(super) fn fetch_past(&self, bands: &Bands, work: &Work, past: &[(OnHost, u64)]) -> Result<()> {
         let apart = |from: u64, to: u64| to.checked_sub(from).filter(|apart| *apart <= MOST_APART);
@@ -91,29 +99,12 @@ impl Cuda {
             return past.iter().try_for_each(|(from, to)| self.move_rows(bands, work, from, *to, Towards::Band));
         };
         let bytes = (first.rows.end - first.rows.start) * self.precision.row_bytes(first.shape);
-        // Both are there: the address of the second is not needed otherwise.
+        // Where the second lies follows from the first; that it is there is checked here.
         self.host_rows(bands, &past[1].0)?;
-        let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_HOST,
-            srcHost: self.host_rows(bands, first)?.cast(),
-            srcDevice: 0,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: host_apart as usize,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: sys::CUmemorytype::CU_MEMORYTYPE_DEVICE,
-            dstHost: std::ptr::null_mut(),
-            dstDevice: work.block.at(*to, band_apart + bytes)?,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: band_apart as usize,
-            WidthInBytes: bytes as usize,
-            Height: 2,
-        };
-        // SAFETY: as in `move_rows`.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.upload.handle()) };
-        check(what(Towards::Band), answer)
+        let host = self.host_rows(bands, first)?;
+        let device = work.block.at(*to, band_apart + bytes)?;
+        let parts = Parts { count: 2, bytes, host_apart, device_apart: band_apart };
+        self.move_parts(bands, (host, device), parts, Towards::Band)
     }
 
     /// Takes what host memory is to have of these rows from where they begin in a band, of which some columns may stay on the device.
@@ -124,34 +115,47 @@ impl Cuda {
         (frame, rows): (HostFrame, &Range<u64>),
         in_band: u64,
     ) -> Result<()> {
-        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
         let (op, host) = (work.division.op, OnHost { frame, shape: work.division.far(), rows });
         if !op.columns.is_parted() || rows.is_empty() {
             return self.move_rows(bands, work, &host, in_band, Towards::Frame);
         }
         let [band_row, far_row] = [op.input, host.shape].map(|shape| self.precision.row_bytes(shape));
-        let height = rows.end - rows.start;
+        let count = rows.end - rows.start;
+        let device = work.block.at(in_band, count * band_row)? + (band_row - far_row);
+        let host = self.host_rows(bands, &host)?;
+        let parts = Parts { count, bytes: far_row, host_apart: far_row, device_apart: band_row };
+        self.move_parts(bands, (host, device), parts, Towards::Frame)
+    }
+
+    /// Moves parts of memory that are as far apart each time, in one copy.
+    fn move_parts(&self, bands: &Bands, (host, device): (*mut u8, u64), parts: Parts, towards: Towards) -> Result<()> {
+        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
+        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, parts.host_apart), (CU_MEMORYTYPE_DEVICE, parts.device_apart));
+        let (source, target, stream) = match towards {
+            Towards::Band => (in_host, on_device, &bands.upload),
+            Towards::Frame => (on_device, in_host, &bands.download),
+        };
         let copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: (band_row - far_row) as usize,
+            srcXInBytes: 0,
             srcY: 0,
-            srcMemoryType: CU_MEMORYTYPE_DEVICE,
-            srcHost: std::ptr::null(),
-            srcDevice: work.block.at(in_band, height * band_row)?,
+            srcMemoryType: source.0,
+            srcHost: host.cast(),
+            srcDevice: device,
             srcArray: std::ptr::null_mut(),
-            srcPitch: band_row as usize,
+            srcPitch: source.1 as usize,
             dstXInBytes: 0,
             dstY: 0,
-            dstMemoryType: CU_MEMORYTYPE_HOST,
-            dstHost: self.host_rows(bands, &host)?.cast(),
-            dstDevice: 0,
+            dstMemoryType: target.0,
+            dstHost: host.cast(),
+            dstDevice: device,
             dstArray: std::ptr::null_mut(),
-            dstPitch: far_row as usize,
-            WidthInBytes: far_row as usize,
-            Height: height as usize,
+            dstPitch: target.1 as usize,
+            WidthInBytes: parts.bytes as usize,
+            Height: parts.count as usize,
         };
         // SAFETY: as in `move_rows`.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, bands.download.handle()) };
-        check(what(Towards::Frame), answer)
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.handle()) };
+        check(what(towards), answer)
     }
 
     fn host_rows(&self, bands: &Bands, OnHost { frame, shape, rows }: &OnHost) -> Result<*mut u8> {

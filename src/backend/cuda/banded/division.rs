@@ -176,11 +176,11 @@ impl<'a, C> Division<'a, C> {
 
     /// What the device has of a frame of the past, and what host memory has.
     pub fn near(&self) -> FrameShape {
-        FrameShape { width: self.op.columns.near().end, ..self.op.input }
+        FrameShape { width: self.op.columns.near_width(), ..self.op.input }
     }
 
     pub fn far(&self) -> FrameShape {
-        FrameShape { width: self.op.columns.far().count() as u64, ..self.op.input }
+        FrameShape { width: self.op.columns.far_width(), ..self.op.input }
     }
 
     /// Where row `row` of the columns begins that the device has of a frame of the past.

@@ -12,7 +12,7 @@ mod device_memory;
 mod ops;
 mod precision;
 
-pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Window};
+pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Onward, Prologue, Sums, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{
@@ -81,6 +81,11 @@ pub trait Backend: Send + Sync + 'static {
     /// Bytes that have to lie before the bands in a block, where frames of this shape are made anew, a part at a time.
     fn bytes_above_parts(&self, _: FrameShape) -> u64 {
         0
+    }
+
+    /// Bytes of the [`Sums`] of a frame, for layouts of which [`Backend::conv`] takes some along and leaves some.
+    fn sums_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {
+        None
     }
 
     /// Bytes of what [`Backend::conv_carrying`] carries on, for layouts that take it; all others take [`Backend::conv`].

@@ -1,6 +1,6 @@
 //! The operations, as plain descriptions.
 
-use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt, View};
+use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt, Sums, View};
 
 /// A CUDA stream of the host's. Work is ordered after what is in it, and it goes on after the work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +71,8 @@ pub struct ConvOp<'a> {
     pub statistics: bool,
     /// Offset of at least [`super::Backend::conv_scratch`] bytes.
     pub scratch: u64,
+    /// None but for layouts with [`super::Backend::sums_bytes`].
+    pub sums: Sums<Frame>,
 }
 
 /// One input frame of a [`CarryOp`], and the output frame of the same number.

@@ -54,7 +54,7 @@ impl<B: Backend> Runner<'_, B> {
                 let weights = &self.weights.convs[layer];
                 self.backend.fetch_weights(self.memory, weights, into.slabs, place(pool, into.slot)?)
             }
-            Step::Conv { layer, weights, input, frames } => {
+            Step::Conv { layer, weights, input, frames, sums } => {
                 let frames = frames.iter().map(|frame| conv_frame(pool, frame)).collect::<Result<Vec<_>>>()?;
                 let layer_facts = &layout.network.layers[layer];
                 let op = ConvOp {
@@ -63,6 +63,7 @@ impl<B: Backend> Runner<'_, B> {
                     frames: &frames,
                     statistics: layer_facts.statistics,
                     scratch: self.scratch,
+                    sums: sums.try_map(|slot| place(pool, slot))?,
                 };
                 let fetched = self.fetched(layer, weights, pool)?;
                 let weights = fetched.as_ref().unwrap_or(&self.weights.convs[layer]);

@@ -15,7 +15,7 @@ use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, PastSlots, SlotAt, Step};
 use super::weights::Fetching;
-use crate::model::{Block, LayerId, Network, Stage};
+use crate::model::{Block, LayerId, Network, Stage, Time};
 use crate::tensor::{ConvLayout, FrameShape, PastAt, Prologue, Window};
 
 /// Input frames of a layer that are still needed. The front one is frame `first` of the clip.
@@ -48,6 +48,8 @@ pub struct Shapes {
     pub(super) normalised: Vec<Option<u64>>,
     /// Of what each layer carries on, where that stands for its past.
     pub(super) carries: Vec<Option<u64>>,
+    /// Of the sums that each layer leaves for its next frame, where these stand for its past.
+    pub(super) sums: Vec<Option<u64>>,
     /// Of the statistics of a frame that is not on the device.
     pub(super) statistics: u64,
     /// Of a frame of each layer's past on the device and in host memory, where the layer works in bands.
@@ -70,6 +72,10 @@ impl Shapes {
             separate.then(|| costs.frame_bytes(*shape))
         });
         let carries = network.layers.iter().zip(&layers).map(|(layer, shape)| costs.carry_bytes(&layer.layout, *shape));
+        let sums = network.layers.iter().zip(&layers).map(|(layer, shape)| {
+            let bytes = costs.sums_bytes(&layer.layout, *shape);
+            bytes.filter(|_| layer.time == Time::Halve)
+        });
         let past = cut.past.iter().zip(&layers).map(|(past, shape)| {
             let columns = past.columns(shape.width);
             let bytes = |columns: Range<u64>| {
@@ -85,6 +91,7 @@ impl Shapes {
             bytes: bytes.collect(),
             normalised: normalised.collect(),
             carries: carries.collect(),
+            sums: sums.collect(),
             statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
             weights: network.layers.iter().map(|layer| weight_bytes(&layer.layout, costs)).collect(),
             adds_in_place: costs.adds_in_place(),
@@ -150,6 +157,8 @@ pub struct Clip {
     pub(super) statistics: Vec<VecDeque<Slot>>,
     /// The past of each layer that works in bands.
     pub(super) pasts: Vec<VecDeque<PastSlots>>,
+    /// What each layer's next frame begins with, if sums stand for its past.
+    pub(super) sums: Vec<Option<Slot>>,
     pub(super) fetching: Fetching,
 }
 
@@ -160,7 +169,7 @@ impl Clip {
         let (network, cut) = (Arc::clone(&layout.network), Arc::clone(&layout.cut));
         let histories: Vec<History> = network.layers.iter().map(|_| History::default()).collect();
         let (statistics, pasts) = (vec![VecDeque::new(); histories.len()], vec![VecDeque::new(); histories.len()]);
-        let computed = vec![0; network.stages.len()];
+        let (sums, computed) = (vec![None; histories.len()], vec![0; network.stages.len()]);
         // A slice that is shorter than the others comes first: there is no past yet that would have to move for few frames.
         let more = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % cut.slice);
         let (slice_end, ends) = (1 + if more == 0 { cut.slice } else { more }, Vec::new());
@@ -187,6 +196,7 @@ impl Clip {
             again: Vec::new(),
             statistics,
             pasts,
+            sums,
             fetching: Fetching::default(),
         };
         clip.look_ahead();
@@ -199,7 +209,7 @@ impl Clip {
         for (stage, made) in made.into_iter().enumerate() {
             let head = self.network.stages[stage].head;
             let seen_again = if self.repeats(stage).is_some() { PAST_FRAMES } else { 0 };
-            self.waiting[stage] = self.network.layers[head].time.oldest(made.saturating_sub(seen_again));
+            self.waiting[stage] = self.oldest_kept(head, made.saturating_sub(seen_again));
         }
     }
 
@@ -245,7 +255,8 @@ impl Clip {
     pub fn forget(&mut self, pools: &mut Pools) {
         let frames = self.histories.iter_mut().flat_map(|history| history.frames.drain(..));
         let statistics = self.statistics.iter_mut().flat_map(|slots| slots.drain(..));
-        frames.chain(statistics).for_each(|slot| pools.frames.drop(slot));
+        let sums = self.sums.iter_mut().filter_map(Option::take);
+        frames.chain(statistics).chain(sums).for_each(|slot| pools.frames.drop(slot));
         self.pasts.iter_mut().flat_map(|past| past.drain(..)).for_each(|past| drop_past(past, pools));
     }
 

@@ -8,7 +8,7 @@ use super::cut::Past;
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{CarryFrame, Carrying, ConvFrame, SlotAt, Step};
 use crate::model::LayerId;
-use crate::tensor::{At, Window};
+use crate::tensor::{At, Onward, Sums, Window};
 
 impl Clip {
     /// The outputs of a stage's head, whose inputs wait in its history.
@@ -16,8 +16,24 @@ impl Clip {
         if frames.is_empty() {
             return Vec::new();
         }
-        let outputs = self.conv_frames(head, frames, Side::None, left, to);
+        let sums = self.sums_along(head, frames.end, &mut to.pools.frames);
+        let outputs = self.conv_frames(head, frames, Side::None, sums, left, to);
+        sums.before.into_iter().for_each(|slot| to.pools.frames.drop(slot));
         outputs.into_iter().map(At::Device).collect()
+    }
+
+    /// What a layer's frames up to `end` begin with and what they leave, where sums stand for its past. The caller drops the former.
+    fn sums_along(&mut self, layer: LayerId, end: u64, pool: &mut SlotPool) -> Sums<Slot> {
+        let Some(bytes) = self.shapes.sums[layer] else { return Sums::NONE };
+        let before = self.sums[layer].take();
+        let after = (!self.closing).then(|| {
+            let (input, slab) = self.network.layers[layer].time.recipe(end).terms()[0];
+            // Where others take turns, it outlives this one's.
+            let life = if self.shared { Life::Free } else { Life::Scheduled };
+            Onward { input: self.histories[layer].at(input), slab, sums: pool.take(bytes, life) }
+        });
+        self.sums[layer] = after.map(|onward| onward.sums);
+        Sums { before, after }
     }
 
     /// A layer's outputs for inputs that others go on using.
@@ -117,17 +133,18 @@ impl Clip {
         to: &mut Schedule,
     ) -> Vec<SlotAt> {
         let end = frames.end;
-        let outputs = self.conv_frames(layer, frames, side, left, to);
+        let outputs = self.conv_frames(layer, frames, side, Sums::NONE, left, to);
         self.forget_before(layer, end, &mut to.pools.frames);
         outputs.into_iter().map(At::Device).collect()
     }
 
-    /// A layer's outputs `frames`, whose inputs its history holds.
+    /// A layer's outputs `frames`, whose inputs its history holds, but for what is in the sums that the first begins with.
     fn conv_frames(
         &mut self,
         layer: LayerId,
         frames: Range<u64>,
         side: Side,
+        sums: Sums<Slot>,
         left: u64,
         to: &mut Schedule,
     ) -> Vec<Slot> {
@@ -137,12 +154,14 @@ impl Clip {
         let outputs = self.outputs(layer, frames.clone(), side.residuals(), left, &mut to.pools.frames);
         let jobs = frames.zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
-            let mut terms: Vec<(Slot, u8)> = recipe.terms().iter().map(|(t, slab)| (history.at(*t), *slab)).collect();
+            let summed = usize::from(i == 0 && sums.before.is_some());
+            let terms = recipe.terms()[summed..].iter().map(|(t, slab)| (history.at(*t), *slab));
+            let mut terms: Vec<(Slot, u8)> = terms.collect();
             terms.extend(side.shortcut(i).map(|at| (on_device(&[at])[0], layout.slabs as u8)));
             ConvFrame { terms, bias: recipe.bias, residual: side.residual(i), out: *out }
         });
         let frames = jobs.collect();
-        to.steps.push_back(Step::Conv { layer, weights, input: self.shapes.layers[layer], frames });
+        to.steps.push_back(Step::Conv { layer, weights, input: self.shapes.layers[layer], frames, sums });
         self.done_with_weights(layer, end, to);
         outputs
     }
@@ -168,7 +187,17 @@ impl Clip {
 
     /// The oldest input that an output frame from `frame` on sees.
     pub(super) fn oldest(&self, layer: LayerId, frame: u64) -> u64 {
-        if self.closing { u64::MAX } else { self.network.layers[layer].time.oldest(frame) }
+        if self.closing { u64::MAX } else { self.oldest_kept(layer, frame) }
+    }
+
+    /// The same of any stage, wherever it is.
+    pub(super) fn oldest_kept(&self, layer: LayerId, frame: u64) -> u64 {
+        let time = self.network.layers[layer].time;
+        match self.shapes.sums[layer] {
+            // The oldest is in the sums.
+            Some(_) if frame > 0 => time.oldest(frame) + 1,
+            _ => time.oldest(frame),
+        }
     }
 
     /// Drops the inputs that no output frame from `frame` on sees.

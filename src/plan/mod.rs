@@ -48,6 +48,11 @@ pub trait Costs {
     /// Bytes that the bands of a convolution of such frames take: the more output frames, the fewer rows. It will do for fewer frames
     /// in bands of as many rows. `None` where these cannot lie anywhere but on the device.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64>;
+    /// Bytes of the sums that a convolution leaves for its next frame, where these stand for its past.
+    fn sums_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {
+        None
+    }
+
     /// Bytes of what a convolution carries on to its next frames, where that stands for its past.
     fn carry_bytes(&self, _: &ConvLayout, _: FrameShape) -> Option<u64> {
         None

@@ -2,7 +2,7 @@
 
 use super::slots::Slot;
 use crate::model::LayerId;
-use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt};
+use crate::tensor::{At, BandFrames, Columns, ConvLayout, FrameShape, PastAt, Sums};
 
 /// One output frame of a convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -127,6 +127,7 @@ pub enum Step {
         weights: Option<Fetched>,
         input: FrameShape,
         frames: Vec<ConvFrame>,
+        sums: Sums<Slot>,
     },
     Carrying(Carrying),
     Banded(Banded),

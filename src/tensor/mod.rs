@@ -6,6 +6,7 @@ mod dtype;
 mod host_memory;
 mod rates;
 mod shape;
+mod sums;
 mod view;
 
 pub use at::{At, BandFrames, Columns, PastAt};
@@ -14,4 +15,5 @@ pub use dtype::DType;
 pub use host_memory::HostMemory;
 pub use rates::Rates;
 pub use shape::{AXES, FrameShape, Shape};
+pub use sums::{Onward, Sums};
 pub use view::{Place, View};

@@ -253,6 +253,9 @@ impl Backend for Cpu {
     }
 
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
+        if !op.sums.is_none() {
+            return Err(Error::Internal("this device takes no sums along".into()));
+        }
         with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, stop))
     }
 

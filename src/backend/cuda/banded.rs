@@ -25,7 +25,7 @@ use super::pinned::Pinned;
 use super::stream::{Event, Stream};
 use super::weights::Conv;
 use super::{Cuda, geometry};
-use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame};
+use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Sums};
 use crate::error::{Error, Result};
 use crate::tensor::At;
 use copies::{Copied, OnHost, Towards};
@@ -320,7 +320,14 @@ impl Cuda {
             ConvFrame { terms, bias, residual: None, out: *out }
         });
         let by = geometry::output_rows(layout);
-        let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: work.division.op.scratch };
+        let conv = ConvOp {
+            layout,
+            input,
+            frames: &[],
+            statistics: false,
+            scratch: work.division.op.scratch,
+            sums: Sums::NONE,
+        };
         let frames: Vec<ConvFrame> = made.collect();
         let rows = rows.start / by..rows.end / by;
         let band = Band { rows, seen: 0..input.height, parted: None, stream: &self.stream, norm };
@@ -333,7 +340,7 @@ impl Cuda {
         self.finish_input(bands, work, band)?;
         let frames = work.division.in_band(band);
         let BandedOp { layout, input, statistics, scratch, .. } = *op;
-        let conv = ConvOp { layout, input, frames: &[], statistics, scratch };
+        let conv = ConvOp { layout, input, frames: &[], statistics, scratch, sums: Sums::NONE };
         // Without a norm the input is read where it lies.
         let seen = if work.division.has_norm() { rows.seen.clone() } else { 0..input.height };
         let stream = work.stream(bands, band);

@@ -6,7 +6,7 @@ use cudarc::driver::sys;
 
 use super::driver::check;
 use super::geometry::{self, COLUMNS, Kind};
-use super::kernel::Kernel;
+use super::kernel::{ConvKernels, Kernel};
 use super::memory::Block;
 use super::params::{
     ConvParams, FAR, FinalizeParams, FrameParams, MAIN, MAX_FRAMES, NEAR, Place, SHORTCUT, Source, StatisticsParams,
@@ -15,7 +15,7 @@ use super::params::{
 use super::stream::Stream;
 use super::weights::Conv;
 use super::{Cuda, EPS};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Prologue, Window};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Prologue, Term, Window};
 use crate::error::{Error, Result};
 use crate::tensor::{Columns, FrameShape};
 
@@ -123,6 +123,7 @@ impl Cuda {
     /// `next`: what is to be done for the next layer.
     fn choose(&self, layout: &ConvLayout, grid: FrameShape, rows: &Range<u64>, next: Prologue) -> Result<Choice> {
         let kernels = &self.kernels;
+        let of = |both: ConvKernels| if geometry::keeps_sums(layout) { both.sums } else { both.plain };
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
             (Kind::In, _) => {
                 let kernel = match next {
@@ -137,14 +138,14 @@ impl Cuda {
             }
             (Kind::Out, _) => return Err(Error::Internal("a convolution to pixels carries on sums".into())),
             // Its store takes a chunk of a phase's channels at a time.
-            (Kind::Main, Some(kernel))
+            (Kind::Main, Some(both))
                 if layout.window != Window::Up || layout.cout.is_multiple_of(self.precision.chunk()) =>
             {
-                Choice { kernel, tile: hopper_tile(grid, rows), threads: 384, hopper: true }
+                Choice { kernel: of(both), tile: hopper_tile(grid, rows), threads: 384, hopper: true }
             }
             (Kind::Main, _) => {
                 let threads = 64 * self.precision.bytes() as u32;
-                Choice { kernel: kernels.conv_ampere, tile: (8, 16), threads, hopper: false }
+                Choice { kernel: of(kernels.conv_ampere), tile: (8, 16), threads, hopper: false }
             }
         })
     }
@@ -187,7 +188,9 @@ impl Cuda {
         let slots = |addresses: &[u64], shape| {
             Slots::new(addresses.iter().copied(), self.precision.frame_bytes(shape, layout.groups))
         };
-        let terms = frames.iter().flat_map(|frame| frame.terms.iter());
+        // A frame more, of which nothing is made but what a later one begins with.
+        let onward = op.sums.after.map(|onward| Term { frame: onward.input, slab: onward.slab });
+        let terms = frames.iter().flat_map(|frame| frame.terms.iter()).chain(&onward);
         let own = terms.filter(|term| u64::from(term.slab) < layout.slabs && far(term.frame).is_none());
         let inputs = distinct(own.map(|term| block.address(term.frame)));
         let main = slots(&inputs, input)?;
@@ -200,7 +203,7 @@ impl Cuda {
             first_row: rows.start as i32,
             column_tiles: geometry::column_tiles(layout) as i32,
             phases: layout.window.phases() as i32,
-            frames: frames.len() as i32,
+            frames: (frames.len() + usize::from(onward.is_some())) as i32,
             cout: geometry::output_stride(layout.cout) as i32,
             tile_rows: choice.tile.0,
             ahead: if matches!(layout.window, Window::Same | Window::Up) && layout.shortcut.is_none() { 2 } else { 1 },
@@ -292,6 +295,20 @@ impl Cuda {
             if let Some(added) = frame.residual {
                 params.residual = i64::from(residual.of(block.address(added)));
             }
+        }
+
+        if let Some(bytes) = geometry::sums_bytes(layout, input) {
+            let sums = |at: Option<Frame>| at.map_or(Ok(0), |frame| block.at(frame.0, bytes));
+            params.before = sums(op.sums.before)?;
+            params.after = sums(op.sums.after.map(|onward| onward.sums))?;
+        }
+        if let Some(term) = onward {
+            params.frame[frames.len()] = FrameParams {
+                slot: [main.of(block.address(term.frame)), 0, 0, -1],
+                slab: [i32::from(term.slab), 0, 0, 0],
+                terms: 1,
+                ..FrameParams::default()
+            };
         }
 
         if let Some(NextNorm { weights, layout, statistics }) = norm {
@@ -394,11 +411,11 @@ impl Cuda {
             return Ok(());
         }
         let shape = layout.window.output(input, layout.cout);
-        let slots = Slots::new(statistics.iter().copied(), 8)?;
+        let (slots, count) = (Slots::new(statistics.iter().copied(), 8)?, statistics.len());
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
         let (statistics, stride) = (slots.address(), slots.bytes() / 8);
-        let grid = [layout.groups as u32, conv.frames as u32];
+        let grid = [layout.groups as u32, count as u32];
         if quads_fit(layout) {
             let params = FinalizeParams {
                 partials: conv.partials,

@@ -96,6 +96,17 @@ pub fn output_rows(layout: &ConvLayout) -> u64 {
     if layout.window == Window::Up { 2 } else { 1 }
 }
 
+/// Whether sums of a convolution go from one launch to the next: where frames shrink, and later ones see earlier ones.
+pub fn keeps_sums(layout: &ConvLayout) -> bool {
+    layout.window == Window::Down && layout.slabs > 1
+}
+
+/// Of one frame, in f32 whatever the precision.
+pub fn sums_bytes(layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+    let pixels = layout.window.output(input, layout.cout).pixels();
+    keeps_sums(layout).then(|| (pixels * output_stride(layout.cout) * 4).next_multiple_of(ALIGN))
+}
+
 /// Bytes of partial statistics for one frame.
 pub fn partial_bytes(layout: &ConvLayout, input: FrameShape) -> u64 {
     let grid = grid(layout, input);

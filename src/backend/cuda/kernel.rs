@@ -127,12 +127,19 @@ impl Kernel {
     }
 }
 
+/// A convolution, and the same with sums that may come from another launch or be left for one.
+#[derive(Clone, Copy)]
+pub struct ConvKernels {
+    pub plain: Kernel,
+    pub sums: Kernel,
+}
+
 /// Every kernel of a precision, loaded.
 pub struct Kernels {
     /// The convolution of many channels for compute capability 9.0, which has the copy engine and warpgroup products.
-    pub conv_hopper: Option<Kernel>,
+    pub conv_hopper: Option<ConvKernels>,
     /// The same for every GPU from compute capability 8.0 on.
-    pub conv_ampere: Kernel,
+    pub conv_ampere: ConvKernels,
     pub conv_in: Kernel,
     /// The same with the norm of the layer that comes next.
     pub conv_in_norm: Kernel,
@@ -206,10 +213,14 @@ impl Kernels {
             ((9, 0), Some(ptx)) => Some(module(ptx)?),
             _ => None,
         };
-        let conv_hopper = hopper.as_ref().map(|module| module.kernel(c"conv_wgmma", super::conv::HOPPER_SHARED));
+        let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
+            Ok(ConvKernels { plain: module.kernel(plain, shared)?, sums: module.kernel(sums, shared)? })
+        };
+        let hopper_names = [c"conv_wgmma", c"conv_wgmma_sums"];
+        let conv_hopper = hopper.as_ref().map(|module| both(module, hopper_names, super::conv::HOPPER_SHARED));
         Ok(Kernels {
             conv_hopper: conv_hopper.transpose()?,
-            conv_ampere: conv.kernel(c"conv_mma", super::conv::AMPERE_SHARED)?,
+            conv_ampere: both(&conv, [c"conv_mma", c"conv_mma_sums"], super::conv::AMPERE_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", super::conv::in_shared(precision))?,
             conv_in_norm: conv_in.kernel(c"conv_in_norm", super::conv::in_shared(precision))?,
             conv_in_silu: conv_in.kernel(c"conv_in_silu", super::conv::in_shared(precision))?,

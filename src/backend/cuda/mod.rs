@@ -193,6 +193,10 @@ impl Backend for Cuda {
         banded::bytes(self.precision, layout, input, frames)
     }
 
+    fn sums_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        geometry::sums_bytes(layout, input)
+    }
+
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
         carry::bytes(layout, input)
     }
@@ -301,6 +305,9 @@ impl Backend for Cuda {
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
+        if !op.sums.is_none() && op.frames.len() >= MAX_FRAMES {
+            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        }
         self.operate(memory, elements, stop, |memory| {
             let parts = op.frames.chunks(MAX_FRAMES);
             parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))

@@ -90,6 +90,9 @@ pub struct ConvParams {
     pub residual: u64,
     pub bias: u64,
     pub partials: u64,
+    /// 0 for none, like `after`.
+    pub before: u64,
+    pub after: u64,
     pub out_slot_bytes: i64,
     pub residual_slot_bytes: i64,
     pub height: i32,

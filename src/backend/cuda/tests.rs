@@ -4,12 +4,13 @@
 mod banded;
 mod graphs;
 mod large;
+mod sums;
 
 use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Term, Terms, Window};
+use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Onward, Prologue, Sums, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
 /// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
@@ -229,7 +230,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         let prepared = prepare(backend, &first, 5);
         let frames: Vec<ConvFrame> =
             raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
-        let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch };
+        let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
         backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
         backend.finish(&mut memory, None).unwrap();
     }
@@ -254,7 +255,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         })
         .collect();
     let statistics = layout.cout > 3;
-    let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
+    let op = ConvOp { layout, input, frames: &frames, statistics, scratch, sums: Sums::NONE };
     match carries {
         None => backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap(),
         // The first frame alone, so that what it carries on goes through memory.
@@ -411,10 +412,10 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
         let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into, staging };
         backend.load(&mut memory, &op, &mut never()).unwrap();
         let frames = [frame(&[(raw, 0)], 0, None, source)];
-        let op = ConvOp { layout: &first, input: deep, frames: &frames, statistics: true, scratch };
+        let op = ConvOp { layout: &first, input: deep, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
         convolve(backend, &mut memory, &makes, &op);
         let frames = [frame(&[(source, 0)], 0, None, from)];
-        let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch };
+        let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch, sums: Sums::NONE };
         convolve(backend, &mut memory, &prepared, &op);
         let blend = Blend { rows: &fade, columns: &columns };
         let op = BlendOp {

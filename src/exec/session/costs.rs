@@ -43,6 +43,10 @@ impl<B: Backend> Costs for BackendCosts<'_, B> {
         self.backend.band_bytes(layout, input, frames)
     }
 
+    fn sums_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        self.backend.sums_bytes(layout, input)
+    }
+
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
         self.backend.carry_bytes(layout, input)
     }

@@ -12,7 +12,7 @@ use crate::tensor::{Place, Shape};
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
 /// compute in another order, and then the bits would not go on as they began.
-const FORMAT: u64 = 5;
+const FORMAT: u64 = 6;
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;

@@ -62,7 +62,8 @@ impl Clip {
             let pool = if on_host { &job.pools.past } else { &job.pools.frames };
             Remembered { slot, on_host, bytes: pool.slot_bytes(slot) }
         };
-        let frames = self.histories.iter().flat_map(|history| &history.frames).chain(self.statistics.iter().flatten());
+        let frames = self.histories.iter().flat_map(|history| &history.frames);
+        let frames = frames.chain(self.sums.iter().flatten()).chain(self.statistics.iter().flatten());
         let past = self.pasts.iter().flatten().flat_map(move |past| {
             let far = past.far.map(|slot| remembered(slot, true));
             past.near.map(|slot| remembered(slot, false)).into_iter().chain(far)

@@ -11,7 +11,7 @@ use crate::model::{Config, LayerId};
 use crate::plan::cut::movable;
 use crate::plan::estimate::{Clock, Estimate, Fetches};
 use crate::plan::{Banded, Blueprint, Carrying, Fetched, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
-use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape};
+use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape, Sums, Window};
 
 /// A device that costs four bytes an element.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ struct Device {
     separate_norms: bool,
     /// Bytes a second to and from the host's memory, for a device that has its own.
     copies: Option<f64>,
-    /// Whether what few channels are left of is carried on.
+    /// Whether what few channels are left of is carried on, and sums stand for what shrinks.
     carries: bool,
     /// How heavy weights are.
     weights: u64,
@@ -58,6 +58,9 @@ impl Costs for Device {
         let parts = frames.inputs + frames.anew + frames.shortcuts + frames.outs;
         let rows = (48 / frames.outputs).max(1);
         self.copies.map(|_| (parts * input.width + frames.past * frames.far_columns) * rows * input.channels)
+    }
+    fn sums_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        (self.carries && layout.window == Window::Down).then(|| 4 * layout.cout * input.pixels() / 4 + 1)
     }
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
         (self.carries && layout.cout <= 3).then_some(6 * 4 * input.pixels())
@@ -140,6 +143,8 @@ struct Symbols {
     stored: Vec<(u64, u64, u64)>,
     /// What is carried on, by its hash.
     carries: HashMap<u64, Carry>,
+    /// What sums are made of.
+    sums: HashMap<u64, Vec<(u64, u8)>>,
 }
 
 /// (input, slab) of what is added to the next output frame, and to the one after.
@@ -170,13 +175,22 @@ impl Symbols {
                 made.push((into, hash((batch, frame, region.top, region.left))));
             }
             Step::Fetch { layer, into } => made.push((into.slot, hash(("weights", layer, into.slabs)))),
-            Step::Conv { layer, weights, frames, .. } => {
+            Step::Conv { layer, weights, frames, sums, .. } => {
                 has_weights(layer, weights, &mut frames.iter().flat_map(|frame| &frame.terms).map(|(_, slab)| *slab));
+                // Sums are written down as their terms, in their order.
+                let mut before = sums.before.map(|slot| self.sums[&at(slot)].clone());
                 made.extend(frames.iter().map(|frame| {
-                    let terms: Vec<_> = frame.terms.iter().map(|(slot, slab)| (at(*slot), *slab)).collect();
+                    let mut terms = before.take().unwrap_or_default();
+                    terms.extend(frame.terms.iter().map(|(slot, slab)| (at(*slot), *slab)));
                     assert!(frame.terms.iter().all(|(slot, _)| *slot != frame.out));
                     (frame.out, hash((layer, terms, frame.bias, frame.residual.map(at))))
                 }));
+                if let Some(onward) = sums.after {
+                    assert!(sums.before != Some(onward.sums));
+                    let terms = vec![(at(onward.input), onward.slab)];
+                    made.push((onward.sums, hash(("sums", &terms))));
+                    self.sums.insert(hash(("sums", &terms)), terms);
+                }
             }
             Step::Carrying(Carrying { layer, frames, before, after, .. }) => {
                 has_weights(layer, None, nothing);
@@ -487,7 +501,7 @@ fn a_layer_waits_for_its_weights_as_long_as_they_travel() {
     let (into, input) = (Fetched { slot, slabs: 3 }, FrameShape::new(1, 1, 1));
     let rates = Rates { products: 1.0, memory: 1.0, copies: 10.0, beside: 0.0 };
     let fetch = |layer| Step::Fetch { layer, into };
-    let conv = |layer| Step::Conv { layer, weights: Some(into), input, frames: Vec::new() };
+    let conv = |layer| Step::Conv { layer, weights: Some(into), input, frames: Vec::new(), sums: Sums::NONE };
     let (mut fetches, took) = (Fetches::new(rates), |seconds, moved| Estimate { seconds, moved, waited: 0.0 });
     // Two seconds each, one after the other.
     assert_eq!(fetches.pass(&fetch(1), took(0.0, 20)).seconds, 0.0);

@@ -1,7 +1,7 @@
 //! A convolution with its data, and what it has to come to, as plainly as can be.
 
 use super::*;
-use crate::backend::{ConvFrame, Prologue, Term, Terms, Window};
+use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 /// The weights of a convolution in plain form.
 pub(super) struct Weights {
@@ -127,7 +127,7 @@ impl Case {
         let conv = cpu.prepare(&(), 0, &layout, &mut self.weights)?;
         let statistics = layout.cout.is_multiple_of(layout.groups);
         for frames in frames.chunks(per_call) {
-            let op = ConvOp { layout: &layout, input: self.input, frames, statistics, scratch };
+            let op = ConvOp { layout: &layout, input: self.input, frames, statistics, scratch, sums: Sums::NONE };
             cpu.conv(&mut memory, &conv, &op, stop)?;
         }
         let len = output.elements() as usize;

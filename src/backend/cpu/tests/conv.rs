@@ -2,7 +2,7 @@
 
 use super::case::{Case, layout};
 use super::*;
-use crate::backend::{ConvFrame, Prologue, Term, Terms, Window};
+use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 #[test]
 fn convolutions_of_all_kinds_and_sizes() {
@@ -83,7 +83,8 @@ fn a_stopped_convolution_can_be_run_again() {
     let mut terms = Terms::new();
     terms.push(Term { frame: input, slab: 0 });
     let frames = [ConvFrame { terms, bias: 0, residual: Some(residual), out }];
-    let op = ConvOp { layout: &layout, input: case.input, frames: &frames, statistics: true, scratch };
+    let op =
+        ConvOp { layout: &layout, input: case.input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
     for after in 0..6 {
         let mut asked = 0;
         let mut stop = || {
@@ -110,7 +111,7 @@ fn wrong_operations_are_refused() {
     let input = case.input;
     let mut run = |layout: &ConvLayout, input, frame, scratch| {
         let frames = [frame];
-        let op = ConvOp { layout, input, frames: &frames, statistics: false, scratch };
+        let op = ConvOp { layout, input, frames: &frames, statistics: false, scratch, sums: Sums::NONE };
         cpu.conv(&mut memory, &conv, &op, &mut || false)
     };
     assert_eq!(run(&layout, input, good, 8192), Ok(()));

@@ -70,6 +70,10 @@ struct ConvParams {
     const u8* residual;
     const float* bias;  // [bias][phase][edge][padded cout]; phases and edges are 1 but for Up, which has 4 of each
     float2* partials;   // [frame][record][padded cout / 4]: mean, sum of squared differences; null: no statistics
+    // Sums of products as [row][column][channel], null for none: what the first frame begins with, and what the last one, which
+    // has no other output, leaves for a frame of another launch.
+    const float* before;
+    float* after;
     i64 out_slot_bytes, residual_slot_bytes;
     int height, width;  // of the output of one phase, which tiles cover
     int first_row;      // of the tiles of this launch: a band of rows, of which there are tiles_y
@@ -148,6 +152,23 @@ __device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& 
                 weights += plane.rows * plane.cols * WEIGHT_TILE;
             }
     }
+}
+
+/// What a tile's sums begin with, and where they are left as they are, at its first pixel; null where they begin with nothing, and
+/// are finished.
+__device__ __forceinline__ const float* sums_before(const ConvParams& p, const Tile& tile) {
+    if (tile.frame > 0 || !p.before) return nullptr;
+    return p.before + (static_cast<i64>(tile.y) * p.width + tile.x) * p.cout;
+}
+
+__device__ __forceinline__ float* sums_after(const ConvParams& p, const Tile& tile) {
+    if (tile.frame < p.frames - 1 || !p.after) return nullptr;
+    return p.after + (static_cast<i64>(tile.y) * p.width + tile.x) * p.cout;
+}
+
+/// How far from there those of a pixel are; -1 outside of the frame.
+__device__ __forceinline__ int sums_at(const ConvParams& p, const Tile& tile, int2 at) {
+    return at.y < p.height && at.x < p.width ? ((at.y - tile.y) * p.width + at.x - tile.x) * p.cout : -1;
 }
 
 /// The bias of all columns for a tile's frame and phase.

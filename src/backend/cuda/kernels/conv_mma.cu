@@ -79,7 +79,9 @@ __device__ __forceinline__ void fetch_patch(const Source& source, const Plane& p
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) {
+/// `SUMS`: they may begin with those of another launch, and be left for one.
+template <bool SUMS>
+__device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ __align__(1024) u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory);
     __shared__ WarpSums<16> sums[2 * BANDS];
@@ -124,7 +126,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
     const Ends<2 * WARP_ROWS, 2> ends = {p, tile, lane, tile.column * COLUMNS + warp_column};
     const auto place = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
-    ends.begin(place, value);
+    if (SUMS) ends.load_sums(place, value);
+    else ends.begin(place, value);
     Cursor here;
     int pitch = 0, cols = 0, col = 0;
     int pixel = 0;  // of this lane under the tap, in the patch
@@ -176,6 +179,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         here.next();
     }
 
+    if (SUMS) {
+        if (ends.leave_sums(place, value)) return;
+        ends.add_bias(value);
+    }
     ends.store(place, value, p.partials ? &sums[warp] : nullptr);
     if (p.partials) {
         __syncthreads();
@@ -185,3 +192,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_c
         }
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) { convolve<false>(p); }
+
+// In f32 that is a register more than two blocks have.
+extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT == 4 ? 1 : 2) conv_mma_sums(const __grid_constant__ ConvParams p) { convolve<true>(p); }

@@ -4,16 +4,21 @@
 // Warpgroups 1 and 2 compute 8 x 16 pixels each, as two blocks of 8 x 8: eight pixels side by side are the eight rows
 // of a swizzle group, and the pitch of the patch is the distance between groups, so a tap is nothing but another
 // start address.
+//
+// There are two kernels: one whose sums may begin with those of another launch, and be left for one. Where that is but possible, the
+// assembler lets no two products be in flight.
 #include "wgmma_finish.cuh"
 
 constexpr int THREADS = 384;
 
-/// The sum of a tile's products. `patches` and `weights` say where in the rings it begins.
+/// The sum of a tile's products, and of what is in `acc` if it is to `accumulate`. `patches` and `weights` say where in the rings
+/// it begins.
+template <bool SUMS>
 __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
                                     Ring<PATCH_STAGES>& patches, Ring<WEIGHT_STAGES>& weights, float (&acc)[2][64]) {
+    int accumulate = SUMS;
     constexpr int NEXT = ROW / 16;  // row of a matrix, in a descriptor's units
     const u64 weights_descriptor = matrix_descriptor(1024);
-    int accumulate = 0;
     u32 used_weights = 0, used_patch = 0;  // barriers to arrive at once the products in flight have read them
     for_each_patch(p, tile, [&](const Step& step) {
         const int pitch = step.source.pitch, rows = step.plane.rows, cols = step.plane.cols;
@@ -32,7 +37,7 @@ __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const T
                     accumulate = 1;
                 }
                 wgmma_commit();
-                wgmma_wait<1>();
+                wgmma_wait<SUMS ? 0 : 1>();
                 if (lane == 0 && used_weights) barrier_arrive(used_weights);
                 if (lane == 0 && used_patch) barrier_arrive(used_patch);
                 used_weights = smem_address(&shared.weights_empty[weights.stage]);
@@ -49,6 +54,7 @@ __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const T
     }
 }
 
+template <bool SUMS>
 __device__ __forceinline__ void compute(const ConvParams& p, Shared& shared, int group) {
     Ring<PATCH_STAGES> patches;
     Ring<WEIGHT_STAGES> weights;
@@ -64,7 +70,9 @@ __device__ __forceinline__ void compute(const ConvParams& p, Shared& shared, int
         for (int edge = 0; edge < 4; ++edge)
             if (edge == 0 || p.phases == 4) bias[edge] = __ldg(bias_of(p, tile, edge) + tile.column * COLUMNS + warp * 32 + lane);
 
-        sum(p, shared, tile, group, lane, patches, weights, acc);
+        if constexpr (SUMS) finish.load_sums(acc);
+        sum<SUMS>(p, shared, tile, group, lane, patches, weights, acc);
+        if (SUMS && finish.leave_sums(acc)) continue;
 
         finish.add_bias(acc, bias);
         // The residual's boxes come in order, and each warpgroup has to see and release those of the other as well.
@@ -78,7 +86,8 @@ __device__ __forceinline__ void compute(const ConvParams& p, Shared& shared, int
     wait_boxes_read();
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma(const __grid_constant__ ConvParams p) {
+template <bool SUMS>
+__device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory + (-smem_address(memory) & 1023));
     const int warp = threadIdx.x / 32;
@@ -100,6 +109,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma(const __grid
         if (threadIdx.x == 32) feed_weights(p, shared);
     } else {
         registers_grow<232>();
-        compute(p, shared, warp / 4 - 1);
+        compute<SUMS>(p, shared, warp / 4 - 1);
     }
 }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma(const __grid_constant__ ConvParams p) { convolve<false>(p); }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma_sums(const __grid_constant__ ConvParams p) { convolve<true>(p); }

@@ -1,5 +1,5 @@
-// What comes before and after the sum of a convolution: bias; residual, one rounding, store, and partial statistics
-// for the next norm.
+// What comes before and after the sum of a convolution: bias, or sums of another launch; residual, one rounding, store, and partial
+// statistics for the next norm.
 //
 // Accumulators come in the layout that mma.sync and wgmma share: in blocks of 8 columns, lane `4 r + t` of a warp
 // holds columns 2 t and 2 t + 1 of pixel r. With 2 bytes an element, a 4 x 4 transposition among the lanes of a pixel
@@ -98,6 +98,57 @@ struct Ends {
                     acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
                 }
             }
+        }
+    }
+
+    /// Or they begin with the sums of another launch, if there are any.
+    template <class Place, class Acc>
+    __device__ __forceinline__ void load_sums(Place place, Acc acc) const {
+        const float* before = sums_before(p, tile);
+        const int mine = column + 2 * (lane & 3);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i)
+#pragma unroll
+            for (int block = 0; block < 4 * GROUPS; ++block) acc(i, block, 0) = acc(i, block, 1) = 0;
+        if (!before) return;
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+            const int at = sums_at(p, tile, place(i));
+            if (at < 0) continue;
+#pragma unroll
+            for (int block = 0; block < 4 * GROUPS; ++block) {
+                if (8 * block >= p.cout - mine) continue;
+                const float2 v = load_pair(before + (at + mine) + 8 * block);
+                acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
+            }
+        }
+    }
+
+    /// Leaves the sums for another launch, if that is what they are for.
+    template <class Place, class Acc>
+    __device__ __forceinline__ bool leave_sums(Place place, Acc acc) const {
+        float* after = sums_after(p, tile);
+        if (!after) return false;
+        const int mine = column + 2 * (lane & 3);
+#pragma unroll
+        for (int i = 0; i < PIXELS; ++i) {
+            const int at = sums_at(p, tile, place(i));
+            if (at < 0) continue;
+#pragma unroll
+            for (int block = 0; block < 4 * GROUPS; ++block)
+                if (8 * block < p.cout - mine) store_pair(after + (at + mine) + 8 * block, acc(i, block, 0), acc(i, block, 1));
+        }
+        return true;
+    }
+
+    /// Where sums may be left they are those of products alone, and the bias comes after them.
+    template <class Acc>
+    __device__ __forceinline__ void add_bias(Acc acc) const {
+#pragma unroll
+        for (int block = 0; block < 4 * GROUPS; ++block) {
+            const float2 v = load_pair(bias_of(p, tile, 0) + column + 8 * block + 2 * (lane & 3));
+#pragma unroll
+            for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) += v.x, acc(i, block, 1) += v.y;
         }
     }
 

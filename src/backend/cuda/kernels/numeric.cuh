@@ -119,6 +119,10 @@ __device__ __forceinline__ float2 load_pair(const float* address) {
     return v;
 }
 
+__device__ __forceinline__ void store_pair(float* address, float x, float y) {
+    *reinterpret_cast<float2*>(address) = make_float2(x, y);
+}
+
 __device__ __forceinline__ u32 smem_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

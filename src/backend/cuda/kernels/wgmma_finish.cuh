@@ -21,6 +21,38 @@ struct Finish {
 
     __device__ __forceinline__ void barrier() const { named_barrier(1 + group, 128); }
 
+    /// Begins with the sums of another launch, if there are any.
+    __device__ __forceinline__ void load_sums(float (&acc)[2][64]) const {
+        const float* before = sums_before(p, tile);
+        const int column = tile.column * COLUMNS + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = before ? sums_at(p, tile, place(i)) : -1;
+#pragma unroll
+            for (int block = 0; block < COLUMNS / 8; ++block) {
+                const bool there = at >= 0 && column + 8 * block < p.cout;
+                const float2 v = there ? load_pair(before + (at + column + 8 * block)) : make_float2(0, 0);
+                value(acc, i, block, 0) = v.x, value(acc, i, block, 1) = v.y;
+            }
+        }
+    }
+
+    /// Leaves the sums for another launch, if that is what they are for.
+    __device__ __forceinline__ bool leave_sums(float (&acc)[2][64]) const {
+        float* after = sums_after(p, tile);
+        if (!after) return false;
+        const int column = tile.column * COLUMNS + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int at = sums_at(p, tile, place(i));
+#pragma unroll
+            for (int block = 0; block < COLUMNS / 8; ++block)
+                if (at >= 0 && column + 8 * block < p.cout)
+                    store_pair(after + (at + column + 8 * block), value(acc, i, block, 0), value(acc, i, block, 1));
+        }
+        return true;
+    }
+
     /// `bias[edge]` is this thread's column. Loaded before the sum, when nobody waits for it.
     __device__ __forceinline__ void add_bias(float (&acc)[2][64], const float (&bias)[4]) const {
         const int edges = p.phases == 4 ? 4 : 1;

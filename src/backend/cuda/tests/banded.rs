@@ -74,7 +74,7 @@ fn outputs(
     }
     let terms = |of: &[Frame], t: usize| recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect::<Vec<_>>();
     let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, made[t])).collect();
-    let op = ConvOp { layout: head, input: pixels, frames: &frames, statistics: true, scratch };
+    let op = ConvOp { layout: head, input: pixels, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
     gpu.conv(&mut memory, &prepared_head, &op, &mut never()).unwrap();
 
     let Some(past) = past else {
@@ -82,7 +82,7 @@ fn outputs(
         let op = NormOp { layout: layer, shape: input, frames: &frames };
         gpu.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
         let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&normalised, t), 1, None, out[t])).collect();
-        let op = ConvOp { layout: layer, input, frames: &frames, statistics: true, scratch };
+        let op = ConvOp { layout: layer, input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
         gpu.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
         return read(gpu, &mut memory, &out, bytes(input));
     };

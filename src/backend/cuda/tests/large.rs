@@ -116,7 +116,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
             _ => terms,
         };
         let frames = [frame(terms, 0, residual, out)];
-        let op = ConvOp { layout, input, frames: &frames, statistics, scratch };
+        let op = ConvOp { layout, input, frames: &frames, statistics, scratch, sums: Sums::NONE };
         convolve(cuda, &mut memory, &prepared, &op);
         cuda.finish(&mut memory, None).unwrap();
     };

@@ -19,6 +19,7 @@ fn carry_over(from: (&Job, &Symbols), to: &Job) -> Symbols {
     }
     symbols.stored.clone_from(&from.1.stored);
     symbols.carries.clone_from(&from.1.carries);
+    symbols.sums.clone_from(&from.1.sums);
     symbols
 }
 

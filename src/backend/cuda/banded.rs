@@ -207,11 +207,13 @@ impl Cuda {
         let turn = bands.next;
         bands.next = (bands.next + 1) % bands.places.len();
         let (place, op) = (&bands.places[turn], work.division.op);
-        // Another layer's band may have been here, and divided the place in another way.
-        for event in [&place.computed, &place.remembered, &place.kept] {
-            bands.upload.wait_for(event)?;
-            self.stream.wait_for(event)?;
-        }
+        let before = [&place.computed, &place.remembered, &place.kept];
+        before.into_iter().try_for_each(|event| self.stream.wait_for(event))?;
+        // A band of another layer may have divided the place in another way. Where one of the same layer was, nobody is to have what
+        // came from host memory but the band itself and the one below it.
+        let by_this_layer = rows.own.start / work.division.parts.rows >= bands.places.len() as u64;
+        let before = if by_this_layer && work.division.fetches_past_alone() { &before[..1] } else { &before[..] };
+        before.iter().try_for_each(|event| bands.upload.wait_for(event))?;
         // The band below that one has had its share of what was here.
         bands.upload.wait_for(&bands.places[(turn + 1) % bands.places.len()].ready)?;
         let band = Under { turn, rows };

@@ -13,6 +13,9 @@ use crate::backend::Precision;
 use crate::error::Result;
 use crate::tensor::Rates;
 
+/// Of a block that runs beside one of `conv_wgmma`, with no more registers each than `kernels/norm.cu` allows.
+pub const BESIDE_THREADS: u32 = 128;
+
 /// PTX, assembled for the GPU by its driver.
 struct Module {
     context: Arc<Context>,
@@ -32,6 +35,17 @@ impl Module {
         // SAFETY: the text ends with a NUL.
         check("loading our kernels", unsafe { sys::cuModuleLoadData(&mut handle, text.as_ptr().cast()) })?;
         Ok(Module { context: Arc::clone(context), handle })
+    }
+
+    /// One that finds room on a multiprocessor beside a convolution, in blocks of [`BESIDE_THREADS`]: it has the memory there divided
+    /// as that one does.
+    fn kernel_beside(&self, name: &CStr) -> Result<Kernel> {
+        let kernel = self.kernel(name, 0)?;
+        let _current = self.context.enter()?;
+        let which = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+        // SAFETY: the function lives as long as its module.
+        check("sizing a kernel", unsafe { sys::cuFuncSetAttribute(kernel.function, which, 100) })?;
+        Ok(kernel)
     }
 
     fn kernel(&self, name: &CStr, shared_bytes: u32) -> Result<Kernel> {
@@ -225,11 +239,11 @@ impl Kernels {
             conv_in_norm: conv_in.kernel(c"conv_in_norm", super::conv::in_shared(precision))?,
             conv_in_silu: conv_in.kernel(c"conv_in_silu", super::conv::in_shared(precision))?,
             conv_out: conv_out.kernel(c"conv_out", super::carry::shared(precision))?,
-            norm_apply: norm.kernel(c"norm_apply", 0)?,
-            norm_silu: norm.kernel(c"norm_silu", 0)?,
+            norm_apply: norm.kernel_beside(c"norm_apply")?,
+            norm_silu: norm.kernel_beside(c"norm_silu")?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
-            copy_rows: norm.kernel(c"copy_rows", 0)?,
+            copy_rows: norm.kernel_beside(c"copy_rows")?,
             // Data-centre cards have the shared memory for twice the keys at a time.
             attention: match like.shared_bytes >= super::attention::SHARED_128 {
                 true => attention.kernel(c"attention_128", super::attention::SHARED_128)?,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::Cuda;
 use super::conv::Slots;
 use super::geometry;
+use super::kernel::BESIDE_THREADS;
 use super::memory::Block;
 use super::params::{Norm, NormParams};
 use super::weights::Conv;
@@ -92,8 +93,10 @@ impl Cuda {
             Prologue::Norm | Prologue::None => self.kernels.norm_apply,
         };
         let blocks = (self.context.gpu.multiprocessors * 16 / frames).max(1);
+        // A pixel's channels are a unit for each thread.
+        let threads = BESIDE_THREADS.max(params.channels as u32 * self.precision.bytes() as u32 / 16);
         // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive the
         // work.
-        unsafe { kernel.collect(&self.stream, [blocks, frames], 256, params) }
+        unsafe { kernel.collect(&self.stream, [blocks, frames], threads, params) }
     }
 }

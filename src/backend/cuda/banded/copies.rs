@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 
 use super::super::Cuda;
 use super::super::driver::check;
+use super::super::kernel::BESIDE_THREADS;
 use super::super::params::{CopyParams, MAX_FRAMES};
 use super::super::stream::Stream;
 use super::{Bands, Work};
@@ -14,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
 /// Of a block that copies rows, and the bytes that each of them copies at once.
-const THREADS: u64 = 256;
+const THREADS: u64 = BESIDE_THREADS as u64;
 const UNIT: u64 = 16;
 /// Bytes from one part of a copy to the next that the driver takes.
 const MOST_APART: u64 = i32::MAX as u64;

@@ -225,6 +225,11 @@ impl<'a, C> Division<'a, C> {
         past.chain(self.op.fresh.iter().filter_map(|at| on_host(*at))).chain(shortcuts)
     }
 
+    /// Whether nothing comes from host memory that goes anywhere else again.
+    pub fn fetches_past_alone(&self) -> bool {
+        self.op.fresh.iter().all(|at| on_host(*at).is_none())
+    }
+
     /// Everything that goes there.
     pub fn given(&self) -> impl Iterator<Item = HostFrame> + '_ {
         let kept = self.op.keep.iter().filter_map(|(_, to)| to.far);

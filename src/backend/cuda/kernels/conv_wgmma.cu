@@ -9,7 +9,11 @@
 // assembler lets no two products be in flight.
 #include "wgmma_finish.cuh"
 
-constexpr int THREADS = 384;
+// A multiprocessor's registers are enough for these threads and 128 others with 56 each: what comes from the copy engines and from
+// the layer before is made ready for the next band of rows beside a band that computes.
+constexpr int THREADS = 384, REGISTERS = 152, FEEDING = 40, COMPUTING = 208;
+static_assert(128 * FEEDING + 256 * COMPUTING <= THREADS * REGISTERS, "registers that computing threads would wait for");
+static_assert(sizeof(Shared) + 1023 < 230528, "the shared memory that a launch asks for");
 
 /// The sum of a tile's products, and of what is in `acc` if it is to `accumulate`. `patches` and `weights` say where in the rings
 /// it begins.
@@ -65,16 +69,12 @@ __device__ __forceinline__ void compute(const ConvParams& p, Shared& shared, int
         const Tile tile = tile_at(p, index);
         const Finish finish = {p, shared, tile, group, warp, lane, group_corner(p, tile, group)};
         // The bias would be a fine start for the sums, but products in flight bear no other writes to their registers.
-        float bias[4];
-#pragma unroll
-        for (int edge = 0; edge < 4; ++edge)
-            if (edge == 0 || p.phases == 4) bias[edge] = __ldg(bias_of(p, tile, edge) + tile.column * COLUMNS + warp * 32 + lane);
-
+        finish.fetch_bias();
         if constexpr (SUMS) finish.load_sums(acc);
         sum<SUMS>(p, shared, tile, group, lane, patches, weights, acc);
         if (SUMS && finish.leave_sums(acc)) continue;
 
-        finish.add_bias(acc, bias);
+        finish.add_bias(acc);
         // The residual's boxes come in order, and each warpgroup has to see and release those of the other as well.
         const bool residual = p.frame[tile.frame].residual >= 0;
         if (residual && group == 1) finish.pass_box(weights), finish.pass_box(weights);
@@ -104,15 +104,15 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     }
     __syncthreads();
     if (warp < 4) {
-        registers_shrink<40>();
+        registers_shrink<FEEDING>();
         if (threadIdx.x == 0) feed_patches(p, shared);
         if (threadIdx.x == 32) feed_weights(p, shared);
     } else {
-        registers_grow<232>();
+        registers_grow<COMPUTING>();
         compute<SUMS>(p, shared, warp / 4 - 1);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma(const __grid_constant__ ConvParams p) { convolve<false>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS) conv_wgmma(const __grid_constant__ ConvParams p) { convolve<false>(p); }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_wgmma_sums(const __grid_constant__ ConvParams p) { convolve<true>(p); }
+extern "C" __global__ void __maxnreg__(REGISTERS) conv_wgmma_sums(const __grid_constant__ ConvParams p) { convolve<true>(p); }

@@ -90,6 +90,12 @@ __device__ __forceinline__ u64 matrix_descriptor(u32 group_bytes) {
 
 __device__ __forceinline__ u64 matrix_at(u64 descriptor, u32 address) { return descriptor | ((address & 0x3ffff) >> 4); }
 
+/// 4 bytes to shared memory by the thread's own copies, and the wait for them.
+__device__ __forceinline__ void copy4(u32 to, const void* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 

@@ -53,13 +53,17 @@ struct Finish {
         return true;
     }
 
-    /// `bias[edge]` is this thread's column. Loaded before the sum, when nobody waits for it.
-    __device__ __forceinline__ void add_bias(float (&acc)[2][64], const float (&bias)[4]) const {
+    /// On its way while the sum is computed, when nobody waits for it. All threads have read that of the tile before.
+    __device__ __forceinline__ void fetch_bias() const {
+        const int edges = p.phases == 4 ? 4 : 1, column = warp * 32 + lane;
+        for (int edge = 0; edge < edges; ++edge)
+            copy4(smem_address(&shared.bias[group][edge][column]), bias_of(p, tile, edge) + tile.column * COLUMNS + column);
+    }
+
+    __device__ __forceinline__ void add_bias(float (&acc)[2][64]) const {
         const int edges = p.phases == 4 ? 4 : 1;
-        float(*all)[COLUMNS] = shared.bias[group];
-#pragma unroll
-        for (int edge = 0; edge < 4; ++edge)
-            if (edge < edges) all[edge][warp * 32 + lane] = bias[edge];
+        const float(*all)[COLUMNS] = shared.bias[group];
+        wait_copies();
         barrier();
 #pragma unroll
         for (int block = 0; block < COLUMNS / 8; ++block) {

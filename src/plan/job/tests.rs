@@ -732,6 +732,30 @@ fn a_downsampler_goes_ahead_of_frames_that_wait() {
     assert_eq!(chunks, [&four[..], &[(head, 1), (first, 1)], &four[..]].concat());
 }
 
+/// Their input frames may go as soon as they have been read.
+#[test]
+fn a_downsampler_in_time_remembers_sums() {
+    let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
+    let head = request.network.stages[2].head;
+    let launches = |costs: &Device| {
+        let cut = Arc::new(Cut::new(&request.network, 4, vec![4, 4, 2, 1]));
+        let layout = Layout { cut, ..request.plan(costs).unwrap().layout };
+        let mut launches = Vec::new();
+        Job::new(layout, Some(9), Pools::default(), costs).rehearse(None, usize::MAX, |_, step| match step {
+            Step::Conv { layer, frames, sums, .. } if *layer == head => {
+                let terms: Vec<usize> = frames.iter().map(|frame| frame.terms.len()).collect();
+                launches.push((terms, sums.before.is_some(), sums.after.is_some()));
+            }
+            _ => {}
+        });
+        launches
+    };
+    let whole = [vec![1, 3], vec![3], vec![3, 3]].map(|terms| (terms, false, false));
+    assert_eq!(launches(&SEPARATE), whole);
+    let summed = [(vec![1, 3], false, true), (vec![2], true, true), (vec![2, 3], true, false)];
+    assert_eq!(launches(&FAST_COPIES), summed);
+}
+
 #[test]
 fn the_estimate_of_a_long_clip_is_that_of_all_its_steps() {
     for direction in [Direction::Encode, Direction::Decode] {

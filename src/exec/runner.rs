@@ -41,7 +41,21 @@ pub struct Runner<'a, B: Backend> {
     pub ends: Ends<'a>,
 }
 
-impl<B: Backend> Runner<'_, B> {
+enum LayerWeights<'a, C> {
+    Stored(&'a C),
+    Fetched(C),
+}
+
+impl<C> LayerWeights<'_, C> {
+    fn get(&self) -> &C {
+        match self {
+            LayerWeights::Stored(weights) => weights,
+            LayerWeights::Fetched(weights) => weights,
+        }
+    }
+}
+
+impl<'a, B: Backend> Runner<'a, B> {
     /// Runs the step in front of the job's queue.
     pub fn run(&mut self, job: &mut Job, stop: &mut Stop) -> Result<()> {
         // Cloned out of the queue, where it stays until it is done: an interrupted step is run again.
@@ -65,9 +79,8 @@ impl<B: Backend> Runner<'_, B> {
                     scratch: self.scratch,
                     sums: sums.try_map(|slot| place(pool, slot))?,
                 };
-                let fetched = self.fetched(layer, weights, pool)?;
-                let weights = fetched.as_ref().unwrap_or(&self.weights.convs[layer]);
-                self.backend.conv(self.memory, weights, &op, stop)
+                let weights = self.weights(layer, weights, pool)?;
+                self.backend.conv(self.memory, weights.get(), &op, stop)
             }
             Step::Carrying(step) => self.carrying(layout, pool, &step, stop),
             Step::Banded(banded) => self.banded(layout, pools, &banded, stop),
@@ -75,9 +88,8 @@ impl<B: Backend> Runner<'_, B> {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
                 let op = NormOp { layout: &layout.network.layers[layer].layout, shape, frames: &frames };
-                let fetched = self.fetched(layer, weights, pool)?;
-                let weights = fetched.as_ref().unwrap_or(&self.weights.convs[layer]);
-                self.backend.normalise(self.memory, weights, &op, stop)
+                let weights = self.weights(layer, weights, pool)?;
+                self.backend.normalise(self.memory, weights.get(), &op, stop)
             }
             Step::Attention { shape, frames } => {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
@@ -93,11 +105,12 @@ impl<B: Backend> Runner<'_, B> {
         }
     }
 
-    /// A layer's weights where they were fetched to, unless they are on the device anyway.
-    fn fetched(&mut self, layer: LayerId, at: Option<Fetched>, pool: &SlotPool) -> Result<Option<B::Conv>> {
-        let Some(Fetched { slot, slabs }) = at else { return Ok(None) };
-        let (weights, at) = (&self.weights.convs[layer], place(pool, slot)?);
-        self.backend.fetched_weights(self.memory, weights, slabs, at).map(Some)
+    /// A layer's weights: where they were fetched to, or on the device anyway.
+    fn weights(&mut self, layer: LayerId, at: Option<Fetched>, pool: &SlotPool) -> Result<LayerWeights<'a, B::Conv>> {
+        let stored = &self.weights.convs[layer];
+        let Some(Fetched { slot, slabs }) = at else { return Ok(LayerWeights::Stored(stored)) };
+        let fetched = self.backend.fetched_weights(self.memory, stored, slabs, place(pool, slot)?)?;
+        Ok(LayerWeights::Fetched(fetched))
     }
 
     fn load(
@@ -152,9 +165,9 @@ impl<B: Backend> Runner<'_, B> {
         let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
         let anew_frames =
             anew_frames.map(|(inputs, bias)| Ok((terms(&pools.frames, inputs)?, *bias))).collect::<Result<Vec<_>>>()?;
-        let fetched = self.fetched(step.layer, step.weights, &pools.frames)?;
+        let weights = self.weights(step.layer, step.weights, &pools.frames)?;
         let op = BandedOp {
-            weights: fetched.as_ref().unwrap_or(&self.weights.convs[step.layer]),
+            weights: weights.get(),
             layout: &layer.layout,
             input: step.input,
             past: &past,

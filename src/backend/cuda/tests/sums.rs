@@ -72,7 +72,7 @@ fn sums_may_go_from_one_launch_to_the_next() {
             for (height, width) in [(2, 6), (16, 16), (18, 34), (38, 54), (74, 106)] {
                 let layout = ConvLayout { slabs: 4, biases: 1, ..layout(cin, cout, Window::Down, Prologue::None) };
                 let input = FrameShape::new(height, width, cin);
-                let at_once = run(&gpu, &layout, input, &[0..3]);
+                let at_once = run(&gpu, &layout, input, std::slice::from_ref(&(0..3)));
                 for cut in [&[0..1, 1..3][..], &[0..2, 2..3], &[0..1, 1..2, 2..3]] {
                     let what = format!("{cin} to {cout}, {height}x{width} in {}", name(&gpu));
                     assert!(run(&gpu, &layout, input, cut) == at_once, "{what}: launches of {cut:?}");

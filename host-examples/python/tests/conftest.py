@@ -1,6 +1,7 @@
 """What the tests share. They test the checkout, with the library of $VIDEO_VAE_LIBRARY or of target/release."""
 
 import json
+import signal
 import sys
 from pathlib import Path
 
@@ -13,6 +14,10 @@ sys.path.insert(0, str(SOURCES))
 np = pytest.importorskip("numpy")
 
 from video_vae import VideoVae  # noqa: E402
+
+# A shell that runs tests in the background has them ignore Ctrl-C, which some of them press.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 GOLDEN = REPOSITORY / "tests" / "golden"
 SMALL = GOLDEN / "small.safetensors"

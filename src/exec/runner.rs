@@ -41,6 +41,7 @@ pub struct Runner<'a, B: Backend> {
     pub ends: Ends<'a>,
 }
 
+/// Weights that a step computes with.
 enum LayerWeights<'a, C> {
     Stored(&'a C),
     Fetched(C),
@@ -79,7 +80,7 @@ impl<'a, B: Backend> Runner<'a, B> {
                     scratch: self.scratch,
                     sums: sums.try_map(|slot| place(pool, slot))?,
                 };
-                let weights = self.weights(layer, weights, pool)?;
+                let weights = self.layer_weights(layer, weights, pool)?;
                 self.backend.conv(self.memory, weights.get(), &op, stop)
             }
             Step::Carrying(step) => self.carrying(layout, pool, &step, stop),
@@ -88,7 +89,7 @@ impl<'a, B: Backend> Runner<'a, B> {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
                 let op = NormOp { layout: &layout.network.layers[layer].layout, shape, frames: &frames };
-                let weights = self.weights(layer, weights, pool)?;
+                let weights = self.layer_weights(layer, weights, pool)?;
                 self.backend.normalise(self.memory, weights.get(), &op, stop)
             }
             Step::Attention { shape, frames } => {
@@ -106,7 +107,12 @@ impl<'a, B: Backend> Runner<'a, B> {
     }
 
     /// A layer's weights: where they were fetched to, or on the device anyway.
-    fn weights(&mut self, layer: LayerId, at: Option<Fetched>, pool: &SlotPool) -> Result<LayerWeights<'a, B::Conv>> {
+    fn layer_weights(
+        &mut self,
+        layer: LayerId,
+        at: Option<Fetched>,
+        pool: &SlotPool,
+    ) -> Result<LayerWeights<'a, B::Conv>> {
         let stored = &self.weights.convs[layer];
         let Some(Fetched { slot, slabs }) = at else { return Ok(LayerWeights::Stored(stored)) };
         let fetched = self.backend.fetched_weights(self.memory, stored, slabs, place(pool, slot)?)?;
@@ -165,7 +171,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
         let anew_frames =
             anew_frames.map(|(inputs, bias)| Ok((terms(&pools.frames, inputs)?, *bias))).collect::<Result<Vec<_>>>()?;
-        let weights = self.weights(step.layer, step.weights, &pools.frames)?;
+        let weights = self.layer_weights(step.layer, step.weights, &pools.frames)?;
         let op = BandedOp {
             weights: weights.get(),
             layout: &layer.layout,

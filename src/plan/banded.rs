@@ -110,6 +110,7 @@ impl Clip {
     }
 
     pub(super) fn head_in_bands(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotAt], to: &mut Schedule) {
+        debug_assert!(self.shapes.sums[head].is_none(), "whose first term is in a frame that is gone");
         let (time, first) = (self.network.layers[head].time, self.histories[head].first);
         let jobs = frames.zip(outputs).map(|(frame, out)| {
             let recipe = time.recipe(frame);

@@ -74,6 +74,7 @@ impl Shapes {
         let carries = network.layers.iter().zip(&layers).map(|(layer, shape)| costs.carry_bytes(&layer.layout, *shape));
         let sums = network.layers.iter().zip(&layers).map(|(layer, shape)| {
             let bytes = costs.sums_bytes(&layer.layout, *shape);
+            // Two chunks of these see one frame alike, and in the first of its terms.
             bytes.filter(|_| layer.time == Time::Halve)
         });
         let past = cut.past.iter().zip(&layers).map(|(past, shape)| {

@@ -76,7 +76,7 @@ impl Cut {
 pub const PAST_FRAMES: u64 = 2;
 
 /// Layers that can do without their past on the device, with the stage they belong to. Heads cannot: frames wait there for
-/// their chunk. Nor is there anything to move where sums stand for the past.
+/// their chunk. Nor is there anything to move where what is carried on stands for the past.
 pub fn movable(network: &Network, costs: &dyn Costs) -> Vec<(usize, LayerId)> {
     let mut found = Vec::new();
     for (index, stage) in network.stages.iter().enumerate() {

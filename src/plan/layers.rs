@@ -190,7 +190,7 @@ impl Clip {
         if self.closing { u64::MAX } else { self.oldest_kept(layer, frame) }
     }
 
-    /// The same of any stage, wherever it is.
+    /// The same, whether or not the stage is at its last frames.
     pub(super) fn oldest_kept(&self, layer: LayerId, frame: u64) -> u64 {
         let time = self.network.layers[layer].time;
         match self.shapes.sums[layer] {

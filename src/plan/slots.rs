@@ -1,6 +1,6 @@
 //! Memory for frames of activations.
 //!
-//! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is nothing but
+//! A frame lives in its slot from the layer that writes it to the last one that reads it; a causal cache is little but
 //! frames that are kept longer. So no frame is copied to be remembered, but by layers that never have it whole.
 //!
 //! Which frames are taken and given back, and in which order, is the same in every slice of a job from the third on. So a

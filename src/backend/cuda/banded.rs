@@ -4,7 +4,7 @@
 //!
 //! A band is a handful of tiles for each multiprocessor, so a part of them would have nothing to do at its end. Therefore bands
 //! compute in two streams in turn, each waiting for its own input alone, and what is prepared for the next one has another: the
-//! multiprocessors that a band leaves go on with whatever is ready.
+//! multiprocessors that a band leaves go on with whatever is ready. On compute capability 9.0 that runs beside a band, too.
 
 mod copies;
 mod division;
@@ -209,10 +209,10 @@ impl Cuda {
         let (place, op) = (&bands.places[turn], work.division.op);
         let before = [&place.computed, &place.remembered, &place.kept];
         before.into_iter().try_for_each(|event| self.stream.wait_for(event))?;
-        // A band of another layer may have divided the place in another way. Where one of the same layer was, nobody is to have what
-        // came from host memory but the band itself and the one below it.
+        // A band of another layer may have divided the place in another way. After one of the same layer, what is on its way from there
+        // lies elsewhere than what is fetched.
         let by_this_layer = rows.own.start / work.division.parts.rows >= bands.places.len() as u64;
-        let before = if by_this_layer && work.division.fetches_past_alone() { &before[..1] } else { &before[..] };
+        let before = if by_this_layer && work.division.fetches_nothing_fresh() { &before[..1] } else { &before[..] };
         before.iter().try_for_each(|event| bands.upload.wait_for(event))?;
         // The band below that one has had its share of what was here.
         bands.upload.wait_for(&bands.places[(turn + 1) % bands.places.len()].ready)?;

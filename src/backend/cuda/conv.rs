@@ -19,7 +19,7 @@ use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Prologue, 
 use crate::error::{Error, Result};
 use crate::tensor::{Columns, FrameShape};
 
-/// Dynamic shared memory of the kernels. The first leaves 2 KiB of a multiprocessor's, so that others find room beside it.
+/// Dynamic shared memory of the kernels. The first leaves room for a block beside it that needs none: each has 1 KiB of the driver's.
 pub const HOPPER_SHARED: u32 = 230_528;
 pub const AMPERE_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
 pub const fn in_shared(precision: Precision) -> u32 {
@@ -123,6 +123,7 @@ impl Cuda {
     /// `next`: what is to be done for the next layer.
     fn choose(&self, layout: &ConvLayout, grid: FrameShape, rows: &Range<u64>, next: Prologue) -> Result<Choice> {
         let kernels = &self.kernels;
+        // Whether or not this launch has any sums: the order of additions must not depend on that.
         let of = |both: ConvKernels| if geometry::keeps_sums(layout) { both.sums } else { both.plain };
         Ok(match (Kind::of(layout)?, kernels.conv_hopper) {
             (Kind::In, _) => {
@@ -190,6 +191,9 @@ impl Cuda {
         };
         // A frame more, of which nothing is made but what a later one begins with.
         let onward = op.sums.after.map(|onward| Term { frame: onward.input, slab: onward.slab });
+        if let Some(term) = onward {
+            block.at(term.frame.0, self.precision.data_bytes(input))?;
+        }
         let terms = frames.iter().flat_map(|frame| frame.terms.iter()).chain(&onward);
         let own = terms.filter(|term| u64::from(term.slab) < layout.slabs && far(term.frame).is_none());
         let inputs = distinct(own.map(|term| block.address(term.frame)));

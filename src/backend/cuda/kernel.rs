@@ -230,6 +230,8 @@ impl Kernels {
         let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
             Ok(ConvKernels { plain: module.kernel(plain, shared)?, sums: module.kernel(sums, shared)? })
         };
+        // Nothing runs beside the others, which take turns on a multiprocessor anyway.
+        let beside = |name| if hopper.is_some() { norm.kernel_beside(name) } else { norm.kernel(name, 0) };
         let hopper_names = [c"conv_wgmma", c"conv_wgmma_sums"];
         let conv_hopper = hopper.as_ref().map(|module| both(module, hopper_names, super::conv::HOPPER_SHARED));
         Ok(Kernels {
@@ -239,11 +241,11 @@ impl Kernels {
             conv_in_norm: conv_in.kernel(c"conv_in_norm", super::conv::in_shared(precision))?,
             conv_in_silu: conv_in.kernel(c"conv_in_silu", super::conv::in_shared(precision))?,
             conv_out: conv_out.kernel(c"conv_out", super::carry::shared(precision))?,
-            norm_apply: norm.kernel_beside(c"norm_apply")?,
-            norm_silu: norm.kernel_beside(c"norm_silu")?,
+            norm_apply: norm.kernel(c"norm_apply", 0)?,
+            norm_silu: beside(c"norm_silu")?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
-            copy_rows: norm.kernel_beside(c"copy_rows")?,
+            copy_rows: beside(c"copy_rows")?,
             // Data-centre cards have the shared memory for twice the keys at a time.
             attention: match like.shared_bytes >= super::attention::SHARED_128 {
                 true => attention.kernel(c"attention_128", super::attention::SHARED_128)?,

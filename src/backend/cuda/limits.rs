@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 
 /// Channels of a query that fit into the registers of a warp, of which two share one.
 const MOST_ATTENTION_CHANNELS: u64 = 512;
-/// A block of the norm has a thread for every 16 bytes of a pixel, and 256 threads.
+/// A block of the norm has a thread for every 16 bytes of a pixel, and at most 256 threads.
 const MOST_NORM_BYTES: u64 = 256 * 16;
 
 pub fn check(precision: Precision, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {

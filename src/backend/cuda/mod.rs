@@ -305,8 +305,8 @@ impl Backend for Cuda {
     fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
-        if !op.sums.is_none() && op.frames.len() >= MAX_FRAMES {
-            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        if !op.sums.is_none() && (op.frames.len() >= MAX_FRAMES || !geometry::keeps_sums(op.layout)) {
+            return Err(Error::Internal(format!("sums of {} frames of {:?} were planned", op.frames.len(), op.layout)));
         }
         self.operate(memory, elements, stop, |memory| {
             let parts = op.frames.chunks(MAX_FRAMES);

@@ -187,6 +187,7 @@ impl Symbols {
                 }));
                 if let Some(onward) = sums.after {
                     assert!(sums.before != Some(onward.sums));
+                    has_weights(layer, weights, &mut std::iter::once(onward.slab));
                     let terms = vec![(at(onward.input), onward.slab)];
                     made.push((onward.sums, hash(("sums", &terms))));
                     self.sums.insert(hash(("sums", &terms)), terms);
@@ -634,7 +635,7 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
 #[test]
 fn a_stream_may_end_anywhere() {
     for direction in [Direction::Encode, Direction::Decode] {
-        for (slice, costs) in [(1, FUSED), (3, FUSED), (3, SEPARATE), (7, SEPARATE)] {
+        for (slice, costs) in [(1, FUSED), (3, FUSED), (3, SEPARATE), (7, SEPARATE), (3, FAST_COPIES)] {
             let request = Request { slice: Some(slice), ..request(direction, clip(direction, 2, 0)) };
             let plan = request.plan(&costs).unwrap();
             for frames in 1..(2 * slice + 2) * 4 {

@@ -225,8 +225,9 @@ impl<'a, C> Division<'a, C> {
         past.chain(self.op.fresh.iter().filter_map(|at| on_host(*at))).chain(shortcuts)
     }
 
-    /// Whether nothing comes from host memory that goes anywhere else again.
-    pub fn fetches_past_alone(&self) -> bool {
+    /// Whether no fresh frame comes from host memory. What does then, of the past and for shortcuts, is read by nobody but its band and
+    /// by the sharing with the one below.
+    pub fn fetches_nothing_fresh(&self) -> bool {
         self.op.fresh.iter().all(|at| on_host(*at).is_none())
     }
 

@@ -26,8 +26,10 @@ ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"]}
 # Kernels that use instructions of one architecture alone; all others run from compute capability 8.0 on.
 ARCHITECTURES = {"conv_wgmma": ["90a"]}
 COMMON = ["80", "86", "89", "90", "100", "120"]
-# Convolutions and attention live in registers: spilling would go unnoticed but for the time it takes.
-MUST_NOT_SPILL = re.compile("conv|attention")
+# Most kernels live in registers: spilling would go unnoticed but for the time it takes.
+MUST_NOT_SPILL = re.compile("conv|attention|norm_silu|copy")
+# And so would products that wait for each other, or registers that are not handed on.
+LOST = re.compile("serialized|setmaxnreg")
 
 
 def compile_ptx(nvrtc, name, definitions):
@@ -54,7 +56,7 @@ def compile_ptx(nvrtc, name, definitions):
 
 
 def assemble(path, architecture, folder):
-    """Kernels that spill, with the assembler's words."""
+    """Kernels that spill or lose what they are written for, with the assembler's words."""
     ptxas = f"{NVIDIA}/cuda_nvcc/bin/ptxas"
     command = [ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", os.path.join(folder, "cubin")]
     run = subprocess.run(command, capture_output=True, text=True)
@@ -64,6 +66,8 @@ def assemble(path, architecture, folder):
     for line in run.stderr.splitlines():
         if entry := re.search(r"Compiling entry function '(\w+)'", line):
             kernel = entry[1]
+        elif LOST.search(line):
+            spilled.append(f"sm_{architecture}: {line.strip()}")
         elif "bytes spill stores" in line and "0 bytes spill stores, 0 bytes spill loads" not in line:
             if MUST_NOT_SPILL.search(kernel):
                 spilled.append(f"{kernel} on sm_{architecture}: {line.strip()}")

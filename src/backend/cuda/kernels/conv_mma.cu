@@ -195,5 +195,5 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) { convolve<false>(p); }
 
-// In f32 that is a register more than two blocks have.
+// In f32 this takes a register more than two blocks on a multiprocessor would leave each other.
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT == 4 ? 1 : 2) conv_mma_sums(const __grid_constant__ ConvParams p) { convolve<true>(p); }

@@ -5,8 +5,8 @@
 // of a swizzle group, and the pitch of the patch is the distance between groups, so a tap is nothing but another
 // start address.
 //
-// There are two kernels: one whose sums may begin with those of another launch, and be left for one. Where that is but possible, the
-// assembler lets no two products be in flight.
+// There are two kernels. Sums of the second may begin with those of another launch, and be left for one; as accumulators are then
+// written before the first product, the assembler would wait for each product if any were in flight from one tap to the next.
 #include "wgmma_finish.cuh"
 
 // A multiprocessor's registers are enough for these threads and 128 others with 56 each: what comes from the copy engines and from
@@ -15,8 +15,7 @@ constexpr int THREADS = 384, REGISTERS = 152, FEEDING = 40, COMPUTING = 208;
 static_assert(128 * FEEDING + 256 * COMPUTING <= THREADS * REGISTERS, "registers that computing threads would wait for");
 static_assert(sizeof(Shared) + 1023 < 230528, "the shared memory that a launch asks for");
 
-/// The sum of a tile's products, and of what is in `acc` if it is to `accumulate`. `patches` and `weights` say where in the rings
-/// it begins.
+/// The sum of a tile's products; with `SUMS`, of what is in `acc` too. `patches` and `weights` say where in the rings it begins.
 template <bool SUMS>
 __device__ __forceinline__ void sum(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
                                     Ring<PATCH_STAGES>& patches, Ring<WEIGHT_STAGES>& weights, float (&acc)[2][64]) {
@@ -72,7 +71,10 @@ __device__ __forceinline__ void compute(const ConvParams& p, Shared& shared, int
         finish.fetch_bias();
         if constexpr (SUMS) finish.load_sums(acc);
         sum<SUMS>(p, shared, tile, group, lane, patches, weights, acc);
-        if (SUMS && finish.leave_sums(acc)) continue;
+        if (SUMS && finish.leave_sums(acc)) {
+            wait_copies();  // of a bias that nobody needs, before the next tile's goes to the same place
+            continue;
+        }
 
         finish.add_bias(acc);
         // The residual's boxes come in order, and each warpgroup has to see and release those of the other as well.

@@ -90,11 +90,12 @@ __device__ __forceinline__ void apply(const NormParams& p) {
     }
 }
 
+extern "C" __global__ void __launch_bounds__(256) norm_apply(const __grid_constant__ NormParams p) { apply<false>(p); }
+
 // What conv_wgmma leaves of a multiprocessor's registers is enough for a block of 128 threads with so many each. So what the next band
 // of rows needs is made ready while one computes.
 constexpr int BESIDE = 56;
 
-extern "C" __global__ void __maxnreg__(BESIDE) norm_apply(const __grid_constant__ NormParams p) { apply<false>(p); }
 extern "C" __global__ void __maxnreg__(BESIDE) norm_silu(const __grid_constant__ NormParams p) { apply<true>(p); }
 
 /// Parts of frames, from where they lie to elsewhere, row by row.

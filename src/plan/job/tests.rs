@@ -591,16 +591,18 @@ fn clips_of_a_batch_do_not_mix() {
 #[test]
 fn tiles_are_the_same_in_any_order_and_from_a_stream() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for direction in [Direction::Encode, Direction::Decode] {
+    for (direction, costs) in
+        [Direction::Encode, Direction::Decode].into_iter().flat_map(|d| [(d, FUSED), (d, FAST_COPIES)])
+    {
         let base = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
-        let whole = base.plan(&FUSED).unwrap();
-        let expected = run_whole(&whole);
+        let whole = base.plan(&costs).unwrap();
+        let expected = run_costing(&whole, &costs);
         assert!(!whole.report().exact && whole.report().tiles == (2, 2));
-        let by_slice = base.rehearse(Layout { order: Order::SliceBySlice, ..whole.layout.clone() }, &FUSED);
-        let by_slice = by_slice.packed(&FUSED);
-        assert_eq!(run_whole(&by_slice), expected);
+        let by_slice = base.rehearse(Layout { order: Order::SliceBySlice, ..whole.layout.clone() }, &costs);
+        let by_slice = by_slice.packed(&costs);
+        assert_eq!(run_costing(&by_slice, &costs), expected);
         let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
-        assert_eq!(run_pushed(&stream.plan(&FUSED).unwrap(), 14, 5), expected);
+        assert_eq!(run_pushed_costing(&stream.plan(&costs).unwrap(), &costs, 14, 5), expected);
     }
 }
 
@@ -626,7 +628,7 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
             for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
                 let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
                 // Symbols::run fails on a slot that was not planned.
-                run_whole(&request.plan(&FUSED).unwrap());
+                [FUSED, FAST_COPIES].iter().for_each(|costs| drop(run_costing(&request.plan(costs).unwrap(), costs)));
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Threads for work done while a checkpoint is opened, folded and packed. They end with the work.
+//! Threads for work done while a checkpoint is opened, folded and packed, or a job planned. They end with the work.
 
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -12,11 +12,23 @@ const MOST_THREADS: usize = 16;
 
 /// How many threads to start for work on so many elements; 0 means none, the calling thread is enough.
 pub fn threads_for(elements: usize) -> usize {
+    if elements < WORTH_A_THREAD { 0 } else { threads() }
+}
+
+/// The same for work that is worth it.
+fn threads() -> usize {
     match available_parallelism().map_or(1, usize::from).min(MOST_THREADS) {
         1 => 0,
-        _ if elements < WORTH_A_THREAD => 0,
         threads => threads,
     }
+}
+
+/// What long work makes of each item, in their order.
+pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let items = items.into_iter().zip(&mut made).collect();
+    for_each(threads(), items, || (), |(), (item, made)| *made = Some(work(item)));
+    made.into_iter().map(|made| made.expect("every item is done")).collect()
 }
 
 /// Gives each item to one of `threads` new threads, or to the calling one where that is 0. Every thread has a state
@@ -64,5 +76,10 @@ mod tests {
             done.sort_unstable();
             assert_eq!(done, (0..100).collect::<Vec<i32>>());
         }
+    }
+
+    #[test]
+    fn results_come_in_the_order_of_their_items() {
+        assert_eq!(map((0..100).collect(), |item: i32| 2 * item), (0..200).step_by(2).collect::<Vec<i32>>());
     }
 }

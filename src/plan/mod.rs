@@ -32,7 +32,7 @@ pub use weights::WeightBytes;
 use crate::tensor::{BandFrames, ConvLayout, FrameShape, Rates};
 
 /// What frames and steps cost.
-pub trait Costs {
+pub trait Costs: Sync {
     /// Pixels that keep the device busy; chunks of more take memory and gain nothing.
     fn busy_pixels(&self) -> u64;
     /// Bytes of a frame of activations.

@@ -46,8 +46,17 @@ struct Class {
     bytes: u64,
     /// Uses of each slot; 0 is free.
     uses: Vec<u32>,
+    /// None before this one is free.
+    full: usize,
     /// Slots reserved by the plan; `None` while planning.
     reserved: Option<(u64, usize)>,
+}
+
+impl Class {
+    fn empty(&mut self) {
+        self.uses.fill(0);
+        self.full = 0;
+    }
 }
 
 /// A scheduled frame that somebody needs.
@@ -100,12 +109,11 @@ impl SlotPool {
 
     fn take_free(&mut self, bytes: u64) -> Slot {
         let class = self.class(bytes);
-        let uses = &mut self.classes[class].uses;
-        let index = uses.iter().position(|u| *u == 0).unwrap_or_else(|| {
-            uses.push(0);
-            uses.len() - 1
-        });
+        let Class { uses, full, .. } = &mut self.classes[class];
+        let index = uses[*full..].iter().position(|u| *u == 0).map_or(uses.len(), |after| *full + after);
+        uses.resize(uses.len().max(index + 1), 0);
         uses[index] = 1;
+        *full = index + 1;
         Slot::Free { class: class as u32, index: index as u32 }
     }
 
@@ -188,10 +196,17 @@ impl SlotPool {
         let uses = self.uses(slot);
         debug_assert!(*uses > 0, "a free slot was dropped");
         *uses -= 1;
-        if let (0, Slot::Scheduled { start, .. }) = (*uses, slot) {
-            self.live.remove(&start);
-            if let Script::Recording(recording) = &mut self.script {
-                recording.give_back(start);
+        match slot {
+            _ if *uses > 0 => {}
+            Slot::Free { class, index } => {
+                let full = &mut self.classes[class as usize].full;
+                *full = (*full).min(index as usize);
+            }
+            Slot::Scheduled { start, .. } => {
+                self.live.remove(&start);
+                if let Script::Recording(recording) = &mut self.script {
+                    recording.give_back(start);
+                }
             }
         }
     }
@@ -205,7 +220,7 @@ impl SlotPool {
 
     fn emptied(&self, loose: bool) -> SlotPool {
         let mut empty = SlotPool { classes: self.classes.clone(), loose, ..SlotPool::default() };
-        empty.classes.iter_mut().for_each(|class| class.uses.fill(0));
+        empty.classes.iter_mut().for_each(Class::empty);
         empty
     }
 
@@ -233,7 +248,7 @@ impl SlotPool {
         for class in &mut self.classes {
             class.reserved = Some((offset, class.uses.len()));
             offset += class.bytes * class.uses.len() as u64;
-            class.uses.fill(0);
+            class.empty();
         }
         self.region = Some((offset, self.region_bytes()));
         self.live.clear();
@@ -276,7 +291,7 @@ impl SlotPool {
 
     fn class(&mut self, bytes: u64) -> usize {
         self.classes.iter().position(|c| c.bytes == bytes).unwrap_or_else(|| {
-            self.classes.push(Class { bytes, uses: Vec::new(), reserved: None });
+            self.classes.push(Class { bytes, uses: Vec::new(), full: 0, reserved: None });
             self.classes.len() - 1
         })
     }

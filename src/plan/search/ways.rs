@@ -13,6 +13,7 @@ use crate::plan::job::Layout;
 use crate::plan::tiles::Grid;
 use crate::plan::weights::WeightBytes;
 use crate::tensor::BandFrames;
+use crate::workers;
 
 /// Cuts that are looked at closely, for each number of frames at full resolution.
 const MOST_PROMISING: usize = 3;
@@ -47,13 +48,13 @@ pub(super) struct Search<'a> {
 }
 
 /// Keeps as much of the past on the device as fits.
-type Keep<'a> = fn(&Search<'a>, &Cut) -> Option<Blueprint>;
+type Keep = fn(&Search, &Cut) -> Option<Blueprint>;
 
 /// A way that was found, and how.
-struct Candidate<'a> {
+struct Candidate {
     found: Blueprint,
     cut: Cut,
-    keep: Keep<'a>,
+    keep: Keep,
 }
 
 /// The smallest ways that were met.
@@ -77,6 +78,23 @@ impl Sizes {
 }
 
 impl<'a> Search<'a> {
+    /// What is found with each of these, in their order, by several threads. Each search meets its own smallest ways, which are
+    /// compared in that order too, so that nothing depends on who was first.
+    fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
+        let Search { request, limit, ref grid, ref weights_away, costs, sizes } = *self;
+        let found = workers::map(items, |item| {
+            let (met, grid, weights_away) = (RefCell::default(), grid.clone(), Arc::clone(weights_away));
+            let found = find(&Search { request, limit, grid, weights_away, costs, sizes: &met }, item);
+            (found, met.into_inner())
+        });
+        let meet = |(found, met): (R, Sizes)| {
+            let met = met.smallest.iter().chain(&met.smallest_exact);
+            met.for_each(|met| sizes.borrow_mut().meet(met));
+            found
+        };
+        found.into_iter().map(meet).collect()
+    }
+
     /// The same with weights in host memory, where they can be and that makes room.
     pub fn fetching(&self) -> Search<'a> {
         let away = self.request.fetchable(self.costs);
@@ -129,17 +147,16 @@ impl<'a> Search<'a> {
         if !self.request.can_band(self.costs) {
             return best;
         }
-        let keeps: [Keep<'a>; 2] = [Search::least_moved, Search::most_near];
-        let mut ways: Vec<Candidate<'a>> = Vec::new();
-        for cut in self.promising_cuts() {
-            for keep in keeps {
-                ways.extend(keep(self, &cut).map(|found| Candidate { found, cut: cut.clone(), keep }));
-            }
-        }
-        let worth = |way: &Candidate<'a>| best.as_ref().is_none_or(|best| way.found.seconds() < best.seconds());
+        let keeps: [Keep; 2] = [|search, cut| search.least_moved(cut), |search, cut| search.most_near(cut)];
+        let tried = self.promising_cuts().into_iter().flat_map(|cut| keeps.map(|keep| (cut.clone(), keep)));
+        let ways = self.each(tried.collect(), |search, (cut, keep)| {
+            keep(search, &cut).map(|found| Candidate { found, cut, keep })
+        });
+        let mut ways: Vec<Candidate> = ways.into_iter().flatten().collect();
+        let worth = |way: &Candidate| best.as_ref().is_none_or(|best| way.found.seconds() < best.seconds());
         // Frames of many sizes never fit exactly: where none of the fastest do, those may that leave some room.
         for share in SHARES {
-            let roomy = |way: &Candidate<'a>| way.found.device_bytes() as f64 <= self.limit as f64 * share;
+            let roomy = |way: &Candidate| way.found.device_bytes() as f64 <= self.limit as f64 * share;
             for _ in 0..MOST_PACKED {
                 let candidates = (0..ways.len()).filter(|i| worth(&ways[*i]) && roomy(&ways[*i]));
                 let fastest = candidates.min_by_key(|i| rank(&ways[*i].found));
@@ -193,15 +210,16 @@ impl<'a> Search<'a> {
     fn promising_cuts(&self) -> Vec<Cut> {
         let anew = self.request.makes_anew(self.costs);
         let anew_for = |cut: &Cut| anew.filter(|stage| cut.entry[*stage] == cut.chunks[*stage]);
-        let mut by_frames: BTreeMap<(u64, bool), Vec<(Rank, Cut)>> = BTreeMap::new();
-        for cut in self.request.wider_cuts() {
-            let frames = match self.request.network.direction {
+        let found = self.each(self.request.wider_cuts(), |search, cut| {
+            let frames = match search.request.network.direction {
                 Direction::Encode => cut.chunks[0],
                 Direction::Decode => cut.chunks[cut.chunks.len() - 1],
             };
             let (in_pieces, anew) = (cut.entry != cut.chunks, anew_for(&cut));
-            by_frames.entry((frames, in_pieces)).or_default().extend(self.most_stored(cut, anew));
-        }
+            ((frames, in_pieces), search.most_stored(cut, anew))
+        });
+        let mut by_frames: BTreeMap<(u64, bool), Vec<(Rank, Cut)>> = BTreeMap::new();
+        found.into_iter().for_each(|(frames, cut)| by_frames.entry(frames).or_default().extend(cut));
         let fastest = |mut cuts: Vec<(Rank, Cut)>| {
             cuts.sort_by_key(|(rank, _)| *rank);
             // Slower ones are worth a look if they take less than all that are faster.

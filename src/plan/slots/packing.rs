@@ -4,6 +4,9 @@
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::workers;
 
 /// Slices that are not like the later ones.
 const IRREGULAR: usize = 2;
@@ -96,11 +99,18 @@ impl Recording {
             in_order(&|i| (u128::from(frames[i].bytes), u64::MAX - frames[i].lives[0].0)),
             in_order(&|i| (u128::from(crowds[i]), frames[i].bytes)),
         ];
-        let mut best = (Vec::new(), u64::MAX);
-        for (order, sooner) in orders.iter().flat_map(|order| [(order, ALL_THE_WAY), (order, HALF_WAY)]) {
-            self.improve(&frames, &lives_with, order.clone(), sooner, &mut best);
-        }
-        let (places, bytes) = best;
+        let ways = orders.into_iter().flat_map(|order| [(order.clone(), ALL_THE_WAY), (order, HALF_WAY)]);
+        // The first way that is as good as can be is taken, whoever comes first to its end.
+        let perfect = AtomicUsize::new(usize::MAX);
+        let found = workers::map(ways.enumerate().collect(), |(turn, (order, sooner))| {
+            let (places, bytes) =
+                self.improve(&frames, &lives_with, order, sooner, || perfect.load(Ordering::Relaxed) < turn);
+            if bytes <= self.most_bytes {
+                perfect.fetch_min(turn, Ordering::Relaxed);
+            }
+            (places, bytes)
+        });
+        let (places, bytes) = found.into_iter().min_by_key(|(_, bytes)| *bytes).expect("there are several ways");
         Packed::new(&frames, &places, bytes, repeats)
     }
 
@@ -124,24 +134,24 @@ impl Recording {
         frames.iter().map(|frame| frame.lives.iter().map(crowd).max().unwrap_or(0)).collect()
     }
 
-    /// Places frames in this order, and in others where those come sooner that would not fit. `best`: where they lie, and the
-    /// bytes that they take.
+    /// Places frames in this order, and in others where those come sooner that would not fit: where they lie, and the bytes that they
+    /// take.
     fn improve(
         &self,
         frames: &[Frame],
         lives_with: &[Vec<usize>],
         mut order: Vec<usize>,
         sooner: usize,
-        best: &mut (Vec<u64>, u64),
-    ) {
-        let mut least = u64::MAX;
+        is_idle: impl Fn() -> bool,
+    ) -> (Vec<u64>, u64) {
+        let mut best = (Vec::new(), u64::MAX);
         let meetings = lives_with.iter().map(Vec::len).sum::<usize>().max(1);
         for _ in 0..(MEETINGS / meetings).clamp(FEWEST_TRIES, MOST_TRIES) {
-            if best.1 <= self.most_bytes {
-                return;
+            if best.1 <= self.most_bytes || is_idle() {
+                break;
             }
             let (places, bytes) = place(frames, lives_with, &order);
-            least = least.min(bytes);
+            let least = best.1.min(bytes);
             let fits = |i: usize| places[i] + frames[i].bytes < least;
             let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
             turns.extend(
@@ -150,9 +160,10 @@ impl Recording {
             turns.sort_by_key(|(at, _)| *at);
             order = turns.into_iter().map(|(_, i)| i).collect();
             if bytes < best.1 {
-                *best = (places, bytes);
+                best = (places, bytes);
             }
         }
+        best
     }
 }
 

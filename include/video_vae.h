@@ -39,7 +39,7 @@
 // library; a newer minor has more functions and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 2
+#define VVAE_ABI_MINOR 3
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -299,6 +299,8 @@ typedef struct {
     uint64_t moved_bytes_per_frame;
     // About how long the job takes on this device; 0 for a stream.
     double seconds;
+    // The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+    uint64_t waiting_weight_bytes;
 } vvae_plan_info;
 
 // A device of this machine.

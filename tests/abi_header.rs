@@ -96,7 +96,7 @@ fn structs_and_constants_are_the_same_in_c() {
         vvae_plan_info {
             struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
             slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
-            text_length, past_bytes, moved_bytes_per_frame, seconds,
+            text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
         }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
         vvae_device_desc {

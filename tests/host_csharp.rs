@@ -91,7 +91,7 @@ fn layouts() -> String {
         vvae_plan_info {
             struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
             slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
-            text_length, past_bytes, moved_bytes_per_frame, seconds,
+            text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
         }
         vvae_device_desc {
             struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,

@@ -246,7 +246,8 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
         }
         let text = format!("{} within {percent} %:\n{text}", work.node);
         found.frames += u64::from(plan.past_bytes > 0);
-        found.weights += u64::from(text.contains("weights that wait there"));
+        found.weights += u64::from(plan.waiting_weight_bytes > 0);
+        assert_eq!(text.contains("weights that wait there"), plan.waiting_weight_bytes > 0, "{text}");
         assert!(run(vae, work) == expected, "{text}");
         let memory = vae.memory();
         assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");

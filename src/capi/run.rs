@@ -224,5 +224,6 @@ fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
         past_bytes: plan.past_bytes,
         moved_bytes_per_frame: plan.moved_per_frame,
         seconds: plan.seconds,
+        waiting_weight_bytes: plan.waiting_weight_bytes,
     }
 }

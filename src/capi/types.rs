@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
 /// library; a newer minor has more functions and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 2;
+pub const VVAE_ABI_MINOR: u32 = 3;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
@@ -240,6 +240,8 @@ pub struct vvae_plan_info {
     pub moved_bytes_per_frame: u64,
     /// About how long the job takes on this device; 0 for a stream.
     pub seconds: f64,
+    /// The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+    pub waiting_weight_bytes: u64,
 }
 
 /// Bytes of memory a handle holds, its streams included.

@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
-        public const int VVAE_ABI_MINOR = 2;
+        public const int VVAE_ABI_MINOR = 3;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -416,6 +416,10 @@ namespace VideoVae
             /// About how long the job takes on this device; 0 for a stream.
             /// </summary>
             public double seconds;
+            /// <summary>
+            /// The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+            /// </summary>
+            public ulong waiting_weight_bytes;
         }
 
         /// <summary>

@@ -27,6 +27,7 @@ namespace VideoVae
             PastBytes = info->past_bytes;
             MovedBytesPerFrame = info->moved_bytes_per_frame;
             Seconds = info->seconds;
+            WaitingWeightBytes = info->waiting_weight_bytes;
         }
 
         /// <summary>The plan in words.</summary>
@@ -48,6 +49,8 @@ namespace VideoVae
         public long TileOverlap { get; }
         /// <summary>The part of HostBytes for frames that the device has no room for.</summary>
         public ulong PastBytes { get; }
+        /// <summary>The part of HostBytes for weights that wait there until a layer needs them.</summary>
+        public ulong WaitingWeightBytes { get; }
         public ulong MovedBytesPerFrame { get; }
         /// <summary>About how long the job takes; 0 for a stream.</summary>
         public double Seconds { get; }

@@ -87,6 +87,7 @@ class Plan:
     tile_size: tuple[int, int]
     tile_overlap: int
     past_bytes: int
+    waiting_weight_bytes: int
     moved_bytes_per_frame: int
     seconds: float
     text: str
@@ -365,6 +366,7 @@ class VideoVae:
             tile_size=(info.tile_height, info.tile_width),
             tile_overlap=info.tile_overlap,
             past_bytes=info.past_bytes,
+            waiting_weight_bytes=info.waiting_weight_bytes,
             moved_bytes_per_frame=info.moved_bytes_per_frame,
             seconds=info.seconds,
             text=text.value.decode("utf-8", "replace"),

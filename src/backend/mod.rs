@@ -12,7 +12,7 @@ mod device_memory;
 mod ops;
 mod precision;
 
-pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Onward, Prologue, Sums, Window};
+pub use crate::tensor::{ConvLayout, ConvSource, HostMemory, Prologue, Sums, Window};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use ops::{

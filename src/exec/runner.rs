@@ -42,16 +42,16 @@ pub struct Runner<'a, B: Backend> {
 }
 
 /// Weights that a step computes with.
-enum LayerWeights<'a, C> {
+enum StepWeights<'a, C> {
     Stored(&'a C),
     Fetched(C),
 }
 
-impl<C> LayerWeights<'_, C> {
+impl<C> StepWeights<'_, C> {
     fn get(&self) -> &C {
         match self {
-            LayerWeights::Stored(weights) => weights,
-            LayerWeights::Fetched(weights) => weights,
+            StepWeights::Stored(weights) => weights,
+            StepWeights::Fetched(weights) => weights,
         }
     }
 }
@@ -80,7 +80,7 @@ impl<'a, B: Backend> Runner<'a, B> {
                     scratch: self.scratch,
                     sums: sums.try_map(|slot| place(pool, slot))?,
                 };
-                let weights = self.layer_weights(layer, weights, pool)?;
+                let weights = self.step_weights(layer, weights, pool)?;
                 self.backend.conv(self.memory, weights.get(), &op, stop)
             }
             Step::Carrying(step) => self.carrying(layout, pool, &step, stop),
@@ -89,7 +89,7 @@ impl<'a, B: Backend> Runner<'a, B> {
                 let frames = frames.iter().map(|(from, to)| Ok((place(pool, *from)?, place(pool, *to)?)));
                 let frames = frames.collect::<Result<Vec<_>>>()?;
                 let op = NormOp { layout: &layout.network.layers[layer].layout, shape, frames: &frames };
-                let weights = self.layer_weights(layer, weights, pool)?;
+                let weights = self.step_weights(layer, weights, pool)?;
                 self.backend.normalise(self.memory, weights.get(), &op, stop)
             }
             Step::Attention { shape, frames } => {
@@ -107,16 +107,16 @@ impl<'a, B: Backend> Runner<'a, B> {
     }
 
     /// A layer's weights: where they were fetched to, or on the device anyway.
-    fn layer_weights(
+    fn step_weights(
         &mut self,
         layer: LayerId,
         at: Option<Fetched>,
         pool: &SlotPool,
-    ) -> Result<LayerWeights<'a, B::Conv>> {
+    ) -> Result<StepWeights<'a, B::Conv>> {
         let stored = &self.weights.convs[layer];
-        let Some(Fetched { slot, slabs }) = at else { return Ok(LayerWeights::Stored(stored)) };
+        let Some(Fetched { slot, slabs }) = at else { return Ok(StepWeights::Stored(stored)) };
         let fetched = self.backend.fetched_weights(self.memory, stored, slabs, place(pool, slot)?)?;
-        Ok(LayerWeights::Fetched(fetched))
+        Ok(StepWeights::Fetched(fetched))
     }
 
     fn load(
@@ -171,7 +171,7 @@ impl<'a, B: Backend> Runner<'a, B> {
         let anew_frames = step.anew.iter().flat_map(|anew| &anew.frames);
         let anew_frames =
             anew_frames.map(|(inputs, bias)| Ok((terms(&pools.frames, inputs)?, *bias))).collect::<Result<Vec<_>>>()?;
-        let weights = self.layer_weights(step.layer, step.weights, &pools.frames)?;
+        let weights = self.step_weights(step.layer, step.weights, &pools.frames)?;
         let op = BandedOp {
             weights: weights.get(),
             layout: &layer.layout,

@@ -14,7 +14,7 @@ use super::job::{Layout, goes_on};
 use super::layers::{Side, drop_all, on_device};
 use super::slots::{Life, Pools, Slot, SlotPool};
 use super::step::{Anew, PastSlots, SlotAt, Step};
-use super::weights::Fetching;
+use super::weights::{Fetching, fetched_bytes};
 use crate::model::{Block, LayerId, Network, Stage, Time};
 use crate::tensor::{ConvLayout, FrameShape, PastAt, Prologue, Window};
 
@@ -94,7 +94,7 @@ impl Shapes {
             carries: carries.collect(),
             sums: sums.collect(),
             statistics: costs.frame_bytes(FrameShape::new(0, 0, 1)),
-            weights: network.layers.iter().map(|layer| weight_bytes(&layer.layout, costs)).collect(),
+            weights: network.layers.iter().map(|layer| bytes_by_slabs(&layer.layout, costs)).collect(),
             adds_in_place: costs.adds_in_place(),
             layers,
         }
@@ -111,8 +111,8 @@ impl Shapes {
 }
 
 /// Of a layer's weights with none of its slabs, with the first, with two, and so on.
-fn weight_bytes(layout: &ConvLayout, costs: &dyn Costs) -> Vec<u64> {
-    (0..=layout.slabs).map(|slabs| costs.weight_bytes(&ConvLayout { slabs, ..*layout })).collect()
+fn bytes_by_slabs(layout: &ConvLayout, costs: &dyn Costs) -> Vec<u64> {
+    (0..=layout.slabs).map(|slabs| fetched_bytes(layout, slabs, costs)).collect()
 }
 
 /// Where steps are put, and what their frames lie in.

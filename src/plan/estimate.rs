@@ -5,9 +5,10 @@ use std::collections::HashMap;
 use super::Costs;
 use super::cut::PAST_FRAMES;
 use super::step::{Banded, SlotAt, Step};
+use super::weights::fetched_bytes;
 use super::work::layer_work;
 use crate::model::{LayerId, Network};
-use crate::tensor::{ConvLayout, FrameShape, Rates};
+use crate::tensor::{FrameShape, Rates};
 
 /// Seconds and traffic of the steps seen so far.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -114,8 +115,7 @@ impl Clock<'_> {
             Step::Normalise { shape, frames, .. } => (self.passes(*shape, frames.len()), 0),
             // What has to wait for it waits in [`Fetches`].
             Step::Fetch { layer, into } => {
-                let layout = ConvLayout { slabs: into.slabs, ..self.network.layers[*layer].layout };
-                (0.0, self.costs.weight_bytes(&layout))
+                (0.0, fetched_bytes(&self.network.layers[*layer].layout, into.slabs, self.costs))
             }
             _ => (computing, 0),
         };

@@ -9,7 +9,7 @@ use super::clip::{Clip, Schedule};
 use super::slots::Life;
 use super::step::{Fetched, Step};
 use crate::model::{LayerId, Network};
-use crate::tensor::FrameShape;
+use crate::tensor::{ConvLayout, FrameShape};
 
 /// Layers of a smaller share of all weights are not worth the fetching.
 const LEAST_SHARE: u64 = 256;
@@ -30,6 +30,11 @@ pub fn fetchable(network: &Network, input: FrameShape, costs: &dyn Costs) -> Vec
         stage.body().for_each(|layer| found[layer] = bytes[layer] > least);
     }
     found
+}
+
+/// Bytes of a layer's weights of which the first slabs were fetched: as if there were no others.
+pub(super) fn fetched_bytes(layout: &ConvLayout, slabs: u64, costs: &dyn Costs) -> u64 {
+    costs.weight_bytes(&ConvLayout { slabs, ..*layout })
 }
 
 /// Bytes of a network's weights.

@@ -10,8 +10,8 @@ use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Onward, Prologue, Sums, Term, Terms, Window};
-use crate::tensor::{DType, Place, View};
+use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Sums, Term, Terms, Window};
+use crate::tensor::{DType, Onward, Place, View};
 
 /// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
 /// with less shared memory. None where there is no GPU.

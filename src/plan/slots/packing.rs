@@ -135,19 +135,19 @@ impl Recording {
     }
 
     /// Places frames in this order, and in others where those come sooner that would not fit: where they lie, and the bytes that they
-    /// take.
+    /// take. A way that `has_lost` to another need not go on.
     fn improve(
         &self,
         frames: &[Frame],
         lives_with: &[Vec<usize>],
         mut order: Vec<usize>,
         sooner: usize,
-        is_idle: impl Fn() -> bool,
+        has_lost: impl Fn() -> bool,
     ) -> (Vec<u64>, u64) {
         let mut best = (Vec::new(), u64::MAX);
         let meetings = lives_with.iter().map(Vec::len).sum::<usize>().max(1);
         for _ in 0..(MEETINGS / meetings).clamp(FEWEST_TRIES, MOST_TRIES) {
-            if best.1 <= self.most_bytes || is_idle() {
+            if best.1 <= self.most_bytes || has_lost() {
                 break;
             }
             let (places, bytes) = place(frames, lives_with, &order);

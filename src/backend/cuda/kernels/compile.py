@@ -62,16 +62,16 @@ def assemble(path, architecture, folder):
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         sys.exit(run.stderr)
-    spilled, kernel = [], ""
+    faults, kernel = [], ""
     for line in run.stderr.splitlines():
         if entry := re.search(r"Compiling entry function '(\w+)'", line):
             kernel = entry[1]
         elif LOST.search(line):
-            spilled.append(f"sm_{architecture}: {line.strip()}")
+            faults.append(f"sm_{architecture}: {line.strip()}")
         elif "bytes spill stores" in line and "0 bytes spill stores, 0 bytes spill loads" not in line:
             if MUST_NOT_SPILL.search(kernel):
-                spilled.append(f"{kernel} on sm_{architecture}: {line.strip()}")
-    return spilled
+                faults.append(f"{kernel} on sm_{architecture}: {line.strip()}")
+    return faults
 
 
 def main():

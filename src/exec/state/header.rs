@@ -12,7 +12,7 @@ use crate::tensor::{Place, Shape};
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
 /// compute in another order, and then the bits would not go on as they began.
-const FORMAT: u64 = 6;
+const FORMAT: u64 = 7;
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;
@@ -109,10 +109,9 @@ impl Header {
         body.number(index(&PIXEL_RANGES, pixel_range));
         body.number(index(&POSTERIORS, posterior));
         body.number(seed);
-        let Way { cut: Cut { slice, chunks, entry, stored, past, away: _, weights_away }, tiles } = &self.way;
+        let Way { cut: Cut { slice, chunks, stored, past, away: _, weights_away }, tiles } = &self.way;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
-        body.numbers(entry.iter().copied());
         body.numbers(stored.iter().copied());
         body.numbers(past.iter().map(|past| index(&PASTS, *past)));
         body.numbers(weights_away.iter().map(|away| u64::from(*away)));
@@ -159,7 +158,7 @@ impl Header {
             seed: body.number()?,
         };
         let slice = body.number()?;
-        let (chunks, entry, stored) = (body.numbers()?, body.numbers()?, body.numbers()?);
+        let (chunks, stored) = (body.numbers()?, body.numbers()?);
         let past = body.list(|body| body.choice(PASTS))?;
         let weights_away = body.list(|body| body.choice([false, true]))?;
         let tiles = match body.number()? {
@@ -179,7 +178,7 @@ impl Header {
         let input = Shape::new(batch, channels, 0, height, width);
         // Of frames, streams leave nothing but the past in host memory.
         let away = vec![false; past.len()];
-        let cut = Cut { slice, chunks, entry, stored, past, away, weights_away };
+        let cut = Cut { slice, chunks, stored, past, away, weights_away };
         Ok(Header { model, direction, input, numbers, way: Way { cut, tiles }, loaded })
     }
 }

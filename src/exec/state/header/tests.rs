@@ -22,7 +22,6 @@ fn header() -> Header {
             cut: Cut {
                 slice: 3,
                 chunks: vec![1, 8, 4],
-                entry: vec![1, 8, 1],
                 stored: vec![1, 8, 0],
                 past: vec![Past::Device, Past::HOST, Past::Again, Past::Bands { near: 5 }, Past::NEAR],
                 away: vec![false; 5],

@@ -44,14 +44,14 @@ pub fn host_memory() -> (u64, u64) {
 
 /// What the machine has, within what the process's control groups leave it.
 #[cfg(not(windows))]
-fn linux_memory(root: &std::path::Path) -> cgroup::Memory {
+fn linux_memory(root: &std::path::Path) -> cgroup::Ram {
     let text = std::fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
     let field = |name: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(name))?;
         Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
     };
     let (total, available) = (field("MemTotal"), field("MemAvailable"));
-    let machine = cgroup::Memory { total: total.unwrap_or(u64::MAX), available: available.unwrap_or(u64::MAX) };
+    let machine = cgroup::Ram { total: total.unwrap_or(u64::MAX), available: available.unwrap_or(u64::MAX) };
     machine.min(cgroup::memory(root))
 }
 

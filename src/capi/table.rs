@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::exec::{Control, Ledger, Session, Stream};
+use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::model::{Config, Direction};
 
 /// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
@@ -40,7 +40,7 @@ pub(super) struct Open {
 
 pub(super) struct OpenStream {
     pub direction: Direction,
-    pub stream: Box<dyn Stream>,
+    pub stream: Box<dyn FrameStream>,
 }
 
 impl Handle {
@@ -68,7 +68,8 @@ impl Handle {
     /// What stops a call that tells of no progress. A cancel from before the call is not for the call.
     pub fn control(&self) -> Control<'_> {
         self.cancel.store(false, Ordering::Relaxed);
-        Control { cancel: &self.cancel, progress: None }
+        let log = self.log.callback.is_some().then_some(&self.log as &dyn LogSink);
+        Control { log, ..Control::new(&self.cancel) }
     }
 
     pub fn check_intact(&self) -> Result<()> {
@@ -91,12 +92,12 @@ enum Object {
     Stream(Arc<Handle>),
 }
 
-struct Table {
+struct HandleTable {
     last: usize,
     objects: BTreeMap<usize, Object>,
 }
 
-impl Table {
+impl HandleTable {
     fn insert(&mut self, object: Object) -> usize {
         self.last += 1;
         // Shifted, so that it looks like an aligned address to whoever prints or checks it.
@@ -106,7 +107,7 @@ impl Table {
     }
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { last: 0, objects: BTreeMap::new() });
+static TABLE: Mutex<HandleTable> = Mutex::new(HandleTable { last: 0, objects: BTreeMap::new() });
 
 pub(super) fn insert(handle: Handle) -> *mut vvae {
     let id = TABLE.lock().insert(Object::Handle(Arc::new(handle)));

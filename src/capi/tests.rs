@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
-use crate::error::Result;
-use crate::exec::{Control, Job, Ledger, Outputs, Progress, Pull, Session, Settings, Stream, Trim};
+use crate::error::{Error, Result};
+use crate::exec::{Call, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
 use crate::model::{Config, Direction};
 use crate::node;
 use crate::plan::Plan;
@@ -56,17 +56,17 @@ impl Session for Mock {
     fn plan(&self, _: Direction, _: Shape) -> Result<Plan> {
         panic!("a panic with {}", "an argument");
     }
-    fn run(&mut self, _: &Job, control: &mut Control) -> Result<()> {
+    fn run(&mut self, _: &Call, control: &mut Control) -> Result<Plan> {
         if let Some(progress) = &mut control.progress {
             progress(Progress { done: 0, total: 1, stage: "encode" });
         }
-        if control.cancel.load(Ordering::Relaxed) { Err(crate::error::Error::Cancelled) } else { Ok(()) }
+        if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn Stream>> {
+    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn FrameStream>> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
-    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn Stream>)> {
+    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn FrameStream>)> {
         panic!("a panic in a state");
     }
     fn ledger(&self) -> Arc<Ledger> {
@@ -74,9 +74,6 @@ impl Session for Mock {
     }
     fn trim(&mut self, _: Trim) {
         panic!("a panic");
-    }
-    fn take_warnings(&mut self) -> Vec<String> {
-        Vec::new()
     }
 }
 
@@ -88,7 +85,10 @@ impl Drop for MockStream {
     }
 }
 
-impl Stream for MockStream {
+impl FrameStream for MockStream {
+    fn plan(&self) -> Plan {
+        plan()
+    }
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
         assert!(input.is_some(), "a panic in a stream");
         Ok(0)
@@ -101,6 +101,30 @@ impl Stream for MockStream {
     }
     fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
         panic!("a panic in a save");
+    }
+}
+
+/// A plan of an image in two tiles.
+fn plan() -> Plan {
+    Plan {
+        direction: Direction::Encode,
+        input: Shape::new(1, 3, 1, 8, 8),
+        output: Shape::new(1, 16, 1, 1, 1),
+        device_bytes: 1000,
+        host_bytes: 200,
+        past_bytes: 0,
+        moved_per_frame: 0,
+        seconds: 0.5,
+        weight_bytes: 600,
+        waiting_weight_bytes: 0,
+        workspace_bytes: 400,
+        slice_frames: 4,
+        chunk_frames: vec![1],
+        anew_frames: vec![0],
+        tiles: (1, 2),
+        tile_size: (8, 4),
+        tile_overlap: 0,
+        exact: false,
     }
 }
 
@@ -266,6 +290,19 @@ fn a_callback_may_look_and_cancel_but_not_run() {
         assert_eq!(vvae_free(v), VVAE_OK);
     }
 }
+
+#[test]
+fn a_log_costs_no_second_plan() {
+    // The mock's plan panics; a run plans by itself.
+    let v = Mock::open(&Arc::default(), Some(ignore_log), false);
+    // SAFETY: a handle, and pointers that are valid; the mock touches no element.
+    unsafe {
+        assert_eq!(vvae_encode(v, &tensor(), &tensor(), std::ptr::null()), VVAE_OK);
+        assert_eq!(vvae_free(v), VVAE_OK);
+    }
+}
+
+unsafe extern "C" fn ignore_log(_: *mut c_void, _: i32, _: *const c_char) {}
 
 static LOGGED: AtomicU32 = AtomicU32::new(0);
 

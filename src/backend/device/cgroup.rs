@@ -6,17 +6,17 @@ use std::path::Path;
 
 /// Total and available bytes of some memory. `u64::MAX` where nothing limits it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Memory {
+pub struct Ram {
     pub total: u64,
     pub available: u64,
 }
 
-impl Memory {
-    pub const UNLIMITED: Memory = Memory { total: u64::MAX, available: u64::MAX };
+impl Ram {
+    pub const UNLIMITED: Ram = Ram { total: u64::MAX, available: u64::MAX };
 
     /// What is left where both apply.
-    pub fn min(self, other: Memory) -> Memory {
-        Memory { total: self.total.min(other.total), available: self.available.min(other.available) }
+    pub fn min(self, other: Ram) -> Ram {
+        Ram { total: self.total.min(other.total), available: self.available.min(other.available) }
     }
 }
 
@@ -44,9 +44,9 @@ const V2: Version = Version {
 };
 
 /// The tightest limits of the process's groups and of all groups around them.
-pub fn memory(root: &Path) -> Memory {
+pub fn memory(root: &Path) -> Ram {
     let text = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let mut tightest = Memory::UNLIMITED;
+    let mut tightest = Ram::UNLIMITED;
     for (version, path) in text.lines().filter_map(group) {
         for mount in version.mounts {
             let mount = root.join("sys/fs/cgroup").join(mount);
@@ -54,7 +54,7 @@ pub fn memory(root: &Path) -> Memory {
             // set no limit.
             let path = Path::new(path.trim_start_matches('/'));
             let groups = path.ancestors().map(|group| limit(&mount.join(group), version));
-            tightest = groups.fold(tightest, Memory::min);
+            tightest = groups.fold(tightest, Ram::min);
         }
     }
     tightest
@@ -70,14 +70,14 @@ fn group(line: &str) -> Option<(&'static Version, &str)> {
     }
 }
 
-fn limit(group: &Path, version: &Version) -> Memory {
+fn limit(group: &Path, version: &Version) -> Ram {
     let number = |file: &str| read_to_string(group.join(file)).ok()?.trim().parse::<u64>().ok();
     // "max" is no number, and no limit.
-    let Some(total) = version.limits.iter().filter_map(|file| number(file)).min() else { return Memory::UNLIMITED };
+    let Some(total) = version.limits.iter().filter_map(|file| number(file)).min() else { return Ram::UNLIMITED };
     let stat = read_to_string(group.join("memory.stat")).unwrap_or_default();
     let cache = stat.lines().find_map(|line| line.strip_prefix(version.cache)?.trim().parse::<u64>().ok());
     let used = number(version.usage).unwrap_or(0).saturating_sub(cache.unwrap_or(0));
-    Memory { total, available: total.saturating_sub(used) }
+    Ram { total, available: total.saturating_sub(used) }
 }
 
 #[cfg(test)]
@@ -108,7 +108,7 @@ mod tests {
     }
 
     fn found(name: &str, files: &[(&str, &str)]) -> (u64, u64) {
-        let Memory { total, available } = memory(&Root::new(name, files).0);
+        let Ram { total, available } = memory(&Root::new(name, files).0);
         (total, available)
     }
 

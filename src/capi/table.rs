@@ -22,7 +22,10 @@ pub(super) struct Handle {
     open: Mutex<Option<Open>>,
     /// A panic went through; what it left behind is gone, and the handle can only be freed.
     broken: AtomicBool,
-    pub cancel: AtomicBool,
+    /// Asks the running call to stop.
+    cancel: AtomicBool,
+    /// Held to take the handle and clear `cancel` in one step, so that no cancel falls between the two.
+    starting: Mutex<()>,
     pub config: Config,
     pub log: Log,
     /// The text of the last failure.
@@ -53,21 +56,30 @@ impl Handle {
             open: Mutex::new(Some(Open { session, streams: BTreeMap::new() })),
             broken: AtomicBool::new(false),
             cancel: AtomicBool::new(false),
+            starting: Mutex::default(),
             error: Mutex::default(),
         }
     }
 
-    /// The handle to oneself, or an error at once: waiting for a call that runs on this very thread, of which this is
-    /// a callback, would be waiting for ever.
+    /// Starts a call: the handle to oneself, or an error at once. Waiting would deadlock in a callback of the running
+    /// call. Cancels from before are not for this call; all later ones are.
     pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
-        self.open.try_lock().ok_or_else(|| {
+        let _starting = self.starting.lock();
+        let open = self.open.try_lock().ok_or_else(|| {
             Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
-        })
+        })?;
+        self.cancel.store(false, Ordering::Relaxed);
+        Ok(open)
     }
 
-    /// What stops a call that tells of no progress. A cancel from before the call is not for the call.
+    /// Stops the running call, if there is one.
+    pub fn request_cancel(&self) {
+        let _starting = self.starting.lock();
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    /// For the running call.
     pub fn control(&self) -> Control<'_> {
-        self.cancel.store(false, Ordering::Relaxed);
         let log = self.log.callback.is_some().then_some(&self.log as &dyn LogSink);
         Control { log, ..Control::new(&self.cancel) }
     }

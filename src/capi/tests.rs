@@ -1,5 +1,6 @@
 //! The boundary around a session that misbehaves, which no host can bring about from outside.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::{Read, Write};
 use std::ptr::null_mut;
@@ -79,6 +80,11 @@ impl Session for Mock {
 
 struct MockStream(Arc<AtomicU32>);
 
+thread_local! {
+    /// The handle that is cancelled as soon as a save has begun.
+    static CANCELLED_HANDLE: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
 impl Drop for MockStream {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::SeqCst);
@@ -97,10 +103,17 @@ impl FrameStream for MockStream {
         Ok(Pull::Ended)
     }
     fn state_bytes(&mut self) -> Result<u64> {
+        if let Some(v) = CANCELLED_HANDLE.get() {
+            // SAFETY: null, or a handle.
+            unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };
+        }
         Ok(4)
     }
-    fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
-        panic!("a panic in a save");
+    fn save(&mut self, _: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
+        match cancel.load(Ordering::Relaxed) {
+            true => Err(Error::Cancelled),
+            false => panic!("a panic in a save"),
+        }
     }
 }
 
@@ -289,6 +302,20 @@ fn a_callback_may_look_and_cancel_but_not_run() {
         assert_eq!(vvae_encode(v, &tensor(), &tensor(), &run), VVAE_OK, "a cancel is for one call only");
         assert_eq!(vvae_free(v), VVAE_OK);
     }
+}
+
+#[test]
+fn a_cancel_right_after_the_start_of_a_call_acts() {
+    let v = Mock::open(&Arc::default(), None, false);
+    let s = open_stream(v);
+    CANCELLED_HANDLE.set(Some(v.addr()));
+    let (mut state, mut size) = ([0u8; 4], 0);
+    // SAFETY: a stream and a buffer as long as said.
+    let status = unsafe { vvae_stream_save(s, state.as_mut_ptr().cast(), 4, &mut size) };
+    CANCELLED_HANDLE.set(None);
+    assert_eq!(status, VVAE_ERROR_CANCELLED);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub use ports::{Kind as PortKind, NODES, Node, Port};
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
 use crate::exec::{Latent, Limit, PixelRange, Settings, Tiling};
+use crate::model::Direction;
 
 /// Sets one parameter from its text. A failure changes nothing.
 pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
@@ -75,6 +76,11 @@ pub fn find(id: &str) -> Result<&'static Node> {
         let ids: Vec<_> = NODES.iter().map(|n| format!("\"{}\"", n.id())).collect();
         Error::Argument(format!("node: \"{id}\" is unknown; nodes are {}", ids.join(" and ")))
     })
+}
+
+/// The node that runs in this direction.
+pub fn of(direction: Direction) -> &'static Node {
+    NODES.iter().find(|n| n.direction == direction).expect("each direction has a node")
 }
 
 fn unknown_key(key: &str) -> String {

@@ -144,7 +144,7 @@ pub static PARAMS: &[Param] = &[
         kind: Kind::Int { auto: true, min: 1, max: 1024, step: 1 },
         default: c"auto",
         unit: c"threads",
-        help: c"Threads that compute on the CPU; auto takes all cores. Results do not depend on it.",
+        help: c"Threads that compute and plan on the CPU; auto takes all cores. Results do not depend on it.",
         only: None,
         set: |s, v| s.threads = v.number(),
     },

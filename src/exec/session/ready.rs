@@ -12,6 +12,7 @@ use crate::exec::{Control, LogLevel};
 use crate::model::Direction;
 use crate::plan::{Blueprint, Bytes, Plan, Request, Spacing, TileSize};
 use crate::tensor::Shape;
+use crate::workers;
 
 /// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
 const MARGIN: u64 = 256 << 20;
@@ -88,7 +89,8 @@ impl<B: Backend> Engine<B> {
                  tiles or less overlap"
             )));
         }
-        request.plan(&self.costs()).map_err(|no| {
+        let found = workers::with_threads(self.settings.threads, || request.plan(&self.costs()));
+        found.map_err(|no| {
             let (limit, exact, tiled) = (Bytes(limit), no.smallest_exact, no.smallest);
             Error::Memory(match request.allow_tiles {
                 true => format!(

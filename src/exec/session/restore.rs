@@ -10,6 +10,7 @@ use crate::exec::stream::{in_pieces, kept};
 use crate::exec::{Control, FrameStream, Session, check};
 use crate::model::Direction;
 use crate::plan::{Blueprint, Bytes};
+use crate::workers;
 
 impl<B: Backend> Engine<B> {
     pub(super) fn restore(
@@ -58,7 +59,8 @@ impl<B: Backend> Engine<B> {
         }
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(header.direction, header.input, limit);
-        let Some(blueprint) = request.follow(&header.way, &self.costs()) else {
+        let found = workers::with_threads(self.settings.threads, || request.follow(&header.way, &self.costs()));
+        let Some(blueprint) = found else {
             return Err(refuse("is damaged: its plan is none for this model and size"));
         };
         let (device, host) = (blueprint.device_bytes(), blueprint.host_bytes());

@@ -1,24 +1,22 @@
-//! The vectors of x86-64 processors.
+//! Vectors of x86-64 processors: AVX-512 and AVX2.
 
 use std::arch::x86_64::*;
 
-use super::kernel::Tile;
-use super::simd::{Op, Simd};
+use super::vector::{Simd, SimdOp};
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx512;
+pub struct Avx512;
 
 #[derive(Clone, Copy)]
-pub(super) struct Avx2;
+pub struct Avx2;
 
-/// Each function is one instruction (or a few) that a processor with the instruction set has; that it does is what
-/// whoever names the type makes sure of, see [`Simd`].
+/// Functions of one or a few instructions of the set. Users of the type know that the processor has it, see [`Simd`].
 macro_rules! instruction {
     ($($name:ident($($arg:ident),*) -> $v:ty = $body:expr;)*) => {
         $(
             #[inline(always)]
             fn $name($($arg: $v),*) -> $v {
-                // SAFETY: the processor has the instruction, see `instruction`.
+                // SAFETY: the processor has the instruction set, see `Simd`.
                 unsafe { $body }
             }
         )*
@@ -28,52 +26,45 @@ macro_rules! instruction {
 impl Simd for Avx512 {
     type V = __m512;
     const LANES: usize = 16;
-    const PIXELS: usize = 14;
-    const CHANNELS: usize = 8;
 
     #[inline(always)]
-    unsafe fn enter<O: Op>(op: O) {
+    unsafe fn enter<O: SimdOp>(op: O) {
         #[target_feature(enable = "avx512f,avx2,fma")]
-        unsafe fn inside<O: Op>(op: O) {
-            // SAFETY: the caller of `enter` vouches for the operation.
+        unsafe fn inside<O: SimdOp>(op: O) {
+            // SAFETY: by the contract of `enter`.
             unsafe { op.run::<Avx512>() }
         }
-        // SAFETY: the caller vouches for the processor.
+        // SAFETY: the processor has the instruction set, by this function's contract.
         unsafe { inside(op) }
-    }
-
-    unsafe fn tile(tile: &Tile, pixels: usize) {
-        // SAFETY: the caller vouches for the tile and the processor.
-        unsafe { super::kernel::avx512(tile, pixels) }
     }
 
     #[inline(always)]
     fn prefetch(at: *const f32) {
-        // SAFETY: a hint, which never faults.
+        // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
     fn splat(value: f32) -> __m512 {
-        // SAFETY: the processor has the instruction, see `instruction`.
+        // SAFETY: the processor has the instruction set, see `Simd`.
         unsafe { _mm512_set1_ps(value) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> __m512 {
-        // SAFETY: the caller vouches for the values.
+        // SAFETY: by this function's contract.
         unsafe { _mm512_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(into: *mut f32, v: __m512) {
-        // SAFETY: the caller vouches for the room.
+        // SAFETY: by this function's contract.
         unsafe { _mm512_storeu_ps(into, v) }
     }
 
     #[inline(always)]
     fn sum(a: __m512) -> f32 {
-        // SAFETY: the processor has the instruction, see `instruction`.
+        // SAFETY: the processor has the instruction set, see `Simd`.
         unsafe { _mm512_reduce_add_ps(a) }
     }
 
@@ -87,7 +78,7 @@ impl Simd for Avx512 {
         round(a) -> __m512 = _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a);
         scale(a, n) -> __m512 = _mm512_scalef_ps(a, n);
         reciprocal(a) -> __m512 = {
-            // 14 bits, then one Newton step: much cheaper than the division.
+            // 14 bits, then one Newton step: much cheaper than a division.
             let r = _mm512_rcp14_ps(a);
             _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0)), r)
         };
@@ -97,52 +88,45 @@ impl Simd for Avx512 {
 impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;
-    const PIXELS: usize = 6;
-    const CHANNELS: usize = 4;
 
     #[inline(always)]
-    unsafe fn enter<O: Op>(op: O) {
+    unsafe fn enter<O: SimdOp>(op: O) {
         #[target_feature(enable = "avx2,fma")]
-        unsafe fn inside<O: Op>(op: O) {
-            // SAFETY: the caller of `enter` vouches for the operation.
+        unsafe fn inside<O: SimdOp>(op: O) {
+            // SAFETY: by the contract of `enter`.
             unsafe { op.run::<Avx2>() }
         }
-        // SAFETY: the caller vouches for the processor.
+        // SAFETY: the processor has the instruction set, by this function's contract.
         unsafe { inside(op) }
-    }
-
-    unsafe fn tile(tile: &Tile, pixels: usize) {
-        // SAFETY: the caller vouches for the tile and the processor.
-        unsafe { super::kernel::avx2(tile, pixels) }
     }
 
     #[inline(always)]
     fn prefetch(at: *const f32) {
-        // SAFETY: a hint, which never faults.
+        // SAFETY: a prefetch never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) }
     }
 
     #[inline(always)]
     fn splat(value: f32) -> __m256 {
-        // SAFETY: the processor has the instruction, see `instruction`.
+        // SAFETY: the processor has the instruction set, see `Simd`.
         unsafe { _mm256_set1_ps(value) }
     }
 
     #[inline(always)]
     unsafe fn load(from: *const f32) -> __m256 {
-        // SAFETY: the caller vouches for the values.
+        // SAFETY: by this function's contract.
         unsafe { _mm256_loadu_ps(from) }
     }
 
     #[inline(always)]
     unsafe fn store(into: *mut f32, v: __m256) {
-        // SAFETY: the caller vouches for the room.
+        // SAFETY: by this function's contract.
         unsafe { _mm256_storeu_ps(into, v) }
     }
 
     #[inline(always)]
     fn sum(a: __m256) -> f32 {
-        // SAFETY: the processor has the instruction, see `instruction`.
+        // SAFETY: the processor has the instruction set, see `Simd`.
         unsafe {
             let four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps::<1>(a));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));

@@ -1,53 +1,78 @@
-//! The inner loops, where nearly all the time goes: small matrix products whose sums stay in registers.
+//! The inner loops, where nearly all the time goes: small matrix products with their sums in registers.
+//! Fixes the blocking of channels that bands and weights are packed in.
 
-use super::simd::{Op, Portable, Simd};
+use super::portable::Portable;
+use super::vector::{Simd, SimdOp};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
 
-/// Input channels that lie side by side in a band, see [`super::band`].
-pub(super) const BLOCK: usize = 16;
-/// Output channels that a full panel of weights makes.
-pub(super) const PANEL: usize = 32;
-
-/// A last panel of so few channels is no panel: its products are sums over vectors of input channels, see [`dots`].
-pub(super) const FEW: usize = 4;
-/// Pixels of the widest tile of [`dots`].
-pub(super) const FEW_PIXELS: usize = 4;
-/// Input channels between the weights that are used and those that are sent for, as far as the second-level cache is away.
+/// Input channels that are contiguous in a band.
+pub const BLOCK: usize = 16;
+/// Output channels of a full panel of weights.
+pub const PANEL: usize = 32;
+/// A last panel of at most this many channels is computed by [`dot_tile`].
+pub const DOT_CHANNELS: usize = 4;
+/// Pixels of the largest [`dot_tile`].
+pub const DOT_PIXELS: usize = 4;
+/// Input channels that weights are prefetched ahead, to cover the latency of the second-level cache.
 const AHEAD: usize = 32;
 
-/// A few neighbouring pixels of a row times one panel of weights.
+/// Panels that `cout` channels make.
+pub fn panel_count(cout: usize) -> usize {
+    cout.div_ceil(PANEL)
+}
+
+/// Channels of a panel, and the width that it is padded to.
+pub fn panel_width(cout: usize, panel: usize) -> (usize, usize) {
+    let channels = (cout - panel * PANEL).min(PANEL);
+    let width = if channels <= DOT_CHANNELS { channels } else { channels.next_multiple_of(BLOCK) };
+    (channels, width)
+}
+
+/// A few neighbouring pixels of a row times one panel of weights. Strides are in floats.
 #[derive(Clone, Copy)]
-pub(super) struct Tile<'a> {
+pub struct MicroTile<'a> {
     /// The first pixel's first channel in the first block of the band.
     pub band: *const f32,
-    /// From a block of channels to the next.
+    /// Stride of blocks of channels in `band`.
     pub block: usize,
-    /// From a pixel to the next of the tile: [`BLOCK`], or twice that for every second pixel.
+    /// Stride of the tile's pixels in `band`: [`BLOCK`], or twice that for every second pixel.
     pub step: usize,
-    /// Where each tap looks, relative to `band`.
+    /// Offset of each tap in `band`.
     pub taps: &'a [usize],
     pub cin: usize,
-    /// For each block, tap and channel: as many weights as the panel is wide.
+    /// [block][tap][input channel][`width` output channels]
     pub weights: *const f32,
-    /// Width of the panel, [`PANEL`] or half of it; or at most [`FEW`], for [`dots`].
+    /// [`PANEL`] or half of it; at most [`DOT_CHANNELS`] for [`dot_tile`].
     pub width: usize,
     pub out: *mut f32,
-    /// From a pixel to the next in `out`.
+    /// Stride of pixels in `out`.
     pub out_step: usize,
-    /// Whether to add to what is in `out`.
+    /// Whether to add to the values in `out`.
     pub add: bool,
 }
 
-/// A tile of exactly `M` pixels and `N` vectors of a panel `W` wide; a panel wider than that takes several rounds.
-struct Product<'a, const M: usize, const N: usize, const W: usize, const STEP: usize>(&'a Tile<'a>);
+/// An instruction set with its microkernels.
+pub trait Microkernels: Simd {
+    /// Pixels of the largest tile: as many as keep its sums in registers.
+    const PIXELS: usize;
 
-impl<const M: usize, const N: usize, const W: usize, const STEP: usize> Op for Product<'_, M, N, W, STEP> {
+    /// Computes a tile of `pixels` pixels, at most [`Microkernels::PIXELS`].
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    unsafe fn tile(tile: &MicroTile, pixels: usize);
+}
+
+/// A tile of exactly `M` pixels and `N` vectors at a time, of a panel `W` wide.
+struct TileProduct<'a, const M: usize, const N: usize, const W: usize, const STEP: usize>(&'a MicroTile<'a>);
+
+impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp for TileProduct<'_, M, N, W, STEP> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let tile = self.0;
         for first in (0..W).step_by(N * S::LANES) {
-            // SAFETY: whoever made the tile vouches for its pointers, sizes and strides.
+            // SAFETY: the tile is valid, by this function's contract.
             unsafe {
                 let out = tile.out.add(first);
                 let mut sum = [[S::splat(0.0); N]; M];
@@ -101,7 +126,7 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> Op for P
 /// One input channel: `M` values, `STEP` apart, times `N` vectors of weights.
 ///
 /// # Safety
-/// The values and weights are there.
+/// `a` has the values and `w` the weights.
 #[inline(always)]
 unsafe fn step<S: Simd, const M: usize, const N: usize, const STEP: usize>(
     sum: &mut [[S::V; N]; M],
@@ -110,11 +135,11 @@ unsafe fn step<S: Simd, const M: usize, const N: usize, const STEP: usize>(
 ) {
     let mut weights = [S::splat(0.0); N];
     for (n, weights) in weights.iter_mut().enumerate() {
-        // SAFETY: as the caller vouches.
+        // SAFETY: by this function's contract.
         *weights = unsafe { S::load(w.add(n * S::LANES)) };
     }
     for (m, sum) in sum.iter_mut().enumerate() {
-        // SAFETY: as the caller vouches.
+        // SAFETY: by this function's contract.
         let value = S::splat(unsafe { *a.add(m * STEP) });
         for (n, sum) in sum.iter_mut().enumerate() {
             *sum = S::fma(value, weights[n], *sum);
@@ -122,17 +147,17 @@ unsafe fn step<S: Simd, const M: usize, const N: usize, const STEP: usize>(
     }
 }
 
-/// The tile of a run-time size, by way of the one made for that size.
+/// Dispatches a tile of a run-time size to the product compiled for that size.
 macro_rules! sized {
-    ($tile:ident, $pixels:ident, $simd:ty, $full:literal, $half:literal, $($m:literal)*) => {
-        // SAFETY: the caller vouches for the tile and the processor.
+    ($tile:ident, $pixels:ident, $full:literal, $half:literal, $($m:literal)*) => {
+        // SAFETY: by this function's contract.
         unsafe {
             match ($tile.width, $tile.step, $pixels) {
                 $(
-                    (PANEL, BLOCK, $m) => <$simd>::enter(Product::<$m, $full, 32, 16>($tile)),
-                    (PANEL, _, $m) => <$simd>::enter(Product::<$m, $full, 32, 32>($tile)),
-                    (_, BLOCK, $m) => <$simd>::enter(Product::<$m, $half, 16, 16>($tile)),
-                    (_, _, $m) => <$simd>::enter(Product::<$m, $half, 16, 32>($tile)),
+                    (PANEL, BLOCK, $m) => Self::enter(TileProduct::<$m, $full, 32, 16>($tile)),
+                    (PANEL, _, $m) => Self::enter(TileProduct::<$m, $full, 32, 32>($tile)),
+                    (_, BLOCK, $m) => Self::enter(TileProduct::<$m, $half, 16, 16>($tile)),
+                    (_, _, $m) => Self::enter(TileProduct::<$m, $half, 16, 32>($tile)),
                 )*
                 (_, _, pixels) => unreachable!("no tile of {pixels} pixels"),
             }
@@ -140,38 +165,43 @@ macro_rules! sized {
     };
 }
 
-/// # Safety
-/// As [`Simd::tile`].
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn avx512(tile: &Tile, pixels: usize) {
-    sized!(tile, pixels, Avx512, 2, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+impl Microkernels for Avx512 {
+    const PIXELS: usize = 14;
+
+    unsafe fn tile(tile: &MicroTile, pixels: usize) {
+        sized!(tile, pixels, 2, 1, 1 2 3 4 5 6 7 8 9 10 11 12 13 14)
+    }
 }
 
-/// # Safety
-/// As [`Simd::tile`].
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn avx2(tile: &Tile, pixels: usize) {
-    sized!(tile, pixels, Avx2, 2, 2, 1 2 3 4 5 6)
+impl Microkernels for Avx2 {
+    const PIXELS: usize = 6;
+
+    unsafe fn tile(tile: &MicroTile, pixels: usize) {
+        sized!(tile, pixels, 2, 2, 1 2 3 4 5 6)
+    }
 }
 
-/// # Safety
-/// As [`Simd::tile`].
-pub(super) unsafe fn portable(tile: &Tile, pixels: usize) {
-    sized!(tile, pixels, Portable, 2, 2, 1 2 3 4)
+impl Microkernels for Portable {
+    const PIXELS: usize = 4;
+
+    unsafe fn tile(tile: &MicroTile, pixels: usize) {
+        sized!(tile, pixels, 2, 2, 1 2 3 4)
+    }
 }
 
-/// A tile of exactly `M` pixels and `C` output channels. Each sum is one of vectors over input channels, until the end,
-/// so no lane is spent on channels that are not there. Weights lie as [block][tap][output channel][input channel], in
-/// whole blocks.
-struct Dots<'a, const M: usize, const C: usize>(&'a Tile<'a>);
+/// A tile of exactly `M` pixels and `C` output channels, as dot products over input channels. So no lane is spent on
+/// padding of output channels. Weights are [block][tap][output channel][input channel], padded to whole blocks.
+struct DotProducts<'a, const M: usize, const C: usize>(&'a MicroTile<'a>);
 
-impl<const M: usize, const C: usize> Op for Dots<'_, M, C> {
+impl<const M: usize, const C: usize> SimdOp for DotProducts<'_, M, C> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let tile = self.0;
         let mut sum = [[S::splat(0.0); C]; M];
         let (mut band, mut w) = (tile.band, tile.weights);
-        // SAFETY: whoever made the tile vouches for its pointers, sizes and strides.
+        // SAFETY: the tile is valid, by this function's contract.
         unsafe {
             for _ in 0..tile.cin.div_ceil(BLOCK) {
                 for tap in tile.taps {
@@ -201,53 +231,55 @@ impl<const M: usize, const C: usize> Op for Dots<'_, M, C> {
     }
 }
 
-/// A tile of up to [`FEW_PIXELS`] pixels and [`FEW`] output channels.
+/// A tile of up to [`DOT_PIXELS`] pixels and [`DOT_CHANNELS`] output channels.
 ///
 /// # Safety
-/// As [`Simd::tile`].
-pub(super) unsafe fn dots<S: Simd>(tile: &Tile, pixels: usize) {
+/// As [`SimdOp::run`].
+pub unsafe fn dot_tile<S: Simd>(tile: &MicroTile, pixels: usize) {
     macro_rules! sized {
         ($($m:literal: $($c:literal)*;)*) => {
             match (pixels, tile.width) {
-                $($(($m, $c) => S::enter(Dots::<$m, $c>(tile)),)*)*
+                $($(($m, $c) => S::enter(DotProducts::<$m, $c>(tile)),)*)*
                 (pixels, channels) => unreachable!("no tile of {pixels} pixels and {channels} channels"),
             }
         };
     }
-    // SAFETY: the caller vouches for the tile and the processor.
+    // SAFETY: by this function's contract.
     unsafe { sized!(1: 1 2 3 4; 2: 1 2 3 4; 3: 1 2 3 4; 4: 1 2 3 4;) }
 }
 
-/// `out[c][q] += sum over k of values[k][c] * weights[k][q]` for one block of channels c and one panel q; the
-/// second product of the attention.
-pub(super) struct Outer {
+/// `out[c][q] += sum over k of values[k][c] * weights[k][q]` for one block of channels c and one panel q: the second
+/// product of attention.
+pub struct OuterProduct {
     pub values: *const f32,
     pub weights: *const f32,
     pub out: *mut f32,
     pub count: usize,
 }
 
-impl Op for Outer {
+impl SimdOp for OuterProduct {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: whoever made the operation vouches for its pointers and count.
+        // SAFETY: by this function's contract.
         unsafe {
-            match S::CHANNELS {
-                8 => self.rounds::<S, 8>(),
+            match S::LANES {
+                16 => self.rounds::<S, 8>(),
                 _ => self.rounds::<S, 4>(),
             }
         }
     }
 }
 
-impl Outer {
+impl OuterProduct {
+    /// `M` channels at a time: as many as keep their sums in registers.
+    ///
     /// # Safety
-    /// As [`Op::run`].
+    /// As [`SimdOp::run`].
     #[inline(always)]
     unsafe fn rounds<S: Simd, const M: usize>(&self) {
         for channel in (0..BLOCK).step_by(M) {
             for first in (0..PANEL).step_by(2 * S::LANES) {
-                // SAFETY: both lie inside the block and the panel.
+                // SAFETY: inside the block and the panel.
                 unsafe {
                     let out = self.out.add(channel * PANEL + first);
                     let mut sum = [[S::splat(0.0); 2]; M];

@@ -1,9 +1,4 @@
 //! Packed weights: in the order in which a microkernel reads them.
-//!
-//! Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have 32
-//! output channels; a last panel of up to 16 is padded to 16. One of up to 4 has [output channel][input channel] at the
-//! end, for [`dot_tile`](crate::backend::cpu::simd::dot_tile). Behind the slabs: bias vectors, then the norm's gamma and
-//! beta.
 
 use super::grid::{COMPONENTS, uses_winograd};
 use super::winograd::transform_weight;
@@ -13,6 +8,10 @@ use crate::backend::{ConvLayout, ConvSource, Prologue};
 use crate::error::{Error, Result};
 
 /// The packed weights of one convolution.
+///
+/// Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have 32
+/// output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input channel], for
+/// `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
 pub struct ConvWeights {
     pub(super) layout: ConvLayout,
     block: HostBlock,

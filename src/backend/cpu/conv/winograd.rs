@@ -1,15 +1,5 @@
 //! Winograd's F(2, 3) along the rows of a 3 x 3 window: two output pixels from four products instead of six.
-//!
-//! Two neighbouring output pixels read four pixels d in each row of the window, through three weights g:
-//!
-//! - m0 = (d0 - d2) g0
-//! - m1 = (d1 + d2) (g0 + g1 + g2) / 2
-//! - m2 = (d2 - d1) (g0 - g1 + g2) / 2
-//! - m3 = (d1 - d3) g2
-//!
-//! The outputs are m0 + m1 + m2 and m1 - m2 - m3. Rows of the window and channels are summed before that. So each of
-//! the four *components* is a convolution of its own, with a window of 3 x 1 over an image of pixel pairs. The factors
-//! are small, so little precision is lost. F(4, 3) would save more products and lose much more precision.
+//! The factors are small, so little precision is lost. F(4, 3) would save more products and lose much more precision.
 
 use super::band::{BandSize, BandSource};
 use super::grid::{COMPONENTS, OutputArea, OutputGrid};
@@ -17,6 +7,16 @@ use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vect
 use crate::backend::cpu::simd::{BLOCK, PANEL, Simd, SimdOp};
 
 /// A component's weight, from the three weights of a row of the window.
+///
+/// Two neighbouring output pixels read four pixels d in each row of the window, through three weights g:
+///
+/// - m0 = (d0 - d2) g0
+/// - m1 = (d1 + d2) (g0 + g1 + g2) / 2
+/// - m2 = (d2 - d1) (g0 - g1 + g2) / 2
+/// - m3 = (d1 - d3) g2
+///
+/// The outputs are m0 + m1 + m2 and m1 - m2 - m3. Rows of the window and channels are summed before that. So each
+/// component m is a convolution of its own, with a window of 3 x 1 over an image of pixel pairs.
 pub fn transform_weight(component: usize, [g0, g1, g2]: [f32; 3]) -> f32 {
     match component {
         0 => g0,

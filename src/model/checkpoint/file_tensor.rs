@@ -1,13 +1,13 @@
-//! A tensor in the file: its values widened on the way out, and a quick look whether all are finite.
+//! A tensor in the file: reads its values as f32 or f64, and finds values that are not finite.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
 use crate::tensor::DType;
 
-/// A tensor's values as they lie in the file, little-endian and aligned to nothing.
+/// A tensor's values in the file, little-endian and unaligned.
 #[derive(Debug, Clone, Copy)]
-pub struct Stored<'a> {
+pub struct FileTensor<'a> {
     pub dtype: DType,
     pub shape: &'a [u64],
     pub(super) bytes: &'a [u8],
@@ -15,12 +15,12 @@ pub struct Stored<'a> {
 
 const AT_ONCE: usize = 512;
 
-impl Stored<'_> {
+impl FileTensor<'_> {
     pub fn elements(&self) -> usize {
         self.bytes.len() / self.dtype.bytes() as usize
     }
 
-    /// Reads the values from element `first` on. Exact, whatever the stored type.
+    /// Reads the values from element `first` on. Exact for every type.
     pub fn widen(&self, first: usize, into: &mut [f32]) {
         let size = self.dtype.bytes() as usize;
         let bytes = &self.bytes[first * size..(first + into.len()) * size];
@@ -36,7 +36,7 @@ impl Stored<'_> {
                 }
             }
             DType::F16 => {
-                // The processor's conversion wants aligned values.
+                // The processor converts aligned values only.
                 let mut aligned = [f16::ZERO; AT_ONCE];
                 for (values, bytes) in into.chunks_mut(AT_ONCE).zip(bytes.chunks(2 * AT_ONCE)) {
                     for (value, bits) in aligned.iter_mut().zip(half_words(bytes)) {
@@ -60,7 +60,7 @@ impl Stored<'_> {
         }
     }
 
-    /// The first element that is infinite or not a number.
+    /// The first element that is infinite or NaN.
     pub(super) fn first_non_finite(&self) -> Option<usize> {
         // Adding one to the exponent carries into the sign exactly where the exponent is all ones.
         let suspicious = |bytes: &[u8]| match self.dtype {
@@ -80,11 +80,11 @@ impl Stored<'_> {
         value[0]
     }
 
-    /// The elements of `self` from `first` on, `count` of them or as many as there are.
+    /// Up to `count` elements from `first` on.
     pub(super) fn part(&self, first: usize, count: usize) -> Self {
         let size = self.dtype.bytes() as usize;
         let end = (first + count).min(self.elements());
-        Stored { bytes: &self.bytes[first * size..end * size], ..*self }
+        FileTensor { bytes: &self.bytes[first * size..end * size], ..*self }
     }
 }
 
@@ -102,34 +102,34 @@ mod tests {
     use half::bf16;
 
     #[test]
-    fn every_half_is_widened_exactly_and_judged_rightly() {
+    fn halves_are_widened_exactly_and_classified() {
         let all: Vec<u8> = std::iter::once(0).chain((0..=u16::MAX).flat_map(u16::to_le_bytes)).collect();
         type Widen = fn(u16) -> f32;
         let types: [(DType, Widen); 2] =
             [(DType::F16, |b| f16::from_bits(b).to_f32()), (DType::BF16, |b| bf16::from_bits(b).to_f32())];
         for (dtype, expected) in types {
             // One byte in, so that nothing is aligned.
-            let stored = Stored { dtype, shape: &[1 << 16], bytes: &all[1..] };
+            let tensor = FileTensor { dtype, shape: &[1 << 16], bytes: &all[1..] };
             let mut values = vec![0.0; 1 << 16];
-            stored.widen(0, &mut values);
+            tensor.widen(0, &mut values);
             for (bits, value) in (0..=u16::MAX).zip(values) {
                 let right = expected(bits);
                 assert!(value.to_bits() == right.to_bits() || value.is_nan() && right.is_nan(), "{dtype:?} {bits:#x}");
-                let alone = stored.part(usize::from(bits), 1);
+                let alone = tensor.part(usize::from(bits), 1);
                 assert_eq!(alone.first_non_finite().is_none(), right.is_finite(), "{dtype:?} {bits:#x}");
             }
         }
     }
 
     #[test]
-    fn a_single_bad_value_is_found_where_it_is() {
+    fn first_non_finite_finds_a_single_value() {
         for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
             for at in [0, 511, 512, 1299] {
                 let mut values = vec![f32::MAX; 1300];
                 values[at] = bad;
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                let stored = Stored { dtype: DType::F32, shape: &[1300], bytes: &bytes };
-                assert_eq!(stored.first_non_finite(), Some(at));
+                let tensor = FileTensor { dtype: DType::F32, shape: &[1300], bytes: &bytes };
+                assert_eq!(tensor.first_non_finite(), Some(at));
             }
         }
     }

@@ -1,21 +1,21 @@
-//! The tensors of a checkpoint: what each is called and how large it is, and the configuration that follows from it.
+//! Names and shapes of a checkpoint's tensors, and the configuration that follows from them.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
-use super::config::Config;
+use crate::model::config::Config;
 
 /// A tensor that every checkpoint of a configuration holds.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Expected {
+pub(super) struct ExpectedTensor {
     pub name: String,
     pub shape: Vec<u64>,
 }
 
-/// Shapes by name, as a file has them.
-pub(super) type Shapes<'a> = BTreeMap<&'a str, &'a [u64]>;
+/// The shapes of a file's tensors.
+pub(super) type ShapesByName<'a> = BTreeMap<&'a str, &'a [u64]>;
 
-/// What is wrong with a file, without the file's name.
+/// An error says what is wrong with a file, without the file's name.
 pub(super) type Check<T> = std::result::Result<T, String>;
 
 const MAX_LEVELS: u64 = 8;
@@ -24,10 +24,10 @@ const MAX_CHANNELS: u64 = 16384;
 const MAX_LATENT: u64 = 1024;
 const DEFAULT_GROUPS: u64 = 32;
 
-/// Attention's tensors in files written before the renaming, and since.
+/// Older and current names of attention's tensors.
 const RENAMED: [(&str, &str); 4] = [("query", "to_q"), ("key", "to_k"), ("value", "to_v"), ("proj_attn", "to_out.0")];
 
-/// The name the table has for a tensor that a file may call by its older name.
+/// The current name of a tensor that may have its older name in a file.
 pub(super) fn canonical(name: &str) -> Cow<'_, str> {
     let renamed = || {
         let (tensor, kind) = name.rsplit_once('.')?;
@@ -38,14 +38,14 @@ pub(super) fn canonical(name: &str) -> Cow<'_, str> {
     renamed().map_or(Cow::Borrowed(name), Cow::Owned)
 }
 
-/// Whether a file may store a tensor of shape `expected` with shape `found`: attention's matrices, the only ones with
-/// two dimensions, were once stored as convolutions with kernel 1.
+/// Whether a tensor of shape `expected` may have shape `found` in a file. Older files have attention's matrices, the only
+/// tensors of two dimensions, as convolutions with kernel 1.
 pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
     let matrix = expected.len() == 2 && found.len() <= 5;
     found == expected || matrix && found.starts_with(expected) && found[2..].iter().all(|dim| *dim == 1)
 }
 
-/// A name or any other text of the file, fit to be shown in a message.
+/// Text of the file, escaped and shortened for a message.
 pub(super) fn quoted(text: &str) -> String {
     const SHOWN: usize = 120;
     match text.char_indices().nth(SHOWN) {
@@ -55,8 +55,8 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// Every tensor of a checkpoint.
-pub(super) fn expected(config: &Config) -> Vec<Expected> {
-    let mut table = Table(Vec::new());
+pub(super) fn expected(config: &Config) -> Vec<ExpectedTensor> {
+    let mut table = TensorTable(Vec::new());
     let channels = &config.channels;
     let last = channels.len() - 1;
 
@@ -96,13 +96,13 @@ pub(super) fn expected(config: &Config) -> Vec<Expected> {
     table.0
 }
 
-struct Table(Vec<Expected>);
+struct TensorTable(Vec<ExpectedTensor>);
 
-impl Table {
+impl TensorTable {
     fn affine(&mut self, name: &str, weight: Vec<u64>) {
         let bias = vec![weight[0]];
-        self.0.push(Expected { name: format!("{name}.weight"), shape: weight });
-        self.0.push(Expected { name: format!("{name}.bias"), shape: bias });
+        self.0.push(ExpectedTensor { name: format!("{name}.weight"), shape: weight });
+        self.0.push(ExpectedTensor { name: format!("{name}.bias"), shape: bias });
     }
 
     fn conv(&mut self, name: &str, cout: u64, cin: u64, [depth, height, width]: [u64; 3]) {
@@ -133,9 +133,9 @@ impl Table {
     }
 }
 
-/// The configuration, read off the shapes. They cannot tell `groups`: that is what the file's metadata says, if
-/// anything. Only what is needed here is looked at; whether all shapes agree is for the table to say.
-pub(super) fn config_of(shapes: &Shapes, groups: Option<u64>) -> Check<Config> {
+/// The configuration that the shapes imply, with `groups` from the file's metadata. Reads only the shapes that it needs;
+/// the comparison with the table checks all of them.
+pub(super) fn config_of(shapes: &ShapesByName, groups: Option<u64>) -> Check<Config> {
     let levels = count(shapes, "encoder.down_blocks.", ".resnets.", "resolution levels", MAX_LEVELS)?;
     let layers = count(shapes, "encoder.down_blocks.0.resnets.", ".", "residual blocks a level", MAX_LAYERS)?;
     let channels = (0..levels)
@@ -148,7 +148,7 @@ pub(super) fn config_of(shapes: &Shapes, groups: Option<u64>) -> Check<Config> {
     let temporal_levels = temporal_levels(shapes, levels)?;
     let (value, source) = match groups {
         Some(groups) => (groups, "in the file's metadata"),
-        None => (DEFAULT_GROUPS, "assumed, as the file's metadata does not say"),
+        None => (DEFAULT_GROUPS, "assumed, as the file's metadata has none"),
     };
     match channels.iter().position(|c| value == 0 || c % value != 0) {
         None => Ok(Config { channels, layers, groups: value, latent, temporal_levels }),
@@ -160,7 +160,7 @@ pub(super) fn config_of(shapes: &Shapes, groups: Option<u64>) -> Check<Config> {
 }
 
 /// One more than the largest N in names that begin with `before`, then N, then `after`.
-fn count(shapes: &Shapes, before: &str, after: &str, what: &str, most: u64) -> Check<u64> {
+fn count(shapes: &ShapesByName, before: &str, after: &str, what: &str, most: u64) -> Check<u64> {
     let number = |name: &&str| -> Option<u64> {
         let rest = name.strip_prefix(before)?;
         let digits = rest.find(|c: char| !c.is_ascii_digit())?;
@@ -168,28 +168,26 @@ fn count(shapes: &Shapes, before: &str, after: &str, what: &str, most: u64) -> C
     };
     let found = shapes.keys().filter_map(number).max().map_or(0, |n| n.saturating_add(1));
     match found {
-        0 => Err(format!("tensor \"{before}0{after}...\" is missing, so this is no checkpoint of this autoencoder")),
-        n if n > most => Err(format!("the names \"{before}N{after}...\" tell of {n} {what}, expected 1 to {most}")),
+        0 => Err(format!("tensor \"{before}0{after}...\" is missing, so this is not a checkpoint of this autoencoder")),
+        n if n > most => Err(format!("the names \"{before}N{after}...\" imply {n} {what}, expected 1 to {most}")),
         n => Ok(n),
     }
 }
 
-fn shape_of<'a>(shapes: &Shapes<'a>, name: &str) -> Check<&'a [u64]> {
+fn shape_of<'a>(shapes: &ShapesByName<'a>, name: &str) -> Check<&'a [u64]> {
     shapes.get(name).copied().ok_or_else(|| format!("tensor {name:?} is missing"))
 }
 
-fn dimension(shapes: &Shapes, name: &str, axis: usize, what: &str, most: u64) -> Check<u64> {
+fn dimension(shapes: &ShapesByName, name: &str, axis: usize, what: &str, most: u64) -> Check<u64> {
     let shape = shape_of(shapes, name)?;
     match shape.get(axis) {
         Some(size) if (1..=most).contains(size) => Ok(*size),
-        Some(size) => {
-            Err(format!("tensor {name:?}: shape is {shape:?}, with {size} {what}; expected 1 to {most} of them"))
-        }
+        Some(size) => Err(format!("tensor {name:?}: shape is {shape:?}, with {size} {what}; expected 1 to {most}")),
         None => Err(format!("tensor {name:?}: shape is {shape:?}, expected five dimensions")),
     }
 }
 
-fn temporal_levels(shapes: &Shapes, levels: u64) -> Check<u64> {
+fn temporal_levels(shapes: &ShapesByName, levels: u64) -> Check<u64> {
     let mut temporal = 0;
     for level in 0..levels - 1 {
         let name = format!("encoder.down_blocks.{level}.downsamplers.0.conv.weight");
@@ -199,8 +197,8 @@ fn temporal_levels(shapes: &Shapes, levels: u64) -> Check<u64> {
             [_, _, 1, _, _] if temporal == 0 => {}
             [_, _, 1, _, _] => {
                 return Err(format!(
-                    "tensor {name:?}: shape is {shape:?}, so the frame rate is not halved at level {level} but at one \
-                     before it; expected the downsamplers with temporal kernel 3 to be the innermost ones"
+                    "tensor {name:?}: shape is {shape:?}, so the frame rate is halved before level {level} but not at it; \
+                     expected the downsamplers with temporal kernel 3 to be the innermost ones"
                 ));
             }
             _ => {
@@ -220,20 +218,20 @@ mod tests {
         Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 }
     }
 
-    fn shapes(table: &[Expected]) -> Shapes<'_> {
+    fn shapes(table: &[ExpectedTensor]) -> ShapesByName<'_> {
         table.iter().map(|t| (t.name.as_str(), t.shape.as_slice())).collect()
     }
 
     #[test]
-    fn the_table_of_the_published_model_has_its_tensors_and_parameters() {
+    fn table_of_the_published_model_has_its_tensors_and_parameters() {
         let table = expected(&published());
         assert_eq!(table.len(), 250);
-        assert_eq!(shapes(&table).len(), 250, "no name twice");
+        assert_eq!(shapes(&table).len(), 250, "names are unique");
         assert_eq!(table.iter().map(|t| t.shape.iter().product::<u64>()).sum::<u64>(), 250_648_227);
     }
 
     #[test]
-    fn the_configuration_comes_back_from_its_own_table() {
+    fn configuration_round_trips_through_its_table() {
         let one_level = Config { channels: vec![64], temporal_levels: 0, ..published() };
         let every_level = Config { temporal_levels: 3, ..published() };
         for config in [published(), one_level, every_level] {
@@ -242,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn every_tensor_belongs_to_a_layer_and_every_layer_has_its_tensors() {
+    fn table_has_exactly_the_tensors_of_all_layers() {
         let config = published();
         let mut used = Vec::new();
         for direction in [Direction::Encode, Direction::Decode] {

@@ -1,45 +1,29 @@
-//! Reads a checkpoint: a safetensors file, mapped into memory and checked as a whole before anything uses it.
-//!
-//! After [`Checkpoint::open`] every tensor of the model is known to be there, with the right shape and finite values,
-//! so nothing later has to ask again.
-
-mod contents;
-mod fingerprint;
-mod header;
-mod identity;
-mod keys;
-mod stored;
-#[cfg(test)]
-pub(super) mod testing;
-#[cfg(test)]
-mod tests;
-
+//! Opens a checkpoint: maps the safetensors file and checks all of it.
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use memmap2::Mmap;
 
-use super::config::Config;
+use super::contents::Contents;
+use super::file_tensor::FileTensor;
+use super::identity::FileIdentity;
 use crate::error::{Error, Result};
+use crate::model::config::Config;
 use crate::tensor::DType;
-use contents::Contents;
-pub use fingerprint::Fingerprint;
-pub use identity::FileIdentity;
-pub use stored::Stored;
 
-/// An open checkpoint. The file is mapped for as long as this lives.
+/// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
     identity: FileIdentity,
-    map: Mmap,
-    contents: Contents,
+    pub(super) map: Mmap,
+    pub(super) contents: Contents,
 }
 
-/// What there is to tell about a checkpoint besides its configuration.
+/// Facts about a checkpoint besides its configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Summary {
-    /// The element types that occur.
+    /// All element types in the file.
     pub dtypes: Vec<DType>,
     pub tensors: usize,
     pub parameters: u64,
@@ -49,7 +33,7 @@ impl Checkpoint {
     pub fn open(path: &Path) -> Result<Checkpoint> {
         let fail = |why: String| Error::Checkpoint(format!("{}: {why}", path.display()));
         let cannot = |what: &str, e: std::io::Error| fail(format!("cannot be {what}: {e}"));
-        // Asked before opening, because opening a pipe would wait for somebody to write to it.
+        // Checked before opening, because opening a pipe waits for a writer.
         let metadata = fs::metadata(path).map_err(|e| cannot("opened", e))?;
         if !metadata.is_file() {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
@@ -60,8 +44,8 @@ impl Checkpoint {
         if metadata.len() == 0 {
             return Err(fail("is empty, expected a safetensors file".into()));
         }
-        // SAFETY: the mapping is read-only and private to this struct. Should another program change the file under
-        // it, values change, which no code here relies on not happening: offsets and shapes were copied out of it.
+        // SAFETY: the mapping is read-only and private to this struct. If another program changes the file, values
+        // change. No code relies on their not changing: offsets and shapes are copies.
         let map = unsafe { Mmap::map(&file) }.map_err(|e| cannot("mapped into memory", e))?;
         let contents = Contents::check(&map).map_err(fail)?;
         Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), map, contents })
@@ -102,9 +86,9 @@ impl Checkpoint {
         summary
     }
 
-    /// A tensor by its name of today, whatever the file calls it.
-    pub fn tensor(&self, name: &str) -> Result<Stored<'_>> {
-        let unknown = || Error::Internal(format!("{}: tensor {name:?} was asked for", self.path.display()));
+    /// A tensor by its current name, also if the file has its older name.
+    pub fn tensor(&self, name: &str) -> Result<FileTensor<'_>> {
+        let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
         self.contents.tensor(&self.map, name).ok_or_else(unknown)
     }
 
@@ -113,7 +97,7 @@ impl Checkpoint {
         let tensor = self.tensor(name)?;
         if tensor.elements() != into.len() {
             let (has, room) = (tensor.elements(), into.len());
-            return Err(Error::Internal(format!("tensor {name:?} has {has} values, read into room for {room}")));
+            return Err(Error::Internal(format!("tensor {name:?} has {has} values, but the buffer has {room}")));
         }
         tensor.widen(0, into);
         Ok(())

@@ -1,0 +1,20 @@
+//! Checkpoints: safetensors files, mapped into memory and checked as a whole before use.
+//! May read files. Must not know layers or devices.
+
+mod contents;
+mod file_tensor;
+mod fingerprint;
+mod header;
+mod identity;
+mod keys;
+mod names;
+mod open;
+#[cfg(test)]
+pub(super) mod testing;
+#[cfg(test)]
+mod tests;
+
+pub use file_tensor::FileTensor;
+pub use fingerprint::Fingerprint;
+pub use identity::FileIdentity;
+pub use open::{Checkpoint, Summary};

@@ -1,4 +1,4 @@
-//! Progress and cancel: both act within a chunk of work, and leave the handle and its streams usable.
+//! Progress and cancel act within a chunk of work, and leave the handle and its streams usable.
 
 mod common;
 
@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use common::{Buffer, Failure, Random, Vae, create_info, on_every_device, run_info, small};
 use video_vae::capi::*;
 
-/// What a progress callback was told, and when it says stop.
+/// Records progress calls, and stops at a given one.
 #[derive(Default)]
-struct Told {
+struct ProgressLog {
     calls: u64,
     stop_at: u64,
     last: (u64, u64),
@@ -20,22 +20,22 @@ struct Told {
     decreased: bool,
 }
 
-unsafe extern "C" fn tell(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
-    // SAFETY: the tests pass a `Told`, and a stage is a text.
-    let (told, stage) = unsafe { (&mut *user.cast::<Told>(), CStr::from_ptr(stage)) };
+unsafe extern "C" fn record(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
+    // SAFETY: the tests pass a `ProgressLog`, and a stage is a C string.
+    let (log, stage) = unsafe { (&mut *user.cast::<ProgressLog>(), CStr::from_ptr(stage)) };
     let stage = stage.to_str().unwrap().to_owned();
-    if !told.stages.contains(&stage) {
-        told.stages.push(stage);
+    if !log.stages.contains(&stage) {
+        log.stages.push(stage);
     } else {
-        told.decreased |= done < told.last.0;
+        log.decreased |= done < log.last.0;
     }
-    told.last = (done, total);
-    told.calls += 1;
-    i32::from(told.calls == told.stop_at)
+    log.last = (done, total);
+    log.calls += 1;
+    i32::from(log.calls == log.stop_at)
 }
 
-fn with_progress(told: &mut Told) -> vvae_run_info {
-    vvae_run_info { progress: Some(tell), progress_user: std::ptr::from_mut(told).cast(), ..run_info() }
+fn with_progress(log: &mut ProgressLog) -> vvae_run_info {
+    vvae_run_info { progress: Some(record), progress_user: std::ptr::from_mut(log).cast(), ..run_info() }
 }
 
 fn latent(frames: i64, rows: i64, columns: i64) -> Buffer {
@@ -55,26 +55,26 @@ fn progress_rises_to_its_total() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         let latent = latent(6, 3, 4);
-        let mut told = Told::default();
-        vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap();
-        assert_eq!(told.stages, ["load", "decode"]);
-        assert!(told.calls > 20 && !told.decreased && told.last.0 == told.last.1 && told.last.1 > 0);
+        let mut log = ProgressLog::default();
+        vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)).unwrap();
+        assert_eq!(log.stages, ["load", "decode"]);
+        assert!(log.calls > 20 && !log.decreased && log.last.0 == log.last.1 && log.last.1 > 0);
     });
 }
 
 #[test]
-fn a_run_cancelled_anywhere_leaves_a_handle_that_works() {
+fn cancelled_runs_leave_a_working_handle() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         let latent = latent(4, 3, 2);
         let mut expected = video(&latent);
-        let mut told = Told::default();
-        vae.decode_with(&latent, &mut expected, &with_progress(&mut told)).unwrap();
-        for stop_at in (1..=told.calls).step_by(7) {
-            let mut told = Told { stop_at, ..Told::default() };
-            let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut told)).unwrap_err();
+        let mut log = ProgressLog::default();
+        vae.decode_with(&latent, &mut expected, &with_progress(&mut log)).unwrap();
+        for stop_at in (1..=log.calls).step_by(7) {
+            let mut log = ProgressLog { stop_at, ..ProgressLog::default() };
+            let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)).unwrap_err();
             stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
-            assert_eq!(told.calls, stop_at, "nothing is told after a stop");
+            assert_eq!(log.calls, stop_at, "no progress call after a stop");
             let mut again = video(&latent);
             vae.decode(&latent, &mut again).unwrap();
             assert!(again.bytes() == expected.bytes(), "after a stop at call {stop_at}");
@@ -85,7 +85,7 @@ fn a_run_cancelled_anywhere_leaves_a_handle_that_works() {
 #[test]
 fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
     let vae = Vae::open(&small()).unwrap();
-    // One frame of 1080p takes several seconds in all, and its largest convolution a good part of one.
+    // A 1080p frame takes several seconds, and its largest convolution nearly one.
     let latent = latent(3, 135, 240);
     let mut out = video(&latent);
     let cancelled = std::thread::scope(|scope| {
@@ -105,7 +105,7 @@ fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
 }
 
 #[test]
-fn a_cancel_between_runs_is_for_none_of_them() {
+fn cancel_between_runs_has_no_effect() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         vae.cancel().unwrap();
@@ -121,7 +121,7 @@ fn frame(buffer: &Buffer, t: i64) -> Vec<f32> {
     planes.collect::<Vec<_>>().concat()
 }
 
-/// Pulls a stream through `stop_at` progress calls at a time, cancelling every pull, and compares what comes out.
+/// Pulls a stream, cancels every pull after `stop_at` progress calls, and compares the output.
 fn pull_with_cancels(vae: &Vae, whole: &Buffer, stop_at: u64) {
     let mut expected = video(whole);
     vae.decode(whole, &mut expected).unwrap();
@@ -132,9 +132,9 @@ fn pull_with_cancels(vae: &Vae, whole: &Buffer, stop_at: u64) {
     let (mut pulled, mut cancels) = (0, 0);
     let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 2, h, w]);
     loop {
-        let mut told = Told { stop_at, ..Told::default() };
+        let mut log = ProgressLog { stop_at, ..ProgressLog::default() };
         let mut written = 0;
-        let run = with_progress(&mut told);
+        let run = with_progress(&mut log);
         // SAFETY: all pointers are valid.
         let status = unsafe { (common::api().vvae_stream_pull)(stream.s, &room.tensor(), &run, &mut written) };
         for t in 0..written {
@@ -153,23 +153,23 @@ fn pull_with_cancels(vae: &Vae, whole: &Buffer, stop_at: u64) {
 }
 
 #[test]
-fn a_cancelled_stream_goes_on_where_it_was() {
+fn cancelled_stream_continues_where_it_stopped() {
     on_every_device(|_| pull_with_cancels(&Vae::open(&small()).unwrap(), &latent(3, 2, 3), 5));
 }
 
 #[test]
-fn a_cancelled_tiled_stream_blends_nothing_twice() {
+fn cancelled_tiled_stream_blends_nothing_twice() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         for (key, value) in [("decode_tiled", "true"), ("decode_tile_size", "64"), ("decode_tile_overlap", "16")] {
             vae.configure(key, value).unwrap();
         }
-        // Every step is followed by a progress call, so that a stop falls on each of them, blends too.
+        // Every step, blends too, is followed by a progress call, so each is stopped once.
         pull_with_cancels(&vae, &latent(2, 10, 11), 1);
     });
 }
 
-/// A host's allocator that lets nobody have memory while it is shut: a load of weights takes as long as a test wants.
+/// A host's allocator that blocks until opened, so that a load of weights takes as long as a test wants.
 #[derive(Default)]
 struct Gate {
     state: Mutex<GateState>,
@@ -183,7 +183,7 @@ struct GateState {
 }
 
 impl Gate {
-    /// A handle that gets its memory through the gate, and shares weights with others that do.
+    /// A handle with this allocator. It shares weights with others of the same gate.
     fn vae(&self) -> Vae {
         let weights = CString::new(small().to_str().unwrap()).unwrap();
         let user = std::ptr::from_ref(self).cast_mut().cast();
@@ -198,8 +198,8 @@ impl Gate {
         drop(self.changed.wait_while(state, |state| !state.open).unwrap());
     }
 
-    /// Returns when somebody waits for memory.
-    fn await_somebody(&self) {
+    /// Returns when a thread waits for memory.
+    fn await_waiter(&self) {
         drop(self.changed.wait_while(self.state.lock().unwrap(), |state| state.waiting == 0).unwrap());
     }
 
@@ -227,18 +227,18 @@ unsafe extern "C" fn give(_: *mut c_void, memory: *mut c_void, bytes: u64) {
     unsafe { dealloc(memory.cast(), block(bytes)) };
 }
 
-/// Cancels a call that waits for weights which another handle is loading.
+/// Cancels a call that waits for another handle to load the weights.
 fn cancel_while_waiting(call: impl Fn(&Vae) -> Result<(), Failure> + Sync) {
     let gate = Gate::default();
     let (loading, waiting) = (gate.vae(), gate.vae());
-    // Nothing is asserted before the gate is open again, or a failure would wait for ever.
+    // Assert only after the gate is open: a failure before would block forever.
     let (loaded, stopped, unaffected, took) = std::thread::scope(|scope| {
         let loads = scope.spawn(|| call(&loading));
-        gate.await_somebody();
+        gate.await_waiter();
         let waits = scope.spawn(|| call(&waiting));
         std::thread::sleep(Duration::from_millis(100));
         let cancelled = Instant::now();
-        // More than once, as a cancel that comes before the call is not for the call.
+        // Repeated, because a cancel before the call has no effect.
         while !waits.is_finished() && cancelled.elapsed() < Duration::from_secs(5) {
             let _ = waiting.cancel();
             std::thread::sleep(Duration::from_millis(5));
@@ -249,30 +249,30 @@ fn cancel_while_waiting(call: impl Fn(&Vae) -> Result<(), Failure> + Sync) {
     });
     stopped.unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
     assert!(took < Duration::from_secs(1), "it took {took:?}");
-    assert!(unaffected, "the other handle goes on loading");
+    assert!(unaffected, "the other handle still loads");
     loaded.unwrap();
     call(&waiting).unwrap();
 }
 
 #[test]
-fn a_run_that_waits_for_another_handles_load_is_cancelled() {
+fn cancel_stops_a_run_that_waits_for_another_handles_load() {
     let latent = latent(2, 2, 2);
     cancel_while_waiting(|vae| vae.decode(&latent, &mut video(&latent)).map(drop));
 }
 
 #[test]
-fn a_stream_that_waits_for_another_handles_load_is_cancelled() {
+fn cancel_stops_a_stream_that_waits_for_another_handles_load() {
     cancel_while_waiting(|vae| vae.stream("decode", [1, 16, 0, 2, 2]).map(drop));
 }
 
 #[test]
-fn opening_a_stream_is_cancelled_while_it_loads() {
+fn cancel_stops_a_stream_open_that_loads() {
     let gate = Gate::default();
     let vae = gate.vae();
     let open = || vae.stream("encode", [1, 3, 0, 16, 16]).map(drop);
     let stopped = std::thread::scope(|scope| {
         let opens = scope.spawn(open);
-        gate.await_somebody();
+        gate.await_waiter();
         let cancelled = vae.cancel();
         gate.open();
         cancelled.and(opens.join().unwrap())
@@ -280,5 +280,5 @@ fn opening_a_stream_is_cancelled_while_it_loads() {
     stopped.unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
     assert_eq!(vae.memory().streams, 0);
     vae.cancel().unwrap();
-    open().expect("a cancel between calls is for none of them");
+    open().expect("a cancel between calls has no effect");
 }

@@ -1,9 +1,9 @@
-//! The `vvae` command, run as a user runs it.
+//! The `vvae` command, run as a user runs it: commands, files, errors, interrupts.
 
 mod common;
 
 #[path = "../host-examples/rust/files/colour.rs"]
-#[allow(dead_code, reason = "the test uses a part of it")]
+#[allow(dead_code, reason = "the test uses some of it")]
 mod colour;
 
 use std::path::{Path, PathBuf};
@@ -12,10 +12,10 @@ use std::process::{Command, Output};
 use common::safetensors::{Folder, Tensors, read, to_bytes};
 use common::{golden, small};
 
-/// Built along with the tests, beside them.
+/// Cargo builds it with the tests, next to them.
 fn executable() -> PathBuf {
     let test = std::env::current_exe().expect("a test has a path");
-    let path = test.ancestors().nth(2).expect("tests lie in deps").join("examples").join("vvae");
+    let path = test.ancestors().nth(2).expect("tests are in deps").join("examples").join("vvae");
     let path = path.with_extension(std::env::consts::EXE_EXTENSION);
     assert!(path.exists(), "{} is not built; run: cargo build --example vvae", path.display());
     path
@@ -31,7 +31,7 @@ fn out(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
-/// Runs it, and wants it to succeed. What it printed.
+/// Runs it, and asserts success. Returns its output.
 #[track_caller]
 fn succeeds(words: &[&str]) -> String {
     let output = vvae(words).output().expect("it starts");
@@ -39,13 +39,13 @@ fn succeeds(words: &[&str]) -> String {
     out(&output)
 }
 
-/// Runs it, and wants it to fail with one sentence that has these words.
+/// Runs it, and asserts a failure with one line that has these words.
 #[track_caller]
 fn fails(words: &[&str], said: &[&str]) {
     let output = vvae(words).output().expect("it starts");
     assert!(!output.status.success(), "{words:?} succeeded: {}", out(&output));
     let error = String::from_utf8(output.stderr).expect("UTF-8");
-    assert!(error.starts_with("vvae: ") && error.lines().count() == 1, "{words:?} is to say one line: {error}");
+    assert!(error.starts_with("vvae: ") && error.lines().count() == 1, "{words:?} must print one line: {error}");
     for word in said {
         assert!(error.contains(word), "{words:?}: \"{word}\" is not in: {error}");
     }
@@ -55,7 +55,7 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
-/// A y4m file, 420 with 8 bits, of soft waves that move.
+/// A y4m file, 420 with 8 bits, of moving waves.
 fn y4m(width: usize, height: usize, frames: usize) -> Vec<u8> {
     let mut bytes = format!("YUV4MPEG2 W{width} H{height} F30000:1001 Ip A1:1 C420jpeg\n").into_bytes();
     for frame in 0..frames {
@@ -73,7 +73,7 @@ fn header(path: &Path) -> String {
     String::from_utf8_lossy(bytes.split(|b| *b == b'\n').next().unwrap_or_default()).into_owned()
 }
 
-/// Names of all files in a folder, hidden ones too.
+/// Names of all files in a folder, including hidden ones.
 fn names(folder: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(folder).expect("a folder").flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
@@ -93,7 +93,7 @@ fn help_is_complete() {
 }
 
 #[test]
-fn info_tells_of_devices_parameters_and_checkpoints() {
+fn info_lists_devices_parameters_and_checkpoints() {
     let page = succeeds(&["info"]);
     for word in ["cpu", "Node encode", "Node decode", "memory_limit", "-1..1, 0..1", "optional", "bf16"] {
         assert!(page.contains(word), "{word}: {page}");
@@ -112,7 +112,7 @@ fn info_tells_of_devices_parameters_and_checkpoints() {
 }
 
 #[test]
-fn plans_are_in_words() {
+fn plan_prints_text() {
     let page = succeeds(&["plan", "--decode", "121x1080x1920", "--limit", "6GiB"]);
     assert!(page.contains("decode [1, 16, 31, 135, 240] to [1, 3, 121, 1080, 1920]"), "{page}");
     let mut command = vvae(&["plan", "--encode", "5x64x64", "--limit=4GiB"]);
@@ -121,7 +121,7 @@ fn plans_are_in_words() {
 }
 
 #[test]
-fn random_weights_load_and_repeat() {
+fn make_weights_is_reproducible_and_loads() {
     let folder = Folder::new("command-weights");
     let made = |name: &str, seed: &str, dtype: &str| {
         let path = folder.0.join(name);
@@ -143,7 +143,7 @@ fn random_weights_load_and_repeat() {
 }
 
 #[test]
-fn clips_go_through_and_back() {
+fn roundtrip_through_every_file_type() {
     let folder = Folder::new("command-clips");
     let path = |name: &str| folder.0.join(name);
     let clip = folder.file("clip.y4m", &y4m(50, 38, 7));
@@ -154,15 +154,15 @@ fn clips_go_through_and_back() {
     let once = std::fs::read(&back).unwrap();
     assert_eq!(once.windows(6).filter(|w| w == b"FRAME\n").count(), 7);
     succeeds(&["roundtrip", text(&clip), text(&back), "--set", "threads=1", "--limit", "200MiB"]);
-    assert_eq!(once, std::fs::read(&back).unwrap(), "the same whatever the threads and the limit");
+    assert_eq!(once, std::fs::read(&back).unwrap(), "threads and limit change no bit");
 
-    // By way of a latent file: the same again, size, length and rate included.
+    // Through a latent file: the same bytes, with size, length and rate.
     let (latent, by_file) = (path("latent.safetensors"), path("by-file.y4m"));
     succeeds(&["encode", text(&clip), text(&latent), "--set", "scaling_factor=0.5"]);
     succeeds(&["decode", text(&latent), text(&by_file), "--y4m", "420jpeg"]);
     assert_eq!(once, std::fs::read(&by_file).unwrap());
 
-    // A folder of pictures, there and back, to raw.
+    // A folder of pictures, and raw files from it.
     let pictures = path("pictures");
     succeeds(&["decode", text(&latent), text(&pictures)]);
     assert_eq!(names(&pictures).len(), 7);
@@ -181,7 +181,7 @@ fn clips_go_through_and_back() {
 }
 
 #[test]
-fn numbers_are_those_of_the_reference() {
+fn encode_and_decode_match_the_goldens() {
     let folder = Folder::new("command-numbers");
     let golden = read(&golden("small-clip5.safetensors"));
     let input = Tensors::from([
@@ -211,7 +211,7 @@ fn relative(found: &[f32], expected: &[f32]) -> f64 {
 }
 
 #[test]
-fn errors_are_one_sentence() {
+fn errors_are_one_line() {
     let folder = Folder::new("command-errors");
     let clip = folder.file("clip.y4m", &y4m(16, 16, 2));
     let (clip, target) = (text(&clip), folder.0.join("out.y4m"));
@@ -243,11 +243,11 @@ fn errors_are_one_sentence() {
     let raw = folder.file("clip.raw", &[0; 1000]);
     fails(&["roundtrip", text(&raw), target], &["--size"]);
     fails(&["roundtrip", text(&raw), target, "--size", "16x16"], &["1000 bytes", "--size"]);
-    assert_eq!(names(&folder.0), ["clip.raw", "clip.y4m", "cut.y4m", "strange.mov"], "nothing is left behind");
+    assert_eq!(names(&folder.0), ["clip.raw", "clip.y4m", "cut.y4m", "strange.mov"], "failures leave no files");
 }
 
 #[test]
-fn the_demo_draws_pictures() {
+fn demo_writes_pictures() {
     let folder = Folder::new("command-demo");
     let said = succeeds(&["demo", "--out", text(&folder.0), "--shape", "5x64x64", "--weights", text(&small())]);
     for word in ["PSNR", "SSIM", "frames/s", "memory", "exact"] {
@@ -258,9 +258,9 @@ fn the_demo_draws_pictures() {
     assert_eq!(animation.windows(4).filter(|w| w == b"fcTL").count(), 5);
 }
 
-/// With the checkpoint that the project ships, as a newcomer runs it.
+/// With the project's own checkpoint, the default.
 #[test]
-fn the_demo_comes_out_looking_right() {
+fn demo_reaches_its_quality() {
     let folder = Folder::new("command-demo-quality");
     let mut command = vvae(&["demo", "--out", text(&folder.0)]);
     let output = command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts");
@@ -274,7 +274,7 @@ fn the_demo_comes_out_looking_right() {
 }
 
 #[test]
-fn the_bench_prints_a_table_and_json() {
+fn bench_prints_a_table_and_json() {
     let folder = Folder::new("command-bench");
     let json = folder.0.join("bench.json");
     let table = succeeds(&["bench", "--device", "cpu", "--shapes", "1x32x32,5x32x32", "--json", text(&json)]);
@@ -292,13 +292,13 @@ fn the_bench_prints_a_table_and_json() {
     fails(&["bench", "--device", "cpu", "--device-tensors"], &["--device-tensors", "CPU", "cuda:0"]);
 }
 
-/// As with `vvae ... | head`.
+/// As in `vvae ... | head`.
 #[test]
-fn a_reader_that_leaves_early_ends_it_quietly() {
+fn closed_output_ends_the_command_quietly() {
     let small = small();
     for words in [&["--help"][..], &["--version"], &["encode", "--help"], &["info"], &["info", text(&small)]] {
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        // Before it starts, or a short page could be written before the reader leaves.
+        // Closed before the start, or a short page could be written before.
         drop(reader);
         let output = vvae(words).stdout(writer).output().expect("it starts");
         let said = String::from_utf8_lossy(&output.stderr);
@@ -306,10 +306,10 @@ fn a_reader_that_leaves_early_ends_it_quietly() {
     }
 }
 
-/// A disk that is full is a failure, unlike a reader that has read enough.
+/// A full disk is a failure, unlike a closed pipe.
 #[cfg(target_os = "linux")]
 #[test]
-fn output_that_cannot_be_written_is_an_error() {
+fn unwritable_output_is_an_error() {
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
     let output = vvae(&["info"]).stdout(full).output().expect("it starts");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -319,7 +319,7 @@ fn output_that_cannot_be_written_is_an_error() {
 
 #[cfg(unix)]
 #[test]
-fn an_interrupted_run_ends_at_once_and_leaves_nothing() {
+fn interrupt_ends_the_run_and_leaves_no_files() {
     use std::time::{Duration, Instant};
     let folder = Folder::new("command-interrupt");
     let clip = folder.file("clip.y4m", &y4m(256, 256, 200));
@@ -328,7 +328,7 @@ fn an_interrupted_run_ends_at_once_and_leaves_nothing() {
     let begun = || names(&folder.0).iter().any(|name| name.starts_with(".part-"));
     let started = Instant::now();
     while !begun() {
-        assert!(started.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none(), "it never began");
+        assert!(started.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none(), "it did not start");
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(300));
@@ -345,7 +345,7 @@ fn an_interrupted_run_ends_at_once_and_leaves_nothing() {
 #[test]
 fn memory_does_not_grow_with_the_clip() {
     let folder = Folder::new("command-memory");
-    // The most memory that the process had, in KiB: the last figure seen, as it only rises.
+    // Peak memory of the process in KiB. The figure only rises, so the last one counts.
     let peak = |frames: usize| {
         let clip = folder.file("clip.y4m", &y4m(64, 64, frames));
         let target = folder.0.join("out.y4m");
@@ -366,7 +366,7 @@ fn memory_does_not_grow_with_the_clip() {
 }
 
 #[test]
-fn colours_are_those_of_the_standards() {
+fn colour_conversion_follows_the_standards() {
     use colour::{Chroma, Matrix, Planes};
     let planes = |horizontal, vertical, bits, full_range, matrix| Planes {
         width: 5,

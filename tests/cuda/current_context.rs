@@ -1,4 +1,4 @@
-//! Whatever context the host has current, it is the same after every call, and in every callback.
+//! The host's current context is the same after every call and in every callback.
 
 use std::ffi::{c_char, c_void};
 
@@ -7,7 +7,7 @@ use crate::driver::Gpu;
 use crate::{latent, open, open_on, video};
 use video_vae::capi::*;
 
-/// What a callback compares the current context with.
+/// Compares the current context in every callback.
 struct Watch<'a> {
     gpu: &'a Gpu,
     expected: usize,
@@ -23,87 +23,87 @@ unsafe extern "C" fn watch(user: *mut c_void, _: u64, _: u64, _: *const c_char) 
     0
 }
 
-/// Calls every function, and a few of them wrongly, and looks at the current context after each.
+/// Calls every function, some with bad arguments, and checks the current context after each.
 fn every_entry(gpu: &Gpu, expected: usize) {
-    let left_alone = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
+    let is_unchanged = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
     // SAFETY: takes nothing.
     let count = unsafe { (api().vvae_device_count)() };
-    left_alone("vvae_device_count");
+    is_unchanged("vvae_device_count");
     for index in 0..=count {
-        // SAFETY: the struct is as long as it says.
+        // SAFETY: `struct_size` is right.
         unsafe { (api().vvae_device_info)(index, &mut sized::<vvae_device_desc>()) };
-        left_alone("vvae_device_info");
+        is_unchanged("vvae_device_info");
     }
     assert!(open_on(c"cuda:99", &small()).is_err());
-    left_alone("a vvae_create that fails");
+    is_unchanged("a vvae_create that fails");
     assert!(open_on(c"cuda:0", &small().with_file_name("absent")).is_err());
-    left_alone("a vvae_create without a file");
+    is_unchanged("a vvae_create without a file");
     let vae = open(&small());
-    left_alone("vvae_create");
-    // SAFETY: the struct is as long as it says.
+    is_unchanged("vvae_create");
+    // SAFETY: `struct_size` is right.
     unsafe { (api().vvae_model_info)(vae.0, &mut sized()) };
-    left_alone("vvae_model_info");
+    is_unchanged("vvae_model_info");
     vae.configure("threads", "2").unwrap();
-    left_alone("vvae_configure");
+    is_unchanged("vvae_configure");
     runs(gpu, &vae, expected);
     streams(gpu, &vae, expected);
     vae.memory();
-    left_alone("vvae_memory");
+    is_unchanged("vvae_memory");
     vae.cancel().unwrap();
-    left_alone("vvae_cancel");
+    is_unchanged("vvae_cancel");
     vae.trim(VVAE_TRIM_WORKSPACE).unwrap();
-    left_alone("vvae_trim of the workspace");
+    is_unchanged("vvae_trim of the workspace");
     vae.trim(VVAE_TRIM_WEIGHTS).unwrap();
-    left_alone("vvae_trim of the weights");
+    is_unchanged("vvae_trim of the weights");
     assert_eq!(vae.free(), VVAE_OK);
-    left_alone("vvae_free");
+    is_unchanged("vvae_free");
 }
 
 fn runs(gpu: &Gpu, vae: &Vae, expected: usize) {
-    let left_alone = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
+    let is_unchanged = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
     let latent = latent(2, 3, 3);
     vae.plan("decode", latent.shape).unwrap();
-    left_alone("vvae_plan");
+    is_unchanged("vvae_plan");
     let mut watching = Watch { gpu, expected, calls: 0, strayed: 0 };
     let info =
         vvae_run_info { progress: Some(watch), progress_user: std::ptr::from_mut(&mut watching).cast(), ..run_info() };
     let mut frames = video(&latent, VVAE_DTYPE_F32);
     vae.decode_with(&latent, &mut frames, &info).unwrap();
-    left_alone("vvae_decode");
+    is_unchanged("vvae_decode");
     assert!(watching.calls > 5 && watching.strayed == 0, "{} of {} callbacks", watching.strayed, watching.calls);
     vae.encode(&frames, &mut Buffer::new(VVAE_DTYPE_F32, latent.shape)).unwrap();
-    left_alone("vvae_encode");
+    is_unchanged("vvae_encode");
     assert!(vae.decode(&latent, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 8, 8])).is_err());
-    left_alone("a vvae_decode that fails");
+    is_unchanged("a vvae_decode that fails");
     vae.configure("memory_limit", "1MiB").unwrap();
     assert!(vae.decode(&latent, &mut frames).is_err());
-    left_alone("a vvae_decode without room");
+    is_unchanged("a vvae_decode without room");
     vae.configure("memory_limit", "auto").unwrap();
 }
 
 fn streams(gpu: &Gpu, vae: &Vae, expected: usize) {
-    let left_alone = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
+    let is_unchanged = |call: &str| assert_eq!(gpu.current(), expected, "after {call}");
     let latent = latent(2, 3, 3);
     let stream = vae.stream("decode", latent.shape).unwrap();
-    left_alone("vvae_stream_open");
+    is_unchanged("vvae_stream_open");
     stream.push(Some(&latent.tensor())).unwrap();
-    left_alone("vvae_stream_push");
+    is_unchanged("vvae_stream_push");
     let room = video(&latent, VVAE_DTYPE_F32);
     stream.pull(&room.tensor(), None).unwrap();
-    left_alone("vvae_stream_pull");
+    is_unchanged("vvae_stream_pull");
     drop(stream);
-    left_alone("vvae_stream_close");
+    is_unchanged("vvae_stream_close");
 }
 
 #[test]
-fn no_context_stays_no_context() {
+fn no_current_context_stays_none() {
     let Some(gpu) = Gpu::open() else { return };
     assert_eq!(gpu.current(), 0);
     every_entry(&gpu, 0);
 }
 
 #[test]
-fn a_context_of_the_hosts_own_stays_current() {
+fn hosts_own_context_stays_current() {
     let Some(gpu) = Gpu::open() else { return };
     gpu.with_own_context(|own| {
         assert!(own != gpu.primary() && gpu.current() == own);
@@ -113,7 +113,7 @@ fn a_context_of_the_hosts_own_stays_current() {
 }
 
 #[test]
-fn contexts_below_the_current_one_stay_where_they_are() {
+fn context_stack_is_unchanged() {
     let Some(gpu) = Gpu::open() else { return };
     gpu.with_own_context(|own| {
         gpu.with_primary_context(|primary| every_entry(&gpu, primary));

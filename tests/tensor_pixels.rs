@@ -1,4 +1,4 @@
-//! What goes in and comes out: element types, strides, ranges, padding and cropping, scaling, sampling.
+//! Input and output tensors: element types, strides, ranges, padding and cropping, scaling, sampling.
 
 mod common;
 
@@ -28,7 +28,7 @@ fn decode(vae: &Vae, latent: &Buffer, mut into: Buffer) -> Buffer {
     into
 }
 
-/// The element at an index of B, C, T, H, W, wherever the strides put it.
+/// The element at an index of B, C, T, H, W, by the strides.
 fn element(buffer: &Buffer, index: [i64; 5]) -> f64 {
     let [_, c, t, h, w] = buffer.shape;
     let strides = buffer.strides.unwrap_or([c * t * h * w, t * h * w, h * w, w, 1]);
@@ -72,7 +72,7 @@ fn set(buffer: &mut Buffer, index: [i64; 5], value: f32) {
 }
 
 #[test]
-fn every_type_and_layout_holds_the_same_video() {
+fn element_types_and_layouts_give_the_same_latent() {
     let vae = Vae::open(&small()).unwrap();
     let plain = noise(VIDEO);
     let expected = encode(&vae, &plain);
@@ -80,7 +80,7 @@ fn every_type_and_layout_holds_the_same_video() {
         let most = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(most < 2e-5, "{most}");
     };
-    // The bytes of `plain` are k / 127.5 - 1, which u8 and u16 hold exactly, and a float only nearly.
+    // Values of `plain` are k / 127.5 - 1: exact in u8 and u16, rounded in floats.
     for (dtype, range, scale, shift) in [
         (VVAE_DTYPE_U8, "-1..1", 127.5, 127.5),
         (VVAE_DTYPE_U16, "-1..1", 32767.5, 32767.5),
@@ -115,7 +115,7 @@ fn half_precision_video_is_widened_exactly() {
 }
 
 #[test]
-fn rows_that_run_upwards_are_read_and_written_upwards() {
+fn negative_row_strides_flip_the_image() {
     let vae = Vae::open(&small()).unwrap();
     let latent = noise(LATENT);
     let upright = decode(&vae, &latent, Buffer::new(VVAE_DTYPE_F32, VIDEO));
@@ -132,10 +132,10 @@ fn rows_that_run_upwards_are_read_and_written_upwards() {
 }
 
 #[test]
-fn output_is_rounded_and_clamped_not_truncated_and_wrapped() {
+fn integer_output_is_rounded_and_clamped() {
     let vae = Vae::open(&small()).unwrap();
     let mut latent = noise(LATENT);
-    // Large latents, so that some pixels leave the range.
+    // Large latents, so that some pixels exceed the range.
     latent.f32_mut().iter_mut().for_each(|v| *v *= 4.0);
     let exact = decode(&vae, &latent, Buffer::new(VVAE_DTYPE_F32, VIDEO));
     let outside = exact.f32().iter().filter(|v| v.abs() > 1.0).count();
@@ -143,16 +143,16 @@ fn output_is_rounded_and_clamped_not_truncated_and_wrapped() {
     for (dtype, full) in [(VVAE_DTYPE_U8, 255.0), (VVAE_DTYPE_U16, 65535.0)] {
         let found = decode(&vae, &latent, Buffer::interleaved(dtype, VIDEO));
         for index in indices(VIDEO) {
-            let right = ((element(&exact, index) + 1.0) * full / 2.0).clamp(0.0, full);
-            let error = (element(&found, index) - right).abs();
-            assert!(error <= 0.5 + full * 1e-6, "{right} became {}", element(&found, index));
+            let expected = ((element(&exact, index) + 1.0) * full / 2.0).clamp(0.0, full);
+            let error = (element(&found, index) - expected).abs();
+            assert!(error <= 0.5 + full * 1e-6, "{expected} became {}", element(&found, index));
         }
     }
     for (dtype, epsilon) in [(VVAE_DTYPE_F16, 1.0 / 2048.0), (VVAE_DTYPE_BF16, 1.0 / 256.0)] {
         let found = decode(&vae, &latent, Buffer::new(dtype, VIDEO));
         for index in indices(VIDEO) {
-            let right = element(&exact, index);
-            assert!((element(&found, index) - right).abs() <= right.abs() * epsilon + 1e-7);
+            let expected = element(&exact, index);
+            assert!((element(&found, index) - expected).abs() <= expected.abs() * epsilon + 1e-7);
         }
     }
     vae.configure("pixel_range", "0..1").unwrap();
@@ -174,7 +174,7 @@ fn padded(video: &Buffer, shape: [i64; 5]) -> Buffer {
 }
 
 #[test]
-fn odd_sizes_are_padded_by_repeating_the_edge_and_cropped_again() {
+fn odd_sizes_are_padded_with_the_edge_and_cropped() {
     let vae = Vae::open(&small()).unwrap();
     for odd in [[1, 3, 4, 17, 9], [2, 3, 2, 8, 15], [1, 3, 7, 1, 1], [1, 3, 1, 23, 24]] {
         let [b, _, t, h, w] = odd;
@@ -193,7 +193,7 @@ fn odd_sizes_are_padded_by_repeating_the_edge_and_cropped_again() {
 }
 
 #[test]
-fn scaling_multiplies_latents_out_and_divides_them_in() {
+fn scaling_factor_multiplies_encoded_and_divides_decoded_latents() {
     let vae = Vae::open(&small()).unwrap();
     let (video, latent) = (noise(VIDEO), noise(LATENT));
     let (plain, pixels) = (encode(&vae, &video), decode(&vae, &latent, Buffer::new(VVAE_DTYPE_F32, VIDEO)));
@@ -221,7 +221,7 @@ fn samples_follow_the_posterior_and_their_seed() {
     let sample = encode(&vae, &video);
     assert_eq!(encode(&vae, &video), sample, "one seed, one sample");
     vae.configure("slice_frames", "1").unwrap();
-    assert_eq!(encode(&vae, &video), sample, "however it is cut");
+    assert_eq!(encode(&vae, &video), sample, "in slices too");
     vae.configure("seed", "43").unwrap();
     assert_ne!(encode(&vae, &video), sample);
 

@@ -1,4 +1,4 @@
-//! Plans against the driver's own figures, and memory that others take while we work.
+//! Planned bytes against the driver's figures, and memory that others take during a run.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_void};
@@ -11,12 +11,12 @@ use video_vae::capi::*;
 const EVERYTHING: u32 = VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS;
 
 #[test]
-fn two_hundred_random_jobs_take_what_was_planned() {
+fn planned_bytes_match_the_driver_in_random_jobs() {
     let Some(gpu) = Gpu::open() else { return };
     let mut random = Random(44);
-    // Kernels stay loaded while anybody has a handle.
+    // Kernels stay loaded while a handle exists.
     let _loaded = open(&small());
-    let (mut least, mut most, mut moved, mut tiled) = (f64::MAX, 0.0f64, 0, 0);
+    let (mut least, mut most, mut offloaded, mut tiled) = (f64::MAX, 0.0f64, 0, 0);
     for round in 0..200 {
         let vae = open(&golden(random.pick(&["small.safetensors", "medium.safetensors"])));
         let latent = latent(1 + random.below(6) as i64, 16 + random.below(40) as i64, 16 + random.below(48) as i64);
@@ -27,28 +27,30 @@ fn two_hundred_random_jobs_take_what_was_planned() {
         vae.configure("memory_limit", &limit.to_string()).unwrap();
         let Ok((plan, text)) = vae.plan("decode", latent.shape) else { continue };
         let mut out = video(&latent, random.pick(&[VVAE_DTYPE_U8, VVAE_DTYPE_F16, VVAE_DTYPE_F32]));
-        // Once before, so that the context has whatever it keeps for kernels, streams and graphs.
+        // Once before, so that the context has its memory for kernels, streams and graphs.
         vae.decode(&latent, &mut out).unwrap();
         vae.trim(EVERYTHING).unwrap();
         let before = gpu.free_bytes();
         vae.decode(&latent, &mut out).unwrap();
         let taken = before - gpu.free_bytes();
         let memory = vae.memory();
-        let what = format!("round {round}: the driver has given {taken} bytes\n{text}");
+        let what = format!("round {round}: the driver gave {taken} bytes\n{text}");
         assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{what}");
         assert!(plan.device_bytes <= limit, "{what}");
         assert!(taken <= plan.device_bytes as i64, "{what}");
         assert!(taken * 100 >= plan.device_bytes as i64 * 85, "{what}");
         let share = taken as f64 / plan.device_bytes as f64;
         (least, most) = (least.min(share), most.max(share));
-        moved += u32::from(plan.past_bytes > 0);
+        offloaded += u32::from(plan.past_bytes > 0);
         tiled += u32::from(plan.exact == 0);
     }
-    println!("taken of what was planned: {least:.3} to {most:.3}; {moved} with a past on the host, {tiled} tiled");
-    assert!(moved > 20 && tiled > 5, "{moved} {tiled}");
+    println!(
+        "driver's bytes per planned bytes: {least:.3} to {most:.3}; {offloaded} with offloaded caches, {tiled} tiled"
+    );
+    assert!(offloaded > 20 && tiled > 5, "{offloaded} {tiled}");
 }
 
-/// Takes all but so many bytes of the GPU.
+/// Allocates all but `bytes` bytes of the GPU.
 fn leave(gpu: &Gpu, bytes: i64) -> Memory<'_> {
     gpu.memory((gpu.free_bytes() - bytes) as usize)
 }
@@ -61,13 +63,13 @@ fn decode(vae: &Vae, info: &vvae_run_info) -> Vec<u8> {
 }
 
 #[test]
-fn a_job_whose_memory_was_taken_meanwhile_is_planned_again_with_the_same_bits() {
+fn job_is_replanned_with_the_same_bits_when_memory_is_taken() {
     let Some(gpu) = Gpu::open() else { return };
     let vae = open(&small());
     let expected = decode(&vae, &run_info());
     let plan = vae.plan("decode", latent(6, 90, 120).shape).unwrap().0;
     vae.trim(EVERYTHING).unwrap();
-    // A limit that holds no longer when the job begins.
+    // A limit that no longer fits when the job starts.
     vae.configure("memory_limit", &plan.device_bytes.to_string()).unwrap();
     for percent in [80, 55] {
         let _taken = leave(&gpu, plan.device_bytes as i64 * percent / 100);
@@ -82,7 +84,7 @@ fn a_job_whose_memory_was_taken_meanwhile_is_planned_again_with_the_same_bits() 
 }
 
 #[test]
-fn memory_taken_in_the_middle_of_a_run_changes_no_bit() {
+fn memory_taken_during_a_run_changes_no_bit() {
     struct Taker {
         gpu: *const Gpu,
         taken: RefCell<Option<Memory<'static>>>,

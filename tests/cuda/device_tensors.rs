@@ -1,17 +1,16 @@
-//! Tensors on the device are read and written where they lie.
+//! Device tensors are read and written in place.
 
 use crate::common::{run_info, small};
 use crate::driver::Gpu;
-use crate::laid::{DTYPES, FLOATS, Laid, ORDERS, Order};
+use crate::strided_tensor::{DTYPES, FLOATS, ORDERS, Order, StridedTensor};
 use crate::{latent, on_device, open, run, video};
 use video_vae::capi::*;
 
 const VIDEO: [i64; 5] = [2, 3, 5, 24, 16];
 const LATENT: [i64; 5] = [2, 16, 2, 3, 2];
 
-/// Bytes of the whole memory of an output, once written through host memory and once in place: gaps included, so that
-/// nothing beside the tensor is touched.
-fn both_ways(gpu: &Gpu, node: &str, mut input: Laid, output: impl Fn() -> Laid, what: &str) {
+/// Compares the whole memory of an output, written through host memory and in place. Gaps must stay untouched.
+fn both_ways(gpu: &Gpu, node: &str, mut input: StridedTensor, output: impl Fn() -> StridedTensor, what: &str) {
     let vae = open(&small());
     let mut by_host = output();
     run(&vae, node, &input.on_host(), &by_host.on_host(), &run_info()).unwrap();
@@ -19,12 +18,12 @@ fn both_ways(gpu: &Gpu, node: &str, mut input: Laid, output: impl Fn() -> Laid, 
     assert!(by_host.bytes() != untouched.bytes(), "{what}: nothing was written");
     let (from, to) = (gpu.copy_of(input.bytes()), gpu.copy_of(untouched.bytes()));
     run(&vae, node, &input.on_device(&from), &untouched.on_device(&to), &run_info()).unwrap();
-    assert!(to.read() == by_host.bytes(), "{what}: in place is not as through host memory");
+    assert!(to.read() == by_host.bytes(), "{what}: in place differs from through host memory");
     assert!(from.read() == input.bytes(), "{what}: the input was written to");
 }
 
 #[test]
-fn every_type_and_layout_is_used_in_place() {
+fn device_tensors_of_every_type_and_layout_are_used_in_place() {
     let Some(gpu) = Gpu::open() else { return };
     for order in ORDERS {
         for dtype in DTYPES {
@@ -32,15 +31,15 @@ fn every_type_and_layout_is_used_in_place() {
             both_ways(
                 &gpu,
                 "encode",
-                Laid::random(dtype, VIDEO, order),
-                || Laid::poisoned(VVAE_DTYPE_F32, LATENT, Order::Compact),
+                StridedTensor::random(dtype, VIDEO, order),
+                || StridedTensor::poisoned(VVAE_DTYPE_F32, LATENT, Order::Compact),
                 &format!("encode from {what}"),
             );
             both_ways(
                 &gpu,
                 "decode",
-                Laid::random(VVAE_DTYPE_F32, LATENT, Order::Compact),
-                || Laid::poisoned(dtype, VIDEO, order),
+                StridedTensor::random(VVAE_DTYPE_F32, LATENT, Order::Compact),
+                || StridedTensor::poisoned(dtype, VIDEO, order),
                 &format!("decode to {what}"),
             );
         }
@@ -49,15 +48,15 @@ fn every_type_and_layout_is_used_in_place() {
             both_ways(
                 &gpu,
                 "encode",
-                Laid::random(VVAE_DTYPE_U8, VIDEO, Order::Interleaved),
-                || Laid::poisoned(dtype, LATENT, order),
+                StridedTensor::random(VVAE_DTYPE_U8, VIDEO, Order::Interleaved),
+                || StridedTensor::poisoned(dtype, LATENT, order),
                 &format!("encode to {what}"),
             );
             both_ways(
                 &gpu,
                 "decode",
-                Laid::random(dtype, LATENT, order),
-                || Laid::poisoned(VVAE_DTYPE_U8, VIDEO, Order::Interleaved),
+                StridedTensor::random(dtype, LATENT, order),
+                || StridedTensor::poisoned(VVAE_DTYPE_U8, VIDEO, Order::Interleaved),
                 &format!("decode from {what}"),
             );
         }
@@ -65,7 +64,7 @@ fn every_type_and_layout_is_used_in_place() {
 }
 
 #[test]
-fn one_tensor_on_the_device_and_one_in_host_memory() {
+fn device_and_host_tensors_mix() {
     let Some(gpu) = Gpu::open() else { return };
     let vae = open(&small());
     let latent = latent(3, 4, 5);
@@ -80,16 +79,16 @@ fn one_tensor_on_the_device_and_one_in_host_memory() {
 }
 
 #[test]
-fn the_log_variance_goes_to_the_device_too() {
+fn log_variance_may_be_a_device_tensor() {
     let Some(gpu) = Gpu::open() else { return };
     let vae = open(&small());
-    let mut input = Laid::random(VVAE_DTYPE_F32, VIDEO, Order::Interleaved);
-    let outputs = || [0, 1].map(|_| Laid::poisoned(VVAE_DTYPE_F32, LATENT, Order::Padded));
+    let mut input = StridedTensor::random(VVAE_DTYPE_F32, VIDEO, Order::Interleaved);
+    let outputs = || [0, 1].map(|_| StridedTensor::poisoned(VVAE_DTYPE_F32, LATENT, Order::Padded));
     let [mut mean, mut logvar] = outputs();
     let beside = logvar.on_host();
     let info = vvae_run_info { logvar: &beside, ..run_info() };
     run(&vae, "encode", &input.on_host(), &mean.on_host(), &info).unwrap();
-    let (from, [a, b]) = (gpu.copy_of(input.bytes()), outputs().map(|laid| gpu.copy_of(laid.bytes())));
+    let (from, [a, b]) = (gpu.copy_of(input.bytes()), outputs().map(|tensor| gpu.copy_of(tensor.bytes())));
     let beside = logvar.on_device(&b);
     let info = vvae_run_info { logvar: &beside, ..run_info() };
     run(&vae, "encode", &input.on_device(&from), &mean.on_device(&a), &info).unwrap();
@@ -98,7 +97,7 @@ fn the_log_variance_goes_to_the_device_too() {
 }
 
 #[test]
-fn a_tensor_on_another_device_is_refused() {
+fn tensor_on_another_device_is_refused() {
     let Some(gpu) = Gpu::open() else { return };
     let vae = open(&small());
     let latent = latent(1, 2, 2);

@@ -1,5 +1,4 @@
-//! The host's CUDA streams: with all tensors on the device, work is ordered on the stream the host names. In every other case
-//! it is finished when the call returns.
+//! With all tensors on the device, work is ordered on the host's CUDA stream. Otherwise it is finished on return.
 
 use std::ffi::{c_char, c_void};
 use std::time::{Duration, Instant};
@@ -9,30 +8,30 @@ use crate::driver::{Gpu, Memory, Stream};
 use crate::{latent, on_device, open, run, video};
 use video_vae::capi::*;
 
-/// Long enough that whatever does not wait comes too early.
+/// Long enough that work that does not wait is too early.
 const DELAY: Duration = Duration::from_millis(60);
-/// Longer than it takes to queue a whole clip.
+/// Longer than queueing a whole clip takes.
 const LONG: Duration = Duration::from_millis(500);
-/// As floats, NaN: results that depend on it cannot be right.
+/// NaN as floats, so that results that depend on it are wrong.
 const POISON: u8 = 0xff;
 
 fn on(stream: &Stream) -> vvae_run_info {
     vvae_run_info { flags: VVAE_RUN_HAS_STREAM, cuda_stream: stream.handle, ..run_info() }
 }
 
-/// A clip with its decoded frames.
-struct Clip {
+/// A clip and its decoded frames.
+struct DecodedClip {
     vae: Vae,
     latent: Buffer,
     expected: Buffer,
 }
 
-impl Clip {
-    fn new() -> Clip {
+impl DecodedClip {
+    fn new() -> DecodedClip {
         let (vae, latent) = (open(&small()), latent(5, 9, 7));
         let mut expected = video(&latent, VVAE_DTYPE_F32);
         vae.decode(&latent, &mut expected).unwrap();
-        Clip { vae, latent, expected }
+        DecodedClip { vae, latent, expected }
     }
 
     /// Poisoned device memory for both tensors.
@@ -45,7 +44,7 @@ impl Clip {
         run(&self.vae, "decode", &on_device(&self.latent, from), &on_device(&self.expected, to), info).unwrap();
     }
 
-    /// The input comes late on the stream, the result is taken away on it at once, and then both tensors are overwritten.
+    /// The input arrives late on the stream. The result is read on it at once, then both tensors are overwritten.
     fn ordered_on(&self, gpu: &Gpu, stream: &Stream) {
         let (from, to) = self.memory(gpu);
         let (input, output) = (gpu.pinned(self.latent.bytes()), gpu.pinned(self.expected.bytes()));
@@ -70,23 +69,23 @@ impl Clip {
 #[test]
 fn work_is_ordered_on_the_hosts_stream() {
     let Some(gpu) = Gpu::open() else { return };
-    Clip::new().ordered_on(&gpu, &gpu.stream());
+    DecodedClip::new().ordered_on(&gpu, &gpu.stream());
 }
 
 #[test]
-fn stream_0_is_a_stream_like_any_other() {
+fn work_is_ordered_on_stream_0() {
     let Some(gpu) = Gpu::open() else { return };
-    Clip::new().ordered_on(&gpu, &gpu.default_stream());
+    DecodedClip::new().ordered_on(&gpu, &gpu.default_stream());
 }
 
 #[test]
 fn runs_on_two_streams_do_not_mix() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let streams = [gpu.stream(), gpu.stream(), gpu.default_stream()];
     let input = gpu.pinned(clip.latent.bytes());
     let runs: Vec<_> = streams.iter().map(|stream| (stream, clip.memory(&gpu))).collect();
-    // The same handle, so the same workspace, with nobody waiting in between.
+    // The same handle and workspace, without waiting in between.
     for (stream, (from, to)) in &runs {
         stream.delay(DELAY);
         stream.write(from, &input);
@@ -99,11 +98,11 @@ fn runs_on_two_streams_do_not_mix() {
 }
 
 #[test]
-fn a_call_on_the_hosts_stream_does_not_wait_for_what_is_in_it() {
+fn call_on_the_hosts_stream_does_not_wait_for_it() {
     let Some(gpu) = Gpu::open() else { return };
-    let (clip, stream) = (Clip::new(), gpu.stream());
+    let (clip, stream) = (DecodedClip::new(), gpu.stream());
     let ((from, to), input) = (clip.memory(&gpu), gpu.pinned(clip.latent.bytes()));
-    // Twice before, so that whatever is made once is there.
+    // Twice before, for one-time setup.
     for _ in 0..2 {
         clip.decode(&from, &to, &on(&stream));
     }
@@ -115,7 +114,7 @@ fn a_call_on_the_hosts_stream_does_not_wait_for_what_is_in_it() {
     let took = began.elapsed();
     println!("the call returned after {took:?}");
     assert!(!stream.is_idle() && took < LONG / 2, "the call returned after {took:?}");
-    // The next call works in the same memory, and its thread waits.
+    // The next call uses the same memory, and its thread waits.
     let mut next = video(&clip.latent, VVAE_DTYPE_F32);
     clip.vae.decode(&clip.latent, &mut next).unwrap();
     assert!(next.bytes() == clip.expected.bytes());
@@ -124,13 +123,13 @@ fn a_call_on_the_hosts_stream_does_not_wait_for_what_is_in_it() {
 }
 
 #[test]
-fn a_call_on_the_hosts_stream_is_cancelled_between_launches() {
+fn call_on_the_hosts_stream_is_cancelled_between_launches() {
     unsafe extern "C" fn stop(_: *mut c_void, done: u64, _: u64, _: *const c_char) -> i32 {
         i32::from(done > 0)
     }
 
     let Some(gpu) = Gpu::open() else { return };
-    let (clip, stream) = (Clip::new(), gpu.stream());
+    let (clip, stream) = (DecodedClip::new(), gpu.stream());
     let ((from, to), input) = (clip.memory(&gpu), gpu.pinned(clip.latent.bytes()));
     stream.delay(DELAY);
     stream.write(&from, &input);
@@ -143,13 +142,13 @@ fn a_call_on_the_hosts_stream_is_cancelled_between_launches() {
 }
 
 #[test]
-fn without_a_stream_the_work_is_finished_on_return() {
+fn work_without_a_stream_is_finished_on_return() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let (from, to) = clip.memory(&gpu);
     from.write(clip.latent.bytes());
     clip.decode(&from, &to, &run_info());
-    // Another stream, which waits for nothing.
+    // A stream that does not wait for the library.
     let (other, output) = (gpu.stream(), gpu.pinned(clip.expected.bytes()));
     other.fill(&from, POISON);
     other.read(&to, &output);
@@ -158,9 +157,9 @@ fn without_a_stream_the_work_is_finished_on_return() {
 }
 
 #[test]
-fn with_a_tensor_in_host_memory_the_work_is_finished_on_return() {
+fn work_with_a_host_tensor_is_finished_on_return() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let (from, to) = clip.memory(&gpu);
     from.write(clip.latent.bytes());
     let stream = gpu.stream();
@@ -175,9 +174,9 @@ fn with_a_tensor_in_host_memory_the_work_is_finished_on_return() {
 }
 
 #[test]
-fn a_stream_without_the_flag_is_a_mistake() {
+fn stream_without_the_flag_is_refused() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let (from, to) = clip.memory(&gpu);
     let info = vvae_run_info { flags: 0, ..on(&gpu.stream()) };
     let (input, output) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
@@ -186,16 +185,16 @@ fn a_stream_without_the_flag_is_a_mistake() {
 }
 
 #[test]
-fn a_handle_may_be_freed_while_its_work_is_in_the_stream() {
+fn handle_may_be_freed_while_its_work_is_in_the_stream() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let (from, to) = clip.memory(&gpu);
     let (input, output) = (gpu.pinned(clip.latent.bytes()), gpu.pinned(clip.expected.bytes()));
     let stream = gpu.stream();
     stream.delay(DELAY);
     stream.write(&from, &input);
     clip.decode(&from, &to, &on(&stream));
-    let Clip { vae, expected, .. } = clip;
+    let DecodedClip { vae, expected, .. } = clip;
     assert_eq!(vae.free(), VVAE_OK);
     stream.read(&to, &output);
     stream.wait();
@@ -203,9 +202,9 @@ fn a_handle_may_be_freed_while_its_work_is_in_the_stream() {
 }
 
 #[test]
-fn a_clip_is_pulled_on_the_hosts_stream() {
+fn frames_are_pulled_on_the_hosts_stream() {
     let Some(gpu) = Gpu::open() else { return };
-    let clip = Clip::new();
+    let clip = DecodedClip::new();
     let from = gpu.copy_of(clip.latent.bytes());
     let [_, _, frames, h, w] = clip.expected.shape;
     let room = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, h, w]);

@@ -1,4 +1,4 @@
-//! The promise "Planned": what a job takes is known before it runs, and the job keeps to it.
+//! A plan's bytes are known before the job runs, and the job takes no more.
 
 mod common;
 
@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 use common::{Buffer, Random, Vae, create_info, golden, on_every_device, small};
 use video_vae::capi::*;
 
-/// A host's allocator that counts, and that can be told to say no.
+/// A host's allocator that counts, and fails on demand.
 #[derive(Default)]
 struct Counter {
     now: AtomicU64,
     peak: AtomicU64,
     calls: AtomicU64,
-    /// The call that fails, counted down; never if negative.
+    /// Calls until the one that fails; negative: never.
     fails_at: AtomicI64,
 }
 
@@ -72,7 +72,7 @@ fn run(vae: &Vae, node: &str, input: [i64; 5], output: [i64; 5]) -> Result<i32, 
     if node == "encode" { vae.encode(&input, &mut output) } else { vae.decode(&input, &mut output) }
 }
 
-/// (node, input, output) for a clip of so many latents of so many rows and columns.
+/// (node, input, output) for a clip of this many latent frames, rows and columns.
 fn shapes(node: &'static str, batch: i64, latents: i64, rows: i64, columns: i64) -> (&'static str, [i64; 5], [i64; 5]) {
     let latent = [batch, 16, latents, rows, columns];
     let video = [batch, 3, 4 * latents - 3, 8 * rows, 8 * columns];
@@ -80,7 +80,7 @@ fn shapes(node: &'static str, batch: i64, latents: i64, rows: i64, columns: i64)
 }
 
 #[test]
-fn what_a_run_allocates_is_what_was_planned() {
+fn planned_bytes_are_what_a_run_allocates() {
     let mut random = Random(1);
     for round in 0..60 {
         let node = random.pick(&["encode", "decode"]);
@@ -102,7 +102,7 @@ fn what_a_run_allocates_is_what_was_planned() {
         run(&vae, node, input, output).unwrap();
         let what = format!("round {round}: {node} {input:?}\n{text}");
         for (measure, peak) in [("allocator", counter.peak.load(SeqCst)), ("vvae_memory", vae.memory().peak)] {
-            assert!(peak <= plan.device_bytes, "{measure}: {peak} is more than {} in {what}", plan.device_bytes);
+            assert!(peak <= plan.device_bytes, "{measure}: {peak}, planned {} in {what}", plan.device_bytes);
             assert!(
                 peak * 10 >= plan.device_bytes * 8,
                 "{measure}: {peak} is less than 80 % of {} in {what}",
@@ -111,12 +111,12 @@ fn what_a_run_allocates_is_what_was_planned() {
         }
         assert_eq!(counter.peak.load(SeqCst), plan.weight_bytes + plan.workspace_bytes, "{what}");
         drop(vae);
-        assert_eq!(counter.now.load(SeqCst), 0, "everything is given back");
+        assert_eq!(counter.now.load(SeqCst), 0, "all memory is freed");
     }
 }
 
 #[test]
-fn every_device_keeps_to_its_plan() {
+fn planned_bytes_hold_on_every_device() {
     on_every_device(|device| {
         let mut random = Random(8);
         for _ in 0..20 {
@@ -137,7 +137,7 @@ fn every_device_keeps_to_its_plan() {
 }
 
 #[test]
-fn a_longer_clip_takes_no_more() {
+fn planned_bytes_do_not_grow_with_the_clip() {
     let measure = |latents| {
         let counter = Counter::new();
         let vae = open_counted(&small(), &counter);
@@ -145,17 +145,17 @@ fn a_longer_clip_takes_no_more() {
         run(&vae, node, input, output).unwrap();
         (output[2], counter.peak.load(SeqCst))
     };
-    // Clips of fewer slices than are rehearsed may take less.
+    // Clips of fewer slices than the planner rehearses may take less.
     let (short, long) = (measure(61), measure(121));
     assert_eq!((short.0, long.0), (241, 481));
     assert!(long.1 <= short.1, "481 frames took {}, 241 frames {}", long.1, short.1);
 }
 
 #[test]
-fn a_stream_takes_the_same_from_its_first_frame_to_its_last() {
+fn stream_memory_is_constant() {
     let counter = Counter::new();
     let vae = open_counted(&small(), &counter);
-    // No number of frames: the plan of a stream.
+    // 0 frames: the plan of a stream.
     let (plan, _) = vae.plan("decode", [1, 16, 0, 3, 3]).unwrap();
     let stream = vae.stream("decode", [1, 16, 0, 3, 3]).unwrap();
     let held = counter.now.load(SeqCst);
@@ -175,7 +175,7 @@ fn a_stream_takes_the_same_from_its_first_frame_to_its_last() {
 }
 
 #[test]
-fn a_limit_is_kept_down_to_the_smallest_plan_and_refused_below() {
+fn memory_limit_holds_down_to_the_smallest_plan() {
     let (node, input, output) = shapes("decode", 1, 2, 16, 20);
     let counter = Counter::new();
     let vae = open_counted(&small(), &counter);
@@ -202,7 +202,7 @@ fn a_limit_is_kept_down_to_the_smallest_plan_and_refused_below() {
 }
 
 #[test]
-fn a_limit_is_for_the_handle_not_for_each_direction() {
+fn memory_limit_covers_both_directions() {
     let vae = Vae::open(&small()).unwrap();
     let jobs = ["encode", "decode"].map(|node| shapes(node, 1, 2, 3, 4));
     let plans = jobs.map(|(node, input, _)| vae.plan(node, input).unwrap().0);
@@ -216,7 +216,7 @@ fn a_limit_is_for_the_handle_not_for_each_direction() {
 }
 
 #[test]
-fn every_allocation_may_fail() {
+fn handle_survives_every_failing_allocation() {
     let (node, input, output) = shapes("decode", 1, 2, 3, 4);
     let counter = Counter::new();
     let (expected, calls) = {
@@ -230,7 +230,7 @@ fn every_allocation_may_fail() {
         counter.fails_at.store(fails as i64, SeqCst);
         let vae = open_counted(&small(), &counter);
         run(&vae, node, input, output).unwrap_err().says(VVAE_ERROR_MEMORY, &["bytes"]);
-        // The same handle works once there is memory again.
+        // The same handle works when memory is available again.
         counter.fails_at.store(-1, SeqCst);
         let mut video = Buffer::new(VVAE_DTYPE_F32, output);
         vae.decode(&noise(input), &mut video).unwrap();
@@ -241,7 +241,7 @@ fn every_allocation_may_fail() {
 }
 
 #[test]
-fn trim_and_free_give_memory_back() {
+fn trim_and_free_return_memory() {
     let counter = Counter::new();
     let vae = open_counted(&small(), &counter);
     let (node, input, output) = shapes("encode", 1, 2, 3, 4);
@@ -259,7 +259,7 @@ fn trim_and_free_give_memory_back() {
 }
 
 #[test]
-fn handles_of_one_file_share_its_weights() {
+fn handles_of_one_file_share_weights() {
     let counter = Counter::new();
     let (one, two) = (open_counted(&small(), &counter), open_counted(&small(), &counter));
     let (node, input, output) = shapes("decode", 1, 2, 3, 4);

@@ -1,9 +1,6 @@
-//! Images whose activations have more than 2^31 elements.
-//!
-//! Their input is the same in every row. All layers treat all rows alike, but for those near the upper and the lower edge, so
-//! each row of the result has to be, bit by bit, that of the row one period further up: the rows with elements beyond 2^31
-//! have to repeat those before. The rows near an edge are compared with the same rows of an image of half the height, whose
-//! norms see nearly the same values.
+//! Images with activations of more than 2^31 elements, compared row by row with smaller ones.
+//! All input rows are equal, so each result row, except near the edges, must equal the row one period above it, bit by
+//! bit. Rows near an edge are compared with those of an image of half the height, where norms see nearly the same values.
 
 use std::path::Path;
 
@@ -14,13 +11,13 @@ use crate::driver::Gpu;
 use crate::{open, run};
 use video_vae::capi::*;
 
-/// Wide at full resolution, where the elements are, and narrow below it, where attention is.
+/// Wide at full resolution, for the elements; narrow below, for attention.
 const CHANNELS: [usize; 5] = [64, 8, 8, 8, 8];
-/// Pixels of a latent pixel.
+/// Pixels per latent pixel.
 const SCALE: i64 = 16;
 const COLUMNS: i64 = 375;
 const ROWS: i64 = 450;
-/// Rows of latent that an edge reaches: more than the convolutions between it and the result.
+/// Latent rows that an edge affects: more than the number of convolutions.
 const EDGE: usize = 32;
 
 fn checkpoint(folder: &Folder) -> std::path::PathBuf {
@@ -28,18 +25,18 @@ fn checkpoint(folder: &Folder) -> std::path::PathBuf {
     folder.file("wide.safetensors", &to_bytes(&random_weights(&config, 3), config.groups))
 }
 
-/// One image: a row of values for each channel, repeated downwards, and what becomes of it.
-struct Image {
+/// Runs images of one row per channel, repeated downwards.
+struct LargeImage {
     vae: Vae,
     node: &'static str,
 }
 
-impl Image {
-    fn open(weights: &Path, node: &'static str) -> Image {
-        Image { vae: open(weights), node }
+impl LargeImage {
+    fn open(weights: &Path, node: &'static str) -> LargeImage {
+        LargeImage { vae: open(weights), node }
     }
 
-    /// The result for an image of so many rows of latent: [channel][row][column].
+    /// The result for an image of `rows` latent rows: [channel][row][column].
     fn run(&self, rows: i64) -> Buffer {
         let latent = [1, 4, 1, rows, COLUMNS];
         let video = [1, 3, 1, rows * SCALE, COLUMNS * SCALE];
@@ -66,11 +63,11 @@ fn row(image: &Buffer, channel: usize, y: usize) -> &[f32] {
 fn check(node: &'static str) {
     let Some(_gpu) = Gpu::open() else { return };
     let elements = CHANNELS[0] as i64 * ROWS * COLUMNS * SCALE * SCALE;
-    // Rows that no edge reaches lie beyond the limit too.
+    // Rows away from the edges are beyond 2^31 elements too.
     assert!(elements * (ROWS - 2 * EDGE as i64) / ROWS > 1 << 31);
     let folder = Folder::new(&format!("large-{node}"));
     let weights = checkpoint(&folder);
-    let image = Image::open(&weights, node);
+    let image = LargeImage::open(&weights, node);
     let (tall, half) = (image.run(ROWS), image.run(ROWS / 2));
     let period = if node == "encode" { 1 } else { SCALE as usize };
     let (edge, rows, half_rows) = (EDGE * period, tall.shape[3] as usize, half.shape[3] as usize);
@@ -93,15 +90,15 @@ fn check(node: &'static str) {
     println!("{node}: edges are {error:.1e} from those of an image of half the height");
     assert!(error < 0.1, "{error:.1e}");
     let varied = row(&tall, 0, rows / 2);
-    assert!(varied.iter().any(|v| (v - varied[0]).abs() > 1e-3), "there is something to see");
+    assert!(varied.iter().any(|v| (v - varied[0]).abs() > 1e-3), "the result is not constant");
 }
 
 #[test]
-fn an_image_past_2_31_elements_decodes() {
+fn frames_past_2_31_elements_decode() {
     check("decode");
 }
 
 #[test]
-fn an_image_past_2_31_elements_encodes() {
+fn frames_past_2_31_elements_encode() {
     check("encode");
 }

@@ -1,4 +1,4 @@
-//! Damaged files: an error that says what is wrong, or a handle that works; nothing else.
+//! A damaged checkpoint gives an error that names the fault, or a handle that works.
 
 mod common;
 
@@ -18,7 +18,7 @@ fn decodes(vae: &Vae, latent: i64) -> bool {
 }
 
 #[test]
-fn ten_thousand_flips_and_truncations_end_well() {
+fn damaged_files_are_refused_or_work() {
     let (tensors, groups) = tiny();
     let valid = to_bytes(&tensors, groups);
     let header = u64::from_le_bytes(valid[..8].try_into().unwrap()) + 8;
@@ -28,7 +28,7 @@ fn ten_thousand_flips_and_truncations_end_well() {
     for round in 0..10_000 {
         let mut bytes = valid.clone();
         for _ in 0..1 + random.below(3) {
-            // The header is a small part of the file, and the part where damage is interesting.
+            // Mostly in the header, which is a small part of the file.
             let end = if random.one_in(4) { bytes.len() as u64 } else { header };
             let at = random.below(end) as usize;
             bytes[at] ^= 1 << random.below(8);
@@ -41,7 +41,7 @@ fn ten_thousand_flips_and_truncations_end_well() {
             Ok(vae) => {
                 opened += 1;
                 if round % 50 == 0 {
-                    // Whatever the weights are now, a run has to end.
+                    // With any weights, a run must end.
                     decodes(&vae, 2);
                 }
             }
@@ -114,7 +114,7 @@ fn old_attention_names_give_the_same_video() {
 }
 
 #[test]
-fn a_file_that_changes_before_its_first_use_is_noticed() {
+fn changed_files_are_detected_at_first_use() {
     let folder = Folder::new("changes");
     let (tensors, groups) = tiny();
     let path = folder.file("file.safetensors", &to_bytes(&tensors, groups));

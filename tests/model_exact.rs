@@ -1,4 +1,4 @@
-//! The promise "Exact": the numbers of the authors' implementation, and of the plain f64 network for any configuration.
+//! Results match the authors' implementation, and for any configuration a plain f64 network.
 
 mod common;
 
@@ -7,31 +7,31 @@ use common::safetensors::{Folder, Tensor, read, to_bytes};
 use common::{Buffer, Random, Vae, golden, on_every_device, run_info};
 use video_vae::capi::*;
 
-/// f32 on the CPU; on a GPU activations are rounded to f16 after every layer, unless `settings` name another precision.
+/// The CPU computes in f32. A GPU rounds activations to f16 after every layer, unless `settings` has another precision.
 fn most_error(device: &str, settings: &[(&str, &str)]) -> f64 {
     let precision = settings.iter().find(|(key, _)| *key == "precision").map(|(_, value)| *value);
     match precision {
         _ if device == "cpu" => 1e-5,
         Some("fp32") => 5e-5,
-        // Three bits less than f16.
+        // bf16 has three bits less than f16.
         Some("bf16") => 8.0 * 3e-3,
         _ => 3e-3,
     }
 }
 
-/// Root mean square of the difference, relative to that of what is right.
-fn relative_error(found: &[f32], right: &[f64]) -> f64 {
-    assert_eq!(found.len(), right.len());
+/// Root mean square of the error, relative to that of the expected values.
+fn relative_error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
     let squares = |sum: f64, value: f64| sum + value * value;
-    let difference = found.iter().zip(right).map(|(f, r)| f64::from(*f) - r).fold(0.0, squares);
-    (difference / right.iter().copied().fold(0.0, squares)).sqrt()
+    let difference = found.iter().zip(expected).map(|(f, r)| f64::from(*f) - r).fold(0.0, squares);
+    (difference / expected.iter().copied().fold(0.0, squares)).sqrt()
 }
 
 #[track_caller]
-fn assert_close(most: f64, what: &str, found: &[f32], right: &[f64]) {
-    let error = relative_error(found, right);
+fn assert_close(most: f64, what: &str, found: &[f32], expected: &[f64]) {
+    let error = relative_error(found, expected);
     println!("{what}: {error:.2e}");
-    assert!(error <= most, "{what}: relative error {error:.2e}, not {most:.0e} or less");
+    assert!(error <= most, "{what}: relative error {error:.2e}, expected at most {most:.0e}");
 }
 
 fn buffer(tensor: &Tensor) -> Buffer {
@@ -39,7 +39,7 @@ fn buffer(tensor: &Tensor) -> Buffer {
     Buffer::from_f32(shape.try_into().unwrap(), &tensor.values)
 }
 
-/// A buffer that shows every element that was not written.
+/// A buffer of NaN, so that unwritten elements show.
 fn poisoned(shape: [i64; 5]) -> Buffer {
     let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
     buffer.f32_mut().fill(f32::NAN);
@@ -52,7 +52,7 @@ fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str
     for (key, value) in settings {
         vae.configure(key, value).unwrap();
     }
-    let right = |name: &str| tensors[name].values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
+    let expected = |name: &str| tensors[name].values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
     let like = |name: &str| poisoned(buffer(&tensors[name]).shape);
     let (most, what) = (most_error(device, settings), format!("{case} {settings:?} on {device}"));
 
@@ -60,12 +60,12 @@ fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str
     let second = logvar.tensor();
     let run = vvae_run_info { logvar: &second, ..run_info() };
     vae.encode_with(&buffer(&tensors["encode_video"]), &mut mean, &run).unwrap();
-    assert_close(most, &format!("{what}, mean"), mean.f32(), &right("encode_mean"));
-    assert_close(most, &format!("{what}, logvar"), logvar.f32(), &right("encode_logvar"));
+    assert_close(most, &format!("{what}, mean"), mean.f32(), &expected("encode_mean"));
+    assert_close(most, &format!("{what}, logvar"), logvar.f32(), &expected("encode_logvar"));
 
     let mut video = like("decode_video");
     vae.decode(&buffer(&tensors["decode_latent"]), &mut video).unwrap();
-    assert_close(most, &format!("{what}, video"), video.f32(), &right("decode_video"));
+    assert_close(most, &format!("{what}, video"), video.f32(), &expected("decode_video"));
 }
 
 const CASES: [(&str, &str); 6] = [
@@ -78,7 +78,7 @@ const CASES: [(&str, &str); 6] = [
 ];
 
 #[test]
-fn goldens_of_the_authors_implementation() {
+fn goldens_match_the_authors_implementation() {
     on_every_device(|device| {
         for (weights, case) in CASES {
             check_golden(device, weights, case, &[]);
@@ -86,7 +86,7 @@ fn goldens_of_the_authors_implementation() {
     });
 }
 
-/// The settings that "small-tiled" was made with.
+/// The settings of the golden "small-tiled".
 fn tiles() -> Vec<(String, &'static str)> {
     let tiles = |node: &str| {
         [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")]
@@ -96,14 +96,14 @@ fn tiles() -> Vec<(String, &'static str)> {
 }
 
 #[test]
-fn goldens_with_tiles_as_the_peers_blend_them() {
+fn goldens_match_with_tiles() {
     let tiles = tiles();
     let settings: Vec<(&str, &str)> = tiles.iter().map(|(key, value)| (key.as_str(), *value)).collect();
     on_every_device(|device| check_golden(device, "small", "small-tiled", &settings));
 }
 
 #[test]
-fn goldens_in_every_precision_of_the_device() {
+fn goldens_match_in_every_precision_of_the_device() {
     let tiles = tiles();
     on_every_device(|device| {
         let precisions = if device == "cpu" { &["fp32"][..] } else { &["fp16", "bf16", "fp32"] };
@@ -118,7 +118,7 @@ fn goldens_in_every_precision_of_the_device() {
     });
 }
 
-/// A handle that changes its precision computes with weights of the new one, and another handle keeps its own.
+/// A handle that changes its precision uses weights of the new one. Other handles keep theirs.
 #[test]
 fn precisions_do_not_mix() {
     on_every_device(|device| {
@@ -136,13 +136,13 @@ fn precisions_do_not_mix() {
         for precision in ["bf16", "fp32", "auto"] {
             vae.configure("precision", precision).unwrap();
             assert_eq!(decode(&vae) == fp16, precision == "auto", "{precision}");
-            assert!(decode(&other) == fp16, "beside {precision}");
+            assert!(decode(&other) == fp16, "the other handle, after {precision}");
         }
     });
 }
 
 #[test]
-fn goldens_with_every_instruction_set_of_this_processor() {
+fn goldens_match_with_every_instruction_set_of_this_processor() {
     let vae = Vae::open(&golden("small.safetensors")).unwrap();
     for instructions in ["avx512", "avx2", "portable"] {
         match vae.configure("instruction_set", instructions) {
@@ -158,7 +158,7 @@ fn goldens_with_every_instruction_set_of_this_processor() {
 
 fn random_clip(dims: [usize; 4], random: &mut Random) -> Clip {
     let mut clip = Clip::new(dims);
-    // Values that f32 holds exactly, so that both sides start from the same numbers.
+    // Values that are exact in f32, so that both sides have the same input.
     clip.values.iter_mut().for_each(|value| *value = random.below(1 << 20) as f64 / (1 << 19) as f64 - 1.0);
     clip
 }
@@ -169,7 +169,7 @@ fn to_buffer(clip: &Clip) -> Buffer {
 }
 
 #[test]
-fn any_configuration_that_a_checkpoint_can_have() {
+fn configurations_match_the_f64_network() {
     let configs = [
         (vec![8, 16, 16, 16], 2, 8, 16, 2),
         (vec![6, 12, 18, 24], 1, 3, 4, 2),
@@ -193,20 +193,20 @@ fn any_configuration_that_a_checkpoint_can_have() {
             let frames = ((latents - 1) << temporal_levels) + 1;
 
             let clip = random_clip([latent, latents, rows, columns], &mut random);
-            let right = network.decode(&clip);
+            let expected = network.decode(&clip);
             let mut video = poisoned([1, 3, frames as i64, (rows * scale) as i64, (columns * scale) as i64]);
             vae.decode(&to_buffer(&clip), &mut video).unwrap();
-            assert_close(most, &format!("{what} video"), video.f32(), &right.values);
+            assert_close(most, &format!("{what} video"), video.f32(), &expected.values);
 
             let clip = random_clip([3, frames, rows * scale, columns * scale], &mut random);
-            let right = network.encode(&clip);
+            let expected = network.encode(&clip);
             let mut mean = poisoned([1, latent as i64, latents as i64, rows as i64, columns as i64]);
             let logvar = mean.clone();
             let second = logvar.tensor();
             vae.encode_with(&to_buffer(&clip), &mut mean, &vvae_run_info { logvar: &second, ..run_info() }).unwrap();
-            let (right_mean, right_logvar) = right.values.split_at(right.values.len() / 2);
-            assert_close(most, &format!("{what} mean"), mean.f32(), right_mean);
-            assert_close(most, &format!("{what} logvar"), logvar.f32(), right_logvar);
+            let (expected_mean, expected_logvar) = expected.values.split_at(expected.values.len() / 2);
+            assert_close(most, &format!("{what} mean"), mean.f32(), expected_mean);
+            assert_close(most, &format!("{what} logvar"), logvar.f32(), expected_logvar);
         }
     }
 }

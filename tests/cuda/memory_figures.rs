@@ -1,4 +1,4 @@
-//! What we say we hold is what the driver has given, and all of it is given back.
+//! The library's memory figures match the driver's, and all memory is freed.
 
 use std::cell::{Cell, RefCell};
 use std::ffi::{CString, c_void};
@@ -9,7 +9,7 @@ use crate::driver::{Gpu, Memory, Stream};
 use crate::{latent, on_device, open, run, video};
 use video_vae::capi::*;
 
-/// The driver gives memory in pieces of this size, in which small blocks share one.
+/// The driver allocates in pieces of this size. Small blocks share one.
 const PIECE: i64 = 2 << 20;
 
 fn decode_once() {
@@ -19,9 +19,9 @@ fn decode_once() {
 }
 
 #[test]
-fn two_hundred_rounds_leave_the_drivers_free_memory_where_it_was() {
+fn repeated_runs_leak_no_device_memory() {
     let Some(gpu) = Gpu::open() else { return };
-    // The first rounds bring what the context itself keeps.
+    // The first rounds allocate what the context keeps.
     (0..3).for_each(|_| decode_once());
     let before = gpu.free_bytes();
     (0..200).for_each(|_| decode_once());
@@ -31,13 +31,13 @@ fn two_hundred_rounds_leave_the_drivers_free_memory_where_it_was() {
 }
 
 #[test]
-fn trim_gives_back_to_the_driver_and_the_figures_are_the_drivers() {
+fn trim_frees_what_the_figures_say() {
     let Some(gpu) = Gpu::open() else { return };
     decode_once();
     let vae = open(&small());
     let latent = latent(2, 64, 80);
     let mut out = video(&latent, VVAE_DTYPE_U8);
-    // Once before the baseline, so that kernels and what the context keeps for them are there.
+    // Once before the baseline, so that kernels and the context's memory for them are loaded.
     vae.decode(&latent, &mut out).unwrap();
     vae.trim(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS).unwrap();
     assert_eq!(vae.memory().now, 0);
@@ -47,14 +47,14 @@ fn trim_gives_back_to_the_driver_and_the_figures_are_the_drivers() {
     let plan = vae.plan("decode", latent.shape).unwrap().0;
     let (held, taken) = (vae.memory().now as i64, empty - gpu.free_bytes());
     let weights = plan.weight_bytes as i64;
-    println!("held {held}, of it weights {weights}; the driver has given {taken}");
-    // Weights are many small blocks, which do not fill the pieces they share.
+    println!("held {held}, of it weights {weights}; the driver gave {taken}");
+    // Weights are many small blocks, which do not fill their pieces.
     assert!(taken >= held - 4 * PIECE && taken <= held + weights / 2 + 8 * PIECE, "held {held}, given {taken}");
 
     vae.trim(VVAE_TRIM_WORKSPACE).unwrap();
-    let given_back = gpu.free_bytes() - (empty - taken);
+    let freed = gpu.free_bytes() - (empty - taken);
     let workspace = held - vae.memory().now as i64;
-    assert!((given_back - workspace).abs() <= 4 * PIECE, "workspace {workspace}, given back {given_back}");
+    assert!((freed - workspace).abs() <= 4 * PIECE, "workspace {workspace}, freed {freed}");
 
     vae.trim(VVAE_TRIM_WEIGHTS).unwrap();
     let missing = empty - gpu.free_bytes();
@@ -75,14 +75,13 @@ fn handles_share_weights_on_the_device() {
     assert!(taken <= most && most < plan.weight_bytes as i64 + PIECE, "{taken} bytes for the second handle");
 }
 
-/// A host's allocator of device memory. What comes back to it is overwritten at once, on a stream that waits for
-/// nothing.
+/// A host's allocator of device memory. Freed blocks are overwritten at once, on a stream that waits for nothing.
 struct Pool<'a> {
     gpu: &'a Gpu,
     eraser: Stream<'a>,
     blocks: RefCell<Vec<Memory<'a>>>,
     peak: Cell<u64>,
-    /// Blocks beyond this are refused.
+    /// Larger blocks are refused.
     largest: Cell<u64>,
 }
 
@@ -135,7 +134,7 @@ unsafe extern "C" fn give(user: *mut c_void, device: i32, block: *mut c_void, by
 }
 
 #[test]
-fn a_hosts_allocator_gives_every_byte_of_the_plan_and_gets_it_back() {
+fn host_allocator_serves_every_planned_byte() {
     let Some(gpu) = Gpu::open() else { return };
     let latent = latent(2, 64, 80);
     let (mut expected, mut out) = (video(&latent, VVAE_DTYPE_F32), video(&latent, VVAE_DTYPE_F32));
@@ -145,7 +144,7 @@ fn a_hosts_allocator_gives_every_byte_of_the_plan_and_gets_it_back() {
     vae.decode(&latent, &mut out).unwrap();
     assert!(out.bytes() == expected.bytes());
     let plan = vae.plan("decode", latent.shape).unwrap().0;
-    assert_eq!(plan.past_bytes, 0, "nothing that the driver would keep tables for");
+    assert_eq!(plan.past_bytes, 0, "no pinned memory, which takes page tables on the device");
     assert_eq!((pool.given(), pool.peak.get()), (plan.device_bytes, plan.device_bytes));
     assert_eq!(pool.given(), vae.memory().now);
 
@@ -163,7 +162,7 @@ fn a_hosts_allocator_gives_every_byte_of_the_plan_and_gets_it_back() {
 }
 
 #[test]
-fn a_job_that_the_hosts_allocator_refuses_is_planned_again_with_the_same_bits() {
+fn job_is_replanned_with_the_same_bits_when_the_host_allocator_refuses() {
     let Some(gpu) = Gpu::open() else { return };
     let latent = latent(6, 90, 120);
     let (mut expected, mut out) = (video(&latent, VVAE_DTYPE_F16), video(&latent, VVAE_DTYPE_F16));
@@ -187,7 +186,7 @@ fn a_job_that_the_hosts_allocator_refuses_is_planned_again_with_the_same_bits() 
 }
 
 #[test]
-fn a_hosts_allocator_gets_memory_back_after_the_work_in_it() {
+fn host_allocator_gets_memory_back_after_its_work() {
     let Some(gpu) = Gpu::open() else { return };
     let latent = latent(5, 9, 7);
     let mut expected = video(&latent, VVAE_DTYPE_F32);
@@ -200,7 +199,7 @@ fn a_hosts_allocator_gets_memory_back_after_the_work_in_it() {
     for vae in [&first, &second] {
         vae.decode(&latent, &mut video(&latent, VVAE_DTYPE_F32)).unwrap();
     }
-    // The weights go back with the second handle, while it is the first one that still works with them.
+    // Freeing the second handle releases the weights while the first still works with them.
     stream.delay(Duration::from_millis(60));
     run(&first, "decode", &on_device(&latent, &from), &on_device(&expected, &to), &info).unwrap();
     first.trim(VVAE_TRIM_WEIGHTS).unwrap();

@@ -1,4 +1,4 @@
-//! Tensors in layouts that nobody would choose.
+//! Tensors in compact and unusual layouts.
 
 use std::ffi::c_void;
 
@@ -25,8 +25,8 @@ pub enum Order {
 
 pub const ORDERS: [Order; 5] = [Order::Compact, Order::Interleaved, Order::Padded, Order::Flipped, Order::Sparse];
 
-/// The memory of a tensor, gaps and all, and how the tensor lies in it.
-pub struct Laid {
+/// A tensor with strides and gaps, and its memory.
+pub struct StridedTensor {
     /// Wide elements, so that the memory is aligned for every element type.
     memory: Vec<u64>,
     bytes: usize,
@@ -40,8 +40,8 @@ fn element_bytes(dtype: u32) -> usize {
     (dtype >> 8 & 0xff) as usize / 8
 }
 
-impl Laid {
-    fn new(dtype: u32, shape: [i64; 5], order: Order) -> Laid {
+impl StridedTensor {
+    fn new(dtype: u32, shape: [i64; 5], order: Order) -> StridedTensor {
         let [_, c, t, h, w] = shape;
         let (row, plane) = (w + 3, h * (w + 3) + 5);
         let (strides, first) = match order {
@@ -54,14 +54,14 @@ impl Laid {
         let reach: i64 = shape.iter().zip(strides).map(|(n, stride)| (n - 1) * stride.max(0)).sum();
         let bytes = (first + reach + 11) as usize * element_bytes(dtype);
         let offset = first as u64 * element_bytes(dtype) as u64;
-        Laid { memory: vec![0; bytes.div_ceil(8)], bytes, dtype, shape, strides, offset }
+        StridedTensor { memory: vec![0; bytes.div_ceil(8)], bytes, dtype, shape, strides, offset }
     }
 
     /// Values of the type's usual range, in the gaps too.
-    pub fn random(dtype: u32, shape: [i64; 5], order: Order) -> Laid {
-        let mut laid = Laid::new(dtype, shape, order);
+    pub fn random(dtype: u32, shape: [i64; 5], order: Order) -> StridedTensor {
+        let mut tensor = StridedTensor::new(dtype, shape, order);
         let mut random = Random(dtype.into());
-        for element in laid.bytes_mut().chunks_exact_mut(element_bytes(dtype)) {
+        for element in tensor.bytes_mut().chunks_exact_mut(element_bytes(dtype)) {
             let value = random.below(2001) as f32 / 1000.0 - 1.0;
             match dtype {
                 VVAE_DTYPE_F16 => element.copy_from_slice(&f16::from_f32(value).to_le_bytes()),
@@ -70,18 +70,18 @@ impl Laid {
                 _ => element.fill_with(|| random.below(256) as u8),
             }
         }
-        laid
+        tensor
     }
 
-    /// Nothing but bytes that no result has.
-    pub fn poisoned(dtype: u32, shape: [i64; 5], order: Order) -> Laid {
-        let mut laid = Laid::new(dtype, shape, order);
-        laid.bytes_mut().fill(0xa5);
-        laid
+    /// Filled with bytes that no result has.
+    pub fn poisoned(dtype: u32, shape: [i64; 5], order: Order) -> StridedTensor {
+        let mut tensor = StridedTensor::new(dtype, shape, order);
+        tensor.bytes_mut().fill(0xa5);
+        tensor
     }
 
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: `new` made at least as many.
+        // SAFETY: `new` allocated at least as many.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.bytes) }
     }
 
@@ -108,7 +108,7 @@ impl Laid {
         self.tensor(data, VVAE_DEVICE_CPU)
     }
 
-    /// The same layout in device memory as long as this.
+    /// The same layout in device memory of the same length.
     pub fn on_device(&self, memory: &Memory) -> vvae_tensor {
         assert_eq!(memory.bytes, self.bytes);
         self.tensor(std::ptr::without_provenance_mut(memory.address as usize), VVAE_DEVICE_CUDA)

@@ -1,5 +1,5 @@
-//! The promise "a stream can be interrupted and goes on exactly": saved at any point, restored in the same handle or
-//! another, in memory and through a file; and whatever is not such a state is refused.
+//! A stream saved at any point continues with the same bits, in the same handle or another, from memory or a file.
+//! Anything but an intact state is refused.
 
 mod common;
 
@@ -40,7 +40,7 @@ impl Work {
     }
 }
 
-/// Lengths that end within slices, on their ends and within the frames of a latent; clips that go together.
+/// Lengths that end inside slices, at their ends and inside a latent frame; single clips and batches.
 fn works() -> Vec<Work> {
     vec![
         Work::new("encode", [1, 3, 26, 24, 40], [1, 16, 8, 3, 5]),
@@ -50,7 +50,7 @@ fn works() -> Vec<Work> {
     ]
 }
 
-/// Pushes the frames `from..to` and pulls all there is; says what came out, frame by frame.
+/// Pushes frames `from..to` and pulls until nothing is ready. Returns the output frames.
 fn advance(stream: &Stream, work: &Work, from: i64, to: i64) -> Vec<Vec<u8>> {
     let (mut pushed, mut out) = (from, Vec::new());
     while pushed < to {
@@ -80,25 +80,25 @@ fn finish(stream: &Stream, work: &Work, from: i64) -> Vec<Vec<u8>> {
     out
 }
 
-/// Saves after each of `points` and goes on from there in three ways, which all have to end like the stream itself.
+/// Saves after each of `points`, and continues from there in three ways. All must end like the stream itself.
 fn interrupt(vae: &Vae, other: &Vae, work: &Work, points: &[i64]) {
     let whole = finish(&vae.stream(work.node, work.input.shape).unwrap(), work, 0);
     assert_eq!(whole.len() as i64, work.output[2]);
-    // Tests run at the same time, each in a folder of its own.
+    // Tests run concurrently, each in its own folder.
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let folder = Folder::new(&format!("state-{}", COUNT.fetch_add(1, Ordering::Relaxed)));
     let stream = vae.stream(work.node, work.input.shape).unwrap();
     let (mut at, mut pulled) = (0, 0);
     for point in points {
         let out = advance(&stream, work, at, *point);
-        assert!(out == whole[pulled..pulled + out.len()], "saving changes nothing");
+        assert!(out == whole[pulled..pulled + out.len()], "saving changes no bit");
         (at, pulled) = (*point, pulled + out.len());
         let state = stream.save().unwrap();
-        assert!(state == stream.save().unwrap(), "a state is what it is");
+        assert!(state == stream.save().unwrap(), "two saves are equal");
         let path = folder.0.join(format!("{at}.state"));
         stream.save_file(&path).unwrap();
-        assert!(std::fs::read(&path).unwrap() == state, "a file has what memory has");
-        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "and nothing beside it");
+        assert!(std::fs::read(&path).unwrap() == state, "the file equals the state in memory");
+        assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "there is no other file");
         for restored in [vae.restore(&state), other.restore(&state), other.restore_file(&path)] {
             let restored = restored.unwrap();
             let what = format!("{} of {:?} after {at}", work.node, work.input.shape);
@@ -111,10 +111,10 @@ fn interrupt(vae: &Vae, other: &Vae, work: &Work, points: &[i64]) {
 }
 
 #[test]
-fn a_stream_goes_on_from_wherever_it_was_saved() {
+fn stream_continues_from_any_saved_point() {
     on_every_device(|_| {
         let (vae, other) = (Vae::open(&small()).unwrap(), Vae::open(&small()).unwrap());
-        // What the second handle plans for itself is no concern of a stream that goes on.
+        // The second handle's own settings do not affect a restored stream.
         other.configure("slice_frames", "3").unwrap();
         other.configure("chunk_frames", "1").unwrap();
         for work in works() {
@@ -128,7 +128,7 @@ fn a_stream_goes_on_from_wherever_it_was_saved() {
 }
 
 #[test]
-fn a_tiled_stream_goes_on_exactly() {
+fn tiled_stream_continues_exactly() {
     on_every_device(|_| {
         let (vae, other) = (Vae::open(&small()).unwrap(), Vae::open(&small()).unwrap());
         for (key, value) in [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")] {
@@ -145,9 +145,9 @@ fn a_tiled_stream_goes_on_exactly() {
     });
 }
 
-/// Limits that move more and more of the past into host memory.
+/// Limits that offload more and more of the causal caches.
 #[test]
-fn a_past_in_host_memory_goes_on_exactly() {
+fn offloaded_causal_caches_continue_exactly() {
     on_every_device(|device| {
         if device == "cpu" {
             return;
@@ -159,21 +159,21 @@ fn a_past_in_host_memory_goes_on_exactly() {
         ] {
             let [b, c, _, h, w] = work.input.shape;
             let free = vae.plan(work.node, [b, c, 0, h, w]).unwrap().0.device_bytes;
-            let mut moved = 0;
+            let mut offloaded = 0;
             for percent in [80, 60, 45, 35, 25] {
                 vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
                 let Ok((plan, _)) = vae.plan(work.node, [b, c, 0, h, w]) else { break };
-                moved += u64::from(plan.past_bytes > 0);
+                offloaded += u64::from(plan.past_bytes > 0);
                 interrupt(&vae, &other, &work, &[2, work.frames() - 2]);
             }
-            assert!(moved > 1, "{}: {moved}", work.node);
+            assert!(offloaded > 1, "{}: {offloaded}", work.node);
             vae.configure("memory_limit", "auto").unwrap();
         }
     });
 }
 
 #[test]
-fn settings_that_change_numbers_go_with_the_state() {
+fn state_includes_settings_that_change_results() {
     on_every_device(|_| {
         let work = &works()[1];
         let (vae, other) = (Vae::open(&small()).unwrap(), Vae::open(&small()).unwrap());
@@ -187,7 +187,7 @@ fn settings_that_change_numbers_go_with_the_state() {
 }
 
 #[test]
-fn a_stream_is_saved_at_its_time_and_into_enough_room() {
+fn save_needs_a_drained_stream_and_enough_room() {
     let (vae, work) = (Vae::open(&small()).unwrap(), &works()[2]);
     vae.configure("slice_frames", "1").unwrap();
     let stream = vae.stream(work.node, work.input.shape).unwrap();
@@ -195,7 +195,7 @@ fn a_stream_is_saved_at_its_time_and_into_enough_room() {
     let size = stream.save().unwrap().len() as u64;
     let (mut told, mut small_room) = (0, vec![7u8; size as usize - 1]);
     let (v, s) = (vae.0, stream.s);
-    // SAFETY: the buffer is as long as said; null pointers are refused.
+    // SAFETY: the buffer has the given size; null pointers are refused.
     unsafe {
         let status = (api().vvae_stream_save)(s, small_room.as_mut_ptr().cast(), size - 1, &mut told);
         Failure { status, text: error_text(v) }.says(VVAE_ERROR_ARGUMENT, &["capacity", &size.to_string()]);
@@ -211,13 +211,13 @@ fn a_stream_is_saved_at_its_time_and_into_enough_room() {
     let (status, taken) = stream.push(Some(&work.part(3, 1).tensor())).unwrap();
     assert_eq!((status, taken), (VVAE_OK, 1));
     stream.save().unwrap_err().says(VVAE_ERROR_STATE, &["pull until VVAE_AGAIN"]);
-    let kept = folder.file("kept", b"what was there");
-    stream.save_file(&kept).unwrap_err().says(VVAE_ERROR_STATE, &["pull until VVAE_AGAIN"]);
-    assert_eq!(std::fs::read(&kept).unwrap(), b"what was there");
+    let existing = folder.file("existing", b"old contents");
+    stream.save_file(&existing).unwrap_err().says(VVAE_ERROR_STATE, &["pull until VVAE_AGAIN"]);
+    assert_eq!(std::fs::read(&existing).unwrap(), b"old contents");
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1);
     pull(&stream, work);
-    stream.save_file(&kept).unwrap();
-    assert!(std::fs::read(&kept).unwrap() == stream.save().unwrap(), "a complete state takes the name");
+    stream.save_file(&existing).unwrap();
+    assert!(std::fs::read(&existing).unwrap() == stream.save().unwrap(), "the new state replaces the file");
     stream.push(None).unwrap();
     stream.save().unwrap_err().says(VVAE_ERROR_STATE, &["complete"]);
     pull(&stream, work);
@@ -225,12 +225,12 @@ fn a_stream_is_saved_at_its_time_and_into_enough_room() {
 }
 
 #[test]
-fn a_state_goes_where_it_belongs() {
+fn state_is_refused_by_another_model_or_device() {
     let (vae, work) = (Vae::open(&small()).unwrap(), &works()[2]);
     let stream = vae.stream(work.node, work.input.shape).unwrap();
     advance(&stream, work, 0, 6);
     let state = stream.save().unwrap();
-    // The same contents under another name are the same model.
+    // A copy of the checkpoint is the same model.
     let folder = Folder::new("state-model");
     let copy = folder.file("copy.safetensors", &std::fs::read(small()).unwrap());
     assert_eq!(finish(&Vae::open(&copy).unwrap().restore(&state).unwrap(), work, 6), finish(&stream, work, 6));
@@ -269,12 +269,12 @@ fn a_state_goes_where_it_belongs() {
     vae.restore_file(&small()).err().unwrap().says(VVAE_ERROR_CHECKPOINT, &["is not what vvae_stream_save writes"]);
 }
 
-/// Where the header ends: magic, format and length, then as many bytes, then its checksum.
+/// The end of the header: magic, format and length, then that many bytes. Its checksum follows.
 fn header_end(state: &[u8]) -> usize {
     24 + u64::from_le_bytes(state[16..24].try_into().unwrap()) as usize
 }
 
-/// Makes both checksums right.
+/// Recomputes both checksums.
 fn seal(state: &mut [u8]) {
     let (header, end) = (header_end(state), state.len() - 8);
     for at in [header, end] {
@@ -292,12 +292,12 @@ fn saved(vae: &Vae) -> Vec<u8> {
 }
 
 #[test]
-fn damage_is_noticed() {
+fn damaged_states_are_refused() {
     on_every_device(|_| {
         let (vae, mut random) = (Vae::open(&small()).unwrap(), Random(5));
         let state = saved(&vae);
         let refused = |state: &[u8], what: &str| {
-            let why = vae.restore(state).err().unwrap_or_else(|| panic!("{what} is taken"));
+            let why = vae.restore(state).err().unwrap_or_else(|| panic!("{what} was accepted"));
             assert_eq!(why.status, VVAE_ERROR_CHECKPOINT, "{what}: {}", why.text);
         };
         let header = header_end(&state) + 8;
@@ -305,7 +305,7 @@ fn damage_is_noticed() {
         for length in lengths.chain([state.len() - 1]).collect::<Vec<_>>() {
             refused(&state[..length], &format!("the first {length} bytes"));
         }
-        refused(&[&state[..], &[0]].concat(), "a byte more");
+        refused(&[&state[..], &[0]].concat(), "one extra byte");
         for turn in 0..header + 60 {
             let at = if turn < header { turn } else { random.below(state.len() as u64) as usize };
             let mut damaged = state.clone();
@@ -313,13 +313,14 @@ fn damage_is_noticed() {
             refused(&damaged, &format!("a flip at {at}"));
         }
         assert_eq!(vae.memory().streams, 0);
-        vae.restore(&state).expect("what is whole is taken");
+        vae.restore(&state).expect("an intact state is restored");
     });
 }
 
-/// Checksums tell damage, not malice: with those made right, a state is refused or works, and the handle stays intact.
+/// Checksums detect damage, not tampering. A forged state with valid checksums is refused or works, and the handle
+/// survives.
 #[test]
-fn no_state_is_trusted() {
+fn forged_states_do_no_harm() {
     on_every_device(|_| {
         let (vae, mut random) = (Vae::open(&small()).unwrap(), Random(6));
         vae.configure("memory_limit", "2GiB").unwrap();
@@ -344,7 +345,7 @@ fn no_state_is_trusted() {
             match vae.restore(&forged) {
                 Ok(stream) => {
                     worked += 1;
-                    // Whatever it goes on with, it does so without harm. Its frames may be of another size.
+                    // It must do no harm. Its frames may have another size.
                     let _ = stream.push(Some(&work.part(4, 1).tensor()));
                     let [b, c, _, h, w] = work.output;
                     let _ = stream.pull(&Buffer::new(VVAE_DTYPE_F32, [b, c, 4, h, w]).tensor(), None);
@@ -358,7 +359,7 @@ fn no_state_is_trusted() {
                 ),
             }
         }
-        assert!(worked > 0, "some of it is only a seed");
-        vae.restore(&state).expect("the handle is as good as before");
+        assert!(worked > 0, "some forgeries only change the seed");
+        vae.restore(&state).expect("the handle still works");
     });
 }

@@ -1,5 +1,5 @@
-//! The promise "bit-identical however the work is cut": whole, sliced, chunked, streamed, on any number of threads, under
-//! any limit that needs no tiles.
+//! No plan changes a bit of the result: whole, sliced, chunked, streamed, on any number of threads, and under any limit
+//! that needs no tiles.
 
 mod common;
 
@@ -26,7 +26,7 @@ fn works() -> Vec<Work> {
     let mut work = |node, input, output| Work::random(&mut random, node, input, output);
     vec![
         work("encode", [1, 3, 29, 24, 40], [1, 16, 8, 3, 5]),
-        // 18 frames: padded to 21 by repeating the last one.
+        // 18 frames, padded to 21 by repeating the last.
         work("encode", [2, 3, 18, 24, 16], [2, 16, 6, 3, 2]),
         work("decode", [1, 16, 9, 3, 5], [1, 3, 33, 24, 40]),
         work("decode", [2, 16, 5, 2, 3], [2, 3, 17, 16, 24]),
@@ -34,7 +34,7 @@ fn works() -> Vec<Work> {
     ]
 }
 
-/// For what the CPU, whose memory is the host's, has no use for.
+/// For tests of offloading. The CPU's memory is the host's, so it offloads nothing.
 fn on_every_gpu(test: impl Fn()) {
     on_every_device(|device| {
         if device != "cpu" {
@@ -58,7 +58,7 @@ fn run(vae: &Vae, work: &Work) -> Vec<u8> {
     output.bytes().to_vec()
 }
 
-/// Frames `first..first + count` of a compact tensor, as a tensor into the same memory.
+/// Frames `first..first + count` of a compact tensor, in the same memory.
 struct Part {
     shape: [i64; 5],
     strides: [i64; 5],
@@ -93,12 +93,12 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
             stream.push(None).unwrap();
         }
         loop {
-            // Room for one frame is always offered; a stream that wrote more frames than it should would show.
+            // After the last frame, room for one more, to catch a stream that writes too many.
             let left = (work.output[2] - pulled).max(0);
             let spare = poisoned([work.output[0], work.output[1], 1, work.output[3], work.output[4]]);
             let part = if left > 0 { Part::new(&output, pulled, pull.min(left)) } else { Part::new(&spare, 0, 1) };
             let (status, written) = stream.pull(&part.tensor(), None).unwrap();
-            assert!(left > 0 || written == 0, "more frames than there are");
+            assert!(left > 0 || written == 0, "the stream wrote too many frames");
             pulled += written;
             match status {
                 VVAE_OK => assert!(written > 0),
@@ -114,7 +114,7 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
 }
 
 #[test]
-fn two_runs_are_the_same() {
+fn repeated_runs_are_identical() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         for work in works() {
@@ -158,7 +158,7 @@ fn threads_change_no_bit() {
 }
 
 #[test]
-fn streams_give_the_bits_of_the_whole_clip() {
+fn streams_change_no_bit() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         for work in works() {
@@ -176,7 +176,7 @@ fn streams_give_the_bits_of_the_whole_clip() {
 }
 
 #[test]
-fn tiled_streams_give_the_bits_of_the_tiled_clip() {
+fn tiled_streams_change_no_bit_of_the_tiled_clip() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
         for node in ["encode", "decode"] {
@@ -218,26 +218,26 @@ fn memory_limits_without_tiles_change_no_bit() {
                 plans.push(plan.device_bytes);
                 limit = plan.device_bytes - 1;
             }
-            // A GPU gives memory in pieces so large that small clips have but one plan.
+            // A GPU allocates in large pieces, so small clips have a single plan.
             let one = device != "cpu" || work.input.shape[2] == 1;
-            assert!(plans.len() > 1 || one, "{} has but one plan: {plans:?}", work.node);
+            assert!(plans.len() > 1 || one, "{} has a single plan: {plans:?}", work.node);
             vae.configure("memory_limit", "auto").unwrap();
         }
     });
 }
 
-/// How many plans left frames in host memory, and how many weights.
+/// Number of plans with offloaded causal caches, and with offloaded weights.
 #[derive(Default)]
-struct InHostMemory {
-    frames: u64,
+struct OffloadedPlans {
+    caches: u64,
     weights: u64,
 }
 
-/// Runs within ever smaller limits, down to `least` percent or to where tiles begin, and compares all bits and bytes.
-fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str)) -> InHostMemory {
+/// Runs under decreasing limits, down to `least` percent or until tiles are needed, and compares bits and planned bytes.
+fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str)) -> OffloadedPlans {
     let expected = run(vae, work);
     let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
-    let mut found = InHostMemory::default();
+    let mut found = OffloadedPlans::default();
     for percent in (least..98).rev().step_by(4) {
         vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
         let Ok((plan, text)) = vae.plan(work.node, work.input.shape) else { break };
@@ -245,7 +245,7 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
             break;
         }
         let text = format!("{} within {percent} %:\n{text}", work.node);
-        found.frames += u64::from(plan.past_bytes > 0);
+        found.caches += u64::from(plan.past_bytes > 0);
         found.weights += u64::from(plan.waiting_weight_bytes > 0);
         assert_eq!(text.contains("weights that wait there"), plan.waiting_weight_bytes > 0, "{text}");
         assert!(run(vae, work) == expected, "{text}");
@@ -256,9 +256,9 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
     found
 }
 
-/// Frames large enough to go in several bands.
+/// Frames large enough for several bands.
 #[test]
-fn a_past_in_host_memory_changes_no_bit() {
+fn offloaded_causal_caches_change_no_bit() {
     on_every_gpu(|| {
         let mut random = Random(12);
         for (node, input, output) in
@@ -267,39 +267,38 @@ fn a_past_in_host_memory_changes_no_bit() {
             let work = Work::random(&mut random, node, input, output);
             let vae = Vae::open(&small()).unwrap();
             let found = within_limits(&vae, &work, 20, |expected, text| {
-                // A stream may take a little more than a short clip, and so need tiles where that does not.
+                // A stream takes a little more than a short clip, so it may need tiles where the clip does not.
                 let [b, c, _, h, w] = work.input.shape;
                 if vae.plan(node, [b, c, 0, h, w]).is_ok_and(|(plan, _)| plan.exact == 1) {
                     let stream = vae.stream(node, work.input.shape).unwrap();
                     assert!(run_stream(&stream, &work, 3, 2) == expected, "streamed {text}");
                 }
             });
-            assert!(found.frames > 0 && found.weights > 0, "{node}");
+            assert!(found.caches > 0 && found.weights > 0, "{node}");
         }
     });
 }
 
-/// The demo's model, as frames are made anew, or wait in host memory, only where groups of channels are as wide as in the real
-/// one.
+/// With the demo's model: only channel groups as wide as the published model's are rematerialised or offloaded.
 #[test]
-fn wide_frames_that_are_made_anew_change_no_bit() {
+fn rematerialised_wide_frames_change_no_bit() {
     on_every_gpu(|| {
         let mut random = Random(14);
-        // The second one's frames end within a tile of rows, and within a band.
+        // The second size ends inside a tile of rows and inside a band.
         for (height, width) in [(60, 80), (53, 77)] {
             let (latent, video) = ([1, 16, 5, height, width], [1, 3, 17, height * 8, width * 8]);
             let work = Work::random(&mut random, "decode", latent, video);
-            let anew = std::cell::Cell::new(0);
+            let rematerialised = std::cell::Cell::new(0);
             within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
-                anew.set(anew.get() + u32::from(text.contains("made anew")));
+                rematerialised.set(rematerialised.get() + u32::from(text.contains("made anew")));
             });
-            assert!(anew.get() > 0, "{latent:?}");
+            assert!(rematerialised.get() > 0, "{latent:?}");
         }
     });
 }
 
 #[test]
-fn a_still_image_in_little_memory_changes_no_bit() {
+fn small_limits_change_no_bit_of_a_still_image() {
     on_every_gpu(|| {
         let mut random = Random(13);
         for (node, input, output) in [
@@ -308,7 +307,7 @@ fn a_still_image_in_little_memory_changes_no_bit() {
         ] {
             let work = Work::random(&mut random, node, input, output);
             let found = within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, _| {});
-            assert!(found.frames > 0 || node == "encode");
+            assert!(found.caches > 0 || node == "encode");
         }
     });
 }

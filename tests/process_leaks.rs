@@ -1,5 +1,5 @@
-//! The promise "a good guest": whatever happens, no thread, no file mapping and no memory stays behind. One test, so that
-//! the process has nothing else going on.
+//! After all handles are freed, no thread, file mapping or memory is left in the process.
+//! One test only, so that nothing else runs in the process.
 
 #![cfg(target_os = "linux")]
 
@@ -22,14 +22,14 @@ fn resident_bytes() -> i64 {
 }
 
 unsafe extern "C" fn stop(_: *mut std::ffi::c_void, _: u64, _: u64, stage: *const std::ffi::c_char) -> i32 {
-    // SAFETY: a stage is a text.
+    // SAFETY: a stage is a C string.
     i32::from(unsafe { std::ffi::CStr::from_ptr(stage) } == c"decode")
 }
 
 fn one_round(round: usize) {
-    assert!(Vae::open(&small().with_file_name("absent.safetensors")).is_err(), "a create that fails");
+    assert!(Vae::open(&small().with_file_name("absent.safetensors")).is_err(), "a missing file is refused");
     let vae = Vae::open(&small()).unwrap();
-    assert_eq!(mappings_of("small.safetensors"), 0, "the file is mapped while it is read, and no longer");
+    assert_eq!(mappings_of("small.safetensors"), 0, "the file is mapped only while it is read");
     vae.configure("threads", "3").unwrap();
     let latent = Buffer::new(VVAE_DTYPE_F32, [1, 16, 3, 6, 6]);
     let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 9, 48, 48]);
@@ -41,13 +41,13 @@ fn one_round(round: usize) {
     let stream = vae.stream("decode", latent.shape).unwrap();
     stream.push(Some(&latent.tensor())).unwrap();
     if round.is_multiple_of(3) {
-        // The handle goes first and takes the stream with it.
+        // Freeing the handle closes the stream.
         std::mem::forget(stream);
     }
 }
 
 #[test]
-fn nothing_stays_behind() {
+fn process_has_no_leaks() {
     let before = threads();
     (0..10).for_each(one_round);
     let settled = resident_bytes();

@@ -1,4 +1,4 @@
-//! Saving a stream while its work is still under way on the host's CUDA stream.
+//! Saving a stream while its work is in flight on the host's CUDA stream.
 
 use std::time::Duration;
 
@@ -7,12 +7,12 @@ use crate::driver::Gpu;
 use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
-/// Long enough that a state that does not wait would be taken too early.
+/// Long enough that a save that does not wait is too early.
 const DELAY: Duration = Duration::from_millis(60);
 const FRAMES: i64 = 7;
 const SAVED_AFTER: i64 = 4;
 
-/// Pushes latent frames `from..to` of a compact clip, and calls `pull` whenever there may be something to pull.
+/// Pushes latent frames `from..to` of a compact clip, and calls `pull` after each push.
 fn push(stream: &Stream, clip: &Buffer, mut from: i64, to: i64, mut pull: impl FnMut(&Stream)) {
     let [b, c, t, h, w] = clip.shape;
     let strides = [c * t * h * w, t * h * w, h * w, w, 1];
@@ -25,7 +25,7 @@ fn push(stream: &Stream, clip: &Buffer, mut from: i64, to: i64, mut pull: impl F
     }
 }
 
-/// Pulls into host memory, and says what came, frame by frame.
+/// Pulls into host memory, and appends the frames.
 fn pull_all(stream: &Stream, whole: &Buffer, frames: &mut Vec<Vec<u8>>) {
     let [b, c, _, h, w] = whole.shape;
     loop {
@@ -37,7 +37,7 @@ fn pull_all(stream: &Stream, whole: &Buffer, frames: &mut Vec<Vec<u8>>) {
     }
 }
 
-/// Everything from latent frame `from` on.
+/// All output from latent frame `from` on.
 fn finish(stream: &Stream, clip: &Buffer, whole: &Buffer, from: i64) -> Vec<Vec<u8>> {
     let mut frames = Vec::new();
     push(stream, clip, from, FRAMES, |stream| pull_all(stream, whole, &mut frames));
@@ -66,7 +66,7 @@ fn check(gpu: &Gpu, vae: &Vae, clip: &Buffer) {
     let restored = vae.restore(&state).unwrap();
     assert!(finish(&restored, clip, &whole, SAVED_AFTER) == expected[pulled..]);
     assert!(finish(&stream, clip, &whole, SAVED_AFTER) == expected[pulled..]);
-    // A workspace that another run has left busy is filled only once that has ended.
+    // A restore must wait for a run that still uses the workspace.
     drop((stream, restored));
     let (latents, mut decoded) = (gpu.copy_of(clip.bytes()), whole.clone());
     for _ in 0..2 {
@@ -80,16 +80,16 @@ fn check(gpu: &Gpu, vae: &Vae, clip: &Buffer) {
 }
 
 #[test]
-fn a_state_waits_for_work_on_the_hosts_stream() {
+fn save_waits_for_work_on_the_hosts_stream() {
     let Some(gpu) = Gpu::open() else { return };
     let (vae, clip) = (open(&small()), latent(FRAMES, 50, 66));
     let free = vae.plan("decode", [1, 16, 0, 50, 66]).unwrap().0.device_bytes;
-    let mut moved = 0;
+    let mut offloaded = 0;
     for percent in [100, 70, 55, 45] {
         vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
         let Ok((plan, _)) = vae.plan("decode", [1, 16, 0, 50, 66]) else { break };
-        moved += u64::from(plan.past_bytes > 0);
+        offloaded += u64::from(plan.past_bytes > 0);
         check(&gpu, &vae, &clip);
     }
-    assert!(moved > 0, "no limit moved the past");
+    assert!(offloaded > 0, "no limit offloaded a causal cache");
 }

@@ -1,4 +1,4 @@
-//! Numbers that must not depend on the device or on the run, cancelling, and checkpoints that no kernel takes.
+//! Results that must not depend on device or run, cancellation, and checkpoints without kernels.
 
 use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
@@ -21,7 +21,7 @@ fn pixels() -> Buffer {
     buffer
 }
 
-/// The noise that a sample has more than the mean, and the deviation it was scaled by.
+/// The noise of a sample, and the deviation that scales it.
 fn noise(vae: &Vae) -> (Vec<f32>, Vec<f32>) {
     let [mut mean, mut sample, logvar] = [0; 3].map(|_| Buffer::new(VVAE_DTYPE_F32, LATENT));
     let beside = logvar.tensor();
@@ -35,14 +35,14 @@ fn noise(vae: &Vae) -> (Vec<f32>, Vec<f32>) {
 }
 
 #[test]
-fn a_seed_gives_the_same_noise_on_every_device() {
+fn seed_gives_the_same_noise_on_every_device() {
     let Some(_gpu) = Gpu::open() else { return };
     let (on_gpu, deviation) = noise(&open(&small()));
     let (on_cpu, _) = noise(&open_on(c"cpu", &small()).unwrap());
-    // Where the deviation is small, the difference of two rounded sums says little.
-    let telling = deviation.iter().zip(on_gpu.iter().zip(&on_cpu)).filter(|(d, _)| **d > 0.05);
+    // With a small deviation, rounding dominates the difference.
+    let significant = deviation.iter().zip(on_gpu.iter().zip(&on_cpu)).filter(|(d, _)| **d > 0.05);
     let (mut count, mut worst, mut square) = (0, 0f32, 0f32);
-    for (_, (gpu, cpu)) in telling {
+    for (_, (gpu, cpu)) in significant {
         count += 1;
         worst = worst.max((gpu - cpu).abs());
         square += gpu * gpu;
@@ -65,10 +65,10 @@ fn runs_are_bit_identical() {
     let vae = open(&small());
     let first = decode(&vae);
     for again in 0..5 {
-        assert!(decode(&vae) == first, "run {again} again");
+        assert!(decode(&vae) == first, "repetition {again}");
     }
     vae.trim(VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS).unwrap();
-    assert!(decode(&vae) == first, "with memory of another run");
+    assert!(decode(&vae) == first, "after a trim");
     assert!(decode(&open(&small())) == first, "with another handle");
 }
 
@@ -80,7 +80,7 @@ unsafe extern "C" fn count(user: *mut c_void, _: u64, _: u64, _: *const c_char) 
 }
 
 #[test]
-fn a_run_is_cancelled_from_another_thread() {
+fn run_is_cancelled_from_another_thread() {
     let Some(_gpu) = Gpu::open() else { return };
     let vae = open(&small());
     let short = latent(3, 8, 8);
@@ -88,16 +88,16 @@ fn a_run_is_cancelled_from_another_thread() {
     vae.decode(&short, &mut expected).unwrap();
     let long = latent(97, 64, 64);
     let mut out = video(&long, VVAE_DTYPE_U8);
-    let told = AtomicU32::new(0);
+    let calls = AtomicU32::new(0);
     let info = vvae_run_info {
         progress: Some(count),
-        progress_user: std::ptr::from_ref(&told).cast_mut().cast(),
+        progress_user: std::ptr::from_ref(&calls).cast_mut().cast(),
         ..run_info()
     };
     let took = std::thread::scope(|scope| {
         let canceller = scope.spawn(|| {
             let patience = Instant::now();
-            while told.load(SeqCst) < 40 && patience.elapsed() < Duration::from_secs(60) {
+            while calls.load(SeqCst) < 40 && patience.elapsed() < Duration::from_secs(60) {
                 std::thread::sleep(Duration::from_micros(200));
             }
             let now = Instant::now();
@@ -108,7 +108,7 @@ fn a_run_is_cancelled_from_another_thread() {
         let returned = Instant::now();
         returned.saturating_duration_since(canceller.join().unwrap())
     });
-    println!("cancelled within {took:?} after {} steps", told.load(SeqCst));
+    println!("cancelled within {took:?} after {} steps", calls.load(SeqCst));
     assert!(took < Duration::from_secs(1), "{took:?}");
     let mut again = video(&short, VVAE_DTYPE_F32);
     vae.decode(&short, &mut again).unwrap();
@@ -116,7 +116,7 @@ fn a_run_is_cancelled_from_another_thread() {
 }
 
 #[test]
-fn a_checkpoint_that_no_kernel_takes_is_refused_when_it_is_opened() {
+fn checkpoint_without_kernels_is_refused_at_create() {
     let Some(_gpu) = Gpu::open() else { return };
     let folder = Folder::new("no-kernel");
     for (channels, says) in [(vec![16, 36], "attention over 36 channels"), (vec![136, 16], "from 136 to 3 channels")] {

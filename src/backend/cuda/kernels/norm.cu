@@ -57,7 +57,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid
 struct NormParams {
     Norm norm;
     const u8* in;
-    u8* out;
+    u8* out;  // may be `in`
     i64 in_slot_bytes, out_slot_bytes;
     i64 pixels;
     int channels;  // a multiple of 8
@@ -83,7 +83,7 @@ __device__ __forceinline__ void apply(const NormParams& p) {
         uint4 value[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i)
-            if (at + i * step < end) value[i] = load_readonly_once(in + at + i * step);
+            if (at + i * step < end) value[i] = load_once(in + at + i * step);
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             if (at + i * step < end) *reinterpret_cast<uint4*>(out + at + i * step) = norm.apply<SILU>(value[i]);

@@ -78,6 +78,15 @@ __device__ __forceinline__ void load_weights(Shared& shared, const OutParams& p,
         shared.norm[c] = scale_and_shift(p.norm, frame.slot, c, p.channels);
 }
 
+/// Offset of a tile's patch in a frame, in units; it may lie before the frame, because of the halo. Computed for each
+/// frame, as registers to hold it would spill: the volatile read keeps the compiler from hoisting it.
+__device__ __forceinline__ i64 patch_offset(const OutParams& p) {
+    u32 block;
+    asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(block));
+    const int left = block % p.tiles_x * TILE_COLS, top = block / p.tiles_x * TILE_ROWS;
+    return (static_cast<i64>(top - 1) * p.width + left - 1) * (p.channels / UNIT_CHANNELS);
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1)
     conv_out(const __grid_constant__ OutParams p) {
     extern __shared__ __align__(16) u8 memory[];
@@ -86,7 +95,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
     const int left = blockIdx.x % p.tiles_x * TILE_COLS, top = blockIdx.x / p.tiles_x * TILE_ROWS;
     const int groups = (p.channels + GROUP_CHANNELS - 1) / GROUP_CHANNELS;
 
-    // Offsets of this lane's pixels in a frame, in units; negative outside the image.
+    // Offsets of this lane's pixels in the patch, in units; negative outside the image. 32 bits suffice for frames of
+    // any size, as a patch spans TILE_ROWS + 2 rows only: width < 2^22 is enough.
     int offset[M_BLOCKS][2];
 #pragma unroll
     for (int m = 0; m < M_BLOCKS; ++m)
@@ -95,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
             const int at = (m * WARPS + warp) * 16 + half * 8 + lane / 4;
             const int x = left - 1 + at % PATCH_COLS, y = top - 1 + at / PATCH_COLS;
             const bool inside = at < PATCH_PIXELS && static_cast<u32>(x) < p.width && static_cast<u32>(y) < p.height;
-            offset[m][half] = inside ? (y * p.width + x) * (p.channels / UNIT_CHANNELS) + t : -1;
+            const int patch_pixel = at / PATCH_COLS * p.width + at % PATCH_COLS;
+            offset[m][half] = inside ? patch_pixel * (p.channels / UNIT_CHANNELS) + t : -1;
         }
 
     // This thread's pixel of the output.
@@ -110,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
     for (int f = 0; f < p.count; ++f) {
         load_weights(shared, p, f);
         __syncthreads();
-        const uint4* in = reinterpret_cast<const uint4*>(p.frames + p.frame[f].slot * p.slot_bytes);
+        const uint4* in = reinterpret_cast<const uint4*>(p.frames + p.frame[f].slot * p.slot_bytes) + patch_offset(p);
         const auto load = [&](int q, int m, int half) {
             const bool inside = q * GROUP_CHANNELS + t * UNIT_CHANNELS < p.channels && offset[m][half] >= 0;
             return inside ? load_readonly_once(in + offset[m][half] + q * 4) : make_uint4(0, 0, 0, 0);

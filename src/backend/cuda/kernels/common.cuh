@@ -1,5 +1,5 @@
-// The element type of activations and weights, and the few conversions the kernels need: f16, bf16 with -DVVAE_BF16, f32
-// with -DVVAE_FP32. Written on PTX alone, so that NVRTC needs no header at all.
+// Element type, conversions and global loads of every kernel. Elements are f16; bf16 with -DVVAE_BF16; f32 with
+// -DVVAE_FP32. Uses PTX only, so NVRTC needs no toolkit header.
 #pragma once
 
 typedef unsigned char u8;
@@ -8,7 +8,9 @@ typedef unsigned int u32;
 typedef unsigned long long u64;
 typedef long long i64;
 
-// `Element` is one number as memory has it, `Pair` two of them side by side.
+constexpr int MAX_FRAMES = 32;  // frames of one launch
+
+// `Element` is one number as stored in memory. `Pair` is two adjacent ones.
 #ifdef VVAE_FP32
 typedef float Element;
 typedef float2 Pair;
@@ -27,7 +29,7 @@ typedef u32 Pair;
 #define VVAE_TYPE "f16"
 #endif
 
-/// Two floats to two elements, each rounded to nearest; `lo` has the lower address.
+/// Rounds both to nearest even. `lo` goes to the lower address.
 __device__ __forceinline__ Pair pack2(float lo, float hi) {
     u32 packed;
     asm("cvt.rn." VVAE_TYPE "x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
@@ -51,11 +53,12 @@ __device__ __forceinline__ Element pack1(float value) { return static_cast<u16>(
 __device__ __forceinline__ float unpack1(Element value) { return unpack2(value).x; }
 #endif
 
-constexpr int ELEMENT = sizeof(Element);
-constexpr int UNIT = 16 / ELEMENT;  // channels of what is loaded and stored at once
+constexpr int ELEMENT_BYTES = sizeof(Element);
+constexpr int UNIT_BYTES = 16;  // a unit: the widest load or store of a thread
+constexpr int UNIT_CHANNELS = UNIT_BYTES / ELEMENT_BYTES;
+constexpr float LOG2E = 1.4426950408889634f;
 
-/// The channels of a unit.
-__device__ __forceinline__ void unpack_unit(uint4 unit, float (&x)[UNIT]) {
+__device__ __forceinline__ void unpack_unit(uint4 unit, float (&x)[UNIT_CHANNELS]) {
     const u32 word[4] = {unit.x, unit.y, unit.z, unit.w};
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -68,7 +71,7 @@ __device__ __forceinline__ void unpack_unit(uint4 unit, float (&x)[UNIT]) {
     }
 }
 
-__device__ __forceinline__ uint4 pack_unit(const float (&x)[UNIT]) {
+__device__ __forceinline__ uint4 pack_unit(const float (&x)[UNIT_CHANNELS]) {
 #ifdef VVAE_FP32
     return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
 #else
@@ -76,7 +79,7 @@ __device__ __forceinline__ uint4 pack_unit(const float (&x)[UNIT]) {
 #endif
 }
 
-/// Good to 2 ulp of f32. Volatile: the compiler keeps their order.
+/// Accurate to 2 ulp of f32. Volatile keeps the order in which the source issues them.
 __device__ __forceinline__ float exp2_volatile(float x) {
     asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
     return x;
@@ -87,7 +90,8 @@ __device__ __forceinline__ float reciprocal_volatile(float x) {
     return x;
 }
 
-__device__ __forceinline__ uint4 load_streamed(const void* address) {
+/// Non-coherent load, once: only for memory that no thread of the launch writes.
+__device__ __forceinline__ uint4 load_readonly_once(const void* address) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                  : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
@@ -95,7 +99,7 @@ __device__ __forceinline__ uint4 load_streamed(const void* address) {
     return v;
 }
 
-/// As above, from memory that the same thread may write afterwards.
+/// Coherent load, once: the launch may write this memory later.
 __device__ __forceinline__ uint4 load_once(const void* address) {
     uint4 v;
     asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -105,15 +109,14 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
     return v;
 }
 
-/// Two floats, likewise.
 __device__ __forceinline__ float2 load_pair_once(const void* address) {
     float2 v;
     asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
     return v;
 }
 
-/// Volatile, so that the compiler does not load it before a loop and keep it in registers throughout.
-__device__ __forceinline__ float2 load_pair(const float* address) {
+/// Non-coherent load. Volatile, so the compiler does not hoist it out of a loop and hold the registers throughout.
+__device__ __forceinline__ float2 load_pair_readonly(const float* address) {
     float2 v;
     asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address));
     return v;

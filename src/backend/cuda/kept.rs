@@ -5,7 +5,7 @@ use crate::backend::{Frame, Kept};
 use crate::error::Result;
 
 impl Cuda {
-    pub(super) fn read_kept(&self, memory: &Memory, from: Kept, into: &mut [u8]) -> Result<()> {
+    pub(in crate::backend::cuda) fn read_kept(&self, memory: &Memory, from: Kept, into: &mut [u8]) -> Result<()> {
         self.settle(memory)?;
         match from {
             Kept::Device(Frame(offset)) => memory.block.read(&self.stream, offset, into),
@@ -19,7 +19,7 @@ impl Cuda {
     }
 
     /// Done when it returns, so that whatever comes next finds the bytes.
-    pub(super) fn write_kept(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
+    pub(in crate::backend::cuda) fn write_kept(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
         self.settle(memory)?;
         match to {
             Kept::Device(Frame(offset)) => memory.block.write(&self.stream, offset, from),

@@ -1,44 +1,30 @@
 //! NVIDIA GPUs, by kernels of our own and nothing but the driver.
 
-mod attention;
-mod banded;
-mod carry;
-mod compact;
-mod context;
-mod conv;
 mod driver;
-mod geometry;
-mod graph;
 mod kept;
-mod kernel;
-mod limits;
-mod memory;
-mod norm;
-mod pack;
-mod params;
-mod pinned;
-mod pixels;
-mod rates;
-mod stream;
-mod transfers;
-mod weights;
+mod launch;
+mod offload;
+mod profile;
 
-pub use driver::{devices, ready};
-pub use weights::{Conv, Store};
+pub use driver::device::{devices, ready};
+pub use offload::weights::{Conv, Store};
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::banded::Bands;
-use self::context::Context;
-use self::graph::Forget;
-use self::kernel::Kernels;
-use self::memory::Block;
-use self::params::MAX_FRAMES;
-use self::stream::{Event, Stream};
-use self::transfers::Transfers;
-use self::weights::HostWeights;
+use self::driver::context::Context;
+use self::driver::memory;
+use self::driver::memory::Block;
+use self::driver::stream::{Event, Stream};
+use self::launch::graph::Forget;
+use self::launch::kernels::Kernels;
+use self::launch::params::MAX_FRAMES;
+use self::launch::{limits, tiling as geometry};
+use self::offload::bands::Bands;
+use self::offload::staging::Transfers;
+use self::offload::weights::HostWeights;
+use self::offload::{bands as banded, weights};
 use super::{
     AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, Frame,
     HostMemory, HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
@@ -198,7 +184,7 @@ impl Backend for Cuda {
     }
 
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        carry::bytes(layout, input)
+        launch::conv_out::bytes(layout, input)
     }
 
     /// Parts are addressed by where their frame would begin, and that has to be in the block: it is the base of a tensor map.

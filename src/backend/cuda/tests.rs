@@ -33,7 +33,7 @@ fn gpus() -> Vec<Cuda> {
 /// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over half the keys at a time.
 fn like_a_gaming_card(precision: Precision) -> Cuda {
     let context = Context::new(0).unwrap();
-    let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
+    let gaming = driver::device::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
     let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
     assert!(kernels.conv_hopper.is_none());
     let stream = Stream::new(&context).unwrap();
@@ -57,7 +57,7 @@ impl Poison for Cuda {
         let start = memory.block.at(0, bytes).unwrap();
         // SAFETY: the block is that long.
         let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, self.stream.handle()) };
-        driver::check("poisoning memory", answer).unwrap();
+        driver::device::check("poisoning memory", answer).unwrap();
         // Copies come in streams of their own, which would not wait.
         self.stream.wait().unwrap();
     }

@@ -1,12 +1,12 @@
 //! Launches attention.
 
-use super::Cuda;
-use super::conv::Slots;
-use super::geometry;
-use super::limits;
-use super::memory::Block;
-use super::params::{AttentionParams, MAX_FRAMES};
 use crate::backend::AttentionOp;
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::launch::conv::Slots;
+use crate::backend::cuda::launch::limits;
+use crate::backend::cuda::launch::params::{AttentionParams, MAX_FRAMES};
+use crate::backend::cuda::launch::tiling as geometry;
 use crate::error::Result;
 
 /// Dynamic shared memory with 128 and with 64 KiB of keys and values, and their scores.
@@ -14,7 +14,7 @@ pub const SHARED_128: u32 = (128 + 16) << 10;
 pub const SHARED_64: u32 = SHARED_128 / 2;
 
 impl Cuda {
-    pub(super) fn launch_attention(&self, block: &Block, op: &AttentionOp) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_attention(&self, block: &Block, op: &AttentionOp) -> Result<()> {
         let shape = op.shape;
         limits::attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {

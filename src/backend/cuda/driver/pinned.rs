@@ -5,7 +5,7 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 use memmap2::MmapMut;
 
-use super::context::Context;
+use crate::backend::cuda::driver::context::Context;
 use crate::error::{Error, Result};
 use crate::workers::{for_each, threads_for};
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
 
-use super::context::Context;
-use super::driver::{Gpu, check};
-use super::graph::{self, Launch};
-use super::stream::Stream;
 use crate::backend::Precision;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::{Gpu, check};
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::launch::graph::{self, Launch};
 use crate::error::Result;
 use crate::tensor::Rates;
 
@@ -186,7 +186,7 @@ struct Sources {
 
 macro_rules! ptx {
     ($precision:literal, $name:literal) => {
-        include_str!(concat!("kernels/ptx/", $precision, "/", $name, ".ptx"))
+        include_str!(concat!("../kernels/ptx/", $precision, "/", $name, ".ptx"))
     };
 }
 
@@ -233,28 +233,33 @@ impl Kernels {
         // Nothing runs beside the others, which take turns on a multiprocessor anyway.
         let beside = |name| if hopper.is_some() { norm.kernel_beside(name) } else { norm.kernel(name, 0) };
         let hopper_names = [c"conv_wgmma", c"conv_wgmma_sums"];
-        let conv_hopper = hopper.as_ref().map(|module| both(module, hopper_names, super::conv::HOPPER_SHARED));
+        let conv_hopper =
+            hopper.as_ref().map(|module| both(module, hopper_names, crate::backend::cuda::launch::conv::HOPPER_SHARED));
         Ok(Kernels {
             conv_hopper: conv_hopper.transpose()?,
-            conv_ampere: both(&conv, [c"conv_mma", c"conv_mma_sums"], super::conv::AMPERE_SHARED)?,
-            conv_in: conv_in.kernel(c"conv_in", super::conv::in_shared(precision))?,
-            conv_in_norm: conv_in.kernel(c"conv_in_norm", super::conv::in_shared(precision))?,
-            conv_in_silu: conv_in.kernel(c"conv_in_silu", super::conv::in_shared(precision))?,
-            conv_out: conv_out.kernel(c"conv_out", super::carry::shared(precision))?,
+            conv_ampere: both(
+                &conv,
+                [c"conv_mma", c"conv_mma_sums"],
+                crate::backend::cuda::launch::conv::AMPERE_SHARED,
+            )?,
+            conv_in: conv_in.kernel(c"conv_in", crate::backend::cuda::launch::conv::in_shared(precision))?,
+            conv_in_norm: conv_in.kernel(c"conv_in_norm", crate::backend::cuda::launch::conv::in_shared(precision))?,
+            conv_in_silu: conv_in.kernel(c"conv_in_silu", crate::backend::cuda::launch::conv::in_shared(precision))?,
+            conv_out: conv_out.kernel(c"conv_out", crate::backend::cuda::launch::conv_out::shared(precision))?,
             norm_apply: norm.kernel(c"norm_apply", 0)?,
             norm_silu: beside(c"norm_silu")?,
             norm_finalize: norm.kernel(c"norm_finalize", 0)?,
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
             copy_rows: beside(c"copy_rows")?,
             // Data-centre cards have the shared memory for twice the keys at a time.
-            attention: match like.shared_bytes >= super::attention::SHARED_128 {
-                true => attention.kernel(c"attention_128", super::attention::SHARED_128)?,
-                false => attention.kernel(c"attention_64", super::attention::SHARED_64)?,
+            attention: match like.shared_bytes >= crate::backend::cuda::launch::attention::SHARED_128 {
+                true => attention.kernel(c"attention_128", crate::backend::cuda::launch::attention::SHARED_128)?,
+                false => attention.kernel(c"attention_64", crate::backend::cuda::launch::attention::SHARED_64)?,
             },
             load: pixels.kernel(c"load", 0)?,
             store: pixels.kernel(c"store", 0)?,
             blend: pixels.kernel(c"blend", 0)?,
-            rates: super::rates::measure(context, precision)?,
+            rates: crate::backend::cuda::profile::measure(context, precision)?,
             _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(hopper).collect(),
         })
     }

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use super::Cuda;
-use super::conv::Slots;
-use super::geometry;
-use super::kernel::BESIDE_THREADS;
-use super::memory::Block;
-use super::params::{Norm, NormParams};
-use super::weights::Conv;
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::launch::conv::Slots;
+use crate::backend::cuda::launch::kernels::BESIDE_THREADS;
+use crate::backend::cuda::launch::params::{Norm, NormParams};
+use crate::backend::cuda::launch::tiling as geometry;
+use crate::backend::cuda::offload::weights::Conv;
 use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -21,7 +21,7 @@ pub struct NormRows {
 
 impl Cuda {
     /// The first pixels of one frame, or of a part of one, where they lie; its statistics are elsewhere.
-    pub(super) fn launch_norm_in_place(
+    pub(in crate::backend::cuda) fn launch_norm_in_place(
         &self,
         block: &Block,
         weights: &Conv,
@@ -43,7 +43,7 @@ impl Cuda {
     }
 
     /// `rows`: `None` for whole frames that stay frames.
-    pub(super) fn launch_norm(
+    pub(in crate::backend::cuda) fn launch_norm(
         &self,
         block: &Block,
         weights: &Conv,
@@ -76,7 +76,13 @@ impl Cuda {
         self.launch_norms(layout, &params, frames.len() as u32)
     }
 
-    pub(super) fn norm(&self, weights: &Conv, layout: &ConvLayout, statistics: u64, stride: i64) -> Result<Norm> {
+    pub(in crate::backend::cuda) fn norm(
+        &self,
+        weights: &Conv,
+        layout: &ConvLayout,
+        statistics: u64,
+        stride: i64,
+    ) -> Result<Norm> {
         Ok(Norm {
             statistics,
             gamma: weights.gamma()?,

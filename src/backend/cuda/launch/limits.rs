@@ -1,6 +1,6 @@
 //! What no kernel does. A checkpoint that asks for it is refused when it is opened, not in the middle of a run.
 
-use super::geometry::{self, Kind};
+use crate::backend::cuda::launch::tiling::{self as geometry, Kind};
 use crate::backend::{ConvLayout, Precision, Prologue};
 use crate::error::{Error, Result};
 

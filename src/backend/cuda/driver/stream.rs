@@ -5,9 +5,9 @@ use std::sync::{Arc, Weak};
 use cudarc::driver::sys::{self, CUevent, CUstream};
 use parking_lot::Mutex;
 
-use super::context::Context;
-use super::driver::check;
-use super::graph::{Forget, Launch, Launches};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::launch::graph::{Forget, Launch, Launches};
 use crate::error::Result;
 
 /// Non-blocking: independent of the legacy default stream, so that the host's work and ours do not wait for each other.

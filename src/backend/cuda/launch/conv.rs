@@ -4,17 +4,17 @@ use std::ops::Range;
 
 use cudarc::driver::sys;
 
-use super::driver::check;
-use super::geometry::{self, COLUMNS, Kind};
-use super::kernel::{ConvKernels, Kernel};
-use super::memory::Block;
-use super::params::{
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::launch::kernels::{ConvKernels, Kernel};
+use crate::backend::cuda::launch::params::{
     ConvParams, FAR, FinalizeParams, FrameParams, MAIN, MAX_FRAMES, NEAR, Place, SHORTCUT, Source, StatisticsParams,
     TensorMap,
 };
-use super::stream::Stream;
-use super::weights::Conv;
-use super::{Cuda, EPS};
+use crate::backend::cuda::launch::tiling::{self as geometry, COLUMNS, Kind};
+use crate::backend::cuda::offload::weights::Conv;
+use crate::backend::cuda::{Cuda, EPS};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Precision, Prologue, Term, Window};
 use crate::error::{Error, Result};
 use crate::tensor::{Columns, FrameShape};
@@ -152,11 +152,22 @@ impl Cuda {
     }
 
     /// Partial statistics of each frame.
-    pub(super) fn conv_scratch_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+    pub(in crate::backend::cuda) fn conv_scratch_bytes(
+        &self,
+        layout: &ConvLayout,
+        input: FrameShape,
+        frames: u64,
+    ) -> u64 {
         frames.min(MAX_FRAMES as u64) * geometry::partial_bytes(layout, input)
     }
 
-    pub(super) fn launch_conv(&self, block: &Block, weights: &Conv, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_conv(
+        &self,
+        block: &Block,
+        weights: &Conv,
+        op: &ConvOp,
+        frames: &[ConvFrame],
+    ) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let bytes = self.precision.data_bytes(output);
         let params = self.launch_sums(block, weights, op, frames, None)?;
@@ -165,7 +176,7 @@ impl Cuda {
     }
 
     /// The convolution, or a band of it, without what has to wait for all of it.
-    pub(super) fn launch_sums(
+    pub(in crate::backend::cuda) fn launch_sums(
         &self,
         block: &Block,
         weights: &Conv,
@@ -405,7 +416,7 @@ impl Cuda {
     }
 
     /// Brings the statistics of what a convolution made to these addresses, if the layer has any.
-    pub(super) fn launch_statistics(
+    pub(in crate::backend::cuda) fn launch_statistics(
         &self,
         (layout, input, wanted): (&ConvLayout, FrameShape, bool),
         conv: &ConvParams,

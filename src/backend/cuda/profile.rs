@@ -5,11 +5,11 @@ use std::time::Instant;
 
 use cudarc::driver::sys;
 
-use super::context::Context;
-use super::driver::{Gpu, check};
-use super::memory::Block;
-use super::pinned::Pinned;
-use super::stream::Stream;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::{Gpu, check};
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::driver::pinned::Pinned;
+use crate::backend::cuda::driver::stream::Stream;
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;

@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
-use super::super::conv::quads_fit;
-use super::super::geometry;
+use crate::backend::cuda::launch::conv::quads_fit;
+use crate::backend::cuda::launch::tiling as geometry;
 use crate::backend::{
     BandedFrame, BandedOp, ConvFrame, ConvLayout, Frame, FrameAt, HostFrame, PastFrame, Precision, Prologue, Term,
     Terms,
@@ -247,7 +247,7 @@ impl<'a, C> Division<'a, C> {
         self.fresh(*turn, fresh) + (row - rows.seen.start) * self.precision.row_bytes(self.op.input)
     }
 
-    /// The frames of a convolution as its [band](super::super::conv::Band) finds them.
+    /// The frames of a convolution as its [band](crate::backend::cuda::launch::conv::Band) finds them.
     pub fn in_band(&self, Under { turn, rows }: &Under) -> Vec<ConvFrame> {
         let (op, place) = (self.op, self.place(*turn));
         let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.precision.row_bytes(shape));

@@ -6,30 +6,28 @@
 //! compute in two streams in turn, each waiting for its own input alone, and what is prepared for the next one has another: the
 //! multiprocessors that a band leaves go on with whatever is ready. On compute capability 9.0 that runs beside a band, too.
 
-mod copies;
-mod division;
-
-pub use division::bytes;
+pub use super::division::bytes;
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::context::Context;
-use super::conv::{Band, NextNorm, Parted};
-use super::geometry::Kind;
-use super::memory::Block;
-use super::norm::NormRows;
-use super::params::ConvParams;
-use super::pinned::Pinned;
-use super::stream::{Event, Stream};
-use super::weights::Conv;
-use super::{Cuda, geometry};
+use super::copies::{Copied, OnHost, Towards};
+use super::division::{self, Division, Rows, Turns, Under, on_host};
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::driver::pinned::Pinned;
+use crate::backend::cuda::driver::stream::{Event, Stream};
+use crate::backend::cuda::launch::conv::{Band, NextNorm, Parted};
+use crate::backend::cuda::launch::norm::NormRows;
+use crate::backend::cuda::launch::params::ConvParams;
+use crate::backend::cuda::launch::tiling as geometry;
+use crate::backend::cuda::launch::tiling::Kind;
+use crate::backend::cuda::offload::weights::Conv;
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Sums};
 use crate::error::{Error, Result};
 use crate::tensor::At;
-use copies::{Copied, OnHost, Towards};
-use division::{Division, Rows, Turns, Under, on_host};
 
 /// A place that bands take turns in, and how far its current band is.
 struct Place {
@@ -46,8 +44,8 @@ struct Place {
 /// The past of a job and what is under way from and to it.
 pub struct Bands {
     past: Option<Pinned>,
-    upload: Stream,
-    download: Stream,
+    pub upload: Stream,
+    pub download: Stream,
     /// Where bands compute in turn.
     compute: [Stream; 2],
     places: Vec<Place>,
@@ -117,9 +115,9 @@ impl Drop for Bands {
 }
 
 /// A convolution under way.
-struct Work<'a> {
-    block: &'a Block,
-    division: Division<'a, Conv>,
+pub struct Work<'a> {
+    pub block: &'a Block,
+    pub division: Division<'a, Conv>,
 }
 
 impl Work<'_> {
@@ -153,7 +151,12 @@ impl Turns for Launches<'_> {
 }
 
 impl Cuda {
-    pub(super) fn launch_banded(&self, block: &Block, bands: &mut Bands, op: &BandedOp<Conv>) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_banded(
+        &self,
+        block: &Block,
+        bands: &mut Bands,
+        op: &BandedOp<Conv>,
+    ) -> Result<()> {
         let division = Division::new(self.precision, op)?;
         let work = Work { block, division };
         for frame in work.division.fetched() {

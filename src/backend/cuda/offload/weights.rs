@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::context::Context;
-use super::geometry::{ALIGN, COLUMNS, Kind, WEIGHT_TILE, column_tiles};
-use super::memory::Block;
-use super::pack::{self, Element};
-use super::pinned::Pinned;
-use super::stream::{self, Stream};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::driver::pinned::Pinned;
+use crate::backend::cuda::driver::stream::{self, Stream};
+use crate::backend::cuda::launch::tiling::{ALIGN, COLUMNS, Kind, WEIGHT_TILE, column_tiles};
+use crate::backend::cuda::offload::pack::{self, Element};
 use crate::backend::{ConvLayout, ConvSource, Precision, Prologue, Window};
 use crate::error::{Error, Result};
 

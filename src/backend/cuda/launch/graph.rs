@@ -11,9 +11,9 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode, CUstream};
 use parking_lot::Mutex;
 
-use super::context::Context;
-use super::driver::check;
-use super::kernel::Kernel;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::launch::kernels::Kernel;
 use crate::error::{Error, Result};
 
 /// Operations of at most so many output elements are collected; these take a fraction of a millisecond. 0 is never.
@@ -277,8 +277,8 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
-    use super::super::params::{FinalizeParams, NormParams};
     use super::*;
+    use crate::backend::cuda::launch::params::{FinalizeParams, NormParams};
 
     #[test]
     fn parameters_are_compared_by_their_kind_and_all_their_fields() {

@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use cudarc::driver::sys;
 
-use super::super::Cuda;
-use super::super::driver::check;
-use super::super::kernel::BESIDE_THREADS;
-use super::super::params::{CopyParams, MAX_FRAMES};
-use super::super::stream::Stream;
-use super::{Bands, Work};
+use super::bands::{Bands, Work};
 use crate::backend::HostFrame;
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::driver::stream::Stream;
+use crate::backend::cuda::launch::kernels::BESIDE_THREADS;
+use crate::backend::cuda::launch::params::{CopyParams, MAX_FRAMES};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
@@ -59,7 +59,7 @@ pub struct OnHost<'a> {
 
 impl Cuda {
     /// Moves whole rows between host memory and where they begin in a band.
-    pub(super) fn move_rows(
+    pub(in crate::backend::cuda) fn move_rows(
         &self,
         bands: &Bands,
         work: &Work,
@@ -88,7 +88,12 @@ impl Cuda {
 
     /// Brings rows of frames of the past to where they begin in a band. Two frames go in one copy if they follow one another here and
     /// there: between copies the engine rests.
-    pub(super) fn fetch_past(&self, bands: &Bands, work: &Work, past: &[(OnHost, u64)]) -> Result<()> {
+    pub(in crate::backend::cuda) fn fetch_past(
+        &self,
+        bands: &Bands,
+        work: &Work,
+        past: &[(OnHost, u64)],
+    ) -> Result<()> {
         let apart = |from: u64, to: u64| to.checked_sub(from).filter(|apart| *apart <= MOST_APART);
         let together = match past {
             [(first, to), (second, to_second)] if !first.rows.is_empty() => {
@@ -109,7 +114,7 @@ impl Cuda {
     }
 
     /// Takes what host memory is to have of these rows from where they begin in a band, of which some columns may stay on the device.
-    pub(super) fn keep_far(
+    pub(in crate::backend::cuda) fn keep_far(
         &self,
         bands: &Bands,
         work: &Work,
@@ -165,7 +170,7 @@ impl Cuda {
     }
 
     /// Copies rows of a band to where the device has its columns of them: from where they begin to where they go.
-    pub(super) fn keep_near(
+    pub(in crate::backend::cuda) fn keep_near(
         &self,
         stream: &Stream,
         work: &Work,
@@ -179,7 +184,7 @@ impl Cuda {
     }
 
     /// Copies bytes within the device's memory.
-    pub(super) fn copy(&self, stream: &Stream, work: &Work, copied: &[Copied]) -> Result<()> {
+    pub(in crate::backend::cuda) fn copy(&self, stream: &Stream, work: &Work, copied: &[Copied]) -> Result<()> {
         let most = copied.iter().map(|copied| copied.bytes).max().unwrap_or(0).next_multiple_of(UNIT);
         self.copy_pitched(stream, work, copied, Pitches { row: most, from: most, to: most })
     }

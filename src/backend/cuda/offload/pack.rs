@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::geometry::{COLUMNS, ROW, column_tiles, tap_order};
+use crate::backend::cuda::launch::tiling::{COLUMNS, ROW, column_tiles, tap_order};
 use crate::backend::{ConvLayout, ConvSource, Window};
 use crate::workers;
 

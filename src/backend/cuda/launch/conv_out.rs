@@ -1,12 +1,12 @@
 //! Launches the convolution that ends in pixels. What a frame adds to the next two is carried on, so that its past takes 24
 //! bytes a pixel instead of two frames of its input.
 
-use super::Cuda;
-use super::conv::Slots;
-use super::geometry::{self, Kind};
-use super::memory::Block;
-use super::params::{MAX_FRAMES, OutFrameParams, OutParams};
-use super::weights::Conv;
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::launch::conv::Slots;
+use crate::backend::cuda::launch::params::{MAX_FRAMES, OutFrameParams, OutParams};
+use crate::backend::cuda::launch::tiling::{self as geometry, Kind};
+use crate::backend::cuda::offload::weights::Conv;
 use crate::backend::{CarryOp, ConvLayout, Frame, Precision};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
@@ -37,7 +37,7 @@ pub fn bytes(layout: &ConvLayout, input: FrameShape) -> Option<u64> {
 }
 
 impl Cuda {
-    pub(super) fn launch_carrying(&self, block: &Block, weights: &Conv, op: &CarryOp) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_carrying(&self, block: &Block, weights: &Conv, op: &CarryOp) -> Result<()> {
         let CarryOp { layout, input, frames, .. } = *op;
         if frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", frames.len())));

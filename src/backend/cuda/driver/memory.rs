@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUdeviceptr};
 
-use super::context::Context;
-use super::driver::check;
-use super::geometry::ALIGN;
-use super::stream::{self, Stream};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::driver::stream::{self, Stream};
+use crate::backend::cuda::launch::tiling::ALIGN;
 use crate::backend::{DeviceAllocator, DeviceCallbacks, Frame};
 use crate::error::{Error, Result};
 

@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::compact::Piece;
-use super::context::Context;
-use super::driver::check;
-use super::geometry::ALIGN;
-use super::pinned::Pinned;
-use super::stream::{Event, Stream};
 use crate::backend::HostMemory;
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::driver::pinned::Pinned;
+use crate::backend::cuda::driver::stream::{Event, Stream};
+use crate::backend::cuda::launch::tiling::ALIGN;
+use crate::backend::cuda::offload::compact::Piece;
 use crate::error::{Error, Result};
 
 /// One direction. Two places in pinned memory take turns, so that the host fills or empties one while the other moves. On the device,

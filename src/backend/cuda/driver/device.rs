@@ -4,7 +4,7 @@ use cudarc::driver::sys::{self, CUdevice, CUresult};
 use once_cell::sync::OnceCell;
 use std::ffi::CStr;
 
-use super::context::Context;
+use crate::backend::cuda::driver::context::Context;
 use crate::backend::device::DeviceInfo;
 use crate::error::{Error, Result};
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUcontext};
 
-use super::driver::{Gpu, check};
+use crate::backend::cuda::driver::device::{Gpu, check};
 use crate::error::Result;
 
 pub struct Context {

@@ -1,7 +1,7 @@
 //! How frames lie in memory, and how the convolution kernels cut them. The numbers are those of `kernels/conv.cuh`.
 
-use super::limits;
-use super::params::{Plane, Source};
+use crate::backend::cuda::launch::limits;
+use crate::backend::cuda::launch::params::{Plane, Source};
 use crate::backend::{ConvLayout, Precision, Prologue, Window};
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -34,25 +34,25 @@ pub fn output_stride(channels: u64) -> u64 {
 
 impl Precision {
     /// Input channels of a patch.
-    pub(super) const fn chunk(self) -> u64 {
+    pub(in crate::backend::cuda) const fn chunk(self) -> u64 {
         ROW / self.bytes()
     }
 
     /// Bytes of a frame's pixels. Its statistics follow.
-    pub(super) fn data_bytes(self, shape: FrameShape) -> u64 {
+    pub(in crate::backend::cuda) fn data_bytes(self, shape: FrameShape) -> u64 {
         (shape.pixels() * input_stride(shape.channels) * self.bytes()).next_multiple_of(16)
     }
 
-    pub(super) fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
+    pub(in crate::backend::cuda) fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
         (self.data_bytes(shape) + groups * 8).next_multiple_of(ALIGN)
     }
 
-    pub(super) fn row_bytes(self, shape: FrameShape) -> u64 {
+    pub(in crate::backend::cuda) fn row_bytes(self, shape: FrameShape) -> u64 {
         shape.width * stride(shape.channels) * self.bytes()
     }
 
     /// Bytes of so many rows of a frame, as part of a band.
-    pub(super) fn band_frame_bytes(self, shape: FrameShape, rows: u64) -> u64 {
+    pub(in crate::backend::cuda) fn band_frame_bytes(self, shape: FrameShape, rows: u64) -> u64 {
         (self.row_bytes(shape) * rows.min(shape.height)).next_multiple_of(ALIGN)
     }
 }

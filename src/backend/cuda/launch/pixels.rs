@@ -3,12 +3,13 @@
 
 use cudarc::driver::sys;
 
-use super::compact::{Area, Piece};
-use super::driver::check;
-use super::memory::Block;
-use super::params::{BlendParams, LoadParams, StoreParams, Strided};
-use super::transfers::Transfers;
-use super::{Cuda, geometry};
+use crate::backend::cuda::Cuda;
+use crate::backend::cuda::driver::device::check;
+use crate::backend::cuda::driver::memory::Block;
+use crate::backend::cuda::launch::params::{BlendParams, LoadParams, StoreParams, Strided};
+use crate::backend::cuda::launch::tiling as geometry;
+use crate::backend::cuda::offload::compact::{Area, Piece};
+use crate::backend::cuda::offload::staging::Transfers;
 use crate::backend::{Blend, BlendOp, LoadOp, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, FrameShape, Place, View};
@@ -48,7 +49,12 @@ fn blocks(pixels: u64) -> [u32; 2] {
 }
 
 impl Cuda {
-    pub(super) fn launch_load(&self, block: &Block, transfers: &mut Transfers, op: &LoadOp) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_load(
+        &self,
+        block: &Block,
+        transfers: &mut Transfers,
+        op: &LoadOp,
+    ) -> Result<()> {
         check_frame(op.from, op.batch, op.frame)?;
         let host = op.from.shape();
         let (top, left) = (op.top.min(host.height - 1), op.left.min(host.width - 1));
@@ -77,7 +83,12 @@ impl Cuda {
         piece.map_or(Ok(()), |piece| transfers.uploaded_is_read(&piece, &self.stream))
     }
 
-    pub(super) fn launch_store(&self, block: &Block, transfers: &mut Transfers, op: &StoreOp) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_store(
+        &self,
+        block: &Block,
+        transfers: &mut Transfers,
+        op: &StoreOp,
+    ) -> Result<()> {
         check_frame(op.into, op.batch, op.frame)?;
         let (view, area) = (op.into, Area::whole(op.into));
         let piece = (view.place() == Place::Cpu).then(|| Piece::new(view, op.batch, op.frame, area));
@@ -116,7 +127,7 @@ impl Cuda {
         }
     }
 
-    pub(super) fn launch_blend(&self, block: &Block, op: &BlendOp) -> Result<()> {
+    pub(in crate::backend::cuda) fn launch_blend(&self, block: &Block, op: &BlendOp) -> Result<()> {
         let [rows, columns] = self.fades(block, op.scratch, op.into_shape, Some(op.fade))?;
         let params = BlendParams {
             from: block.at(op.from.0, self.precision.data_bytes(op.from_shape))?,

@@ -1,11 +1,12 @@
-//! The device's primary context, which every CUDA user of the process shares. Made current around our calls and never
-//! left so: the host's own context is what it was when we return.
+//! The device's primary context, which every CUDA user of the process shares. It is current only during our calls: the
+//! host's own context is restored when we return.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUcontext};
 
-use crate::backend::cuda::driver::device::{Gpu, check};
+use super::device::Gpu;
+use super::error::check;
 use crate::error::Result;
 
 pub struct Context {
@@ -18,7 +19,7 @@ unsafe impl Send for Context {}
 // SAFETY: as above; the driver locks what it must.
 unsafe impl Sync for Context {}
 
-/// The context is current as long as this lives.
+/// Keeps the context current until dropped.
 pub struct Current<'a>(#[allow(dead_code, reason = "ties the guard to its context")] &'a Context);
 
 impl Context {

@@ -1,23 +1,23 @@
-//! Host memory that the copy engines reach directly.
+//! Pinned host memory, which the copy engines reach directly.
 
 use std::sync::Arc;
 
 use cudarc::driver::sys;
 use memmap2::MmapMut;
 
-use crate::backend::cuda::driver::context::Context;
+use super::context::Context;
 use crate::error::{Error, Result};
 use crate::workers::{for_each, threads_for};
 
-/// A block of pinned host memory; or plain memory, where the system allows no more of that.
-pub struct Pinned {
+/// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned.
+pub struct PinnedMemory {
     context: Arc<Context>,
     memory: MmapMut,
     pinned: bool,
 }
 
-impl Pinned {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Pinned> {
+impl PinnedMemory {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<PinnedMemory> {
         let refused = |why: std::io::Error| {
             Error::Memory(format!("the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
         };
@@ -26,7 +26,7 @@ impl Pinned {
         let _current = context.enter()?;
         // SAFETY: the block is that long, and lives until it is unregistered in drop.
         let answer = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), 0) };
-        Ok(Pinned { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
+        Ok(PinnedMemory { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
     }
 
     pub fn is_pinned(&self) -> bool {
@@ -43,7 +43,7 @@ impl Pinned {
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedMemory {
     fn drop(&mut self) {
         if self.pinned
             && let Ok(_current) = self.context.enter()
@@ -54,8 +54,8 @@ impl Drop for Pinned {
     }
 }
 
-/// Has the system find the memory now, in large pages and on several threads: the driver would ask for it page by page, which
-/// takes seconds for what a tight limit moves off the device.
+/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes seconds
+/// for the gigabytes that a tight limit offloads.
 fn populate(memory: &mut MmapMut) {
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);
@@ -68,7 +68,7 @@ fn populate(memory: &mut MmapMut) {
         || (),
         |(), part| {
             part.chunks_mut(PAGE).for_each(|page| {
-                // SAFETY: a byte of ours. Volatile, as writing a zero over a zero is what nobody else would do.
+                // SAFETY: a byte of ours. Volatile, so that writing a zero over a zero is not optimised away.
                 unsafe { std::ptr::from_mut(&mut page[0]).write_volatile(0) }
             });
         },

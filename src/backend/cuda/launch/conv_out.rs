@@ -1,76 +1,50 @@
-//! Launches the convolution that ends in pixels. What a frame adds to the next two is carried on, so that its past takes 24
-//! bytes a pixel instead of two frames of its input.
+//! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel instead of
+//! two cached input frames.
 
-use crate::backend::cuda::Cuda;
-use crate::backend::cuda::driver::memory::Block;
-use crate::backend::cuda::launch::conv::Slots;
-use crate::backend::cuda::launch::params::{MAX_FRAMES, OutFrameParams, OutParams};
-use crate::backend::cuda::launch::tiling::{self as geometry, Kind};
-use crate::backend::cuda::offload::weights::Conv;
-use crate::backend::{CarryOp, ConvLayout, Frame, Precision};
+use super::launcher::{Launcher, WeightPointers};
+use super::norm::norm_params;
+use super::params::{OutFrameParams, OutParams};
+use super::slots::Slots;
+use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
+use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::{CarryOp, Frame};
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
 
-/// Of one pixel: three outputs of two frames, in f32 whatever the precision.
-const PIXEL_BYTES: u64 = 2 * 3 * 4;
-const THREADS: u32 = 192;
-
-/// Rows and columns of a tile. What is wider takes more shared memory than every GPU has.
-const fn tile(precision: Precision) -> (u64, u64) {
-    match precision {
-        Precision::Fp16 | Precision::Bf16 => (8, 16),
-        Precision::Fp32 => (6, 16),
-    }
-}
-
-/// Dynamic shared memory of the kernel: products, weights, norm and what is carried on.
-pub const fn shared(precision: Precision) -> u32 {
-    let (rows, columns) = tile(precision);
-    let (products, weights) = ((rows + 2) * (columns + 2) * 83 * 4, 3 * 128 * 32 * precision.bytes());
-    (products + weights + 128 * 8 + PIXEL_BYTES * rows * columns) as u32
-}
-
-/// Of what is carried on, for layouts that the kernel takes.
-pub fn bytes(layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-    let carries = matches!(Kind::of(layout), Ok(Kind::Out));
-    carries.then(|| (input.pixels() * PIXEL_BYTES).next_multiple_of(geometry::ALIGN))
-}
-
-impl Cuda {
-    pub(in crate::backend::cuda) fn launch_carrying(&self, block: &Block, weights: &Conv, op: &CarryOp) -> Result<()> {
+impl Launcher {
+    pub fn conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &CarryOp) -> Result<()> {
         let CarryOp { layout, input, frames, .. } = *op;
         if frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", frames.len())));
         }
         let output = layout.window.output(input, layout.cout);
-        let (in_bytes, out_bytes) = [input, output].map(|s| self.precision.frame_bytes(s, layout.groups)).into();
+        let [in_bytes, out_bytes] = [input, output].map(|shape| self.sizes.frame_bytes(shape, layout.groups));
         for frame in frames {
             block.at(frame.input.0, in_bytes)?;
-            block.at(frame.out.0, self.precision.data_bytes(output))?;
+            block.at(frame.out.0, self.sizes.data_bytes(output))?;
         }
-        let carry = |at: Option<Frame>| match at {
-            Some(frame) => block.at(frame.0, input.pixels() * PIXEL_BYTES),
+        let partial_sums = |at: Option<Frame>| match at {
+            Some(frame) => block.at(frame.0, input.pixels() * CONV_OUT_PIXEL_BYTES),
             None => Ok(0),
         };
         let from = Slots::new(frames.iter().map(|frame| block.address(frame.input)), in_bytes)?;
         let to = Slots::new(frames.iter().map(|frame| block.address(frame.out)), out_bytes)?;
-        let (rows, columns) = tile(self.precision);
+        let (rows, columns) = tiling::conv_out_tile(self.sizes.precision);
         let tiles_x = input.width.div_ceil(columns);
-        let statistics = from.address() + self.precision.data_bytes(input);
+        let statistics = from.address() + self.sizes.data_bytes(input);
         let mut params = OutParams {
-            norm: self.norm(weights, layout, statistics, from.bytes() / 8)?,
+            norm: norm_params(weights, layout, statistics, from.bytes() / 8),
             frames: from.address(),
-            weights: weights.slabs()?,
-            bias: weights.bias()?,
+            weights: weights.slabs,
+            bias: weights.bias,
             out: to.address(),
-            before: carry(op.before)?,
-            after: carry(op.after)?,
+            partial_in: partial_sums(op.before)?,
+            partial_out: partial_sums(op.after)?,
             slot_bytes: from.bytes(),
             out_slot_bytes: to.bytes(),
             height: input.height as i32,
             width: input.width as i32,
-            channels: geometry::stride(layout.cin) as i32,
-            cout: geometry::output_stride(layout.cout) as i32,
+            channels: tiling::channel_stride(layout.cin) as i32,
+            cout: tiling::output_stride(layout.cout) as i32,
             tiles_x: tiles_x as i32,
             count: frames.len() as i32,
             ..OutParams::default()
@@ -84,8 +58,7 @@ impl Cuda {
             };
         }
         let tiles = tiles_x * input.height.div_ceil(rows);
-        // SAFETY: `OutParams` has the kernel's layout, and all that is reached by it is in `block` and `weights`, which outlive
-        // the stream's work: freeing either waits for it.
-        unsafe { self.kernels.conv_out.collect(&self.stream, [tiles as u32, 1], THREADS, &params) }
+        // SAFETY: as in `conv_band`.
+        unsafe { self.queue.launch(&self.kernels.conv_out, [tiles as u32, 1], CONV_OUT_THREADS, &params) }
     }
 }

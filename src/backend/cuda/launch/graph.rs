@@ -1,38 +1,38 @@
-//! Small operations are collected and put into the stream together, as a CUDA graph: what a launch costs on its own is as
-//! much as a small kernel runs.
+//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself costs as
+//! much as running it.
 //!
-//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; with the second
-//! it becomes a graph; from then on the graph is told which parameters have changed (a slice of a clip uses other slots
-//! than the one before) and launched as a whole. Whatever goes wrong with a graph, the batch is launched plainly instead.
+//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second is made
+//! into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch is launched
+//! plainly instead.
 
 use std::any::Any;
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode, CUstream};
-use parking_lot::Mutex;
+use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode};
 
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::device::check;
-use crate::backend::cuda::launch::kernels::Kernel;
+use crate::backend::cuda::driver::error::check;
+use crate::backend::cuda::driver::module::Kernel;
+use crate::backend::cuda::driver::stream::CudaStream;
 use crate::error::{Error, Result};
 
-/// Operations of at most so many output elements are collected; these take a fraction of a millisecond. 0 is never.
-pub const SMALL: u64 = 1 << 22;
-/// Operations of a batch: some milliseconds at most, so that a cancel acts soon.
-const BATCH: usize = 16;
-/// Launches that are worth a graph.
-const LEAST: usize = 4;
-/// Kinds of batches that are remembered. A slice of a clip has about a dozen.
-const MOST: usize = 64;
+/// Operations of at most so many output elements are collected; they take a fraction of a millisecond.
+const SMALL: u64 = 1 << 22;
+/// The most operations of a batch: a few milliseconds, so that a cancel acts soon.
+const MOST_OPERATIONS: usize = 16;
+/// The fewest launches that are worth a graph.
+const LEAST_LAUNCHES: usize = 4;
+/// The most kinds of batches that are remembered. A slice of a clip has about a dozen.
+const MOST_BATCHES: usize = 64;
 
 /// A kernel's one parameter, kept until the launch.
-pub trait Params: Any + Send {
-    fn same(&self, other: &dyn Params) -> bool;
+pub trait KernelParams: Any + Send {
+    fn same(&self, other: &dyn KernelParams) -> bool;
     fn address(&self) -> *const std::ffi::c_void;
 }
 
-impl<T: PartialEq + Send + 'static> Params for T {
-    fn same(&self, other: &dyn Params) -> bool {
+impl<T: PartialEq + Send + 'static> KernelParams for T {
+    fn same(&self, other: &dyn KernelParams) -> bool {
         (other as &dyn Any).downcast_ref::<T>() == Some(self)
     }
 
@@ -41,125 +41,125 @@ impl<T: PartialEq + Send + 'static> Params for T {
     }
 }
 
-pub struct Launch {
+pub struct RecordedLaunch {
     pub kernel: Kernel,
     pub grid: [u32; 2],
     pub threads: u32,
-    pub params: Box<dyn Params>,
+    pub params: Box<dyn KernelParams>,
 }
 
-impl Launch {
-    /// Whether a node of a graph can be either.
-    fn is_like(&self, other: &Launch) -> bool {
+impl RecordedLaunch {
+    /// Whether the same node of a graph can launch either.
+    fn is_like(&self, other: &RecordedLaunch) -> bool {
         (self.kernel, self.grid, self.threads) == (other.kernel, other.grid, other.threads)
     }
 
-    fn put(&self, stream: CUstream) -> Result<()> {
-        // SAFETY: whoever collected the launch vouched for its parameter and for what that points at.
-        unsafe { self.kernel.put(stream, self.grid, self.threads, self.params.address()) }
+    fn launch(&self, stream: &CudaStream) -> Result<()> {
+        // SAFETY: the caller that recorded the launch vouched for its parameter.
+        unsafe { self.kernel.launch_raw(stream.handle(), self.grid, self.threads, self.params.address()) }
     }
 }
 
-/// What was collected for a stream and is not in it yet, and the batches seen before.
+/// Launches that are not in the stream yet, and the batches seen before.
 #[derive(Default)]
-pub struct Launches {
-    collecting: bool,
-    pending: Vec<Launch>,
+pub struct LaunchRecorder {
+    recording: bool,
+    pending: Vec<RecordedLaunch>,
     operations: usize,
     /// Least recently used first.
-    known: Vec<Known>,
-    /// A failure that nobody could be told of yet.
+    known: Vec<KnownBatch>,
+    /// A failure that was not reported yet.
     failed: Option<Error>,
     /// Set once the driver has refused a graph.
     plain_only: bool,
 }
 
-impl Launches {
-    pub fn is_collecting(&self) -> bool {
-        self.collecting
+impl LaunchRecorder {
+    pub fn is_recording(&self) -> bool {
+        self.recording
     }
 
-    pub fn collect(&mut self, launch: Launch) {
+    pub fn record(&mut self, launch: RecordedLaunch) {
         self.pending.push(launch);
     }
 
-    /// An operation of so many elements begins.
+    /// Begins an operation of so many output elements.
     pub fn begin(&mut self, elements: u64) {
-        self.collecting = elements <= SMALL;
+        self.recording = elements <= SMALL;
         #[cfg(test)]
         if testing::OFF.get() {
-            self.collecting = false;
+            self.recording = false;
         }
     }
 
-    /// The operation ended; whether the batch is complete and has to go.
+    /// Ends the operation. Whether the batch has to be flushed.
     pub fn end(&mut self) -> bool {
         self.operations += 1;
-        let collecting = std::mem::take(&mut self.collecting);
-        !collecting || self.operations >= BATCH
+        let recording = std::mem::take(&mut self.recording);
+        !recording || self.operations >= MOST_OPERATIONS
     }
 
-    /// Puts everything collected into the stream; a failure is kept for [`Launches::outcome`]. The context has to be current.
-    pub fn flush(&mut self, context: &Arc<Context>, stream: CUstream) {
+    /// Puts everything recorded into the stream; keeps a failure for `outcome`. The context has to be current.
+    pub fn flush(&mut self, stream: &CudaStream) {
         let batch = std::mem::take(&mut self.pending);
         self.operations = 0;
         if !batch.is_empty()
-            && let Err(error) = self.put(batch, context, stream)
+            && let Err(error) = self.launch(batch, stream)
         {
             self.failed.get_or_insert(error);
         }
     }
 
-    /// How everything flushed since the last time went.
+    /// The first failure since the last call.
     pub fn outcome(&mut self) -> Result<()> {
         self.failed.take().map_or(Ok(()), Err)
     }
 
-    /// Drops graphs, and launches that nobody will wait for.
+    /// Drops graphs, and launches that were not flushed.
     pub fn forget(&mut self) {
         self.pending.clear();
         self.known.clear();
         self.operations = 0;
     }
 
-    fn put(&mut self, batch: Vec<Launch>, context: &Arc<Context>, stream: CUstream) -> Result<()> {
-        if self.plain_only || batch.len() < LEAST {
-            return batch.iter().try_for_each(|launch| launch.put(stream));
+    fn launch(&mut self, batch: Vec<RecordedLaunch>, stream: &CudaStream) -> Result<()> {
+        if self.plain_only || batch.len() < LEAST_LAUNCHES {
+            return batch.iter().try_for_each(|launch| launch.launch(stream));
         }
         let Some(at) = self.known.iter().position(|known| known.is_like(&batch)) else {
-            if self.known.len() == MOST {
+            if self.known.len() == MOST_BATCHES {
                 self.known.remove(0);
             }
-            let launched = batch.iter().try_for_each(|launch| launch.put(stream));
-            self.known.push(Known { batch, graph: None });
+            let launched = batch.iter().try_for_each(|launch| launch.launch(stream));
+            self.known.push(KnownBatch { batch, graph: None });
             return launched;
         };
         let mut known = self.known.remove(at);
-        if known.launch(&batch, context, stream).is_ok() {
-            self.known.push(Known { batch, ..known });
+        if known.launch(&batch, stream).is_ok() {
+            self.known.push(KnownBatch { batch, ..known });
             return Ok(());
         }
         // If the GPU itself has failed, plain launches say so.
         self.plain_only = true;
-        batch.iter().try_for_each(|launch| launch.put(stream))
+        batch.iter().try_for_each(|launch| launch.launch(stream))
     }
 }
 
 /// A batch as it was launched last.
-struct Known {
-    batch: Vec<Launch>,
-    graph: Option<Graph>,
+struct KnownBatch {
+    batch: Vec<RecordedLaunch>,
+    graph: Option<LaunchGraph>,
 }
 
-impl Known {
-    fn is_like(&self, batch: &[Launch]) -> bool {
+impl KnownBatch {
+    fn is_like(&self, batch: &[RecordedLaunch]) -> bool {
         self.batch.len() == batch.len() && self.batch.iter().zip(batch).all(|(a, b)| a.is_like(b))
     }
 
     /// Launches a batch like this one as a graph.
-    fn launch(&mut self, batch: &[Launch], context: &Arc<Context>, stream: CUstream) -> Result<()> {
+    fn launch(&mut self, batch: &[RecordedLaunch], stream: &CudaStream) -> Result<()> {
         match &self.graph {
-            None => self.graph = Some(Graph::new(context, batch)?),
+            None => self.graph = Some(LaunchGraph::new(stream.context(), batch)?),
             Some(graph) => {
                 for (node, (before, now)) in graph.nodes.iter().zip(self.batch.iter().zip(batch)) {
                     if !before.params.same(&*now.params) {
@@ -173,18 +173,18 @@ impl Known {
 }
 
 /// A chain of kernels, ready to be launched.
-struct Graph {
+struct LaunchGraph {
     context: Arc<Context>,
     graph: CUgraph,
-    ready: CUgraphExec,
+    executable: CUgraphExec,
     nodes: Vec<CUgraphNode>,
 }
 
 // SAFETY: a graph may be used from any thread, one at a time.
-unsafe impl Send for Graph {}
+unsafe impl Send for LaunchGraph {}
 
-/// Calls `with` with a launch as the driver wants it in a graph.
-fn described<T>(launch: &Launch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> T {
+/// Describes a launch as a graph node.
+fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> T {
     let mut arguments = [launch.params.address().cast_mut()];
     with(&sys::CUDA_KERNEL_NODE_PARAMS {
         func: launch.kernel.function(),
@@ -202,51 +202,52 @@ fn described<T>(launch: &Launch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS
     })
 }
 
-impl Graph {
-    fn new(context: &Arc<Context>, batch: &[Launch]) -> Result<Graph> {
-        let (graph, ready) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let mut made = Graph { context: Arc::clone(context), graph, ready, nodes: Vec::new() };
+impl LaunchGraph {
+    fn new(context: &Arc<Context>, batch: &[RecordedLaunch]) -> Result<LaunchGraph> {
+        let (graph, executable) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let mut made = LaunchGraph { context: Arc::clone(context), graph, executable, nodes: Vec::new() };
         // SAFETY: writes where it is told.
-        check("making a graph", unsafe { sys::cuGraphCreate(&mut made.graph, 0) })?;
+        check("creating a graph", unsafe { sys::cuGraphCreate(&mut made.graph, 0) })?;
         for launch in batch {
             let (mut node, before) = (std::ptr::null_mut(), made.nodes.last());
             let (first, count) = before.map_or((std::ptr::null(), 0), |node| (std::ptr::from_ref(node), 1));
             // SAFETY: the graph and the node before live; the driver copies the parameter before it returns.
-            let answer = described(launch, |params| unsafe {
+            let answer = with_node_params(launch, |params| unsafe {
                 sys::cuGraphAddKernelNode_v2(&mut node, made.graph, first, count, params)
             });
             check("adding to a graph", answer)?;
             made.nodes.push(node);
         }
         // SAFETY: the graph lives.
-        let answer = unsafe { sys::cuGraphInstantiateWithFlags(&mut made.ready, made.graph, 0) };
+        let answer = unsafe { sys::cuGraphInstantiateWithFlags(&mut made.executable, made.graph, 0) };
         check("instantiating a graph", answer)?;
         Ok(made)
     }
 
-    /// Changes a node's parameter for the next launch; launches under way keep theirs.
-    fn update(&self, node: CUgraphNode, launch: &Launch) -> Result<()> {
+    /// Changes a node's parameter for the next launch; launches in flight keep theirs.
+    fn update(&self, node: CUgraphNode, launch: &RecordedLaunch) -> Result<()> {
         // SAFETY: the node is of this graph, and of the same kernel; the driver copies the parameter before it returns.
-        let answer =
-            described(launch, |params| unsafe { sys::cuGraphExecKernelNodeSetParams_v2(self.ready, node, params) });
+        let answer = with_node_params(launch, |params| unsafe {
+            sys::cuGraphExecKernelNodeSetParams_v2(self.executable, node, params)
+        });
         check("changing a graph", answer)
     }
 
-    fn launch(&self, stream: CUstream) -> Result<()> {
+    fn launch(&self, stream: &CudaStream) -> Result<()> {
         #[cfg(test)]
         testing::LAUNCHED.set(testing::LAUNCHED.get() + 1);
-        // SAFETY: both live; whoever collected the launches vouched for their parameters.
-        check("launching a graph", unsafe { sys::cuGraphLaunch(self.ready, stream) })
+        // SAFETY: both live; the callers that recorded the launches vouched for their parameters.
+        check("launching a graph", unsafe { sys::cuGraphLaunch(self.executable, stream.handle()) })
     }
 }
 
-impl Drop for Graph {
+impl Drop for LaunchGraph {
     fn drop(&mut self) {
         let Ok(_current) = self.context.enter() else { return };
-        // SAFETY: made in `new`, as far as that came. A graph under way is freed when it has ended.
+        // SAFETY: created in `new`, as far as that came. A graph in flight is freed when it has ended.
         unsafe {
-            if !self.ready.is_null() {
-                sys::cuGraphExecDestroy(self.ready);
+            if !self.executable.is_null() {
+                sys::cuGraphExecDestroy(self.executable);
             }
             if !self.graph.is_null() {
                 sys::cuGraphDestroy(self.graph);
@@ -255,16 +256,7 @@ impl Drop for Graph {
     }
 }
 
-/// Ends with the memory that graphs were made for: what they hold of the driver's memory goes with it.
-pub struct Forget(pub Arc<Mutex<Launches>>);
-
-impl Drop for Forget {
-    fn drop(&mut self) {
-        self.0.lock().forget();
-    }
-}
-
-/// What tests look at and turn off, each on its own thread.
+/// For tests: how many graphs were launched, and a switch that turns them off. Per thread.
 #[cfg(test)]
 pub mod testing {
     use std::cell::Cell;
@@ -277,37 +269,37 @@ pub mod testing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::params::{FinalizeParams, NormParams};
     use super::*;
-    use crate::backend::cuda::launch::params::{FinalizeParams, NormParams};
 
     #[test]
-    fn parameters_are_compared_by_their_kind_and_all_their_fields() {
+    fn same_compares_the_type_and_all_fields() {
         let params = FinalizeParams { eps: 1e-6, ..FinalizeParams::default() };
-        let (mut other, kind) = (params, NormParams::default());
+        let (mut other, other_type) = (params, NormParams::default());
         assert!(params.same(&other));
         other.slot[31] = 1;
-        assert!(!params.same(&other) && !params.same(&kind));
+        assert!(!params.same(&other) && !params.same(&other_type));
     }
 
     #[test]
-    fn small_operations_wait_for_each_other_but_not_for_long() {
-        let mut launches = Launches::default();
+    fn recorder_batches_small_operations_up_to_a_limit() {
+        let mut recorder = LaunchRecorder::default();
         let mut operation = |elements| {
-            launches.begin(elements);
-            let collecting = launches.is_collecting();
-            let complete = launches.end();
+            recorder.begin(elements);
+            let recording = recorder.is_recording();
+            let complete = recorder.end();
             if complete {
-                launches.forget();
+                recorder.forget();
             }
-            (collecting, complete)
+            (recording, complete)
         };
         for _ in 0..3 {
-            for _ in 1..BATCH {
+            for _ in 1..MOST_OPERATIONS {
                 assert_eq!(operation(SMALL), (true, false));
             }
             assert_eq!(operation(1), (true, true));
         }
         assert_eq!(operation(1), (true, false));
-        assert_eq!(operation(SMALL + 1), (false, true), "a large one takes along what was collected");
+        assert_eq!(operation(SMALL + 1), (false, true), "a large one flushes the batch");
     }
 }

@@ -1,12 +1,12 @@
-//! The parameters of the kernels, field for field as `kernels/conv.cuh` and its neighbours declare them.
+//! The parameters of the kernels, field for field as `kernels/*.cu` and `kernels/*.cuh` declare them.
 
-/// Frames of one launch.
-pub const MAX_FRAMES: usize = 32;
+use super::tiling::MAX_FRAMES;
 
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct TensorMap(pub [u64; 16]);
 
+/// A patch of input pixels and the taps that read it.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct Plane {
@@ -16,13 +16,14 @@ pub struct Plane {
     pub cols: i32,
 }
 
+/// Input frames of one shape, and their weights.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
-pub struct Source {
+pub struct SourceParams {
     pub weights: u64,
     pub height: i32,
     pub channels: i32,
-    pub chunks: i32,
+    pub k_blocks: i32,
     pub taps: i32,
     pub rows: i32,
     pub pitch: i32,
@@ -38,33 +39,39 @@ pub struct Norm {
     pub statistics: u64,
     pub gamma: u64,
     pub beta: u64,
-    /// From one frame's statistics to the next, in pairs of floats.
+    /// From one slot of statistics to the next, in pairs of floats.
     pub stride: i64,
     pub groups: i32,
     pub group_channels: i32,
 }
 
+/// Where input frames, or a range of their columns, are in device memory.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
-pub struct Place {
+pub struct FramePart {
     pub frames: u64,
     pub slot_bytes: i64,
     pub width: i32,
-    pub first: i32,
+    pub first_column: i32,
 }
 
-/// Of the places of a convolution.
+/// Index of a part: whole frames of the main source, of the shortcut, and the two parts of split frames.
 pub const MAIN: usize = 0;
 pub const SHORTCUT: usize = 1;
-pub const NEAR: usize = 2;
-pub const FAR: usize = 3;
+pub const RESIDENT: usize = 2;
+pub const HOST: usize = 3;
+/// Index of the shortcut's term.
+pub const SHORTCUT_TERM: usize = 3;
 
+/// One output frame.
 #[repr(C)]
 #[derive(Clone, Copy, PartialEq)]
 pub struct FrameParams {
+    /// -1 for no shortcut.
     pub slot: [i32; 4],
     pub slab: [i32; 4],
-    pub far: [i32; 4],
+    /// The slot in [`HOST`] of a split frame, else -1.
+    pub host_slot: [i32; 4],
     pub terms: i32,
     pub bias: i32,
     pub residual: i64,
@@ -73,26 +80,26 @@ pub struct FrameParams {
 
 impl Default for FrameParams {
     fn default() -> FrameParams {
-        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], far: [-1; 4], terms: 0, bias: 0, residual: -1, out: 0 }
+        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], host_slot: [-1; 4], terms: 0, bias: 0, residual: -1, out: 0 }
     }
 }
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct ConvParams {
-    /// Of the input frames in each place.
-    pub map: [TensorMap; 4],
+    pub input_map: [TensorMap; 4],
     pub residual_map: TensorMap,
     pub out_map: TensorMap,
-    pub source: [Source; 2],
-    pub place: [Place; 4],
+    pub source: [SourceParams; 2],
+    pub part: [FramePart; 4],
     pub out: u64,
     pub residual: u64,
     pub bias: u64,
-    pub partials: u64,
-    /// 0 for none, like `after`.
-    pub before: u64,
-    pub after: u64,
+    /// Statistics records, 0 for none.
+    pub records: u64,
+    /// Partial sums, 0 for none.
+    pub partial_in: u64,
+    pub partial_out: u64,
     pub out_slot_bytes: i64,
     pub residual_slot_bytes: i64,
     pub height: i32,
@@ -100,11 +107,11 @@ pub struct ConvParams {
     pub first_row: i32,
     pub tiles_x: i32,
     pub tiles_y: i32,
-    pub column_tiles: i32,
+    pub channel_tiles: i32,
     pub phases: i32,
     pub frames: i32,
     pub cout: i32,
-    pub parting: i32,
+    pub split_column: i32,
     pub tile_rows: i32,
     pub ahead: i32,
     pub run: i32,
@@ -113,7 +120,7 @@ pub struct ConvParams {
     pub statistics: [i32; MAX_FRAMES],
 }
 
-/// All that a launch can take along on every card.
+/// The most that a launch can pass on every card.
 const _: () = assert!(size_of::<ConvParams>() <= 4096);
 
 #[repr(C)]
@@ -133,9 +140,9 @@ pub struct OutParams {
     pub weights: u64,
     pub bias: u64,
     pub out: u64,
-    /// 0 for none, like `after`.
-    pub before: u64,
-    pub after: u64,
+    /// Partial sums, 0 for none.
+    pub partial_in: u64,
+    pub partial_out: u64,
     pub slot_bytes: i64,
     pub out_slot_bytes: i64,
     pub height: i32,
@@ -150,7 +157,7 @@ pub struct OutParams {
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct FinalizeParams {
-    pub partials: u64,
+    pub records: u64,
     pub statistics: u64,
     pub stride: i64,
     pub quads: i32,
@@ -216,7 +223,7 @@ pub struct AttentionParams {
     pub out_slot: [i32; MAX_FRAMES],
 }
 
-/// Elements of a host tensor: where a row, a column and a channel further lie, in elements.
+/// A frame of a tensor. Strides are in elements.
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct Strided {
@@ -238,7 +245,7 @@ pub struct LoadParams {
     pub into: u64,
     pub height: i32,
     pub width: i32,
-    /// Channels of a pixel in memory; those beyond the tensor's are set to zero.
+    /// Channels of a pixel in memory. Those that the tensor does not have are set to zero.
     pub stride: i32,
     pub mul: f32,
     pub add: f32,

@@ -1,396 +1,400 @@
-//! Convolutions in bands of rows, for layers whose input, past or output is not to lie whole on the device. While one band
-//! computes, the copy engines fetch what the next one needs and take away what the last one leaves; bands take turns in a few
-//! places, also from one layer to the next, so the fetching runs ahead by itself.
+//! Convolutions in bands of rows, for layers whose input, causal cache or output is not resident. While one band computes, the copy
+//! engines fetch for the next one and offload the last one's results. Band buffers are reused in turn, also across layers.
 //!
-//! A band is a handful of tiles for each multiprocessor, so a part of them would have nothing to do at its end. Therefore bands
-//! compute in two streams in turn, each waiting for its own input alone, and what is prepared for the next one has another: the
-//! multiprocessors that a band leaves go on with whatever is ready. On compute capability 9.0 that runs beside a band, too.
-
-pub use super::division::bytes;
+//! A band is only a few tiles a multiprocessor, so some would idle at its end. So bands alternate between two compute streams,
+//! each waiting for its own input alone, and inputs are prepared in the launch queue: idle multiprocessors take whatever is ready.
 
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::copies::{Copied, OnHost, Towards};
-use super::division::{self, Division, Rows, Turns, Under, on_host};
-use crate::backend::cuda::Cuda;
+use super::copies::{HostFrames, HostRows};
+use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
+use super::weights::PreparedConv;
 use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::memory::Block;
-use crate::backend::cuda::driver::pinned::Pinned;
-use crate::backend::cuda::driver::stream::{Event, Stream};
-use crate::backend::cuda::launch::conv::{Band, NextNorm, Parted};
+use crate::backend::cuda::driver::event::Event;
+use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::launch::conv::{ConvBand, NextNorm, SplitFrames};
+use crate::backend::cuda::launch::copy::{RowCopy, RowPitches};
+use crate::backend::cuda::launch::launcher::{Launcher, WeightPointers};
 use crate::backend::cuda::launch::norm::NormRows;
 use crate::backend::cuda::launch::params::ConvParams;
-use crate::backend::cuda::launch::tiling as geometry;
-use crate::backend::cuda::launch::tiling::Kind;
-use crate::backend::cuda::offload::weights::Conv;
-use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, HostFrame, Sums};
+use crate::backend::cuda::launch::sizes::CudaSizes;
+use crate::backend::cuda::launch::tiling::{self, ConvKernel};
+use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, Sums};
 use crate::error::{Error, Result};
 use crate::tensor::At;
 
-/// A place that bands take turns in, and how far its current band is.
-struct Place {
-    /// What comes from host memory is there,
+/// How far the band in a buffer is.
+struct BandBuffer {
+    /// Input from host memory has arrived.
     fetched: Event,
-    /// and all other input.
+    /// All other input is prepared.
     ready: Event,
     computed: Event,
-    /// What stays on the device has been copied from here, and what goes to host memory has left.
-    remembered: Event,
-    kept: Event,
+    /// The resident part of the new cache has been copied out.
+    cached: Event,
+    /// Everything for host memory has been copied out.
+    offloaded: Event,
 }
 
-/// The past of a job and what is under way from and to it.
-pub struct Bands {
-    past: Option<Pinned>,
-    pub upload: Stream,
-    pub download: Stream,
-    /// Where bands compute in turn.
-    compute: [Stream; 2],
-    places: Vec<Place>,
-    next: usize,
-    /// When each frame of the past has arrived, by its offset.
+impl BandBuffer {
+    fn new(context: &Arc<Context>) -> Result<BandBuffer> {
+        let event = || Event::new(context);
+        let (fetched, ready, computed) = (event()?, event()?, event()?);
+        Ok(BandBuffer { fetched, ready, computed, cached: event()?, offloaded: event()? })
+    }
+}
+
+/// The offloaded frames of a job, and the bands in flight.
+pub struct BandPipeline {
+    pub host: HostFrames,
+    /// Bands alternate between these.
+    compute: [CudaStream; 2],
+    buffers: Vec<BandBuffer>,
+    next_buffer: usize,
+    /// When each offloaded frame has arrived in host memory, by its offset.
     arrived: HashMap<u64, Event>,
     context: Arc<Context>,
 }
 
-impl Bands {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<Bands> {
-        let event = || Event::new(context);
-        let place = || {
-            let (fetched, ready, computed) = (event()?, event()?, event()?);
-            Ok(Place { fetched, ready, computed, remembered: event()?, kept: event()? })
-        };
-        Ok(Bands {
-            past: if bytes > 0 { Some(Pinned::new(context, bytes)?) } else { None },
-            upload: Stream::new(context)?,
-            download: Stream::new(context)?,
-            compute: [Stream::new(context)?, Stream::new(context)?],
-            places: (0..geometry::BANDS).map(|_| place()).collect::<Result<_>>()?,
-            next: 0,
+impl BandPipeline {
+    /// `bytes`: of offloaded frames.
+    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<BandPipeline> {
+        Ok(BandPipeline {
+            host: HostFrames::new(context, sizes, bytes)?,
+            compute: [CudaStream::new(context)?, CudaStream::new(context)?],
+            buffers: (0..tiling::BANDS_IN_FLIGHT).map(|_| BandBuffer::new(context)).collect::<Result<_>>()?,
+            next_buffer: 0,
             arrived: HashMap::new(),
             context: Arc::clone(context),
         })
     }
 
-    /// Whether the past had to be put where the copy engines are slow to reach it.
-    pub fn is_pageable(&self) -> bool {
-        self.past.as_ref().is_some_and(|past| !past.is_pinned())
-    }
-
-    /// Lets `stream` wait for everything that is under way, and what comes next wait for `stream`.
-    pub fn join(&self, stream: &Stream) -> Result<()> {
+    /// Later work in `stream` waits for all bands in flight, and later bands wait for `stream`.
+    pub fn join(&self, stream: &CudaStream) -> Result<()> {
         let event = Event::new(&self.context)?;
         for ours in self.streams() {
-            event.between(ours.handle(), stream.handle())?;
+            event.order(ours.handle(), stream.handle())?;
         }
-        event.between(stream.handle(), self.upload.handle())
+        event.order(stream.handle(), self.host.upload.handle())
     }
 
-    pub fn wait(&self) -> Result<()> {
-        self.streams().into_iter().map(Stream::wait).fold(Ok(()), Result::and)
+    pub fn synchronise(&self) -> Result<()> {
+        self.streams().into_iter().map(CudaStream::synchronise).fold(Ok(()), Result::and)
     }
 
-    fn streams(&self) -> [&Stream; 4] {
+    fn streams(&self) -> [&CudaStream; 4] {
         let [even, odd] = &self.compute;
-        [&self.upload, &self.download, even, odd]
+        [&self.host.upload, &self.host.download, even, odd]
     }
 
-    /// The address of a frame of the past.
-    pub fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
-        let past =
-            self.past.as_ref().ok_or_else(|| Error::Internal("a layer has a past that was not planned".into()))?;
-        past.at(frame.0, bytes)
+    pub fn run(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &BandedOp<PreparedConv>) -> Result<()> {
+        let division = Division::new(launcher.sizes, op)?;
+        let weights = op.weights.pointers()?;
+        let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, params: None };
+        conv.await_offloaded_inputs()?;
+        conv.save_statistics()?;
+        let rows = conv.division.layout.rows;
+        division::run_pipeline(op.input.height, rows, &mut conv)?;
+        conv.finish()
     }
 }
 
-impl Drop for Bands {
+impl Drop for BandPipeline {
     /// Host memory must outlive the copies that use it.
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            let _ = self.wait();
+            let _ = self.synchronise();
         }
     }
 }
 
-/// A convolution under way.
-pub struct Work<'a> {
-    pub block: &'a Block,
-    pub division: Division<'a, Conv>,
-}
-
-impl Work<'_> {
-    /// Where a band computes.
-    fn stream<'b>(&self, bands: &'b Bands, band: &Under) -> &'b Stream {
-        &bands.compute[(band.rows.own.start / self.division.parts.rows % 2) as usize]
-    }
-}
-
-/// The launches of its bands; all of them have the same parameters but for the rows.
-struct Launches<'a> {
-    cuda: &'a Cuda,
-    bands: &'a mut Bands,
-    work: &'a Work<'a>,
+/// A banded convolution in progress.
+struct BandedConv<'a> {
+    launcher: &'a Launcher,
+    pipeline: &'a mut BandPipeline,
+    block: &'a DeviceBlock,
+    weights: WeightPointers,
+    division: Division<'a, PreparedConv>,
+    /// Of the last band's launch. All bands have the same but for the rows.
     params: Option<ConvParams>,
 }
 
-impl Turns for Launches<'_> {
-    fn fetch(&mut self, rows: Rows, above: Option<&Under>) -> Result<Under> {
-        self.cuda.fetch_band(self.bands, self.work, rows, above)
-    }
-
-    fn compute(&mut self, band: &Under) -> Result<()> {
-        self.params = Some(self.cuda.compute_band(self.bands, self.work, band)?);
-        Ok(())
-    }
-
-    fn remember(&mut self, band: &Under, below: Option<&Under>) -> Result<()> {
-        self.cuda.remember_band(self.bands, self.work, band, below)
-    }
-}
-
-impl Cuda {
-    pub(in crate::backend::cuda) fn launch_banded(
-        &self,
-        block: &Block,
-        bands: &mut Bands,
-        op: &BandedOp<Conv>,
-    ) -> Result<()> {
-        let division = Division::new(self.precision, op)?;
-        let work = Work { block, division };
-        for frame in work.division.fetched() {
-            if let Some(arrived) = bands.arrived.get(&frame.0) {
-                bands.upload.wait_for(arrived)?;
-            }
-        }
-        self.keep_statistics(&work)?;
-        let mut launches = Launches { cuda: self, bands, work: &work, params: None };
-        division::go_through(op.input.height, work.division.parts.rows, &mut launches)?;
-        let Launches { bands, params, .. } = launches;
-        for place in &bands.places {
-            self.stream.wait_for(&place.computed)?;
-            self.stream.wait_for(&place.remembered)?;
-        }
-        for frame in work.division.given() {
-            let arrived = match bands.arrived.remove(&frame.0) {
-                Some(event) => event,
-                None => Event::new(&self.context)?,
-            };
-            arrived.record(&bands.download)?;
-            bands.arrived.insert(frame.0, arrived);
-        }
-        let Some(params) = params else { return Ok(()) };
-        let statistics = op.frames.iter().map(|frame| match frame.out {
-            At::Device(out) => Ok(block.address(out) + self.precision.data_bytes(work.division.output)),
-            At::Host { statistics, .. } | At::Anew { statistics, .. } => block.at(statistics.0, op.layout.groups * 8),
-        });
-        let statistics = statistics.collect::<Result<Vec<_>>>()?;
-        self.launch_statistics((op.layout, op.input, op.statistics), &params, &statistics)
-    }
-
-    /// What is made may lie over a frame, and its statistics over those.
-    fn keep_statistics(&self, work: &Work) -> Result<()> {
-        let op = work.division.op;
-        let kept = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
-            At::Device(frame) => {
-                let from = frame.0 + self.precision.data_bytes(op.input);
-                Ok(Copied { from, to: to.0, bytes: op.layout.groups * 8 })
-            }
-            At::Host { .. } | At::Anew { .. } => {
-                Err(Error::Internal("statistics that are kept already are to be kept".into()))
-            }
-        });
-        self.copy(&self.stream, work, &kept.collect::<Result<Vec<_>>>()?)
-    }
-
-    /// Brings the input of a band to its place: what is in host memory by the copy engine, fresh frames by normalising them, and what
-    /// the band above sees too from there. It was read before that band may write over it.
-    fn fetch_band(&self, bands: &mut Bands, work: &Work, rows: Rows, above: Option<&Under>) -> Result<Under> {
-        let turn = bands.next;
-        bands.next = (bands.next + 1) % bands.places.len();
-        let (place, op) = (&bands.places[turn], work.division.op);
-        let before = [&place.computed, &place.remembered, &place.kept];
-        before.into_iter().try_for_each(|event| self.stream.wait_for(event))?;
-        // A band of another layer may have divided the place in another way. After one of the same layer, what is on its way from there
-        // lies elsewhere than what is fetched.
-        let by_this_layer = rows.own.start / work.division.parts.rows >= bands.places.len() as u64;
-        let before = if by_this_layer && work.division.fetches_nothing_fresh() { &before[..1] } else { &before[..] };
-        before.iter().try_for_each(|event| bands.upload.wait_for(event))?;
-        // The band below that one has had its share of what was here.
-        bands.upload.wait_for(&bands.places[(turn + 1) % bands.places.len()].ready)?;
-        let band = Under { turn, rows };
-        let rows = &band.rows;
-        let new = rows.shared(above).end..rows.seen.end;
-        let past = op.past.iter().zip(&work.division.inputs).filter_map(|(past, part)| {
-            let from = OnHost { frame: past.far?, shape: work.division.far(), rows: &new };
-            Some((from, work.division.past_row(&band, (*part)?, new.start)))
-        });
-        self.fetch_past(bands, work, &past.collect::<Vec<_>>())?;
-        for (i, at) in op.fresh.iter().enumerate() {
-            if let Some(frame) = on_host(*at) {
-                let from = OnHost { frame, shape: op.input, rows: &rows.seen };
-                self.move_rows(bands, work, &from, work.division.fresh(turn, i), Towards::Band)?;
-            }
-        }
-        for (frame, part) in op.frames.iter().zip(&work.division.shortcuts) {
-            let away = frame.shortcut.and_then(|(at, _)| on_host(at));
-            if let (Some(frame), Some(part)) = (away, part) {
-                let from = OnHost { frame, shape: work.division.side(), rows: &rows.own };
-                self.move_rows(bands, work, &from, work.division.place(turn) + part, Towards::Band)?;
-            }
-        }
-        place.fetched.record(&bands.upload)?;
-        if work.division.has_norm() {
-            let near = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-                At::Device(frame) => Some((frame, Frame(work.division.fresh_row(&band, i, new.start)))),
-                At::Host { .. } | At::Anew { .. } => None,
-            });
-            let near: Vec<(Frame, Frame)> = near.collect();
-            if !near.is_empty() && !new.is_empty() {
-                let rows = NormRows { rows: new, out_bytes: work.division.parts.input };
-                self.launch_norm(work.block, op.weights, (op.layout, op.input), &near, Some(rows))?;
-            }
-            self.make_fresh_rows(work, &band, above)?;
+impl PipelineStages for BandedConv<'_> {
+    fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
+        let buffer = self.pipeline.next_buffer;
+        self.pipeline.next_buffer = (buffer + 1) % self.pipeline.buffers.len();
+        let band = InFlightBand { buffer, rows };
+        self.await_buffer(&band)?;
+        self.fetch_from_host(&band, above)?;
+        if self.division.has_norm() {
+            self.normalise_resident(&band, above)?;
+            self.rematerialise_inputs(&band, above)?;
             if let Some(above) = above {
-                self.share_rows(bands, work, above, &band)?;
+                self.share_halo(above, &band)?;
             }
         }
-        place.ready.record(&self.stream)?;
+        self.launcher.queue.stream().record(&self.buffer(&band).ready)?;
         Ok(band)
     }
 
-    /// Makes the rows of fresh frames that are made anew, but for those that the band above has made.
-    fn make_fresh_rows(&self, work: &Work, Under { turn, rows }: &Under, above: Option<&Under>) -> Result<()> {
-        let (op, row) = (work.division.op, self.precision.row_bytes(work.division.op.input));
-        let (mut copied, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, at) in op.fresh.iter().enumerate() {
-            let At::Anew { index, statistics } = *at else { continue };
-            let part = work.division.fresh(*turn, i);
-            if let Some(above) = above {
-                let from = work.division.fresh_row(above, i, rows.seen.start);
-                copied.push(Copied { from, to: part, bytes: rows.made.start.saturating_sub(rows.seen.start) * row });
-            }
-            outs.push((index, work.division.top(part, rows.seen.start, op.input)));
-            known.push(statistics);
-        }
-        self.copy(&self.stream, work, &copied)?;
-        if outs.is_empty() || rows.made.is_empty() {
+    fn compute(&mut self, band: &InFlightBand) -> Result<()> {
+        let (buffer, op, rows) = (self.buffer(band), self.division.op, &band.rows);
+        self.complete_input(band)?;
+        let frames = self.division.conv_frames(band);
+        let BandedOp { layout, input, statistics, scratch, .. } = *op;
+        let conv = ConvOp { layout, input, frames: &[], statistics, scratch, sums: Sums::NONE };
+        // Without a norm the input is read where it lies.
+        let input_rows = if self.division.has_norm() { rows.input.clone() } else { 0..input.height };
+        let stream = self.compute_stream(band);
+        stream.wait_for(&buffer.fetched)?;
+        stream.wait_for(&buffer.ready)?;
+        let split = self.division.split_frames(band);
+        let split = (!split.is_empty()).then_some(SplitFrames { columns: op.columns, frames: &split });
+        let launched = ConvBand { rows: rows.own.clone(), input_rows, split, stream: Some(stream), next_norm: None };
+        let params = self.launcher.conv_band(self.block, &self.weights, &conv, &frames, &launched)?;
+        stream.record(&buffer.computed)?;
+        self.offload(band)?;
+        self.params = Some(params);
+        Ok(())
+    }
+
+    /// The bands above and below compute on the same stream, which the copy enters after both.
+    fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()> {
+        let (division, own) = (&self.division, &band.rows.own);
+        let [from_row, to_row] = [division.op.input, division.resident_shape()].map(|s| self.sizes().row_bytes(s));
+        let bytes = (own.end - own.start) * to_row;
+        let copies = division.op.keep.iter().filter_map(|(i, to)| {
+            let (from, to) = (division.fresh_row(band, *i, own.start), division.resident_row(to.near?, own.start));
+            Some(RowCopy { from, to, bytes })
+        });
+        let copies: Vec<RowCopy> = copies.collect();
+        if copies.is_empty() {
             return Ok(());
         }
-        // From pixels little is computed, so that a pass for the norm would take as long again.
-        if let Some(AnewOp { layout, .. }) = op.anew
-            && Kind::of(layout)? == Kind::In
-        {
-            let norm = NextNorm { weights: op.weights, layout: op.layout, statistics: &known };
-            return self.make_rows(work, &outs, &rows.made, Some(norm));
-        }
-        self.make_rows(work, &outs, &rows.made, None)?;
-        for (i, at) in op.fresh.iter().enumerate() {
-            let At::Anew { statistics, .. } = *at else { continue };
-            let first = Frame(work.division.fresh(*turn, i) + (rows.made.start - rows.seen.start) * row);
-            let pixels = (rows.made.end - rows.made.start) * op.input.width;
-            let what = (op.layout, op.input);
-            self.launch_norm_in_place(work.block, op.weights, what, (first, pixels), statistics)?;
+        let (buffer, stream) = (self.buffer(band), self.compute_stream(below.unwrap_or(band)));
+        stream.wait_for(&buffer.computed)?;
+        let pitches = RowPitches { row: to_row, from: from_row, to: to_row };
+        self.launcher.copy_pitched(Some(stream), self.block, &copies, pitches)?;
+        stream.record(&buffer.cached)
+    }
+}
+
+impl BandedConv<'_> {
+    fn sizes(&self) -> CudaSizes {
+        self.launcher.sizes
+    }
+
+    fn buffer(&self, band: &InFlightBand) -> &BandBuffer {
+        &self.pipeline.buffers[band.buffer]
+    }
+
+    fn compute_stream(&self, band: &InFlightBand) -> &CudaStream {
+        &self.pipeline.compute[(band.rows.own.start / self.division.layout.rows % 2) as usize]
+    }
+
+    fn await_offloaded_inputs(&self) -> Result<()> {
+        for frame in self.division.fetched_frames() {
+            if let Some(arrived) = self.pipeline.arrived.get(&frame.0) {
+                self.pipeline.host.upload.wait_for(arrived)?;
+            }
         }
         Ok(())
     }
 
-    /// Gives a band what the one above it has of the past, and of fresh frames that it normalised, and both see.
-    fn share_rows(&self, bands: &Bands, work: &Work, above: &Under, band: &Under) -> Result<()> {
-        let (op, shared) = (work.division.op, band.rows.shared(Some(above)));
-        let bytes = |shape| (shared.end - shared.start) * self.precision.row_bytes(shape);
-        let past = work.division.inputs.iter().take(op.past.len()).flatten();
-        let at = |band: &Under, part: u64| work.division.past_row(band, part, shared.start);
-        let far = bytes(work.division.far());
-        let past = past.map(|part| Copied { from: at(above, *part), to: at(band, *part), bytes: far });
-        let mut copied: Vec<Copied> = past.collect();
-        if !copied.is_empty() {
-            self.stream.wait_for(&bands.places[above.turn].fetched)?;
-        }
-        let at = |band: &Under, i: usize| work.division.fresh_row(band, i, shared.start);
-        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
-        let whole = bytes(op.input);
-        copied.extend(normalised.map(|(i, _)| Copied { from: at(above, i), to: at(band, i), bytes: whole }));
-        self.copy(&self.stream, work, &copied)
+    /// Copies the statistics of frames that will be rematerialised, before an output overwrites them.
+    fn save_statistics(&self) -> Result<()> {
+        let (op, sizes) = (self.division.op, self.sizes());
+        let copies = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
+            At::Device(frame) => {
+                let from = frame.0 + sizes.data_bytes(op.input);
+                Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.groups) })
+            }
+            At::Host { .. } | At::Anew { .. } => {
+                Err(Error::Internal("statistics are to be saved that are saved already".into()))
+            }
+        });
+        self.launcher.copy(None, self.block, &copies.collect::<Result<Vec<_>>>()?)
     }
 
-    /// Makes these rows of frames anew, by their number, where they would lie in whole frames.
-    fn make_rows(&self, work: &Work, outs: &[(usize, Frame)], rows: &Range<u64>, norm: Option<NextNorm>) -> Result<()> {
-        let Some(AnewOp { weights, layout, input, frames }) = work.division.op.anew else {
-            return Err(Error::Internal("a frame is to be made anew, but nobody makes it".into()));
+    /// Joins the launch queue, marks offloaded frames, and launches the statistics.
+    fn finish(self) -> Result<()> {
+        let BandedConv { launcher, pipeline, block, division, params, .. } = self;
+        let (op, sizes) = (division.op, launcher.sizes);
+        for buffer in &pipeline.buffers {
+            launcher.queue.stream().wait_for(&buffer.computed)?;
+            launcher.queue.stream().wait_for(&buffer.cached)?;
+        }
+        for frame in division.offloaded_frames() {
+            let arrived = match pipeline.arrived.remove(&frame.0) {
+                Some(event) => event,
+                None => Event::new(&pipeline.context)?,
+            };
+            pipeline.host.download.record(&arrived)?;
+            pipeline.arrived.insert(frame.0, arrived);
+        }
+        let Some(params) = params else { return Ok(()) };
+        let statistics = op.frames.iter().map(|frame| match frame.out {
+            At::Device(out) => Ok(block.address(out) + sizes.data_bytes(division.output)),
+            At::Host { statistics, .. } | At::Anew { statistics, .. } => {
+                block.at(statistics.0, sizes.statistics_bytes(op.layout.groups))
+            }
+        });
+        let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        launcher.statistics((op.layout, op.input, op.statistics), &params, &statistics)
+    }
+
+    /// Orders a band after the one that had its buffer before.
+    fn await_buffer(&self, band: &InFlightBand) -> Result<()> {
+        let (buffers, upload) = (&self.pipeline.buffers, &self.pipeline.host.upload);
+        let BandBuffer { computed, cached, offloaded, .. } = self.buffer(band);
+        let all = [computed, cached, offloaded];
+        all.into_iter().try_for_each(|event| self.launcher.queue.stream().wait_for(event))?;
+        // Another layer's band may have divided the buffer differently. After one of this layer, what is still copied out lies
+        // elsewhere than what is fetched.
+        let same_layer = band.rows.own.start / self.division.layout.rows >= buffers.len() as u64;
+        let awaited = if same_layer && self.division.fetches_nothing_fresh() { &all[..1] } else { &all[..] };
+        awaited.iter().try_for_each(|event| upload.wait_for(event))?;
+        // The band below the one before has copied its halo from here.
+        upload.wait_for(&buffers[(band.buffer + 1) % buffers.len()].ready)
+    }
+
+    /// Cached frames, fresh frames and shortcuts that are offloaded.
+    fn fetch_from_host(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let (division, op, rows) = (&self.division, self.division.op, &band.rows);
+        let (host, new) = (&self.pipeline.host, rows.shared(above).end..rows.input.end);
+        let cached = op.past.iter().zip(&division.inputs).filter_map(|(cached, part)| {
+            let from = HostRows { frame: cached.far?, shape: division.host_shape(), rows: &new };
+            Some((from, division.host_part_row(band, (*part)?, new.start)))
+        });
+        host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
+        for (i, at) in op.fresh.iter().enumerate() {
+            if let Some(frame) = host_frame(*at) {
+                let from = HostRows { frame, shape: op.input, rows: &rows.input };
+                host.fetch_rows(self.block, &from, division.fresh_part(band.buffer, i))?;
+            }
+        }
+        for (frame, part) in op.frames.iter().zip(&division.shortcuts) {
+            let offloaded = frame.shortcut.and_then(|(at, _)| host_frame(at));
+            if let (Some(frame), Some(part)) = (offloaded, part) {
+                let from = HostRows { frame, shape: division.shortcut_shape(), rows: &rows.own };
+                host.fetch_rows(self.block, &from, division.buffer(band.buffer) + part)?;
+            }
+        }
+        host.upload.record(&self.buffer(band).fetched)
+    }
+
+    /// Fresh frames on the device, but for the rows that the band above has normalised.
+    fn normalise_resident(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let (division, op) = (&self.division, self.division.op);
+        let new = band.rows.shared(above).end..band.rows.input.end;
+        let resident = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
+            At::Device(frame) => Some((frame, Frame(division.fresh_row(band, i, new.start)))),
+            At::Host { .. } | At::Anew { .. } => None,
+        });
+        let resident: Vec<(Frame, Frame)> = resident.collect();
+        if resident.is_empty() || new.is_empty() {
+            return Ok(());
+        }
+        let rows = NormRows { rows: new, out_bytes: division.layout.input };
+        self.launcher.norm(self.block, &self.weights, (op.layout, op.input), &resident, Some(rows))
+    }
+
+    /// Rematerialises fresh frames, but for the rows that the band above has made.
+    fn rematerialise_inputs(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let InFlightBand { buffer, rows } = band;
+        let (division, op, row) = (&self.division, self.division.op, self.sizes().row_bytes(self.division.op.input));
+        let (mut copies, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { index, statistics } = *at else { continue };
+            let part = division.fresh_part(*buffer, i);
+            if let Some(above) = above {
+                let from = division.fresh_row(above, i, rows.input.start);
+                let bytes = rows.rematerialised.start.saturating_sub(rows.input.start) * row;
+                copies.push(RowCopy { from, to: part, bytes });
+            }
+            outs.push((index, division.virtual_top(part, rows.input.start, op.input)));
+            known.push(statistics);
+        }
+        self.launcher.copy(None, self.block, &copies)?;
+        if outs.is_empty() || rows.rematerialised.is_empty() {
+            return Ok(());
+        }
+        // A convolution from pixels is so short that a separate norm would double its time.
+        if let Some(AnewOp { layout, .. }) = op.anew
+            && ConvKernel::of(layout)? == ConvKernel::In
+        {
+            let norm = NextNorm { weights: self.weights, layout: op.layout, statistics: &known };
+            return self.rematerialise(&outs, &rows.rematerialised, Some(norm));
+        }
+        self.rematerialise(&outs, &rows.rematerialised, None)?;
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { statistics, .. } = *at else { continue };
+            let skipped = rows.rematerialised.start - rows.input.start;
+            let first = Frame(division.fresh_part(*buffer, i) + skipped * row);
+            let pixels = (rows.rematerialised.end - rows.rematerialised.start) * op.input.width;
+            self.norm_in_place((first, pixels), statistics)?;
+        }
+        Ok(())
+    }
+
+    fn norm_in_place(&self, frame: (Frame, u64), statistics: Frame) -> Result<()> {
+        let op = self.division.op;
+        self.launcher.norm_in_place(self.block, &self.weights, (op.layout, op.input), frame, statistics)
+    }
+
+    /// Makes these rows of frames, (index, virtual begin) each.
+    fn rematerialise(&self, outs: &[(usize, Frame)], rows: &Range<u64>, next_norm: Option<NextNorm>) -> Result<()> {
+        let op = self.division.op;
+        let Some(AnewOp { weights, layout, input, frames }) = op.anew else {
+            return Err(Error::Internal("a frame is to be rematerialised, but no layer makes it".into()));
         };
         let made = outs.iter().map(|(index, out)| {
             let (terms, bias) = frames[*index];
             ConvFrame { terms, bias, residual: None, out: *out }
         });
-        let by = geometry::output_rows(layout);
-        let conv = ConvOp {
-            layout,
-            input,
-            frames: &[],
-            statistics: false,
-            scratch: work.division.op.scratch,
-            sums: Sums::NONE,
-        };
-        let frames: Vec<ConvFrame> = made.collect();
+        let made: Vec<ConvFrame> = made.collect();
+        let by = tiling::output_rows(layout);
+        let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: op.scratch, sums: Sums::NONE };
         let rows = rows.start / by..rows.end / by;
-        let band = Band { rows, seen: 0..input.height, parted: None, stream: &self.stream, norm };
-        self.launch_sums(work.block, weights, &conv, &frames, Some(band)).map(|_| ())
+        let band = ConvBand { rows, next_norm, ..ConvBand::whole(layout, input) };
+        self.launcher.conv_band(self.block, &weights.pointers()?, &conv, &made, &band).map(|_| ())
     }
 
-    fn compute_band(&self, bands: &Bands, work: &Work, band: &Under) -> Result<ConvParams> {
-        let (turn, rows) = (band.turn, &band.rows);
-        let (place, op) = (&bands.places[turn], work.division.op);
-        self.finish_input(bands, work, band)?;
-        let frames = work.division.in_band(band);
-        let BandedOp { layout, input, statistics, scratch, .. } = *op;
-        let conv = ConvOp { layout, input, frames: &[], statistics, scratch, sums: Sums::NONE };
-        // Without a norm the input is read where it lies.
-        let seen = if work.division.has_norm() { rows.seen.clone() } else { 0..input.height };
-        let stream = work.stream(bands, band);
-        stream.wait_for(&place.fetched)?;
-        stream.wait_for(&place.ready)?;
-        let parted = work.division.parted(band);
-        let parted = (!parted.is_empty()).then_some(Parted { columns: op.columns, frames: &parted });
-        let launched = Band { rows: rows.own.clone(), seen, parted, stream, norm: None };
-        let params = self.launch_sums(work.block, op.weights, &conv, &frames, Some(launched))?;
-        place.computed.record(stream)?;
-
-        bands.download.wait_for(&place.ready)?;
-        for (i, to) in op.keep {
-            if let Some(to) = to.far {
-                let from = work.division.fresh_row(band, *i, rows.own.start);
-                self.keep_far(bands, work, (to, &rows.own), from)?;
-            }
+    /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
+    fn share_halo(&self, above: &InFlightBand, band: &InFlightBand) -> Result<()> {
+        let (division, op, shared) = (&self.division, self.division.op, band.rows.shared(Some(above)));
+        let bytes = |shape| (shared.end - shared.start) * self.sizes().row_bytes(shape);
+        let (host_part, whole) = (bytes(division.host_shape()), bytes(op.input));
+        let at = |band: &InFlightBand, part: u64| division.host_part_row(band, part, shared.start);
+        let cached = division.inputs.iter().take(op.past.len()).flatten();
+        let cached = cached.map(|part| RowCopy { from: at(above, *part), to: at(band, *part), bytes: host_part });
+        let mut copies: Vec<RowCopy> = cached.collect();
+        if !copies.is_empty() {
+            self.launcher.queue.stream().wait_for(&self.buffer(above).fetched)?;
         }
-        let by = geometry::output_rows(op.layout);
-        for (frame, part) in op.frames.iter().zip(&work.division.outs) {
-            if let (Some(to), Some(part)) = (on_host(frame.out), part) {
-                bands.download.wait_for(&place.computed)?;
-                let made = rows.own.start * by..rows.own.end * by;
-                let to = OnHost { frame: to, shape: work.division.output, rows: &made };
-                self.move_rows(bands, work, &to, work.division.place(turn) + part, Towards::Frame)?;
-            }
-        }
-        place.kept.record(&bands.download)?;
-        Ok(params)
+        let at = |band: &InFlightBand, i: usize| division.fresh_row(band, i, shared.start);
+        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
+        copies.extend(normalised.map(|(i, _)| RowCopy { from: at(above, i), to: at(band, i), bytes: whole }));
+        self.launcher.copy(None, self.block, &copies)
     }
 
-    /// What is left to do of a band's input once it is fetched: fresh frames from host memory are normalised where they are, and
-    /// inputs of shortcuts that are made anew are made.
-    fn finish_input(&self, bands: &Bands, work: &Work, Under { turn, rows }: &Under) -> Result<()> {
-        let (place, op) = (&bands.places[*turn], work.division.op);
+    /// What has to wait for the fetch: norms of fresh frames from host memory, and rematerialised shortcuts.
+    fn complete_input(&self, band: &InFlightBand) -> Result<()> {
+        let InFlightBand { buffer, rows } = band;
+        let (division, op) = (&self.division, self.division.op);
         let from_host = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-            At::Host { statistics, .. } => Some((Frame(work.division.fresh(*turn, i)), statistics)),
+            At::Host { statistics, .. } => Some((Frame(division.fresh_part(*buffer, i)), statistics)),
             At::Device(_) | At::Anew { .. } => None,
         });
         let from_host: Vec<(Frame, Frame)> = from_host.collect();
-        let shortcuts = op.frames.iter().zip(&work.division.shortcuts);
+        let shortcuts = op.frames.iter().zip(&division.shortcuts);
         let shortcuts = shortcuts.filter_map(|(frame, part)| match (frame.shortcut, part) {
             (Some((At::Anew { index, .. }, _)), Some(part)) => {
-                let here = work.division.place(*turn) + part;
-                Some((index, work.division.top(here, rows.own.start, work.division.side())))
+                let here = division.buffer(*buffer) + part;
+                Some((index, division.virtual_top(here, rows.own.start, division.shortcut_shape())))
             }
             _ => None,
         });
@@ -398,33 +402,41 @@ impl Cuda {
         if from_host.is_empty() && shortcuts.is_empty() {
             return Ok(());
         }
+        let queue = &self.launcher.queue;
         if !from_host.is_empty() {
-            self.stream.wait_for(&place.fetched)?;
+            queue.stream().wait_for(&self.buffer(band).fetched)?;
         }
         for (frame, statistics) in from_host {
-            let pixels = (rows.seen.end - rows.seen.start) * op.input.width;
-            self.launch_norm_in_place(work.block, op.weights, (op.layout, op.input), (frame, pixels), statistics)?;
+            let pixels = (rows.input.end - rows.input.start) * op.input.width;
+            self.norm_in_place((frame, pixels), statistics)?;
         }
         if !shortcuts.is_empty() {
-            self.make_rows(work, &shortcuts, &rows.own, None)?;
+            self.rematerialise(&shortcuts, &rows.own, None)?;
         }
-        place.ready.record(&self.stream)
+        queue.stream().record(&self.buffer(band).ready)
     }
 
-    /// Copies what a band has of the frames that are kept on the device. That may be over a past of which the bands below and above
-    /// it see a row too: these two compute on the same stream, where the copy comes after both.
-    fn remember_band(&self, bands: &Bands, work: &Work, band: &Under, below: Option<&Under>) -> Result<()> {
-        let own = &band.rows.own;
-        let kept = work.division.op.keep.iter().filter_map(|(i, to)| {
-            Some((work.division.fresh_row(band, *i, own.start), work.division.near_row(to.near?, own.start)))
-        });
-        let kept: Vec<(u64, u64)> = kept.collect();
-        if kept.is_empty() {
-            return Ok(());
+    /// The host part of the new cache, and outputs that are offloaded.
+    fn offload(&self, band: &InFlightBand) -> Result<()> {
+        let (division, op, own) = (&self.division, self.division.op, &band.rows.own);
+        let (host, buffer) = (&self.pipeline.host, self.buffer(band));
+        host.download.wait_for(&buffer.ready)?;
+        for (i, to) in op.keep {
+            if let Some(frame) = to.far {
+                let from = division.fresh_row(band, *i, own.start);
+                let to = HostRows { frame, shape: division.host_shape(), rows: own };
+                host.offload_columns(self.block, (from, op.input), &to)?;
+            }
         }
-        let (place, stream) = (&bands.places[band.turn], work.stream(bands, below.unwrap_or(band)));
-        stream.wait_for(&place.computed)?;
-        self.keep_near(stream, work, &kept, own)?;
-        place.remembered.record(stream)
+        let by = tiling::output_rows(op.layout);
+        for (frame, part) in op.frames.iter().zip(&division.outs) {
+            if let (Some(frame), Some(part)) = (host_frame(frame.out), part) {
+                host.download.wait_for(&buffer.computed)?;
+                let rows = own.start * by..own.end * by;
+                let to = HostRows { frame, shape: division.output, rows: &rows };
+                host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?;
+            }
+        }
+        host.download.record(&buffer.offloaded)
     }
 }

@@ -1,147 +1,177 @@
-//! What bands have copied: from and to host memory by the copy engines, and within the device by a kernel of our own.
+//! Frames in pinned host memory, and the copies of their rows from and to band buffers.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use super::bands::{Bands, Work};
 use crate::backend::HostFrame;
-use crate::backend::cuda::Cuda;
-use crate::backend::cuda::driver::device::check;
-use crate::backend::cuda::driver::stream::Stream;
-use crate::backend::cuda::launch::kernels::BESIDE_THREADS;
-use crate::backend::cuda::launch::params::{CopyParams, MAX_FRAMES};
+use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::error::check;
+use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::pinned::PinnedMemory;
+use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::launch::sizes::CudaSizes;
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
-/// Of a block that copies rows, and the bytes that each of them copies at once.
-const THREADS: u64 = BESIDE_THREADS as u64;
-const UNIT: u64 = 16;
-/// Bytes from one part of a copy to the next that the driver takes.
-const MOST_APART: u64 = i32::MAX as u64;
+/// The largest pitch that the driver takes.
+const MOST_PITCH: u64 = i32::MAX as u64;
 
-/// Part of a frame that is copied: from where it begins to where it goes.
-pub struct Copied {
-    pub from: u64,
-    pub to: u64,
-    /// Whole units are copied.
-    pub bytes: u64,
-}
-
-/// How the rows lie of what is copied: the bytes of one, and from one to the next.
-struct Pitches {
-    row: u64,
-    from: u64,
-    to: u64,
-}
-
-/// Parts of memory that one copy moves: how many of so many bytes, and the bytes from one to the next.
-struct Parts {
-    count: u64,
-    bytes: u64,
-    host_apart: u64,
-    device_apart: u64,
-}
-
-/// Whether a band gets its input, or gives something back.
-#[derive(Clone, Copy)]
-pub enum Towards {
-    Band,
-    Frame,
+/// The offloaded frames of a job, and a stream for each direction.
+pub struct HostFrames {
+    memory: Option<PinnedMemory>,
+    sizes: CudaSizes,
+    pub upload: CudaStream,
+    pub download: CudaStream,
 }
 
 /// Rows of a frame in host memory.
-pub struct OnHost<'a> {
+pub struct HostRows<'a> {
     pub frame: HostFrame,
     pub shape: FrameShape,
     pub rows: &'a Range<u64>,
 }
 
-impl Cuda {
-    /// Moves whole rows between host memory and where they begin in a band.
-    pub(in crate::backend::cuda) fn move_rows(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        host: &OnHost,
-        in_band: u64,
-        towards: Towards,
-    ) -> Result<()> {
-        let bytes = (host.rows.end - host.rows.start) * self.precision.row_bytes(host.shape);
+#[derive(Clone, Copy)]
+enum CopyDirection {
+    ToDevice,
+    ToHost,
+}
+
+impl CopyDirection {
+    fn doing(self) -> &'static str {
+        match self {
+            CopyDirection::ToDevice => "fetching frames from host memory",
+            CopyDirection::ToHost => "offloading frames to host memory",
+        }
+    }
+}
+
+/// A copy of `count` runs of `bytes` each.
+struct PitchedCopy {
+    count: u64,
+    bytes: u64,
+    host_pitch: u64,
+    device_pitch: u64,
+}
+
+impl HostFrames {
+    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<HostFrames> {
+        Ok(HostFrames {
+            memory: if bytes > 0 { Some(PinnedMemory::new(context, bytes)?) } else { None },
+            sizes,
+            upload: CudaStream::new(context)?,
+            download: CudaStream::new(context)?,
+        })
+    }
+
+    /// Whether the memory could not be pinned, so that copies are slow.
+    pub fn is_pageable(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| !memory.is_pinned())
+    }
+
+    /// Reads a persisted region. No copy may be in flight.
+    pub fn read(&self, frame: HostFrame, into: &mut [u8]) -> Result<()> {
+        let from = self.at(frame, into.len() as u64)?;
+        // SAFETY: the memory has that many bytes there, and no copy to it is in flight.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Writes a persisted region. No copy may be in flight.
+    pub fn write(&mut self, frame: HostFrame, from: &[u8]) -> Result<()> {
+        let to = self.at(frame, from.len() as u64)?;
+        // SAFETY: the memory has that many bytes there, and no copy from or to it is in flight.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
+        let memory = self.memory.as_ref().ok_or_else(|| Error::Internal("no offloaded frames were planned".into()))?;
+        memory.at(frame.0, bytes)
+    }
+
+    /// Fetches rows to an offset in the block.
+    pub fn fetch_rows(&self, block: &DeviceBlock, from: &HostRows, to: u64) -> Result<()> {
+        self.copy_rows(block, from, to, CopyDirection::ToDevice)
+    }
+
+    /// Offloads rows from an offset in the block.
+    pub fn offload_rows(&self, block: &DeviceBlock, from: u64, to: &HostRows) -> Result<()> {
+        self.copy_rows(block, to, from, CopyDirection::ToHost)
+    }
+
+    fn copy_rows(&self, block: &DeviceBlock, host: &HostRows, offset: u64, direction: CopyDirection) -> Result<()> {
+        let bytes = (host.rows.end - host.rows.start) * self.sizes.row_bytes(host.shape);
         if bytes == 0 {
             return Ok(());
         }
-        let device = work.block.at(in_band, bytes)?;
-        let host = self.host_rows(bands, host)?;
-        // SAFETY: both regions are that long. A place that something comes to is free, and its frame stays until its last reader is
-        // done; a frame that something goes to is read by nobody before the event that says it has arrived.
+        let device = block.at(offset, bytes)?;
+        let host = self.row_address(host)?;
+        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its last reader is
+        // done; a host frame that is written is read by nobody before the event that says it has arrived.
         let answer = unsafe {
-            match towards {
-                Towards::Band => sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, bands.upload.handle()),
-                Towards::Frame => {
-                    sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, bands.download.handle())
+            match direction {
+                CopyDirection::ToDevice => {
+                    sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, self.upload.handle())
+                }
+                CopyDirection::ToHost => {
+                    sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, self.download.handle())
                 }
             }
         };
-        check(what(towards), answer)
+        check(direction.doing(), answer)
     }
 
-    /// Brings rows of frames of the past to where they begin in a band. Two frames go in one copy if they follow one another here and
-    /// there: between copies the engine rests.
-    pub(in crate::backend::cuda) fn fetch_past(
-        &self,
-        bands: &Bands,
-        work: &Work,
-        past: &[(OnHost, u64)],
-    ) -> Result<()> {
-        let apart = |from: u64, to: u64| to.checked_sub(from).filter(|apart| *apart <= MOST_APART);
-        let together = match past {
+    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first on both sides,
+    /// as the engine pauses between copies.
+    pub fn fetch_cached(&self, block: &DeviceBlock, cached: &[(HostRows, u64)]) -> Result<()> {
+        let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MOST_PITCH);
+        let pair = match cached {
             [(first, to), (second, to_second)] if !first.rows.is_empty() => {
-                apart(first.frame.0, second.frame.0).zip(apart(*to, *to_second)).map(|apart| (first, to, apart))
+                pitch(first.frame.0, second.frame.0).zip(pitch(*to, *to_second)).map(|pitch| (first, to, pitch))
             }
             _ => None,
         };
-        let Some((first, to, (host_apart, band_apart))) = together else {
-            return past.iter().try_for_each(|(from, to)| self.move_rows(bands, work, from, *to, Towards::Band));
+        let Some((first, to, (host_pitch, device_pitch))) = pair else {
+            return cached.iter().try_for_each(|(from, to)| self.fetch_rows(block, from, *to));
         };
-        let bytes = (first.rows.end - first.rows.start) * self.precision.row_bytes(first.shape);
-        // Where the second lies follows from the first; that it is there is checked here.
-        self.host_rows(bands, &past[1].0)?;
-        let host = self.host_rows(bands, first)?;
-        let device = work.block.at(*to, band_apart + bytes)?;
-        let parts = Parts { count: 2, bytes, host_apart, device_apart: band_apart };
-        self.move_parts(bands, (host, device), parts, Towards::Band)
+        let bytes = (first.rows.end - first.rows.start) * self.sizes.row_bytes(first.shape);
+        // The copy derives the second address from the first; this checks it.
+        self.row_address(&cached[1].0)?;
+        let host = self.row_address(first)?;
+        let device = block.at(*to, device_pitch + bytes)?;
+        let copy = PitchedCopy { count: 2, bytes, host_pitch, device_pitch };
+        self.copy_pitched((host, device), copy, CopyDirection::ToDevice)
     }
 
-    /// Takes what host memory is to have of these rows from where they begin in a band, of which some columns may stay on the device.
-    pub(in crate::backend::cuda) fn keep_far(
+    /// Offloads the right columns of rows of `band_shape`, as many as the host frame has.
+    pub fn offload_columns(
         &self,
-        bands: &Bands,
-        work: &Work,
-        (frame, rows): (HostFrame, &Range<u64>),
-        in_band: u64,
+        block: &DeviceBlock,
+        (from, band_shape): (u64, FrameShape),
+        to: &HostRows,
     ) -> Result<()> {
-        let (op, host) = (work.division.op, OnHost { frame, shape: work.division.far(), rows });
-        if !op.columns.is_parted() || rows.is_empty() {
-            return self.move_rows(bands, work, &host, in_band, Towards::Frame);
+        let [band_row, host_row] = [band_shape, to.shape].map(|shape| self.sizes.row_bytes(shape));
+        if host_row == band_row || to.rows.is_empty() {
+            return self.offload_rows(block, from, to);
         }
-        let [band_row, far_row] = [op.input, host.shape].map(|shape| self.precision.row_bytes(shape));
-        let count = rows.end - rows.start;
-        let device = work.block.at(in_band, count * band_row)? + (band_row - far_row);
-        let host = self.host_rows(bands, &host)?;
-        let parts = Parts { count, bytes: far_row, host_apart: far_row, device_apart: band_row };
-        self.move_parts(bands, (host, device), parts, Towards::Frame)
+        let count = to.rows.end - to.rows.start;
+        let device = block.at(from, count * band_row)? + (band_row - host_row);
+        let host = self.row_address(to)?;
+        let copy = PitchedCopy { count, bytes: host_row, host_pitch: host_row, device_pitch: band_row };
+        self.copy_pitched((host, device), copy, CopyDirection::ToHost)
     }
 
-    /// Moves parts of memory that are as far apart each time, in one copy.
-    fn move_parts(&self, bands: &Bands, (host, device): (*mut u8, u64), parts: Parts, towards: Towards) -> Result<()> {
+    fn copy_pitched(&self, (host, device): (*mut u8, u64), copy: PitchedCopy, direction: CopyDirection) -> Result<()> {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, parts.host_apart), (CU_MEMORYTYPE_DEVICE, parts.device_apart));
-        let (source, target, stream) = match towards {
-            Towards::Band => (in_host, on_device, &bands.upload),
-            Towards::Frame => (on_device, in_host, &bands.download),
+        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, copy.host_pitch), (CU_MEMORYTYPE_DEVICE, copy.device_pitch));
+        let (source, target, stream) = match direction {
+            CopyDirection::ToDevice => (in_host, on_device, &self.upload),
+            CopyDirection::ToHost => (on_device, in_host, &self.download),
         };
-        let copy = sys::CUDA_MEMCPY2D {
+        let described = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
             srcY: 0,
             srcMemoryType: source.0,
@@ -156,70 +186,16 @@ impl Cuda {
             dstDevice: device,
             dstArray: std::ptr::null_mut(),
             dstPitch: target.1 as usize,
-            WidthInBytes: parts.bytes as usize,
-            Height: parts.count as usize,
+            WidthInBytes: copy.bytes as usize,
+            Height: copy.count as usize,
         };
-        // SAFETY: as in `move_rows`.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, stream.handle()) };
-        check(what(towards), answer)
+        // SAFETY: as in `copy_rows`.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&described, stream.handle()) };
+        check(direction.doing(), answer)
     }
 
-    fn host_rows(&self, bands: &Bands, OnHost { frame, shape, rows }: &OnHost) -> Result<*mut u8> {
-        let start = rows.start * self.precision.row_bytes(*shape);
-        Ok(bands.at(*frame, self.precision.data_bytes(*shape))?.wrapping_add(start as usize))
-    }
-
-    /// Copies rows of a band to where the device has its columns of them: from where they begin to where they go.
-    pub(in crate::backend::cuda) fn keep_near(
-        &self,
-        stream: &Stream,
-        work: &Work,
-        frames: &[(u64, u64)],
-        rows: &Range<u64>,
-    ) -> Result<()> {
-        let [band, near] = [work.division.op.input, work.division.near()].map(|shape| self.precision.row_bytes(shape));
-        let bytes = (rows.end - rows.start) * near;
-        let copied: Vec<Copied> = frames.iter().map(|(from, to)| Copied { from: *from, to: *to, bytes }).collect();
-        self.copy_pitched(stream, work, &copied, Pitches { row: near, from: band, to: near })
-    }
-
-    /// Copies bytes within the device's memory.
-    pub(in crate::backend::cuda) fn copy(&self, stream: &Stream, work: &Work, copied: &[Copied]) -> Result<()> {
-        let most = copied.iter().map(|copied| copied.bytes).max().unwrap_or(0).next_multiple_of(UNIT);
-        self.copy_pitched(stream, work, copied, Pitches { row: most, from: most, to: most })
-    }
-
-    fn copy_pitched(&self, stream: &Stream, work: &Work, copied: &[Copied], pitches: Pitches) -> Result<()> {
-        let units = |bytes: u64| bytes.div_ceil(UNIT);
-        let most = copied.iter().map(|copied| units(copied.bytes)).max().unwrap_or(0);
-        if most == 0 {
-            return Ok(());
-        }
-        if i32::try_from(most).is_err() || copied.len() > MAX_FRAMES {
-            return Err(Error::Internal(format!("{most} units of {} frames are copied at once", copied.len())));
-        }
-        let mut params = CopyParams {
-            from_pitch: pitches.from as i64,
-            to_pitch: pitches.to as i64,
-            row_units: units(pitches.row) as u32,
-            ..CopyParams::default()
-        };
-        for (i, Copied { from, to, bytes }) in copied.iter().enumerate() {
-            let reach = |pitch: u64| bytes.saturating_sub(1) / pitches.row * pitch + pitches.row.min(*bytes);
-            params.from[i] = work.block.at(*from, reach(pitches.from))?;
-            params.to[i] = work.block.at(*to, reach(pitches.to))?;
-            params.units[i] = units(*bytes) as u32;
-        }
-        let blocks = (most.div_ceil(THREADS * 4) as u32).min(self.context.gpu.multiprocessors * 8);
-        // SAFETY: all regions are that long, no more than were planned for, and all that uses them is in the same stream, or waits
-        // for it.
-        unsafe { self.kernels.copy_rows.launch(stream, [blocks, copied.len() as u32], THREADS as u32, &params) }
-    }
-}
-
-fn what(towards: Towards) -> &'static str {
-    match towards {
-        Towards::Band => "fetching frames from host memory",
-        Towards::Frame => "leaving frames in host memory",
+    fn row_address(&self, HostRows { frame, shape, rows }: &HostRows) -> Result<*mut u8> {
+        let start = rows.start * self.sizes.row_bytes(*shape);
+        Ok(self.at(*frame, self.sizes.data_bytes(*shape))?.wrapping_add(start as usize))
     }
 }

@@ -1,59 +1,58 @@
-//! Brings weights into the order in which the kernels read them, in the type of their precision.
+//! Packs weights in the order in which the kernels read them, in the element type of the precision.
 
 use half::{bf16, f16};
 
-use crate::backend::cuda::launch::tiling::{COLUMNS, ROW, column_tiles, tap_order};
+use crate::backend::cuda::launch::tiling::{ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order};
 use crate::backend::{ConvLayout, ConvSource, Window};
 use crate::workers;
 
-/// Bytes that the kernels load at once.
-const UNIT: usize = 16;
+const UNIT: usize = UNIT_BYTES as usize;
 
-/// A weight as a precision has it.
-pub trait Element: Copy + Send + Sync {
+/// A weight in one precision.
+pub trait PackedElement: Copy + Send + Sync {
     const ZERO: Self;
     fn round(weight: f32) -> Self;
 }
 
-impl Element for f16 {
+impl PackedElement for f16 {
     const ZERO: f16 = f16::ZERO;
     fn round(weight: f32) -> f16 {
         f16::from_f32(weight)
     }
 }
 
-impl Element for bf16 {
+impl PackedElement for bf16 {
     const ZERO: bf16 = bf16::ZERO;
     fn round(weight: f32) -> bf16 {
         bf16::from_f32(weight)
     }
 }
 
-impl Element for f32 {
+impl PackedElement for f32 {
     const ZERO: f32 = 0.0;
     fn round(weight: f32) -> f32 {
         weight
     }
 }
 
-/// [phase][column tile][chunk][tap][128 columns][chunk of channels]; a chunk is a row of 128 bytes, its 16-byte units
-/// swizzled by the column.
-pub fn main<E: Element>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Vec<E> {
+/// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128 bytes; its
+/// 16-byte units are swizzled by the output channel.
+pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (cin as usize, cout as usize);
-    let (chunk, columns, unit) = (ROW as usize / size_of::<E>(), COLUMNS as usize, UNIT / size_of::<E>());
-    let (chunks, tiles, phases) = (cin.div_ceil(chunk), cout.div_ceil(columns), window.phases() as usize);
+    let (k_block, columns, unit) = (ROW_BYTES as usize / size_of::<E>(), TILE_CHANNELS as usize, UNIT / size_of::<E>());
+    let (k_blocks, tiles, phases) = (cin.div_ceil(k_block), cout.div_ceil(columns), window.phases() as usize);
     let taps = tap_order(window);
-    let tile_elements = chunk * columns;
-    let mut packed = vec![E::ZERO; phases * tiles * chunks * taps.len() * tile_elements];
+    let tile_elements = k_block * columns;
+    let mut packed = vec![E::ZERO; phases * tiles * k_blocks * taps.len() * tile_elements];
     let work: Vec<(usize, &mut [E])> = packed.chunks_mut(taps.len() * tile_elements).enumerate().collect();
     let pack = |(index, into): (usize, &mut [E])| {
-        let (phase, tile, first) = (index / chunks / tiles, index / chunks % tiles, index % chunks * chunk);
+        let (phase, tile, first) = (index / k_blocks / tiles, index / k_blocks % tiles, index % k_blocks * k_block);
         for (tap, into) in taps.iter().zip(into.chunks_exact_mut(tile_elements)) {
             let from = &plain[(phase * taps.len() + *tap as usize) * cin * cout..][..cin * cout];
-            for k in 0..chunk.min(cin - first) {
+            for k in 0..k_block.min(cin - first) {
                 let row = &from[(first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
                 for (n, value) in row.iter().enumerate() {
-                    into[n * chunk + ((k / unit) ^ (n & 7)) * unit + k % unit] = E::round(*value);
+                    into[n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit] = E::round(*value);
                 }
             }
         }
@@ -62,10 +61,10 @@ pub fn main<E: Element>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> V
     packed
 }
 
-/// From pixels: [padded output channel][tap][4].
-pub fn from_pixels<E: Element>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
+/// For the convolution from pixels: [padded output channel][tap][4].
+pub fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
-    let mut packed = vec![E::ZERO; (column_tiles(layout) * COLUMNS) as usize * 9 * 4];
+    let mut packed = vec![E::ZERO; (channel_tiles(layout) * TILE_CHANNELS) as usize * 9 * 4];
     for (at, value) in plain.iter().enumerate() {
         let (tap, c, n) = (at / cout / cin, at / cout % cin, at % cout);
         packed[(n * 9 + tap) * 4 + c] = E::round(*value);
@@ -73,10 +72,10 @@ pub fn from_pixels<E: Element>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     packed
 }
 
-/// To pixels: fragments of a matrix product whose columns are tap x output, [group of 64 bytes of channels][product][lane]
+/// For the convolution to pixels: fragments of a matrix product with tap x output as columns, [group of 64 bytes of channels][product][lane]
 /// [block of 8 columns][half][4 bytes of channels]. Lane 4 n + t holds, of column n of a block, the t-th 16 bytes of a
 /// group's channels, 8 of them a product.
-pub fn to_pixels<E: Element>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
+pub fn conv_out<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
     let (unit, word) = (UNIT / size_of::<E>(), 4 / size_of::<E>());
     let group = 4 * unit;
@@ -93,7 +92,7 @@ pub fn to_pixels<E: Element>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
 
 /// [bias][phase][edge][padded output channel].
 pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Vec<f32> {
-    let (cout, padded) = (layout.cout as usize, (column_tiles(layout) * COLUMNS) as usize);
+    let (cout, padded) = (layout.cout as usize, (channel_tiles(layout) * TILE_CHANNELS) as usize);
     let mut plain = vec![0.0; layout.bias_elements() as usize];
     let mut packed = Vec::new();
     for bias in 0..layout.biases {
@@ -111,7 +110,7 @@ mod tests {
     use super::*;
     use crate::backend::Prologue;
 
-    /// Weights that say where they come from: their place, counted from 1.
+    /// Weights that are their own index, counted from 1.
     fn numbered(count: usize) -> Vec<f32> {
         (1..=count).map(|i| i as f32).collect()
     }
@@ -127,33 +126,33 @@ mod tests {
     }
 
     #[test]
-    fn every_weight_has_one_place() {
+    fn packing_keeps_every_weight_once() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             let (cin, cout) = (40, 136);
             let count = (window.taps() * cin * cout) as usize;
             let packed = main::<f32>(window, cin, cout, &numbered(count));
-            assert_eq!(packed.len() as u64, window.taps() * 2 * 2 * COLUMNS * 32);
+            assert_eq!(packed.len() as u64, window.taps() * 2 * 2 * TILE_CHANNELS * 32);
             assert_each_once(&packed, count);
         }
         let pixels = layout(3, 20, Window::Same);
-        assert_each_once(&from_pixels::<f32>(&pixels, &numbered(9 * 3 * 20)), 9 * 3 * 20);
+        assert_each_once(&conv_in::<f32>(&pixels, &numbered(9 * 3 * 20)), 9 * 3 * 20);
         let pixels = layout(40, 3, Window::Same);
-        assert_each_once(&to_pixels::<f32>(&pixels, &numbered(9 * 40 * 3)), 9 * 40 * 3);
+        assert_each_once(&conv_out::<f32>(&pixels, &numbered(9 * 40 * 3)), 9 * 40 * 3);
     }
 
-    /// A column's 16-byte units lie where ldmatrix will look for them, whatever the element.
+    /// As ldmatrix reads them, whatever the element.
     #[test]
-    fn rows_are_swizzled_by_units() {
-        fn unit_of<E: Element + PartialEq>(k: usize, n: usize) -> usize {
+    fn packing_swizzles_rows_by_units() {
+        fn unit_of<E: PackedElement + PartialEq>(k: usize, n: usize) -> usize {
             let mut plain = vec![0.0; 64 * 128];
             plain[k * 128 + n] = 1.0;
             let packed = main::<E>(Window::Point, 64, 128, &plain);
             packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>() / UNIT
         }
-        // Units of a tile: 8 a column.
+        // 8 units an output channel.
         assert_eq!(unit_of::<f16>(17, 5), 5 * 8 + (2 ^ 5));
         assert_eq!(unit_of::<bf16>(17, 5), 5 * 8 + (2 ^ 5));
         assert_eq!(unit_of::<f32>(17, 5), 5 * 8 + (4 ^ 5));
-        assert_eq!(unit_of::<f32>(32 + 17, 5), 128 * 8 + 5 * 8 + (4 ^ 5), "the second chunk");
+        assert_eq!(unit_of::<f32>(32 + 17, 5), 128 * 8 + 5 * 8 + (4 ^ 5), "the second K block");
     }
 }

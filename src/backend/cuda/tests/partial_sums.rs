@@ -1,16 +1,16 @@
-//! Sums that go from one launch to the next, in place of a frame that both see.
+//! Partial sums from one launch to the next, in place of a frame that both read.
 
 use std::ops::Range;
 
 use super::*;
 use crate::backend::Kept;
+use crate::tensor::Onward;
 
 /// Output f of a convolution that halves the frames sees inputs 2 f - 2, 2 f - 1 and 2 f.
 const INPUTS: usize = 5;
 const OUTPUTS: usize = 3;
 
-/// What lies in the output frames, statistics included, when those of each range are made in a launch of their own. Between launches
-/// the frame that both see is lost.
+/// The output frames with their statistics, each range in a launch of its own. Between launches the frame that both read is lost.
 fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
     let output = layout.window.output(input, layout.cout);
     let [in_bytes, out_bytes] = [input, output].map(|shape| gpu.frame_bytes(shape, layout.groups));
@@ -23,12 +23,12 @@ fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usi
     };
     let (inputs, outs, sums) = (take(in_bytes, INPUTS), take(out_bytes, OUTPUTS), take(sums_bytes, 2));
     let scratch = end;
-    let staging = scratch + gpu.conv_scratch(layout, input, OUTPUTS as u64).next_multiple_of(geometry::ALIGN);
+    let staging = scratch + gpu.conv_scratch(layout, input, OUTPUTS as u64).next_multiple_of(FRAME_ALIGN);
     let load_bytes = gpu.staging_bytes(input);
     let host = HostMemory { load: 2 * load_bytes, store: 0, past: 0 };
     let mut memory = gpu.allocate(staging + load_bytes, host).unwrap();
     gpu.poison(&mut memory, staging + load_bytes);
-    let values = Random(7).values(input.elements() * INPUTS as u64, 1.0);
+    let values = SeededRandom(7).values(input.elements() * INPUTS as u64, 1.0);
     let from = view(&values, [input.channels, INPUTS as u64, input.height, input.width]);
     for (frame, into) in (0..).zip(&inputs) {
         let into = *into;
@@ -56,7 +56,7 @@ fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usi
         gpu.finish(&mut memory, None).unwrap();
         gpu.write(&mut memory, Kept::Device(seen_again), &vec![0xff; in_bytes as usize]).unwrap();
     }
-    let made = gpu.precision.data_bytes(output) + layout.groups * 8;
+    let made = gpu.launcher.sizes.data_bytes(output) + layout.groups * 8;
     let read = |out: &Frame| {
         let mut bytes = vec![0; made as usize];
         gpu.read(&mut memory, Kept::Device(*out), &mut bytes).unwrap();
@@ -66,7 +66,7 @@ fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usi
 }
 
 #[test]
-fn sums_may_go_from_one_launch_to_the_next() {
+fn partial_sums_between_launches_change_no_bits() {
     for gpu in gpus() {
         for (cin, cout) in [(8, 8), (12, 20), (64, 64), (72, 128), (128, 136)] {
             // The last has several tiles for each multiprocessor.

@@ -1,60 +1,43 @@
-//! Convolutions in bands against the same convolutions of whole frames, bit for bit, wherever their past lies.
+//! Convolutions in bands against the same of whole frames, bit for bit, wherever the causal cache lies.
 
 use super::*;
 use crate::backend::{AnewOp, BandedFrame, BandedOp, FrameAt, HostFrame, Kept, PastFrame};
 use crate::tensor::{At, Columns, PastAt};
 
-/// Frames of the clip, which comes in chunks of two; past ones that a frame sees.
+/// Frames of the clip, which comes in chunks of two.
 const FRAMES: usize = 6;
-const PAST: usize = 2;
+const CACHE_FRAMES: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Past {
-    /// About so many columns on the device, the others in host memory.
-    Columns(u64),
-    /// Made again by the convolution that made it.
-    Again,
+enum Cache {
+    /// About so many columns are resident, the others in host memory.
+    Split(u64),
+    Recomputed,
 }
 
 /// Of a frame, the frames and slabs that its sum is made of.
 fn recipe(frame: usize) -> Vec<(usize, u8)> {
-    let first = frame.saturating_sub(PAST);
-    (first..=frame).map(|t| (t, (t + PAST - frame) as u8)).collect()
+    let first = frame.saturating_sub(CACHE_FRAMES);
+    (first..=frame).map(|t| (t, (t + CACHE_FRAMES - frame) as u8)).collect()
 }
 
-/// Places in a block, one after the other.
-struct Places {
-    end: u64,
-}
-
-impl Places {
-    fn take(&mut self, bytes: u64) -> Frame {
-        let start = self.end;
-        self.end += bytes.next_multiple_of(geometry::ALIGN);
-        Frame(start)
-    }
-
-    fn frames(&mut self, bytes: u64) -> Vec<Frame> {
-        (0..FRAMES).map(|_| self.take(bytes)).collect()
-    }
-}
-
-/// The bytes of all output frames with their statistics; in whole frames, or with the past somewhere.
+/// The bytes of all output frames with their statistics. `cache`: `None` for whole frames.
 fn outputs(
     gpu: &Cuda,
     (head, layer): (&ConvLayout, &ConvLayout),
     size: (u64, u64),
-    past: Option<Past>,
+    cache: Option<Cache>,
 ) -> Vec<Vec<u8>> {
     let pixels = FrameShape::new(size.0, size.1, head.cin);
     let input = FrameShape::new(size.0, size.1, layer.cin);
     let (prepared_head, prepared) = (prepare(gpu, head, 5), prepare(gpu, layer, 6));
     let bytes = |shape: FrameShape| gpu.frame_bytes(shape, layer.groups);
-    let mut places = Places { end: 0 };
-    let (raw, made) = (places.frames(bytes(pixels)), places.frames(bytes(input)));
-    let (normalised, out) = (places.frames(bytes(input)), places.frames(bytes(input)));
-    let statistics: Vec<Frame> = places.frames(bytes(FrameShape::new(0, 0, 1)));
-    let near: Vec<Frame> = (0..PAST).map(|_| places.take(bytes(input))).collect();
+    let mut places = BlockPlaces::default();
+    let mut frames = |bytes: u64| -> Vec<Frame> { (0..FRAMES).map(|_| places.take(bytes)).collect() };
+    let (raw, made) = (frames(bytes(pixels)), frames(bytes(input)));
+    let (normalised, out) = (frames(bytes(input)), frames(bytes(input)));
+    let statistics: Vec<Frame> = frames(bytes(FrameShape::new(0, 0, 1)));
+    let resident: Vec<Frame> = (0..CACHE_FRAMES).map(|_| places.take(bytes(input))).collect();
     let chunk = FRAMES as u64;
     let scratch = places.take(gpu.conv_scratch(layer, input, chunk).max(gpu.conv_scratch(head, pixels, chunk))).0;
     let staging = places.take(2 * gpu.staging_bytes(pixels)).0;
@@ -65,7 +48,7 @@ fn outputs(
     let mut memory = gpu.allocate(places.end, host).unwrap();
     gpu.poison(&mut memory, places.end);
 
-    let values = Random(99).values(pixels.elements() * chunk, 1.0);
+    let values = SeededRandom(99).values(pixels.elements() * chunk, 1.0);
     let from = view(&values, [pixels.channels, chunk, pixels.height, pixels.width]);
     for (t, into) in (0..).zip(&raw) {
         let into = *into;
@@ -77,7 +60,7 @@ fn outputs(
     let op = ConvOp { layout: head, input: pixels, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
     gpu.conv(&mut memory, &prepared_head, &op, &mut never()).unwrap();
 
-    let Some(past) = past else {
+    let Some(cache) = cache else {
         let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
         let op = NormOp { layout: layer, shape: input, frames: &frames };
         gpu.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
@@ -86,26 +69,27 @@ fn outputs(
         gpu.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
         return read(gpu, &mut memory, &out, bytes(input));
     };
-    let columns = Columns::new(input.width, if let Past::Columns(columns) = past { columns } else { input.width });
-    // On the device a frame takes the place of one that is forgotten, in host memory another.
-    let kept = |t: usize| PastAt {
-        near: (!columns.near().is_empty()).then_some(near[t % PAST]),
+    let columns = Columns::new(input.width, if let Cache::Split(columns) = cache { columns } else { input.width });
+    // A resident frame overwrites one that is no longer needed; in host memory each has its own place.
+    let cached = |t: usize| PastAt {
+        near: (!columns.near().is_empty()).then_some(resident[t % CACHE_FRAMES]),
         far: (!columns.far().is_empty()).then_some(HostFrame(t as u64 * bytes(input))),
     };
     for first in (0..FRAMES).step_by(2) {
-        let before = if first == 0 { 0 } else { PAST };
-        let again = if past == Past::Again { before } else { 0 };
-        let anew = |i: usize| At::Anew { index: i, statistics: statistics[first - PAST + i] };
-        let fresh: Vec<FrameAt> = (0..again).map(anew).chain((first..first + 2).map(|t| At::Device(made[t]))).collect();
-        let past_frames: Vec<PastFrame> = (first - before + again..first).map(kept).collect();
-        let keeps = |t: &usize| *t >= first + 2 - PAST;
-        let keep: Vec<(usize, PastFrame)> = match past {
-            Past::Again => Vec::new(),
-            Past::Columns(_) => (first..first + 2).filter(keeps).map(|t| (t - first, kept(t))).collect(),
+        let before = if first == 0 { 0 } else { CACHE_FRAMES };
+        let recomputed = if cache == Cache::Recomputed { before } else { 0 };
+        let anew = |i: usize| At::Anew { index: i, statistics: statistics[first - CACHE_FRAMES + i] };
+        let fresh: Vec<FrameAt> =
+            (0..recomputed).map(anew).chain((first..first + 2).map(|t| At::Device(made[t]))).collect();
+        let cached_frames: Vec<PastFrame> = (first - before + recomputed..first).map(cached).collect();
+        let keeps = |t: &usize| *t >= first + 2 - CACHE_FRAMES;
+        let keep: Vec<(usize, PastFrame)> = match cache {
+            Cache::Recomputed => Vec::new(),
+            Cache::Split(_) => (first..first + 2).filter(keeps).map(|t| (t - first, cached(t))).collect(),
         };
-        let keep_statistics: Vec<(usize, Frame)> = match past {
-            Past::Again => (first..first + 2).map(|t| (again + t - first, statistics[t])).collect(),
-            Past::Columns(_) => Vec::new(),
+        let keep_statistics: Vec<(usize, Frame)> = match cache {
+            Cache::Recomputed => (first..first + 2).map(|t| (recomputed + t - first, statistics[t])).collect(),
+            Cache::Split(_) => Vec::new(),
         };
         let banded = |t: usize| {
             let terms = recipe(t).into_iter().map(|(t, slab)| (t - (first - before), slab)).collect();
@@ -113,18 +97,18 @@ fn outputs(
         };
         let frames: Vec<BandedFrame> = (first..first + 2).map(banded).collect();
         let makes = |t: usize| (frame(&terms(&raw, t), 0, None, Frame(0)).terms, 0);
-        let made_anew: Vec<(Terms, u8)> = (first - before..first).map(makes).collect();
+        let rematerialised: Vec<(Terms, u8)> = (first - before..first).map(makes).collect();
         let op = BandedOp {
             weights: &prepared,
             layout: layer,
             input,
-            past: &past_frames,
+            past: &cached_frames,
             fresh: &fresh,
             keep: &keep,
             columns,
             keep_statistics: &keep_statistics,
             frames: &frames,
-            anew: Some(AnewOp { weights: &prepared_head, layout: head, input: pixels, frames: &made_anew }),
+            anew: Some(AnewOp { weights: &prepared_head, layout: head, input: pixels, frames: &rematerialised }),
             statistics: true,
             scratch,
             bands,
@@ -134,7 +118,7 @@ fn outputs(
     read(gpu, &mut memory, &out, bytes(input))
 }
 
-fn read(gpu: &Cuda, memory: &mut Memory, frames: &[Frame], bytes: u64) -> Vec<Vec<u8>> {
+fn read(gpu: &Cuda, memory: &mut JobMemory, frames: &[Frame], bytes: u64) -> Vec<Vec<u8>> {
     gpu.finish(memory, None).unwrap();
     let read = |frame: &Frame| {
         let mut content = vec![0; bytes as usize];
@@ -145,25 +129,25 @@ fn read(gpu: &Cuda, memory: &mut Memory, frames: &[Frame], bytes: u64) -> Vec<Ve
 }
 
 #[test]
-fn bands_make_the_bits_of_whole_frames() {
+fn bands_match_whole_frames_bit_for_bit() {
     let head = ConvLayout { groups: 8, ..layout(3, 32, Window::Same, Prologue::None) };
     let layer = layout(32, 32, Window::Same, Prologue::NormSilu);
     for gpu in gpus() {
         for (height, width) in [(70, 77), (16, 300), (150, 33)] {
             let whole = outputs(&gpu, (&head, &layer), (height, width), None);
-            let columns = [0, 32, width / 2, width - 1, width].map(Past::Columns);
-            for past in columns.into_iter().chain([Past::Again]) {
-                let banded = outputs(&gpu, (&head, &layer), (height, width), Some(past));
-                assert!(banded == whole, "{height} x {width}, {past:?}, {}", name(&gpu));
+            let columns = [0, 32, width / 2, width - 1, width].map(Cache::Split);
+            for cache in columns.into_iter().chain([Cache::Recomputed]) {
+                let banded = outputs(&gpu, (&head, &layer), (height, width), Some(cache));
+                assert!(banded == whole, "{height} x {width}, {cache:?}, {}", name(&gpu));
             }
         }
     }
 }
 
-/// The convolution from pixels normalises what it makes again: with the model's own channels and groups, with channels that are
-/// no whole tile of columns, and with more than one.
+/// The convolution from pixels normalises its output: with the model's own channels and groups, with part of a channel tile, and with
+/// more than one.
 #[test]
-fn what_is_made_again_is_normalised_as_in_whole_frames() {
+fn rematerialised_frames_are_normalised_as_whole_frames() {
     for gpu in gpus() {
         for (channels, groups, prologue) in
             [(128, 32, Prologue::NormSilu), (40, 10, Prologue::Norm), (144, 4, Prologue::NormSilu)]
@@ -171,7 +155,7 @@ fn what_is_made_again_is_normalised_as_in_whole_frames() {
             let head = ConvLayout { groups, ..layout(3, channels, Window::Same, Prologue::None) };
             let layer = ConvLayout { groups, ..layout(channels, channels, Window::Same, prologue) };
             let whole = outputs(&gpu, (&head, &layer), (70, 165), None);
-            let banded = outputs(&gpu, (&head, &layer), (70, 165), Some(Past::Again));
+            let banded = outputs(&gpu, (&head, &layer), (70, 165), Some(Cache::Recomputed));
             assert!(banded == whole, "{channels} channels in {groups} groups, {}", name(&gpu));
         }
     }

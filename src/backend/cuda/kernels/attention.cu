@@ -118,6 +118,43 @@ __device__ __forceinline__ void load_keys_values(const AttentionParams& p, const
     cp_async_commit();
 }
 
+/// Loads the queries of a lane as mma fragments; zeros beyond the last pixel and channel.
+__device__ __forceinline__ void load_queries(const AttentionParams& p, const u8* in, int query, int split, int t,
+                                             u32 (&q)[WARP_CHANNELS / K_STEP][4]) {
+#pragma unroll
+    for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pixel = query + i % 2 * 8;
+            const int byte = split * WARP_CHANNELS * ELEMENT_BYTES + k * K_STEP_BYTES + i / 2 * 16 + t * 4;
+            const bool valid = pixel < p.pixels && byte < p.channels * ELEMENT_BYTES;
+            q[k][i] = valid ? __ldg(reinterpret_cast<const u32*>(
+                                  in + static_cast<i64>(pixel) * p.channels * 3 * ELEMENT_BYTES + byte))
+                            : 0;
+        }
+}
+
+/// Divides by the sum of the probabilities, rounds and stores.
+__device__ __forceinline__ void store_output(const AttentionParams& p, int frame, int query, int split, int t,
+                                             float (&sum)[2], const float (&out)[WARP_CHANNELS / 8][4]) {
+    u8* to = p.out + p.out_slot[frame] * p.out_slot_bytes;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        const int pixel = query + 8 * r;
+        if (pixel >= p.pixels) continue;
+        const float scale = 1.0f / sum[r];
+#pragma unroll
+        for (int n = 0; n < WARP_CHANNELS / 8; ++n) {
+            const int channel = split * WARP_CHANNELS + n * 8 + 2 * t;
+            if (channel < p.channels)
+                *reinterpret_cast<Pair*>(to + (static_cast<i64>(pixel) * p.channels + channel) * ELEMENT_BYTES) =
+                    pack2(out[n][2 * r] * scale, out[n][2 * r + 1] * scale);
+        }
+    }
+}
+
 template <int KEYS>
 __device__ __forceinline__ void attention(const AttentionParams& p) {
     extern __shared__ __align__(128) u8 memory[];
@@ -132,17 +169,7 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
 
     const int query = blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
-#pragma unroll
-    for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int pixel = query + i % 2 * 8;
-            const int byte = split * WARP_CHANNELS * ELEMENT_BYTES + k * K_STEP_BYTES + i / 2 * 16 + t * 4;
-            const bool valid = pixel < p.pixels && byte < p.channels * ELEMENT_BYTES;
-            q[k][i] = valid ? __ldg(reinterpret_cast<const u32*>(
-                                  in + static_cast<i64>(pixel) * p.channels * 3 * ELEMENT_BYTES + byte))
-                            : 0;
-        }
+    load_queries(p, in, query, split, t, q);
 
     // What this lane passes to ldmatrix: 16 keys of one K step, or 8 keys of two.
     constexpr bool EIGHT_KEYS = KEYS == 8;
@@ -231,22 +258,7 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
             add_values(out, probability[k], value_address, stage + k * K_STEP * ROW_BYTES);
     }
 
-    u8* to = p.out + p.out_slot[frame] * p.out_slot_bytes;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-        const int pixel = query + 8 * r;
-        if (pixel >= p.pixels) continue;
-        const float scale = 1.0f / sum[r];
-#pragma unroll
-        for (int n = 0; n < WARP_CHANNELS / 8; ++n) {
-            const int channel = split * WARP_CHANNELS + n * 8 + 2 * t;
-            if (channel < p.channels)
-                *reinterpret_cast<Pair*>(to + (static_cast<i64>(pixel) * p.channels + channel) * ELEMENT_BYTES) =
-                    pack2(out[n][2 * r] * scale, out[n][2 * r + 1] * scale);
-        }
-    }
+    store_output(p, frame, query, split, t, sum, out);
 }
 
 constexpr int KEYS_128 = 128 * 1024 / (4 * ROW_BYTES), KEYS_64 = 64 * 1024 / (4 * ROW_BYTES);

@@ -118,6 +118,82 @@ __device__ __forceinline__ void load_keys_values(const AttentionParams& p, const
     cp_async_commit();
 }
 
+/// Loads the queries of a lane as mma fragments; zeros beyond the last pixel and channel.
+__device__ __forceinline__ void load_queries(const AttentionParams& p, const u8* in, int query, int split, int t,
+                                             u32 (&q)[WARP_CHANNELS / K_STEP][4]) {
+#pragma unroll
+    for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const int pixel = query + i % 2 * 8;
+            const int byte = split * WARP_CHANNELS * ELEMENT_BYTES + k * K_STEP_BYTES + i / 2 * 16 + t * 4;
+            const bool valid = pixel < p.pixels && byte < p.channels * ELEMENT_BYTES;
+            q[k][i] = valid ? __ldg(reinterpret_cast<const u32*>(
+                                  in + static_cast<i64>(pixel) * p.channels * 3 * ELEMENT_BYTES + byte))
+                            : 0;
+        }
+}
+
+/// One step of the running softmax: scores `s` become probabilities, relative to the new maximum. Outputs and sums so
+/// far are rescaled to it.
+template <int KEYS>
+__device__ __forceinline__ void softmax_step(const float (&s)[KEYS / 8][4], float (&maximum)[2], float (&sum)[2],
+                                             float (&out)[WARP_CHANNELS / 8][4], u32 (&probability)[KEYS / K_STEP][4]) {
+    float new_maximum[2] = {maximum[0], maximum[1]};
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i) new_maximum[i / 2 % 2] = fmaxf(new_maximum[i / 2 % 2], s[i / 4][i % 4]);
+    float rescale[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        new_maximum[r] = fmaxf(new_maximum[r], __shfl_xor_sync(~0u, new_maximum[r], 1));
+        new_maximum[r] = fmaxf(new_maximum[r], __shfl_xor_sync(~0u, new_maximum[r], 2));
+        rescale[r] = exp2_volatile((maximum[r] - new_maximum[r]) * LOG2E);
+    }
+    // The maximum rarely changes after the first few keys.
+    if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
+#pragma unroll
+        for (int n = 0; n < WARP_CHANNELS / 8; ++n)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) out[n][i] *= rescale[i / 2];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        maximum[r] = new_maximum[r];
+        sum[r] *= rescale[r];
+    }
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const float base = maximum[r] * LOG2E;
+            const float a = exp2_volatile(s[n][2 * r] * LOG2E - base);
+            const float b = exp2_volatile(s[n][2 * r + 1] * LOG2E - base);
+            sum[r] += a + b;
+            set_probabilities(probability, n, r, a, b);
+        }
+}
+
+/// Divides by the sum of the probabilities, rounds and stores.
+__device__ __forceinline__ void store_output(const AttentionParams& p, int frame, int query, int split, int t,
+                                             float (&sum)[2], const float (&out)[WARP_CHANNELS / 8][4]) {
+    u8* to = p.out + p.out_slot[frame] * p.out_slot_bytes;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
+        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
+        const int pixel = query + 8 * r;
+        if (pixel >= p.pixels) continue;
+        const float scale = 1.0f / sum[r];
+#pragma unroll
+        for (int n = 0; n < WARP_CHANNELS / 8; ++n) {
+            const int channel = split * WARP_CHANNELS + n * 8 + 2 * t;
+            if (channel < p.channels)
+                *reinterpret_cast<Pair*>(to + (static_cast<i64>(pixel) * p.channels + channel) * ELEMENT_BYTES) =
+                    pack2(out[n][2 * r] * scale, out[n][2 * r + 1] * scale);
+        }
+    }
+}
+
 template <int KEYS>
 __device__ __forceinline__ void attention(const AttentionParams& p) {
     extern __shared__ __align__(128) u8 memory[];
@@ -132,17 +208,7 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
 
     const int query = blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
-#pragma unroll
-    for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int pixel = query + i % 2 * 8;
-            const int byte = split * WARP_CHANNELS * ELEMENT_BYTES + k * K_STEP_BYTES + i / 2 * 16 + t * 4;
-            const bool valid = pixel < p.pixels && byte < p.channels * ELEMENT_BYTES;
-            q[k][i] = valid ? __ldg(reinterpret_cast<const u32*>(
-                                  in + static_cast<i64>(pixel) * p.channels * 3 * ELEMENT_BYTES + byte))
-                            : 0;
-        }
+    load_queries(p, in, query, split, t, q);
 
     // What this lane passes to ldmatrix: 16 keys of one K step, or 8 keys of two.
     constexpr bool EIGHT_KEYS = KEYS == 8;
@@ -192,61 +258,14 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
             for (int i = 0; i < SCORES; ++i)
                 if (first + i / 4 * 8 + 2 * t + i % 2 >= p.pixels) s[i / 4][i % 4] = -INFINITE;
         }
-        float new_maximum[2] = {maximum[0], maximum[1]};
-#pragma unroll
-        for (int i = 0; i < SCORES; ++i) new_maximum[i / 2 % 2] = fmaxf(new_maximum[i / 2 % 2], s[i / 4][i % 4]);
-        float rescale[2];
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            new_maximum[r] = fmaxf(new_maximum[r], __shfl_xor_sync(~0u, new_maximum[r], 1));
-            new_maximum[r] = fmaxf(new_maximum[r], __shfl_xor_sync(~0u, new_maximum[r], 2));
-            rescale[r] = exp2_volatile((maximum[r] - new_maximum[r]) * LOG2E);
-        }
-        // The maximum rarely changes after the first few keys.
-        if (__any_sync(~0u, rescale[0] != 1.0f || rescale[1] != 1.0f)) {
-#pragma unroll
-            for (int n = 0; n < WARP_CHANNELS / 8; ++n)
-#pragma unroll
-                for (int i = 0; i < 4; ++i) out[n][i] *= rescale[i / 2];
-        }
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            maximum[r] = new_maximum[r];
-            sum[r] *= rescale[r];
-        }
         u32 probability[KEYS / K_STEP][4];
-#pragma unroll
-        for (int n = 0; n < KEYS / 8; ++n)
-#pragma unroll
-            for (int r = 0; r < 2; ++r) {
-                const float base = maximum[r] * LOG2E;
-                const float a = exp2_volatile(s[n][2 * r] * LOG2E - base);
-                const float b = exp2_volatile(s[n][2 * r + 1] * LOG2E - base);
-                sum[r] += a + b;
-                set_probabilities(probability, n, r, a, b);
-            }
-
+        softmax_step<KEYS>(s, maximum, sum, out, probability);
 #pragma unroll
         for (int k = 0; k < KEYS / K_STEP; ++k)
             add_values(out, probability[k], value_address, stage + k * K_STEP * ROW_BYTES);
     }
 
-    u8* to = p.out + p.out_slot[frame] * p.out_slot_bytes;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 1);
-        sum[r] += __shfl_xor_sync(~0u, sum[r], 2);
-        const int pixel = query + 8 * r;
-        if (pixel >= p.pixels) continue;
-        const float scale = 1.0f / sum[r];
-#pragma unroll
-        for (int n = 0; n < WARP_CHANNELS / 8; ++n) {
-            const int channel = split * WARP_CHANNELS + n * 8 + 2 * t;
-            if (channel < p.channels)
-                *reinterpret_cast<Pair*>(to + (static_cast<i64>(pixel) * p.channels + channel) * ELEMENT_BYTES) =
-                    pack2(out[n][2 * r] * scale, out[n][2 * r + 1] * scale);
-        }
-    }
+    store_output(p, frame, query, split, t, sum, out);
 }
 
 constexpr int KEYS_128 = 128 * 1024 / (4 * ROW_BYTES), KEYS_64 = 64 * 1024 / (4 * ROW_BYTES);

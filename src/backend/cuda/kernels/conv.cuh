@@ -48,7 +48,7 @@ struct FramePart {
 
 /// Whole frames of the main source and of the shortcut. Cached frames may be split by column instead: the left columns
 /// are resident, the right ones were copied from host memory. Both parts hold the halo column across the split.
-enum { MAIN, SHORTCUT, RESIDENT, HOST, PARTS };
+enum { MAIN = 0, SHORTCUT = 1, RESIDENT = 2, HOST = 3, PARTS = 4 };
 
 constexpr int MAX_TERMS = 4;      // three frames in time, and the shortcut
 constexpr int SHORTCUT_TERM = 3;  // its index in `slot`, `slab` and `host_slot`

@@ -1,8 +1,8 @@
 // Convolution for compute capability 8.0 and later: cp.async, ldmatrix, mma.sync.
 //
 // A tile is 8 x 16 pixels by 128 output channels, one block each. A patch is loaded once for all its taps, one patch
-// ahead; weight tiles are loaded `ahead` taps ahead. 92 KiB of shared memory allow one block on GeForce cards and two on
-// data-centre cards.
+// ahead; weight tiles are loaded `ahead` taps ahead. 92 KiB of shared memory allow one block on GeForce cards and two
+// on data-centre cards.
 #include "epilogue_mma.cuh"
 #include "mainloop_mma.cuh"
 
@@ -27,31 +27,9 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     int taps = p.source[0].taps * p.source[0].k_blocks * frame.terms;
     if (frame.slot[SHORTCUT_TERM] >= 0) taps += p.source[1].k_blocks;
 
-    TapCursor loading;
-    const u8* weights = nullptr;
-    const auto load_tap = [&]() {
-        loading.enter_patch(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool shortcut) {
-            const int term = shortcut ? SHORTCUT_TERM : loading.term;
-            if (loading.k_block == 0 && loading.plane == 0)
-                weights =
-                    weight_tiles(p, source, shortcut, frame.slab[term], tile) + threadIdx.x % LOADERS * UNIT_BYTES;
-            if (threadIdx.x < LOADERS) {
-                const InputFrame input = input_frame(p, frame, term, tile);
-                load_patch(source, plane, tile, p.part[input.part], input.slot, loading.k_block,
-                           smem_address(shared.patch[loading.patch_stage]));
-            }
-        });
-        if (threadIdx.x >= THREADS - LOADERS) {
-            const u32 to = smem_address(shared.weights[loading.weight_stage]) + threadIdx.x % LOADERS * UNIT_BYTES;
-#pragma unroll
-            for (int i = 0; i < WEIGHT_TILE_BYTES; i += LOADERS * UNIT_BYTES) cp_async_16(to + i, weights + i, true);
-        }
-        weights += WEIGHT_TILE_BYTES;
-        loading.next_tap();
-    };
-
+    TapLoader loader = {p, shared, tile, frame};
     for (int i = 0; i < p.ahead; ++i) {
-        if (i < taps) load_tap();
+        if (i < taps) loader.load_tap();
         cp_async_commit();
     }
     float acc[WARP_ROWS][WARP_CHANNELS / 8][4];
@@ -97,7 +75,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
                 ldmatrix_x4(b[k % FRAGMENT_STAGES][n], (b_address ^ (k << 5)) + n * 16 * ROW_BYTES);
         };
         if (FRAGMENT_STAGES == 2) load_fragments(0);
-        if (tap + p.ahead < taps) load_tap();
+        if (tap + p.ahead < taps) loader.load_tap();
         cp_async_commit();
 #pragma unroll K_UNROLL
         for (int k = 0; k < K_STEPS; ++k) {

@@ -87,6 +87,51 @@ __device__ __forceinline__ i64 patch_offset(const OutParams& p) {
     return (static_cast<i64>(top - 1) * p.width + left - 1) * (p.channels / UNIT_CHANNELS);
 }
 
+/// Writes the products of a warp's pixels to shared memory.
+__device__ __forceinline__ void store_products(Shared& shared, const float (&acc)[M_BLOCKS][SPAN][N_BLOCKS][4],
+                                               int warp, int lane) {
+    const int t = lane & 3;
+#pragma unroll
+    for (int m = 0; m < M_BLOCKS; ++m)
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int at = (m * WARPS + warp) * 16 + half * 8 + lane / 4;
+            if (at >= PATCH_PIXELS) continue;
+#pragma unroll
+            for (int k = 0; k < SPAN; ++k)
+#pragma unroll
+                for (int b = 0; b < N_BLOCKS; ++b)
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const int column = 8 * b + 2 * t + e;
+                        if (column < TAPS * OUTPUTS)
+                            shared.products[at][k * TAPS * OUTPUTS + column] = acc[m][k][b][2 * half + e];
+                    }
+        }
+}
+
+/// Sums the taps of an output pixel, stores it, and updates its partial sums.
+__device__ __forceinline__ void finish_pixel(Shared& shared, const OutParams& p, int f, int row, int col, i64 pixel) {
+    float sum[SPAN][OUTPUTS] = {};
+#pragma unroll
+    for (int tap = 0; tap < TAPS; ++tap) {
+        const float* products = shared.products[(row + tap / 3) * PATCH_COLS + col + tap % 3] + tap * OUTPUTS;
+#pragma unroll
+        for (int k = 0; k < SPAN; ++k)
+#pragma unroll
+            for (int c = 0; c < OUTPUTS; ++c) sum[k][c] += products[k * TAPS * OUTPUTS + c];
+    }
+    Element* out = reinterpret_cast<Element*>(p.out + p.frame[f].out * p.out_slot_bytes) + pixel * p.cout;
+    const float* bias = p.bias + p.frame[f].bias * BIAS_CHANNELS;
+#pragma unroll
+    for (int c = 0; c < OUTPUTS; ++c) {
+        float &next = shared.partial[c][threadIdx.x], &after_next = shared.partial[OUTPUTS + c][threadIdx.x];
+        if (c < p.cout) out[c] = pack1(next + sum[0][c] + __ldg(bias + c));
+        next = after_next + sum[1][c];
+        after_next = sum[2][c];
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1)
     conv_out(const __grid_constant__ OutParams p) {
     extern __shared__ __align__(16) u8 memory[];
@@ -158,45 +203,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 2 ? 2 : 1
                     }
                 }
         }
-#pragma unroll
-        for (int m = 0; m < M_BLOCKS; ++m)
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int at = (m * WARPS + warp) * 16 + half * 8 + lane / 4;
-                if (at >= PATCH_PIXELS) continue;
-#pragma unroll
-                for (int k = 0; k < SPAN; ++k)
-#pragma unroll
-                    for (int b = 0; b < N_BLOCKS; ++b)
-#pragma unroll
-                        for (int e = 0; e < 2; ++e) {
-                            const int column = 8 * b + 2 * t + e;
-                            if (column < TAPS * OUTPUTS)
-                                shared.products[at][k * TAPS * OUTPUTS + column] = acc[m][k][b][2 * half + e];
-                        }
-            }
+        store_products(shared, acc, warp, lane);
         __syncthreads();
 
-        if (has_pixel) {
-            float sum[SPAN][OUTPUTS] = {};
-#pragma unroll
-            for (int tap = 0; tap < TAPS; ++tap) {
-                const float* products = shared.products[(row + tap / 3) * PATCH_COLS + col + tap % 3] + tap * OUTPUTS;
-#pragma unroll
-                for (int k = 0; k < SPAN; ++k)
-#pragma unroll
-                    for (int c = 0; c < OUTPUTS; ++c) sum[k][c] += products[k * TAPS * OUTPUTS + c];
-            }
-            Element* out = reinterpret_cast<Element*>(p.out + p.frame[f].out * p.out_slot_bytes) + pixel * p.cout;
-            const float* bias = p.bias + p.frame[f].bias * BIAS_CHANNELS;
-#pragma unroll
-            for (int c = 0; c < OUTPUTS; ++c) {
-                float &next = shared.partial[c][threadIdx.x], &after_next = shared.partial[OUTPUTS + c][threadIdx.x];
-                if (c < p.cout) out[c] = pack1(next + sum[0][c] + __ldg(bias + c));
-                next = after_next + sum[1][c];
-                after_next = sum[2][c];
-            }
-        }
+        if (has_pixel) finish_pixel(shared, p, f, row, col, pixel);
         __syncthreads();
     }
 

@@ -40,8 +40,8 @@ struct PipelineState {
 /// A box from global to shared memory; zeros outside the tensor.
 __device__ __forceinline__ void tma_load_4d(u32 to, const void* map, int channel, int x, int y, int slot, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, "
-        "%5}], [%6];" ::"r"(to),
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
         "l"(map), "r"(channel), "r"(x), "r"(y), "r"(slot), "r"(barrier)
         : "memory");
 }

@@ -1,4 +1,4 @@
-// Mainloop of conv_mma: shared memory, the order of taps, and loads of patches by cp.async.
+// Mainloop of conv_mma: shared memory, the order of taps, and loads of patches and weights by cp.async.
 #pragma once
 #include "ampere.cuh"
 #include "tile_scheduler.cuh"
@@ -85,3 +85,34 @@ __device__ __forceinline__ void load_patch(const Source& source, const Plane& pl
         }
     }
 }
+
+/// Loads a tile's patches and weights, one tap per call.
+struct TapLoader {
+    const ConvParams& p;
+    Shared& shared;
+    const Tile& tile;
+    const FrameParams& frame;
+    TapCursor cursor = {};
+    const u8* weights = nullptr;
+
+    __device__ __forceinline__ void load_tap() {
+        cursor.enter_patch(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool shortcut) {
+            const int term = shortcut ? SHORTCUT_TERM : cursor.term;
+            if (cursor.k_block == 0 && cursor.plane == 0)
+                weights =
+                    weight_tiles(p, source, shortcut, frame.slab[term], tile) + threadIdx.x % LOADERS * UNIT_BYTES;
+            if (threadIdx.x < LOADERS) {
+                const InputFrame input = input_frame(p, frame, term, tile);
+                load_patch(source, plane, tile, p.part[input.part], input.slot, cursor.k_block,
+                           smem_address(shared.patch[cursor.patch_stage]));
+            }
+        });
+        if (threadIdx.x >= THREADS - LOADERS) {
+            const u32 to = smem_address(shared.weights[cursor.weight_stage]) + threadIdx.x % LOADERS * UNIT_BYTES;
+#pragma unroll
+            for (int i = 0; i < WEIGHT_TILE_BYTES; i += LOADERS * UNIT_BYTES) cp_async_16(to + i, weights + i, true);
+        }
+        weights += WEIGHT_TILE_BYTES;
+        cursor.next_tap();
+    }
+};

@@ -4,12 +4,12 @@
 constexpr int THREADS = 256;  // norm_finalize, norm_statistics; at most as many in norm_apply, norm_silu
 
 struct FinalizeParams {
-    const float2* records;  // [frame][record][quads]: mean and M2 of 4 channels
-    float2* statistics;     // slot 0, [groups]: mean, 1 / deviation
-    i64 stride;             // between the statistics of adjacent slots, in float2
-    int quads;              // padded cout / 4
-    int group_quads;        // quads of a group
-    int groups;
+    const float2* records;      // [frame][record][quads]: mean and M2 of 4 channels
+    float2* statistics;         // slot 0, [groups]: mean, 1 / deviation
+    i64 stride;                 // between the statistics of adjacent slots, in float2
+    int quads;                  // padded cout / 4
+    int group_quads;            // quads of a group
+    int groups;                 // not read: the grid has a block for each
     int phases, height, width;  // of the convolution's tile grid
     float eps;
     int slot[MAX_FRAMES];

@@ -6,22 +6,17 @@ mod launch;
 mod offload;
 mod profile;
 
-pub use driver::device::ready;
-pub use driver::discovery::devices;
-pub use launch::sizes::CudaSizes;
+pub use driver::{devices, ready};
+pub use launch::CudaSizes;
 pub use offload::weights::{PreparedConv, WeightStore};
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::context::Context;
-use self::driver::event::Event;
-use self::driver::memory::{BLOCK_ALIGN, DeviceBlock};
-use self::launch::kernels::Kernels;
-use self::launch::launcher::Launcher;
-use self::launch::queue::{GraphGuard, LaunchQueue};
-use self::launch::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
+use self::driver::{BLOCK_ALIGN, Context, DeviceBlock, Event};
+use self::launch::tiling::{FRAME_ALIGN, MAX_FRAMES};
+use self::launch::{GraphGuard, Kernels, LaunchQueue, Launcher, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
 use self::offload::weights::HostWeights;

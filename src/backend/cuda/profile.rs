@@ -5,12 +5,7 @@ use std::time::Instant;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::device::Gpu;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, PinnedMemory, check};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;

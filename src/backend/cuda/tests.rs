@@ -33,7 +33,7 @@ fn gpus() -> Vec<Cuda> {
 /// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over half the keys at a time.
 fn like_a_gaming_card(precision: Precision) -> Cuda {
     let context = Context::new(0).unwrap();
-    let gaming = driver::device::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
+    let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
     let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
     assert!(kernels.conv_wgmma.is_none());
     let queue = LaunchQueue::new(&context).unwrap();
@@ -59,7 +59,7 @@ impl Poison for Cuda {
         let stream = self.launcher.queue.stream();
         // SAFETY: the block is that long.
         let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, stream.handle()) };
-        driver::error::check("poisoning memory", answer).unwrap();
+        driver::check("poisoning memory", answer).unwrap();
         // Copies run on other streams, which would not wait.
         stream.synchronise().unwrap();
     }

@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use super::conv_params::ConvParamsBuilder;
-pub use super::conv_params::{ConvBand, NextNorm, SplitFrames};
+use super::conv_params::{ConvBand, ConvParamsBuilder};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
 use super::tiling::{self, ConvKernel};
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::module::Kernel;
+use crate::backend::cuda::driver::{DeviceBlock, Kernel};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Window};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;

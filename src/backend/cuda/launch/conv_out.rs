@@ -6,7 +6,7 @@ use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
 use super::slots::Slots;
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::{CarryOp, Frame};
 use crate::error::{Error, Result};
 

@@ -3,8 +3,7 @@
 use super::launcher::Launcher;
 use super::params::CopyParams;
 use super::tiling::{CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::error::{Error, Result};
 
 /// Rows of a frame, as offsets into a block. Whole units are copied.

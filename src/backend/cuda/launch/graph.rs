@@ -10,10 +10,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode};
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::module::Kernel;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, Kernel, check};
 use crate::error::{Error, Result};
 
 /// Operations of at most so many output elements are collected; they take a fraction of a millisecond.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use super::tiling;
 use crate::backend::Precision;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::device::Gpu;
-use crate::backend::cuda::driver::module::{Kernel, Module};
+use crate::backend::cuda::driver::{Context, Gpu, Kernel, Module};
 use crate::error::Result;
 
 /// A convolution, and the same with partial sums in and out.

@@ -6,7 +6,7 @@ use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
 use super::slots::Slots;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
 use crate::tensor::FrameShape;

@@ -8,9 +8,7 @@ use parking_lot::Mutex;
 #[cfg(test)]
 pub use super::graph::testing;
 use super::graph::{KernelParams, LaunchRecorder, RecordedLaunch};
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::module::Kernel;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, Kernel};
 use crate::error::Result;
 
 /// Every method but `new` wants the context to be current.

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use super::params::{ConvParams, FramePart, SourceParams, TensorMap};
 use super::sizes::CudaSizes;
 use crate::backend::Precision;
-use crate::backend::cuda::driver::error::check;
+use crate::backend::cuda::driver::check;
 use crate::error::Result;
 use crate::tensor::FrameShape;
 

@@ -11,17 +11,12 @@ use std::sync::Arc;
 use super::copies::{HostFrames, HostRows};
 use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
 use super::weights::PreparedConv;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::event::Event;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::conv::{ConvBand, NextNorm, SplitFrames};
-use crate::backend::cuda::launch::copy::{RowCopy, RowPitches};
-use crate::backend::cuda::launch::launcher::{Launcher, WeightPointers};
-use crate::backend::cuda::launch::norm::NormRows;
-use crate::backend::cuda::launch::params::ConvParams;
-use crate::backend::cuda::launch::sizes::CudaSizes;
-use crate::backend::cuda::launch::tiling::{self, ConvKernel};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
+use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::{
+    ConvBand, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames, WeightPointers,
+    tiling,
+};
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, Sums};
 use crate::error::{Error, Result};
 use crate::tensor::At;

@@ -6,12 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use crate::backend::HostFrame;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::sizes::CudaSizes;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, check};
+use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 

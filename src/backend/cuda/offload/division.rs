@@ -3,8 +3,8 @@
 
 use std::ops::Range;
 
-use crate::backend::cuda::launch::sizes::{BandLayout, CudaSizes};
-use crate::backend::cuda::launch::tiling::{self, BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
 use crate::backend::{BandedFrame, BandedOp, ConvFrame, Frame, FrameAt, HostFrame, PastFrame, Prologue, Term, Terms};
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};

@@ -7,15 +7,9 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::event::Event;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::launcher::Launcher;
-use crate::backend::cuda::launch::params::Strided;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, PinnedMemory, check};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
+use crate::backend::cuda::launch::{Launcher, Strided};
 use crate::backend::{HostMemory, LoadOp, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{Place, View};

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::backend::cuda::launch::queue::testing::{LAUNCHED, OFF};
+use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
 use crate::exec::{self, Allocators, Control, DeviceName, Job, Outputs, Pull, Session};
 use crate::model::Direction;
 use crate::node;

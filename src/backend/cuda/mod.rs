@@ -169,8 +169,9 @@ impl Backend for Cuda {
         self.launcher.sizes.block_bytes(bytes)
     }
 
+    /// All of it where the driver does not say, as on a lost device: then allocating fails with the reason.
     fn free_bytes(&self) -> u64 {
-        self.context().free_bytes().unwrap_or(0)
+        self.context().free_bytes().unwrap_or(self.context().gpu.memory_total)
     }
 
     fn staging_bytes(&self, shape: FrameShape) -> u64 {

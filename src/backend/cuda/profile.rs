@@ -62,6 +62,9 @@ fn copy_rate(context: &Arc<Context>) -> Result<f64> {
     let (to, from) = (block.at(0, PROBE_BYTES)?, host.at(0, PROBE_BYTES)?);
     let (back_from, back_to) = (block.at(PROBE_BYTES, PROBE_BYTES)?, host.at(PROBE_BYTES, PROBE_BYTES)?);
     let _current = context.enter()?;
+    // SAFETY: the block is that long. The download below reads it.
+    let answer = unsafe { sys::cuMemsetD8Async(back_from, 0, PROBE_BYTES as usize, download.handle()) };
+    check("measuring copies", answer)?;
     let both_ways = || -> Result<()> {
         // SAFETY: both blocks are that long, and live until the copies have ended.
         let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), PROBE_BYTES as usize, upload.handle()) };

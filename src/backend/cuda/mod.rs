@@ -6,7 +6,7 @@ mod launch;
 mod offload;
 mod profile;
 
-pub use driver::{devices, ready};
+pub use driver::{KernelArch, devices, ready};
 pub use launch::CudaSizes;
 pub use offload::weights::{PreparedConv, WeightStore};
 
@@ -14,7 +14,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::{BLOCK_ALIGN, Context, DeviceBlock, Event};
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event};
 use self::launch::tiling::{FRAME_ALIGN, MAX_FRAMES};
 use self::launch::{GraphGuard, Kernels, LaunchQueue, Launcher, tiling};
 use self::offload::bands::BandPipeline;
@@ -56,10 +56,25 @@ pub struct JobMemory {
 
 impl Cuda {
     pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Cuda> {
-        let context = Context::new(index)?;
+        let requested = std::env::var_os(ARCH_VARIABLE);
+        Cuda::with_kernel_arch(index, precision, allocator, requested.map(|arch| arch.to_string_lossy().into_owned()))
+    }
+
+    fn with_kernel_arch(
+        index: u32,
+        precision: Precision,
+        allocator: DeviceAllocator,
+        requested: Option<String>,
+    ) -> Result<Cuda> {
+        let context = Context::new(index, requested.as_deref())?;
         let (kernels, rates) = shared_kernels(&context, precision)?;
         let queue = LaunchQueue::new(&context)?;
         Ok(Cuda { launcher: Launcher { sizes: CudaSizes { precision }, context, kernels, queue }, rates, allocator })
+    }
+
+    /// The architecture whose kernels it uses: that of the GPU unless `VVAE_ARCH` names an older one.
+    pub fn kernel_arch(&self) -> KernelArch {
+        self.context().gpu.kernel_arch()
     }
 
     fn context(&self) -> &Arc<Context> {
@@ -114,16 +129,16 @@ impl Drop for Cuda {
     }
 }
 
-/// Loads kernels, and measures rates, once for all handles on a GPU that compute in the same precision.
+/// Loads kernels, and measures rates, once for all handles on a GPU with the same precision and kernel architecture.
 fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
-    type Loaded = ((u32, Precision), Weak<Kernels>, Rates);
+    type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
     static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
-    let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, precision));
+    let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, context.gpu.kernel_arch(), precision));
     let known = loaded.iter().find(|(known, ..)| *known == key);
     if let Some(found) = known.and_then(|(_, kernels, rates)| Some((kernels.upgrade()?, *rates))) {
         return Ok(found);
     }
-    let kernels = Arc::new(Kernels::new(context, &context.gpu, precision)?);
+    let kernels = Arc::new(Kernels::new(context, precision)?);
     let rates = profile::measure_rates(context, precision)?;
     loaded.retain(|(_, kernels, _)| kernels.strong_count() > 0);
     loaded.push((key, Arc::downgrade(&kernels), rates));

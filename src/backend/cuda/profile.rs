@@ -5,15 +5,15 @@ use std::time::Instant;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, PinnedMemory, check};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, KernelArch, PinnedMemory, check};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;
 
 /// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our kernels.
 /// Data-centre cards first; all others are GeForce cards and their kin.
-fn products_per_cycle(capability: (i32, i32)) -> f64 {
-    match capability {
+fn products_per_cycle(arch: KernelArch) -> f64 {
+    match (arch.major, arch.minor) {
         (8, 0) => 1024.0,
         (9, 0) => 2048.0,
         (10, _) => 1024.0,
@@ -39,7 +39,10 @@ pub fn measure_rates(context: &Arc<Context>, precision: Precision) -> Result<Rat
     // Three tf32 products at half the rate.
     let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
     Ok(Rates {
-        products: products_per_cycle(gpu.capability) * f64::from(gpu.multiprocessors) * gpu.clock_hz * PRODUCTS_REACHED
+        products: products_per_cycle(gpu.kernel_arch())
+            * f64::from(gpu.multiprocessors)
+            * gpu.clock_hz
+            * PRODUCTS_REACHED
             / slower,
         memory: memory_rate(gpu) * MEMORY_REACHED,
         copies: copy_rate(context)? * COPIES_REACHED,

@@ -35,7 +35,7 @@ fn free_bytes(index: u32, gpu: &Gpu) -> u64 {
     // SAFETY: the device came from the driver.
     let answer = unsafe { sys::cuDevicePrimaryCtxGetState(gpu.handle, &mut flags, &mut active) };
     let free = match check("asking whether the GPU is in use", answer) {
-        Ok(()) if active != 0 => Context::new(index).and_then(|context| context.free_bytes()),
+        Ok(()) if active != 0 => Context::new(index, None).and_then(|context| context.free_bytes()),
         _ => Ok(gpu.memory_total),
     };
     free.unwrap_or(gpu.memory_total)
@@ -51,7 +51,7 @@ pub fn devices() -> Vec<DeviceInfo> {
             memory_total: gpu.memory_total,
             memory_free: free_bytes(index, &gpu),
             uuid: uuid(&gpu).unwrap_or_default(),
-            compute_capability: (gpu.capability.0 as u32, gpu.capability.1 as u32),
+            compute_capability: (gpu.capability.major as u32, gpu.capability.minor as u32),
             name: gpu.name,
         })
         .collect()

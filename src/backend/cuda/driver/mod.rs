@@ -1,6 +1,7 @@
 //! The NVIDIA driver API: devices, contexts, streams, memory, modules, and what its answers mean.
 //! Knows bytes and kernels; knows no tensor, no layer and no CUDA graph.
 
+mod arch;
 mod context;
 mod device;
 mod discovery;
@@ -11,6 +12,7 @@ mod module;
 mod pinned;
 mod stream;
 
+pub use arch::{ARCH_VARIABLE, KernelArch};
 pub use context::Context;
 pub use device::{Gpu, ready};
 pub use discovery::devices;

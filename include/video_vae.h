@@ -391,8 +391,10 @@ int32_t vvae_free(vvae *v);
 // The sizes of the model. [any-thread]
 int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 
-// Stops the encode, decode, pull or opening of a stream that is running on the handle, within one chunk of work; it
-// returns VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
+// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
+// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
+// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
+// any other time does nothing, also to the next call. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
 // Copies the text of the last failure of this handle and its streams; with NULL, or a handle that is not open, of the

@@ -95,13 +95,15 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
     })
 }
 
-/// Stops the encode, decode, pull or opening of a stream that is running on the handle, within one chunk of work; it
-/// returns VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
+/// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
+/// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
+/// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
+/// any other time does nothing, also to the next call. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     guard::any_time(v, |handle| {
         handle.check_intact()?;
-        handle.cancel.store(true, Ordering::Relaxed);
+        handle.request_cancel();
         Ok(VVAE_OK)
     })
 }

@@ -5,6 +5,7 @@ use std::fmt;
 
 use super::types::*;
 use crate::error::Error;
+use crate::exec::{LogLevel, LogSink};
 
 pub(super) struct Log {
     pub callback: vvae_log_fn,
@@ -16,12 +17,17 @@ unsafe impl Send for Log {}
 // SAFETY: as above.
 unsafe impl Sync for Log {}
 
-impl Log {
-    /// Whether anybody listens, for messages that cost something to make.
-    pub fn is_on(&self) -> bool {
-        self.callback.is_some()
+impl LogSink for Log {
+    fn log(&self, level: LogLevel, message: fmt::Arguments) {
+        let level = match level {
+            LogLevel::Debug => VVAE_LOG_DEBUG,
+            LogLevel::Warning => VVAE_LOG_WARNING,
+        };
+        self.write(level, message);
     }
+}
 
+impl Log {
     pub fn write(&self, level: i32, message: fmt::Arguments) {
         if let Some(callback) = self.callback {
             let message = message.to_string().replace('\0', "?");

@@ -8,7 +8,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Control, Job, Progress};
+use crate::exec::{Call, Control, Progress};
 use crate::model::Direction;
 use crate::node;
 use crate::plan::Plan;
@@ -24,7 +24,7 @@ pub unsafe extern "C" fn vvae_encode(
     run: *const vvae_run_info,
 ) -> i32 {
     // SAFETY: the host vouches for its tensors and its run info.
-    unsafe { run_job(v, Direction::Encode, ("video", video), ("latent", latent), run) }
+    unsafe { run_call(v, Direction::Encode, ("video", video), ("latent", latent), run) }
 }
 
 /// Latent to video. A video that is up to time_scale - 1 frames shorter, or up to spatial_scale - 1 rows or columns
@@ -38,7 +38,7 @@ pub unsafe extern "C" fn vvae_decode(
     run: *const vvae_run_info,
 ) -> i32 {
     // SAFETY: the host vouches for its tensors and its run info.
-    unsafe { run_job(v, Direction::Decode, ("latent", latent), ("video", video), run) }
+    unsafe { run_call(v, Direction::Decode, ("latent", latent), ("video", video), run) }
 }
 
 /// What a job would take under the present settings. `node` is "encode" or "decode", `shape` five numbers: that of the
@@ -69,7 +69,7 @@ pub unsafe extern "C" fn vvae_plan(
 
 /// # Safety
 /// Tensors and run info are as the header asks.
-unsafe fn run_job(
+unsafe fn run_call(
     v: *const vvae,
     direction: Direction,
     input: (&str, *const vvae_tensor),
@@ -82,19 +82,9 @@ unsafe fn run_job(
             unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { Run::read(run, direction) }?;
-        let job = Job { direction, input: &input, output: &output, logvar: run.logvar.as_ref(), stream: run.stream() };
-        run.with_control(handle, |control| {
-            if handle.log.is_on()
-                && let Ok(plan) = open.session.plan(direction, input.shape())
-            {
-                handle.log.write(VVAE_LOG_DEBUG, format_args!("{plan}"));
-            }
-            let done = open.session.run(&job, control);
-            for warning in open.session.take_warnings() {
-                handle.log.write(VVAE_LOG_WARNING, format_args!("{warning}"));
-            }
-            done
-        })?;
+        let (logvar, stream) = (run.logvar.as_ref(), run.stream());
+        let call = Call { direction, input: &input, output: &output, logvar, stream };
+        run.with_control(handle, |control| open.session.run(&call, control))?;
         Ok(VVAE_OK)
     })
 }

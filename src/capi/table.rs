@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::exec::{Control, Ledger, Session, Stream};
+use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::model::{Config, Direction};
 
 /// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
@@ -22,7 +22,10 @@ pub(super) struct Handle {
     open: Mutex<Option<Open>>,
     /// A panic went through; what it left behind is gone, and the handle can only be freed.
     broken: AtomicBool,
-    pub cancel: AtomicBool,
+    /// Asks the running call to stop.
+    cancel: AtomicBool,
+    /// Held to take the handle and clear `cancel` in one step, so that no cancel falls between the two.
+    starting: Mutex<()>,
     pub config: Config,
     pub log: Log,
     /// The text of the last failure.
@@ -40,7 +43,7 @@ pub(super) struct Open {
 
 pub(super) struct OpenStream {
     pub direction: Direction,
-    pub stream: Box<dyn Stream>,
+    pub stream: Box<dyn FrameStream>,
 }
 
 impl Handle {
@@ -53,22 +56,32 @@ impl Handle {
             open: Mutex::new(Some(Open { session, streams: BTreeMap::new() })),
             broken: AtomicBool::new(false),
             cancel: AtomicBool::new(false),
+            starting: Mutex::default(),
             error: Mutex::default(),
         }
     }
 
-    /// The handle to oneself, or an error at once: waiting for a call that runs on this very thread, of which this is
-    /// a callback, would be waiting for ever.
+    /// Starts a call: the handle to oneself, or an error at once. Waiting would deadlock in a callback of the running
+    /// call. Cancels from before are not for this call; all later ones are.
     pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
-        self.open.try_lock().ok_or_else(|| {
+        let _starting = self.starting.lock();
+        let open = self.open.try_lock().ok_or_else(|| {
             Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
-        })
+        })?;
+        self.cancel.store(false, Ordering::Relaxed);
+        Ok(open)
     }
 
-    /// What stops a call that tells of no progress. A cancel from before the call is not for the call.
+    /// Stops the running call, if there is one.
+    pub fn request_cancel(&self) {
+        let _starting = self.starting.lock();
+        self.cancel.store(true, Ordering::Relaxed);
+    }
+
+    /// For the running call.
     pub fn control(&self) -> Control<'_> {
-        self.cancel.store(false, Ordering::Relaxed);
-        Control { cancel: &self.cancel, progress: None }
+        let log = self.log.callback.is_some().then_some(&self.log as &dyn LogSink);
+        Control { log, ..Control::new(&self.cancel) }
     }
 
     pub fn check_intact(&self) -> Result<()> {
@@ -91,12 +104,12 @@ enum Object {
     Stream(Arc<Handle>),
 }
 
-struct Table {
+struct HandleTable {
     last: usize,
     objects: BTreeMap<usize, Object>,
 }
 
-impl Table {
+impl HandleTable {
     fn insert(&mut self, object: Object) -> usize {
         self.last += 1;
         // Shifted, so that it looks like an aligned address to whoever prints or checks it.
@@ -106,7 +119,7 @@ impl Table {
     }
 }
 
-static TABLE: Mutex<Table> = Mutex::new(Table { last: 0, objects: BTreeMap::new() });
+static TABLE: Mutex<HandleTable> = Mutex::new(HandleTable { last: 0, objects: BTreeMap::new() });
 
 pub(super) fn insert(handle: Handle) -> *mut vvae {
     let id = TABLE.lock().insert(Object::Handle(Arc::new(handle)));

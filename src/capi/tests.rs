@@ -1,5 +1,6 @@
 //! The boundary around a session that misbehaves, which no host can bring about from outside.
 
+use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
 use std::io::{Read, Write};
 use std::ptr::null_mut;
@@ -9,8 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
-use crate::error::Result;
-use crate::exec::{Control, Job, Ledger, Outputs, Progress, Pull, Session, Settings, Stream, Trim};
+use crate::error::{Error, Result};
+use crate::exec::{Call, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
 use crate::model::{Config, Direction};
 use crate::node;
 use crate::plan::Plan;
@@ -56,17 +57,17 @@ impl Session for Mock {
     fn plan(&self, _: Direction, _: Shape) -> Result<Plan> {
         panic!("a panic with {}", "an argument");
     }
-    fn run(&mut self, _: &Job, control: &mut Control) -> Result<()> {
+    fn run(&mut self, _: &Call, control: &mut Control) -> Result<Plan> {
         if let Some(progress) = &mut control.progress {
             progress(Progress { done: 0, total: 1, stage: "encode" });
         }
-        if control.cancel.load(Ordering::Relaxed) { Err(crate::error::Error::Cancelled) } else { Ok(()) }
+        if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn Stream>> {
+    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn FrameStream>> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
-    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn Stream>)> {
+    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn FrameStream>)> {
         panic!("a panic in a state");
     }
     fn ledger(&self) -> Arc<Ledger> {
@@ -75,12 +76,14 @@ impl Session for Mock {
     fn trim(&mut self, _: Trim) {
         panic!("a panic");
     }
-    fn take_warnings(&mut self) -> Vec<String> {
-        Vec::new()
-    }
 }
 
 struct MockStream(Arc<AtomicU32>);
+
+thread_local! {
+    /// The handle that is cancelled as soon as a save has begun.
+    static CANCELLED_HANDLE: Cell<Option<usize>> = const { Cell::new(None) };
+}
 
 impl Drop for MockStream {
     fn drop(&mut self) {
@@ -88,7 +91,10 @@ impl Drop for MockStream {
     }
 }
 
-impl Stream for MockStream {
+impl FrameStream for MockStream {
+    fn plan(&self) -> Plan {
+        plan()
+    }
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
         assert!(input.is_some(), "a panic in a stream");
         Ok(0)
@@ -97,10 +103,41 @@ impl Stream for MockStream {
         Ok(Pull::Ended)
     }
     fn state_bytes(&mut self) -> Result<u64> {
+        if let Some(v) = CANCELLED_HANDLE.get() {
+            // SAFETY: null, or a handle.
+            unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };
+        }
         Ok(4)
     }
-    fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
-        panic!("a panic in a save");
+    fn save(&mut self, _: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
+        match cancel.load(Ordering::Relaxed) {
+            true => Err(Error::Cancelled),
+            false => panic!("a panic in a save"),
+        }
+    }
+}
+
+/// A plan of an image in two tiles.
+fn plan() -> Plan {
+    Plan {
+        direction: Direction::Encode,
+        input: Shape::new(1, 3, 1, 8, 8),
+        output: Shape::new(1, 16, 1, 1, 1),
+        device_bytes: 1000,
+        host_bytes: 200,
+        past_bytes: 0,
+        moved_per_frame: 0,
+        seconds: 0.5,
+        weight_bytes: 600,
+        waiting_weight_bytes: 0,
+        workspace_bytes: 400,
+        slice_frames: 4,
+        chunk_frames: vec![1],
+        anew_frames: vec![0],
+        tiles: (1, 2),
+        tile_size: (8, 4),
+        tile_overlap: 0,
+        exact: false,
     }
 }
 
@@ -266,6 +303,33 @@ fn a_callback_may_look_and_cancel_but_not_run() {
         assert_eq!(vvae_free(v), VVAE_OK);
     }
 }
+
+#[test]
+fn a_cancel_right_after_the_start_of_a_call_acts() {
+    let v = Mock::open(&Arc::default(), None, false);
+    let s = open_stream(v);
+    CANCELLED_HANDLE.set(Some(v.addr()));
+    let (mut state, mut size) = ([0u8; 4], 0);
+    // SAFETY: a stream and a buffer as long as said.
+    let status = unsafe { vvae_stream_save(s, state.as_mut_ptr().cast(), 4, &mut size) };
+    CANCELLED_HANDLE.set(None);
+    assert_eq!(status, VVAE_ERROR_CANCELLED);
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+}
+
+#[test]
+fn a_log_costs_no_second_plan() {
+    // The mock's plan panics; a run plans by itself.
+    let v = Mock::open(&Arc::default(), Some(ignore_log), false);
+    // SAFETY: a handle, and pointers that are valid; the mock touches no element.
+    unsafe {
+        assert_eq!(vvae_encode(v, &tensor(), &tensor(), std::ptr::null()), VVAE_OK);
+        assert_eq!(vvae_free(v), VVAE_OK);
+    }
+}
+
+unsafe extern "C" fn ignore_log(_: *mut c_void, _: i32, _: *const c_char) {}
 
 static LOGGED: AtomicU32 = AtomicU32::new(0);
 

@@ -1,4 +1,5 @@
-//! Runs a schedule on a backend: whole clips, streams, tiles, progress and cancel.
+//! Runs a plan on a backend: whole clips, streams, tiles, progress and cancel. Owns sessions, their memory and their
+//! weights; must not know C.
 
 mod check;
 mod ledger;
@@ -8,10 +9,12 @@ mod settings;
 mod state;
 mod stream;
 mod weights;
+mod workspace;
 
 pub use ledger::Ledger;
 pub use settings::{Latent, Limit, PixelRange, Settings, Tiling};
 
+use std::fmt;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::sync::Arc;
@@ -34,15 +37,42 @@ pub struct Progress {
     pub stage: &'static str,
 }
 
-/// The host's two ways to stop a call. Both are looked at many times within a chunk of work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogLevel {
+    Debug,
+    Warning,
+}
+
+/// Where a call writes its log.
+pub trait LogSink {
+    fn log(&self, level: LogLevel, message: fmt::Arguments);
+}
+
+/// The host's side of a running call: two ways to stop it, and its log. Cancel and progress are asked many times within a
+/// chunk of work.
 pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// Called on the calling thread; `true` stops.
     pub progress: Option<&'a mut dyn FnMut(Progress) -> bool>,
+    /// `None` where nobody listens.
+    pub log: Option<&'a dyn LogSink>,
+}
+
+impl<'a> Control<'a> {
+    /// Stopped by `cancel` alone.
+    pub fn new(cancel: &'a AtomicBool) -> Control<'a> {
+        Control { cancel, progress: None, log: None }
+    }
+
+    fn warn(&self, message: fmt::Arguments) {
+        if let Some(log) = self.log {
+            log.log(LogLevel::Warning, message);
+        }
+    }
 }
 
 /// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
-pub struct Job<'a> {
+pub struct Call<'a> {
     pub direction: Direction,
     pub input: &'a View,
     pub output: &'a View,
@@ -88,21 +118,20 @@ pub trait Session: Send {
     fn configure(&mut self, settings: Settings) -> Result<()>;
     /// `input` is the shape of what would go in: video for encode, latents for decode.
     fn plan(&self, direction: Direction, input: Shape) -> Result<Plan>;
-    fn run(&mut self, job: &Job, control: &mut Control) -> Result<()>;
+    /// Returns the plan that it ran by.
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<Plan>;
     /// `input` as in `plan`; its frame count is ignored.
-    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn Stream>>;
-    /// A stream that goes on where the one was that [`Stream::save`] wrote down, in `bytes` bytes.
+    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>>;
+    /// A stream that continues from the `bytes` bytes that [`FrameStream::save`] wrote.
     fn restore_stream(
         &mut self,
         state: &mut dyn Read,
         bytes: u64,
         control: &Control,
-    ) -> Result<(Direction, Box<dyn Stream>)>;
+    ) -> Result<(Direction, Box<dyn FrameStream>)>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
-    /// What the host's log should say about the last call.
-    fn take_warnings(&mut self) -> Vec<String>;
 }
 
 /// What became of a pull.
@@ -117,16 +146,18 @@ pub enum Pull {
 }
 
 /// A clip of any length, in pieces.
-pub trait Stream: Send {
+pub trait FrameStream: Send {
+    /// What it works by.
+    fn plan(&self) -> Plan;
     /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.
     /// `None` says that the clip is complete.
     fn push(&mut self, input: Option<&View>) -> Result<u64>;
     /// Works until `output` is full or more input is needed. `written` is the number of frames written, also when the
     /// call was cancelled; the next pull goes on from there.
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull>;
-    /// Bytes that [`Stream::save`] would write now.
+    /// Bytes that [`FrameStream::save`] would write now.
     fn state_bytes(&mut self) -> Result<u64>;
-    /// Writes down where it is, and goes on. Only while nothing is left to pull and more may be pushed.
+    /// Writes its state. Only while nothing is left to pull and more may be pushed.
     fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()>;
 }
 

@@ -12,31 +12,22 @@ use parking_lot::Mutex;
 
 use self::costs::BackendCosts;
 use self::ready::Asked;
-use super::ledger::{Held, Ledger};
+use super::ledger::Ledger;
 use super::runner::{Ends, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
-use super::weights::{self, Key, Share};
-use super::{Allocators, Control, Job, Session, Stream, Trim, check};
-use crate::backend::{Backend, HostMemory, HostStream};
+use super::weights::{self, Share, WeightsKey};
+use super::workspace::{Workspace, stage_name, stream_for};
+use super::{Allocators, Call, Control, FrameStream, Session, Trim, check};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Bytes, Plan, Wait, WeightBytes};
-use crate::tensor::{ConvLayout, Place, Shape, View};
+use crate::plan::{Blueprint, Bytes, Job, Plan, Wait, WeightBytes};
+use crate::tensor::{ConvLayout, Place, Shape};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
-
-/// The device memory a call works in, kept for the next call.
-pub struct Workspace<B: Backend> {
-    pub memory: B::Memory,
-    bytes: u64,
-    /// The bytes, and what the device takes beside them to reach the host's memory.
-    pub held: Held,
-    host: HostMemory,
-    _pinned: Held,
-}
 
 pub struct Engine<B: Backend> {
     device: String,
@@ -48,17 +39,16 @@ pub struct Engine<B: Backend> {
     make: MakeBackend<B>,
     backend: Arc<B>,
     settings: Settings,
-    encoder: Side<B>,
-    decoder: Side<B>,
+    encoder: Coder<B>,
+    decoder: Coder<B>,
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
-    warnings: Vec<String>,
-    /// The last plan, as hosts ask for it before they run it and a tight limit takes some looking.
+    /// The last plan: hosts ask for it before they run it, and a tight limit takes long to search.
     planned: Mutex<Option<(Asked, Blueprint)>>,
 }
 
-/// One direction of the model.
-struct Side<B: Backend> {
+/// The encoder or the decoder.
+struct Coder<B: Backend> {
     network: Arc<Network>,
     weights: Option<Share<B>>,
 }
@@ -72,9 +62,10 @@ impl<B: Backend> Engine<B> {
         settings: Settings,
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
-        let side = |direction| Side { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
+        let coder =
+            |direction| Coder { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
         let backend = Arc::new(make(&settings)?);
-        let (encoder, decoder) = (side(Direction::Encode), side(Direction::Decode));
+        let (encoder, decoder) = (coder(Direction::Encode), coder(Direction::Decode));
         check_network(&*backend, &encoder.network)?;
         check_network(&*backend, &decoder.network)?;
         Ok(Engine {
@@ -91,19 +82,18 @@ impl<B: Backend> Engine<B> {
             decoder,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
-            warnings: Vec::new(),
             planned: Mutex::new(None),
         })
     }
 
-    fn side(&self, direction: Direction) -> &Side<B> {
+    fn coder(&self, direction: Direction) -> &Coder<B> {
         match direction {
             Direction::Encode => &self.encoder,
             Direction::Decode => &self.decoder,
         }
     }
 
-    fn side_mut(&mut self, direction: Direction) -> &mut Side<B> {
+    fn coder_mut(&mut self, direction: Direction) -> &mut Coder<B> {
         match direction {
             Direction::Encode => &mut self.encoder,
             Direction::Decode => &mut self.decoder,
@@ -114,14 +104,14 @@ impl<B: Backend> Engine<B> {
         BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
     }
 
-    /// `away`: of each layer, whether its weights are to wait in host memory.
+    /// `away`: per layer, whether its weights are offloaded.
     fn load_weights(&mut self, direction: Direction, away: &[bool], control: &Control) -> Result<()> {
-        match &self.side(direction).weights {
+        match &self.coder(direction).weights {
             Some(share) if share.away() == away => return Ok(()),
-            _ => self.side_mut(direction).weights = None,
+            _ => self.coder_mut(direction).weights = None,
         }
         self.tell_idle();
-        let key = Key {
+        let key = WeightsKey {
             file: self.identity.clone(),
             device: self.device.clone(),
             precision: self.backend.precision(),
@@ -129,13 +119,13 @@ impl<B: Backend> Engine<B> {
             away: away.to_vec(),
             allocators: self.allocators.clone(),
         };
-        let network = Arc::clone(&self.side(direction).network);
+        let network = Arc::clone(&self.coder(direction).network);
         let what = (&*network, WeightBytes::new(&network, away, &self.costs()));
         let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
         if share.pageable {
-            self.warnings.push(not_pinned(share.host_bytes()));
+            warn_not_pinned(control, share.host_bytes());
         }
-        self.side_mut(direction).weights = Some(share);
+        self.coder_mut(direction).weights = Some(share);
         self.tell_idle();
         Ok(())
     }
@@ -144,7 +134,7 @@ impl<B: Backend> Engine<B> {
     fn idle_weights(&self) -> impl Iterator<Item = &Share<B>> {
         [&self.encoder, &self.decoder]
             .into_iter()
-            .filter_map(|side| side.weights.as_ref())
+            .filter_map(|coder| coder.weights.as_ref())
             .filter(|share| share.is_idle())
     }
 
@@ -153,13 +143,13 @@ impl<B: Backend> Engine<B> {
         self.ledger.set_idle(workspace + self.idle_weights().map(Share::bytes).sum::<u64>());
     }
 
-    fn drive(&self, job: &Job, blueprint: &Blueprint, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
-        let side = self.side(job.direction);
-        let weights = side.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+    fn drive(&self, call: &Call, blueprint: &Blueprint, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
+        let coder = self.coder(call.direction);
+        let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let mut schedule = blueprint.job(&self.costs());
-        let total = schedule.layout().work(job.input.shape().frames);
-        let mut watch = Watch::new(control, stage_name(job.direction), total);
-        let ends = Ends { input: Some(job.input), output: Some(job.output), logvar: job.logvar, ..Ends::default() };
+        let total = schedule.layout().work(call.input.shape().frames);
+        let mut watch = Watch::new(control, stage_name(call.direction), total);
+        let ends = Ends { input: Some(call.input), output: Some(call.output), logvar: call.logvar, ..Ends::default() };
         let mut runner = Runner {
             backend: &*self.backend,
             weights,
@@ -172,51 +162,45 @@ impl<B: Backend> Engine<B> {
         };
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;
-            let work = schedule.front().map_or(0, |step| step.work(&side.network));
+            let work = schedule.front().map_or(0, |step| step.work(&coder.network));
             schedule.done();
             watch.advance(work)?;
         }
         Ok(())
     }
+
+    /// A stream that continues `job`, with the weights that are loaded.
+    fn streaming(
+        &self,
+        blueprint: Blueprint,
+        job: Job,
+        workspace: Workspace<B>,
+        settings: Settings,
+        input: Shape,
+    ) -> Result<Box<dyn FrameStream>> {
+        let weights = self.coder(job.layout().network.direction).weights.clone();
+        let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
+        let stream =
+            Streaming::new(backend, weights, workspace, (blueprint, job), settings, (self.place, input), model);
+        self.tell_idle();
+        Ok(Box::new(stream))
+    }
 }
 
-/// What a host is told where the system allows no more pinned memory.
-fn not_pinned(bytes: u64) -> String {
-    format!(
+/// Where the system allows no more pinned memory.
+fn warn_not_pinned(control: &Control, bytes: u64) {
+    control.warn(format_args!(
         "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise the \
          system's limit of locked memory",
         Bytes(bytes)
-    )
+    ));
 }
 
 /// Whether a backend can run a network: better said now than in the middle of a run.
 fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
     let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
     backend.check_layers(&layouts, &network.attention_channels())
-}
-
-pub fn allocate<B: Backend>(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
-    let host = blueprint.pinned();
-    let memory = backend.allocate(blueprint.workspace_bytes(), host)?;
-    let held = ledger.hold(blueprint.workspace_bytes() + blueprint.mapping_bytes());
-    Ok(Workspace { memory, bytes: blueprint.workspace_bytes(), held, host, _pinned: ledger.hold_pinned(host.bytes()) })
-}
-
-/// The host's stream, if the work can be left to it: where all tensors are on the device. The rest is done when we return.
-pub fn stream_for<const N: usize>(
-    stream: Option<HostStream>,
-    place: Place,
-    tensors: [Option<&View>; N],
-) -> Option<HostStream> {
-    let on_device = |view: &View| view.place() == place && place != Place::Cpu;
-    stream.filter(|_| tensors.into_iter().flatten().all(on_device))
-}
-
-pub fn stage_name(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Encode => "encode",
-        Direction::Decode => "decode",
-    }
 }
 
 impl<B: Backend> Session for Engine<B> {
@@ -252,46 +236,34 @@ impl<B: Backend> Session for Engine<B> {
         Ok(self.blueprint(direction, input, self.limit())?.report())
     }
 
-    fn run(&mut self, job: &Job, control: &mut Control) -> Result<()> {
-        let (config, place, direction) = (self.config(), self.place, job.direction);
-        let shape = job.input.shape();
-        check::input(config, direction, job.input, place)?;
-        check::output(config, direction, shape, job.output, place, true)?;
-        if let Some(logvar) = job.logvar {
-            check::logvar(config, direction, shape, logvar, place, job.output)?;
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<Plan> {
+        let (config, place, direction) = (self.config(), self.place, call.direction);
+        let shape = call.input.shape();
+        check::input(config, direction, call.input, place)?;
+        check::output(config, direction, shape, call.output, place, true)?;
+        if let Some(logvar) = call.logvar {
+            check::logvar(config, direction, shape, logvar, place, call.output)?;
         }
         Watch::new(control, "load", 0).advance(0)?;
         let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
-        let stream = stream_for(job.stream, place, [Some(job.input), Some(job.output), job.logvar]);
+        let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
         let begun = self.backend.begin(&mut workspace.memory, stream);
-        let result = begun.and_then(|()| self.drive(job, &blueprint, &mut workspace.memory, control));
+        let result = begun.and_then(|()| self.drive(call, &blueprint, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }
         self.tell_idle();
-        result.and(finished)
+        result.and(finished).map(|()| blueprint.report())
     }
 
-    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn Stream>> {
+    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
         let (blueprint, workspace) = self.make_ready(direction, input, control)?;
-        let side = self.side(direction);
-        let weights = side.weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        self.tell_idle();
         let job = blueprint.job(&self.costs());
-        Ok(Box::new(Streaming::new(
-            Arc::clone(&self.backend),
-            weights,
-            workspace,
-            (blueprint.scratch_offset(), blueprint.bands(), blueprint.staging()),
-            job,
-            self.settings.clone(),
-            (self.place, input),
-            Arc::clone(&self.model),
-        )))
+        self.streaming(blueprint, job, workspace, self.settings.clone(), input)
     }
 
     fn restore_stream(
@@ -299,16 +271,12 @@ impl<B: Backend> Session for Engine<B> {
         state: &mut dyn Read,
         bytes: u64,
         control: &Control,
-    ) -> Result<(Direction, Box<dyn Stream>)> {
+    ) -> Result<(Direction, Box<dyn FrameStream>)> {
         self.restore(state, bytes, control)
     }
 
     fn ledger(&self) -> Arc<Ledger> {
         Arc::clone(&self.ledger)
-    }
-
-    fn take_warnings(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.warnings)
     }
 
     fn trim(&mut self, what: Trim) {

@@ -10,25 +10,21 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::runner::{Ends, Runner, Watch};
-use super::session::{Workspace, stage_name, stream_for};
 use super::settings::Settings;
 use super::weights::Share;
-use super::{Control, Outputs, Pull, Stream, check};
+use super::workspace::{Workspace, stage_name, stream_for};
+use super::{Control, FrameStream, Outputs, Pull, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::model::checkpoint::Fingerprint;
-use crate::plan::{Job, Step, Wait};
+use crate::plan::{Blueprint, Job, Plan, Step, Wait};
 use crate::tensor::{Place, Shape, View};
 
 pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    /// Of the workspace: offset of the scratch; offset and bytes of the bands; offsets of the places that frames pass
-    /// through.
-    scratch: u64,
-    bands: (u64, u64),
-    staging: [u64; 2],
+    blueprint: Blueprint,
     job: Job,
     settings: Settings,
     place: Place,
@@ -44,26 +40,22 @@ pub struct Streaming<B: Backend> {
 }
 
 impl<B: Backend> Streaming<B> {
-    #[allow(clippy::too_many_arguments, reason = "everything that a stream is made of")]
     pub fn new(
         backend: Arc<B>,
         weights: Share<B>,
         workspace: Workspace<B>,
-        (scratch, bands, staging): (u64, (u64, u64), [u64; 2]),
-        job: Job,
+        (blueprint, job): (Blueprint, Job),
         settings: Settings,
         (place, input): (Place, Shape),
         model: Arc<Fingerprint>,
     ) -> Streaming<B> {
         Streaming {
-            // A job that goes on where another one was has stored what the host has.
+            // A restored job has stored what the host has.
             pulled: job.stored(),
             backend,
             weights,
             workspace,
-            scratch,
-            bands,
-            staging,
+            blueprint,
             job,
             settings,
             place,
@@ -87,9 +79,9 @@ impl<B: Backend> Streaming<B> {
             backend: &*self.backend,
             weights: &self.weights,
             memory: &mut self.workspace.memory,
-            scratch: self.scratch,
-            bands: self.bands,
-            staging: self.staging,
+            scratch: self.blueprint.scratch_offset(),
+            bands: self.blueprint.bands(),
+            staging: self.blueprint.staging(),
             settings: &self.settings,
             ends,
         };
@@ -97,7 +89,11 @@ impl<B: Backend> Streaming<B> {
     }
 }
 
-impl<B: Backend> Stream for Streaming<B> {
+impl<B: Backend> FrameStream for Streaming<B> {
+    fn plan(&self) -> Plan {
+        self.blueprint.report()
+    }
+
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
         self.check_intact()?;
         let Some(view) = input else {

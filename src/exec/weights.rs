@@ -26,7 +26,7 @@ pub struct Weights<B: Backend> {
 
 /// Two sessions with equal keys can share.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Key {
+pub struct WeightsKey {
     pub file: FileIdentity,
     pub device: String,
     pub precision: Precision,
@@ -36,30 +36,30 @@ pub struct Key {
     pub allocators: Allocators,
 }
 
-type Known = Weak<dyn Any + Send + Sync>;
+type WeakWeights = Weak<dyn Any + Send + Sync>;
 
 /// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.
-type Entry = Mutex<Known>;
+type RegistryEntry = Mutex<WeakWeights>;
 
 /// How often a session that waits for another one's load looks whether its own call was cancelled.
 const PATIENCE: Duration = Duration::from_millis(20);
 
-static REGISTRY: Mutex<Vec<(Key, Weak<Entry>)>> = Mutex::new(Vec::new());
+static REGISTRY: Mutex<Vec<(WeightsKey, Weak<RegistryEntry>)>> = Mutex::new(Vec::new());
 
-fn entry(key: &Key) -> Arc<Entry> {
+fn entry(key: &WeightsKey) -> Arc<RegistryEntry> {
     let mut registry = REGISTRY.lock();
     registry.retain(|(_, entry)| entry.strong_count() > 0);
     if let Some(found) = registry.iter().find(|(k, _)| k == key).and_then(|(_, entry)| entry.upgrade()) {
         return found;
     }
-    let nothing: Known = Weak::<()>::new();
+    let nothing: WeakWeights = Weak::<()>::new();
     let made = Arc::new(Mutex::new(nothing));
     registry.push((key.clone(), Arc::downgrade(&made)));
     made
 }
 
 /// The entry to oneself, when nobody loads it any more. Whoever loads goes on, whatever becomes of those who wait.
-fn wait<'a>(entry: &'a Entry, cancel: &AtomicBool) -> Result<MutexGuard<'a, Known>> {
+fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, WeakWeights>> {
     loop {
         if let Some(free) = entry.try_lock_for(PATIENCE) {
             return Ok(free);
@@ -75,7 +75,7 @@ pub struct Share<B: Backend> {
     away: Vec<bool>,
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
-    _entry: Arc<Entry>,
+    _entry: Arc<RegistryEntry>,
     /// Shared with the streams of the session, so that weights count as long as any of them needs them, and once.
     held: Arc<Held>,
     /// What waits in host memory.
@@ -145,7 +145,7 @@ fn transient_bytes(layer: &Layer) -> u64 {
 /// The weights for `key`: somebody else's if there are any or will be soon, else loaded now.
 pub fn share<B: Backend>(
     backend: &B,
-    key: &Key,
+    key: &WeightsKey,
     path: &Path,
     (network, bytes): (&Network, WeightBytes),
     ledger: &Arc<Ledger>,
@@ -177,7 +177,7 @@ struct Room<S> {
 
 fn load<B: Backend>(
     backend: &B,
-    key: &Key,
+    key: &WeightsKey,
     path: &Path,
     (network, bytes): (&Network, WeightBytes),
     ledger: &Arc<Ledger>,

@@ -51,13 +51,8 @@ impl Clip {
         });
         let jobs = jobs.collect();
         let keep = match self.cut.past[layer] {
-            // What was made again is there for its chunk.
-            Past::Again if frames.end == self.chunk_end => {
-                self.pasts[layer].drain(..).for_each(|past| drop_past(past, to.pools));
-                Vec::new()
-            }
-            Past::Bands { .. } | Past::Again => self.remember(layer, read, to.pools),
-            Past::Device => Vec::new(),
+            Past::Bands { .. } => self.remember(layer, read, to.pools),
+            Past::Again | Past::Device => Vec::new(),
         };
         let keep_statistics = match self.cut.past[layer] {
             Past::Again => self.remember_statistics(layer, frames.clone(), again.len(), &mut to.pools.frames),
@@ -149,11 +144,10 @@ impl Clip {
         let given_back: Vec<PastSlots> = past.drain(..gone).collect();
         // On the device a row is read before it is written. Host memory is read and written by two copy engines.
         let mut reused = given_back.iter().filter_map(|past| past.near);
-        // The next frame takes the place of one that is forgotten. What is made again is there for its chunk.
-        let life = if self.cut.past[layer] == Past::Again { Life::Scheduled } else { Life::Free };
+        // The next frame takes the place of one that is forgotten.
         let new = oldest.max(frames.start)..frames.end;
         let places = new.map(|frame| {
-            let near = bytes.near.map(|bytes| reused.next().unwrap_or_else(|| pools.frames.take(bytes, life)));
+            let near = bytes.near.map(|bytes| reused.next().unwrap_or_else(|| pools.frames.take(bytes, Life::Free)));
             let far = bytes.far.map(|bytes| pools.past.take(bytes, Life::Free));
             ((frame - frames.start) as usize, PastAt { near, far })
         });

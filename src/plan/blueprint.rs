@@ -354,7 +354,6 @@ impl Blueprint {
             workspace_bytes: self.workspace_bytes() + self.mapping,
             slice_frames: cut.slice / rate,
             chunk_frames: cut.chunks.clone(),
-            entry_frames: cut.entry.clone(),
             anew_frames: cut.chunks.iter().zip(&cut.stored).map(|(chunk, stored)| chunk - stored).collect(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),

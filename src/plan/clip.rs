@@ -343,12 +343,8 @@ impl Clip {
             self.past_again(stage_layers.head, layer, first);
         }
         let (entry, rest) = stage_layers.blocks.split_first().expect("a stage has blocks");
-        let mut x: Vec<SlotAt> = Vec::new();
-        for start in frames.clone().step_by(self.cut.entry[stage] as usize) {
-            let piece = start..frames.end.min(start + self.cut.entry[stage]);
-            self.closing = closing && piece.end == frames.end;
-            x.extend(self.enter(stage, entry, piece, to));
-        }
+        self.closing = closing;
+        let mut x = self.enter(stage, entry, frames.clone(), to);
         for (i, block) in rest.iter().enumerate() {
             x = self.block(block, frames.clone(), x, self.left_of_blocks(stage, i + 2), to);
         }

@@ -43,8 +43,6 @@ pub struct Cut {
     pub slice: u64,
     /// Frames that each stage computes at a time.
     pub chunks: Vec<u64>,
-    /// Of these, how many go through the head and the first block at a time: frames are widest there.
-    pub entry: Vec<u64>,
     /// Of these, how many the head of the stage leaves on the device. It makes the others anew for each layer that reads them.
     pub stored: Vec<u64>,
     /// Where each layer's past lies.
@@ -62,7 +60,6 @@ impl Cut {
         let layers = network.layers.len();
         Cut {
             slice,
-            entry: chunks.clone(),
             stored: chunks.clone(),
             chunks,
             past: vec![Past::Device; layers],

@@ -30,8 +30,6 @@ pub struct Plan {
     pub slice_frames: u64,
     /// Frames that each level computes at a time, in the order of the stages.
     pub chunk_frames: Vec<u64>,
-    /// Of these, how many come into the level at a time.
-    pub entry_frames: Vec<u64>,
     /// Of these, how many are made anew for each layer that reads them.
     pub anew_frames: Vec<u64>,
     /// Rows and columns of tiles; (1, 1) when untiled.
@@ -71,10 +69,8 @@ impl fmt::Display for Plan {
                 false => writeln!(f, " ({}; {} move per frame)", waiting.join(", "), Bytes(self.moved_per_frame))?,
             }
         }
-        let ways_in = self.entry_frames.iter().zip(&self.anew_frames);
-        let chunks = self.chunk_frames.iter().zip(ways_in).map(|(frames, way_in)| match way_in {
-            (_, anew) if *anew > 0 => format!("{frames} ({anew} of them made anew in bands)"),
-            (entry, _) if entry < frames => format!("{frames} (coming in {entry} at a time)"),
+        let chunks = self.chunk_frames.iter().zip(&self.anew_frames).map(|(frames, anew)| match anew {
+            1.. => format!("{frames} ({anew} of them made anew in bands)"),
             _ => frames.to_string(),
         });
         let chunks: Vec<String> = chunks.collect();

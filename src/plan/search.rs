@@ -124,13 +124,12 @@ impl Request {
     fn without_past(&self, cut: &Cut, costs: &dyn Costs, layers: usize) -> Cut {
         let repeatable: Vec<LayerId> =
             (0..self.network.stages.len()).filter_map(|stage| repeatable(&self.network, stage)).collect();
-        // Those that read what is made anew, and those that chunks go through in pieces.
+        // Those that read what is made anew.
         let has_made_anew = self.first_blocks(|stage| cut.stored[stage] < cut.chunks[stage]);
-        let in_pieces = self.first_blocks(|stage| cut.entry[stage] < cut.chunks[stage]);
         let mut order: Vec<(f64, LayerId, Past)> = self
             .detours(cut, costs)
             .into_iter()
-            .filter(|(layer, ..)| !has_made_anew.contains(layer) && !in_pieces.contains(layer))
+            .filter(|(layer, ..)| !has_made_anew.contains(layer))
             .map(|(layer, detour, bytes)| match repeatable.contains(&layer) && detour.again < detour.host {
                 true => (detour.again / bytes, layer, Past::Again),
                 false => (detour.host / bytes, layer, Past::HOST),
@@ -143,10 +142,6 @@ impl Request {
         }
         // They work in bands, however much of the past there is room for.
         has_made_anew.into_iter().for_each(|layer| cut.past[layer] = Past::HOST);
-        // Each piece needs what the one before it left: that stays on the device for the chunk at least.
-        for layer in in_pieces {
-            cut.past[layer] = if repeatable.contains(&layer) { Past::Again } else { Past::NEAR };
-        }
         cut
     }
 
@@ -299,12 +294,6 @@ impl Request {
                     }
                 }
             }
-        }
-        let wide = (0..pixels.len()).filter(|stage| pixels[*stage] == largest && is_passing(network, *stage));
-        for stage in wide {
-            let mut in_pieces: Vec<Cut> = cuts.iter().filter(|cut| cut.chunks[stage] > 1).cloned().collect();
-            in_pieces.iter_mut().for_each(|cut| cut.entry[stage] = 1);
-            cuts.extend(in_pieces);
         }
         cuts
     }

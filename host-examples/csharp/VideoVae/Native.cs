@@ -569,8 +569,10 @@ namespace VideoVae
         public static extern int vvae_model_info(VaeHandle v, vvae_model_desc* @out);
 
         /// <summary>
-        /// Stops the encode, decode, pull or opening of a stream that is running on the handle, within one chunk of work; it
-        /// returns VVAE_ERROR_CANCELLED and the handle can be used again. Does nothing if none is running. [any-thread]
+        /// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
+        /// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
+        /// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
+        /// any other time does nothing, also to the next call. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_cancel(VaeHandle v);

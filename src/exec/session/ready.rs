@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{Engine, Workspace, allocate, not_pinned, stage_name};
+use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
-use crate::exec::Control;
 use crate::exec::settings::{Settings, Tiling};
 use crate::exec::weights::{self, Share};
+use crate::exec::workspace::{Workspace, stage_name};
+use crate::exec::{Control, LogLevel};
 use crate::model::Direction;
 use crate::plan::{Blueprint, Bytes, Request, Spacing, TileSize};
 use crate::tensor::Shape;
@@ -42,7 +43,7 @@ impl<B: Backend> Engine<B> {
 
     /// What the settings ask for, of a job within `limit`.
     pub(super) fn request(&self, direction: Direction, input: Shape, limit: u64) -> Request {
-        let network = &self.side(direction).network;
+        let network = &self.coder(direction).network;
         let Tiling { enabled, size, overlap } = self.settings.tiling(direction);
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         Request {
@@ -109,15 +110,18 @@ impl<B: Backend> Engine<B> {
         let mut limit = self.limit();
         loop {
             let blueprint = self.blueprint(direction, input, limit)?;
+            if let Some(log) = control.log {
+                log.log(LogLevel::Debug, format_args!("{}", blueprint.report()));
+            }
             self.make_room(direction, &blueprint);
             let loaded = self.load_weights(direction, blueprint.weights_away(), control);
-            match loaded.and_then(|()| self.take_workspace(&blueprint)) {
+            match loaded.and_then(|()| self.take_workspace(&blueprint, control)) {
                 Ok(workspace) => return Ok((blueprint, workspace)),
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
                     limit = left.min(blueprint.device_bytes() / 16 * 15);
-                    self.warnings.push(format!("{why}; planning again with {}", Bytes(limit)));
+                    control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
                 }
                 Err(error) => return Err(error),
             }
@@ -128,8 +132,7 @@ impl<B: Backend> Engine<B> {
     /// the other direction where both together would pass the limit.
     pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
-        let fits = |kept: &Workspace<B>| (kept.bytes, kept.host) == (blueprint.workspace_bytes(), blueprint.pinned());
-        self.workspace = self.workspace.take().filter(fits);
+        self.workspace = self.workspace.take().filter(|kept| kept.fits(blueprint));
         let other = match direction {
             Direction::Encode => &mut self.decoder,
             Direction::Decode => &mut self.encoder,
@@ -143,13 +146,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    pub(super) fn take_workspace(&mut self, blueprint: &Blueprint) -> Result<Workspace<B>> {
+    pub(super) fn take_workspace(&mut self, blueprint: &Blueprint, control: &Control) -> Result<Workspace<B>> {
         match self.workspace.take() {
             Some(kept) => Ok(kept),
             None => {
-                let workspace = allocate(&*self.backend, &self.ledger, blueprint)?;
+                let workspace = Workspace::allocate(&*self.backend, &self.ledger, blueprint)?;
                 if self.backend.is_pageable(&workspace.memory) {
-                    self.warnings.push(not_pinned(workspace.host.past));
+                    warn_not_pinned(control, workspace.host.past);
                 }
                 Ok(workspace)
             }

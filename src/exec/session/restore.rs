@@ -1,14 +1,13 @@
-//! Opening a stream where another one was saved.
+//! Opens a stream from a saved state.
 
 use std::io::Read;
-use std::sync::Arc;
 
 use super::Engine;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::exec::state::{Header, Owner, PIECE, SEAL, SealedReader, refuse};
-use crate::exec::stream::{Streaming, in_pieces, kept};
-use crate::exec::{Control, Session, Stream, check};
+use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
+use crate::exec::stream::{in_pieces, kept};
+use crate::exec::{Control, FrameStream, Session, check};
 use crate::model::Direction;
 use crate::plan::{Blueprint, Bytes};
 
@@ -18,9 +17,9 @@ impl<B: Backend> Engine<B> {
         state: &mut dyn Read,
         bytes: u64,
         control: &Control,
-    ) -> Result<(Direction, Box<dyn Stream>)> {
+    ) -> Result<(Direction, Box<dyn FrameStream>)> {
         let mut state = SealedReader::new(state, bytes, control.cancel);
-        let header = Header::read(&mut state, &Owner::new(self.place, self.backend.precision()))?;
+        let header = StateHeader::read(&mut state, &StateOwner::new(self.place, self.backend.precision()))?;
         if header.model != self.model.get()? {
             return Err(refuse("belongs to another checkpoint; open the one that it was saved with"));
         }
@@ -37,7 +36,7 @@ impl<B: Backend> Engine<B> {
         }
         self.make_room(direction, &blueprint);
         self.load_weights(direction, blueprint.weights_away(), control)?;
-        let mut workspace = self.take_workspace(&blueprint)?;
+        let mut workspace = self.take_workspace(&blueprint, control)?;
         let mut piece = vec![0; PIECE as usize];
         for frame in &frames {
             in_pieces(kept(job.pools(), frame)?, frame.bytes, |at, bytes| {
@@ -46,24 +45,12 @@ impl<B: Backend> Engine<B> {
             })?;
         }
         state.check_seal()?;
-        let weights =
-            self.side(direction).weights.clone().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        self.tell_idle();
-        let stream = Streaming::new(
-            Arc::clone(&self.backend),
-            weights,
-            workspace,
-            (blueprint.scratch_offset(), blueprint.bands(), blueprint.staging()),
-            job,
-            header.numbers.put_into(self.settings.clone()),
-            (self.place, input),
-            Arc::clone(&self.model),
-        );
-        Ok((direction, Box::new(stream)))
+        let settings = header.numbers.put_into(self.settings.clone());
+        Ok((direction, self.streaming(blueprint, job, workspace, settings, input)?))
     }
 
     /// The plan that a state was made with, if it fits the limits of today.
-    fn follow(&self, header: &Header) -> Result<Blueprint> {
+    fn follow(&self, header: &StateHeader) -> Result<Blueprint> {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(header.direction, header.input, limit);
         let Some(blueprint) = request.follow(&header.way, &self.costs()) else {

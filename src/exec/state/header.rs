@@ -12,7 +12,7 @@ use crate::tensor::{Place, Shape};
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
 /// compute in another order, and then the bits would not go on as they began.
-const FORMAT: u64 = 6;
+const FORMAT: u64 = 7;
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;
@@ -39,19 +39,19 @@ const SPACINGS: [Spacing; 2] = [Spacing::Strided, Spacing::Even];
 
 /// What a state belongs to.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Owner {
+pub struct StateOwner {
     /// "cpu" or "cuda".
     pub device: &'static str,
     pub precision: Precision,
 }
 
-impl Owner {
-    pub fn new(place: Place, precision: Precision) -> Owner {
+impl StateOwner {
+    pub fn new(place: Place, precision: Precision) -> StateOwner {
         let device = match place {
             Place::Cpu => "cpu",
             Place::Cuda(_) => "cuda",
         };
-        Owner { device, precision }
+        StateOwner { device, precision }
     }
 }
 
@@ -77,7 +77,7 @@ impl Numbers {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Header {
+pub struct StateHeader {
     /// The checkpoint's fingerprint.
     pub model: u64,
     pub direction: Direction,
@@ -89,13 +89,13 @@ pub struct Header {
     pub loaded: u64,
 }
 
-impl Header {
+impl StateHeader {
     /// Bytes of a whole state whose frames take `frames` bytes.
-    pub fn state_bytes(&self, owner: &Owner, frames: u64) -> u64 {
+    pub fn state_bytes(&self, owner: &StateOwner, frames: u64) -> u64 {
         self.write(owner).len() as u64 + SEAL + frames + SEAL
     }
 
-    pub fn write(&self, owner: &Owner) -> Vec<u8> {
+    pub fn write(&self, owner: &StateOwner) -> Vec<u8> {
         let mut body = Writer(Vec::new());
         body.text(LIBRARY);
         body.text(owner.device);
@@ -109,10 +109,9 @@ impl Header {
         body.number(index(&PIXEL_RANGES, pixel_range));
         body.number(index(&POSTERIORS, posterior));
         body.number(seed);
-        let Way { cut: Cut { slice, chunks, entry, stored, past, away: _, weights_away }, tiles } = &self.way;
+        let Way { cut: Cut { slice, chunks, stored, past, away: _, weights_away }, tiles } = &self.way;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
-        body.numbers(entry.iter().copied());
         body.numbers(stored.iter().copied());
         body.numbers(past.iter().map(|past| index(&PASTS, *past)));
         body.numbers(weights_away.iter().map(|away| u64::from(*away)));
@@ -127,7 +126,7 @@ impl Header {
 
     /// Reads a header and its checksum, and refuses what does not belong to `owner`. That it belongs to the model is for the
     /// caller to see, as a model's fingerprint takes a while to tell.
-    pub fn read(from: &mut SealedReader, owner: &Owner) -> Result<Header> {
+    pub fn read(from: &mut SealedReader, owner: &StateOwner) -> Result<StateHeader> {
         let preamble = from.take(PREAMBLE)?;
         let mut numbers = Reader(&preamble[MAGIC.len()..]);
         if preamble[..MAGIC.len()] != MAGIC {
@@ -142,10 +141,10 @@ impl Header {
         }
         let body = from.take(bytes)?;
         from.check_seal()?;
-        Header::parse(&mut Reader(&body), owner)
+        StateHeader::parse(&mut Reader(&body), owner)
     }
 
-    fn parse(body: &mut Reader, owner: &Owner) -> Result<Header> {
+    fn parse(body: &mut Reader, owner: &StateOwner) -> Result<StateHeader> {
         body.expect("version", LIBRARY, "another version may compute in another order")?;
         body.expect("device", owner.device, "create the handle on the same kind of device")?;
         body.expect("precision", owner.precision.name(), "set precision to that of the state")?;
@@ -159,7 +158,7 @@ impl Header {
             seed: body.number()?,
         };
         let slice = body.number()?;
-        let (chunks, entry, stored) = (body.numbers()?, body.numbers()?, body.numbers()?);
+        let (chunks, stored) = (body.numbers()?, body.numbers()?);
         let past = body.list(|body| body.choice(PASTS))?;
         let weights_away = body.list(|body| body.choice([false, true]))?;
         let tiles = match body.number()? {
@@ -179,8 +178,8 @@ impl Header {
         let input = Shape::new(batch, channels, 0, height, width);
         // Of frames, streams leave nothing but the past in host memory.
         let away = vec![false; past.len()];
-        let cut = Cut { slice, chunks, entry, stored, past, away, weights_away };
-        Ok(Header { model, direction, input, numbers, way: Way { cut, tiles }, loaded })
+        let cut = Cut { slice, chunks, stored, past, away, weights_away };
+        Ok(StateHeader { model, direction, input, numbers, way: Way { cut, tiles }, loaded })
     }
 }
 

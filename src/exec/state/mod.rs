@@ -4,7 +4,7 @@
 mod header;
 mod sealed;
 
-pub use header::{Header, Numbers, Owner};
+pub use header::{Numbers, StateHeader, StateOwner};
 pub use sealed::{SEAL, SealedReader, SealedWriter};
 
 use crate::error::Error;

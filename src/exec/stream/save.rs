@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicBool;
 use super::Streaming;
 use crate::backend::{Backend, Kept};
 use crate::error::{Error, Result};
-use crate::exec::state::{Header, Numbers, Owner, PIECE, SealedWriter};
+use crate::exec::state::{Numbers, PIECE, SealedWriter, StateHeader, StateOwner};
 use crate::plan::{Pools, Remembered};
 
 /// Where a remembered frame lies.
@@ -25,8 +25,8 @@ pub fn in_pieces(at: Kept, bytes: u64, mut each: impl FnMut(Kept, usize) -> Resu
 }
 
 impl<B: Backend> Streaming<B> {
-    fn owner(&self) -> Owner {
-        Owner::new(self.place, self.backend.precision())
+    fn owner(&self) -> StateOwner {
+        StateOwner::new(self.place, self.backend.precision())
     }
 
     /// Fails where there is nothing that a stream could go on from.
@@ -43,9 +43,9 @@ impl<B: Backend> Streaming<B> {
         Ok(())
     }
 
-    fn header(&self, model: u64) -> Header {
+    fn header(&self, model: u64) -> StateHeader {
         let layout = self.job.layout();
-        Header {
+        StateHeader {
             model,
             direction: layout.network.direction,
             input: self.input,

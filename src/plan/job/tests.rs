@@ -10,7 +10,7 @@ use super::*;
 use crate::model::{Config, LayerId};
 use crate::plan::cut::movable;
 use crate::plan::estimate::{Clock, Estimate, Fetches};
-use crate::plan::{Banded, Blueprint, Carrying, Fetched, Past, Request, SlotAt, SlotPool, Spacing, TileSize, Way};
+use crate::plan::{Banded, Blueprint, Carrying, Fetched, Past, Request, SlotAt, SlotPool, Spacing, TileSize};
 use crate::tensor::{At, BandFrames, ConvLayout, HostMemory, Prologue, Rates, Shape, Sums, Window};
 
 /// A device that costs four bytes an element.
@@ -415,24 +415,6 @@ fn a_past_that_is_elsewhere_changes_no_frame() {
         assert!(seen.iter().any(parted), "{direction:?}: {seen:?}");
         assert!(seen.contains(&Past::Again), "{direction:?}: {seen:?}");
         assert!(direction == Direction::Encode || made_anew > 0);
-    }
-}
-
-#[test]
-fn frames_that_come_in_few_at_a_time_are_the_same() {
-    let direction = Direction::Decode;
-    let whole = request(direction, clip(direction, 1, 14)).plan(&SEPARATE).unwrap();
-    let expected = run_costing(&whole, &SEPARATE);
-    let stream = Request { slice: Some(2), ..request(direction, clip(direction, 1, 0)) };
-    let Way { cut, .. } = stream.plan(&FAST_COPIES).unwrap().layout.way();
-    let last = cut.chunks.len() - 1;
-    let [first, second] = stream.network.stages[last].blocks[0].layers();
-    assert!(cut.chunks[last] > 3);
-    for (past, entry) in [(Past::Again, 1), (Past::NEAR, 1), (Past::Again, 3)] {
-        let mut cut = cut.clone();
-        (cut.entry[last], cut.past[first], cut.past[second]) = (entry, past, Past::NEAR);
-        let plan = stream.follow(&Way { cut, tiles: None }, &FAST_COPIES).expect("a way");
-        assert_eq!(run_pushed_costing(&plan, &FAST_COPIES, 14, 3), expected, "{past:?} {entry}");
     }
 }
 

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Blueprint, MOST_CHUNK_FRAMES, MOST_LANES, Request};
 use crate::plan::Costs;
-use crate::plan::cut::{Cut, Past, is_passing, movable, repeatable};
+use crate::plan::cut::{Cut, Past, movable, repeatable};
 use crate::plan::job::{Layout, Order};
 use crate::plan::tiles::{Grid, TileSize};
 
@@ -54,7 +54,7 @@ impl Request {
         let slices = cut.slice > 0 && cut.slice.is_multiple_of(rate) && cut.slice / rate <= MOST_SLICE_LATENTS;
         let chunks = cut.chunks.len() == network.stages.len()
             && cut.chunks.iter().all(|chunk| (1..=MOST_CHUNK_FRAMES).contains(chunk));
-        let enters = cut.stored.len() == network.stages.len() && cut.entry.len() == network.stages.len();
+        let enters = cut.stored.len() == network.stages.len();
         let past = cut.past.len() == network.layers.len() && self.is_past(&cut.past, costs);
         let away = cut.away.len() == network.layers.len() && !cut.away.contains(&true);
         let fetchable = self.fetchable(costs);
@@ -64,21 +64,16 @@ impl Request {
         slices && chunks && enters && past && away && weights && stages.all(|stage| self.can_enter(cut, stage, costs))
     }
 
-    /// Whether frames can come into a stage as the cut says: together, in pieces, or some of them made anew.
+    /// Whether frames can come into a stage as the cut says: all of them stored, or some of them made anew.
     fn can_enter(&self, cut: &Cut, stage: usize, costs: &dyn Costs) -> bool {
         let [first, second] = self.network.stages[stage].blocks[0].layers().map(|layer| cut.past[layer]);
-        let (chunk, entry) = (cut.chunks[stage], cut.entry[stage]);
-        match (entry.cmp(&chunk), cut.stored[stage].cmp(&chunk)) {
-            (Ordering::Equal, Ordering::Equal) => true,
-            (Ordering::Less, Ordering::Equal) => {
-                let past = matches!(first, Past::NEAR | Past::Again) && second == Past::NEAR;
-                entry > 0 && is_passing(&self.network, stage) && past
-            }
-            (Ordering::Equal, Ordering::Less) => {
+        match cut.stored[stage].cmp(&cut.chunks[stage]) {
+            Ordering::Equal => true,
+            Ordering::Less => {
                 let past = !matches!(first, Past::Device | Past::Again) && second != Past::Device;
                 self.can_make_anew(stage, costs) && past
             }
-            _ => false,
+            Ordering::Greater => false,
         }
     }
 

@@ -209,16 +209,14 @@ impl<'a> Search<'a> {
     /// of frames at full resolution, as more of the past fits beside fewer frames; or beside fewer that are stored.
     fn promising_cuts(&self) -> Vec<Cut> {
         let anew = self.request.makes_anew(self.costs);
-        let anew_for = |cut: &Cut| anew.filter(|stage| cut.entry[*stage] == cut.chunks[*stage]);
         let found = self.each(self.request.wider_cuts(), |search, cut| {
             let frames = match search.request.network.direction {
                 Direction::Encode => cut.chunks[0],
                 Direction::Decode => cut.chunks[cut.chunks.len() - 1],
             };
-            let (in_pieces, anew) = (cut.entry != cut.chunks, anew_for(&cut));
-            ((frames, in_pieces), search.most_stored(cut, anew))
+            (frames, search.most_stored(cut, anew))
         });
-        let mut by_frames: BTreeMap<(u64, bool), Vec<(Rank, Cut)>> = BTreeMap::new();
+        let mut by_frames: BTreeMap<u64, Vec<(Rank, Cut)>> = BTreeMap::new();
         found.into_iter().for_each(|(frames, cut)| by_frames.entry(frames).or_default().extend(cut));
         let fastest = |mut cuts: Vec<(Rank, Cut)>| {
             cuts.sort_by_key(|(rank, _)| *rank);
@@ -230,7 +228,7 @@ impl<'a> Search<'a> {
                 smaller
             });
             cuts.truncate(MOST_PROMISING);
-            cuts.into_iter().flat_map(|(_, cut)| match anew_for(&cut) {
+            cuts.into_iter().flat_map(|(_, cut)| match anew {
                 None => vec![cut],
                 Some(stage) => {
                     let most = cut.stored[stage];

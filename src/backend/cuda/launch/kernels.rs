@@ -95,11 +95,11 @@ impl Kernels {
         };
         // Blocks of `conv_mma` come and go, so nothing has to fit in beside them.
         let co_resident = |name| if wgmma.is_some() { norm.co_resident_kernel(name) } else { norm.kernel(name, 0) };
-        let wgmma_names = [c"conv_wgmma", c"conv_wgmma_sums"];
+        let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         let conv_wgmma = wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED));
         Ok(Kernels {
             conv_wgmma: conv_wgmma.transpose()?,
-            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_sums"], tiling::CONV_MMA_SHARED)?,
+            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision))?,
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision))?,
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision))?,

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
-use crate::exec::{self, Allocators, Control, DeviceName, Job, Outputs, Pull, Session};
+use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session};
 use crate::model::Direction;
 use crate::node;
 use crate::tensor::Shape;
@@ -43,9 +43,9 @@ impl LatentClip {
 
     fn run(&mut self, session: &mut dyn Session) {
         let (input, output) = (view(&self.latent, self.latents), view(&self.frames, self.pixels));
-        let job = Job { direction: Direction::Decode, input: &input, output: &output, logvar: None, stream: None };
+        let job = Call { direction: Direction::Decode, input: &input, output: &output, logvar: None, stream: None };
         let cancel = AtomicBool::new(false);
-        session.run(&job, &mut Control { cancel: &cancel, progress: None }).unwrap();
+        session.run(&job, &mut Control::new(&cancel)).unwrap();
     }
 
     /// One latent in, whatever frames there are out.
@@ -53,7 +53,7 @@ impl LatentClip {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;
         let shape = Shape::new(1, channels, 0, rows, columns);
-        let control = Control { cancel: &cancel, progress: None };
+        let control = Control::new(&cancel);
         let mut stream = session.open_stream(Direction::Decode, shape, &control).unwrap();
         let (mut pushed, mut pulled) = (0, 0);
         let pixels = (self.pixels[2] * self.pixels[3]) as usize;
@@ -62,7 +62,7 @@ impl LatentClip {
         loop {
             let outputs = Outputs { output: &into, logvar: None, stream: None };
             let mut written = 0;
-            let control = &mut Control { cancel: &cancel, progress: None };
+            let control = &mut Control::new(&cancel);
             match stream.pull(&outputs, control, &mut written).unwrap() {
                 Pull::Written => {
                     for c in 0..3 {

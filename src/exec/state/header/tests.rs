@@ -5,10 +5,10 @@ use crate::checksum::Checksum;
 use crate::error::Error;
 use crate::exec::state::SealedWriter;
 
-const OWNER: Owner = Owner { device: "cuda", precision: Precision::Fp16 };
+const OWNER: StateOwner = StateOwner { device: "cuda", precision: Precision::Fp16 };
 
-fn header() -> Header {
-    Header {
+fn header() -> StateHeader {
+    StateHeader {
         model: 0x1234_5678_9abc_def0,
         direction: Direction::Decode,
         input: Shape::new(2, 16, 0, 90, 160),
@@ -22,7 +22,6 @@ fn header() -> Header {
             cut: Cut {
                 slice: 3,
                 chunks: vec![1, 8, 4],
-                entry: vec![1, 8, 1],
                 stored: vec![1, 8, 0],
                 past: vec![Past::Device, Past::HOST, Past::Again, Past::Bands { near: 5 }, Past::NEAR],
                 away: vec![false; 5],
@@ -34,7 +33,7 @@ fn header() -> Header {
     }
 }
 
-fn sealed(header: &Header) -> Vec<u8> {
+fn sealed(header: &StateHeader) -> Vec<u8> {
     let (mut state, never) = (Vec::new(), AtomicBool::new(false));
     let mut writer = SealedWriter::new(&mut state, &never);
     writer.write(&header.write(&OWNER)).unwrap();
@@ -42,14 +41,14 @@ fn sealed(header: &Header) -> Vec<u8> {
     state
 }
 
-fn read(state: &[u8], owner: &Owner) -> Result<Header> {
+fn read(state: &[u8], owner: &StateOwner) -> Result<StateHeader> {
     let (mut from, never) = (state, AtomicBool::new(false));
-    Header::read(&mut SealedReader::new(&mut from, state.len() as u64, &never), owner)
+    StateHeader::read(&mut SealedReader::new(&mut from, state.len() as u64, &never), owner)
 }
 
 #[test]
 fn a_header_is_read_as_it_was_written() {
-    let untiled = Header { way: Way { tiles: None, ..header().way }, ..header() };
+    let untiled = StateHeader { way: Way { tiles: None, ..header().way }, ..header() };
     for header in [header(), untiled] {
         let state = sealed(&header);
         assert_eq!(read(&state, &OWNER), Ok(header.clone()));
@@ -61,8 +60,8 @@ fn a_header_is_read_as_it_was_written() {
 fn what_belongs_to_others_is_refused_by_name() {
     let state = sealed(&header());
     for (owner, says) in [
-        (Owner { device: "cpu", ..OWNER }, "its device is cuda, here it is cpu"),
-        (Owner { precision: Precision::Bf16, ..OWNER }, "its precision is fp16, here it is bf16"),
+        (StateOwner { device: "cpu", ..OWNER }, "its device is cuda, here it is cpu"),
+        (StateOwner { precision: Precision::Bf16, ..OWNER }, "its precision is fp16, here it is bf16"),
     ] {
         let why = read(&state, &owner).unwrap_err();
         assert!(matches!(&why, Error::Checkpoint(text) if text.contains(says)), "{why}");
@@ -81,7 +80,7 @@ fn a_cancel_ends_reading_and_writing() {
     let (mut state, cancel) = (Vec::new(), AtomicBool::new(true));
     assert_eq!(SealedWriter::new(&mut state, &cancel).write(&[1]), Err(Error::Cancelled));
     let mut from = &sealed(&header())[..];
-    assert_eq!(Header::read(&mut SealedReader::new(&mut from, 1000, &cancel), &OWNER), Err(Error::Cancelled));
+    assert_eq!(StateHeader::read(&mut SealedReader::new(&mut from, 1000, &cancel), &OWNER), Err(Error::Cancelled));
     assert!(state.is_empty());
 }
 

@@ -60,7 +60,7 @@ pub fn devices() -> Vec<DeviceInfo> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_uuid_is_written_in_five_parts() {
+    fn dashed_writes_a_uuid_in_five_parts() {
         let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
         assert_eq!(super::dashed(&bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
     }

@@ -7,6 +7,8 @@ mod conv_out;
 mod conv_params;
 mod copy;
 mod graph;
+#[cfg(test)]
+mod kernel_contract;
 mod kernels;
 mod launcher;
 mod norm;

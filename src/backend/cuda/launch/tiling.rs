@@ -73,12 +73,12 @@ pub const fn attention_queries(precision: Precision) -> u64 {
 }
 
 /// Neighbouring tiles that a block of `conv_in` processes at most: shared memory has room for no more.
-const fn longest_conv_in_run(precision: Precision) -> u32 {
+pub const fn longest_conv_in_run(precision: Precision) -> u32 {
     16 / precision.bytes() as u32
 }
 
 /// Blocks of `conv_in` on a multiprocessor at most.
-const CONV_IN_BLOCKS: u32 = 2;
+pub const CONV_IN_BLOCKS: u32 = 2;
 
 /// How many of the `tiles_x` tiles in a row a block of `conv_in` processes. Loading a block's weights and patch costs about as
 /// much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
@@ -217,7 +217,7 @@ pub fn even_band_rows(shape: FrameShape, most: u64) -> u64 {
 }
 
 /// Channels of a query that fit into the registers of a warp; two warps share one query.
-const MOST_ATTENTION_CHANNELS: u64 = 512;
+pub const MOST_ATTENTION_CHANNELS: u64 = 512;
 /// A block of the norm has a thread for every 16 bytes of a pixel, and at most 256 threads.
 const MOST_NORM_BYTES: u64 = 256 * UNIT_BYTES;
 

@@ -1,5 +1,5 @@
-//! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to the device,
-//! `launch` launches kernels, `offload` moves what lies in host memory.
+//! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to
+//! the device, `launch` launches kernels, `offload` moves what lies in host memory.
 
 mod driver;
 mod launch;
@@ -72,7 +72,7 @@ impl Cuda {
         Ok(Cuda { launcher: Launcher { sizes: CudaSizes { precision }, context, kernels, queue }, rates, allocator })
     }
 
-    /// The architecture whose kernels it uses: that of the GPU unless `VVAE_ARCH` names an older one.
+    /// Its kernels are of this architecture: the GPU's own, unless `VVAE_ARCH` names an older one.
     pub fn kernel_arch(&self) -> KernelArch {
         self.context().gpu.kernel_arch()
     }
@@ -81,8 +81,8 @@ impl Cuda {
         &self.launcher.context
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the host's
-    /// stream fills it instead. `elements`: of the output.
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the
+    /// host's stream fills it instead. `elements`: of the output.
     fn operate(
         &self,
         memory: &mut JobMemory,
@@ -108,8 +108,8 @@ impl Cuda {
         queue.stream().record(oldest)
     }
 
-    /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has ended, also
-    /// one of another job that used the memory.
+    /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has
+    /// ended, also one of another job that used the memory.
     fn synchronise(&self, memory: &JobMemory) -> Result<()> {
         let _current = self.context().enter()?;
         self.launcher.queue.synchronise()?;

@@ -10,8 +10,8 @@ use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;
 
-/// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our kernels.
-/// Data-centre cards first; all others are GeForce cards and their kin.
+/// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our
+/// kernels. Data-centre cards first; all others are GeForce cards and their kin.
 fn products_per_cycle(arch: KernelArch) -> f64 {
     match (arch.major, arch.minor) {
         (8, 0) => 1024.0,

@@ -13,7 +13,8 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Sums, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
-/// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is no GPU.
+/// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
+/// no GPU.
 fn gpus() -> Vec<Cuda> {
     let open = |arch: Option<&str>, precision| {
         Cuda::with_kernel_arch(0, precision, DeviceAllocator::Driver, arch.map(str::to_owned))
@@ -56,8 +57,8 @@ impl Poison for Cpu {
     fn poison(&self, _: &mut Self::Memory, _: u64) {}
 }
 
-/// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the order of sums
-/// explains.
+/// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the
+/// order of sums explains.
 fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl Fn(&Cuda) -> Vec<f32>) {
     for gpu in gpus {
         let most = match gpu.precision() {

@@ -1,4 +1,5 @@
-//! The architecture that kernels are chosen for: that of the GPU, or an older one named by the environment variable `VVAE_ARCH`.
+//! The architecture that kernels are chosen for: that of the GPU, or an older one named by the environment variable
+//! `VVAE_ARCH`.
 
 use crate::error::{Error, Result};
 
@@ -32,7 +33,8 @@ impl KernelArch {
         self == KernelArch::HOPPER
     }
 
-    /// The architecture and shared memory to use on a GPU of `own`, if `requested` names one that the GPU can stand in for.
+    /// The architecture and shared memory to use on a GPU of `own`, if `requested` names one that the GPU can stand in
+    /// for.
     pub fn select(requested: &str, own: KernelArch, own_shared_bytes: u32) -> Result<(KernelArch, u32)> {
         let known = KernelArch::KNOWN.into_iter().find(|(arch, _)| arch.to_string() == requested);
         let Some((arch, shared_bytes)) = known else {
@@ -43,8 +45,8 @@ impl KernelArch {
         };
         if arch > own || (arch.has_wgmma() && !own.has_wgmma()) {
             return Err(Error::Argument(format!(
-                "{ARCH_VARIABLE}: a GPU of compute capability {own} cannot run the kernels of {arch}; use an older one or \
-                 unset it"
+                "{ARCH_VARIABLE}: a GPU of compute capability {own} cannot run the kernels of {arch}; use an older one \
+                 or unset it"
             )));
         }
         Ok((arch, shared_bytes.min(own_shared_bytes)))

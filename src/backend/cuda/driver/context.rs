@@ -61,7 +61,7 @@ impl Drop for Context {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut ours = std::ptr::null_mut();
-        // SAFETY: pushed in `enter` on this thread, and whatever was pushed since has been popped.
+        // SAFETY: pushed in `enter` on this thread, and everything pushed since has been popped.
         unsafe { sys::cuCtxPopCurrent_v2(&mut ours) };
     }
 }

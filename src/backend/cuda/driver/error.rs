@@ -51,8 +51,8 @@ pub fn is_device_lost(result: CUresult) -> bool {
     )
 }
 
-/// Host memory ran out. Not [`Error::Memory`]: that makes a session plan again with less device memory, which takes more of the
-/// host's.
+/// Host memory ran out. Not [`Error::Memory`]: that makes a session plan again with less device memory, which takes
+/// more of the host's.
 pub fn host_memory_exhausted(bytes: u64, why: impl Display) -> Error {
     Error::Argument(format!("host_memory_limit: the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
 }

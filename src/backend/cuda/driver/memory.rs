@@ -52,8 +52,8 @@ impl DeviceBlock {
         self.address.wrapping_add(frame.0)
     }
 
-    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream, and
-    /// may return before the last bytes have landed.
+    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream,
+    /// and may return before the last bytes have landed.
     pub fn write<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
         let bytes = size_of_val(from);
         let to = self.at(offset, bytes as u64)?;
@@ -100,7 +100,7 @@ impl Drop for DeviceBlock {
             return;
         }
         let (current, device) = (self.context.enter(), self.context.gpu.index);
-        // Handles share weights, so any of our streams may still use the block. Whoever gets the memory next may write at once.
+        // Handles share weights, so any of our streams may still use the block. The next owner may write at once.
         stream::synchronise_all(device);
         match self.allocator {
             DeviceAllocator::Driver if current.is_ok() => {

@@ -57,8 +57,8 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes seconds
-/// for the gigabytes that a tight limit offloads.
+/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes
+/// seconds for the gigabytes that a tight limit offloads.
 fn populate(memory: &mut MmapMut) {
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);

@@ -93,8 +93,8 @@ impl Launcher {
             _ => (params.tiles_x * rows * params.phases) as u32,
         };
         let blocks = if variant.wgmma { tiles.min(gpu.multiprocessors) } else { tiles };
-        // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and freeing
-        // either waits for the streams.
+        // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
+        // freeing either waits for the streams.
         unsafe {
             match band.stream {
                 Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params)?,

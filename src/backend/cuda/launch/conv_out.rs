@@ -1,5 +1,5 @@
-//! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel instead of
-//! two cached input frames.
+//! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel
+//! instead of two cached input frames.
 
 use super::launcher::{Launcher, WeightPointers};
 use super::norm::norm_params;

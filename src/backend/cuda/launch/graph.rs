@@ -1,9 +1,9 @@
-//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself costs as
-//! much as running it.
+//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself
+//! costs as much as running it.
 //!
-//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second is made
-//! into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch is launched
-//! plainly instead.
+//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second
+//! is made into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch
+//! is launched plainly instead.
 
 use std::any::Any;
 use std::sync::Arc;

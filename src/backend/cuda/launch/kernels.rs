@@ -93,7 +93,7 @@ impl Kernels {
         let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
             Ok(ConvKernels { plain: module.kernel(plain, shared)?, partial_sums: module.kernel(sums, shared)? })
         };
-        // Blocks of `conv_mma` come and go, so nothing has to fit in beside them.
+        // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
         let co_resident = |name| if wgmma.is_some() { norm.co_resident_kernel(name) } else { norm.kernel(name, 0) };
         let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         let conv_wgmma = wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED));

@@ -105,8 +105,9 @@ impl HostFrames {
         }
         let device = block.at(offset, bytes)?;
         let host = self.row_address(host)?;
-        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its last reader is
-        // done; a host frame that is written is read by nobody before the event that says it has arrived.
+        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
+        // last reader is done; a host frame that is written is read by nobody before the event that says it has
+        // arrived.
         let answer = unsafe {
             match direction {
                 CopyDirection::ToDevice => {
@@ -120,8 +121,8 @@ impl HostFrames {
         check(direction.doing(), answer)
     }
 
-    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first on both sides,
-    /// as the engine pauses between copies.
+    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first
+    /// on both sides, as the engine pauses between copies.
     pub fn fetch_cached(&self, block: &DeviceBlock, cached: &[(HostRows, u64)]) -> Result<()> {
         let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MOST_PITCH);
         let pair = match cached {

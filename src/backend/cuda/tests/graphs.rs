@@ -48,7 +48,7 @@ impl LatentClip {
         session.run(&job, &mut Control::new(&cancel)).unwrap();
     }
 
-    /// One latent in, whatever frames there are out.
+    /// Pushes one latent at a time, and pulls all frames there are.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;

@@ -1,27 +1,22 @@
-//! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to the device,
-//! `launch` launches kernels, `offload` moves what lies in host memory.
+//! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to
+//! the device, `launch` launches kernels, `offload` moves what lies in host memory.
 
 mod driver;
 mod launch;
 mod offload;
 mod profile;
 
-pub use driver::device::ready;
-pub use driver::discovery::devices;
-pub use launch::sizes::CudaSizes;
+pub use driver::{KernelArch, devices, ready};
+pub use launch::CudaSizes;
 pub use offload::weights::{PreparedConv, WeightStore};
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::context::Context;
-use self::driver::event::Event;
-use self::driver::memory::{BLOCK_ALIGN, DeviceBlock};
-use self::launch::kernels::Kernels;
-use self::launch::launcher::Launcher;
-use self::launch::queue::{GraphGuard, LaunchQueue};
-use self::launch::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event};
+use self::launch::tiling::{FRAME_ALIGN, MAX_FRAMES};
+use self::launch::{GraphGuard, Kernels, LaunchQueue, Launcher, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
 use self::offload::weights::HostWeights;
@@ -61,18 +56,33 @@ pub struct JobMemory {
 
 impl Cuda {
     pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Cuda> {
-        let context = Context::new(index)?;
+        let requested = std::env::var_os(ARCH_VARIABLE);
+        Cuda::with_kernel_arch(index, precision, allocator, requested.map(|arch| arch.to_string_lossy().into_owned()))
+    }
+
+    fn with_kernel_arch(
+        index: u32,
+        precision: Precision,
+        allocator: DeviceAllocator,
+        requested: Option<String>,
+    ) -> Result<Cuda> {
+        let context = Context::new(index, requested.as_deref())?;
         let (kernels, rates) = shared_kernels(&context, precision)?;
         let queue = LaunchQueue::new(&context)?;
         Ok(Cuda { launcher: Launcher { sizes: CudaSizes { precision }, context, kernels, queue }, rates, allocator })
+    }
+
+    /// Its kernels are of this architecture: the GPU's own, unless `VVAE_ARCH` names an older one.
+    pub fn kernel_arch(&self) -> KernelArch {
+        self.context().gpu.kernel_arch()
     }
 
     fn context(&self) -> &Arc<Context> {
         &self.launcher.context
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the host's
-    /// stream fills it instead. `elements`: of the output.
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the
+    /// host's stream fills it instead. `elements`: of the output.
     fn operate(
         &self,
         memory: &mut JobMemory,
@@ -98,8 +108,8 @@ impl Cuda {
         queue.stream().record(oldest)
     }
 
-    /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has ended, also
-    /// one of another job that used the memory.
+    /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has
+    /// ended, also one of another job that used the memory.
     fn synchronise(&self, memory: &JobMemory) -> Result<()> {
         let _current = self.context().enter()?;
         self.launcher.queue.synchronise()?;
@@ -119,16 +129,16 @@ impl Drop for Cuda {
     }
 }
 
-/// Loads kernels, and measures rates, once for all handles on a GPU that compute in the same precision.
+/// Loads kernels, and measures rates, once for all handles on a GPU with the same precision and kernel architecture.
 fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
-    type Loaded = ((u32, Precision), Weak<Kernels>, Rates);
+    type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
     static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
-    let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, precision));
+    let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, context.gpu.kernel_arch(), precision));
     let known = loaded.iter().find(|(known, ..)| *known == key);
     if let Some(found) = known.and_then(|(_, kernels, rates)| Some((kernels.upgrade()?, *rates))) {
         return Ok(found);
     }
-    let kernels = Arc::new(Kernels::new(context, &context.gpu, precision)?);
+    let kernels = Arc::new(Kernels::new(context, precision)?);
     let rates = profile::measure_rates(context, precision)?;
     loaded.retain(|(_, kernels, _)| kernels.strong_count() > 0);
     loaded.push((key, Arc::downgrade(&kernels), rates));
@@ -174,8 +184,9 @@ impl Backend for Cuda {
         self.launcher.sizes.block_bytes(bytes)
     }
 
+    /// All of it where the driver does not say, as on a lost device: then allocating fails with the reason.
     fn free_bytes(&self) -> u64 {
-        self.context().free_bytes().unwrap_or(0)
+        self.context().free_bytes().unwrap_or(self.context().gpu.memory_total)
     }
 
     fn staging_bytes(&self, shape: FrameShape) -> u64 {

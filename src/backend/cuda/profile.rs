@@ -5,20 +5,15 @@ use std::time::Instant;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::device::Gpu;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, KernelArch, PinnedMemory, check};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
 use crate::tensor::Rates;
 
-/// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our kernels.
-/// Data-centre cards first; all others are GeForce cards and their kin.
-fn products_per_cycle(capability: (i32, i32)) -> f64 {
-    match capability {
+/// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our
+/// kernels. Data-centre cards first; all others are GeForce cards and their kin.
+fn products_per_cycle(arch: KernelArch) -> f64 {
+    match (arch.major, arch.minor) {
         (8, 0) => 1024.0,
         (9, 0) => 2048.0,
         (10, _) => 1024.0,
@@ -44,7 +39,10 @@ pub fn measure_rates(context: &Arc<Context>, precision: Precision) -> Result<Rat
     // Three tf32 products at half the rate.
     let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
     Ok(Rates {
-        products: products_per_cycle(gpu.capability) * f64::from(gpu.multiprocessors) * gpu.clock_hz * PRODUCTS_REACHED
+        products: products_per_cycle(gpu.kernel_arch())
+            * f64::from(gpu.multiprocessors)
+            * gpu.clock_hz
+            * PRODUCTS_REACHED
             / slower,
         memory: memory_rate(gpu) * MEMORY_REACHED,
         copies: copy_rate(context)? * COPIES_REACHED,
@@ -67,6 +65,9 @@ fn copy_rate(context: &Arc<Context>) -> Result<f64> {
     let (to, from) = (block.at(0, PROBE_BYTES)?, host.at(0, PROBE_BYTES)?);
     let (back_from, back_to) = (block.at(PROBE_BYTES, PROBE_BYTES)?, host.at(PROBE_BYTES, PROBE_BYTES)?);
     let _current = context.enter()?;
+    // SAFETY: the block is that long. The download below reads it.
+    let answer = unsafe { sys::cuMemsetD8Async(back_from, 0, PROBE_BYTES as usize, download.handle()) };
+    check("measuring copies", answer)?;
     let both_ways = || -> Result<()> {
         // SAFETY: both blocks are that long, and live until the copies have ended.
         let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), PROBE_BYTES as usize, upload.handle()) };

@@ -13,15 +13,16 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Sums, Term, Terms, Window};
 use crate::tensor::{DType, Place, View};
 
-/// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
-/// with less shared memory. None where there is no GPU.
+/// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
+/// no GPU.
 fn gpus() -> Vec<Cuda> {
-    match Precision::ALL
-        .into_iter()
-        .map(|precision| Cuda::new(0, precision, DeviceAllocator::Driver))
-        .collect::<Result<Vec<_>>>()
-    {
-        Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(like_a_gaming_card)).collect(),
+    let open = |arch: Option<&str>, precision| {
+        Cuda::with_kernel_arch(0, precision, DeviceAllocator::Driver, arch.map(str::to_owned))
+    };
+    // 8.6 also has less shared memory.
+    let older = |precision| open(Some("8.6"), precision).or_else(|_| open(Some("8.0"), precision)).unwrap();
+    match Precision::ALL.into_iter().map(|precision| open(None, precision)).collect::<Result<Vec<_>>>() {
+        Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(older)).collect(),
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
             println!("skipped: {why}");
@@ -30,21 +31,8 @@ fn gpus() -> Vec<Cuda> {
     }
 }
 
-/// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over half the keys at a time.
-fn like_a_gaming_card(precision: Precision) -> Cuda {
-    let context = Context::new(0).unwrap();
-    let gaming = driver::device::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
-    let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
-    assert!(kernels.conv_wgmma.is_none());
-    let queue = LaunchQueue::new(&context).unwrap();
-    let rates = profile::measure_rates(&context, precision).unwrap();
-    let launcher = Launcher { sizes: CudaSizes { precision }, context, kernels, queue };
-    Cuda { launcher, rates, allocator: DeviceAllocator::Driver }
-}
-
 fn name(gpu: &Cuda) -> String {
-    let kernels = if gpu.launcher.kernels.conv_wgmma.is_some() { "kernels of 9.0" } else { "kernels of every GPU" };
-    format!("{}, {kernels}", gpu.precision().name())
+    format!("{}, kernels of {}", gpu.precision().name(), gpu.kernel_arch())
 }
 
 /// Fills memory with NaN, so that reads of unwritten memory show.
@@ -59,7 +47,7 @@ impl Poison for Cuda {
         let stream = self.launcher.queue.stream();
         // SAFETY: the block is that long.
         let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, stream.handle()) };
-        driver::error::check("poisoning memory", answer).unwrap();
+        driver::check("poisoning memory", answer).unwrap();
         // Copies run on other streams, which would not wait.
         stream.synchronise().unwrap();
     }
@@ -69,8 +57,8 @@ impl Poison for Cpu {
     fn poison(&self, _: &mut Self::Memory, _: u64) {}
 }
 
-/// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the order of sums
-/// explains.
+/// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the
+/// order of sums explains.
 fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl Fn(&Cuda) -> Vec<f32>) {
     for gpu in gpus {
         let most = match gpu.precision() {

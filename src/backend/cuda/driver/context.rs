@@ -23,9 +23,13 @@ unsafe impl Sync for Context {}
 pub struct Current<'a>(#[allow(dead_code, reason = "ties the guard to its context")] &'a Context);
 
 impl Context {
-    pub fn new(index: u32) -> Result<Arc<Context>> {
-        let gpu = Gpu::new(index)?;
+    /// `kernel_arch`: an older architecture to use the GPU like.
+    pub fn new(index: u32, kernel_arch: Option<&str>) -> Result<Arc<Context>> {
+        let mut gpu = Gpu::new(index)?;
         gpu.check_capability()?;
+        if let Some(requested) = kernel_arch {
+            gpu = gpu.with_kernel_arch(requested)?;
+        }
         let mut handle = std::ptr::null_mut();
         // SAFETY: the device exists; retained once, released in drop.
         check("opening the GPU", unsafe { sys::cuDevicePrimaryCtxRetain(&mut handle, gpu.handle) })?;
@@ -57,7 +61,7 @@ impl Drop for Context {
 impl Drop for Current<'_> {
     fn drop(&mut self) {
         let mut ours = std::ptr::null_mut();
-        // SAFETY: pushed in `enter` on this thread, and whatever was pushed since has been popped.
+        // SAFETY: pushed in `enter` on this thread, and everything pushed since has been popped.
         unsafe { sys::cuCtxPopCurrent_v2(&mut ours) };
     }
 }

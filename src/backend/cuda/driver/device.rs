@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use cudarc::driver::sys::{self, CUdevice};
 use once_cell::sync::OnceCell;
 
+use super::arch::KernelArch;
 use super::error::check;
 use crate::error::{Error, Result};
 
@@ -44,7 +45,9 @@ pub struct Gpu {
     pub index: u32,
     pub handle: CUdevice,
     pub name: String,
-    pub capability: (i32, i32),
+    pub capability: KernelArch,
+    /// Kernels and rates are those of this architecture.
+    kernel_arch: KernelArch,
     pub multiprocessors: u32,
     /// The most shared memory of a thread block.
     pub shared_bytes: u32,
@@ -96,7 +99,8 @@ impl Gpu {
             index,
             handle,
             name,
-            capability: (major, minor),
+            capability: KernelArch::new(major, minor),
+            kernel_arch: KernelArch::new(major, minor),
             multiprocessors,
             shared_bytes,
             memory_total: total as u64,
@@ -106,15 +110,24 @@ impl Gpu {
         })
     }
 
+    pub fn kernel_arch(&self) -> KernelArch {
+        self.kernel_arch
+    }
+
+    /// The same GPU, used like an older one.
+    pub fn with_kernel_arch(mut self, requested: &str) -> Result<Gpu> {
+        (self.kernel_arch, self.shared_bytes) = KernelArch::select(requested, self.capability, self.shared_bytes)?;
+        Ok(self)
+    }
+
     /// Our kernels need the tensor cores of compute capability 8.0.
     pub fn check_capability(&self) -> Result<()> {
-        if self.capability >= (8, 0) {
+        if self.capability >= KernelArch::new(8, 0) {
             return Ok(());
         }
-        let (major, minor) = self.capability;
         Err(Error::Device(format!(
-            "{} has compute capability {major}.{minor}; 8.0 or newer (RTX 30, A100) is needed: use device \"cpu\"",
-            self.name
+            "{} has compute capability {}; 8.0 or newer (RTX 30, A100) is needed: use device \"cpu\"",
+            self.name, self.capability
         )))
     }
 }

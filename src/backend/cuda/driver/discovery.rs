@@ -35,7 +35,7 @@ fn free_bytes(index: u32, gpu: &Gpu) -> u64 {
     // SAFETY: the device came from the driver.
     let answer = unsafe { sys::cuDevicePrimaryCtxGetState(gpu.handle, &mut flags, &mut active) };
     let free = match check("asking whether the GPU is in use", answer) {
-        Ok(()) if active != 0 => Context::new(index).and_then(|context| context.free_bytes()),
+        Ok(()) if active != 0 => Context::new(index, None).and_then(|context| context.free_bytes()),
         _ => Ok(gpu.memory_total),
     };
     free.unwrap_or(gpu.memory_total)
@@ -51,7 +51,7 @@ pub fn devices() -> Vec<DeviceInfo> {
             memory_total: gpu.memory_total,
             memory_free: free_bytes(index, &gpu),
             uuid: uuid(&gpu).unwrap_or_default(),
-            compute_capability: (gpu.capability.0 as u32, gpu.capability.1 as u32),
+            compute_capability: (gpu.capability.major as u32, gpu.capability.minor as u32),
             name: gpu.name,
         })
         .collect()
@@ -60,7 +60,7 @@ pub fn devices() -> Vec<DeviceInfo> {
 #[cfg(test)]
 mod tests {
     #[test]
-    fn a_uuid_is_written_in_five_parts() {
+    fn dashed_writes_a_uuid_in_five_parts() {
         let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
         assert_eq!(super::dashed(&bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
     }

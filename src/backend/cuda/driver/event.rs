@@ -30,7 +30,8 @@ impl Event {
         self.handle
     }
 
-    /// Later work in `then` waits for the work in `first`. Either may be the host's stream. The context has to be current.
+    /// Later work in `then` waits for the work in `first`. Either may be the host's stream. The context has to be
+    /// current.
     pub fn order(&self, first: CUstream, then: CUstream) -> Result<()> {
         // SAFETY: the event lives, and the caller vouches for the streams.
         unsafe {

@@ -52,8 +52,8 @@ impl DeviceBlock {
         self.address.wrapping_add(frame.0)
     }
 
-    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream, and
-    /// may return before the last bytes have landed.
+    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream,
+    /// and may return before the last bytes have landed.
     pub fn write<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
         let bytes = size_of_val(from);
         let to = self.at(offset, bytes as u64)?;
@@ -99,19 +99,18 @@ impl Drop for DeviceBlock {
         if self.bytes == 0 {
             return;
         }
-        let current = self.context.enter();
+        let (current, device) = (self.context.enter(), self.context.gpu.index);
+        // Handles share weights, so any of our streams may still use the block. The next owner may write at once.
+        stream::synchronise_all(device);
         match self.allocator {
             DeviceAllocator::Driver if current.is_ok() => {
-                // SAFETY: allocated in `new`. Waits for work that uses it, so nothing can touch it afterwards.
+                // SAFETY: allocated in `new`, and nothing of ours touches it any more.
                 unsafe { sys::cuMemFree_v2(self.address) };
             }
             DeviceAllocator::Driver => {}
             DeviceAllocator::Host(DeviceCallbacks { free, user, .. }) => {
-                let device = self.context.gpu.index;
-                // The host may reuse the memory at once. Handles share weights, so any of our streams may still use it.
-                stream::synchronise_all(device);
                 let block = std::ptr::without_provenance_mut(self.address as usize);
-                // SAFETY: from the same allocator in `new`, and nothing of ours touches it any more.
+                // SAFETY: as above, from the same allocator.
                 unsafe { free(user, device as i32, block, self.bytes) };
             }
         }

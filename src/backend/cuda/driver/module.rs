@@ -45,8 +45,8 @@ impl Module {
         Ok(Kernel { function, shared_bytes })
     }
 
-    /// A kernel without shared memory that may run on a multiprocessor together with a convolution: it asks for the same
-    /// shared-memory carveout, which the multiprocessor cannot change while the convolution runs.
+    /// A kernel without shared memory that may run on a multiprocessor together with a convolution: it asks for the
+    /// same shared-memory carveout, which the multiprocessor cannot change while the convolution runs.
     pub fn co_resident_kernel(&self, name: &CStr) -> Result<Kernel> {
         let kernel = self.kernel(name, 0)?;
         let _current = self.context.enter()?;

@@ -6,6 +6,7 @@ use cudarc::driver::sys;
 use memmap2::MmapMut;
 
 use super::context::Context;
+use super::error::{check, host_memory_exhausted, is_device_lost};
 use crate::error::{Error, Result};
 use crate::workers::{for_each, threads_for};
 
@@ -18,14 +19,16 @@ pub struct PinnedMemory {
 
 impl PinnedMemory {
     pub fn new(context: &Arc<Context>, bytes: u64) -> Result<PinnedMemory> {
-        let refused = |why: std::io::Error| {
-            Error::Memory(format!("the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
-        };
-        let mut memory = MmapMut::map_anon(bytes.max(1) as usize).map_err(refused)?;
+        let mapped = MmapMut::map_anon(bytes.max(1) as usize);
+        let mut memory = mapped.map_err(|why| host_memory_exhausted(bytes, why))?;
         populate(&mut memory);
         let _current = context.enter()?;
         // SAFETY: the block is that long, and lives until it is unregistered in drop.
         let answer = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), 0) };
+        // Everything but a lost device means that the system pins no more, and pageable memory will do.
+        if is_device_lost(answer) {
+            check("pinning host memory", answer)?;
+        }
         Ok(PinnedMemory { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
     }
 
@@ -54,8 +57,8 @@ impl Drop for PinnedMemory {
     }
 }
 
-/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes seconds
-/// for the gigabytes that a tight limit offloads.
+/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes
+/// seconds for the gigabytes that a tight limit offloads.
 fn populate(memory: &mut MmapMut) {
     #[cfg(target_os = "linux")]
     let _ = memory.advise(memmap2::Advice::HugePage);

@@ -5,7 +5,7 @@ use super::params::AttentionParams;
 use super::slots::Slots;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::AttentionOp;
-use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
 
 impl Launcher {

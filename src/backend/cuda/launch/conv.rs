@@ -2,14 +2,12 @@
 
 use std::ops::Range;
 
-use super::conv_params::ConvParamsBuilder;
-pub use super::conv_params::{ConvBand, NextNorm, SplitFrames};
+use super::conv_params::{ConvBand, ConvParamsBuilder};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
 use super::tiling::{self, ConvKernel};
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::module::Kernel;
+use crate::backend::cuda::driver::{DeviceBlock, Kernel};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Window};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
@@ -95,8 +93,8 @@ impl Launcher {
             _ => (params.tiles_x * rows * params.phases) as u32,
         };
         let blocks = if variant.wgmma { tiles.min(gpu.multiprocessors) } else { tiles };
-        // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and freeing
-        // either waits for the streams.
+        // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
+        // freeing either waits for the streams.
         unsafe {
             match band.stream {
                 Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params)?,

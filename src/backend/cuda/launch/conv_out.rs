@@ -1,12 +1,12 @@
-//! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel instead of
-//! two cached input frames.
+//! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel
+//! instead of two cached input frames.
 
 use super::launcher::{Launcher, WeightPointers};
 use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
 use super::slots::Slots;
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::{CarryOp, Frame};
 use crate::error::{Error, Result};
 

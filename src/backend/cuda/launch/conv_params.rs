@@ -11,14 +11,13 @@ use super::sizes::CudaSizes;
 use super::slots::Slots;
 use super::tensor_map::{output_map, patch_map, residual_map};
 use super::tiling;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Prologue, Term, Window};
 use crate::error::Result;
 use crate::tensor::{Columns, FrameShape};
 
-/// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first of `rows`.
-/// Outputs and residuals are virtual full-frame pointers; only the band's rows are backed by memory.
+/// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
+/// of `rows`. Outputs and residuals are virtual full-frame pointers; only the band's rows are backed by memory.
 pub struct ConvBand<'a> {
     /// Rows of the tile grid.
     pub rows: Range<u64>,
@@ -50,8 +49,8 @@ pub struct NextNorm<'a> {
     pub statistics: &'a [Frame],
 }
 
-/// Cached frames that are split by column: (resident part, host part), both from the first input row of a band. Terms name
-/// them by the resident part.
+/// Cached frames that are split by column: (resident part, host part), both from the first input row of a band. Terms
+/// name them by the resident part.
 #[derive(Clone, Copy)]
 pub struct SplitFrames<'a> {
     pub columns: Columns,
@@ -313,7 +312,7 @@ impl ConvParamsBuilder<'_> {
         }
     }
 
-    /// Partial sums from another launch, and an extra frame whose only output are partial sums.
+    /// Partial sums of another launch, and an extra frame that leaves partial sums only.
     fn partial_sums(&self, params: &mut ConvParams, main: &Slots) -> Result<()> {
         let sums = &self.op.sums;
         if let Some(bytes) = self.sizes.down_partial_sums_bytes(self.op.layout, self.op.input) {

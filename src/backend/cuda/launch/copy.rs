@@ -3,8 +3,7 @@
 use super::launcher::Launcher;
 use super::params::CopyParams;
 use super::tiling::{CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::error::{Error, Result};
 
 /// Rows of a frame, as offsets into a block. Whole units are copied.
@@ -58,7 +57,8 @@ impl Launcher {
         let blocks = most.div_ceil(u64::from(CO_RESIDENT_THREADS) * 4) as u32;
         let grid = [blocks.min(self.context.gpu.multiprocessors * 8), copies.len() as u32];
         let stream = stream.unwrap_or_else(|| self.queue.stream());
-        // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for it.
+        // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for
+        // it.
         unsafe { self.kernels.copy_rows.launch(stream, grid, CO_RESIDENT_THREADS, &params) }
     }
 }

@@ -1,19 +1,16 @@
-//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself costs as
-//! much as running it.
+//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself
+//! costs as much as running it.
 //!
-//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second is made
-//! into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch is launched
-//! plainly instead.
+//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second
+//! is made into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch
+//! is launched plainly instead.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUgraph, CUgraphExec, CUgraphNode};
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::module::Kernel;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, Kernel, check};
 use crate::error::{Error, Result};
 
 /// Operations of at most so many output elements are collected; they take a fraction of a millisecond.

@@ -5,9 +5,7 @@ use std::sync::Arc;
 
 use super::tiling;
 use crate::backend::Precision;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::device::Gpu;
-use crate::backend::cuda::driver::module::{Kernel, Module};
+use crate::backend::cuda::driver::{Context, Kernel, Module};
 use crate::error::Result;
 
 /// A convolution, and the same with partial sums in and out.
@@ -83,28 +81,25 @@ impl Sources {
 }
 
 impl Kernels {
-    /// The best there are for a GPU like `like`, which is the context's own but in tests.
-    pub fn new(context: &Arc<Context>, like: &Gpu, precision: Precision) -> Result<Kernels> {
+    /// The best for the context's [`KernelArch`](crate::backend::cuda::driver::KernelArch).
+    pub fn new(context: &Arc<Context>, precision: Precision) -> Result<Kernels> {
+        let gpu = &context.gpu;
         let module = |ptx| Module::new(context, ptx);
         let ptx = Sources::of(precision);
         let (conv_in, conv_out) = (module(ptx.conv_in)?, module(ptx.conv_out)?);
         let (norm, attention, pixels) = (module(ptx.norm)?, module(ptx.attention)?, module(ptx.pixels)?);
         let conv = module(ptx.conv_mma)?;
-        // PTX for 9.0a runs on 9.0 alone.
-        let wgmma = match (like.capability, ptx.conv_wgmma) {
-            ((9, 0), Some(ptx)) => Some(module(ptx)?),
-            _ => None,
-        };
+        let wgmma = ptx.conv_wgmma.filter(|_| gpu.kernel_arch().has_wgmma()).map(module).transpose()?;
         let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
             Ok(ConvKernels { plain: module.kernel(plain, shared)?, partial_sums: module.kernel(sums, shared)? })
         };
-        // Blocks of `conv_mma` come and go, so nothing has to fit in beside them.
+        // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
         let co_resident = |name| if wgmma.is_some() { norm.co_resident_kernel(name) } else { norm.kernel(name, 0) };
-        let wgmma_names = [c"conv_wgmma", c"conv_wgmma_sums"];
+        let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         let conv_wgmma = wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED));
         Ok(Kernels {
             conv_wgmma: conv_wgmma.transpose()?,
-            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_sums"], tiling::CONV_MMA_SHARED)?,
+            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision))?,
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision))?,
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision))?,
@@ -115,7 +110,7 @@ impl Kernels {
             norm_statistics: norm.kernel(c"norm_statistics", 0)?,
             copy_rows: co_resident(c"copy_rows")?,
             // Data-centre cards have the shared memory for twice the keys at a time.
-            attention: match like.shared_bytes >= tiling::ATTENTION_128_SHARED {
+            attention: match gpu.shared_bytes >= tiling::ATTENTION_128_SHARED {
                 true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED)?,
                 false => attention.kernel(c"attention_64", tiling::ATTENTION_64_SHARED)?,
             },

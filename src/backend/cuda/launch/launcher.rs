@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::kernels::Kernels;
 use super::queue::LaunchQueue;
 use super::sizes::CudaSizes;
-use crate::backend::cuda::driver::context::Context;
+use crate::backend::cuda::driver::Context;
 
 /// The kernels of a precision on a GPU, and the queue that operations go to.
 pub struct Launcher {

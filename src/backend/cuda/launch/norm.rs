@@ -6,7 +6,7 @@ use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
 use super::slots::Slots;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
-use crate::backend::cuda::driver::memory::DeviceBlock;
+use crate::backend::cuda::driver::DeviceBlock;
 use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
 use crate::tensor::FrameShape;
@@ -97,8 +97,8 @@ impl Launcher {
         // A thread for each unit of a pixel.
         let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
         let threads = CO_RESIDENT_THREADS.max(units);
-        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive the
-        // work.
+        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
+        // the work.
         unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
     }
 

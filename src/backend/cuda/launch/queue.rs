@@ -1,5 +1,5 @@
-//! The compute stream that operations go to. Launches of small operations are collected and go to the GPU as a CUDA graph; no
-//! other file knows of graphs.
+//! The compute stream that operations go to. Launches of small operations are collected and go to the GPU as a CUDA
+//! graph; no other file knows of graphs.
 
 use std::sync::Arc;
 
@@ -8,9 +8,7 @@ use parking_lot::Mutex;
 #[cfg(test)]
 pub use super::graph::testing;
 use super::graph::{KernelParams, LaunchRecorder, RecordedLaunch};
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::module::Kernel;
-use crate::backend::cuda::driver::stream::CudaStream;
+use crate::backend::cuda::driver::{Context, CudaStream, Kernel};
 use crate::error::Result;
 
 /// Every method but `new` wants the context to be current.
@@ -24,8 +22,8 @@ impl LaunchQueue {
         Ok(LaunchQueue { stream: CudaStream::new(context)?, recorder: Arc::default() })
     }
 
-    /// The stream, with everything collected in it, so that later work keeps the order. A failure is reported by the next `end`
-    /// or `flush`.
+    /// The stream, with everything collected in it, so that later work keeps the order. A failure is reported by the
+    /// next `end` or `flush`.
     pub fn stream(&self) -> &CudaStream {
         self.recorder.lock().flush(&self.stream);
         &self.stream
@@ -49,8 +47,8 @@ impl LaunchQueue {
     /// Launches a kernel, or collects the launch if the operation is small.
     ///
     /// # Safety
-    /// `Params` is the kernel's one parameter in its own layout. Everything it points at lives until the stream has passed the
-    /// launch, which may enter the stream later.
+    /// `Params` is the kernel's one parameter in its own layout. Everything it points at lives until the stream has
+    /// passed the launch, which may enter the stream later.
     pub unsafe fn launch<Params>(&self, kernel: &Kernel, grid: [u32; 2], threads: u32, params: &Params) -> Result<()>
     where
         Params: KernelParams + Copy,

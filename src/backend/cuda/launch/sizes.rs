@@ -1,5 +1,5 @@
-//! How many bytes everything takes on a GPU: frames, weights, scratch, bands, partial sums. Plain arithmetic on shapes, so that
-//! plans for a GPU can be made on a machine without one.
+//! How many bytes everything takes on a GPU: frames, weights, scratch, bands, partial sums. Plain arithmetic on shapes,
+//! so that plans for a GPU can be made on a machine without one.
 
 use super::tiling::{
     self, BANDS_IN_FLIGHT, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, HALO, MAX_FRAMES, REMATERIALISED_LEAD,
@@ -96,7 +96,7 @@ impl CudaSizes {
         ((shape.height + shape.width) * 4).next_multiple_of(FRAME_ALIGN)
     }
 
-    /// Partial sums of a downsampling convolution for one output frame, in f32 whatever the precision.
+    /// Partial sums of a downsampling convolution for one output frame, in f32 in every precision.
     pub fn down_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
         let pixels = layout.window.output(input, layout.cout).pixels();
         let bytes = pixels * tiling::output_stride(layout.cout) * 4;
@@ -109,7 +109,8 @@ impl CudaSizes {
         is_out.then(|| (input.pixels() * CONV_OUT_PIXEL_BYTES).next_multiple_of(FRAME_ALIGN))
     }
 
-    /// All band buffers, for convolutions of such frames. Convolutions of fewer frames find room for smaller bands at least.
+    /// All band buffers, for convolutions of such frames. Convolutions of fewer frames find room for smaller bands at
+    /// least.
     pub fn band_bytes(self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
         // Outputs that do not stay have their statistics made on the way, from fours of channels.
         if frames.outs > 0 && !tiling::has_statistics_records(layout) {
@@ -120,8 +121,8 @@ impl CudaSizes {
         Some(BANDS_IN_FLIGHT * BandLayout::new(self, layout, input, frames, rows).bytes(frames))
     }
 
-    /// Bytes that have to lie before the band buffers. Parts of frames are addressed by where the frame would begin, and the base
-    /// of a tensor map has to lie in the block.
+    /// Bytes that have to lie before the band buffers. Parts of frames are addressed by where the frame would begin,
+    /// and the base of a tensor map has to lie in the block.
     pub fn tensor_map_headroom(self, shape: FrameShape) -> u64 {
         self.data_bytes(shape)
     }

@@ -5,7 +5,7 @@ use cudarc::driver::sys;
 use super::params::{ConvParams, FramePart, SourceParams, TensorMap};
 use super::sizes::CudaSizes;
 use crate::backend::Precision;
-use crate::backend::cuda::driver::error::check;
+use crate::backend::cuda::driver::check;
 use crate::error::Result;
 use crate::tensor::FrameShape;
 
@@ -36,8 +36,8 @@ pub fn residual_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, sl
     )
 }
 
-/// The same of the output, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and the two
-/// rows of a phase are a dimension of their own.
+/// The same of the output, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and
+/// the two rows of a phase are a dimension of their own.
 pub fn output_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
     let row = shape.width * channels * sizes.element();

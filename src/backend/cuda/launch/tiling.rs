@@ -1,5 +1,5 @@
-//! How the kernels divide their work: tiles, threads, shared memory, rows of a band, and which layers they can do. The numbers
-//! are those of `kernels/*.cu` and `kernels/*.cuh`. Needs no device and no driver.
+//! How the kernels divide their work: tiles, threads, shared memory, rows of a band, and which layers they can do. The
+//! numbers are those of `kernels/*.cu` and `kernels/*.cuh`. Needs no device and no driver.
 
 use std::ops::Range;
 
@@ -56,7 +56,7 @@ pub const fn conv_out_shared(precision: Precision) -> u32 {
     (products + weights + 128 * 8 + CONV_OUT_PIXEL_BYTES * rows * columns) as u32
 }
 
-/// Partial sums of a pixel of `conv_out`: three outputs of two frames, in f32 whatever the precision.
+/// Partial sums of a pixel of `conv_out`: three outputs of two frames, in f32 in every precision.
 pub const CONV_OUT_PIXEL_BYTES: u64 = 2 * 3 * 4;
 
 /// Rows and columns of a tile. Wider ones take more shared memory than every GPU has.
@@ -73,15 +73,15 @@ pub const fn attention_queries(precision: Precision) -> u64 {
 }
 
 /// Neighbouring tiles that a block of `conv_in` processes at most: shared memory has room for no more.
-const fn longest_conv_in_run(precision: Precision) -> u32 {
+pub const fn longest_conv_in_run(precision: Precision) -> u32 {
     16 / precision.bytes() as u32
 }
 
 /// Blocks of `conv_in` on a multiprocessor at most.
-const CONV_IN_BLOCKS: u32 = 2;
+pub const CONV_IN_BLOCKS: u32 = 2;
 
-/// How many of the `tiles_x` tiles in a row a block of `conv_in` processes. Loading a block's weights and patch costs about as
-/// much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
+/// How many of the `tiles_x` tiles in a row a block of `conv_in` processes. Loading a block's weights and patch costs
+/// about as much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
 pub fn conv_in_run(precision: Precision, multiprocessors: u32, shared_bytes: u32, tiles_x: u32, rows: u32) -> i32 {
     // A block may have about all the shared memory of a multiprocessor.
     let at_once = multiprocessors * (shared_bytes / conv_in_shared(precision)).clamp(1, CONV_IN_BLOCKS);
@@ -92,7 +92,8 @@ pub fn conv_in_run(precision: Precision, multiprocessors: u32, shared_bytes: u32
 /// Tile of `conv_in` and `conv_mma`.
 pub const CONV_TILE: (i32, i32) = (8, 16);
 
-/// Tile of `conv_wgmma`: 8 x 32 pixels where that wastes less than 16 x 16, or where 16 rows would reach beyond the band.
+/// Tile of `conv_wgmma`: 8 x 32 pixels where that wastes less than 16 x 16, or where 16 rows would reach beyond the
+/// band.
 pub fn conv_wgmma_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
     let tiles = |rows: u64, columns: u64| grid.height.div_ceil(rows) * grid.width.div_ceil(columns);
     let whole =
@@ -178,8 +179,8 @@ pub fn tap_order(window: Window) -> Vec<u64> {
     }
 }
 
-/// Pixels of a band, times channels, that keep the GPU busy, for one channel tile. Bands of few channels, or of one frame, which
-/// mostly waits for its cache, do with fewer: both are used when memory is short.
+/// Pixels of a band, times channels, that keep the GPU busy, for one channel tile. Bands of few channels, or of one
+/// frame, which mostly waits for its cache, do with fewer: both are used when memory is short.
 const BAND_WORK: u64 = 1 << 24;
 const BAND_CHANNELS: u64 = 128;
 const BAND_FRAME_PIXELS: u64 = 1 << 16;
@@ -187,13 +188,14 @@ const BAND_FRAME_PIXELS: u64 = 1 << 16;
 const BAND_ROWS: u64 = 16;
 /// Rows above and below a band that a 3x3 convolution reads.
 pub const HALO: u64 = 1;
-/// Rows below a band that are rematerialised with it, so that the next band begins at whole tiles of the producing layer.
+/// Rows below a band that are rematerialised with it, so that the next band begins at whole tiles of the producing
+/// layer.
 pub const REMATERIALISED_LEAD: u64 = 16;
 /// Bands in flight: one is fetched, one computed, one given back.
 pub const BANDS_IN_FLIGHT: u64 = 3;
 
-/// Rows that a band of `frames` frames wants. `shape` is that of the input. Enough to keep the GPU busy, and few enough that bands
-/// overlap.
+/// Rows that a band of `frames` frames wants. `shape` is that of the input. Enough to keep the GPU busy, and few enough
+/// that bands overlap.
 pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
     let tiles = channel_tiles(layout) * layout.window.phases();
     let pixels = (BAND_WORK / shape.channels.max(BAND_CHANNELS)).min(frames * BAND_FRAME_PIXELS);
@@ -217,7 +219,7 @@ pub fn even_band_rows(shape: FrameShape, most: u64) -> u64 {
 }
 
 /// Channels of a query that fit into the registers of a warp; two warps share one query.
-const MOST_ATTENTION_CHANNELS: u64 = 512;
+pub const MOST_ATTENTION_CHANNELS: u64 = 512;
 /// A block of the norm has a thread for every 16 bytes of a pixel, and at most 256 threads.
 const MOST_NORM_BYTES: u64 = 256 * UNIT_BYTES;
 

@@ -1,8 +1,10 @@
-//! Convolutions in bands of rows, for layers whose input, causal cache or output is not resident. While one band computes, the copy
-//! engines fetch for the next one and offload the last one's results. Band buffers are reused in turn, also across layers.
+//! Convolutions in bands of rows, for layers with offloaded inputs, causal caches or outputs. While one band computes,
+//! the copy engines fetch for the next one and offload the last one's results. Band buffers are reused in turn, also
+//! across layers.
 //!
-//! A band is only a few tiles a multiprocessor, so some would idle at its end. So bands alternate between two compute streams,
-//! each waiting for its own input alone, and inputs are prepared in the launch queue: idle multiprocessors take whatever is ready.
+//! A band is only a few tiles a multiprocessor, so some would idle at its end. So bands alternate between two compute
+//! streams, each waiting for its own input alone, and inputs are prepared in the launch queue: idle multiprocessors
+//! take work that is ready.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -11,17 +13,12 @@ use std::sync::Arc;
 use super::copies::{HostFrames, HostRows};
 use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
 use super::weights::PreparedConv;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::event::Event;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::conv::{ConvBand, NextNorm, SplitFrames};
-use crate::backend::cuda::launch::copy::{RowCopy, RowPitches};
-use crate::backend::cuda::launch::launcher::{Launcher, WeightPointers};
-use crate::backend::cuda::launch::norm::NormRows;
-use crate::backend::cuda::launch::params::ConvParams;
-use crate::backend::cuda::launch::sizes::CudaSizes;
-use crate::backend::cuda::launch::tiling::{self, ConvKernel};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
+use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::{
+    ConvBand, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames, WeightPointers,
+    tiling,
+};
 use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, Sums};
 use crate::error::{Error, Result};
 use crate::tensor::At;
@@ -252,8 +249,8 @@ impl BandedConv<'_> {
         let BandBuffer { computed, cached, offloaded, .. } = self.buffer(band);
         let all = [computed, cached, offloaded];
         all.into_iter().try_for_each(|event| self.launcher.queue.stream().wait_for(event))?;
-        // Another layer's band may have divided the buffer differently. After one of this layer, what is still copied out lies
-        // elsewhere than what is fetched.
+        // Another layer's band may have divided the buffer differently. After one of this layer, the parts that are
+        // still copied out are not those that are fetched.
         let same_layer = band.rows.own.start / self.division.layout.rows >= buffers.len() as u64;
         let awaited = if same_layer && self.division.fetches_nothing_fresh() { &all[..1] } else { &all[..] };
         awaited.iter().try_for_each(|event| upload.wait_for(event))?;

@@ -6,12 +6,8 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use crate::backend::HostFrame;
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::sizes::CudaSizes;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, check};
+use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
@@ -109,8 +105,9 @@ impl HostFrames {
         }
         let device = block.at(offset, bytes)?;
         let host = self.row_address(host)?;
-        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its last reader is
-        // done; a host frame that is written is read by nobody before the event that says it has arrived.
+        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
+        // last reader is done; a host frame that is written is read by nobody before the event that says it has
+        // arrived.
         let answer = unsafe {
             match direction {
                 CopyDirection::ToDevice => {
@@ -124,8 +121,8 @@ impl HostFrames {
         check(direction.doing(), answer)
     }
 
-    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first on both sides,
-    /// as the engine pauses between copies.
+    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first
+    /// on both sides, as the engine pauses between copies.
     pub fn fetch_cached(&self, block: &DeviceBlock, cached: &[(HostRows, u64)]) -> Result<()> {
         let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MOST_PITCH);
         let pair = match cached {

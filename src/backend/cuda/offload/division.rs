@@ -1,10 +1,10 @@
-//! How a convolution is divided into bands of rows: which rows each band reads and writes, and where in a band buffer they lie.
-//! Knows no stream and no copy, so that tests run it on symbols.
+//! How a convolution is divided into bands of rows: which rows each band reads and writes, and where in a band buffer
+//! they lie. Knows no stream and no copy, so that tests run it on symbols.
 
 use std::ops::Range;
 
-use crate::backend::cuda::launch::sizes::{BandLayout, CudaSizes};
-use crate::backend::cuda::launch::tiling::{self, BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
 use crate::backend::{BandedFrame, BandedOp, ConvFrame, Frame, FrameAt, HostFrame, PastFrame, Prologue, Term, Terms};
 use crate::error::{Error, Result};
 use crate::tensor::{At, FrameShape};
@@ -46,8 +46,8 @@ pub trait PipelineStages {
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand>;
     /// Needs the fetched input, and resident cached frames that are not overwritten yet.
     fn compute(&mut self, band: &InFlightBand) -> Result<()>;
-    /// Copies a band's part of the new causal cache to its resident place. That may overwrite cached frames that the bands above
-    /// and below read a row of, so both have to be computed before.
+    /// Copies a band's part of the new causal cache to its resident place. That may overwrite cached frames that the
+    /// bands above and below read a row of, so both have to be computed before.
     fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()>;
 }
 
@@ -71,7 +71,8 @@ pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl PipelineStages) ->
     stages.cache(&last, None)
 }
 
-/// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of the job want.
+/// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of the
+/// job want.
 fn fitting_layout<C>(sizes: CudaSizes, op: &BandedOp<C>) -> Result<BandLayout> {
     let (frames, buffer) = (op.frames_in_band(), op.bands.1 / BANDS_IN_FLIGHT);
     let layout = |rows: u64| BandLayout::new(sizes, op.layout, op.input, frames, rows);
@@ -81,8 +82,8 @@ fn fitting_layout<C>(sizes: CudaSizes, op: &BandedOp<C>) -> Result<BandLayout> {
     Ok(layout(tiling::even_band_rows(op.input, most)))
 }
 
-/// A convolution, and where in a band buffer the rows of its frames lie. Frames have a part there if they are normalised, or not
-/// whole on the device.
+/// A convolution, and where in a band buffer the rows of its frames lie. Frames have a part there if they are
+/// normalised, or not whole on the device.
 pub struct Division<'a, C> {
     pub op: &'a BandedOp<'a, C>,
     pub layout: BandLayout,
@@ -190,7 +191,8 @@ impl<'a, C> Division<'a, C> {
         cached.chain(self.op.fresh.iter().filter_map(|at| host_frame(*at))).chain(shortcuts)
     }
 
-    /// Whether no fresh frame is offloaded. Then what is fetched is read by its own band, and by the band below for its halo.
+    /// Whether no fresh frame is offloaded. Then fetched rows are read by their own band, and by the band below as its
+    /// halo.
     pub fn fetches_nothing_fresh(&self) -> bool {
         self.op.fresh.iter().all(|at| host_frame(*at).is_none())
     }
@@ -201,7 +203,7 @@ impl<'a, C> Division<'a, C> {
         cached.chain(self.op.frames.iter().filter_map(|frame| host_frame(frame.out)))
     }
 
-    /// The virtual begin of a frame whose row `first` lies at this offset.
+    /// The virtual begin of a frame, given the offset of its row `first`.
     pub fn virtual_top(&self, offset: u64, first: u64, shape: FrameShape) -> Frame {
         Frame(offset.wrapping_sub(first * self.sizes.row_bytes(shape)))
     }

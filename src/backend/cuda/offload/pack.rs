@@ -35,8 +35,8 @@ impl PackedElement for f32 {
     }
 }
 
-/// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128 bytes; its
-/// 16-byte units are swizzled by the output channel.
+/// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128
+/// bytes; its 16-byte units are swizzled by the output channel.
 pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (cin as usize, cout as usize);
     let (k_block, columns, unit) = (ROW_BYTES as usize / size_of::<E>(), TILE_CHANNELS as usize, UNIT / size_of::<E>());
@@ -72,9 +72,9 @@ pub fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     packed
 }
 
-/// For the convolution to pixels: fragments of a matrix product with tap x output as columns, [group of 64 bytes of channels][product][lane]
-/// [block of 8 columns][half][4 bytes of channels]. Lane 4 n + t holds, of column n of a block, the t-th 16 bytes of a
-/// group's channels, 8 of them a product.
+/// For the convolution to pixels: fragments of a matrix product with tap x output as columns, [group of 64 bytes of
+/// channels][product][lane] [block of 8 columns][half][4 bytes of channels]. Lane 4 n + t holds, of column n of a
+/// block, the t-th 16 bytes of a group's channels, 8 of them a product.
 pub fn conv_out<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
     let (unit, word) = (UNIT / size_of::<E>(), 4 / size_of::<E>());
@@ -140,7 +140,7 @@ mod tests {
         assert_each_once(&conv_out::<f32>(&pixels, &numbered(9 * 40 * 3)), 9 * 40 * 3);
     }
 
-    /// As ldmatrix reads them, whatever the element.
+    /// As ldmatrix reads them, for every element type.
     #[test]
     fn packing_swizzles_rows_by_units() {
         fn unit_of<E: PackedElement + PartialEq>(k: usize, n: usize) -> usize {

@@ -1,5 +1,5 @@
-//! Host tensors on their way to and from the device through staging buffers, and weights that are fetched. Each direction has a
-//! stream of its own, so copies overlap with the operations before and after them.
+//! Host tensors on their way to and from the device through staging buffers, and weights that are fetched. Each
+//! direction has a stream of its own, so copies overlap with the operations before and after them.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -7,21 +7,15 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::error::check;
-use crate::backend::cuda::driver::event::Event;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::CudaStream;
-use crate::backend::cuda::launch::launcher::Launcher;
-use crate::backend::cuda::launch::params::Strided;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, PinnedMemory, check};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
+use crate::backend::cuda::launch::{Launcher, Strided};
 use crate::backend::{HostMemory, LoadOp, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{Place, View};
 
-/// One direction. Pinned memory is double-buffered: the host fills or empties one half while the other is copied. The device has a
-/// single staging buffer, sized for the widest elements; narrower frames double-buffer in its halves.
+/// One direction. Pinned memory is double-buffered: the host fills or empties one half while the other is copied. The
+/// device has a single staging buffer, sized for the widest elements; narrower frames double-buffer in its halves.
 struct StagingChannel {
     context: Arc<Context>,
     stream: CudaStream,
@@ -153,7 +147,8 @@ impl Staging {
         let (bytes, channel) = (frame.bytes(), &mut self.loads);
         let (half, pinned) = channel.take_half(bytes)?;
         channel.copied[half].synchronise()?;
-        // SAFETY: the half is that long and no copy reads it any more; the view's maker vouches for its memory during the call.
+        // SAFETY: the half is that long and no copy reads it any more; the view's maker vouches for its memory during
+        // the call.
         unsafe { frame.gather(pinned) };
         let (_, halves) = channel.on_device(bytes, half);
         halves.iter().try_for_each(|half| channel.stream.wait_for(&channel.used[*half]))?;
@@ -209,8 +204,8 @@ impl Staging {
         }
     }
 
-    /// Waits for pending stores and writes them to the host's tensors. They are forgotten in any case: the tensors are the host's
-    /// again.
+    /// Waits for pending stores and writes them to the host's tensors. They are forgotten in any case: the tensors are
+    /// the host's again.
     pub fn finish(&mut self) -> Result<()> {
         let [first, second] = [0, 1].map(|half| self.complete_store((self.stores.next_half + half) % 2));
         first.and(second)
@@ -225,8 +220,8 @@ impl Staging {
         Ok(())
     }
 
-    /// Later work in `compute` waits for all copies, and later uploads wait for `compute`: the job before may still read their
-    /// destination.
+    /// Later work in `compute` waits for all copies, and later uploads wait for `compute`: the job before may still
+    /// read their destination.
     pub fn join(&self, compute: &CudaStream) -> Result<()> {
         let event = Event::new(&self.loads.context)?;
         for ours in [&self.loads.stream, &self.stores.stream] {

@@ -5,13 +5,9 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::pack::{self, PackedElement};
-use crate::backend::cuda::driver::context::Context;
-use crate::backend::cuda::driver::memory::DeviceBlock;
-use crate::backend::cuda::driver::pinned::PinnedMemory;
-use crate::backend::cuda::driver::stream::{self, CudaStream};
-use crate::backend::cuda::launch::launcher::WeightPointers;
-use crate::backend::cuda::launch::sizes::{CudaSizes, WeightLayout};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, synchronise_all};
 use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::backend::{ConvLayout, ConvSource, Precision, Window};
 use crate::error::{Error, Result};
 
@@ -41,7 +37,7 @@ impl Drop for HostWeights {
     /// Any handle that shares them may have copies in flight.
     fn drop(&mut self) {
         if let Ok(_current) = self.context.enter() {
-            stream::synchronise_all(self.context.gpu.index);
+            synchronise_all(self.context.gpu.index);
         }
     }
 }

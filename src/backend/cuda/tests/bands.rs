@@ -1,4 +1,4 @@
-//! Convolutions in bands against the same of whole frames, bit for bit, wherever the causal cache lies.
+//! Convolutions in bands against the same of whole frames, bit for bit, for every placement of the causal cache.
 
 use super::*;
 use crate::backend::{AnewOp, BandedFrame, BandedOp, FrameAt, HostFrame, Kept, PastFrame};
@@ -144,8 +144,8 @@ fn bands_match_whole_frames_bit_for_bit() {
     }
 }
 
-/// The convolution from pixels normalises its output: with the model's own channels and groups, with part of a channel tile, and with
-/// more than one.
+/// The convolution from pixels normalises its output: with the model's own channels and groups, with part of a channel
+/// tile, and with more than one.
 #[test]
 fn rematerialised_frames_are_normalised_as_whole_frames() {
     for gpu in gpus() {

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::backend::cuda::launch::queue::testing::{LAUNCHED, OFF};
+use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
 use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session};
 use crate::model::Direction;
 use crate::node;
@@ -48,7 +48,7 @@ impl LatentClip {
         session.run(&job, &mut Control::new(&cancel)).unwrap();
     }
 
-    /// One latent in, whatever frames there are out.
+    /// Pushes one latent at a time, and pulls all frames there are.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;

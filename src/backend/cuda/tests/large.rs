@@ -1,5 +1,5 @@
-//! Frames of more than 2^31 elements through every kernel. All input rows are equal, so the output is known from a frame of a few
-//! rows: a convolution reads no further than its window.
+//! Frames of more than 2^31 elements through every kernel. All input rows are equal, so the output is known from a
+//! frame of a few rows: a convolution reads no further than its window.
 
 use super::*;
 
@@ -148,8 +148,8 @@ fn conv_reaches_past_2_31_elements() {
     }
 }
 
-/// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those of
-/// a frame of half the height.
+/// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those
+/// of a frame of half the height.
 #[test]
 fn norms_reach_past_2_31_elements() {
     let _alone = ALONE.lock();

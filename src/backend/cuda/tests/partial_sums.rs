@@ -10,7 +10,8 @@ use crate::tensor::Onward;
 const INPUTS: usize = 5;
 const OUTPUTS: usize = 3;
 
-/// The output frames with their statistics, each range in a launch of its own. Between launches the frame that both read is lost.
+/// The output frames with their statistics, each range in a launch of its own. Between launches the frame that both
+/// read is lost.
 fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
     let output = layout.window.output(input, layout.cout);
     let [in_bytes, out_bytes] = [input, output].map(|shape| gpu.frame_bytes(shape, layout.groups));

@@ -1,5 +1,5 @@
-//! Runs the band pipeline on symbols: memory holds which row of which frame was written there. So a read before the write, or after
-//! an overwrite, fails.
+//! Runs the band pipeline on symbols: memory holds which row of which frame was written there. So a read before the
+//! write, or after an overwrite, fails.
 
 use std::collections::BTreeMap;
 

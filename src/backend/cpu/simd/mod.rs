@@ -34,29 +34,21 @@ impl Instructions {
     }
 
     /// Features that this set needs and the processor lacks.
-    #[cfg(target_arch = "x86_64")]
     pub(super) fn missing_features(self) -> Vec<&'static str> {
-        let needs: &[(&str, bool)] = match self {
-            Instructions::Auto | Instructions::Portable => &[],
-            Instructions::Avx2 => {
-                &[("AVX2", is_x86_feature_detected!("avx2")), ("FMA", is_x86_feature_detected!("fma"))]
-            }
-            Instructions::Avx512 => &[
-                ("AVX-512F", is_x86_feature_detected!("avx512f")),
-                ("AVX2", is_x86_feature_detected!("avx2")),
-                ("FMA", is_x86_feature_detected!("fma")),
-            ],
+        #[cfg(target_arch = "x86_64")]
+        let [avx512f, avx2, fma] = [
+            ("AVX-512F", is_x86_feature_detected!("avx512f")),
+            ("AVX2", is_x86_feature_detected!("avx2")),
+            ("FMA", is_x86_feature_detected!("fma")),
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        let [avx512f, avx2, fma] = ["AVX-512F", "AVX2", "FMA"].map(|name| (name, false));
+        let needs = match self {
+            Instructions::Auto | Instructions::Portable => vec![],
+            Instructions::Avx2 => vec![avx2, fma],
+            Instructions::Avx512 => vec![avx512f, avx2, fma],
         };
-        needs.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect()
-    }
-
-    /// Features that this set needs and the processor lacks.
-    #[cfg(not(target_arch = "x86_64"))]
-    pub(super) fn missing_features(self) -> Vec<&'static str> {
-        match self {
-            Instructions::Auto | Instructions::Portable => Vec::new(),
-            Instructions::Avx2 | Instructions::Avx512 => vec!["the x86-64 architecture"],
-        }
+        needs.into_iter().filter(|(_, has)| !has).map(|(name, _)| name).collect()
     }
 }
 

@@ -16,6 +16,18 @@ impl Quad {
     }
 }
 
+/// Functions of two vectors, lane by lane.
+macro_rules! lanewise {
+    ($($name:ident($a:ident, $b:ident) = $body:expr;)*) => {
+        $(
+            #[inline(always)]
+            fn $name(a: Quad, b: Quad) -> Quad {
+                Quad::zip(a, b, |$a, $b| $body)
+            }
+        )*
+    };
+}
+
 impl Simd for Portable {
     type V = Quad;
     const LANES: usize = 4;
@@ -43,19 +55,13 @@ impl Simd for Portable {
         unsafe { into.cast::<[f32; 4]>().write_unaligned(v.0) }
     }
 
-    #[inline(always)]
-    fn add(a: Quad, b: Quad) -> Quad {
-        Quad::zip(a, b, |a, b| a + b)
-    }
-
-    #[inline(always)]
-    fn sub(a: Quad, b: Quad) -> Quad {
-        Quad::zip(a, b, |a, b| a - b)
-    }
-
-    #[inline(always)]
-    fn mul(a: Quad, b: Quad) -> Quad {
-        Quad::zip(a, b, |a, b| a * b)
+    lanewise! {
+        add(a, b) = a + b;
+        sub(a, b) = a - b;
+        mul(a, b) = a * b;
+        max(a, b) = if a > b { a } else { b };
+        min(a, b) = if a < b { a } else { b };
+        scale(a, n) = a * f32::from_bits(((n as i32 + 127) as u32) << 23);
     }
 
     #[inline(always)]
@@ -65,26 +71,11 @@ impl Simd for Portable {
     }
 
     #[inline(always)]
-    fn max(a: Quad, b: Quad) -> Quad {
-        Quad::zip(a, b, |a, b| if a > b { a } else { b })
-    }
-
-    #[inline(always)]
-    fn min(a: Quad, b: Quad) -> Quad {
-        Quad::zip(a, b, |a, b| if a < b { a } else { b })
-    }
-
-    #[inline(always)]
     fn round(a: Quad) -> Quad {
         // Adding 1.5 * 2^23 leaves no bits for a fraction.
         const SHIFT: f32 = 12_582_912.0;
         let shift = Self::splat(SHIFT);
         Self::sub(Self::add(a, shift), shift)
-    }
-
-    #[inline(always)]
-    fn scale(a: Quad, n: Quad) -> Quad {
-        Quad::zip(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
     }
 
     #[inline(always)]

@@ -39,7 +39,7 @@
 // library; a newer minor has more functions and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 3
+#define VVAE_ABI_MINOR 4
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -303,6 +303,27 @@ typedef struct {
     uint64_t waiting_weight_bytes;
 } vvae_plan_info;
 
+// About a run that has finished. Since ABI 1.4.
+typedef struct {
+    uint32_t struct_size;
+    // As in vvae_plan_info.
+    uint32_t exact;
+    // "encode" or "decode". Valid for ever.
+    const char *node;
+    // From call to return. With a CUDA stream of the host's, work may go on after that.
+    double seconds;
+    // What the plan said, which is 0 for a stream.
+    double estimated_seconds;
+    // As in vvae_plan_info, as are the next four.
+    uint64_t device_bytes;
+    uint64_t host_bytes;
+    int64_t slice_frames;
+    int64_t tile_rows;
+    int64_t tile_columns;
+    // Bytes of the plan's whole text, without its NUL.
+    uint64_t text_length;
+} vvae_run_report;
+
 // A device of this machine.
 typedef struct {
     uint32_t struct_size;
@@ -421,6 +442,11 @@ int32_t vvae_decode(vvae *v, const vvae_tensor *latent, const vvae_tensor *video
 // video for encode, of the latent for decode. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes
 // with its NUL. [handle]
 int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_info *out, char *text, uint64_t capacity);
+
+// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
+// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
+// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capacity);
 
 // ---- Streams: a clip of any length at constant memory ----
 //

@@ -11,6 +11,7 @@
 
 #include <array>
 #include <cstdint>
+#include <cstring>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -161,6 +162,12 @@ struct Plan {
     std::string text;
 };
 
+// A run that has finished, and the plan that it ran by in words.
+struct RunReport {
+    vvae_run_report info;
+    std::string text;
+};
+
 // A clip in pieces. Ends with its Vae at the latest.
 class Stream {
 public:
@@ -304,6 +311,17 @@ public:
         auto memory = detail::sized<vvae_memory_info>();
         detail::check(vvae_memory(raw(), &memory));
         return memory;
+    }
+
+    // About the last encode, decode, or pull that wrote frames. From any thread.
+    RunReport last_run() const {
+        RunReport report{detail::sized<vvae_run_report>(), {}};
+        detail::check(vvae_last_run(raw(), &report.info, nullptr, 0));
+        report.text.resize(static_cast<std::size_t>(report.info.text_length));
+        detail::check(vvae_last_run(raw(), &report.info, report.text.data(), report.text.size() + 1));
+        // Another run may have finished in between.
+        report.text.resize(std::strlen(report.text.c_str()));
+        return report;
     }
 
     void trim(uint32_t what = VVAE_TRIM_WORKSPACE | VVAE_TRIM_WEIGHTS) { detail::check(vvae_trim(raw(), what)); }

@@ -98,6 +98,10 @@ fn structs_and_constants_are_the_same_in_c() {
             slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
             text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
         }
+        vvae_run_report {
+            struct_size, exact, node, seconds, estimated_seconds, device_bytes, host_bytes, slice_frames, tile_rows,
+            tile_columns, text_length,
+        }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
         vvae_device_desc {
             struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,

@@ -93,6 +93,10 @@ fn layouts() -> String {
             slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
             text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
         }
+        vvae_run_report {
+            struct_size, exact, node, seconds, estimated_seconds, device_bytes, host_bytes, slice_frames, tile_rows,
+            tile_columns, text_length,
+        }
         vvae_device_desc {
             struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
         }

@@ -10,7 +10,7 @@ pub use video_vae::capi::{
     VVAE_DTYPE_F32, VVAE_DTYPE_U8, VVAE_DTYPE_U16, VVAE_END, VVAE_OK, VVAE_PARAM_BOOL, VVAE_PARAM_BYTES,
     VVAE_PARAM_CHOICE, VVAE_PARAM_FLOAT, VVAE_PARAM_HAS_AUTO, VVAE_PARAM_HAS_RANGE, VVAE_PARAM_INT, VVAE_PORT_INPUT,
     vvae, vvae_create_info, vvae_device_desc, vvae_memory_info, vvae_model_desc, vvae_node_desc, vvae_param_desc,
-    vvae_plan_info, vvae_port_desc, vvae_run_info, vvae_stream, vvae_tensor,
+    vvae_plan_info, vvae_port_desc, vvae_run_info, vvae_run_report, vvae_stream, vvae_tensor,
 };
 
 use crate::Result;
@@ -53,6 +53,7 @@ functions! {
     vvae_encode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan: fn(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_last_run: fn(*mut vvae, *mut vvae_run_report, *mut c_char, u64) -> i32;
     vvae_stream_open: fn(*mut vvae, *const c_char, *const i64, *mut *mut vvae_stream) -> i32;
     vvae_stream_push: fn(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull: fn(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;

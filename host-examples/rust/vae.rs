@@ -96,6 +96,14 @@ impl Vae {
         Ok(info)
     }
 
+    /// About the last run that finished, or the last pull that wrote frames.
+    pub fn last_run(&self) -> Result<vvae_run_report> {
+        let mut report = sized();
+        // SAFETY: the struct is as long as it says; no text is asked for.
+        self.check(unsafe { (self.api.vvae_last_run)(self.raw, &mut report, null_mut(), 0) })?;
+        Ok(report)
+    }
+
     /// `shape`: of what goes in; its number of frames does not matter.
     pub fn stream(&self, node: &str, shape: [i64; 5]) -> Result<Stream<'_>> {
         let node = c_text(node)?;

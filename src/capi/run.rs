@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
+use std::time::Instant;
 
-use super::table::Handle;
+use super::table::{FinishedRun, Handle};
 use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
@@ -67,6 +68,45 @@ pub unsafe extern "C" fn vvae_plan(
     })
 }
 
+/// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
+/// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
+/// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_last_run(
+    v: *mut vvae,
+    out: *mut vvae_run_report,
+    text: *mut c_char,
+    capacity: u64,
+) -> i32 {
+    guard::any_time(v, |handle| {
+        handle.check_intact()?;
+        let last = handle.last_run.lock();
+        let Some(FinishedRun { plan, seconds }) = &*last else {
+            return Err(Error::State("no run has finished on this handle yet; encode or decode first".into()));
+        };
+        // SAFETY: the host vouches for a struct as long as it says.
+        unsafe { sized::check("out", out) }?;
+        // SAFETY: the host vouches for a buffer of this capacity.
+        let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
+        let report = vvae_run_report {
+            struct_size: 0,
+            exact: u32::from(plan.exact),
+            node: node::of(plan.direction).id.as_ptr(),
+            seconds: *seconds,
+            estimated_seconds: plan.seconds,
+            device_bytes: plan.device_bytes,
+            host_bytes: plan.host_bytes,
+            slice_frames: number(plan.slice_frames),
+            tile_rows: number(plan.tiles.0),
+            tile_columns: number(plan.tiles.1),
+            text_length,
+        };
+        // SAFETY: as above.
+        unsafe { sized::write("out", out, report) }?;
+        Ok(VVAE_OK)
+    })
+}
+
 /// # Safety
 /// Tensors and run info are as the header asks.
 unsafe fn run_call(
@@ -84,7 +124,9 @@ unsafe fn run_call(
         let run = unsafe { Run::read(run, direction) }?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
         let call = Call { direction, input: &input, output: &output, logvar, stream };
-        run.with_control(handle, |control| open.session.run(&call, control))?;
+        let started = Instant::now();
+        let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
+        *handle.last_run.lock() = Some(FinishedRun { plan, seconds: started.elapsed().as_secs_f64() });
         Ok(VVAE_OK)
     })
 }
@@ -186,9 +228,12 @@ fn c_text(stage: &'static str) -> Cow<'static, CStr> {
     }
 }
 
+/// Whatever a plan counts fits: it was made from numbers of this width, and of memory that exists.
+fn number(n: u64) -> i64 {
+    i64::try_from(n).unwrap_or(i64::MAX)
+}
+
 fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
-    // Whatever a plan counts fits: it was made from numbers of this width, and of memory that exists.
-    let number = |n: u64| i64::try_from(n).unwrap_or(i64::MAX);
     let mut chunk_frames = [0; 8];
     for (to, from) in chunk_frames.iter_mut().zip(&plan.chunk_frames) {
         *to = number(*from);

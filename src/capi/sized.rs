@@ -38,6 +38,7 @@ sized! {
     vvae_run_info: 8,
     vvae_model_desc: 8,
     vvae_plan_info: 8,
+    vvae_run_report: 8,
     vvae_memory_info: 8,
     vvae_device_desc: 8,
     vvae_node_desc: 8,

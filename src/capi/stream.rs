@@ -1,9 +1,10 @@
 //! Clips in pieces.
 
 use std::ffi::c_char;
+use std::time::Instant;
 
 use super::run::{Run, node_and_shape};
-use super::table::{self, OpenStream};
+use super::table::{self, FinishedRun, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::{Error, Result};
@@ -93,11 +94,16 @@ pub unsafe extern "C" fn vvae_stream_pull(
         let run = unsafe { Run::read(run, open.direction) }?;
         let mut count = 0;
         let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
+        let started = Instant::now();
         let pulled = run.with_control(handle, |control| open.stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.
         unsafe { written.write_unaligned(count as i64) };
         Ok(match pulled? {
-            Pull::Written => VVAE_OK,
+            Pull::Written => {
+                let (plan, seconds) = (open.stream.plan(), started.elapsed().as_secs_f64());
+                *handle.last_run.lock() = Some(FinishedRun { plan, seconds });
+                VVAE_OK
+            }
             Pull::NeedsInput => VVAE_AGAIN,
             Pull::Ended => VVAE_END,
         })

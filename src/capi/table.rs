@@ -14,6 +14,7 @@ use super::types::*;
 use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::model::{Config, Direction};
+use crate::plan::Plan;
 
 /// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
 /// time, also while another thread computes.
@@ -34,6 +35,13 @@ pub(super) struct Handle {
     pub ledger: Arc<Ledger>,
     /// Number of open streams.
     pub streams: AtomicU32,
+    pub last_run: Mutex<Option<FinishedRun>>,
+}
+
+/// A run that went well: the plan it ran by, and how long it took.
+pub(super) struct FinishedRun {
+    pub plan: Plan,
+    pub seconds: f64,
 }
 
 pub(super) struct Open {
@@ -58,6 +66,7 @@ impl Handle {
             cancel: AtomicBool::new(false),
             starting: Mutex::default(),
             error: Mutex::default(),
+            last_run: Mutex::default(),
         }
     }
 

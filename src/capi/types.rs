@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
 /// library; a newer minor has more functions and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 3;
+pub const VVAE_ABI_MINOR: u32 = 4;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
@@ -242,6 +242,29 @@ pub struct vvae_plan_info {
     pub seconds: f64,
     /// The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
     pub waiting_weight_bytes: u64,
+}
+
+/// About a run that has finished. Since ABI 1.4.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct vvae_run_report {
+    pub struct_size: u32,
+    /// As in vvae_plan_info.
+    pub exact: u32,
+    /// "encode" or "decode". Valid for ever.
+    pub node: *const c_char,
+    /// From call to return. With a CUDA stream of the host's, work may go on after that.
+    pub seconds: f64,
+    /// What the plan said, which is 0 for a stream.
+    pub estimated_seconds: f64,
+    /// As in vvae_plan_info, as are the next four.
+    pub device_bytes: u64,
+    pub host_bytes: u64,
+    pub slice_frames: i64,
+    pub tile_rows: i64,
+    pub tile_columns: i64,
+    /// Bytes of the plan's whole text, without its NUL.
+    pub text_length: u64,
 }
 
 /// Bytes of memory a handle holds, its streams included.

@@ -64,10 +64,14 @@ impl<'a> Control<'a> {
         Control { cancel, progress: None, log: None }
     }
 
-    fn warn(&self, message: fmt::Arguments) {
+    fn log(&self, level: LogLevel, message: fmt::Arguments) {
         if let Some(log) = self.log {
-            log.log(LogLevel::Warning, message);
+            log.log(level, message);
         }
+    }
+
+    fn warn(&self, message: fmt::Arguments) {
+        self.log(LogLevel::Warning, message);
     }
 }
 

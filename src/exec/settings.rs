@@ -64,6 +64,8 @@ pub struct Settings {
     pub scaling_factor: f32,
     pub posterior: Latent,
     pub seed: u64,
+    /// Whether tiles may be used at all. Without them a job that does not fit whole fails.
+    pub allow_tiles: bool,
     pub encode_tiling: Tiling,
     pub decode_tiling: Tiling,
     /// Latent frames per slice; `None`: by plan.

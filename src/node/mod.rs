@@ -15,15 +15,33 @@ pub use ports::{Kind as PortKind, NODES, Node, Port};
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
 use crate::exec::{Latent, Limit, PixelRange, Settings, Tiling};
+use crate::model::Direction;
 
 /// Sets one parameter from its text. A failure changes nothing.
 pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> {
     let Some(param) = PARAMS.iter().find(|p| p.key() == key) else {
         return Err(Error::Argument(unknown_key(key)));
     };
-    let parsed = parse::value(param, value)?;
-    (param.set)(settings, parsed);
+    let mut changed = settings.clone();
+    (param.set)(&mut changed, parse::value(param, value)?);
+    check_tiles(&changed, key)?;
+    *settings = changed;
     Ok(())
+}
+
+/// Tiles cannot be asked for and forbidden. `key` is what was set last.
+fn check_tiles(settings: &Settings, key: &str) -> Result<()> {
+    let tiled = [("encode_tiled", settings.encode_tiling), ("decode_tiled", settings.decode_tiling)];
+    let asked = tiled.into_iter().find(|(_, tiling)| tiling.enabled && !settings.allow_tiles);
+    match asked {
+        Some((asked, _)) if key == "tiles" => {
+            Err(Error::Argument(format!("tiles: never contradicts {asked}=true; set {asked} to false first")))
+        }
+        Some((asked, _)) => {
+            Err(Error::Argument(format!("{asked}: true contradicts tiles=never; set tiles to auto first")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// The settings of a new handle.
@@ -39,6 +57,7 @@ pub fn defaults() -> Settings {
         scaling_factor: 0.0,
         posterior: Latent::Mean,
         seed: 0,
+        allow_tiles: true,
         encode_tiling: blank,
         decode_tiling: blank,
         slice_frames: None,
@@ -57,6 +76,11 @@ pub fn find(id: &str) -> Result<&'static Node> {
         let ids: Vec<_> = NODES.iter().map(|n| format!("\"{}\"", n.id())).collect();
         Error::Argument(format!("node: \"{id}\" is unknown; nodes are {}", ids.join(" and ")))
     })
+}
+
+/// The node that runs in this direction.
+pub fn of(direction: Direction) -> &'static Node {
+    NODES.iter().find(|n| n.direction == direction).expect("each direction has a node")
 }
 
 fn unknown_key(key: &str) -> String {
@@ -109,6 +133,7 @@ mod tests {
         let samples = [
             ("memory_limit", "8GiB"),
             ("host_memory_limit", "50%"),
+            ("tiles", "never"),
             ("threads", "3"),
             ("instruction_set", "portable"),
             ("precision", "bf16"),
@@ -131,6 +156,11 @@ mod tests {
             let before = all.clone();
             configure(&mut all, key, value).unwrap();
             assert_ne!(all, before, "{key}");
+            if key == "tiles" {
+                // Or the tiles that come later would be refused.
+                assert_eq!(Settings { allow_tiles: true, ..all.clone() }, before);
+                all = before;
+            }
         }
         let expected = Settings {
             memory_limit: Limit::Bytes(8 << 30),
@@ -142,6 +172,7 @@ mod tests {
             scaling_factor: 0.9152,
             posterior: Latent::Sample,
             seed: u64::MAX,
+            allow_tiles: true,
             encode_tiling: Tiling { enabled: true, size: 512, overlap: 64 },
             decode_tiling: Tiling { enabled: true, size: 768, overlap: 32 },
             slice_frames: Some(4),
@@ -156,6 +187,21 @@ mod tests {
         assert!(error.contains("did you mean \"threads\"?"), "{error}");
         let error = configure(&mut defaults(), &"x".repeat(1000), "1").unwrap_err().to_string();
         assert!(error.contains("keys are memory_limit, host_memory_limit"), "{error}");
+    }
+
+    #[test]
+    fn tiles_are_not_asked_for_and_forbidden() {
+        for node in ["encode", "decode"] {
+            let tiled = format!("{node}_tiled");
+            for (first, second) in [((&*tiled, "true"), ("tiles", "never")), (("tiles", "never"), (&*tiled, "true"))] {
+                let mut settings = defaults();
+                configure(&mut settings, first.0, first.1).unwrap();
+                let before = settings.clone();
+                let error = configure(&mut settings, second.0, second.1).unwrap_err().to_string();
+                assert!(error.starts_with(second.0) && error.contains(first.0) && error.contains("first"), "{error}");
+                assert_eq!(settings, before);
+            }
+        }
     }
 
     #[test]

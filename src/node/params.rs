@@ -131,6 +131,15 @@ pub static PARAMS: &[Param] = &[
         set: |s, v| s.host_memory_limit = v.limit(),
     },
     Param {
+        key: c"tiles",
+        kind: Kind::Choice(&[c"auto", c"never"]),
+        default: c"auto",
+        unit: c"",
+        help: c"Where the whole image does not fit in memory_limit: auto computes it in tiles, which are close but never exact; never fails instead.",
+        only: None,
+        set: |s, v| s.allow_tiles = v.choice([true, false]),
+    },
+    Param {
         key: c"threads",
         kind: Kind::Int { auto: true, min: 1, max: 1024, step: 1 },
         default: c"auto",

@@ -42,6 +42,8 @@ pub struct Request {
     pub host_limit: u64,
     /// Bytes that loading the weights takes for a moment, weights included; 0 where that is no more than these.
     pub load_bytes: u64,
+    /// Whether a job that does not fit whole may be tiled.
+    pub allow_tiles: bool,
     /// Tiles that the host asks for.
     pub tiles: Option<TileSize>,
     /// The overlap of tiles that the limit asks for.
@@ -69,7 +71,8 @@ impl Request {
         let search = Search { request: self, limit: self.limit, grid, weights_away, costs, sizes: &sizes };
         let found = search.first_packed(&cuts[..1]);
         let found = found.or_else(|| search.quickest_of_all(&cuts)).or_else(|| search.anywhere(Search::least_away));
-        let found = found.or_else(|| self.largest_tiles(&cuts, &search));
+        let tiled = || if self.allow_tiles { self.largest_tiles(&cuts, &search) } else { None };
+        let found = found.or_else(tiled);
         found.map_or_else(|| self.smallest(sizes.into_inner(), costs), Ok)
     }
 

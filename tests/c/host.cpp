@@ -28,6 +28,7 @@ void use(const std::string &weights) {
     video_vae::Vae first(weights, options);
     expect(lines > 0, "the log is silent");
     video_vae::Vae vae = std::move(first);
+    expect(thrown_by<video_vae::Error>([&] { vae.last_run(); }).status() == VVAE_ERROR_STATE, "no last run");
 
     auto model = vae.model();
     expect(model.pixel_channels == 3 && model.spatial_scale == 8 && model.time_scale == 4, "model");
@@ -47,6 +48,9 @@ void use(const std::string &weights) {
     vae.encode(video, latents, run);
     expect(told > 0 && logvar != std::vector<float>(logvar.size()), "encode");
     vae.decode(latents, Tensor::interleaved(back.data(), 5, 16, 16));
+    auto last = vae.last_run();
+    expect(last.info.exact == 1 && std::string("decode") == last.info.node && last.info.seconds > 0, "last run");
+    expect(last.text == vae.plan("decode", shape).text, "the plan of the last run");
     expect(vae.memory().peak > 0, "memory");
     vae.trim();
 

@@ -48,6 +48,7 @@ api! {
     vvae_encode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_last_run(*mut vvae, *mut vvae_run_report, *mut c_char, u64) -> i32;
     vvae_stream_open(*mut vvae, *const c_char, *const i64, *mut *mut vvae_stream) -> i32;
     vvae_stream_push(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;

@@ -52,6 +52,7 @@ internal static partial class Program
         Check.Throws<ArgumentNullException>(() => new Vae(null));
         using (Vae vae = Open())
         {
+            Check.Throws<VaeStateException>(() => vae.LastRun.ToString(), "no run");
             var shape = new Shape(1, 16, 2, 2, 3);
             var latent = new float[shape.Elements];
             Check.Throws<VaeArgumentException>(() => vae.Configure("threads", "many"), "threads", "\"many\"");
@@ -90,6 +91,10 @@ internal static partial class Program
             vae.Decode(latent, shape, right, video, new RunOptions { Progress = told });
             Check.That(told.All.Select(p => p.Stage).Distinct().SequenceEqual(new[] { "load", "decode" }), "stages");
             Check.That(told.All.Last().Fraction == 1, "it ends at its total");
+            VaeRunReport report = vae.LastRun;
+            VaePlan plan = vae.Plan("decode", shape);
+            Check.That(report.Node == "decode" && report.Exact && report.TileRows == 1 && report.Seconds > 0, report.Text);
+            Check.That(report.Text == plan.Text && report.DeviceBytes == plan.DeviceBytes, report.Text);
 
             // What progress throws comes out, and the handle goes on working.
             told.Then = progress => { throw new InvalidOperationException("mine"); };

@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
-        public const int VVAE_ABI_MINOR = 3;
+        public const int VVAE_ABI_MINOR = 4;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -423,6 +423,43 @@ namespace VideoVae
         }
 
         /// <summary>
+        /// About a run that has finished. Since ABI 1.4.
+        /// </summary>
+        [StructLayout(LayoutKind.Sequential)]
+        public struct vvae_run_report
+        {
+            public uint struct_size;
+            /// <summary>
+            /// As in vvae_plan_info.
+            /// </summary>
+            public uint exact;
+            /// <summary>
+            /// "encode" or "decode". Valid for ever.
+            /// </summary>
+            public byte* node;
+            /// <summary>
+            /// From call to return. With a CUDA stream of the host's, work may go on after that.
+            /// </summary>
+            public double seconds;
+            /// <summary>
+            /// What the plan said, which is 0 for a stream.
+            /// </summary>
+            public double estimated_seconds;
+            /// <summary>
+            /// As in vvae_plan_info, as are the next four.
+            /// </summary>
+            public ulong device_bytes;
+            public ulong host_bytes;
+            public long slice_frames;
+            public long tile_rows;
+            public long tile_columns;
+            /// <summary>
+            /// Bytes of the plan's whole text, without its NUL.
+            /// </summary>
+            public ulong text_length;
+        }
+
+        /// <summary>
         /// A device of this machine.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
@@ -619,6 +656,14 @@ namespace VideoVae
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_plan(VaeHandle v, byte* node, long* shape, vvae_plan_info* @out, byte* text, ulong capacity);
+
+        /// <summary>
+        /// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
+        /// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
+        /// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_last_run(VaeHandle v, vvae_run_report* @out, byte* text, ulong capacity);
 
         /// <summary>
         /// ---- Streams: a clip of any length at constant memory ----

@@ -55,7 +55,7 @@ namespace VideoVae
 
     /// <summary>
     /// A model on a device, with its settings. For one thread at a time; a second one gets a <see cref="VaeStateException"/>.
-    /// <see cref="Memory"/>, cancellation and Dispose work from any thread: memory is given back when the last call and
+    /// <see cref="Memory"/>, <see cref="LastRun"/>, cancellation and Dispose work from any thread: memory is given back when the last call and
     /// stream are done.
     /// </summary>
     public sealed unsafe partial class Vae : IDisposable
@@ -156,6 +156,22 @@ namespace VideoVae
                 {
                     Error.Check(Native.vvae_plan(handle, name, (long*)&shape, &info, words, (ulong)text.Length));
                     return new VaePlan(&info, Utf8.Text(words, text.Length));
+                }
+            }
+        }
+
+        /// <summary>About the last encode, decode, or pull that wrote frames. From any thread.</summary>
+        public VaeRunReport LastRun
+        {
+            get
+            {
+                var info = new Native.vvae_run_report { struct_size = (uint)sizeof(Native.vvae_run_report) };
+                Error.Check(Native.vvae_last_run(handle, &info, null, 0));
+                var text = new byte[info.text_length + 1];
+                fixed (byte* words = text)
+                {
+                    Error.Check(Native.vvae_last_run(handle, &info, words, (ulong)text.Length));
+                    return new VaeRunReport(&info, Utf8.Text(words, text.Length));
                 }
             }
         }

@@ -80,6 +80,9 @@ fn run(args: &Args) -> Result<()> {
     let (unit, scale) = if on_cpu { ("GFLOP/s", 1e9) } else { ("TFLOP/s", 1e12) };
     let place = if args.flag("device-tensors") { "device" } else { "host" };
     say!("{}, {} repeats, tensors in {place} memory", weights.display(), repeat)?;
+    if let (Some(_), Ok(arch)) = (gpu, std::env::var("VVAE_ARCH")) {
+        say!("kernels of compute capability {arch} (VVAE_ARCH)")?;
+    }
     let product = gpu.ok_or_else(|| "it is measured on GPUs".to_owned()).and_then(cublas::rate);
     match &product {
         Ok(rate) => say!("matrix product: {:.0} TFLOP/s", rate / 1e12)?,

@@ -105,5 +105,11 @@ fn report(path: &std::path::Path, what: &str, frames: u64, seconds: f64, vae: &c
     let model = units::bytes(vae.memory()?.peak);
     let process = units::resident_peak().map(|bytes| format!(", the process {}", units::bytes(bytes)));
     let process = process.unwrap_or_default();
-    say!("{}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}", path.display())
+    let last = vae.last_run()?;
+    let tiles = match last.exact {
+        1 => String::new(),
+        _ => format!("; in {} x {} tiles, which is not exact", last.tile_rows, last.tile_columns),
+    };
+    let path = path.display();
+    say!("{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}")
 }

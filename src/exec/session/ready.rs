@@ -10,7 +10,7 @@ use crate::exec::weights::{self, Share};
 use crate::exec::workspace::{Workspace, stage_name};
 use crate::exec::{Control, LogLevel};
 use crate::model::Direction;
-use crate::plan::{Blueprint, Bytes, Request, Spacing, TileSize};
+use crate::plan::{Blueprint, Bytes, Plan, Request, Spacing, TileSize};
 use crate::tensor::Shape;
 
 /// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
@@ -52,6 +52,7 @@ impl<B: Backend> Engine<B> {
             limit,
             host_limit: self.host_limit(),
             load_bytes: weights::load_bytes(&*self.backend, network),
+            allow_tiles: self.settings.allow_tiles,
             tiles: enabled.then_some(asked),
             overlap,
             slice: self.settings.slice_frames,
@@ -88,15 +89,35 @@ impl<B: Backend> Engine<B> {
             )));
         }
         request.plan(&self.costs()).map_err(|no| {
-            Error::Memory(format!(
-                "memory_limit: {} is too little for {input}; the smallest plan, with the smallest tiles, takes {} ({} \
-                 bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of them",
-                Bytes(limit),
-                Bytes(no.smallest),
-                no.smallest,
-                Bytes(no.smallest_exact)
-            ))
+            let (limit, exact, tiled) = (Bytes(limit), no.smallest_exact, no.smallest);
+            Error::Memory(match request.allow_tiles {
+                true => format!(
+                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, takes \
+                     {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of \
+                     them",
+                    Bytes(tiled),
+                    Bytes(exact)
+                ),
+                false => format!(
+                    "memory_limit: {limit} is too little for {input} without tiles; the smallest exact plan takes {} \
+                     ({exact} bytes). Raise memory_limit, or set tiles to auto, which is not exact",
+                    Bytes(exact)
+                ),
+            })
         })
+    }
+
+    /// Tiles are the only thing that makes results differ, so a host should know.
+    pub(super) fn warn_if_tiled(&self, plan: &Plan, control: &Control) {
+        if plan.exact {
+            return;
+        }
+        let (node, (rows, columns)) = (stage_name(plan.direction), plan.tiles);
+        let why = match self.settings.tiling(plan.direction).enabled {
+            true => format!("{node}_tiled asks for it"),
+            false => "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into(),
+        };
+        control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
     /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
@@ -110,13 +131,15 @@ impl<B: Backend> Engine<B> {
         let mut limit = self.limit();
         loop {
             let blueprint = self.blueprint(direction, input, limit)?;
-            if let Some(log) = control.log {
-                log.log(LogLevel::Debug, format_args!("{}", blueprint.report()));
-            }
+            let plan = blueprint.report();
+            control.log(LogLevel::Debug, format_args!("{plan}"));
             self.make_room(direction, &blueprint);
             let loaded = self.load_weights(direction, blueprint.weights_away(), control);
             match loaded.and_then(|()| self.take_workspace(&blueprint, control)) {
-                Ok(workspace) => return Ok((blueprint, workspace)),
+                Ok(workspace) => {
+                    self.warn_if_tiled(&plan, control);
+                    return Ok((blueprint, workspace));
+                }
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.

@@ -45,12 +45,17 @@ impl<B: Backend> Engine<B> {
             })?;
         }
         state.check_seal()?;
+        self.warn_if_tiled(&blueprint.report(), control);
         let settings = header.numbers.put_into(self.settings.clone());
         Ok((direction, self.streaming(blueprint, job, workspace, settings, input)?))
     }
 
     /// The plan that a state was made with, if it fits the limits of today.
     fn follow(&self, header: &StateHeader) -> Result<Blueprint> {
+        if header.way.tiles.is_some() && !self.settings.allow_tiles {
+            let why = "this state is of a stream in tiles; set tiles to auto to continue it";
+            return Err(Error::Argument(format!("tiles: never, but {why}")));
+        }
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(header.direction, header.input, limit);
         let Some(blueprint) = request.follow(&header.way, &self.costs()) else {

@@ -82,6 +82,7 @@ fn request(direction: Direction, input: Shape) -> Request {
         limit: u64::MAX,
         host_limit: u64::MAX,
         load_bytes: 0,
+        allow_tiles: true,
         tiles: None,
         overlap: 16,
         slice: None,

@@ -29,7 +29,7 @@ from .errors import (
     VideoVaeError,
 )
 from .stream import Stream
-from .vae import Memory, Model, Plan, VideoVae
+from .vae import Memory, Model, Plan, RunReport, VideoVae
 
 # Failures are raised; their lines in the log are for who wants them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -49,6 +49,7 @@ __all__ = [
     "Plan",
     "Port",
     "Progress",
+    "RunReport",
     "StateError",
     "Stream",
     "TensorError",

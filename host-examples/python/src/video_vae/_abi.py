@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 3
+VVAE_ABI_MINOR = 4
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -156,6 +156,22 @@ class vvae_plan_info(Structure):
     ]
 
 
+class vvae_run_report(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("exact", c_uint32),
+        ("node", c_char_p),
+        ("seconds", c_double),
+        ("estimated_seconds", c_double),
+        ("device_bytes", c_uint64),
+        ("host_bytes", c_uint64),
+        ("slice_frames", c_int64),
+        ("tile_rows", c_int64),
+        ("tile_columns", c_int64),
+        ("text_length", c_uint64),
+    ]
+
+
 class vvae_device_desc(Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -217,6 +233,7 @@ STRUCTS = [
     vvae_tensor,
     vvae_run_info,
     vvae_plan_info,
+    vvae_run_report,
     vvae_device_desc,
     vvae_node_desc,
     vvae_port_desc,
@@ -242,6 +259,7 @@ SIGNATURES: dict[str, tuple] = {
     "vvae_encode": (c_int32, [_handle, _tensor, _tensor, _run]),
     "vvae_decode": (c_int32, [_handle, _tensor, _tensor, _run]),
     "vvae_plan": (c_int32, [_handle, c_char_p, _count, POINTER(vvae_plan_info), c_char_p, c_uint64]),
+    "vvae_last_run": (c_int32, [_handle, POINTER(vvae_run_report), c_char_p, c_uint64]),
     "vvae_stream_open": (c_int32, [_handle, c_char_p, _count, POINTER(_handle)]),
     "vvae_stream_push": (c_int32, [_handle, _tensor, _count]),
     "vvae_stream_pull": (c_int32, [_handle, _tensor, _run, _count]),

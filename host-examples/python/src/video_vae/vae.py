@@ -96,6 +96,24 @@ class Plan:
         return self.text
 
 
+@dataclass(frozen=True)
+class RunReport:
+    """About a run that has finished: an encode, a decode, or a pull of a stream. `print` shows its plan in words."""
+
+    node: str
+    exact: bool
+    tiles: tuple[int, int]
+    seconds: float
+    estimated_seconds: float
+    device_bytes: int
+    host_bytes: int
+    slice_frames: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
 class VideoVae:
     """The SeedVR2 video autoencoder on a device.
 
@@ -106,8 +124,8 @@ class VideoVae:
     Every parameter of the library is a keyword here and an attribute of the object (`vae.memory_limit = "4GiB"`);
     `video_vae.parameters()` and `python -m video_vae` list them.
 
-    An object is for one thread at a time, and raises StateError in a second one; `cancel`, `close` and `memory_info`
-    work in any thread. Objects of one checkpoint share its weights.
+    An object is for one thread at a time, and raises StateError in a second one; `cancel`, `close`, `memory_info` and
+    `last_run` work in any thread. Objects of one checkpoint share its weights.
     """
 
     def __init__(
@@ -271,6 +289,22 @@ class VideoVae:
         info = _abi.sized(_abi.vvae_memory_info)
         check(library().vvae_memory(self._handle, ctypes.byref(info)), self._handle)
         return Memory(info.now, info.peak, info.reserved, info.host, info.streams)
+
+    def last_run(self) -> RunReport:
+        """About the last run that finished; in any thread. StateError if there was none yet."""
+        info, text = _abi.sized(_abi.vvae_run_report), ctypes.create_string_buffer(4096)
+        check(library().vvae_last_run(self._handle, ctypes.byref(info), text, len(text)), self._handle)
+        return RunReport(
+            node=info.node.decode(),
+            exact=bool(info.exact),
+            tiles=(info.tile_rows, info.tile_columns),
+            seconds=info.seconds,
+            estimated_seconds=info.estimated_seconds,
+            device_bytes=info.device_bytes,
+            host_bytes=info.host_bytes,
+            slice_frames=info.slice_frames,
+            text=text.value.decode("utf-8", "replace"),
+        )
 
     def trim(self, weights: bool = False) -> None:
         """Gives back memory that waits for the next call; `weights` too, which the next call reads anew."""

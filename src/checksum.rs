@@ -1,15 +1,15 @@
-//! XXH64, a checksum that is the same on every machine and in every version: tells damage from data, not friend from foe.
+//! XXH64, a checksum that is the same on every machine and in every version. Detects damage, not tampering.
 
 const PRIMES: [u64; 5] =
     [0x9e37_79b1_85eb_ca87, 0xc2b2_ae3d_27d4_eb4f, 0x1656_67b1_9e37_79f9, 0x85eb_ca77_c2b2_ae63, 0x27d4_eb2f_1656_67c5];
 const STRIPE: usize = 32;
 
-/// The checksum of bytes that come in pieces. How they are cut makes no difference.
+/// The checksum of bytes added in pieces. The division into pieces makes no difference.
 #[derive(Debug, Clone)]
 pub struct Checksum {
     lanes: [u64; 4],
     total: u64,
-    /// The beginning of the next stripe.
+    /// The start of the next stripe: `held` bytes.
     rest: [u8; STRIPE],
     held: usize,
 }
@@ -60,7 +60,7 @@ impl Checksum {
         }
     }
 
-    /// Of everything added so far.
+    /// The checksum of everything added so far.
     pub fn value(&self) -> u64 {
         let [a, b, c, d] = self.lanes;
         let mut sum = match self.total >= STRIPE as u64 {
@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn known_texts_have_their_known_sums() {
+    fn known_texts_have_their_published_checksums() {
         for (text, sum) in [
             ("", 0xef46_db37_51d8_e999),
             ("a", 0xd24e_c4f1_a98c_6e5b),
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_make_no_difference() {
+    fn division_into_pieces_makes_no_difference() {
         let bytes: Vec<u8> = (0..500u32).map(|i| (i * i) as u8).collect();
         for piece in [1, 3, 31, 32, 33, 100] {
             let mut sum = Checksum::default();

@@ -1,10 +1,10 @@
-//! The one error type. Each variant is one status code of the C ABI, so a caller can act on the kind and read the text.
+//! The crate's error type. Each variant is one status code of the C ABI.
 
 use thiserror::Error;
 
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Every message names the argument, what it was, and what would be right.
+/// Every message names the argument, its value, and the remedy.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum Error {
     /// An argument is null, out of range, or contradicts another one.
@@ -13,22 +13,22 @@ pub enum Error {
     /// A tensor's shape, strides, type or device do not fit the call.
     #[error("{0}")]
     Tensor(String),
-    /// A file cannot be read or written, or is no checkpoint or saved state of this model.
+    /// A file cannot be read or written, or is not a checkpoint or saved state of this model.
     #[error("{0}")]
     Checkpoint(String),
     /// The device named does not exist or cannot be used.
     #[error("{0}")]
     Device(String),
-    /// Neither the limit nor the machine has room for the job.
+    /// The job does not fit in the limit or in the machine's memory.
     #[error("{0}")]
     Memory(String),
     /// The host asked to stop, by `vvae_cancel` or by its progress callback.
     #[error("cancelled by the host")]
     Cancelled,
-    /// The call came at the wrong time: the handle is busy, closed, or the stream has ended.
+    /// The call is not allowed now: the handle is busy or closed, or the stream has ended.
     #[error("{0}")]
     State(String),
-    /// A bug of ours, caught at the boundary. The handle it happened in refuses further work.
+    /// A bug in this library, caught at the boundary. The handle refuses further work.
     #[error("{0}")]
     Internal(String),
 }

@@ -1,4 +1,4 @@
-//! Threads for work done while a checkpoint is opened, folded and packed, or a job planned. They end with the work.
+//! Short-lived threads for opening, folding and packing a checkpoint, and for planning. They end with the work.
 
 use std::cell::Cell;
 use std::panic::resume_unwind;
@@ -8,15 +8,15 @@ use std::thread::{Builder, available_parallelism, scope};
 /// Below this many elements, starting threads costs more than they save.
 const WORTH_A_THREAD: usize = 1 << 17;
 
-/// More threads than this would cost more memory than they save time.
+/// Each thread costs memory, and more than this save little time.
 const MOST_THREADS: usize = 16;
 
-/// How many threads to start for work on so many elements; 0 means none, the calling thread is enough.
+/// Threads to start for work on this many elements. 0: the calling thread does the work.
 pub fn threads_for(elements: usize) -> usize {
     if elements < WORTH_A_THREAD { 0 } else { threads() }
 }
 
-/// The same for work that is worth it.
+/// Threads to start for long work, as in [`threads_for`].
 fn threads() -> usize {
     match available_parallelism().map_or(1, usize::from).min(MOST_THREADS) {
         1 => 0,
@@ -42,7 +42,7 @@ pub fn with_threads<R>(most: Option<u64>, work: impl FnOnce() -> R) -> R {
     work()
 }
 
-/// What long work makes of each item, in their order.
+/// Maps each item by long work, and keeps their order.
 pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
     let items = items.into_iter().zip(&mut made).collect();
@@ -52,8 +52,8 @@ pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec
     made.into_iter().map(|made| made.expect("every item is done")).collect()
 }
 
-/// Gives each item to one of `threads` new threads, or to the calling one where that is 0. Every thread has a state
-/// of its own, such as a buffer. What an item's work is must not depend on who does it.
+/// Runs `work` on each item, on `threads` new threads or, if that is 0, on the calling one. Every thread has its own
+/// state, such as a buffer. Results must not depend on which thread does an item.
 pub fn for_each<T: Send, S>(
     threads: usize,
     items: Vec<T>,
@@ -70,12 +70,12 @@ pub fn for_each<T: Send, S>(
         }
     };
     scope(|in_scope| {
-        // A system that refuses a thread is no reason to fail; whoever did start takes all there is.
+        // If the system refuses a thread, the others do its items.
         let started: Vec<_> = (0..threads).filter_map(|_| Builder::new().spawn_scoped(in_scope, run).ok()).collect();
         if started.is_empty() {
             run();
         }
-        // The scope alone would wait for the work, not for the threads to be gone with all they hold.
+        // The scope waits for the work only; joining waits until the threads have freed their memory too.
         for thread in started {
             if let Err(panic) = thread.join() {
                 resume_unwind(panic);
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_item_is_done_once() {
+    fn for_each_runs_every_item_once() {
         for threads in [0, 1, 3] {
             let done = Mutex::new(Vec::new());
             for_each(threads, (0..100).collect(), || (), |(), item| done.lock().unwrap().push(item));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_threads_work_than_allowed() {
+    fn map_starts_no_more_threads_than_allowed() {
         let threads_of = |most| {
             let work = |_: i32| {
                 std::thread::sleep(std::time::Duration::from_millis(2));
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn results_come_in_the_order_of_their_items() {
+    fn map_keeps_the_order_of_items() {
         assert_eq!(map((0..100).collect(), |item: i32| 2 * item), (0..200).step_by(2).collect::<Vec<i32>>());
     }
 }

@@ -1,4 +1,4 @@
-//! What a host learns about nodes and devices, and that it can act on it.
+//! Discovery: nodes, ports, parameters and devices are described, and described values are accepted.
 
 mod common;
 
@@ -8,16 +8,16 @@ use std::ffi::{CStr, c_char};
 use common::{Vae, api, error_text, outcome, sized, small};
 use video_vae::capi::*;
 
-/// A static text of the library's.
+/// A static string of the library.
 fn text(text: *const c_char) -> &'static str {
     assert!(!text.is_null());
-    // SAFETY: the library's texts end with a NUL and are never gone.
+    // SAFETY: the library's strings are static and end with a NUL.
     unsafe { CStr::from_ptr(text) }.to_str().unwrap()
 }
 
 fn node(index: u32) -> vvae_node_desc {
     let mut info = sized();
-    // SAFETY: the struct is as long as it says.
+    // SAFETY: `struct_size` is right.
     outcome(std::ptr::null_mut(), unsafe { (api().vvae_node_info)(index, &mut info) }).unwrap();
     info
 }
@@ -27,7 +27,7 @@ fn params(node: u32) -> Vec<vvae_param_desc> {
     let count = unsafe { (api().vvae_param_count)(node) };
     let info = |i| {
         let mut info = sized();
-        // SAFETY: the struct is as long as it says.
+        // SAFETY: `struct_size` is right.
         outcome(std::ptr::null_mut(), unsafe { (api().vvae_param_info)(node, i, &mut info) }).unwrap();
         info
     };
@@ -42,7 +42,7 @@ fn choices(node: u32, param: u32) -> Vec<&'static str> {
 }
 
 #[test]
-fn versions() {
+fn versions_match_the_package() {
     // SAFETY: takes nothing.
     assert_eq!(unsafe { (api().vvae_abi_version)() }, VVAE_ABI_VERSION);
     // SAFETY: takes nothing.
@@ -50,7 +50,7 @@ fn versions() {
 }
 
 #[test]
-fn two_nodes_with_ports_that_fit_each_other() {
+fn nodes_have_matching_ports() {
     // SAFETY: takes nothing.
     assert_eq!(unsafe { (api().vvae_node_count)() }, 2);
     let mut ports = BTreeSet::new();
@@ -60,9 +60,9 @@ fn two_nodes_with_ports_that_fit_each_other() {
         // SAFETY: takes numbers only.
         for p in 0..unsafe { (api().vvae_port_count)(n) } {
             let mut port = sized::<vvae_port_desc>();
-            // SAFETY: the struct is as long as it says.
+            // SAFETY: `struct_size` is right.
             assert_eq!(unsafe { (api().vvae_port_info)(n, p, &mut port) }, VVAE_OK);
-            // SAFETY: the library's array, as long as it says.
+            // SAFETY: the library's array has `dtype_count` elements.
             let dtypes = unsafe { std::slice::from_raw_parts(port.dtypes, port.dtype_count as usize) };
             assert!(dtypes.contains(&VVAE_DTYPE_F32));
             assert_eq!(dtypes.contains(&VVAE_DTYPE_U8), text(port.kind) == "video");
@@ -81,7 +81,7 @@ fn two_nodes_with_ports_that_fit_each_other() {
 }
 
 #[test]
-fn every_value_that_discovery_names_is_taken() {
+fn described_values_are_accepted() {
     let v = Vae::open(&small()).unwrap();
     for n in 0..2 {
         for (p, param) in params(n).iter().enumerate() {
@@ -91,7 +91,7 @@ fn every_value_that_discovery_names_is_taken() {
             let choices = choices(n, p as u32);
             assert_eq!(choices.len(), param.choice_count as usize);
             assert_eq!(choices.is_empty(), param.kind != VVAE_PARAM_CHOICE, "{key}");
-            // The processor of the test need not have every instruction set, and has one precision.
+            // The test's processor may lack instruction sets, and has one precision.
             if !["instruction_set", "precision"].contains(&key) {
                 choices.iter().for_each(|choice| assert_eq!(take(choice), VVAE_OK));
             }
@@ -102,7 +102,7 @@ fn every_value_that_discovery_names_is_taken() {
                 assert!(param.min < param.max && param.step > 0.0, "{key}");
                 take(&format!("{}", param.min));
                 take(&format!("{}", param.min + param.step));
-                // The largest number of 64 bits is not a double's.
+                // u64::MAX is not exact as a double.
                 take(&if param.max > 1e19 { u64::MAX.to_string() } else { param.max.to_string() });
                 v.configure(key, &format!("{}", param.max * 2.0)).unwrap_err().says(VVAE_ERROR_ARGUMENT, &[key]);
                 v.configure(key, "-1").unwrap_err().says(VVAE_ERROR_ARGUMENT, &[key, "\"-1\""]);
@@ -120,7 +120,7 @@ fn every_value_that_discovery_names_is_taken() {
 }
 
 #[test]
-fn the_cpu_computes_in_fp32_and_says_so() {
+fn cpu_accepts_fp32_only() {
     let v = Vae::open(&small()).unwrap();
     for precision in ["fp16", "bf16"] {
         let refused = v.configure("precision", precision).unwrap_err();
@@ -132,7 +132,7 @@ fn the_cpu_computes_in_fp32_and_says_so() {
 }
 
 #[test]
-fn parameters_have_the_names_users_know() {
+fn parameters_have_their_documented_names() {
     let keys = |n| params(n).iter().map(|p| text(p.key)).collect::<BTreeSet<_>>();
     let [encode, decode] = [keys(0), keys(1)];
     for key in ["memory_limit", "threads", "pixel_range", "scaling_factor", "slice_frames", "chunk_frames", "precision"]
@@ -148,17 +148,17 @@ fn parameters_have_the_names_users_know() {
 }
 
 #[test]
-fn what_is_not_there_is_said_so() {
+fn unknown_numbers_are_refused() {
     // SAFETY: takes numbers only.
     unsafe {
         assert_eq!((api().vvae_port_count)(2), 0);
         assert_eq!((api().vvae_param_count)(u32::MAX), 0);
         assert_eq!((api().vvae_choice_count)(0, u32::MAX), 0);
-        assert!((api().vvae_choice)(0, 0, 0).is_null(), "memory_limit is no choice");
+        assert!((api().vvae_choice)(0, 0, 0).is_null(), "memory_limit has no choices");
         assert!((api().vvae_choice)(9, 0, 0).is_null());
     }
     let null = std::ptr::null_mut();
-    // SAFETY: the structs are as long as they say, or null.
+    // SAFETY: `struct_size` is right, or the pointer is null.
     unsafe {
         assert_eq!((api().vvae_node_info)(7, &mut sized()), VVAE_ERROR_ARGUMENT);
         assert!(error_text(null).contains("node: there is no number 7"), "{}", error_text(null));
@@ -171,13 +171,13 @@ fn what_is_not_there_is_said_so() {
 }
 
 #[test]
-fn the_cpu_is_a_device() {
+fn cpu_is_a_device() {
     // SAFETY: takes nothing.
     let count = unsafe { (api().vvae_device_count)() };
     let devices: Vec<vvae_device_desc> = (0..count)
         .map(|i| {
             let mut device = sized();
-            // SAFETY: the struct is as long as it says.
+            // SAFETY: `struct_size` is right.
             assert_eq!(unsafe { (api().vvae_device_info)(i, &mut device) }, VVAE_OK);
             device
         })
@@ -198,15 +198,15 @@ fn the_cpu_is_a_device() {
     }
 }
 
-/// A host built before a field existed has a shorter struct, and nothing beyond it is touched.
+/// An older host has a shorter struct. Nothing beyond it is written.
 #[test]
-fn a_device_fits_into_the_struct_of_an_older_host() {
+fn device_info_fits_the_struct_of_an_older_host() {
     let mut device = sized::<vvae_device_desc>();
     let first_version = std::mem::offset_of!(vvae_device_desc, uuid);
     assert_eq!(first_version, 176);
     device.struct_size = first_version as u32;
     (device.uuid, device.compute_major) = ([0x55; 48], 0x5555);
-    // SAFETY: the struct is as long as it says.
+    // SAFETY: `struct_size` is right.
     assert_eq!(unsafe { (api().vvae_device_info)(0, &mut device) }, VVAE_OK);
     assert!(device.memory_total > 0);
     assert_eq!((device.uuid, device.compute_major), ([0x55; 48], 0x5555));

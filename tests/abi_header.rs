@@ -1,4 +1,4 @@
-//! The header as C and C++ see it: it compiles alone, its structs are those of the library, and programs run with it.
+//! The header in C and C++: it compiles alone, its structs match the library's, and programs run with it.
 
 mod common;
 
@@ -10,20 +10,20 @@ use video_vae::capi::*;
 
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-pedantic", "-Werror"];
 
-/// A compiler, if there is one. Without one the test says that it did not run; in CI it fails.
+/// A compiler, if there is one. Without one the test is skipped; in CI it fails.
 fn compiler(variable: &str, default: &str) -> Option<String> {
     let name = std::env::var(variable).unwrap_or_else(|_| default.into());
     match Command::new(&name).arg("--version").output() {
         Ok(output) if output.status.success() => Some(name),
-        _ if std::env::var_os("CI").is_some() => panic!("{name} is not there"),
+        _ if std::env::var_os("CI").is_some() => panic!("{name} is not installed"),
         _ => {
-            println!("skipped: {name} is not there");
+            println!("skipped: {name} is not installed");
             None
         }
     }
 }
 
-/// A folder of one test's own.
+/// A folder for one test.
 fn scratch(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     std::fs::create_dir_all(&folder).unwrap();
@@ -44,7 +44,7 @@ fn compile(compiler: &str, standard: &str, source: &str) -> Command {
 }
 
 #[test]
-fn compiles_alone_in_every_standard() {
+fn header_compiles_alone_in_every_standard() {
     let folder = scratch("alone");
     if let Some(cc) = compiler("CC", "cc") {
         for standard in ["c99", "c11", "c17"] {
@@ -62,7 +62,7 @@ fn compiles_alone_in_every_standard() {
     }
 }
 
-/// One line of C a field. The pattern names every field, or it would not compile.
+/// One line of C per field. The pattern must name every field, or it does not compile.
 macro_rules! layout {
     ($out:ident, $($name:ident { $($field:ident),* $(,)? })*) => {$(
         writeln!($out, "SIZE({}, {})", stringify!($name), size_of::<$name>()).unwrap();
@@ -133,7 +133,7 @@ fn structs_and_constants_are_the_same_in_c() {
     }
 }
 
-/// Compiles a program against the library, which it then finds by the name that the library gives itself.
+/// Compiles a program against the library, and runs it. It finds the library by its soname.
 fn builds_and_runs(compiler: &str, standard: &str, source: &str) {
     let folder = scratch(source);
     let library = common::library_path();
@@ -146,14 +146,14 @@ fn builds_and_runs(compiler: &str, standard: &str, source: &str) {
 }
 
 #[test]
-fn a_c_program_runs() {
+fn c_program_runs() {
     if let Some(cc) = compiler("CC", "cc") {
         builds_and_runs(&cc, "c99", "host.c");
     }
 }
 
 #[test]
-fn a_cpp_program_runs() {
+fn cpp_program_runs() {
     if let Some(cxx) = compiler("CXX", "c++") {
         builds_and_runs(&cxx, "c++17", "host.cpp");
     }

@@ -1,5 +1,4 @@
-//! Everything a host can do wrong: each gets its own status and a text that says what was wrong and what would be right,
-//! and the handle works as before.
+//! Every misuse gives a status and a text with the fault and the remedy, and leaves the handle working.
 
 mod common;
 
@@ -10,10 +9,10 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use common::{Buffer, Failure, Vae, api, create_info, error_text, outcome, run_info, sized, small};
 use video_vae::capi::*;
 
-/// Calls a function of the library and gives its failure.
+/// Calls a function of the library and returns its failure.
 macro_rules! failure {
     ($v:expr, $function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: every pointer of these tests is null, or points to memory that is what it says.
+        // SAFETY: every pointer of these tests is null or valid.
         let status = unsafe { (api().$function)($($arg),*) };
         outcome($v, status).expect_err(stringify!($function))
     }};
@@ -44,7 +43,7 @@ fn create_fails(change: impl FnOnce(&mut vvae_create_info)) -> Failure {
 }
 
 #[test]
-fn create_refuses() {
+fn create_refuses_bad_arguments() {
     let weights = weights();
     let mut v = null_mut();
     failure!(null_mut(), vvae_create(null(), &mut v)).says(VVAE_ERROR_ARGUMENT, &["info is null", "vvae_create_info"]);
@@ -68,21 +67,21 @@ fn create_refuses() {
         .says(VVAE_ERROR_ARGUMENT, &["device_alloc and device_free", "together"]);
     let (device_alloc, device_free) = (Some(device_alloc as _), Some(device_free as _));
     let both = vvae_create_info { device_alloc, device_free, ..create_info(&weights) };
-    Vae::create(&both).expect("the CPU has no use for them");
+    Vae::create(&both).expect("the CPU ignores them");
 }
 
 #[test]
-fn create_refuses_another_major() {
+fn create_refuses_another_major_version() {
     create_fails(|i| i.abi_version = 9 << 16 | 4)
         .says(VVAE_ERROR_ARGUMENT, &["ABI 9.4", "ABI 1.4", "VVAE_ABI_VERSION"]);
     create_fails(|i| i.abi_version = 0).says(VVAE_ERROR_ARGUMENT, &["ABI 0.0"]);
     let weights = weights();
     let newer = vvae_create_info { abi_version: VVAE_ABI_VERSION + 1, ..create_info(&weights) };
-    Vae::create(&newer).expect("a newer minor is fine");
+    Vae::create(&newer).expect("a newer minor version is accepted");
 }
 
 #[test]
-fn stale_struct_sizes() {
+fn struct_sizes_are_checked() {
     for size in [0, 1, 8, 15, 17, 4104, u32::MAX] {
         let words = [
             format!("struct_size is {size}"),
@@ -93,7 +92,7 @@ fn stale_struct_sizes() {
     let weights = weights();
     let mut shorter = create_info(&weights);
     shorter.struct_size = 16;
-    // What an old host did not have is not looked at.
+    // Fields beyond an older host's struct are not read.
     shorter.device = without_provenance(1);
     Vae::create(&shorter).expect("an older struct ends after the weights");
 
@@ -102,7 +101,7 @@ fn stale_struct_sizes() {
     let mut longer = Longer(create_info(&weights), 0);
     longer.0.struct_size = size_of::<Longer>() as u32;
     let mut v = null_mut();
-    // SAFETY: as long as it says.
+    // SAFETY: `struct_size` is right.
     assert_eq!(unsafe { (api().vvae_create)((&raw const longer).cast(), &mut v) }, VVAE_OK);
     drop(Vae(v));
     longer.1 = 1;
@@ -119,15 +118,15 @@ fn stale_struct_sizes() {
     failure!(v.0, vvae_plan(v.0, c"encode".as_ptr(), VIDEO.as_ptr(), &mut plan, null_mut(), 0))
         .says(VVAE_ERROR_ARGUMENT, &["struct_size is 0", "vvae_plan_info"]);
     plan.struct_size = 16;
-    // SAFETY: the struct is longer than it says.
+    // SAFETY: the struct is longer than `struct_size`.
     unsafe { (api().vvae_plan)(v.0, c"encode".as_ptr(), VIDEO.as_ptr(), &mut plan, null_mut(), 0) };
     assert!(
         plan.struct_size == 16 && plan.device_bytes > 0 && plan.workspace_bytes == 0,
-        "as much as there is room for"
+        "only fields inside the struct are written"
     );
 }
 
-/// Every function that takes a handle, with arguments that would do.
+/// Calls every function that takes a handle, with valid other arguments.
 fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
     let (video, latent) = (video().tensor(), latent().tensor());
     let (mut s, node) = (null_mut(), c"encode".as_ptr());
@@ -146,7 +145,7 @@ fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
 }
 
 #[test]
-fn handles_that_are_none() {
+fn invalid_handles_are_refused() {
     all_refuse(null_mut(), VVAE_ERROR_ARGUMENT, &["v is null"]);
     for made_up in [1, 24, 0x7fff_ffff_fff0, usize::MAX] {
         all_refuse(without_provenance_mut(made_up), VVAE_ERROR_STATE, &["is not an open handle"]);
@@ -178,7 +177,7 @@ fn handles_that_are_none() {
 }
 
 #[test]
-fn settings_that_are_none() {
+fn invalid_settings_are_refused() {
     let v = Vae::open(&small()).unwrap();
     failure!(v.0, vvae_configure(v.0, null(), c"1".as_ptr())).says(VVAE_ERROR_ARGUMENT, &["key is null"]);
     failure!(v.0, vvae_configure(v.0, c"seed".as_ptr(), null())).says(VVAE_ERROR_ARGUMENT, &["value is null"]);
@@ -203,7 +202,7 @@ fn settings_that_are_none() {
     refused("slice_frames", "4097", &["4096"]);
 }
 
-/// What encode says when one thing about one of its tensors is changed.
+/// The failure of encode after a change to one of its tensors.
 fn encode_fails(v: &Vae, which: usize, change: impl FnOnce(&mut vvae_tensor)) -> Failure {
     let buffers = [video(), latent()];
     let mut tensors = buffers.each_ref().map(Buffer::tensor);
@@ -212,7 +211,7 @@ fn encode_fails(v: &Vae, which: usize, change: impl FnOnce(&mut vvae_tensor)) ->
 }
 
 #[test]
-fn tensors_that_do_not_fit() {
+fn invalid_tensors_are_refused() {
     let v = Vae::open(&small()).unwrap();
     let (good_video, mut before, mut after) = (video(), latent(), latent());
     v.encode(&good_video, &mut before).unwrap();
@@ -254,11 +253,11 @@ fn tensors_that_do_not_fit() {
     v.decode(&latents, &mut frames).unwrap_err().says(VVAE_ERROR_TENSOR, &["video", "40", "16"]);
 
     v.encode(&good_video, &mut after).unwrap();
-    assert_eq!(before.f32(), after.f32(), "and the handle works as before");
+    assert_eq!(before.f32(), after.f32(), "the handle works as before");
 }
 
 #[test]
-fn run_infos_that_do_not_fit() {
+fn invalid_run_infos_are_refused() {
     let v = Vae::open(&small()).unwrap();
     let (video, mut latent) = (video(), latent());
     let mut run_with = |change: &dyn Fn(&mut vvae_run_info)| {
@@ -270,7 +269,7 @@ fn run_infos_that_do_not_fit() {
     run_with(&|r| r.struct_size = 0).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["run: struct_size is 0"]);
     run_with(&|r| r.flags = 6).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["flags 0x6", "VVAE_RUN_HAS_STREAM"]);
     run_with(&|r| r.cuda_stream = pointer).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["cuda_stream", "flags"]);
-    run_with(&|r| (r.flags, r.cuda_stream) = (VVAE_RUN_HAS_STREAM, pointer)).expect("nothing to order on a CPU");
+    run_with(&|r| (r.flags, r.cuda_stream) = (VVAE_RUN_HAS_STREAM, pointer)).expect("the CPU ignores streams");
     let logvar = Buffer::new(VVAE_DTYPE_F32, [1, 16, 1, 2, 3]);
     let tensor = logvar.tensor();
     run_with(&|r| r.logvar = &tensor).unwrap_err().says(VVAE_ERROR_TENSOR, &["logvar"]);
@@ -280,7 +279,7 @@ fn run_infos_that_do_not_fit() {
 }
 
 #[test]
-fn plans_that_cannot_be() {
+fn invalid_plans_are_refused() {
     let v = Vae::open(&small()).unwrap();
     v.plan("upscale", VIDEO).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["\"upscale\"", "\"encode\" and \"decode\""]);
     v.plan("encode", [1, 3, -5, 16, 16]).unwrap_err().says(VVAE_ERROR_TENSOR, &["negative in T"]);
@@ -304,7 +303,7 @@ fn plans_that_cannot_be() {
 }
 
 #[test]
-fn streams_that_are_misused() {
+fn stream_misuse_is_refused() {
     let v = Vae::open(&small()).unwrap();
     let (node, mut s) = (c"encode".as_ptr(), null_mut());
     failure!(v.0, vvae_stream_open(v.0, node, VIDEO.as_ptr(), null_mut())).says(VVAE_ERROR_ARGUMENT, &["s is null"]);
@@ -334,13 +333,13 @@ fn streams_that_are_misused() {
     assert_eq!(v.memory().streams, 0);
 }
 
-/// Waits inside a run until told to go on.
+/// Blocks a run until released.
 struct Gate {
     entered: AtomicBool,
     leave: AtomicBool,
 }
 
-/// Opens the gate however the test ends.
+/// Opens the gate when dropped, also on a panic.
 struct Opener<'a>(&'a Gate);
 
 impl Drop for Opener<'_> {
@@ -360,7 +359,7 @@ unsafe extern "C" fn wait(user: *mut c_void, _: u64, _: u64, _: *const c_char) -
 }
 
 #[test]
-fn a_busy_handle_says_so_and_can_be_cancelled() {
+fn busy_handle_refuses_calls_and_can_be_cancelled() {
     let v = Vae::open(&small()).unwrap();
     let gate = Gate { entered: AtomicBool::new(false), leave: AtomicBool::new(false) };
     std::thread::scope(|scope| {
@@ -380,23 +379,23 @@ fn a_busy_handle_says_so_and_can_be_cancelled() {
         v.configure("seed", "1").unwrap_err().says(VVAE_ERROR_STATE, &["busy"]);
         v.encode(&video(), &mut latent()).unwrap_err().says(VVAE_ERROR_STATE, &["busy"]);
         failure!(v.0, vvae_free(v.0)).says(VVAE_ERROR_STATE, &["busy"]);
-        assert_eq!(v.memory().streams, 0, "figures can be had at any time");
+        assert_eq!(v.memory().streams, 0, "memory figures are available at any time");
         v.cancel().unwrap();
         drop(opener);
         run.join().unwrap().unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
     });
-    v.encode(&video(), &mut latent()).expect("and works again");
+    v.encode(&video(), &mut latent()).expect("the handle works again");
 }
 
 unsafe extern "C" fn log(user: *mut c_void, level: i32, message: *const c_char) {
-    // SAFETY: the test passes its counters; messages are texts.
+    // SAFETY: the test passes its counters; messages are C strings.
     let (counts, message) = unsafe { (&*user.cast::<[AtomicU32; 4]>(), CStr::from_ptr(message)) };
     assert!(!message.is_empty());
     counts[level as usize].fetch_add(1, Ordering::SeqCst);
 }
 
 #[test]
-fn the_log_tells_of_opening_plans_and_failures() {
+fn log_reports_opening_plans_and_failures() {
     let (weights, counts) = (weights(), [const { AtomicU32::new(0) }; 4]);
     let info =
         vvae_create_info { log: Some(log), log_user: (&raw const counts).cast_mut().cast(), ..create_info(&weights) };
@@ -415,13 +414,13 @@ fn error_texts_fit_any_buffer() {
     let v = Vae::open(&small()).unwrap();
     v.configure("\u{20ac}\u{20ac}", "1").unwrap_err();
     let whole = error_text(v.0);
-    assert_eq!(whole, error_text(null_mut()), "the thread has the text too");
+    assert_eq!(whole, error_text(null_mut()), "the thread has the same text");
     for capacity in 0..whole.len() + 3 {
         let mut buffer = vec![b'#'; capacity + 1];
-        // SAFETY: the buffer is longer than said.
+        // SAFETY: the buffer is longer than the capacity.
         let length = unsafe { (api().vvae_error)(v.0, buffer.as_mut_ptr().cast(), capacity as u64) };
         assert_eq!(length as usize, whole.len());
-        assert_eq!(buffer[capacity], b'#', "nothing is written behind it");
+        assert_eq!(buffer[capacity], b'#', "nothing is written beyond the capacity");
         if capacity > 0 {
             let text = CStr::from_bytes_until_nul(&buffer).expect("a NUL").to_str().expect("whole characters");
             assert!(whole.starts_with(text) && text.len() + 3 >= whole.len().min(capacity - 1));
@@ -430,5 +429,5 @@ fn error_texts_fit_any_buffer() {
     // SAFETY: null is allowed.
     assert_eq!(unsafe { (api().vvae_error)(v.0, null_mut(), 100) } as usize, whole.len());
     let other = std::thread::spawn(|| error_text(null_mut())).join().unwrap();
-    assert_eq!(other, "", "another thread has done nothing wrong");
+    assert_eq!(other, "", "another thread has no error");
 }

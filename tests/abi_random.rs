@@ -1,7 +1,5 @@
-//! Ten thousand random sequences of calls with bad arguments: an error or a result each time, nothing else.
-//!
-//! Whatever a pointer points to is really there; everything else is up to chance: shapes, strides, types, devices,
-//! handles, keys, values, sizes of structs. The same numbers in every run.
+//! Ten thousand random sequences of calls with bad arguments. Each call gives an error or a result, nothing else.
+//! Pointers are valid. All else is random: shapes, strides, types, devices, handles, keys, values, struct sizes.
 
 mod common;
 
@@ -12,10 +10,10 @@ use common::{Random, api, error_text, small};
 use video_vae::capi::*;
 
 const SEQUENCES: u64 = 10_000;
-/// Words of eight bytes. Twice as long as the longest struct that is looked at.
+/// Words of eight bytes: twice the longest struct that the library accepts.
 const STRUCT_WORDS: usize = 1024;
 
-/// Memory for tensors; every tensor that passes the library's checks lies inside.
+/// Memory for tensors. Every tensor that passes the library's checks is inside it.
 struct Arena(Vec<u64>);
 
 impl Arena {
@@ -27,7 +25,7 @@ impl Arena {
         self.0[self.0.len() / 2..].as_ptr().cast_mut().cast()
     }
 
-    /// Whether every element lies inside, if data is the middle.
+    /// Whether every element is inside, with data at the middle.
     fn holds(&self, shape: [i64; 5], strides: Option<[i64; 5]>, element: i128, offset: u64) -> bool {
         let mut compact = [1i128; 5];
         for axis in (0..4).rev() {
@@ -41,14 +39,14 @@ impl Arena {
     }
 }
 
-/// A tensor with the arrays it points to.
+/// A tensor and its arrays.
 struct Tensor {
     raw: vvae_tensor,
     _arrays: Box<([i64; 5], [i64; 5])>,
 }
 
 fn tensor(random: &mut Random, arena: &Arena, usual: [i64; 5]) -> Tensor {
-    // Most calls have two tensors, and should now and then get past both.
+    // Most calls have two tensors. Some must pass the checks of both.
     let wild = random.one_in(3);
     let mut shape = usual;
     while wild && random.one_in(3) {
@@ -88,7 +86,7 @@ fn tensor(random: &mut Random, arena: &Arena, usual: [i64; 5]) -> Tensor {
         byte_offset,
     };
     if !arena.holds(shape, strides, 4, byte_offset.min(1 << 40)) {
-        // It may get past the view's own checks, so something that no call takes has to be wrong with it.
+        // The library might accept it, so give it a fault that every call refuses.
         match random.below(4) {
             0 => raw.data = null_mut(),
             1 => raw.ndim = 4,
@@ -101,11 +99,11 @@ fn tensor(random: &mut Random, arena: &Arena, usual: [i64; 5]) -> Tensor {
     Tensor { raw, _arrays: arrays }
 }
 
-/// A struct in more memory than it needs, so that it may lie about its size.
-fn lying<T: Copy>(random: &mut Random, value: T) -> Box<[u64; STRUCT_WORDS]> {
+/// A struct with a random `struct_size`, in more memory than it needs.
+fn with_random_size<T: Copy>(random: &mut Random, value: T) -> Box<[u64; STRUCT_WORDS]> {
     let mut memory = Box::new([0u64; STRUCT_WORDS]);
     let size = size_of::<T>() as u32;
-    // SAFETY: structs are shorter than the memory, and begin with their size.
+    // SAFETY: structs fit in the memory, and begin with their size.
     unsafe {
         memory.as_mut_ptr().cast::<T>().write_unaligned(value);
         let said =
@@ -118,9 +116,9 @@ fn lying<T: Copy>(random: &mut Random, value: T) -> Box<[u64; STRUCT_WORDS]> {
     memory
 }
 
-/// Stops the run when the count it is given has run out.
+/// Stops the run when the count is 0.
 unsafe extern "C" fn count_down(user: *mut c_void, _: u64, _: u64, _: *const c_char) -> i32 {
-    // SAFETY: the sequence passes a number that outlives the run.
+    // SAFETY: the sequence passes a count that outlives the run.
     let left = unsafe { &mut *user.cast::<u64>() };
     *left = left.saturating_sub(1);
     i32::from(*left == 0)
@@ -140,18 +138,18 @@ struct World {
 
 const VIDEOS: [[i64; 5]; 5] = [[1, 3, 1, 8, 8], [1, 3, 5, 8, 16], [2, 3, 2, 16, 8], [1, 3, 9, 8, 8], [1, 3, 1, 9, 13]];
 
-/// The latent of a video of the list.
+/// The latent shape of a video.
 fn latent_of([b, _, t, h, w]: [i64; 5]) -> [i64; 5] {
     [b, 16, (t + 2) / 4 + 1, (h + 7) / 8, (w + 7) / 8]
 }
 
 impl World {
-    /// Mostly a handle that is open.
+    /// Mostly an open handle.
     fn handle(&mut self) -> *mut vvae {
         match self.random.below(12) {
             0 => null_mut(),
             1 => without_provenance_mut(self.random.next() as usize),
-            // Freed, or not there yet, or a stream.
+            // Freed, not yet created, or a stream.
             2 => without_provenance_mut((self.random.below(4000) << 4) as usize),
             _ => self.random.pick(&self.handles),
         }
@@ -191,9 +189,9 @@ impl World {
         if self.random.one_in(10) {
             info.abi_version = self.random.next() as u32;
         }
-        let info = lying(&mut self.random, info);
+        let info = with_random_size(&mut self.random, info);
         let mut v = null_mut();
-        // SAFETY: the struct lies in more memory than any size that the library believes.
+        // SAFETY: the memory is longer than any size that the library accepts.
         let status = unsafe { (api().vvae_create)(info.as_ptr().cast(), &mut v) };
         assert_eq!(status == VVAE_OK, !v.is_null());
         self.settle(status);
@@ -204,7 +202,7 @@ impl World {
 
     fn free(&mut self) {
         let v = self.handle();
-        // One handle is kept, so that there is something to call.
+        // Keep one handle.
         if v == self.handles[0] {
             return;
         }
@@ -237,17 +235,17 @@ impl World {
         ];
         let v = self.handle();
         let (key, values) = self.random.pick(SETTINGS);
-        // The first value of each is harmless, and ends what the others may have brought about.
+        // The first value of each is harmless, and undoes the others.
         let value = if self.random.one_in(2) { values[0] } else { self.random.pick(values) };
         let [key, value] = [key, value].map(|text| CString::new(text).unwrap());
         let key = if self.random.one_in(20) { null() } else { key.as_ptr() };
         let value = if self.random.one_in(20) { null() } else { value.as_ptr() };
-        // SAFETY: texts or null.
+        // SAFETY: C strings or null.
         let status = unsafe { (api().vvae_configure)(v, key, value) };
         self.settle(status);
     }
 
-    /// Run info that may ask for anything, with what it points to.
+    /// A random run info, and the log-variance that it may point to.
     fn run_info(&mut self, latent: [i64; 5]) -> (Box<[u64; STRUCT_WORDS]>, Tensor) {
         let logvar = tensor(&mut self.random, &self.logvar, latent);
         *self.countdown = self.random.below(40);
@@ -258,7 +256,7 @@ impl World {
             run.progress = Some(count_down);
             run.progress_user = (&raw mut *self.countdown).cast();
         }
-        (lying(&mut self.random, run), logvar)
+        (with_random_size(&mut self.random, run), logvar)
     }
 
     fn run(&mut self) {
@@ -277,7 +275,7 @@ impl World {
         let input: *const vvae_tensor = if self.random.one_in(40) { null() } else { &input.raw };
         let output: *const vvae_tensor = if self.random.one_in(40) { null() } else { &output.raw };
         let function = if encode { api().vvae_encode } else { api().vvae_decode };
-        // SAFETY: tensors that pass the checks lie in their arenas; the struct in enough memory.
+        // SAFETY: tensors that pass the checks are inside their arenas; the struct has enough memory.
         let status = unsafe { function(v, input, output, run) };
         self.settle(status);
     }
@@ -298,11 +296,11 @@ impl World {
     fn plan(&mut self) {
         let v = self.handle();
         let (node, shape) = self.node_and_shape();
-        let mut out = lying(&mut self.random, common::sized::<vvae_plan_info>());
+        let mut out = with_random_size(&mut self.random, common::sized::<vvae_plan_info>());
         let mut text = [0 as c_char; 64];
         let capacity = self.random.below(65);
         let shape = if self.random.one_in(30) { null() } else { shape.as_ptr() };
-        // SAFETY: everything is null or there; nothing longer than our struct is written.
+        // SAFETY: pointers are null or valid; nothing beyond the struct is written.
         let status = unsafe { (api().vvae_plan)(v, node, shape, out.as_mut_ptr().cast(), text.as_mut_ptr(), capacity) };
         self.settle(status);
     }
@@ -310,12 +308,12 @@ impl World {
     fn stream_open(&mut self) {
         let v = self.handle();
         let (node, shape) = self.node_and_shape();
-        // A stream's memory grows with its frames, so those must be small.
+        // A stream's memory grows with its frames, so keep them small.
         if shape[0] > 16 || shape[3] > 720 || shape[4] > 720 || shape[3].saturating_mul(shape[4]) > 4096 {
             return;
         }
         let mut s = null_mut();
-        // SAFETY: everything is null or there.
+        // SAFETY: pointers are null or valid.
         let status = unsafe { (api().vvae_stream_open)(v, node, shape.as_ptr(), &mut s) };
         self.settle(status);
         if status == VVAE_OK {
@@ -331,7 +329,7 @@ impl World {
         let mut taken = 0;
         let frames: *const vvae_tensor = if self.random.one_in(6) { null() } else { &frames.raw };
         let count: *mut i64 = if self.random.one_in(20) { null_mut() } else { &mut taken };
-        // SAFETY: everything is null or there.
+        // SAFETY: pointers are null or valid.
         let status = unsafe { (api().vvae_stream_push)(s, frames, count) };
         self.settle(status);
     }
@@ -344,28 +342,28 @@ impl World {
         let (run, _logvar) = self.run_info(latent_of(video));
         let run = if self.random.one_in(2) { null() } else { run.as_ptr().cast() };
         let mut written = 0;
-        // SAFETY: everything is null or there.
+        // SAFETY: pointers are null or valid.
         let status = unsafe { (api().vvae_stream_pull)(s, &out.raw, run, &mut written) };
         self.settle(status);
     }
 
-    /// Saves a stream, damages the state now and then, and restores it, mostly in another handle.
+    /// Saves a stream, sometimes damages the state, and restores it, mostly in another handle.
     fn stream_save(&mut self) {
         let (s, v) = (self.stream(), self.handle());
         let mut size = 0;
-        // SAFETY: without a buffer only the size is told.
+        // SAFETY: without a buffer only the size is written.
         let status = unsafe { (api().vvae_stream_save)(s, null_mut(), self.random.next(), &mut size) };
         self.settle(status);
         let room = size - self.random.below(4).saturating_sub(2).min(size);
         let mut state = vec![0u8; room as usize];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer has the given size.
         let status = unsafe { (api().vvae_stream_save)(s, state.as_mut_ptr().cast(), room, &mut size) };
         self.settle(status);
         if let (true, Some(last)) = (self.random.one_in(4), state.len().checked_sub(1)) {
             state[self.random.below(last as u64 + 1) as usize] ^= 1 << self.random.below(8);
         }
         let mut s = null_mut();
-        // SAFETY: the state is as long as said.
+        // SAFETY: the state has the given size.
         let status = unsafe { (api().vvae_stream_restore)(v, state.as_ptr().cast(), room, &mut s) };
         self.settle(status);
         if status == VVAE_OK {
@@ -378,7 +376,7 @@ impl World {
         // SAFETY: any number may be passed.
         let status = unsafe { (api().vvae_stream_close)(s) };
         self.settle(status);
-        // Sometimes it stays in the list, and is used after it was closed.
+        // Closed streams stay in the list for a while, to be used again.
         if self.streams.len() > 6 {
             self.streams.remove(0);
         }
@@ -387,10 +385,10 @@ impl World {
     fn ask(&mut self) {
         let v = self.handle();
         let numbers = [(); 3].map(|()| self.random.pick(&[0, 1, 2, 3, 9, u32::MAX]));
-        let mut out = lying(&mut self.random, common::sized::<vvae_param_desc>());
+        let mut out = with_random_size(&mut self.random, common::sized::<vvae_param_desc>());
         let mut text = [0 as c_char; 32];
         let capacity = self.random.below(33);
-        // SAFETY: numbers, handles that need not be any, and memory longer than any of our structs.
+        // SAFETY: numbers, any handle, and memory longer than any struct.
         let status = unsafe {
             let api = api();
             (api.vvae_choice)(numbers[0], numbers[1], numbers[2]);
@@ -412,7 +410,7 @@ impl World {
 }
 
 #[test]
-fn random_sequences_of_calls() {
+fn random_calls_give_errors_or_results() {
     let first = common::Vae::open(&small()).unwrap();
     let mut world = World {
         random: Random(2024),
@@ -445,7 +443,7 @@ fn random_sequences_of_calls() {
         }
     }
     println!("{} results, {} failures", world.results, world.failures);
-    assert!(world.results > 1000 && world.failures > 1000, "both happen often");
+    assert!(world.results > 1000 && world.failures > 1000, "both must be frequent");
     for v in world.handles.split_off(1) {
         // SAFETY: any number may be passed.
         unsafe { (api().vvae_free)(v) };
@@ -455,5 +453,5 @@ fn random_sequences_of_calls() {
         first.configure(key, value).unwrap();
     }
     let mut latent = common::Buffer::new(VVAE_DTYPE_F32, [1, 16, 1, 1, 1]);
-    first.encode(&common::Buffer::new(VVAE_DTYPE_F32, VIDEOS[0]), &mut latent).expect("works after all that");
+    first.encode(&common::Buffer::new(VVAE_DTYPE_F32, VIDEOS[0]), &mut latent).expect("the handle still works");
 }

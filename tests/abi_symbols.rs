@@ -1,4 +1,4 @@
-//! The library exports what the committed list says, and nothing else.
+//! The library exports exactly the committed list of symbols.
 
 mod common;
 
@@ -6,10 +6,10 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 #[test]
-fn exported_symbols_are_those_committed() {
+fn exported_symbols_match_the_committed_list() {
     let list = include_str!("c/symbols.txt");
     let committed: BTreeSet<&str> = list.lines().collect();
-    assert_eq!(committed, common::Api::NAMES.iter().copied().collect(), "tests/common knows every function");
+    assert_eq!(committed, common::Api::NAMES.iter().copied().collect(), "tests/common has every function");
     if !cfg!(target_os = "linux") {
         return;
     }
@@ -21,5 +21,5 @@ fn exported_symbols_are_those_committed() {
     assert!(output.status.success());
     let text = String::from_utf8(output.stdout).unwrap();
     let exported: BTreeSet<&str> = text.lines().filter_map(|line| line.split_whitespace().last()).collect();
-    assert_eq!(exported, committed, "if this is meant, change tests/c/symbols.txt");
+    assert_eq!(exported, committed, "if intended, update tests/c/symbols.txt");
 }

@@ -1,10 +1,10 @@
-//! The nodes for ComfyUI, by their own tests: stand-ins for ComfyUI, and the library that was built for this one.
+//! The ComfyUI nodes: runs their own tests with the library under test and stand-ins for ComfyUI.
 
 mod common;
 #[path = "../host-examples/python/tests/pytest.rs"]
 mod pytest;
 
 #[test]
-fn the_nodes_pass_their_tests() {
+fn nodes_pass_their_tests() {
     pytest::passes(&common::root().join("host-examples/comfyui"), &common::library_path());
 }

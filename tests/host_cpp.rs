@@ -1,4 +1,4 @@
-//! The C++ hosts of host-examples/cpp: built as a user builds them, run, and compared with the C ABI used from here.
+//! The C++ hosts of host-examples/cpp: built as a user builds them, run, and compared with the C ABI.
 
 mod common;
 
@@ -12,18 +12,18 @@ use std::time::{Duration, Instant};
 use common::{Buffer, Random, Vae, golden, library_path, root, safetensors, small};
 use video_vae::capi::*;
 
-/// One test at a time: they share the build folder, and one of them watches the clock.
+/// One test at a time: they share the build folder, and one measures time.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Whether a tool is there. Without one the test says that it did not run; in CI it fails.
+/// Whether a tool is installed. Without one the test is skipped; in CI it fails.
 fn has(tool: &str) -> bool {
     let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
-    assert!(there || std::env::var_os("CI").is_none(), "{tool} is not there");
+    assert!(there || std::env::var_os("CI").is_none(), "{tool} is not installed");
     if !there {
-        println!("skipped: {tool} is not there");
+        println!("skipped: {tool} is not installed");
     }
     there
 }
@@ -43,7 +43,7 @@ fn cpp() -> PathBuf {
     root().join("host-examples/cpp")
 }
 
-/// A folder of one test's own, empty.
+/// An empty folder for one test.
 fn scratch(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_cpp").join(name);
     let _ = fs::remove_dir_all(&folder);
@@ -51,7 +51,7 @@ fn scratch(name: &str) -> PathBuf {
     folder
 }
 
-/// The folder with the built hosts. It stays from run to run, so that only what changed is compiled again.
+/// The folder of the built hosts. It persists between runs, so that builds are incremental.
 fn built() -> Option<&'static Path> {
     static BUILT: OnceLock<Option<PathBuf>> = OnceLock::new();
     let build = || {
@@ -62,7 +62,7 @@ fn built() -> Option<&'static Path> {
         let mut configure = Command::new("cmake");
         configure.arg("-S").arg(cpp()).arg("-B").arg(&folder);
         configure.arg(format!("-DVIDEO_VAE_LIBRARY={}", library_path().display()));
-        // Without optimisation: the work is the library's, and the compiler is quicker.
+        // Without optimisation, which compiles faster: the library does the work.
         succeeds(configure.args(["-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS=-Werror"]));
         succeeds(Command::new("cmake").arg("--build").arg(&folder).args(["-j", "2", "--target", "all", "golden"]));
         Some(folder)
@@ -100,7 +100,7 @@ fn random_frames(frames: i64, height: i64, width: i64) -> Buffer {
     clip
 }
 
-/// What the graph computes, straight from the C ABI.
+/// The graph's result, by the C ABI.
 fn expected(clip: &Buffer, settings: &[(&str, &str)]) -> Vec<u8> {
     let vae = Vae::open(&small()).unwrap();
     let [_, _, t, h, w] = clip.shape;
@@ -118,7 +118,7 @@ fn expected(clip: &Buffer, settings: &[(&str, &str)]) -> Vec<u8> {
 }
 
 #[test]
-fn a_graph_gives_what_the_c_abi_gives() {
+fn graph_matches_the_c_abi() {
     let _alone = alone();
     let Some(build) = built() else { return };
     let folder = scratch("graph");
@@ -131,7 +131,7 @@ fn a_graph_gives_what_the_c_abi_gives() {
     }
     fs::write(folder.join("clip.rgb"), clip.bytes()).unwrap();
 
-    // A folder in, a folder out; paths are relative to the graph and go beyond ASCII.
+    // From folder to folder. Paths are relative to the graph and not ASCII.
     fs::write(folder.join("ppm.json"), graph(r#""path": "in \u00e9""#, "", Path::new("out é"))).unwrap();
     let text = succeeds(graph_host(build).arg(folder.join("ppm.json")));
     for words in ["plan of enc: encode [1, 3, 7, 20, 36]", "plan of dec: decode [1, 16, 3, 3, 5]", "enc: encode 100%"] {
@@ -143,7 +143,7 @@ fn a_graph_gives_what_the_c_abi_gives() {
         assert!(file.ends_with(pixels) && file.len() == pixels.len() + "P6\n36 20\n255\n".len(), "frame {t}");
     }
 
-    // Raw bytes in and out, and a parameter that is one node's only: what enc sets must not reach dec.
+    // Raw bytes, and a parameter of one node: enc's setting must not affect dec.
     let input = r#""path": "clip.rgb", "width": 36, "height": 20"#;
     fs::write(folder.join("raw.json"), graph(input, r#""scaling_factor": 0.5"#, Path::new("out.rgb"))).unwrap();
     succeeds(graph_host(build).arg(folder.join("raw.json")));
@@ -152,7 +152,7 @@ fn a_graph_gives_what_the_c_abi_gives() {
 }
 
 #[test]
-fn the_host_shows_what_discovery_says() {
+fn graph_host_lists_nodes_and_devices() {
     let _alone = alone();
     let Some(build) = built() else { return };
     let text = succeeds(graph_host(build).arg("nodes"));
@@ -197,7 +197,7 @@ fn a_bad_graph_is_told_what_is_wrong() {
 }
 
 #[test]
-fn a_library_that_is_none_is_told_apart() {
+fn foreign_libraries_are_refused() {
     let _alone = alone();
     let Some(build) = built() else { return };
     let folder = scratch("library");
@@ -226,13 +226,13 @@ fn ctrl_c_stops_a_large_job_within_a_second() {
     let folder = scratch("interrupt");
     fs::write(folder.join("clip.rgb"), vec![90; 5 * 1080 * 1920 * 3]).unwrap();
     let input = r#""path": "clip.rgb", "width": 1920, "height": 1080"#;
-    // Two threads, so that it takes seconds on every machine.
+    // Two threads, so that it takes seconds on any machine.
     fs::write(folder.join("graph.json"), graph(input, r#""threads": 2"#, Path::new("out"))).unwrap();
 
     let mut host = graph_host(build);
     let mut host = host.arg(folder.join("graph.json")).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(host.stderr.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap().starts_with("enc: encode")), "it began");
+    assert!(lines.any(|line| line.unwrap().starts_with("enc: encode")), "it started");
     std::thread::sleep(Duration::from_millis(300));
     let start = Instant::now();
     succeeds(Command::new("kill").args(["-INT", &host.id().to_string()]));
@@ -262,7 +262,7 @@ fn assert_close(what: &str, found: &[f32], right: &[f32]) {
 }
 
 #[test]
-fn the_golden_clip_through_the_wrapper() {
+fn wrapper_matches_the_golden_clip() {
     let _alone = alone();
     let Some(build) = built() else { return };
     let folder = scratch("golden");
@@ -276,7 +276,7 @@ fn the_golden_clip_through_the_wrapper() {
         assert_close(file, &floats(&folder.join(file).with_extension("f32")), &tensors[name].values);
     }
     let bytes = |file: &str| fs::read(folder.join(file)).unwrap();
-    assert!(bytes("streamed.f32") == bytes("decoded.f32"), "a stream gives the same bits");
+    assert!(bytes("streamed.f32") == bytes("decoded.f32"), "streaming changes no bit");
 
     let text = succeeds(Command::new(build.join("roundtrip")).arg(small()));
     assert!(text.contains("untiled: exact") && text.contains("dB between"), "{text}");
@@ -285,14 +285,14 @@ fn the_golden_clip_through_the_wrapper() {
 }
 
 #[test]
-fn other_projects_find_an_installed_library() {
+fn installed_library_is_found_by_other_projects() {
     let _alone = alone();
     if !has("cmake") || !has("c++") {
         return;
     }
     let folder = scratch("install");
     succeeds(Command::new(cpp().join("install.sh")).arg(folder.join("first")).arg(library_path()));
-    // Nothing in the prefix knows where it is.
+    // The prefix must be relocatable.
     let prefix = folder.join("prefix");
     fs::rename(folder.join("first"), &prefix).unwrap();
     for file in ["include/video_vae.h", "include/video_vae.hpp", "lib/cmake/video_vae/video_vae-config.cmake"] {

@@ -1,4 +1,4 @@
-//! The C# host of host-examples/csharp: its declarations are the header's, and its tests pass under mono and .NET Core.
+//! The C# host of host-examples/csharp: its declarations match the header, and its tests pass on mono and .NET Core.
 
 mod common;
 
@@ -10,13 +10,13 @@ use std::sync::{Mutex, MutexGuard};
 use common::{library_path, root, small};
 use video_vae::capi::*;
 
-/// One test at a time: they watch the clock and the memory.
+/// One test at a time: they measure time and memory.
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
 }
 
-/// Says that something did not run for want of a tool; in CI it fails instead.
+/// Reports a skipped test; in CI it fails.
 fn skip(why: &str) {
     assert!(std::env::var_os("CI").is_none(), "{why}");
     println!("skipped: {why}");
@@ -25,7 +25,7 @@ fn skip(why: &str) {
 fn has(tool: &str) -> bool {
     let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
     if !there {
-        skip(&format!("{tool} is not there"));
+        skip(&format!("{tool} is not installed"));
     }
     there
 }
@@ -49,7 +49,7 @@ fn scratch(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join("host_csharp").join(name)
 }
 
-/// The folder of the .NET Core runtime in PyPI's `dotnetcore2`, or the one that DOTNET_ROOT names.
+/// The .NET Core runtime: DOTNET_ROOT, or the folder in PyPI's `dotnetcore2`.
 fn core_runtime() -> Option<PathBuf> {
     if let Some(folder) = std::env::var_os("DOTNET_ROOT") {
         return Some(PathBuf::from(folder));
@@ -65,13 +65,13 @@ fn framework(runtime: &Path) -> Option<PathBuf> {
     versions.map(|entry| entry.unwrap().path()).max()
 }
 
-/// The layout of every struct, as the C# program prints its own.
+/// The layout of every struct, in the format of the C# program.
 fn layouts() -> String {
     let mut out = String::new();
     macro_rules! layout {
         ($($name:ident { $($field:ident),* $(,)? })*) => {$(
             writeln!(out, "layout {} {}", stringify!($name), size_of::<$name>()).unwrap();
-            // Names every field, or it would not compile.
+            // Must name every field, or it does not compile.
             let $name { $($field: _),* } = common::sized::<$name>();
             $(
                 let offset = std::mem::offset_of!($name, $field);
@@ -109,7 +109,7 @@ fn layouts() -> String {
     out
 }
 
-/// Runs tests and sample of one build. `program` starts what is named, under one runtime or another.
+/// Runs tests and sample of one build. `program` gives the command that starts a program on a runtime.
 fn run(program: impl Fn(&str) -> Command) {
     let started = |name: &str| {
         let mut command = program(name);
@@ -132,7 +132,7 @@ fn run(program: impl Fn(&str) -> Command) {
 }
 
 #[test]
-fn the_declarations_are_the_headers() {
+fn declarations_match_the_header() {
     if has("python3") {
         succeeds(Command::new("python3").arg(csharp().join("generate.py")).arg("--check"));
     }

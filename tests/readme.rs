@@ -1,4 +1,4 @@
-//! What the README says is so: its table of parameters, its C program, and the files it points to.
+//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and the files that it links to.
 
 mod common;
 
@@ -8,22 +8,22 @@ use common::safetensors::Folder;
 use common::{library_path, root, small};
 
 #[test]
-fn the_parameters_are_those_of_the_node_table() {
-    let path = root().join("README.md");
+fn documented_parameters_match_the_node_table() {
+    let path = root().join("docs/abi.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let start = text.find("<!-- parameters").unwrap();
     let start = start + text[start..].find("-->\n").unwrap() + 4;
     let end = text.find("<!-- end of parameters -->").unwrap();
-    let right = format!("\n{}\n", video_vae::node::markdown());
+    let expected = format!("\n{}\n", video_vae::node::markdown());
     if std::env::var_os("VVAE_UPDATE_README").is_some() {
-        std::fs::write(&path, [&text[..start], &right, &text[end..]].concat()).unwrap();
+        std::fs::write(&path, [&text[..start], &expected, &text[end..]].concat()).unwrap();
         return;
     }
-    assert!(text[start..end] == right, "stale; run: VVAE_UPDATE_README=1 cargo test --release --test readme");
+    assert!(text[start..end] == expected, "stale; run: VVAE_UPDATE_README=1 cargo test --release --test readme");
 }
 
 #[test]
-fn the_c_program_compiles_and_runs() {
+fn readme_c_program_compiles_and_runs() {
     let text = std::fs::read_to_string(root().join("README.md")).unwrap();
     let program = text.split("```c\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let folder = Folder::new("readme");
@@ -53,7 +53,7 @@ fn the_c_program_compiles_and_runs() {
 }
 
 #[test]
-fn the_files_it_points_to_exist() {
+fn readme_links_exist() {
     let text = std::fs::read_to_string(root().join("README.md")).unwrap();
     let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
     let files: Vec<_> = targets.filter(|target| !target.starts_with('#') && !target.contains("://")).collect();

@@ -9,7 +9,7 @@ export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 release=$CARGO_TARGET_DIR/$triple/release
 cc=x86_64-w64-mingw32-gcc-posix
 cxx=x86_64-w64-mingw32-g++-posix
-rust_tests="abi_discovery abi_header abi_misuse abi_random checkpoint pixels exact"
+rust_tests="abi_discovery abi_header abi_misuse abi_random checkpoint_loading tensor_pixels model_exact"
 
 # Debian's Rust has no standard library for Windows, but its sources: cargo builds it along. With `test` for the library
 # too, or everything would be built once for the library and once for the tests.

@@ -5,7 +5,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/settings.sh"
 
 for wine in wine64 wine /usr/lib/wine/wine64 none; do command -v $wine >/dev/null && break; done
 [ $wine != none ] || { echo "no Wine; apt-get install wine64" >&2; exit 1; }
-for file in video_vae.dll host_c.exe host_cpp.exe expected.exe graph_host.exe roundtrip.exe golden.exe tests/exact.exe; do
+for file in video_vae.dll host_c.exe host_cpp.exe expected.exe graph_host.exe roundtrip.exe golden.exe tests/model_exact.exe; do
     [ -e "$out/$file" ] || { echo "$out/$file is not there; run build.sh" >&2; exit 1; }
 done
 unset CI # what needs a compiler beside it is skipped under Wine

@@ -1,24 +1,22 @@
-//! How output frames depend on input frames: which input frames, and which slab of weights for each.
-//!
-//! Before the first frame of a clip stands the first frame, repeated. Where the history is one frame repeated, its
-//! temporal taps are added up at load time, so frame 0 of a clip costs one tap instead of three, and a still image is
-//! a purely two-dimensional network. The first frames of a clip therefore have slabs of their own.
+//! Which input frames an output frame reads, and the slab of weights for each.
+//! A clip is padded by repeating its first frame. Taps on repetitions are summed at load time, into slabs for the first
+//! frames: frame 0 costs one tap instead of three, so a still image is a two-dimensional network.
 
-/// One product that goes into a slab: temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and
-/// frame offset of the 1x1x1 convolution before it where one is folded in (0 otherwise).
+/// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the frame
+/// offset of a folded 1x1x1 convolution before it (0 without one).
 pub type Product = (usize, usize);
 
 /// The temporal behaviour of a convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Time {
-    /// Kernel 1: a frame sees itself.
+    /// Kernel 1: a frame reads itself.
     Still,
-    /// Kernel 3: a frame sees itself and the two before it.
+    /// Kernel 3: a frame reads itself and the two before it.
     Causal,
-    /// Kernel 3, stride 2: output f sees inputs 2f - 2, 2f - 1 and 2f.
+    /// Kernel 3, stride 2: output f reads inputs 2f - 2, 2f - 1 and 2f.
     Halve,
-    /// Kernel 3 after an unfolding that makes two frames of one, except of the first: input 0 becomes frame 0, input
-    /// t the frames 2t - 1 and 2t. Multiplied out, an output frame sees two input frames.
+    /// Kernel 3 after an unfolding of one frame into two: input t becomes frames 2t - 1 and 2t, and input 0 becomes
+    /// frame 0 alone. Multiplied out, an output frame reads two input frames.
     Double,
 }
 
@@ -29,7 +27,7 @@ const DOUBLE: [&[Product]; 7] = [
     &[(2, 0)],                 // odd frame, from input t
     &[(0, 1)],                 // even frame 2t, from input t - 1
     &[(1, 0), (2, 1)],         // even frame, from input t
-    &[(0, 0), (1, 0)],         // frame 1, from input 0, which has no second frame
+    &[(0, 0), (1, 0)],         // frame 1, from input 0, which has one frame
     &[(0, 0)],                 // frame 2, from input 0
     &[(0, 0), (1, 0), (2, 0)], // frame 0
 ];
@@ -40,7 +38,7 @@ const DOUBLE_BIASES: [&[Product]; 4] = [
     &[(0, 0), (1, 0), (2, 1)], // frame 2
 ];
 
-/// What an output frame is made of.
+/// The terms and the bias of an output frame.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recipe {
     /// (input frame, slab), oldest first.
@@ -62,7 +60,7 @@ impl Recipe {
 }
 
 impl Time {
-    /// The sum of products each slab holds.
+    /// The products that each slab sums.
     pub fn slabs(self) -> &'static [&'static [Product]] {
         match self {
             Time::Still => &CAUSAL[..1],
@@ -72,7 +70,7 @@ impl Time {
         }
     }
 
-    /// The products whose folded-in 1x1x1 bias each bias vector holds.
+    /// The products that each bias vector sums the 1x1x1 bias of.
     pub fn biases(self) -> &'static [&'static [Product]] {
         match self {
             Time::Still => &CAUSAL[..1],
@@ -98,26 +96,26 @@ impl Time {
         }
     }
 
-    /// The slabs that an input frame goes with into the output frame of the same number and into the next two.
+    /// The slabs of an input frame's terms in the output frame of the same number and in the next two.
     pub fn onward(self, frame: u64) -> [u8; 3] {
-        debug_assert_eq!(self, Time::Causal, "others see another number of frames");
+        debug_assert_eq!(self, Time::Causal, "only a causal convolution reads three frames at stride 1");
         [frame, frame + 1, frame + 2].map(|output| {
             let recipe = self.recipe(output);
             let term = recipe.terms().iter().find(|(input, _)| *input == frame);
-            term.expect("a causal frame sees itself and the two before it").1
+            term.expect("a causal frame reads itself and the two before it").1
         })
     }
 
-    /// The oldest input frame that output frame `frame` or a later one sees.
+    /// The oldest input frame that output frame `frame` or a later one reads.
     pub fn oldest(self, frame: u64) -> u64 {
         match self {
-            // The recipe of the first frames begins at 0 already, so this is what any later frame needs at most.
             Time::Still => frame,
+            // Recipes never reach further back than those of earlier frames.
             _ => self.recipe(frame).terms()[0].0,
         }
     }
 
-    /// How many output frames `inputs` input frames are enough for.
+    /// Output frames that `inputs` input frames suffice for.
     pub fn outputs(self, inputs: u64) -> u64 {
         match self {
             Time::Still | Time::Causal => inputs,
@@ -131,8 +129,8 @@ impl Time {
 mod tests {
     use super::*;
 
-    /// The plain definition: frames of the unfolded sequence that an output frame sees, oldest first, as (input
-    /// frame, frame offset in the unfolding).
+    /// The definition: frames of the unfolded sequence that an output frame reads, oldest first, as (input frame, frame
+    /// offset in the unfolding).
     fn history(time: Time, frame: u64) -> Vec<(u64, usize)> {
         let unfolded = |f: i64| -> (u64, usize) {
             let f = f.max(0) as u64;
@@ -150,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn recipes_hold_exactly_the_products_of_the_definition() {
+    fn recipes_have_exactly_the_products_of_the_definition() {
         for time in [Time::Still, Time::Causal, Time::Halve, Time::Double] {
             for frame in 0..12 {
                 let mut expected: Vec<(u64, Product)> =
@@ -173,20 +171,19 @@ mod tests {
         }
     }
 
-    /// What frames carry on adds up to what each output frame sees.
     #[test]
-    fn what_goes_onward_arrives() {
+    fn onward_slabs_add_up_to_the_recipe() {
         for output in 0..12u64 {
-            let carried = (output.saturating_sub(2)..=output).map(|input| {
+            let terms = (output.saturating_sub(2)..=output).map(|input| {
                 let onward = Time::Causal.onward(input);
                 (input, onward[(output - input) as usize])
             });
-            assert_eq!(carried.collect::<Vec<_>>(), Time::Causal.recipe(output).terms(), "frame {output}");
+            assert_eq!(terms.collect::<Vec<_>>(), Time::Causal.recipe(output).terms(), "frame {output}");
         }
     }
 
     #[test]
-    fn enough_inputs_are_just_enough() {
+    fn outputs_are_those_that_the_inputs_suffice_for() {
         for time in [Time::Still, Time::Causal, Time::Halve, Time::Double] {
             for frame in 0..12 {
                 let newest = time.recipe(frame).terms().last().unwrap().0;

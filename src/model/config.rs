@@ -1,29 +1,29 @@
-//! The sizes of a model, as read off a checkpoint.
+//! The sizes of a model. A checkpoint's tensors determine them.
 
-/// What distinguishes one checkpoint's network from another's.
+/// The parameters of a network.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Config {
     /// Channels of each level, from full resolution down.
     pub channels: Vec<u64>,
-    /// Residual blocks of an encoder level; a decoder level has one more.
+    /// Residual blocks of an encoder level. A decoder level has one more.
     pub layers: u64,
     /// Groups of every norm.
     pub groups: u64,
     /// Channels of a latent.
     pub latent: u64,
-    /// How many of the changes of resolution also change the frame rate: the innermost ones.
+    /// Changes of resolution that also change the frame rate: the innermost ones.
     pub temporal_levels: u64,
 }
 
 impl Config {
     pub const PIXEL_CHANNELS: u64 = 3;
 
-    /// Pixels of video per pixel of latent, in rows and columns alike.
+    /// Pixels of video per pixel of latent, in each direction.
     pub fn spatial_scale(&self) -> u64 {
         1 << (self.channels.len() - 1)
     }
 
-    /// Frames of video per frame of latent, after the first.
+    /// Frames of video per latent frame, after the first.
     pub fn time_scale(&self) -> u64 {
         1 << self.temporal_levels
     }
@@ -38,12 +38,12 @@ impl Config {
         (level as u64) < self.temporal_levels
     }
 
-    /// Frames of latent for `frames` frames of video.
+    /// Latent frames of `frames` frames of video.
     pub fn latent_frames(&self, frames: u64) -> u64 {
         (frames - 1).div_ceil(self.time_scale()) + 1
     }
 
-    /// Frames of video that `latents` frames of latent stand for.
+    /// Frames of video that `latents` latent frames decode to.
     pub fn video_frames(&self, latents: u64) -> u64 {
         (latents - 1) * self.time_scale() + 1
     }

@@ -1,10 +1,10 @@
-//! The model: its configuration, its checkpoint, its layers, and the algebra done once at load time.
+//! The model: configuration, checkpoint, layers, and the algebra done once at load time.
+//! Knows tensor shapes and files. Must not know devices, plans or clips.
 
 pub mod causal;
 pub mod checkpoint;
 pub mod config;
 pub mod fold;
-mod names;
 pub mod network;
 
 pub use causal::{Recipe, Time};

@@ -1,7 +1,6 @@
-//! The layers of encoder and decoder, in order, with the tensors each is made of.
-//!
-//! Both are a chain of stages. A stage works at one resolution and one frame rate; its head is the convolution that
-//! gets there (the first one, a downsampler, a folded upsampler).
+//! The layers of encoder and decoder, in order, and their tensors.
+//! Both are chains of stages. A stage has one resolution and one frame rate. Its head is the convolution that changes to
+//! them: the first one, a downsampler or a folded upsampler.
 
 use super::causal::Time;
 use super::config::Config;
@@ -13,14 +12,14 @@ pub enum Direction {
     Decode,
 }
 
-/// Checkpoint tensors by the name before `.weight` and `.bias`.
+/// The checkpoint tensors of a layer, by the name before `.weight` and `.bias`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Tensors {
-    /// A convolution, with the norm before it and the 1x1x1 shortcut added to it.
+    /// A convolution, the norm before it, and the 1x1x1 shortcut added to it.
     Conv { conv: String, norm: Option<String>, shortcut: Option<String> },
     /// A 1x1x1 convolution to 4 or 8 times the channels, unfolded into space and time, then a 3x3x3 convolution.
     Upsampler { upscale: String, conv: String },
-    /// The projections `.to_q`, `.to_k` and `.to_v` side by side, behind `.group_norm`.
+    /// The concatenated projections `.to_q`, `.to_k` and `.to_v`, after `.group_norm`.
     Qkv { attention: String },
     /// The projection after attention.
     Project { attention: String },
@@ -31,7 +30,7 @@ pub struct Layer {
     pub layout: ConvLayout,
     pub time: Time,
     pub tensors: Tensors,
-    /// Whether a norm reads what this layer writes.
+    /// Whether a norm reads this layer's output.
     pub statistics: bool,
 }
 
@@ -64,7 +63,7 @@ impl Block {
 }
 
 impl Stage {
-    /// The layers behind the head, which all have as many frames as it makes.
+    /// The layers after the head. All have as many frames as its output.
     pub fn body(&self) -> impl Iterator<Item = LayerId> + '_ {
         self.blocks.iter().flat_map(Block::layers).chain(self.tail)
     }
@@ -87,7 +86,7 @@ impl Network {
         }
     }
 
-    /// Channels of the activations that go in.
+    /// Channels of the input activations.
     pub fn input_channels(&self) -> u64 {
         match self.direction {
             Direction::Encode => Config::PIXEL_CHANNELS,
@@ -95,7 +94,7 @@ impl Network {
         }
     }
 
-    /// Channels of the activations that come out; for the encoder mean and log-variance.
+    /// Channels of the output activations. The encoder's are mean and log-variance.
     pub fn output_channels(&self) -> u64 {
         match self.direction {
             Direction::Encode => 2 * self.config.latent,
@@ -103,7 +102,7 @@ impl Network {
         }
     }
 
-    /// The number of channels of each attention.
+    /// Channels of each attention block.
     pub fn attention_channels(&self) -> Vec<u64> {
         let blocks = self.stages.iter().flat_map(|stage| &stage.blocks);
         let width = |block: &Block| match *block {
@@ -113,7 +112,7 @@ impl Network {
         blocks.filter_map(width).collect()
     }
 
-    /// Rows and columns that come out for a frame of `input` rows and columns.
+    /// The shape of an output frame for an input frame of this shape.
     pub fn output_shape(&self, input: FrameShape) -> FrameShape {
         let scale = self.config.spatial_scale();
         match self.direction {
@@ -122,7 +121,7 @@ impl Network {
         }
     }
 
-    /// The shape of each layer's input, for a network whose input frames have this shape.
+    /// The shape of each layer's input, for network inputs of this shape.
     pub fn input_shapes(&self, input: FrameShape) -> Vec<FrameShape> {
         let mut shapes = vec![input; self.layers.len()];
         let mut x = input;
@@ -149,7 +148,7 @@ impl Network {
         layout.window.output(input, layout.cout)
     }
 
-    /// `inputs` frames and the repetitions of the last one that the encoder needs to end on a whole latent.
+    /// `inputs` frames, padded by repeating the last until the encoder ends on a whole latent frame.
     pub fn padded_frames(&self, inputs: u64) -> u64 {
         match self.direction {
             Direction::Encode => self.config.video_frames(self.config.latent_frames(inputs)),
@@ -157,7 +156,7 @@ impl Network {
         }
     }
 
-    /// Input frames that one latent frame stands for.
+    /// Input frames per latent frame.
     pub fn latent_rate(&self) -> u64 {
         match self.direction {
             Direction::Encode => self.config.time_scale(),
@@ -165,7 +164,7 @@ impl Network {
         }
     }
 
-    /// How many frames each stage computes for `inputs` frames.
+    /// Frames that each stage computes for `inputs` frames.
     pub fn stage_frames(&self, inputs: u64) -> Vec<u64> {
         let mut count = self.padded_frames(inputs);
         let computed = self.stages.iter().map(|stage| {
@@ -175,13 +174,13 @@ impl Network {
         computed.collect()
     }
 
-    /// How many more frames each stage computes for so many inputs after the first.
+    /// Frames that each stage computes for `inputs` frames after the first.
     pub fn later_stage_frames(&self, inputs: u64) -> Vec<u64> {
         let [first, all] = [1, 1 + inputs].map(|frames| self.stage_frames(frames));
         all.iter().zip(first).map(|(all, first)| all - first).collect()
     }
 
-    /// How many frames come out for `inputs` frames.
+    /// Output frames of `inputs` frames.
     pub fn output_frames(&self, inputs: u64) -> u64 {
         *self.stage_frames(inputs).last().expect("a network has stages")
     }
@@ -287,7 +286,7 @@ impl Network {
         self.push(self.layout(channels, channels, Window::Up, time, Prologue::None), time, tensors)
     }
 
-    /// The next stage's head has no norm before it, so nobody reads the statistics of this stage's last layer.
+    /// The next head has no norm before it, so the statistics of this stage's last layer are not needed.
     fn end_stage(&mut self, head: LayerId, blocks: Vec<Block>) {
         let last = match blocks.last() {
             None => head,

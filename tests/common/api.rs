@@ -1,4 +1,4 @@
-//! The functions of the library by name, and its structs as a host begins to fill them.
+//! The library's functions by name, and its structs with their defaults.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use video_vae::capi::*;
 
 macro_rules! api {
     ($($name:ident($($arg:ty),*) -> $result:ty;)*) => {
-        /// Every function of the library, by its own name.
+        /// Every function of the library.
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $result,)*
             _library: libloading::Library,
@@ -17,7 +17,7 @@ macro_rules! api {
 
         impl Api {
             fn load(path: &Path) -> Api {
-                // SAFETY: the library is ours; its initialisers do nothing of note.
+                // SAFETY: the library under test. It has no initialisers with effects.
                 let library = unsafe { libloading::Library::new(path) }
                     .unwrap_or_else(|why| panic!("cannot load {}: {why}", path.display()));
                 $(
@@ -30,7 +30,7 @@ macro_rules! api {
                 Api { $($name,)* _library: library }
             }
 
-            /// The names of all functions that tests know.
+            /// The names of all functions.
             pub const NAMES: &[&str] = &[$(stringify!($name)),*];
         }
     };
@@ -77,7 +77,7 @@ pub fn api() -> &'static Api {
     API.get_or_init(|| Api::load(&library_path()))
 }
 
-/// Cargo puts the library beside the test's own executable, or one folder up.
+/// Cargo puts the library next to the test's executable, or one folder up.
 pub fn library_path() -> PathBuf {
     let name = format!("{}video_vae{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);
     let exe = std::env::current_exe().expect("a test has a path");

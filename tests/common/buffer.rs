@@ -1,4 +1,4 @@
-//! Tensors with memory.
+//! Host tensors that own their memory.
 
 use std::ffi::c_void;
 use std::ptr::null;
@@ -53,7 +53,7 @@ impl Buffer {
 
     pub fn bytes(&self) -> &[u8] {
         let bytes = self.elements() * (self.dtype >> 8 & 0xff) as usize / 8;
-        // SAFETY: `new` made at least as many.
+        // SAFETY: `new` allocated at least as many.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), bytes) }
     }
 
@@ -65,7 +65,7 @@ impl Buffer {
 
     pub fn f32(&self) -> &[f32] {
         assert_eq!(self.dtype, VVAE_DTYPE_F32);
-        // SAFETY: the memory is aligned, holds this many, and any bits are a float.
+        // SAFETY: the memory is aligned, has this many elements, and any bits are a valid float.
         unsafe { std::slice::from_raw_parts(self.memory.as_ptr().cast(), self.elements()) }
     }
 

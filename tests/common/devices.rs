@@ -1,4 +1,4 @@
-//! The devices that a test runs on.
+//! The devices that tests run on.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString};
@@ -12,14 +12,13 @@ thread_local! {
     pub(super) static DEVICE: RefCell<CString> = RefCell::new(c"cpu".to_owned());
 }
 
-/// The devices of this machine, as `vvae_create` takes them. A machine without a GPU is tested without one, unless
-/// VVAE_REQUIRE_CUDA is set.
+/// The devices of this machine, by the ids that `vvae_create` takes. With VVAE_REQUIRE_CUDA, a missing GPU is a failure.
 pub fn devices() -> Vec<String> {
     // SAFETY: takes nothing.
     let count = unsafe { (api().vvae_device_count)() };
     let names = (0..count).map(|index| {
         let mut info = sized::<vvae_device_desc>();
-        // SAFETY: the struct is as long as it says.
+        // SAFETY: `struct_size` is right.
         assert_eq!(unsafe { (api().vvae_device_info)(index, &mut info) }, VVAE_OK);
         // SAFETY: the text ends with a NUL.
         unsafe { CStr::from_ptr(info.id.as_ptr()) }.to_str().expect("UTF-8").to_owned()
@@ -30,7 +29,7 @@ pub fn devices() -> Vec<String> {
     names
 }
 
-/// Runs a test once for each device, which [`Vae::open`] then opens on.
+/// Runs a test once per device. [`Vae::open`] uses that device.
 pub fn on_every_device(test: impl Fn(&str)) {
     for device in devices() {
         DEVICE.set(CString::new(device.as_str()).expect("no NUL"));

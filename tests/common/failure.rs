@@ -1,4 +1,4 @@
-//! What became of a call.
+//! The outcome of a call.
 
 use std::ffi::{CStr, c_char};
 
@@ -24,10 +24,10 @@ impl Failure {
     }
 }
 
-/// The text of the last failure; of the thread, if `v` is null.
+/// The text of the last failure of `v`, or of the thread if `v` is null.
 pub fn error_text(v: *mut vvae) -> String {
     let mut text = [0 as c_char; 4096];
-    // SAFETY: the buffer is as long as said.
+    // SAFETY: the buffer has the given size.
     let len = unsafe { (api().vvae_error)(v, text.as_mut_ptr(), text.len() as u64) };
     // SAFETY: it always ends with a NUL.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("texts are UTF-8").to_owned();

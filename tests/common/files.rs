@@ -1,4 +1,4 @@
-//! Files of the project that tests use.
+//! Files of the project for tests.
 
 use std::path::{Path, PathBuf};
 

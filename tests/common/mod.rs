@@ -1,6 +1,6 @@
-//! A host for tests: loads the built library as any host does, and looks up its functions by name.
+//! A host for tests: loads the built library and looks up its functions by name, as any host does.
 
-#![allow(dead_code, unused_imports, reason = "each test uses a part of it")]
+#![allow(dead_code, unused_imports, reason = "each test uses some of it")]
 
 mod api;
 mod buffer;

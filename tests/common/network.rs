@@ -1,4 +1,4 @@
-//! The model in f64, as plainly as can be: the whole clip at once, nothing folded, nothing cached, nothing fused.
+//! The reference model in f64: the whole clip at once, nothing folded, cached or fused.
 
 use super::Random;
 use super::safetensors::{Tensor, Tensors};
@@ -21,7 +21,7 @@ impl Config {
     }
 }
 
-/// Every tensor of a checkpoint, with random values that keep activations near unit size.
+/// Every tensor of a checkpoint, with random values that keep activations near 1.
 pub fn random_weights(config: &Config, seed: u64) -> Tensors {
     let mut random = Random(seed);
     let mut tensors = Tensors::new();
@@ -145,7 +145,7 @@ impl Network<'_> {
         &self.tensors[name].values
     }
 
-    /// A causal convolution: the first frame is repeated in front. `pad`: zeros before and after rows and columns.
+    /// A causal convolution, padded with its first frame. `pad`: zeros before and after rows and columns.
     fn conv(&self, name: &str, x: &Clip, stride: [usize; 2], pad: [usize; 2]) -> Clip {
         let (weight, bias) = (self.values(&format!("{name}.weight")), self.values(&format!("{name}.bias")));
         let shape = &self.tensors[&format!("{name}.weight")].shape;
@@ -195,7 +195,7 @@ impl Network<'_> {
         self.conv(name, x, [1, 1], [0, 0])
     }
 
-    /// Statistics of each frame on its own.
+    /// With statistics per frame.
     fn norm(&self, name: &str, x: &Clip) -> Clip {
         let (gamma, beta) = (self.values(&format!("{name}.weight")), self.values(&format!("{name}.bias")));
         let [channels, frames, height, width] = x.dims;
@@ -294,7 +294,7 @@ impl Network<'_> {
         self.same(&format!("{name}.conv"), &y)
     }
 
-    /// Mean and log-variance, one after the other in the channels.
+    /// Mean and log-variance, concatenated in the channels.
     pub fn encode(&self, video: &Clip) -> Clip {
         let last = self.config.channels.len() - 1;
         let mut x = self.same("encoder.conv_in", video);

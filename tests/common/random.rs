@@ -1,6 +1,6 @@
-//! Numbers for tests.
+//! Reproducible random numbers for tests.
 
-/// Numbers for tests: the same on every machine and in every run. (A linear congruence, its upper bits mixed.)
+/// A linear congruential generator with mixed upper bits: the same on every machine and in every run.
 pub struct Random(pub u64);
 
 impl Random {
@@ -13,7 +13,7 @@ impl Random {
         self.next() % n
     }
 
-    /// One in `n`.
+    /// True with a probability of one in `n`.
     pub fn one_in(&mut self, n: u64) -> bool {
         self.below(n) == 0
     }

@@ -1,4 +1,4 @@
-//! Reads and writes safetensors, as plainly as can be.
+//! A minimal reader and writer of safetensors files.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,7 +45,7 @@ pub fn to_bytes(tensors: &Tensors, groups: usize) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], &header, &data].concat()
 }
 
-/// A folder of its own for a test's files, removed when dropped.
+/// A folder for a test's files, removed when dropped.
 pub struct Folder(pub std::path::PathBuf);
 
 impl Folder {

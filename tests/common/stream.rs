@@ -1,4 +1,4 @@
-//! A stream, call by call.
+//! A stream of the C ABI.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -32,16 +32,14 @@ impl Stream<'_> {
         let status = unsafe { (api().vvae_stream_pull)(self.s, out, run, &mut written) };
         outcome(self.vae.0, status).map(|status| (status, written))
     }
-}
 
-impl Stream<'_> {
     pub fn save(&self) -> Result<Vec<u8>, Failure> {
         let mut size = 0;
-        // SAFETY: without a buffer only the size is told.
+        // SAFETY: without a buffer only the size is written.
         let status = unsafe { (api().vvae_stream_save)(self.s, null_mut(), 0, &mut size) };
         outcome(self.vae.0, status)?;
         let mut state = vec![0xa5; size as usize];
-        // SAFETY: the buffer is as long as said.
+        // SAFETY: the buffer has the given size.
         let status = unsafe { (api().vvae_stream_save)(self.s, state.as_mut_ptr().cast(), size, &mut size) };
         assert_eq!(size as usize, state.len());
         outcome(self.vae.0, status).map(|_| state)
@@ -56,7 +54,7 @@ impl Stream<'_> {
 
 impl Drop for Stream<'_> {
     fn drop(&mut self) {
-        // SAFETY: a stream, or none any more.
+        // SAFETY: a stream handle, open or closed.
         unsafe { (api().vvae_stream_close)(self.s) };
     }
 }

@@ -1,4 +1,4 @@
-//! A handle, call by call.
+//! A handle of the C ABI.
 
 use std::ffi::{CStr, CString, c_char};
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::{Buffer, Failure, Stream, api, create_info, outcome, run_info, sized}
 /// A handle that frees itself.
 pub struct Vae(pub *mut vvae);
 
-// SAFETY: a handle may be used from any thread, one at a time, and says so if it is not.
+// SAFETY: a handle may be used from any thread. Concurrent use is an error, not a race.
 unsafe impl Send for Vae {}
 // SAFETY: as above.
 unsafe impl Sync for Vae {}
@@ -26,15 +26,15 @@ impl Vae {
 
     pub fn create(info: &vvae_create_info) -> Result<Vae, Failure> {
         let mut v = null_mut();
-        // SAFETY: `info` was made by `create_info`, and what the test put in is valid.
+        // SAFETY: `info` was made by `create_info`, and the test's values are valid.
         let status = unsafe { (api().vvae_create)(info, &mut v) };
-        assert_eq!(status == VVAE_OK, !v.is_null(), "a handle if and only if it went well");
+        assert_eq!(status == VVAE_OK, !v.is_null(), "a handle if and only if the call succeeds");
         outcome(null_mut(), status).map(|_| Vae(v))
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<i32, Failure> {
         let (key, value) = (CString::new(key).expect("no NUL"), CString::new(value).expect("no NUL"));
-        // SAFETY: two texts.
+        // SAFETY: two C strings.
         outcome(self.0, unsafe { (api().vvae_configure)(self.0, key.as_ptr(), value.as_ptr()) })
     }
 
@@ -43,7 +43,7 @@ impl Vae {
     }
 
     pub fn encode_with(&self, video: &Buffer, latent: &mut Buffer, run: &vvae_run_info) -> Result<i32, Failure> {
-        // SAFETY: buffers hold what their tensors say.
+        // SAFETY: tensors describe their buffers.
         outcome(self.0, unsafe { (api().vvae_encode)(self.0, &video.tensor(), &latent.tensor(), run) })
     }
 
@@ -52,18 +52,18 @@ impl Vae {
     }
 
     pub fn decode_with(&self, latent: &Buffer, video: &mut Buffer, run: &vvae_run_info) -> Result<i32, Failure> {
-        // SAFETY: buffers hold what their tensors say.
+        // SAFETY: tensors describe their buffers.
         outcome(self.0, unsafe { (api().vvae_decode)(self.0, &latent.tensor(), &video.tensor(), run) })
     }
 
     pub fn plan(&self, node: &str, shape: [i64; 5]) -> Result<(vvae_plan_info, String), Failure> {
         let node = CString::new(node).expect("no NUL");
         let (mut info, mut text) = (sized::<vvae_plan_info>(), [0 as c_char; 4096]);
-        // SAFETY: every pointer is valid, the buffer as long as said.
+        // SAFETY: every pointer is valid, and the buffer has the given size.
         let status = unsafe {
             (api().vvae_plan)(self.0, node.as_ptr(), shape.as_ptr(), &mut info, text.as_mut_ptr(), text.len() as u64)
         };
-        // SAFETY: a NUL is there from the start.
+        // SAFETY: the buffer has a NUL.
         let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned();
         outcome(self.0, status).map(|_| (info, text))
     }
@@ -80,7 +80,7 @@ impl Vae {
         let mut s = null_mut();
         // SAFETY: every pointer is valid.
         let status = unsafe { (api().vvae_stream_restore)(self.0, state.as_ptr().cast(), state.len() as u64, &mut s) };
-        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if the call succeeds");
         outcome(self.0, status).map(|_| Stream { vae: self, s })
     }
 
@@ -89,13 +89,13 @@ impl Vae {
         let mut s = null_mut();
         // SAFETY: every pointer is valid.
         let status = unsafe { (api().vvae_stream_restore_file)(self.0, path.as_ptr(), &mut s) };
-        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if it went well");
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if the call succeeds");
         outcome(self.0, status).map(|_| Stream { vae: self, s })
     }
 
     pub fn memory(&self) -> vvae_memory_info {
         let mut info = sized();
-        // SAFETY: the struct is as long as it says.
+        // SAFETY: `struct_size` is right.
         let status = unsafe { (api().vvae_memory)(self.0, &mut info) };
         outcome(self.0, status).expect("memory figures");
         info
@@ -111,7 +111,7 @@ impl Vae {
         outcome(self.0, unsafe { (api().vvae_cancel)(self.0) })
     }
 
-    /// Frees it now, and says how that went.
+    /// Frees it now, and returns the status.
     pub fn free(self) -> i32 {
         let v = self.0;
         std::mem::forget(self);
@@ -122,7 +122,7 @@ impl Vae {
 
 impl Drop for Vae {
     fn drop(&mut self) {
-        // SAFETY: a handle, or none any more.
+        // SAFETY: a handle, open or freed.
         unsafe { (api().vvae_free)(self.0) };
     }
 }

@@ -1,5 +1,5 @@
-//! What a CUDA host does itself, by the driver alone: memory, streams and contexts. Safe to call: every object knows its
-//! size, and ends itself.
+//! The CUDA driver for a test's own memory, streams and contexts. Safe to call: every object knows its size and frees
+//! itself.
 
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -21,7 +21,7 @@ macro_rules! driver {
             #[allow(non_snake_case, reason = "the driver's own names")]
             fn load() -> Result<Calls, libloading::Error> {
                 let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
-                // SAFETY: the driver; it does nothing before cuInit. The signatures are those of its header.
+                // SAFETY: the driver does nothing before cuInit. The signatures match its header.
                 unsafe {
                     let library = libloading::Library::new(name)?;
                     $(let $name = *library.get::<unsafe extern "C" fn($($arg),*) -> i32>(
@@ -71,7 +71,7 @@ fn ok(answer: i32) {
 struct Host {
     calls: Calls,
     device: i32,
-    /// Retained for as long as the process runs, as most hosts do: what it takes is not counted as ours.
+    /// Retained for the whole process, as by most hosts, so that its memory is not counted as the library's.
     primary: Context,
 }
 
@@ -83,7 +83,7 @@ unsafe impl Sync for Host {}
 fn start() -> Result<Host, String> {
     let calls = Calls::load().map_err(|why| why.to_string())?;
     let (mut device, mut primary) = (0, null_mut());
-    // SAFETY: each writes where it is told.
+    // SAFETY: the pointers are valid.
     let answers = unsafe {
         [(calls.cuInit)(0), (calls.cuDeviceGet)(&mut device, 0), (calls.cuDevicePrimaryCtxRetain)(&mut primary, device)]
     };
@@ -93,14 +93,14 @@ fn start() -> Result<Host, String> {
     Ok(Host { calls, device, primary })
 }
 
-/// The first GPU, for one test at a time: they measure its memory.
+/// The first GPU, for one test at a time: tests measure its memory.
 pub struct Gpu {
     host: &'static Host,
     _alone: MutexGuard<'static, ()>,
 }
 
 impl Gpu {
-    /// Without a GPU there is nothing to test; VVAE_REQUIRE_CUDA makes that a failure.
+    /// `None` without a GPU. With VVAE_REQUIRE_CUDA that is a failure.
     pub fn open() -> Option<Gpu> {
         static HOST: OnceLock<Result<Host, String>> = OnceLock::new();
         static ALONE: Mutex<()> = Mutex::new(());
@@ -115,7 +115,7 @@ impl Gpu {
         }
     }
 
-    /// With the primary context current, and the thread's own again afterwards.
+    /// Runs with the primary context current, and restores the thread's context.
     fn within<T>(&self, body: impl FnOnce(&Calls) -> T) -> T {
         let calls = &self.host.calls;
         let mut popped = null_mut();
@@ -124,7 +124,7 @@ impl Gpu {
         let result = body(calls);
         // SAFETY: pushed above.
         ok(unsafe { (calls.cuCtxPopCurrent_v2)(&mut popped) });
-        assert_eq!(popped, self.host.primary, "what was pushed is popped");
+        assert_eq!(popped, self.host.primary, "the pushed context is popped");
         result
     }
 
@@ -141,7 +141,7 @@ impl Gpu {
     /// The context that is current on this thread, as a number.
     pub fn current(&self) -> usize {
         let mut context = null_mut();
-        // SAFETY: writes where it is told.
+        // SAFETY: the pointer is valid.
         ok(unsafe { (self.host.calls.cuCtxGetCurrent)(&mut context) });
         context as usize
     }
@@ -154,14 +154,14 @@ impl Gpu {
     pub fn with_own_context(&self, body: impl FnOnce(usize)) {
         let calls = &self.host.calls;
         let mut own = null_mut();
-        // SAFETY: the device exists. Creating makes it current, destroying it takes it away again.
+        // SAFETY: the device exists. Creating pushes the context, destroying pops it.
         ok(unsafe { (calls.cuCtxCreate_v2)(&mut own, 0, self.host.device) });
         body(own as usize);
         // SAFETY: created above.
         ok(unsafe { (calls.cuCtxDestroy_v2)(own) });
     }
 
-    /// Runs with the primary context current, as a host of the runtime API has it.
+    /// Runs with the primary context current, as in a host that uses the runtime API.
     pub fn with_primary_context(&self, body: impl FnOnce(usize)) {
         self.within(|_| body(self.primary()));
     }
@@ -184,12 +184,12 @@ impl Gpu {
         let mut start = null_mut();
         // SAFETY: a context is current.
         self.within(|calls| ok(unsafe { (calls.cuMemHostAlloc)(&mut start, bytes.len().max(1), 0) }));
-        // SAFETY: the block is that long, and new.
+        // SAFETY: the block is new and has that length.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), start.cast(), bytes.len()) };
         Pinned { gpu: self, start: start.cast(), bytes: bytes.len() }
     }
 
-    /// A stream that waits for no other.
+    /// A non-blocking stream.
     pub fn stream(&self) -> Stream<'_> {
         let mut handle = null_mut();
         // SAFETY: a context is current.
@@ -210,24 +210,24 @@ pub struct Memory<'a> {
 }
 
 impl Memory<'_> {
-    /// The bytes are there when this returns, for every stream.
+    /// Synchronous: the bytes are visible to every stream on return.
     pub fn write(&self, from: &[u8]) {
         assert_eq!(from.len(), self.bytes);
         self.gpu.within(|calls| {
-            // SAFETY: both regions are that long.
+            // SAFETY: both regions have that length.
             ok(unsafe { (calls.cuMemcpyHtoD_v2)(self.address, from.as_ptr().cast(), from.len()) });
             // SAFETY: a context is current.
             ok(unsafe { (calls.cuCtxSynchronize)() });
         });
     }
 
-    /// What is there once everything on the GPU is done.
+    /// The contents after all work on the GPU.
     pub fn read(&self) -> Vec<u8> {
         let mut into = vec![0; self.bytes];
         self.gpu.within(|calls| {
             // SAFETY: a context is current.
             ok(unsafe { (calls.cuCtxSynchronize)() });
-            // SAFETY: both regions are that long.
+            // SAFETY: both regions have that length.
             ok(unsafe { (calls.cuMemcpyDtoH_v2)(into.as_mut_ptr().cast(), self.address, self.bytes) });
         });
         into
@@ -248,9 +248,9 @@ pub struct Pinned<'a> {
 }
 
 impl Pinned<'_> {
-    /// What is in it. A copy that is still under way has to be waited for first.
+    /// The contents. Wait for copies first.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the block is that long.
+        // SAFETY: the block has that length.
         unsafe { std::slice::from_raw_parts(self.start, self.bytes) }
     }
 }
@@ -269,7 +269,7 @@ pub struct Stream<'a> {
 }
 
 impl<'a> Stream<'a> {
-    /// What comes later in the stream waits this long.
+    /// Delays later work in the stream.
     pub fn delay(&self, time: Duration) {
         unsafe extern "C" fn sleep(milliseconds: *mut c_void) {
             std::thread::sleep(Duration::from_millis(milliseconds as u64));
@@ -282,7 +282,7 @@ impl<'a> Stream<'a> {
     pub fn write(&self, to: &Memory<'a>, from: &Pinned<'a>) {
         assert_eq!(to.bytes, from.bytes);
         self.gpu.within(|calls| {
-            // SAFETY: both regions are that long, and tests wait for the stream before they drop either.
+            // SAFETY: both regions have that length, and tests wait for the stream before they drop either.
             ok(unsafe { (calls.cuMemcpyHtoDAsync_v2)(to.address, from.start.cast(), from.bytes, self.handle) });
         });
     }
@@ -306,7 +306,7 @@ impl<'a> Stream<'a> {
         self.gpu.within(|calls| ok(unsafe { (calls.cuStreamSynchronize)(self.handle) }));
     }
 
-    /// Whether everything in it is done.
+    /// Whether all its work is done.
     pub fn is_idle(&self) -> bool {
         // SAFETY: the stream lives.
         let answer = self.gpu.within(|calls| unsafe { (calls.cuStreamQuery)(self.handle) });

@@ -1,19 +1,19 @@
-//! What only a CUDA device can show: tensors on it, the host's streams and contexts, and the driver's own figures. Everything
-//! else is tested on every device in the files beside this folder.
+//! Tests that need a CUDA device: device tensors, the host's streams and contexts, the driver's memory figures.
+//! Other tests run on every device, in the files of the parent folder.
 
 #[path = "../common/mod.rs"]
 mod common;
 
-mod context;
+mod current_context;
+mod device_tensors;
 mod driver;
-mod laid;
-mod large;
-mod limits;
-mod memory;
-mod numbers;
-mod state;
-mod streams;
-mod tensors;
+mod host_streams;
+mod large_frames;
+mod memory_figures;
+mod memory_limits;
+mod run_results;
+mod stream_state;
+mod strided_tensor;
 
 use std::ffi::{CStr, CString};
 use std::path::Path;
@@ -38,13 +38,13 @@ pub fn latent(frames: i64, rows: i64, columns: i64) -> Buffer {
     buffer
 }
 
-/// Room for what a latent decodes to.
+/// A buffer for the decoded latent.
 pub fn video(latent: &Buffer, dtype: u32) -> Buffer {
     let [b, _, t, h, w] = latent.shape;
     Buffer::new(dtype, [b, 3, 4 * t - 3, 8 * h, 8 * w])
 }
 
-/// The tensor, but its elements lie on the device.
+/// The tensor, with its elements in device memory.
 pub fn on_device(like: &Buffer, memory: &driver::Memory) -> vvae_tensor {
     vvae_tensor {
         data: std::ptr::without_provenance_mut(memory.address as usize),
@@ -53,7 +53,7 @@ pub fn on_device(like: &Buffer, memory: &driver::Memory) -> vvae_tensor {
     }
 }
 
-/// Encodes or decodes whatever the tensors describe.
+/// Encodes or decodes tensors.
 pub fn run(
     vae: &Vae,
     node: &str,
@@ -63,6 +63,6 @@ pub fn run(
 ) -> Result<i32, Failure> {
     let api = common::api();
     let call = if node == "encode" { api.vvae_encode } else { api.vvae_decode };
-    // SAFETY: every test passes tensors of memory that is as long as they say and outlives the work.
+    // SAFETY: every test passes valid tensors whose memory outlives the work.
     common::outcome(vae.0, unsafe { call(vae.0, input, output, info) })
 }

@@ -1,36 +1,33 @@
-//! Attention with a running softmax.
-//!
-//! Everything is computed transposed, [key][query] and [channel][query], with 32 queries side by side: the first
-//! product gives scores that are the weights of the second, maxima and sums of the softmax are vectors over queries,
-//! and only the queries themselves are ever transposed. Each query goes through the keys in the same tiles, in the same
-//! order, whatever the queries beside it.
+//! Attention with a running softmax, transposed: scores are [key][query] and sums [channel][query], for 32 queries.
+//! So scores are the weights of the second product, the softmax is a vector over queries, and only queries need a
+//! transposition. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
 
-use super::kernel::{BLOCK, Outer, PANEL, Tile};
-use super::memory::{ALIGN, Memory, Shared};
+use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::pool::Pool;
-use super::simd::{Op, Simd, exp};
+use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
 use crate::backend::{AttentionOp, Stop};
 use crate::error::{Error, Result};
 use crate::tensor::FrameShape;
 
-/// Keys of a tile: a multiple of the kernel's pixels, few enough that their values stay in the second-level cache.
+/// Keys of a tile: a multiple of a microkernel's pixels. Their values fit in the second-level cache.
 const KEYS: usize = 56;
-/// Panels of queries that share the copy of a tile of keys.
+/// The most panels of queries that share the copy of a tile of keys.
 const PANELS: usize = 8;
 
-/// Floats in the parts of a slot's scratch.
+/// Scratch of a slot, in floats: keys and values of a tile; queries; sums; scores; then maximum, total and factor of each
+/// query.
 #[derive(Clone, Copy)]
-struct Parts {
+struct AttentionScratch {
     panels: usize,
     channels: usize,
     padded: usize,
 }
 
-impl Parts {
-    fn new(shape: FrameShape) -> Parts {
+impl AttentionScratch {
+    fn new(shape: FrameShape) -> AttentionScratch {
         let channels = shape.channels as usize;
         let panels = (shape.pixels() as usize).div_ceil(PANEL).min(PANELS);
-        Parts { panels, channels, padded: channels.next_multiple_of(BLOCK) }
+        AttentionScratch { panels, channels, padded: channels.next_multiple_of(BLOCK) }
     }
 
     fn keys(&self) -> usize {
@@ -45,7 +42,6 @@ impl Parts {
         self.panels * self.padded * PANEL
     }
 
-    /// Keys and values of a tile; queries; sums; scores; maximum, total and factor of each query.
     fn floats(&self) -> usize {
         2 * self.keys() + self.queries() + self.sums() + KEYS * PANEL + 3 * self.panels * PANEL
     }
@@ -55,52 +51,57 @@ impl Parts {
     }
 }
 
-pub(super) fn scratch(shape: FrameShape, frames: u64, threads: usize) -> u64 {
-    Parts::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
+pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u64 {
+    AttentionScratch::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
 }
 
-pub(super) fn run<S: Simd>(pool: &Pool, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn run<S: Microkernels>(
+    pool: &Pool,
+    memory: &mut CpuMemory,
+    op: &AttentionOp,
+    stop: &mut Stop,
+) -> Result<()> {
     let (shape, frames) = (op.shape, op.frames.len());
     if shape.elements() == 0 {
-        return Err(Error::Internal(format!("attention over {shape:?}, which is empty")));
+        return Err(Error::Internal(format!("attention over an empty frame of shape {shape:?}")));
     }
-    let bytes = scratch(shape, frames as u64, pool.threads());
-    memory.block.region("scratch of an attention", op.scratch, bytes)?;
+    let bytes = scratch_bytes(shape, frames as u64, pool.threads());
+    memory.block.region("scratch of attention", op.scratch, bytes)?;
     for (input, output) in op.frames {
-        memory.block.region("input of an attention", input.0, shape.elements() * 3 * 4)?;
-        memory.block.region("output of an attention", output.0, shape.elements() * 4)?;
+        memory.block.region("input of attention", input.0, shape.elements() * 3 * 4)?;
+        memory.block.region("output of attention", output.0, shape.elements() * 4)?;
     }
-    let base = Shared::new(memory.block.start().cast());
-    let parts = Parts::new(shape);
+    let base = SharedPointer::new(memory.block.start().cast());
+    let layout = AttentionScratch::new(shape);
     let pixels = shape.pixels() as usize;
     let panels = pixels.div_ceil(PANEL);
-    // The more queries share a tile of keys the better, as long as all threads have some.
+    // Queries should share tiles of keys, as long as every thread has some queries.
     let time = |share: usize| {
         let rounds = (frames * panels.div_ceil(share)).div_ceil(pool.threads());
         rounds as f64 * (share as f64 + 0.3)
     };
-    let share = (1..=parts.panels).min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(1);
+    let share = (1..=layout.panels).min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(1);
     let shares = panels.div_ceil(share);
     pool.run(frames * shares, stop, &|task, slot, stop| {
         let (frame, first) = (task / shares, task % shares * share * PANEL);
         let at = |offset: u64| base.get().wrapping_byte_add(offset as usize);
-        let block = Queries {
-            parts,
+        let queries = Queries {
+            layout,
             input: at(op.frames[frame].0.0),
             output: at(op.frames[frame].1.0),
-            scratch: at(op.scratch + slot as u64 * parts.bytes()),
+            scratch: at(op.scratch + slot as u64 * layout.bytes()),
             pixels,
             first,
             count: (pixels - first).min(share * PANEL),
         };
-        // SAFETY: all regions were checked; tasks have their own queries, and slots their own scratch.
-        unsafe { block.attend::<S>(stop) }
+        // SAFETY: all regions were checked. Tasks have their own queries, and slots their own scratch.
+        unsafe { queries.attend::<S>(stop) }
     })
 }
 
-/// Some queries of a frame, `first` and the `count` that follow.
+/// `count` queries of a frame, from `first` on.
 struct Queries {
-    parts: Parts,
+    layout: AttentionScratch,
     input: *const f32,
     output: *mut f32,
     scratch: *mut f32,
@@ -111,19 +112,19 @@ struct Queries {
 
 impl Queries {
     /// # Safety
-    /// The pointers are good for the frame's pixels and for the parts of the scratch; the processor has `S`.
-    unsafe fn attend<S: Simd>(&self, stop: &mut Stop) {
-        let Parts { panels, channels, padded } = self.parts;
-        // SAFETY: the offsets are those that `Parts::floats` counts, in its order.
+    /// The pointers are valid for the frame and the scratch; the processor has `S`.
+    unsafe fn attend<S: Microkernels>(&self, stop: &mut Stop) {
+        let AttentionScratch { panels, channels, padded } = self.layout;
+        // SAFETY: the offsets are those of `AttentionScratch`.
         unsafe {
             let keys = self.scratch;
-            let values = keys.add(self.parts.keys());
-            let queries = values.add(self.parts.keys());
-            let sums = queries.add(self.parts.queries());
-            let scores = sums.add(self.parts.sums());
+            let values = keys.add(self.layout.keys());
+            let queries = values.add(self.layout.keys());
+            let sums = queries.add(self.layout.queries());
+            let scores = sums.add(self.layout.sums());
             let state = scores.add(KEYS * PANEL);
             self.transpose(queries);
-            sums.write_bytes(0, self.parts.sums());
+            sums.write_bytes(0, self.layout.sums());
             for i in 0..panels * PANEL {
                 *state.add(i) = f32::NEG_INFINITY;
             }
@@ -144,7 +145,7 @@ impl Queries {
                     S::enter(Softmax { scores, count, state, step, sums, channels: padded });
                     for channel in (0..padded).step_by(BLOCK) {
                         let values = values.add(channel * KEYS);
-                        S::enter(Outer { values, weights: scores, out: sums.add(channel * PANEL), count });
+                        S::enter(OuterProduct { values, weights: scores, out: sums.add(channel * PANEL), count });
                     }
                 }
             }
@@ -157,9 +158,9 @@ impl Queries {
     /// # Safety
     /// As [`Queries::attend`].
     unsafe fn transpose(&self, into: *mut f32) {
-        let channels = self.parts.channels;
+        let channels = self.layout.channels;
         for query in 0..self.count.next_multiple_of(PANEL) {
-            // SAFETY: a query of the frame; those that only fill up the panel are zeros.
+            // SAFETY: a query of the frame. Padding of the panel is zeros.
             unsafe {
                 let into = into.add(query / PANEL * channels * PANEL + query % PANEL);
                 let from = self.input.add((self.first + query.min(self.count - 1)) * 3 * channels);
@@ -171,12 +172,12 @@ impl Queries {
         }
     }
 
-    /// Channels of `count` pixels, from `offset` on: [block of channels][pixel][channel].
+    /// Copies channels from `offset` on of `count` pixels: [block of channels][pixel][channel].
     ///
     /// # Safety
     /// As [`Queries::attend`].
     unsafe fn copy(&self, into: *mut f32, first: usize, count: usize, offset: usize) {
-        let channels = self.parts.channels;
+        let channels = self.layout.channels;
         for pixel in 0..count {
             // SAFETY: a pixel of the frame and of the tile.
             unsafe {
@@ -198,16 +199,16 @@ impl Queries {
     ///
     /// # Safety
     /// As [`Queries::attend`].
-    unsafe fn score<S: Simd>(&self, keys: *const f32, weights: *const f32, scores: *mut f32, count: usize) {
+    unsafe fn score<S: Microkernels>(&self, keys: *const f32, weights: *const f32, scores: *mut f32, count: usize) {
         for key in (0..count).step_by(S::PIXELS) {
             // SAFETY: keys of the tile.
             unsafe {
-                let tile = Tile {
+                let tile = MicroTile {
                     band: keys.add(key * BLOCK),
                     block: KEYS * BLOCK,
                     step: BLOCK,
                     taps: &[0],
-                    cin: self.parts.channels,
+                    cin: self.layout.channels,
                     weights,
                     width: PANEL,
                     out: scores.add(key * PANEL),
@@ -219,10 +220,12 @@ impl Queries {
         }
     }
 
+    /// Divides the sums by the totals.
+    ///
     /// # Safety
     /// As [`Queries::attend`].
     unsafe fn finish(&self, sums: *const f32, totals: *const f32) {
-        let Parts { channels, padded, .. } = self.parts;
+        let AttentionScratch { channels, padded, .. } = self.layout;
         for query in 0..self.count {
             let (panel, lane) = (query / PANEL, query % PANEL);
             // SAFETY: a query of the frame.
@@ -238,22 +241,22 @@ impl Queries {
     }
 }
 
-/// Scores become exponentials, in place, and what was summed so far is brought to the new maximum.
+/// Turns scores into exponentials, in place, and rescales the sums so far to the new maximum.
 struct Softmax {
     scores: *mut f32,
     count: usize,
-    /// Maximum, then total, then factor, `step` apart.
+    /// Maximum, total and factor, at stride `step`.
     state: *mut f32,
     step: usize,
     sums: *mut f32,
     channels: usize,
 }
 
-impl Op for Softmax {
+impl SimdOp for Softmax {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         for lane in (0..PANEL).step_by(S::LANES) {
-            // SAFETY: whoever made the operation vouches for its pointers.
+            // SAFETY: inside the panel and the tile of keys.
             unsafe {
                 let scores = self.scores.add(lane);
                 let (maximum, total) = (self.state.add(lane), self.state.add(self.step + lane));

@@ -1,4 +1,5 @@
-//! Blocks of host memory: from the operating system, or from the host's own allocator.
+//! Blocks of host memory, from the operating system or the host's own allocator.
+//! All large memory of this backend comes from here.
 
 use std::ffi::c_void;
 use std::ptr::NonNull;
@@ -14,8 +15,8 @@ pub(super) const ALIGN: u64 = 64;
 pub type AllocFn = unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void;
 pub type FreeFn = unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64);
 
-/// The host's own allocator. Whoever makes one vouches that both functions may be called from any thread, with `user`,
-/// for as long as anything allocated through it lives.
+/// The host's own allocator. Its maker guarantees that both functions may be called with `user` from any thread, as long
+/// as anything allocated through it lives.
 #[derive(Debug, Clone, Copy)]
 pub struct HostCallbacks {
     pub alloc: AllocFn,
@@ -23,7 +24,7 @@ pub struct HostCallbacks {
     pub user: *mut c_void,
 }
 
-// SAFETY: the maker vouches for calls from any thread.
+// SAFETY: the maker guarantees calls from any thread.
 unsafe impl Send for HostCallbacks {}
 // SAFETY: as above.
 unsafe impl Sync for HostCallbacks {}
@@ -39,20 +40,20 @@ impl PartialEq for HostCallbacks {
 /// Where blocks come from.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub enum HostAllocator {
-    /// Mappings of the operating system's, so that a block goes back to it when dropped.
+    /// Mappings of the operating system, so that a dropped block is returned to it.
     #[default]
     System,
     Host(HostCallbacks),
 }
 
 impl HostAllocator {
-    pub(super) fn block(&self, bytes: u64) -> Result<Block> {
+    pub(super) fn block(&self, bytes: u64) -> Result<HostBlock> {
         let len = usize::try_from(bytes).ok().filter(|len| *len <= isize::MAX as usize);
         let Some(len) = len else {
             return Err(Error::Memory(format!("{bytes} bytes of host memory are more than can be addressed")));
         };
         if len == 0 {
-            return Ok(Block { start: NonNull::<Line>::dangling().cast(), len, owner: Owner::Nobody });
+            return Ok(HostBlock { start: NonNull::<CacheLine>::dangling().cast(), len, owner: BlockOwner::Nobody });
         }
         match self {
             HostAllocator::System => map(len),
@@ -62,55 +63,55 @@ impl HostAllocator {
 }
 
 #[repr(align(64))]
-struct Line(#[allow(dead_code)] [u8; ALIGN as usize]);
+struct CacheLine(#[allow(dead_code)] [u8; ALIGN as usize]);
 
-fn map(len: usize) -> Result<Block> {
+fn map(len: usize) -> Result<HostBlock> {
     /// Below this, whole huge pages would be mostly empty.
     #[cfg(target_os = "linux")]
     const HUGE: usize = 4 << 20;
     let mut map = MmapMut::map_anon(len)
-        .map_err(|why| Error::Memory(format!("the system has no {len} bytes of host memory to give: {why}")))?;
+        .map_err(|why| Error::Memory(format!("the system refused {len} bytes of host memory: {why}")))?;
     #[cfg(target_os = "linux")]
     if len >= HUGE {
-        // Advice only: without it the block works as well, with more misses of the page tables.
+        // Advice only: without it there are more misses in the page tables.
         let _ = map.advise(memmap2::Advice::HugePage);
     }
     let start = NonNull::new(map.as_mut_ptr()).ok_or_else(|| Error::Internal("a mapping at address 0".into()))?;
-    Ok(Block { start, len, owner: Owner::System(map) })
+    Ok(HostBlock { start, len, owner: BlockOwner::System(map) })
 }
 
-fn ask(callbacks: HostCallbacks, len: usize) -> Result<Block> {
-    // SAFETY: the maker of the callbacks vouches that they may be called with these arguments.
+fn ask(callbacks: HostCallbacks, len: usize) -> Result<HostBlock> {
+    // SAFETY: the maker of the callbacks guarantees that they take these arguments.
     let start = unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) };
     let Some(start) = NonNull::new(start.cast::<u8>()) else {
         return Err(Error::Memory(format!("the host's allocator refused {len} bytes")));
     };
-    let block = Block { start, len, owner: Owner::Host(callbacks) };
+    let block = HostBlock { start, len, owner: BlockOwner::Host(callbacks) };
     if !(start.addr().get() as u64).is_multiple_of(ALIGN) {
-        return Err(Error::Memory(format!("the host's allocator gave {len} bytes that are not aligned to {ALIGN}")));
+        return Err(Error::Memory(format!("the host's allocator returned {len} bytes not aligned to {ALIGN}")));
     }
     Ok(block)
 }
 
-enum Owner {
+enum BlockOwner {
     Nobody,
     System(#[allow(dead_code, reason = "owns the mapping")] MmapMut),
     Host(HostCallbacks),
 }
 
-/// One aligned block of bytes, given back when dropped. What is in it at first is nobody's promise.
-pub(super) struct Block {
+/// One aligned block of bytes, freed when dropped. Its initial contents are unspecified.
+pub(super) struct HostBlock {
     start: NonNull<u8>,
     len: usize,
-    owner: Owner,
+    owner: BlockOwner,
 }
 
-// SAFETY: a block owns its bytes; nothing about it belongs to a thread.
-unsafe impl Send for Block {}
-// SAFETY: shared access hands out an address and a length only.
-unsafe impl Sync for Block {}
+// SAFETY: a block owns its bytes and belongs to no thread.
+unsafe impl Send for HostBlock {}
+// SAFETY: shared access gives an address and a length only.
+unsafe impl Sync for HostBlock {}
 
-impl Block {
+impl HostBlock {
     pub fn start(&self) -> *mut u8 {
         self.start.as_ptr()
     }
@@ -119,7 +120,7 @@ impl Block {
         self.len as u64
     }
 
-    /// The address of `bytes` bytes at `offset`, if the block has them and they are aligned for a frame.
+    /// The address of `bytes` bytes at `offset`, if they are inside the block and aligned for a frame.
     pub fn region(&self, what: &str, offset: u64, bytes: u64) -> Result<*mut f32> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes());
         if !inside || !offset.is_multiple_of(ALIGN) {
@@ -133,35 +134,35 @@ impl Block {
     }
 }
 
-impl Drop for Block {
+impl Drop for HostBlock {
     fn drop(&mut self) {
-        if let Owner::Host(callbacks) = &self.owner {
+        if let BlockOwner::Host(callbacks) = &self.owner {
             // SAFETY: this block came from `alloc` of the same callbacks, with the same size, and is freed once.
             unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) };
         }
     }
 }
 
-/// The block that a job's activations live in.
-pub struct Memory {
-    pub(super) block: Block,
+/// The block that holds a job's activations.
+pub struct CpuMemory {
+    pub(super) block: HostBlock,
 }
 
-impl Memory {
+impl CpuMemory {
     pub fn bytes(&self) -> u64 {
         self.block.bytes()
     }
 
     pub(super) fn read(&self, from: Kept, into: &mut [u8]) -> Result<()> {
         let from = self.kept(from, into.len())?.cast::<u8>();
-        // SAFETY: the block has that many bytes there, and nobody else has any of it.
+        // SAFETY: the region is inside the block, which nobody else uses.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 
     pub(super) fn write(&mut self, to: Kept, from: &[u8]) -> Result<()> {
         let to = self.kept(to, from.len())?.cast::<u8>();
-        // SAFETY: the block has that many bytes there, which are ours alone to write.
+        // SAFETY: the region is inside the block, which is borrowed exclusively.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }
@@ -169,23 +170,23 @@ impl Memory {
     fn kept(&self, kept: Kept, bytes: usize) -> Result<*mut f32> {
         match kept {
             Kept::Device(Frame(offset)) => self.block.region("frame", offset, bytes as u64),
-            Kept::Host(_) => Err(Error::Internal("a past beside the host's own memory was asked for".into())),
+            Kept::Host(_) => Err(Error::Internal("this device has no offloaded memory to read or write".into())),
         }
     }
 }
 
-/// An address that the threads of one operation share. They write disjoint parts of what it points to.
+/// An address that the threads of one operation share. They write disjoint parts of its memory.
 #[derive(Clone, Copy)]
-pub(super) struct Shared(*mut f32);
+pub(super) struct SharedPointer(*mut f32);
 
 // SAFETY: an address; each use of it says why that use is sound.
-unsafe impl Send for Shared {}
+unsafe impl Send for SharedPointer {}
 // SAFETY: as above.
-unsafe impl Sync for Shared {}
+unsafe impl Sync for SharedPointer {}
 
-impl Shared {
-    pub fn new(address: *mut f32) -> Shared {
-        Shared(address)
+impl SharedPointer {
+    pub fn new(address: *mut f32) -> SharedPointer {
+        SharedPointer(address)
     }
 
     pub fn get(self) -> *mut f32 {
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_says_how_much_was_asked_for() {
+    fn refusals_name_the_requested_bytes() {
         let refusing =
             HostAllocator::Host(HostCallbacks { alloc: refuse, free: uncounted, user: std::ptr::null_mut() });
         let error = refusing.block(12345).err().unwrap();
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn blocks_of_the_host_go_back_to_it() {
+    fn host_blocks_are_freed_by_the_host() {
         let count = AtomicI64::new(0);
         let user = (&raw const count).cast_mut().cast();
         let host = HostAllocator::Host(HostCallbacks { alloc: counted, free: uncounted, user });

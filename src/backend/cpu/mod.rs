@@ -1,30 +1,20 @@
-//! The CPU: f32 on the vectors that the processor has.
-//!
-//! [`conv`] is where the time goes; its passes ([`pass`]) read bands ([`band`]) and weights ([`pack`]) with the kernels
-//! ([`kernel`]) of an instruction set ([`simd`]), most of them in pairs of pixels ([`pairs`]), and finish rows with
-//! [`norm`]. Large memory comes from [`memory`] and nowhere else.
+//! The CPU backend: f32 on the processor's vectors, and a pool of threads.
+//! May touch host memory through [`memory`] only. Must not know models, plans or clips.
 
 mod attention;
-mod band;
 mod conv;
-mod geometry;
-mod kernel;
 mod memory;
 mod noise;
 mod norm;
-mod pack;
-mod pairs;
-mod pass;
 mod pixels;
 mod pool;
 mod simd;
 #[cfg(test)]
 mod tests;
-#[cfg(target_arch = "x86_64")]
-mod x86;
 
-pub use memory::{AllocFn, FreeFn, HostAllocator, HostCallbacks, Memory};
-pub use pack::Conv;
+pub use conv::ConvWeights;
+pub use memory::{AllocFn, CpuMemory, FreeFn, HostAllocator, HostCallbacks};
+pub use simd::Instructions;
 
 use super::{
     AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
@@ -33,55 +23,11 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};
 use pool::Pool;
-
-/// Which vectors to compute with.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub enum Instructions {
-    /// The widest the processor has.
-    #[default]
-    Auto,
-    Avx512,
-    Avx2,
-    Portable,
-}
-
-impl Instructions {
-    /// Every instruction set that this processor has, the widest first.
-    pub fn available() -> Vec<Instructions> {
-        let all = [Instructions::Avx512, Instructions::Avx2, Instructions::Portable];
-        all.into_iter().filter(|set| set.lacking().is_empty()).collect()
-    }
-
-    /// What the processor lacks for this set.
-    #[cfg(target_arch = "x86_64")]
-    fn lacking(self) -> Vec<&'static str> {
-        let needs: &[(&str, bool)] = match self {
-            Instructions::Auto | Instructions::Portable => &[],
-            Instructions::Avx2 => {
-                &[("AVX2", is_x86_feature_detected!("avx2")), ("FMA", is_x86_feature_detected!("fma"))]
-            }
-            Instructions::Avx512 => &[
-                ("AVX-512F", is_x86_feature_detected!("avx512f")),
-                ("AVX2", is_x86_feature_detected!("avx2")),
-                ("FMA", is_x86_feature_detected!("fma")),
-            ],
-        };
-        needs.iter().filter(|(_, has)| !has).map(|(name, _)| *name).collect()
-    }
-
-    /// What the processor lacks for this set.
-    #[cfg(not(target_arch = "x86_64"))]
-    fn lacking(self) -> Vec<&'static str> {
-        match self {
-            Instructions::Auto | Instructions::Portable => Vec::new(),
-            Instructions::Avx2 | Instructions::Avx512 => vec!["the x86-64 architecture"],
-        }
-    }
-}
+use simd::with_simd;
 
 #[derive(Debug, Clone, Default)]
 pub struct CpuOptions {
-    /// Threads that compute, the caller's among them; as many as the machine has cores unless given.
+    /// Threads that compute, including the caller's; by default one per core.
     pub threads: Option<usize>,
     pub instructions: Instructions,
     pub allocator: HostAllocator,
@@ -96,12 +42,12 @@ pub struct Cpu {
 
 impl Cpu {
     pub fn new(options: CpuOptions) -> Result<Cpu> {
-        let lacking = options.instructions.lacking();
-        if !lacking.is_empty() {
+        let missing = options.instructions.missing_features();
+        if !missing.is_empty() {
             return Err(Error::Device(format!(
-                "instructions {:?}: this processor lacks {}; leave the choice to us",
+                "instructions {:?}: this processor lacks {}; use auto",
                 options.instructions,
-                lacking.join(" and ")
+                missing.join(" and ")
             )));
         }
         let instructions = match options.instructions {
@@ -109,7 +55,7 @@ impl Cpu {
             given => given,
         };
         let threads = match options.threads {
-            Some(0) => return Err(Error::Argument("threads is 0; at least one has to compute".into())),
+            Some(0) => return Err(Error::Argument("threads is 0; at least 1 is needed".into())),
             Some(given) => given,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
@@ -130,36 +76,12 @@ impl Cpu {
     }
 }
 
-/// Runs `$body` with `$simd` naming the type of an instruction set that the processor has.
-macro_rules! with_simd {
-    ($instructions:expr, $simd:ident => $body:expr) => {
-        match $instructions {
-            #[cfg(target_arch = "x86_64")]
-            $crate::backend::cpu::Instructions::Avx512 => {
-                type $simd = $crate::backend::cpu::x86::Avx512;
-                $body
-            }
-            #[cfg(target_arch = "x86_64")]
-            $crate::backend::cpu::Instructions::Avx2 => {
-                type $simd = $crate::backend::cpu::x86::Avx2;
-                $body
-            }
-            _ => {
-                type $simd = $crate::backend::cpu::simd::Portable;
-                $body
-            }
-        }
-    };
-}
-#[cfg(test)]
-use with_simd;
-
 impl Backend for Cpu {
     const HOST_MEMORY: bool = true;
 
-    type Memory = Memory;
+    type Memory = CpuMemory;
     type Store = ();
-    type Conv = Conv;
+    type Conv = ConvWeights;
 
     fn precision(&self) -> Precision {
         Precision::Fp32
@@ -174,15 +96,15 @@ impl Backend for Cpu {
     }
 
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        conv::scratch(layout, input, frames, self.threads())
+        conv::scratch_bytes(layout, input, frames, self.threads())
     }
 
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
-        attention::scratch(shape, frames, self.threads())
+        attention::scratch_bytes(shape, frames, self.threads())
     }
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        pack::bytes(layout)
+        conv::packed_bytes(layout)
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {
@@ -198,7 +120,7 @@ impl Backend for Cpu {
     }
 
     fn rates(&self) -> Rates {
-        // Multiplications a second and core: with AVX-512 as measured on a Xeon, the others guessed from their width.
+        // Multiplications per second and core: AVX-512 measured on a Xeon, the others scaled by their width.
         let products = match self.instructions {
             Instructions::Avx512 => 60e9,
             Instructions::Avx2 => 35e9,
@@ -212,15 +134,15 @@ impl Backend for Cpu {
         None
     }
 
-    fn allocate(&self, bytes: u64, _: HostMemory) -> Result<Memory> {
-        Ok(Memory { block: self.allocator.block(bytes)? })
+    fn allocate(&self, bytes: u64, _: HostMemory) -> Result<CpuMemory> {
+        Ok(CpuMemory { block: self.allocator.block(bytes)? })
     }
 
-    fn begin(&self, _: &mut Memory, _: Option<HostStream>) -> Result<()> {
+    fn begin(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
         Ok(())
     }
 
-    fn finish(&self, _: &mut Memory, _: Option<HostStream>) -> Result<()> {
+    fn finish(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
         Ok(())
     }
 
@@ -228,11 +150,11 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
-        Conv::prepare(layout, source, &self.allocator)
+    fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<ConvWeights> {
+        ConvWeights::prepare(layout, source, &self.allocator)
     }
 
-    fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+    fn load(&self, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
         pixels::load(&self.pool, memory, op, stop)
     }
 
@@ -240,42 +162,42 @@ impl Backend for Cpu {
         true
     }
 
-    fn normalise(&self, _: &mut Memory, _: &Conv, op: &NormOp, _: &mut Stop) -> Result<()> {
-        Err(Error::Internal(format!("a norm on its own was asked for, but {:?} is fused", op.layout)))
+    fn normalise(&self, _: &mut CpuMemory, _: &ConvWeights, op: &NormOp, _: &mut Stop) -> Result<()> {
+        Err(Error::Internal(format!("normalise: this device fuses the norm of {:?} into its convolution", op.layout)))
     }
 
     fn adds_in_place(&self) -> bool {
         false
     }
 
-    fn banded(&self, _: &mut Memory, op: &BandedOp<Conv>, _: &mut Stop) -> Result<()> {
-        Err(Error::Internal(format!("{:?} was asked for in bands, but this device has nothing to move", op.layout)))
+    fn banded(&self, _: &mut CpuMemory, op: &BandedOp<ConvWeights>, _: &mut Stop) -> Result<()> {
+        Err(Error::Internal(format!("banded: this device offloads nothing, so {:?} does not run in bands", op.layout)))
     }
 
-    fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
+    fn conv(&self, memory: &mut CpuMemory, weights: &ConvWeights, op: &ConvOp, stop: &mut Stop) -> Result<()> {
         if !op.sums.is_none() {
-            return Err(Error::Internal("this device takes no sums along".into()));
+            return Err(Error::Internal("conv: this device takes no partial sums".into()));
         }
         with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, stop))
     }
 
-    fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
+    fn attention(&self, memory: &mut CpuMemory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
         with_simd!(self.instructions, S => attention::run::<S>(&self.pool, memory, op, stop))
     }
 
-    fn blend(&self, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+    fn blend(&self, memory: &mut CpuMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
         pixels::blend(&self.pool, memory, op, stop)
     }
 
-    fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+    fn store(&self, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
         pixels::store(&self.pool, memory, op, stop)
     }
 
-    fn read(&self, memory: &mut Memory, from: Kept, into: &mut [u8]) -> Result<()> {
+    fn read(&self, memory: &mut CpuMemory, from: Kept, into: &mut [u8]) -> Result<()> {
         memory.read(from, into)
     }
 
-    fn write(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
+    fn write(&self, memory: &mut CpuMemory, to: Kept, from: &[u8]) -> Result<()> {
         memory.write(to, from)
     }
 }

@@ -1,13 +1,8 @@
-//! Noise that depends on a seed and a place alone.
-//!
-//! The generator is Philox 4x32 with 10 rounds. Key: the seed, low word first. Counter: x, y, the frame's index in the
-//! clip (low word), and channel + 2^16 * batch (wrapping). Of the four words that come out, the first two make a
-//! standard normal deviate by the Box-Muller transform, in f64, rounded to f32 at the end:
-//! `sqrt(-2 ln((w0 + 1) / 2^32)) * cos(2 pi w1 / 2^32)`.
+//! Normal noise as a function of seed and position: Philox 4x32 with 10 rounds, then Box-Muller.
 
-/// The place of a sample in a clip.
+/// The position of a sample in a clip.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
+pub(super) struct SamplePosition {
     pub batch: u64,
     pub frame: u64,
     pub channel: u64,
@@ -15,7 +10,10 @@ pub(super) struct Place {
     pub x: u64,
 }
 
-pub(super) fn normal(seed: u64, at: Place) -> f32 {
+/// A standard normal deviate. Philox key: the seed, low word first. Counter: x, y, the frame's index in the clip (low
+/// word), and channel + 2^16 * batch (wrapping). The first two words w0 and w1 give, in f64 and rounded to f32 at the
+/// end, `sqrt(-2 ln((w0 + 1) / 2^32)) * cos(2 pi w1 / 2^32)`.
+pub(super) fn normal(seed: u64, at: SamplePosition) -> f32 {
     const WORD: f64 = 4_294_967_296.0;
     let last = (at.channel as u32).wrapping_add((at.batch as u32) << 16);
     let [a, b, ..] = philox([at.x as u32, at.y as u32, at.frame as u32, last], [seed as u32, (seed >> 32) as u32]);
@@ -51,7 +49,10 @@ mod tests {
         let mut moments = [0.0f64; 4];
         let n = 200_000;
         for i in 0..n {
-            let v = f64::from(normal(7, Place { batch: 0, frame: 3, channel: i % 16, y: i / 1600, x: i / 16 % 100 }));
+            let v = f64::from(normal(
+                7,
+                SamplePosition { batch: 0, frame: 3, channel: i % 16, y: i / 1600, x: i / 16 % 100 },
+            ));
             for (power, moment) in moments.iter_mut().enumerate() {
                 *moment += v.powi(power as i32 + 1) / n as f64;
             }

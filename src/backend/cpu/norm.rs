@@ -1,17 +1,13 @@
-//! What happens to a row of sums while it is still in the first-level cache: bias, residual, and its part in the
-//! statistics that the next norm needs.
-//!
-//! Statistics are gathered for each channel of an area, row by row, and put together for the whole frame when all areas
-//! are done; always in the same order, whoever computed them.
+//! GroupNorm: statistics gathered by one convolution, applied in the prologue of the next.
+//! Statistics are summed per area and combined in a fixed order, so threads change no bit of them.
+//! Must not know how a convolution is divided.
 
-use super::geometry::Geometry;
-use super::kernel::PANEL;
-use super::pack;
-use super::simd::{Op, Simd};
+use super::simd::{PANEL, Simd, panel_count, silu};
+use crate::backend::Prologue;
 
 const EPSILON: f64 = 1e-6;
 
-/// Mean and sum of squared differences from it, for each channel of a panel. Lives in the scratch of the operation.
+/// Mean and sum of squared differences from it, of each channel of a panel. Stored in an operation's scratch.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Moments {
@@ -22,8 +18,8 @@ pub(super) struct Moments {
 impl Moments {
     pub const BYTES: u64 = size_of::<Moments>() as u64;
 
-    /// Adds one row of `pixels` pixels to `rows` rows of as many.
-    fn add(&mut self, row: &Sums, channels: usize, pixels: usize, rows: usize) {
+    /// Adds one row of `pixels` pixels to `rows` rows of as many pixels.
+    pub fn add(&mut self, row: &RowSums, channels: usize, pixels: usize, rows: usize) {
         let n = pixels as f64;
         let (share, weight) = (1.0 / (rows + 1) as f64, n * rows as f64 / (rows + 1) as f64);
         for c in 0..channels {
@@ -41,134 +37,28 @@ impl Moments {
     }
 }
 
-/// Of one row, about a centre near its mean: sums of the differences and of their squares.
-struct Sums {
-    centre: [f32; PANEL],
-    difference: [f32; PANEL],
-    square: [f32; PANEL],
+/// Sums of one row's differences from a centre near its mean, and of their squares.
+pub(super) struct RowSums {
+    pub centre: [f32; PANEL],
+    pub difference: [f32; PANEL],
+    pub square: [f32; PANEL],
 }
 
-/// One panel's part of a row of the output.
-#[derive(Clone, Copy)]
-pub(super) struct Row {
-    pub out: *mut f32,
-    /// From a pixel to the next.
-    pub step: usize,
-    pub pixels: usize,
-    pub channels: usize,
-    pub bias: *const f32,
-    /// A pixel in an outer column has a bias of its own.
-    pub edge: Option<(usize, *const f32)>,
-    /// Laid out as `out`, or null.
-    pub residual: *const f32,
+impl RowSums {
+    pub const ZERO: RowSums = RowSums { centre: [0.0; PANEL], difference: [0.0; PANEL], square: [0.0; PANEL] };
 }
 
-impl Row {
-    /// Finishes the row. It becomes row number `rows` of `moments`, if not null.
-    ///
-    /// # Safety
-    /// The pointers are good for the row, and the processor has `S`.
-    pub unsafe fn finish<S: Simd>(&self, moments: *mut Moments, rows: usize) {
-        // SAFETY: as the caller vouches.
-        unsafe {
-            if moments.is_null() {
-                S::enter(Finish { row: self, sums: None });
-            } else {
-                let mut sums = Sums { centre: [0.0; PANEL], difference: [0.0; PANEL], square: [0.0; PANEL] };
-                S::enter(Finish { row: self, sums: Some(&mut sums) });
-                (*moments).add(&sums, self.channels, self.pixels, rows);
-            }
-        }
-    }
-}
-
-struct Finish<'a> {
-    row: &'a Row,
-    sums: Option<&'a mut Sums>,
-}
-
-impl Op for Finish<'_> {
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let Row { out, step, pixels, channels, bias, edge, residual } = *self.row;
-        let whole = channels / S::LANES * S::LANES;
-        let mut sums = self.sums;
-        let n = pixels as f32;
-        for c in (0..whole).step_by(S::LANES) {
-            // SAFETY: whoever made the row vouches for its pixels and channels.
-            unsafe {
-                let (inner, out) = (S::load(bias.add(c)), out.add(c));
-                let mut sum = S::splat(0.0);
-                for pixel in 0..pixels {
-                    let add = match edge {
-                        Some((at, bias)) if at == pixel => S::load(bias.add(c)),
-                        _ => inner,
-                    };
-                    let mut v = S::add(S::load(out.add(pixel * step)), add);
-                    if !residual.is_null() {
-                        v = S::add(v, S::load(residual.add(pixel * step + c)));
-                    }
-                    S::store(out.add(pixel * step), v);
-                    sum = S::add(sum, v);
-                }
-                if let Some(sums) = sums.as_deref_mut() {
-                    let centre = S::mul(sum, S::splat(1.0 / n));
-                    let (mut difference, mut square) = (S::splat(0.0), S::splat(0.0));
-                    for pixel in 0..pixels {
-                        let d = S::sub(S::load(out.add(pixel * step)), centre);
-                        difference = S::add(difference, d);
-                        square = S::fma(d, d, square);
-                    }
-                    S::store(sums.centre.as_mut_ptr().add(c), centre);
-                    S::store(sums.difference.as_mut_ptr().add(c), difference);
-                    S::store(sums.square.as_mut_ptr().add(c), square);
-                }
-            }
-        }
-        for c in whole..channels {
-            // SAFETY: as above.
-            unsafe {
-                let mut sum = 0.0;
-                for pixel in 0..pixels {
-                    let add = match edge {
-                        Some((at, bias)) if at == pixel => *bias.add(c),
-                        _ => *bias.add(c),
-                    };
-                    let v = out.add(pixel * step + c);
-                    *v += add;
-                    if !residual.is_null() {
-                        *v += *residual.add(pixel * step + c);
-                    }
-                    sum += *v;
-                }
-                if let Some(sums) = sums.as_deref_mut() {
-                    let centre = sum * (1.0 / n);
-                    let (mut difference, mut square) = (0.0, 0.0);
-                    for pixel in 0..pixels {
-                        let d = *out.add(pixel * step + c) - centre;
-                        difference += d;
-                        square += d * d;
-                    }
-                    (sums.centre[c], sums.difference[c], sums.square[c]) = (centre, difference, square);
-                }
-            }
-        }
-    }
-}
-
-/// Mean and reciprocal deviation of each group, from the moments of all areas, phases and panels (in this order) of
-/// a frame.
-pub(super) fn conclude(moments: &[Moments], geometry: &Geometry, cout: usize, into: &mut [f32]) {
+/// Mean and reciprocal deviation of each group of a frame, from the moments [area][phase][panel] of areas that have
+/// `pixels` pixels each.
+pub(super) fn statistics(moments: &[Moments], pixels: &[usize], phases: usize, cout: usize, into: &mut [f32]) {
     let groups = into.len() / 2;
-    let (panels, per_group) = (pack::panels(cout), cout / groups);
-    let phases = geometry.spread * geometry.spread;
-    let total = (geometry.height * geometry.width * phases * per_group) as f64;
+    let (panels, per_group) = (panel_count(cout), cout / groups);
+    let total = (pixels.iter().sum::<usize>() * phases * per_group) as f64;
     for (group, into) in into.chunks_exact_mut(2).enumerate() {
         let channels = group * per_group..(group + 1) * per_group;
         let all = |f: &mut dyn FnMut(f64, f64, f64)| {
-            for area in 0..geometry.areas() {
-                let size = geometry.area(area);
-                let n = (size.height * size.width) as f64;
+            for (area, pixels) in pixels.iter().enumerate() {
+                let n = *pixels as f64;
                 for phase in 0..phases {
                     for c in channels.clone() {
                         let of = &moments[(area * phases + phase) * panels + c / PANEL];
@@ -184,5 +74,65 @@ pub(super) fn conclude(moments: &[Moments], geometry: &Geometry, cout: usize, in
         all(&mut |n, part, within| square += within + n * (part - mean) * (part - mean));
         into[0] = mean as f32;
         into[1] = (1.0 / (square / total + EPSILON).sqrt()) as f32;
+    }
+}
+
+/// Fills `into` with the mean, scale and shift of each channel: three rows, each padded to whole blocks.
+pub(super) fn fill_table(into: &mut [f32], statistics: &[f32], gamma: &[f32], beta: &[f32]) {
+    let (channels, padded) = (gamma.len(), into.len() / 3);
+    let per_group = channels / (statistics.len() / 2);
+    into.fill(0.0);
+    for c in 0..channels {
+        let group = c / per_group;
+        into[c] = statistics[2 * group];
+        into[padded + c] = gamma[c] * statistics[2 * group + 1];
+        into[2 * padded + c] = beta[c];
+    }
+}
+
+/// Mean, scale and shift of one vector of channels; zeros without a norm.
+///
+/// # Safety
+/// With a norm, the table has these channels; the processor has `S`.
+#[inline(always)]
+pub(super) unsafe fn table_vectors<S: Simd, const NORM: bool>(table: &[f32], channel: usize) -> [S::V; 3] {
+    if !NORM {
+        return [S::splat(0.0); 3];
+    }
+    let (padded, table) = (table.len() / 3, table.as_ptr().wrapping_add(channel));
+    // SAFETY: by this function's contract.
+    unsafe { [S::load(table), S::load(table.add(padded)), S::load(table.add(2 * padded))] }
+}
+
+/// The prologue of one vector.
+#[inline(always)]
+pub(super) fn normalise<S: Simd, const NORM: bool, const SILU: bool>(
+    value: S::V,
+    [mean, scale, shift]: [S::V; 3],
+) -> S::V {
+    let value = if NORM { S::fma(S::sub(value, mean), scale, shift) } else { value };
+    if SILU { silu::<S>(value) } else { value }
+}
+
+/// Work that applies a prologue, compiled for each prologue.
+pub(super) trait Normalise {
+    /// # Safety
+    /// As [`SimdOp::run`](super::simd::SimdOp::run).
+    unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self);
+}
+
+/// Chooses the prologue, outside of all loops.
+///
+/// # Safety
+/// As [`Normalise::run_with`].
+#[inline(always)]
+pub(super) unsafe fn normalise_with<S: Simd>(work: &impl Normalise, prologue: Prologue) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        match prologue {
+            Prologue::None => work.run_with::<S, false, false>(),
+            Prologue::Norm => work.run_with::<S, true, false>(),
+            Prologue::NormSilu => work.run_with::<S, true, true>(),
+        }
     }
 }

@@ -1,15 +1,15 @@
-//! Between host tensors and activations, and tiles into frames.
+//! Copies between host tensors and activations, and blends tiles into frames.
 
 use half::{bf16, f16};
 
-use super::memory::{Memory, Shared};
+use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
 use super::pool::Pool;
 use crate::backend::{BlendOp, LoadOp, Stop, StoreOp};
 use crate::error::{Error, Result};
 use crate::tensor::{DType, Place, View};
 
-/// Rows for a task: enough elements to be worth the handing out.
+/// Rows of a task: enough elements to be worth a task.
 fn rows_per_task(elements_per_row: usize) -> usize {
     (32_768 / elements_per_row.max(1)).max(1)
 }
@@ -20,56 +20,34 @@ fn each_row(pool: &Pool, rows: usize, elements: usize, stop: &mut Stop, row: &(d
     pool.run(rows.div_ceil(share), stop, &|task, _, _| (task * share..rows.min((task + 1) * share)).for_each(row))
 }
 
-/// A type that host tensors are made of.
-trait Element: Copy {
+/// An element type of host tensors.
+trait HostElement: Copy {
     fn value(self) -> f32;
-    /// Rounded to the nearest; integers saturate, and no number is 0.
+    /// Rounded to nearest. Integers saturate, and take NaN as 0.
     fn of(value: f32) -> Self;
 }
 
-impl Element for u8 {
-    fn value(self) -> f32 {
-        f32::from(self)
-    }
-    fn of(value: f32) -> u8 {
-        value.round_ties_even() as u8
-    }
+macro_rules! host_elements {
+    ($($element:ty: $value:expr, $of:expr;)*) => {
+        $(
+            impl HostElement for $element {
+                fn value(self) -> f32 {
+                    $value(self)
+                }
+                fn of(value: f32) -> $element {
+                    $of(value)
+                }
+            }
+        )*
+    };
 }
 
-impl Element for u16 {
-    fn value(self) -> f32 {
-        f32::from(self)
-    }
-    fn of(value: f32) -> u16 {
-        value.round_ties_even() as u16
-    }
-}
-
-impl Element for f16 {
-    fn value(self) -> f32 {
-        self.to_f32()
-    }
-    fn of(value: f32) -> f16 {
-        f16::from_f32(value)
-    }
-}
-
-impl Element for bf16 {
-    fn value(self) -> f32 {
-        self.to_f32()
-    }
-    fn of(value: f32) -> bf16 {
-        bf16::from_f32(value)
-    }
-}
-
-impl Element for f32 {
-    fn value(self) -> f32 {
-        self
-    }
-    fn of(value: f32) -> f32 {
-        value
-    }
+host_elements! {
+    u8: f32::from, |value: f32| value.round_ties_even() as u8;
+    u16: f32::from, |value: f32| value.round_ties_even() as u16;
+    f16: f16::to_f32, f16::from_f32;
+    bf16: bf16::to_f32, bf16::from_f32;
+    f32: f32::from, f32::from;
 }
 
 fn check(what: &str, view: &View, batch: u64, frame: u64) -> Result<()> {
@@ -81,7 +59,7 @@ fn check(what: &str, view: &View, batch: u64, frame: u64) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn load(pool: &Pool, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn load(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
     match op.from.dtype() {
         DType::U8 => load_as::<u8>(pool, memory, op, stop),
         DType::U16 => load_as::<u16>(pool, memory, op, stop),
@@ -91,23 +69,23 @@ pub(super) fn load(pool: &Pool, memory: &mut Memory, op: &LoadOp, stop: &mut Sto
     }
 }
 
-fn load_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
     if op.shape.channels > host.channels {
         return Err(Error::Internal(format!("load: {} channels from a tensor {host}", op.shape.channels)));
     }
-    let into = Shared::new(memory.block.region("output of a load", op.into.0, op.shape.elements() * 4)?);
+    let into = SharedPointer::new(memory.block.region("output of a load", op.into.0, op.shape.elements() * 4)?);
     let (width, channels) = (op.shape.width as usize, op.shape.channels as usize);
     let [_, by_channel, _, by_row, by_column] = op.from.strides().map(|stride| stride as isize);
-    // Columns that the host has; those after repeat the last.
+    // Columns of the host's image. Those beyond repeat the last.
     let first = op.left.min(host.width - 1);
     let there = (host.width - first).min(op.shape.width) as usize;
     each_row(pool, op.shape.height as usize, width * channels, stop, &|y| {
         let row = (op.top + y as u64).min(host.height - 1) as isize * by_row + first as isize * by_column;
         let from = op.from.frame(op.batch, op.frame).cast::<E>().wrapping_offset(row).cast_const();
-        // SAFETY: coordinates are clamped to the host's, for whose memory the maker of the view vouches; rows of the
-        // output are inside the region checked above, and each is one task's own.
+        // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees. Rows of the output
+        // are inside the region checked above, and each belongs to one task.
         unsafe {
             let into = into.get().add(y * width * channels);
             for c in 0..channels {
@@ -125,7 +103,7 @@ fn load_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &LoadOp, stop: &mut
     })
 }
 
-pub(super) fn store(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
     match op.into.dtype() {
         DType::U8 => store_as::<u8>(pool, memory, op, stop),
         DType::U16 => store_as::<u16>(pool, memory, op, stop),
@@ -135,11 +113,11 @@ pub(super) fn store(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &mut S
     }
 }
 
-fn store_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
-    /// The reference's bounds of the log-variance.
+fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+    /// Bounds of the log-variance in the reference implementation.
     const LOGVAR: (f32, f32) = (-30.0, 20.0);
-    /// No fade sums to less, so nothing is divided by next to nothing.
-    const LEAST: f32 = 1e-6;
+    /// Lower bound of the fades' sum, which is a divisor.
+    const MIN_FADE: f32 = 1e-6;
     check("store", op.into, op.batch, op.frame)?;
     let host = op.into.shape();
     let logvar = op.sample.map_or(0, |sample| sample.logvar_channel + host.channels);
@@ -148,23 +126,23 @@ fn store_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &m
     if op.channel + host.channels > op.shape.channels || logvar > op.shape.channels || !faded {
         return Err(Error::Internal(format!("store: {:?} into a tensor {host}, or fades too short", op.shape)));
     }
-    let from = Shared::new(memory.block.region("input of a store", op.from.0, op.shape.elements() * 4)?);
+    let from = SharedPointer::new(memory.block.region("input of a store", op.from.0, op.shape.elements() * 4)?);
     let [_, by_channel, _, by_row, by_column] = op.into.strides().map(|stride| stride as isize);
     let pitch = op.shape.width as usize * op.shape.channels as usize;
     each_row(pool, height, width * host.channels as usize, stop, &|y| {
         let into = op.into.frame(op.batch, op.frame).cast::<E>().wrapping_offset(y as isize * by_row);
-        // SAFETY: rows, columns and channels are inside both the region checked above and the host's tensor, for whose
-        // memory the maker of the view vouches; its elements do not overlap, so each row is one task's own.
+        // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which the
+        // maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
         unsafe {
             let from = from.get().add(y * pitch).cast_const();
             for c in 0..host.channels {
                 let into = into.offset(c as isize * by_channel);
                 for x in 0..width {
                     let pixel = from.add(x * op.shape.channels as usize);
-                    let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(LEAST));
+                    let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(MIN_FADE));
                     let mut value = *pixel.add((op.channel + c) as usize) / share;
                     if let Some((low, high)) = op.clamp {
-                        // Not `max` and `min`, which would turn what is no number into a bound.
+                        // Not `max` and `min`: they would turn NaN into a bound.
                         value = if value < low {
                             low
                         } else if value > high {
@@ -177,7 +155,7 @@ fn store_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &m
                         let logvar = *pixel.add((sample.logvar_channel + c) as usize) / share;
                         let deviation = (0.5 * logvar.clamp(LOGVAR.0, LOGVAR.1)).exp();
                         let (y, x) = (y as u64, x as u64);
-                        let at = noise::Place { batch: op.batch, frame: op.clip_frame, channel: c, y, x };
+                        let at = noise::SamplePosition { batch: op.batch, frame: op.clip_frame, channel: c, y, x };
                         value += deviation * noise::normal(sample.seed, at);
                     }
                     *into.offset(x as isize * by_column) = E::of(value * op.map.mul + op.map.add);
@@ -187,7 +165,7 @@ fn store_as<E: Element>(pool: &Pool, memory: &mut Memory, op: &StoreOp, stop: &m
     })
 }
 
-pub(super) fn blend(pool: &Pool, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
     let (tile, whole) = (op.from_shape, op.into_shape);
     let inside = op.top + tile.height <= whole.height && op.left + tile.width <= whole.width;
     let faded = op.fade.rows.len() as u64 == tile.height && op.fade.columns.len() as u64 == tile.width;
@@ -197,12 +175,12 @@ pub(super) fn blend(pool: &Pool, memory: &mut Memory, op: &BlendOp, stop: &mut S
             "blend: {tile:?} at ({top}, {left}) of {whole:?}, or fades of another size"
         )));
     }
-    let from = Shared::new(memory.block.region("input of a blend", op.from.0, tile.elements() * 4)?);
-    let into = Shared::new(memory.block.region("output of a blend", op.into.0, whole.elements() * 4)?);
+    let from = SharedPointer::new(memory.block.region("input of a blend", op.from.0, tile.elements() * 4)?);
+    let into = SharedPointer::new(memory.block.region("output of a blend", op.into.0, whole.elements() * 4)?);
     let (channels, top) = (tile.channels as usize, op.top as usize);
     let pitch = whole.width as usize * channels;
     each_row(pool, whole.height as usize, pitch, stop, &|y| {
-        // SAFETY: rows are inside the regions checked above, and each is one task's own.
+        // SAFETY: rows are inside the regions checked above, and each belongs to one task.
         unsafe {
             let row = into.get().add(y * pitch);
             if op.clear {

@@ -1,4 +1,4 @@
-//! The threads: a fixed team that sleeps between operations and is gone with the pool.
+//! A fixed set of threads that sleep between operations and end with the pool.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -11,41 +11,40 @@ use parking_lot::{Condvar, Mutex};
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 
-/// Runs task `task` on the thread with number `slot`. A task that takes long asks `stop` now and then and, on `true`,
-/// returns as it is.
+/// Runs task `task` on the thread with number `slot`. Long tasks poll `stop` and return early if it is `true`.
 pub(super) type Task<'a> = dyn Fn(usize, usize, &mut Stop) + Sync + 'a;
 
 pub(super) struct Pool {
-    shared: Arc<Shared>,
+    shared: Arc<PoolShared>,
     workers: Vec<JoinHandle<()>>,
-    /// One operation at a time: handles share a pool, and the scratch of an operation has one place for each slot.
+    /// One operation at a time: handles share a pool, and an operation has one scratch area per slot.
     turn: Mutex<()>,
 }
 
 #[derive(Default)]
-struct Shared {
-    state: Mutex<State>,
+struct PoolShared {
+    state: Mutex<PoolState>,
     work: Condvar,
     idle: Condvar,
 }
 
 #[derive(Default)]
-struct State {
-    job: Option<Job>,
-    /// Counts jobs, so that a worker takes part in each at most once.
+struct PoolState {
+    batch: Option<BatchPointer>,
+    /// Counts batches, so that a worker joins each at most once.
     round: u64,
     active: usize,
     quit: bool,
 }
 
-/// A job on the stack of the thread that runs it.
+/// A batch on the stack of the thread that runs it.
 #[derive(Clone, Copy)]
-struct Job(*const Work<'static>);
+struct BatchPointer(*const TaskBatch<'static>);
 
-// SAFETY: `Work` may be shared between threads, and `Pool::run` keeps it alive until no worker is active.
-unsafe impl Send for Job {}
+// SAFETY: a `TaskBatch` may be shared between threads, and `Pool::run` keeps it alive until no worker is active.
+unsafe impl Send for BatchPointer {}
 
-struct Work<'a> {
+struct TaskBatch<'a> {
     run: &'a Task<'a>,
     tasks: usize,
     next: AtomicUsize,
@@ -53,8 +52,8 @@ struct Work<'a> {
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-impl Work<'_> {
-    /// Takes tasks until there are none. Never unwinds.
+impl TaskBatch<'_> {
+    /// Runs tasks until none are left. Never unwinds.
     fn take_part(&self, slot: usize, stop: &mut Stop) {
         let end = catch_unwind(AssertUnwindSafe(|| {
             loop {
@@ -81,7 +80,7 @@ impl Work<'_> {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, the caller of [`Pool::run`] being one of them.
+    /// A pool of `threads` threads, including the caller of [`Pool::run`].
     pub fn new(threads: usize) -> Result<Pool> {
         let mut pool = Pool { shared: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) };
         for slot in 1..threads {
@@ -99,29 +98,29 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs tasks 0 to `tasks`, in any order, on slots below both the number of threads and that of tasks.
+    /// Runs tasks 0 to `tasks` in any order. Slots are below the number of threads and the number of tasks.
     pub fn run(&self, tasks: usize, stop: &mut Stop, run: &Task) -> Result<()> {
         let turn = self.turn.lock();
-        let work =
-            Work { run, tasks, next: AtomicUsize::new(0), halt: AtomicBool::new(false), panic: Mutex::new(None) };
+        let batch =
+            TaskBatch { run, tasks, next: AtomicUsize::new(0), halt: AtomicBool::new(false), panic: Mutex::new(None) };
         let alone = self.workers.is_empty() || tasks < 2;
         if !alone {
             let mut state = self.shared.state.lock();
-            state.job = Some(Job((&raw const work).cast()));
+            state.batch = Some(BatchPointer((&raw const batch).cast()));
             state.round += 1;
             self.shared.work.notify_all();
         }
-        work.take_part(0, &mut || stop() || work.halt.load(Ordering::Relaxed));
+        batch.take_part(0, &mut || stop() || batch.halt.load(Ordering::Relaxed));
         if !alone {
             let mut state = self.shared.state.lock();
-            state.job = None;
+            state.batch = None;
             self.shared.idle.wait_while(&mut state, |state| state.active > 0);
         }
         drop(turn);
-        if let Some(panic) = work.panic.into_inner() {
+        if let Some(panic) = batch.panic.into_inner() {
             resume_unwind(panic);
         }
-        if work.halt.into_inner() { Err(Error::Cancelled) } else { Ok(()) }
+        if batch.halt.into_inner() { Err(Error::Cancelled) } else { Ok(()) }
     }
 }
 
@@ -135,23 +134,23 @@ impl Drop for Pool {
     }
 }
 
-fn serve(shared: &Shared, slot: usize) {
+fn serve(shared: &PoolShared, slot: usize) {
     let mut seen = 0;
     let mut state = shared.state.lock();
     loop {
-        shared.work.wait_while(&mut state, |state| !state.quit && (state.job.is_none() || state.round == seen));
+        shared.work.wait_while(&mut state, |state| !state.quit && (state.batch.is_none() || state.round == seen));
         if state.quit {
             return;
         }
         seen = state.round;
-        let Some(Job(work)) = state.job else { continue };
+        let Some(BatchPointer(batch)) = state.batch else { continue };
         state.active += 1;
         drop(state);
-        // SAFETY: `Pool::run` waits for `active` to fall to zero before the job goes out of scope, and `active` was
-        // raised under the lock under which the job was found.
-        let work = unsafe { &*work };
-        if slot < work.tasks {
-            work.take_part(slot, &mut || work.halt.load(Ordering::Relaxed));
+        // SAFETY: `Pool::run` waits until `active` is zero before the batch goes out of scope. `active` was raised under
+        // the same lock that the batch was read under.
+        let batch = unsafe { &*batch };
+        if slot < batch.tasks {
+            batch.take_part(slot, &mut || batch.halt.load(Ordering::Relaxed));
         }
         state = shared.state.lock();
         state.active -= 1;
@@ -166,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once_on_a_slot_that_exists() {
+    fn every_task_runs_once_on_a_valid_slot() {
         for threads in [1, 2, 3, 8] {
             let pool = Pool::new(threads).unwrap();
             for tasks in [0, 1, 2, 100] {
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn stop_ends_it_and_the_pool_goes_on() {
+    fn stopped_batch_leaves_the_pool_usable() {
         let pool = Pool::new(2).unwrap();
         let mut asked = 0;
         let ran = AtomicUsize::new(0);
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_sees_the_stop_of_another_thread() {
+    fn task_sees_the_stop_of_another_thread() {
         let pool = Pool::new(2).unwrap();
         let started = AtomicUsize::new(0);
         let end = pool.run(2, &mut || started.load(Ordering::Relaxed) == 2, &|_, _, stop| {
@@ -216,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_spares_the_pool() {
+    fn panic_reaches_the_caller_and_leaves_the_pool_usable() {
         let pool = Pool::new(3).unwrap();
         for bad in [0, 7, 63] {
             let end = catch_unwind(AssertUnwindSafe(|| {
@@ -229,13 +228,13 @@ mod tests {
     }
 
     #[test]
-    fn threads_are_joined_when_the_pool_goes() {
+    fn threads_are_joined_when_the_pool_is_dropped() {
         let alive = Arc::new(());
         let pool = Pool::new(4).unwrap();
         let shared = Arc::downgrade(&pool.shared);
         let held = Arc::clone(&alive);
         pool.run(64, &mut || false, &|_, _, _| assert!(Arc::strong_count(&held) > 0)).unwrap();
         drop(pool);
-        assert_eq!(shared.strong_count(), 0, "a thread that still ran would hold the shared state");
+        assert_eq!(shared.strong_count(), 0, "a running thread would hold the shared state");
     }
 }

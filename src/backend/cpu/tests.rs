@@ -1,18 +1,19 @@
-//! Every operation against a plain one in f64, at awkward sizes, on every instruction set of this machine.
+//! Every operation against a plain reference in f64, at awkward sizes, on every instruction set of this machine.
 
 mod attention;
 mod case;
 mod conv;
 mod options;
 mod pixels;
+mod simd;
 
 use super::*;
 use crate::backend::Frame;
 
-/// A small generator of numbers about zero.
-struct Random(u64);
+/// A linear congruential generator of values between -1 and 1.
+struct Lcg(u64);
 
-impl Random {
+impl Lcg {
     fn next(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -31,8 +32,8 @@ fn cpus() -> Vec<Cpu> {
     Instructions::available().into_iter().map(|set| cpu(set, 2)).collect()
 }
 
-/// Memory that frames are laid out in, one after the other, between frames of NaN.
-struct Arena<'a> {
+/// A block of frames one after the other, separated by guards of NaN.
+struct GuardedFrames<'a> {
     cpu: &'a Cpu,
     frames: Vec<(u64, Vec<f32>)>,
     end: u64,
@@ -40,9 +41,9 @@ struct Arena<'a> {
 
 const GUARD: u64 = 4096;
 
-impl<'a> Arena<'a> {
-    fn new(cpu: &'a Cpu) -> Arena<'a> {
-        Arena { cpu, frames: Vec::new(), end: GUARD }
+impl<'a> GuardedFrames<'a> {
+    fn new(cpu: &'a Cpu) -> GuardedFrames<'a> {
+        GuardedFrames { cpu, frames: Vec::new(), end: GUARD }
     }
 
     fn reserve(&mut self, bytes: u64) -> u64 {
@@ -57,7 +58,7 @@ impl<'a> Arena<'a> {
         Frame(at)
     }
 
-    fn build(&self) -> Memory {
+    fn build(&self) -> CpuMemory {
         let memory = self.cpu.allocate(self.end, HostMemory::default()).unwrap();
         floats(&memory).fill(f32::NAN);
         for (at, data) in &self.frames {
@@ -68,13 +69,13 @@ impl<'a> Arena<'a> {
 }
 
 #[allow(clippy::mut_from_ref)]
-fn floats(memory: &Memory) -> &mut [f32] {
-    // SAFETY: the block is the test's own, zeroed by the system, and no operation runs meanwhile.
+fn floats(memory: &CpuMemory) -> &mut [f32] {
+    // SAFETY: the block belongs to the test, the system zeroed it, and no operation runs now.
     unsafe { std::slice::from_raw_parts_mut(memory.block.start().cast(), memory.bytes() as usize / 4) }
 }
 
 #[allow(clippy::mut_from_ref)]
-fn read(memory: &Memory, at: u64, len: usize) -> &mut [f32] {
+fn read(memory: &CpuMemory, at: u64, len: usize) -> &mut [f32] {
     &mut floats(memory)[at as usize / 4..][..len]
 }
 

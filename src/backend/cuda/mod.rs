@@ -1,44 +1,25 @@
-//! NVIDIA GPUs, by kernels of our own and nothing but the driver.
+//! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to
+//! the device, `launch` launches kernels, `offload` moves what lies in host memory.
 
-mod attention;
-mod banded;
-mod carry;
-mod compact;
-mod context;
-mod conv;
 mod driver;
-mod geometry;
-mod graph;
-mod kept;
-mod kernel;
-mod limits;
-mod memory;
-mod norm;
-mod pack;
-mod params;
-mod pinned;
-mod pixels;
-mod rates;
-mod stream;
-mod transfers;
-mod weights;
+mod launch;
+mod offload;
+mod profile;
 
-pub use driver::{devices, ready};
-pub use weights::{Conv, Store};
+pub use driver::{KernelArch, devices, ready};
+pub use launch::CudaSizes;
+pub use offload::weights::{PreparedConv, WeightStore};
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::banded::Bands;
-use self::context::Context;
-use self::graph::Forget;
-use self::kernel::Kernels;
-use self::memory::Block;
-use self::params::MAX_FRAMES;
-use self::stream::{Event, Stream};
-use self::transfers::Transfers;
-use self::weights::HostWeights;
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event};
+use self::launch::tiling::{FRAME_ALIGN, MAX_FRAMES};
+use self::launch::{GraphGuard, Kernels, LaunchQueue, Launcher, tiling};
+use self::offload::bands::BandPipeline;
+use self::offload::staging::Staging;
+use self::offload::weights::HostWeights;
 use super::{
     AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, Frame,
     HostMemory, HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
@@ -46,119 +27,149 @@ use super::{
 use crate::error::{Error, Result};
 use crate::tensor::{BandFrames, FrameShape, Rates};
 
-/// Of the norms' variance.
-const EPS: f32 = 1e-6;
-/// Operations that may wait in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
-const AHEAD: usize = 8;
-/// In place of a number of elements: the operation is not collected, as it copies, or is never the same twice.
-const ALONE: u64 = u64::MAX;
+/// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
+const OPERATIONS_AHEAD: usize = 8;
+/// In place of a number of elements: the operation is never collected with others, as it copies, or never repeats.
+const NOT_COLLECTED: u64 = u64::MAX;
+
+const _: () = assert!(BLOCK_ALIGN.is_multiple_of(FRAME_ALIGN), "frames in a block are aligned");
 
 /// One GPU, in one precision.
 pub struct Cuda {
-    precision: Precision,
-    context: Arc<Context>,
-    kernels: Arc<Kernels>,
-    stream: Stream,
+    launcher: Launcher,
+    rates: Rates,
     allocator: DeviceAllocator,
 }
 
-/// The memory of a job and what is under way in it.
-pub struct Memory {
-    _graphs: Forget,
-    transfers: Transfers,
-    bands: Bands,
-    marks: Vec<Event>,
-    next: usize,
-    /// Whether the call under way is ordered on a stream of the host's, and must not wait.
+/// The memory of a job, and the copies and bands in flight in it.
+pub struct JobMemory {
+    _graphs: GraphGuard,
+    staging: Staging,
+    bands: BandPipeline,
+    /// Recorded after each operation, in turn.
+    operations: Vec<Event>,
+    next_operation: usize,
+    /// Whether the call is ordered on a stream of the host's, and must not block.
     on_host_stream: bool,
-    block: Block,
+    block: DeviceBlock,
 }
 
 impl Cuda {
     pub fn new(index: u32, precision: Precision, allocator: DeviceAllocator) -> Result<Cuda> {
-        let context = Context::new(index)?;
-        let kernels = shared_kernels(index, precision, &context)?;
-        Ok(Cuda { precision, stream: Stream::new(&context)?, kernels, context, allocator })
+        let requested = std::env::var_os(ARCH_VARIABLE);
+        Cuda::with_kernel_arch(index, precision, allocator, requested.map(|arch| arch.to_string_lossy().into_owned()))
     }
 
-    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short; a call on the
-    /// host's stream fills it instead. `elements` is the size of the output, for operations that may wait for the next
-    /// ones.
+    fn with_kernel_arch(
+        index: u32,
+        precision: Precision,
+        allocator: DeviceAllocator,
+        requested: Option<String>,
+    ) -> Result<Cuda> {
+        let context = Context::new(index, requested.as_deref())?;
+        let (kernels, rates) = shared_kernels(&context, precision)?;
+        let queue = LaunchQueue::new(&context)?;
+        Ok(Cuda { launcher: Launcher { sizes: CudaSizes { precision }, context, kernels, queue }, rates, allocator })
+    }
+
+    /// Its kernels are of this architecture: the GPU's own, unless `VVAE_ARCH` names an older one.
+    pub fn kernel_arch(&self) -> KernelArch {
+        self.context().gpu.kernel_arch()
+    }
+
+    fn context(&self) -> &Arc<Context> {
+        &self.launcher.context
+    }
+
+    /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the
+    /// host's stream fills it instead. `elements`: of the output.
     fn operate(
         &self,
-        memory: &mut Memory,
+        memory: &mut JobMemory,
         elements: u64,
         stop: &mut Stop,
-        launch: impl FnOnce(&mut Memory) -> Result<()>,
+        launch: impl FnOnce(&mut JobMemory) -> Result<()>,
     ) -> Result<()> {
         if stop() {
             return Err(Error::Cancelled);
         }
-        let _current = self.context.enter()?;
-        self.stream.begin(elements);
+        let _current = self.context().enter()?;
+        let queue = &self.launcher.queue;
+        queue.begin(elements);
         let launched = launch(memory);
-        let complete = self.stream.end();
+        let complete = queue.end();
         launched?;
         if !complete? || memory.on_host_stream {
             return Ok(());
         }
-        let mark = &memory.marks[memory.next];
-        memory.next = (memory.next + 1) % AHEAD;
-        mark.wait()?;
-        mark.record(&self.stream)
+        let oldest = &memory.operations[memory.next_operation];
+        memory.next_operation = (memory.next_operation + 1) % OPERATIONS_AHEAD;
+        oldest.synchronise()?;
+        queue.stream().record(oldest)
+    }
+
+    /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has
+    /// ended, also one of another job that used the memory.
+    fn synchronise(&self, memory: &JobMemory) -> Result<()> {
+        let _current = self.context().enter()?;
+        self.launcher.queue.synchronise()?;
+        memory.bands.synchronise()?;
+        memory.staging.synchronise()
     }
 }
 
 impl Drop for Cuda {
     /// A call on the host's stream may have left work behind; kernels and memory must outlive it.
     fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            let _ = self.stream.wait();
+        if let Ok(_current) = self.context().enter() {
+            let _ = self.launcher.queue.synchronise();
             // Graphs go before the kernels they are made of.
-            drop(self.stream.forget_with());
+            drop(self.launcher.queue.graph_guard());
         }
     }
 }
 
-/// Kernels are assembled once for all handles on a GPU that compute in the same precision.
-fn shared_kernels(index: u32, precision: Precision, context: &Arc<Context>) -> Result<Arc<Kernels>> {
-    type Key = (u32, Precision);
-    static LOADED: Mutex<Vec<(Key, Weak<Kernels>)>> = Mutex::new(Vec::new());
-    let (mut loaded, key) = (LOADED.lock(), (index, precision));
-    if let Some(kernels) = loaded.iter().find(|(known, _)| *known == key).and_then(|(_, kernels)| kernels.upgrade()) {
-        return Ok(kernels);
+/// Loads kernels, and measures rates, once for all handles on a GPU with the same precision and kernel architecture.
+fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
+    type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
+    static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+    let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, context.gpu.kernel_arch(), precision));
+    let known = loaded.iter().find(|(known, ..)| *known == key);
+    if let Some(found) = known.and_then(|(_, kernels, rates)| Some((kernels.upgrade()?, *rates))) {
+        return Ok(found);
     }
-    let kernels = Arc::new(Kernels::new(context, &context.gpu, precision)?);
-    loaded.retain(|(_, kernels)| kernels.strong_count() > 0);
-    loaded.push((key, Arc::downgrade(&kernels)));
-    Ok(kernels)
+    let kernels = Arc::new(Kernels::new(context, precision)?);
+    let rates = profile::measure_rates(context, precision)?;
+    loaded.retain(|(_, kernels, _)| kernels.strong_count() > 0);
+    loaded.push((key, Arc::downgrade(&kernels), rates));
+    Ok((kernels, rates))
 }
 
 impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
 
-    type Memory = Memory;
-    type Store = Store;
-    type Conv = Conv;
+    type Memory = JobMemory;
+    type Store = WeightStore;
+    type Conv = PreparedConv;
 
     fn precision(&self) -> Precision {
-        self.precision
+        self.launcher.sizes.precision
     }
 
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
-        limits::check(self.precision, layouts, attention)
+        tiling::check_layers(self.precision(), layouts, attention)
     }
 
     fn busy_pixels(&self) -> u64 {
-        1 << 18
+        tiling::BUSY_PIXELS
     }
 
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
-        self.precision.frame_bytes(shape, groups)
+        self.launcher.sizes.frame_bytes(shape, groups)
     }
 
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        self.conv_scratch_bytes(layout, input, frames)
+        self.launcher.sizes.conv_scratch(layout, input, frames)
     }
 
     fn attention_scratch(&self, _: FrameShape, _: u64) -> u64 {
@@ -166,191 +177,223 @@ impl Backend for Cuda {
     }
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        weights::bytes(self.precision, layout)
+        self.launcher.sizes.weight_bytes(layout)
     }
 
     fn block_bytes(&self, bytes: u64) -> u64 {
-        memory::block_bytes(bytes)
+        self.launcher.sizes.block_bytes(bytes)
     }
 
+    /// All of it where the driver does not say, as on a lost device: then allocating fails with the reason.
     fn free_bytes(&self) -> u64 {
-        self.context.free_bytes().unwrap_or(0)
+        self.context().free_bytes().unwrap_or(self.context().gpu.memory_total)
     }
 
     fn staging_bytes(&self, shape: FrameShape) -> u64 {
-        geometry::staging_bytes(shape)
+        self.launcher.sizes.staging_bytes(shape)
     }
 
     fn fade_bytes(&self, shape: FrameShape) -> u64 {
-        geometry::fade_bytes(shape)
+        self.launcher.sizes.fade_bytes(shape)
     }
 
     fn rates(&self) -> Rates {
-        self.kernels.rates
+        self.rates
     }
 
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
-        banded::bytes(self.precision, layout, input, frames)
+        self.launcher.sizes.band_bytes(layout, input, frames)
     }
 
     fn sums_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        geometry::sums_bytes(layout, input)
+        self.launcher.sizes.down_partial_sums_bytes(layout, input)
     }
 
     fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        carry::bytes(layout, input)
+        self.launcher.sizes.conv_out_partial_sums_bytes(layout, input)
     }
 
-    /// Parts are addressed by where their frame would begin, and that has to be in the block: it is the base of a tensor map.
     fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
-        self.precision.data_bytes(shape)
+        self.launcher.sizes.tensor_map_headroom(shape)
     }
 
     fn mapping_bytes(&self, host: u64) -> u64 {
-        // A page table: 8 bytes for each page of 4 KiB.
-        self.block_bytes(host / 4096 * 8)
+        self.launcher.sizes.mapping_bytes(host)
     }
 
-    fn allocate(&self, bytes: u64, host: HostMemory) -> Result<Memory> {
-        let block = Block::new(&self.context, self.allocator, bytes)?;
-        let marks = (0..AHEAD).map(|_| Event::new(&self.context)).collect::<Result<_>>()?;
-        let transfers = Transfers::new(&self.context, host)?;
-        let bands = Bands::new(&self.context, host.past)?;
-        Ok(Memory {
-            _graphs: self.stream.forget_with(),
-            transfers,
+    fn allocate(&self, bytes: u64, host: HostMemory) -> Result<JobMemory> {
+        let context = self.context();
+        let block = DeviceBlock::new(context, self.allocator, bytes)?;
+        let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
+        let staging = Staging::new(context, host)?;
+        let bands = BandPipeline::new(context, self.launcher.sizes, host.past)?;
+        Ok(JobMemory {
+            _graphs: self.launcher.queue.graph_guard(),
+            staging,
             bands,
-            marks,
-            next: 0,
+            operations,
+            next_operation: 0,
             on_host_stream: false,
             block,
         })
     }
 
-    fn is_pageable(&self, memory: &Memory) -> bool {
-        memory.bands.is_pageable()
+    fn is_pageable(&self, memory: &JobMemory) -> bool {
+        memory.bands.host.is_pageable()
     }
 
-    fn begin(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
+    fn begin(&self, memory: &mut JobMemory, host: Option<HostStream>) -> Result<()> {
         let Some(host) = host else { return Ok(()) };
-        let _current = self.context.enter()?;
-        Event::new(&self.context)?.between(host.0.cast(), self.stream.handle())?;
+        let _current = self.context().enter()?;
+        let ours = self.launcher.queue.stream().handle();
+        Event::new(self.context())?.order(host.0.cast(), ours)?;
         memory.on_host_stream = true;
         Ok(())
     }
 
-    fn finish(&self, memory: &mut Memory, host: Option<HostStream>) -> Result<()> {
+    fn finish(&self, memory: &mut JobMemory, host: Option<HostStream>) -> Result<()> {
         memory.on_host_stream = false;
-        let _current = self.context.enter()?;
-        let flushed = self.stream.flush();
-        let arrived = memory.transfers.finish();
+        let _current = self.context().enter()?;
+        let queue = &self.launcher.queue;
+        let flushed = queue.flush();
+        let arrived = memory.staging.finish();
         flushed.and(arrived).and(match host {
             Some(host) => {
-                let joined = memory.bands.join(&self.stream).and(memory.transfers.join(&self.stream));
-                // Whatever failed, the host's stream goes on after all that was begun.
-                let event = Event::new(&self.context);
-                joined.and(event.and_then(|event| event.between(self.stream.handle(), host.0.cast())))
+                let stream = queue.stream();
+                let joined = memory.bands.join(stream).and(memory.staging.join(stream));
+                // Even after a failure, the host's stream continues after all work that was begun.
+                let event = Event::new(self.context());
+                joined.and(event.and_then(|event| event.order(stream.handle(), host.0.cast())))
             }
-            None => self.stream.wait().and(memory.bands.wait()).and(memory.transfers.wait()),
+            None => queue.synchronise().and(memory.bands.synchronise()).and(memory.staging.synchronise()),
         })
     }
 
-    fn allocate_weights(&self, bytes: u64) -> Result<Store> {
-        Ok(Store::Device(Arc::new(Block::new(&self.context, self.allocator, bytes)?)))
+    fn allocate_weights(&self, bytes: u64) -> Result<WeightStore> {
+        Ok(WeightStore::Device(Arc::new(DeviceBlock::new(self.context(), self.allocator, bytes)?)))
     }
 
-    fn allocate_host_weights(&self, bytes: u64) -> Result<Store> {
-        Ok(Store::Host(Arc::new(HostWeights::new(&self.context, bytes)?)))
+    fn allocate_host_weights(&self, bytes: u64) -> Result<WeightStore> {
+        Ok(WeightStore::Host(Arc::new(HostWeights::new(self.context(), bytes)?)))
     }
 
-    fn is_pageable_store(&self, store: &Store) -> bool {
-        matches!(store, Store::Host(weights) if !weights.is_pinned())
+    fn is_pageable_store(&self, store: &WeightStore) -> bool {
+        matches!(store, WeightStore::Host(weights) if !weights.is_pinned())
     }
 
-    fn prepare(&self, store: &Store, offset: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Conv> {
-        Conv::prepare(store, offset, &self.stream, self.precision, layout, source)
+    fn prepare(
+        &self,
+        store: &WeightStore,
+        offset: u64,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<PreparedConv> {
+        let _current = self.context().enter()?;
+        let stream = self.launcher.queue.stream();
+        PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
     }
 
-    fn fetch_weights(&self, memory: &mut Memory, weights: &Conv, slabs: u64, into: Frame) -> Result<()> {
-        let _current = self.context.enter()?;
-        let waiting = weights.waiting(slabs)?;
-        let to = memory.block.at(into.0, waiting.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
-        memory.transfers.fetch(waiting, to, &self.stream)
+    fn fetch_weights(&self, memory: &mut JobMemory, weights: &PreparedConv, slabs: u64, into: Frame) -> Result<()> {
+        let _current = self.context().enter()?;
+        let offloaded = weights.offloaded(slabs)?;
+        let to = memory.block.at(into.0, offloaded.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
+        memory.staging.fetch_weights(offloaded, to, self.launcher.queue.stream())
     }
 
-    fn fetched_weights(&self, memory: &mut Memory, weights: &Conv, slabs: u64, at: Frame) -> Result<Conv> {
-        let _current = self.context.enter()?;
+    fn fetched_weights(
+        &self,
+        memory: &mut JobMemory,
+        weights: &PreparedConv,
+        slabs: u64,
+        at: Frame,
+    ) -> Result<PreparedConv> {
+        let _current = self.context().enter()?;
         let address = memory.block.address(at);
-        memory.transfers.await_fetched(address, &self.stream)?;
+        memory.staging.await_weights(address, self.launcher.queue.stream())?;
         Ok(weights.fetched(slabs, address))
     }
 
-    fn load(&self, memory: &mut Memory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_load(&memory.block, &mut memory.transfers, op))
+    fn load(&self, memory: &mut JobMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.staging.load(&self.launcher, &memory.block, op))
     }
 
     fn fuses_norm(&self, _: &ConvLayout) -> bool {
         false
     }
 
-    fn normalise(&self, memory: &mut Memory, weights: &Conv, op: &NormOp, stop: &mut Stop) -> Result<()> {
+    fn normalise(&self, memory: &mut JobMemory, weights: &PreparedConv, op: &NormOp, stop: &mut Stop) -> Result<()> {
         let elements = op.shape.elements() * op.frames.len() as u64;
         self.operate(memory, elements, stop, |memory| {
-            let parts = op.frames.chunks(MAX_FRAMES);
-            let what = (op.layout, op.shape);
-            parts.into_iter().try_for_each(|frames| self.launch_norm(&memory.block, weights, what, frames, None))
+            let (weights, what) = (weights.pointers()?, (op.layout, op.shape));
+            let mut launches = op.frames.chunks(MAX_FRAMES);
+            launches.try_for_each(|frames| self.launcher.norm(&memory.block, &weights, what, frames, None))
         })
     }
 
-    fn conv(&self, memory: &mut Memory, weights: &Conv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
+    fn conv(&self, memory: &mut JobMemory, weights: &PreparedConv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
-        if !op.sums.is_none() && (op.frames.len() >= MAX_FRAMES || !geometry::keeps_sums(op.layout)) {
-            return Err(Error::Internal(format!("sums of {} frames of {:?} were planned", op.frames.len(), op.layout)));
+        if !op.sums.is_none() && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(op.layout)) {
+            let count = op.frames.len();
+            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
         }
         self.operate(memory, elements, stop, |memory| {
-            let parts = op.frames.chunks(MAX_FRAMES);
-            parts.into_iter().try_for_each(|frames| self.launch_conv(&memory.block, weights, op, frames))
+            let weights = weights.pointers()?;
+            let mut launches = op.frames.chunks(MAX_FRAMES);
+            launches.try_for_each(|frames| self.launcher.conv(&memory.block, &weights, op, frames))
         })
     }
 
-    fn conv_carrying(&self, memory: &mut Memory, weights: &Conv, op: &CarryOp, stop: &mut Stop) -> Result<()> {
+    fn conv_carrying(
+        &self,
+        memory: &mut JobMemory,
+        weights: &PreparedConv,
+        op: &CarryOp,
+        stop: &mut Stop,
+    ) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| self.launch_carrying(&memory.block, weights, op))
+        self.operate(memory, elements, stop, |memory| self.launcher.conv_out(&memory.block, &weights.pointers()?, op))
     }
 
     fn adds_in_place(&self) -> bool {
         true
     }
 
-    fn banded(&self, memory: &mut Memory, op: &BandedOp<Conv>, stop: &mut Stop) -> Result<()> {
+    fn banded(&self, memory: &mut JobMemory, op: &BandedOp<PreparedConv>, stop: &mut Stop) -> Result<()> {
         if op.frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
         }
-        // Copies come in between, so launches could not be collected.
-        self.operate(memory, ALONE, stop, |memory| self.launch_banded(&memory.block, &mut memory.bands, op))
+        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.bands.run(&self.launcher, &memory.block, op))
     }
 
-    fn attention(&self, memory: &mut Memory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
+    fn attention(&self, memory: &mut JobMemory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
         let elements = op.shape.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| self.launch_attention(&memory.block, op))
+        self.operate(memory, elements, stop, |memory| self.launcher.attention(&memory.block, op))
     }
 
-    fn blend(&self, memory: &mut Memory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_blend(&memory.block, op))
+    fn blend(&self, memory: &mut JobMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| self.launcher.blend(&memory.block, op))
     }
 
-    fn store(&self, memory: &mut Memory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, ALONE, stop, |memory| self.launch_store(&memory.block, &mut memory.transfers, op))
+    fn store(&self, memory: &mut JobMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.staging.store(&self.launcher, &memory.block, op))
     }
 
-    fn read(&self, memory: &mut Memory, from: Kept, into: &mut [u8]) -> Result<()> {
-        self.read_kept(memory, from, into)
+    fn read(&self, memory: &mut JobMemory, from: Kept, into: &mut [u8]) -> Result<()> {
+        self.synchronise(memory)?;
+        match from {
+            Kept::Device(Frame(offset)) => memory.block.read(self.launcher.queue.stream(), offset, into),
+            Kept::Host(frame) => memory.bands.host.read(frame, into),
+        }
     }
 
-    fn write(&self, memory: &mut Memory, to: Kept, from: &[u8]) -> Result<()> {
-        self.write_kept(memory, to, from)
+    fn write(&self, memory: &mut JobMemory, to: Kept, from: &[u8]) -> Result<()> {
+        self.synchronise(memory)?;
+        match to {
+            Kept::Device(Frame(offset)) => memory.block.write(self.launcher.queue.stream(), offset, from),
+            Kept::Host(frame) => memory.bands.host.write(frame, from),
+        }
     }
 }
 

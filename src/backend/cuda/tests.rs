@@ -1,27 +1,28 @@
 //! Every kernel against the CPU backend, in every precision, at sizes that are no multiple of anything. Without a GPU
 //! there is nothing to test; VVAE_REQUIRE_CUDA makes that a failure.
 
-mod banded;
+mod bands;
 mod graphs;
 mod large;
-mod sums;
+mod partial_sums;
 
 use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Sums, Term, Terms, Window};
-use crate::tensor::{DType, Onward, Place, View};
+use crate::tensor::{DType, Place, View};
 
-/// The first GPU in every precision, twice: with the kernels it has, and with those of a GPU of the generation before and
-/// with less shared memory. None where there is no GPU.
+/// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
+/// no GPU.
 fn gpus() -> Vec<Cuda> {
-    match Precision::ALL
-        .into_iter()
-        .map(|precision| Cuda::new(0, precision, DeviceAllocator::Driver))
-        .collect::<Result<Vec<_>>>()
-    {
-        Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(like_a_gaming_card)).collect(),
+    let open = |arch: Option<&str>, precision| {
+        Cuda::with_kernel_arch(0, precision, DeviceAllocator::Driver, arch.map(str::to_owned))
+    };
+    // 8.6 also has less shared memory.
+    let older = |precision| open(Some("8.6"), precision).or_else(|_| open(Some("8.0"), precision)).unwrap();
+    match Precision::ALL.into_iter().map(|precision| open(None, precision)).collect::<Result<Vec<_>>>() {
+        Ok(gpus) => gpus.into_iter().chain(Precision::ALL.map(older)).collect(),
         Err(why) => {
             assert!(std::env::var_os("VVAE_REQUIRE_CUDA").is_none(), "{why}");
             println!("skipped: {why}");
@@ -30,36 +31,25 @@ fn gpus() -> Vec<Cuda> {
     }
 }
 
-/// As on compute capability 8.6: `conv_mma` for all big convolutions, and attention over half the keys at a time.
-fn like_a_gaming_card(precision: Precision) -> Cuda {
-    let context = Context::new(0).unwrap();
-    let gaming = driver::Gpu { capability: (8, 6), shared_bytes: 99 << 10, ..context.gpu.clone() };
-    let kernels = Arc::new(Kernels::new(&context, &gaming, precision).unwrap());
-    assert!(kernels.conv_hopper.is_none());
-    let stream = Stream::new(&context).unwrap();
-    Cuda { precision, stream, kernels, context, allocator: DeviceAllocator::Driver }
-}
-
-/// Which of them it is.
 fn name(gpu: &Cuda) -> String {
-    let kernels = if gpu.kernels.conv_hopper.is_some() { "kernels of 9.0" } else { "kernels of every GPU" };
-    format!("{}, {kernels}", gpu.precision.name())
+    format!("{}, kernels of {}", gpu.precision().name(), gpu.kernel_arch())
 }
 
-/// Fills memory with NaN, so that what is read before it is written shows.
+/// Fills memory with NaN, so that reads of unwritten memory show.
 trait Poison: Backend {
     fn poison(&self, memory: &mut Self::Memory, bytes: u64);
 }
 
 impl Poison for Cuda {
-    fn poison(&self, memory: &mut Memory, bytes: u64) {
-        let _current = self.context.enter().unwrap();
+    fn poison(&self, memory: &mut JobMemory, bytes: u64) {
+        let _current = self.context().enter().unwrap();
         let start = memory.block.at(0, bytes).unwrap();
+        let stream = self.launcher.queue.stream();
         // SAFETY: the block is that long.
-        let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, self.stream.handle()) };
+        let answer = unsafe { sys::cuMemsetD8Async(start, 0xff, bytes as usize, stream.handle()) };
         driver::check("poisoning memory", answer).unwrap();
-        // Copies come in streams of their own, which would not wait.
-        self.stream.wait().unwrap();
+        // Copies run on other streams, which would not wait.
+        stream.synchronise().unwrap();
     }
 }
 
@@ -67,11 +57,11 @@ impl Poison for Cpu {
     fn poison(&self, _: &mut Self::Memory, _: u64) {}
 }
 
-/// Asserts that every precision comes as close to what the CPU finds as it can: f16 to `most`, bf16 with three bits less to
-/// 8 times as much, and f32 to what the order of sums makes.
+/// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the
+/// order of sums explains.
 fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl Fn(&Cuda) -> Vec<f32>) {
     for gpu in gpus {
-        let most = match gpu.precision {
+        let most = match gpu.precision() {
             Precision::Fp16 => most,
             Precision::Bf16 => 8.0 * most,
             Precision::Fp32 => most / 50.0,
@@ -82,9 +72,9 @@ fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl 
 }
 
 /// Numbers in -1..1, the same in every run.
-struct Random(u64);
+struct SeededRandom(u64);
 
-impl Random {
+impl SeededRandom {
     fn next(&mut self) -> f32 {
         self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
         (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
@@ -95,36 +85,36 @@ impl Random {
     }
 }
 
-struct Weights {
-    random: Random,
+struct RandomWeights {
+    random: SeededRandom,
     scale: f32,
 }
 
-impl ConvSource for Weights {
+impl ConvSource for RandomWeights {
     fn slab(&mut self, slab: u64, into: &mut [f32]) {
-        let mut random = Random(self.random.0 ^ slab << 32);
+        let mut random = SeededRandom(self.random.0 ^ slab << 32);
         into.iter_mut().for_each(|w| *w = random.next() * self.scale);
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
-        let mut random = Random(self.random.0 ^ bias << 40);
+        let mut random = SeededRandom(self.random.0 ^ bias << 40);
         into.iter_mut().for_each(|b| *b = random.next());
     }
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
-        let mut random = Random(self.random.0 ^ 7);
+        let mut random = SeededRandom(self.random.0 ^ 7);
         gamma.iter_mut().for_each(|g| *g = 1.0 + random.next() * 0.3);
         beta.iter_mut().for_each(|b| *b = random.next() * 0.3);
     }
 }
 
-fn weights(layout: &ConvLayout, seed: u64) -> Weights {
+fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
     let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
-    Weights { random: Random(seed), scale: (3.0 / fan_in as f32).sqrt() }
+    RandomWeights { random: SeededRandom(seed), scale: (3.0 / fan_in as f32).sqrt() }
 }
 
 /// Random weights, not at the beginning of their block.
 fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
-    let store = backend.allocate_weights(geometry::ALIGN + backend.weight_bytes(layout)).unwrap();
-    backend.prepare(&store, geometry::ALIGN, layout, &mut weights(layout, seed)).unwrap()
+    let store = backend.allocate_weights(FRAME_ALIGN + backend.weight_bytes(layout)).unwrap();
+    backend.prepare(&store, FRAME_ALIGN, layout, &mut weights(layout, seed)).unwrap()
 }
 
 fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
@@ -140,11 +130,25 @@ fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout
     }
 }
 
-/// A convolution of frames that have statistics, because another convolution made them.
-struct Case {
+/// A convolution of frames that another convolution has made, with statistics.
+struct ConvCase {
     layout: ConvLayout,
     input: FrameShape,
     residual: bool,
+}
+
+/// BlockPlaces in a block, one after the other.
+#[derive(Default)]
+struct BlockPlaces {
+    end: u64,
+}
+
+impl BlockPlaces {
+    fn take(&mut self, bytes: u64) -> Frame {
+        let start = self.end.next_multiple_of(4096);
+        self.end = start + bytes;
+        Frame(start)
+    }
 }
 
 fn view(values: &[f32], [c, t, h, w]: [u64; 4]) -> View {
@@ -177,8 +181,8 @@ fn plain_store(from: Frame, shape: FrameShape, into: &View, frame: u64, staging:
     }
 }
 
-/// The output frames of a case, and after them what their statistics make of them: a normalised copy.
-fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
+/// The output frames of a case.
+fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let (layout, input) = (&case.layout, case.input);
     let output = layout.window.output(input, layout.cout);
     let first = ConvLayout {
@@ -198,17 +202,17 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         frames
     };
     let (raw, made, normalised) = (take(input, 3), take(input, 3), take(input, 3));
-    let side_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
-    let (side, residual, out) = (take(side_shape, 3), take(output, 3), take(output, 3));
+    let shortcut_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
+    let (shortcut, residual, out) = (take(shortcut_shape, 3), take(output, 3), take(output, 3));
     let scratch = offset.next_multiple_of(4096);
-    let most = [input, output, side_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
+    let most = [input, output, shortcut_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
     let conv_scratch = backend.conv_scratch(layout, input, 3).max(backend.conv_scratch(&first, input, 3));
     let staging = scratch + conv_scratch.next_multiple_of(4096);
     let total = staging + 2 * most;
     let mut memory = backend.allocate(total, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, total);
 
-    let mut random = Random(99);
+    let mut random = SeededRandom(99);
     let mut load = |memory: &mut B::Memory, shape: FrameShape, frames: &[Frame]| {
         let values = random.values(shape.elements() * 3, 1.0);
         let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
@@ -224,7 +228,7 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         load(&mut memory, output, &residual);
     }
     if layout.shortcut.is_some() {
-        load(&mut memory, side_shape, &side);
+        load(&mut memory, shortcut_shape, &shortcut);
     }
     if makes_input {
         let prepared = prepare(backend, &first, 5);
@@ -235,8 +239,8 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         backend.finish(&mut memory, None).unwrap();
     }
     let prepared = prepare(backend, layout, 6);
-    let carries = backend.carry_bytes(layout, input);
-    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) && carries.is_none() {
+    let partial_sums = backend.carry_bytes(layout, input);
+    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) && partial_sums.is_none() {
         let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
         backend
             .normalise(&mut memory, &prepared, &NormOp { layout, shape: input, frames: &frames }, &mut never())
@@ -249,23 +253,22 @@ fn run<B: Poison>(backend: &B, case: &Case) -> Vec<f32> {
         .map(|i| {
             let mut terms: Vec<(Frame, u8)> = (0..=i).map(|t| (inputs[t], ((t + 2 - i) % 3) as u8)).collect();
             if layout.shortcut.is_some() {
-                terms.push((side[i], layout.slabs as u8));
+                terms.push((shortcut[i], layout.slabs as u8));
             }
             frame(&terms, (i % 2) as u8, case.residual.then_some(residual[i]), out[i])
         })
         .collect();
     let statistics = layout.cout > 3;
     let op = ConvOp { layout, input, frames: &frames, statistics, scratch, sums: Sums::NONE };
-    match carries {
+    match partial_sums {
         None => backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap(),
-        // The first frame alone, so that what it carries on goes through memory.
+        // The first frame alone, so that its partial sums go through memory.
         Some(_) => {
             let frames: Vec<CarryFrame> = (0..3)
                 .map(|i| CarryFrame { input: inputs[i], slabs: [2, 1, 0], bias: (i % 2) as u8, out: out[i] })
                 .collect();
-            let carry = normalised[0];
-            for (frames, before, after) in [(&frames[..1], None, Some(carry)), (&frames[1..], Some(carry), Some(carry))]
-            {
+            let sums = normalised[0];
+            for (frames, before, after) in [(&frames[..1], None, Some(sums)), (&frames[1..], Some(sums), Some(sums))] {
                 let op = CarryOp { layout, input, frames, before, after };
                 backend.conv_carrying(&mut memory, &prepared, &op, &mut never()).unwrap();
             }
@@ -308,13 +311,13 @@ fn relative_error(found: &[f32], right: &[f32]) -> f64 {
 }
 
 #[test]
-fn convolutions_are_those_of_the_cpu() {
+fn conv_matches_the_cpu() {
     let gpus = gpus();
     if gpus.is_empty() {
         return;
     }
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
-    let check = |case: &Case| {
+    let check = |case: &ConvCase| {
         let what = format!("{:?} {}x{}", case.layout, case.input.height, case.input.width);
         assert_close(&gpus, 2e-3, &what, &run(&cpu, case), |cuda| run(cuda, case));
     };
@@ -330,7 +333,7 @@ fn convolutions_are_those_of_the_cpu() {
                     let plain = layout(cin, cout, window, prologue);
                     let residual = window != Window::Up;
                     let shortcut = (window == Window::Same && cin != cout).then_some(cin + 8);
-                    check(&Case {
+                    check(&ConvCase {
                         layout: ConvLayout { shortcut, ..plain },
                         input: FrameShape::new(height, width, cin),
                         residual,
@@ -344,7 +347,7 @@ fn convolutions_are_those_of_the_cpu() {
             (16, 3, Prologue::NormSilu),
             (128, 3, Prologue::NormSilu),
         ] {
-            check(&Case {
+            check(&ConvCase {
                 layout: layout(cin, cout, Window::Same, prologue),
                 input: FrameShape::new(height, width, cin),
                 residual: false,
@@ -353,7 +356,6 @@ fn convolutions_are_those_of_the_cpu() {
     }
 }
 
-/// Queries, keys and values in, the mixture out.
 fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let wide = shape.with_channels(3 * shape.channels);
     let (from, to) = (Frame(0), Frame(backend.frame_bytes(wide, 1).next_multiple_of(4096)));
@@ -363,7 +365,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let bytes = staging + 2 * most;
     let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
-    let values = Random(3).values(wide.elements(), 1.0);
+    let values = SeededRandom(3).values(wide.elements(), 1.0);
     let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
     let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape: wide, into: from, staging };
     backend.load(&mut memory, &op, &mut never()).unwrap();
@@ -377,7 +379,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
 }
 
 #[test]
-fn attention_is_that_of_the_cpu() {
+fn attention_matches_the_cpu() {
     let gpus = gpus();
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for (height, width, channels) in [(1, 1, 8), (5, 7, 32), (13, 17, 64), (4, 8, 256), (31, 37, 512), (65, 1, 504)] {
@@ -405,7 +407,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
         let deep = tile.with_channels(8);
-        let values = Random(i as u64).values(deep.elements(), 1.0);
+        let values = SeededRandom(i as u64).values(deep.elements(), 1.0);
         let input = view(&values, [8, 1, 5, 7]);
         let (raw, source) = (Frame(1 << 18), Frame(1 << 19));
         let (map, into) = (SAME, raw);
@@ -443,13 +445,13 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
 }
 
 #[test]
-fn blending_is_that_of_the_cpu() {
+fn blend_matches_the_cpu() {
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     assert_close(&gpus(), 2e-3, "blending", &blended(&cpu), blended);
 }
 
 #[test]
-fn frames_on_their_way_do_not_mix() {
+fn staging_keeps_frames_apart() {
     let (shape, count) = (FrameShape::new(256, 320, 8), 40);
     // Whole numbers that every precision has, and another one in the same place of the next frame.
     let values: Vec<f32> = (0..count * shape.elements()).map(|i| (i % 251) as f32).collect();

@@ -1,16 +1,17 @@
-//! What a checkpoint's contents are known by, on every machine and however the file is called.
+//! A checksum of a checkpoint's contents, the same on every machine and for every file name.
 
 use std::path::PathBuf;
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
-use super::{Checkpoint, FileIdentity};
+use super::identity::FileIdentity;
+use super::open::Checkpoint;
 use crate::checksum::Checksum;
 use crate::error::{Error, Result};
 use crate::workers;
 
-/// The fingerprint of a file, made when it is first asked for: that reads the whole file.
+/// The fingerprint of a file. The first [`Fingerprint::get`] reads the whole file.
 #[derive(Debug)]
 pub struct Fingerprint {
     path: PathBuf,
@@ -38,7 +39,7 @@ impl Fingerprint {
 }
 
 impl Checkpoint {
-    /// Of names, types, shapes and values, and of the number of groups, which no tensor tells.
+    /// Covers names, types, shapes and values, and the number of groups, which is in no tensor.
     fn fingerprint(&self) -> u64 {
         const PIECE: usize = 8 << 20;
         let mut all = Checksum::default();

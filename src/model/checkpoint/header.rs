@@ -1,36 +1,36 @@
-//! The header of a safetensors file: eight bytes of length, then JSON that says where each tensor lies.
+//! The header of a safetensors file: eight bytes of length, then JSON with the type, shape and offsets of each tensor.
 
 use std::ops::Range;
 
 use serde_json::{Map, Value};
 
 use super::keys;
-use crate::model::names::{Check, quoted};
+use super::names::{Check, quoted};
 use crate::tensor::DType;
 
-/// The format allows 100 MB, but parsed JSON takes tens of times its text, and this model's header has 30 KB.
+/// The format allows 100 MB. This model's header has 30 KB, and parsed JSON takes tens of times its text.
 const MAX_HEADER: u64 = 16 << 20;
 const LENGTH_BYTES: usize = 8;
 const MAX_RANK: usize = 8;
 
-/// A tensor as the file has it.
+/// A tensor's entry in the header.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct TensorEntry {
     pub name: String,
     pub dtype: DType,
     pub shape: Vec<u64>,
-    /// Where its values lie in the file.
+    /// Its values' bytes in the file.
     pub range: Range<usize>,
 }
 
 #[derive(Debug)]
-pub(super) struct Header {
-    pub entries: Vec<Entry>,
-    /// The number of groups that the metadata tell, if they do.
+pub(super) struct CheckpointHeader {
+    pub entries: Vec<TensorEntry>,
+    /// The number of groups in the metadata, if any.
     pub groups: Option<u64>,
 }
 
-pub(super) fn parse(file: &[u8]) -> Check<Header> {
+pub(super) fn parse(file: &[u8]) -> Check<CheckpointHeader> {
     let (text, data_start) = text(file)?;
     let json: Value = serde_json::from_str(text).map_err(|e| format!("the header is not valid JSON: {e}"))?;
     if let Some(key) = keys::duplicate(text) {
@@ -39,7 +39,7 @@ pub(super) fn parse(file: &[u8]) -> Check<Header> {
     let Value::Object(object) = json else {
         return Err("the header is not a JSON object of tensors".into());
     };
-    let mut header = Header { entries: Vec::with_capacity(object.len()), groups: None };
+    let mut header = CheckpointHeader { entries: Vec::with_capacity(object.len()), groups: None };
     for (name, value) in object {
         if name == "__metadata__" {
             header.groups = groups(&value)?;
@@ -59,11 +59,11 @@ fn text(file: &[u8]) -> Check<(&str, usize)> {
     let length = u64::from_le_bytes(*length);
     if length > MAX_HEADER {
         return Err(format!(
-            "the header claims {length} bytes, expected at most {MAX_HEADER}; this is no safetensors file"
+            "the header claims {length} bytes, expected at most {MAX_HEADER}; this is not a safetensors file"
         ));
     }
     let Some(header) = usize::try_from(length).ok().and_then(|n| rest.get(..n)) else {
-        return Err(format!("the header claims {length} bytes, but only {} follow; the file is cut short", rest.len()));
+        return Err(format!("the header claims {length} bytes, but only {} follow; the file is truncated", rest.len()));
     };
     let text = std::str::from_utf8(header).map_err(|e| format!("the header is not UTF-8 text: {e}"))?;
     Ok((text, LENGTH_BYTES + header.len()))
@@ -85,7 +85,7 @@ fn groups(metadata: &Value) -> Check<Option<u64>> {
     }
 }
 
-fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Check<Entry> {
+fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Check<TensorEntry> {
     let Value::Object(fields) = value else {
         return Err("its entry in the header is not a JSON object".into());
     };
@@ -107,8 +107,8 @@ fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Ch
     let available = (file_length - data_start) as u64;
     if begin > end || end > available {
         return Err(format!(
-            "data_offsets are [{begin}, {end}], expected an interval within the {available} bytes behind the header; \
-             the file is damaged or cut short"
+            "data_offsets are [{begin}, {end}], expected an interval within the {available} bytes after the header; \
+             the file is damaged or truncated"
         ));
     }
     let bytes = shape.iter().try_fold(dtype.bytes(), |product, dim| product.checked_mul(*dim));
@@ -117,9 +117,9 @@ fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Ch
         let (found, dtype) = (end - begin, dtype.name());
         return Err(format!("it has {found} bytes of data, expected {expected} for shape {shape:?} in {dtype}"));
     }
-    // Both are at most the file's length, which is a usize.
+    // Both are at most the file's length, so they fit in usize.
     let range = data_start + begin as usize..data_start + end as usize;
-    Ok(Entry { name: name.into(), dtype, shape, range })
+    Ok(TensorEntry { name: name.into(), dtype, shape, range })
 }
 
 fn numbers(fields: &Map<String, Value>, field: &str) -> Check<Vec<u64>> {
@@ -130,8 +130,8 @@ fn numbers(fields: &Map<String, Value>, field: &str) -> Check<Vec<u64>> {
         .ok_or_else(|| format!("{field} is missing or not an array of whole numbers"))
 }
 
-/// Sorts the entries by place, and refuses those that share bytes.
-fn refuse_overlaps(entries: &mut [Entry]) -> Check<()> {
+/// Sorts the entries by offset, and refuses overlaps.
+fn refuse_overlaps(entries: &mut [TensorEntry]) -> Check<()> {
     entries.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));
     for pair in entries.windows(2) {
         if pair[1].range.start < pair[0].range.end {

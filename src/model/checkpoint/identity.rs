@@ -1,14 +1,14 @@
-//! Which file a checkpoint was read from, and whether it is still the same.
+//! Identifies the file of a checkpoint, to detect that it was replaced or changed.
 
 use std::fs::Metadata;
 use std::time::SystemTime;
 
-/// Two equal identities mean the same file with the same contents, as far as the file system can tell.
+/// Equal identities mean the same file with the same contents, as far as the file system can tell.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct FileIdentity {
     pub length: u64,
     pub modified: Option<SystemTime>,
-    /// Device and inode, where there is such a thing; elsewhere the path has to do.
+    /// Device and inode, on Unix.
     pub inode: Option<(u64, u64)>,
 }
 

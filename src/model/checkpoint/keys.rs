@@ -1,8 +1,8 @@
-//! Finds a key that stands twice in one JSON object: the JSON parser keeps the last of them and says nothing.
+//! Finds duplicate keys in a JSON object. The JSON parser silently keeps the last of them.
 
 use std::collections::HashSet;
 
-/// `json` must be valid JSON already.
+/// The first duplicate key. `json` must be valid JSON.
 pub(super) fn duplicate(json: &str) -> Option<String> {
     let bytes = json.as_bytes();
     let mut objects: Vec<HashSet<String>> = Vec::new();
@@ -15,7 +15,7 @@ pub(super) fn duplicate(json: &str) -> Option<String> {
                 let end = end_of_string(bytes, at);
                 let is_key = bytes[end..].iter().find(|b| !b.is_ascii_whitespace()) == Some(&b':');
                 if is_key {
-                    // Parsed, because one key can be spelled in several ways.
+                    // Parsed, because a key may have escapes.
                     let key: String = serde_json::from_str(&json[at..end]).ok()?;
                     if !objects.last_mut()?.insert(key.clone()) {
                         return Some(key);
@@ -31,7 +31,7 @@ pub(super) fn duplicate(json: &str) -> Option<String> {
     None
 }
 
-/// The place behind the closing quote of the string that begins at `start`.
+/// The index after the closing quote of the string that begins at `start`.
 fn end_of_string(bytes: &[u8], start: usize) -> usize {
     let mut at = start + 1;
     while at < bytes.len() {
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_are_told_from_values_and_from_keys_of_other_objects() {
+    fn duplicate_finds_keys_of_one_object_only() {
         for fine in [r#"{"a":{"b":"a","c":["a","a"]},"b":{"b":1}}"#, "{}", "[]", r#"{"a\"":1,"a":2}"#, "\"a\"", ""] {
             assert_eq!(duplicate(fine), None, "{fine}");
         }

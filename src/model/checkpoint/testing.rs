@@ -1,16 +1,16 @@
-//! Checkpoints made up for tests.
+//! Synthetic checkpoints for tests.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::{bf16, f16};
 
-use super::Checkpoint;
+use super::names;
+use super::open::Checkpoint;
 use crate::model::config::Config;
-use crate::model::names;
 use crate::tensor::DType;
 
-/// Numbers that look random and are the same every time.
+/// Reproducible pseudo-random numbers: xorshift.
 pub(in crate::model) struct Noise(pub u64);
 
 impl Noise {
@@ -32,43 +32,43 @@ impl Noise {
 }
 
 #[derive(Clone)]
-pub(in crate::model) struct Tensor {
+pub(in crate::model) struct TestTensor {
     pub name: String,
     pub dtype: &'static str,
     pub shape: Vec<u64>,
     pub bytes: Vec<u8>,
 }
 
-impl Tensor {
-    pub fn new(name: &str, dtype: DType, shape: &[u64], values: &[f32]) -> Tensor {
+impl TestTensor {
+    pub fn new(name: &str, dtype: DType, shape: &[u64], values: &[f32]) -> TestTensor {
         let (text, bytes) = match dtype {
             DType::F16 => ("F16", values.iter().flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect()),
             DType::BF16 => ("BF16", values.iter().flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect()),
             _ => ("F32", values.iter().flat_map(|v| v.to_le_bytes()).collect()),
         };
-        Tensor { name: name.into(), dtype: text, shape: shape.into(), bytes }
+        TestTensor { name: name.into(), dtype: text, shape: shape.into(), bytes }
     }
 }
 
 /// All tensors of a model, with random values.
-pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<Tensor> {
+pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<TestTensor> {
     let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
-    let tensor = |t: names::Expected| {
+    let tensor = |t: names::ExpectedTensor| {
         let values: Vec<f32> = (0..t.shape.iter().product()).map(|_| noise.value()).collect();
-        Tensor::new(&t.name, dtype, &t.shape, &values)
+        TestTensor::new(&t.name, dtype, &t.shape, &values)
     };
     names::expected(config).into_iter().map(tensor).collect()
 }
 
-/// A file that says `groups` in its metadata.
-pub(in crate::model) fn write(tensors: &[Tensor], groups: u64) -> Vec<u8> {
+/// A file with `groups` in its metadata.
+pub(in crate::model) fn write(tensors: &[TestTensor], groups: u64) -> Vec<u8> {
     write_with(tensors, &format!(r#""__metadata__":{{"norm_num_groups":"{groups}"}}"#))
 }
 
-/// A file with its tensors one behind the other, and `more` at the head of its header.
-pub(in crate::model) fn write_with(tensors: &[Tensor], more: &str) -> Vec<u8> {
+/// A file with contiguous tensors, and `more` at the start of its header.
+pub(in crate::model) fn write_with(tensors: &[TestTensor], more: &str) -> Vec<u8> {
     let (mut entries, mut at) = (vec![more.to_string()], 0);
-    for Tensor { name, dtype, shape, bytes } in tensors {
+    for TestTensor { name, dtype, shape, bytes } in tensors {
         let end = at + bytes.len();
         entries.push(format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape:?},"data_offsets":[{at},{end}]}}"#));
         at = end;
@@ -82,7 +82,7 @@ pub(in crate::model) fn with_header(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
 }
 
-/// A file in the system's temporary folder, removed with this.
+/// A file in the system's temporary folder, removed when dropped.
 pub(in crate::model) struct TemporaryFile(pub PathBuf);
 
 impl TemporaryFile {

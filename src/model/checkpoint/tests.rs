@@ -1,18 +1,24 @@
-//! What is wrong with a file is told with the file, the tensor, and what was expected.
+//! Checkpoints open, and refusals name the file, the tensor and what was expected.
+
+use std::path::Path;
 
 use super::contents::Contents;
+use super::names::quoted;
 use super::testing::*;
 use super::*;
+use crate::error::Error;
+use crate::model::config::Config;
+use crate::tensor::DType;
 
 fn small() -> Config {
     Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }
 }
 
-fn tensors() -> Vec<Tensor> {
+fn tensors() -> Vec<TestTensor> {
     random(&small(), DType::F16)
 }
 
-fn find<'a>(tensors: &'a mut [Tensor], name: &str) -> &'a mut Tensor {
+fn find<'a>(tensors: &'a mut [TestTensor], name: &str) -> &'a mut TestTensor {
     tensors.iter_mut().find(|t| t.name == name).unwrap()
 }
 
@@ -32,7 +38,7 @@ fn assert_refused(bytes: &[u8], parts: &[&str]) {
 }
 
 #[test]
-fn the_golden_checkpoints_open_with_their_configurations() {
+fn golden_checkpoints_open_with_their_configurations() {
     let small = Checkpoint::open(&golden("small.safetensors")).unwrap();
     let expected = Config { channels: vec![16, 32, 32, 32], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
     assert_eq!(*small.config(), expected);
@@ -55,9 +61,9 @@ fn values_come_back_in_every_type() {
         assert_eq!(*open.config(), small());
         assert_eq!(open.summary().dtypes, [dtype]);
         for tensor in &written {
-            let stored = Stored { dtype, shape: &tensor.shape, bytes: &tensor.bytes };
-            let (mut expected, mut found) = (vec![0.0; stored.elements()], vec![1.0; stored.elements()]);
-            stored.widen(0, &mut expected);
+            let file_tensor = FileTensor { dtype, shape: &tensor.shape, bytes: &tensor.bytes };
+            let (mut expected, mut found) = (vec![0.0; file_tensor.elements()], vec![1.0; file_tensor.elements()]);
+            file_tensor.widen(0, &mut expected);
             open.read(&tensor.name, &mut found).unwrap();
             assert_eq!(found, expected, "{}", tensor.name);
         }
@@ -67,7 +73,7 @@ fn values_come_back_in_every_type() {
 }
 
 #[test]
-fn a_model_of_one_level_and_files_without_metadata_are_taken() {
+fn one_level_models_and_files_without_metadata_open() {
     let one = Config { channels: vec![32], layers: 1, groups: 32, latent: 1, temporal_levels: 0 };
     let file = TemporaryFile::new(&write_with(&random(&one, DType::BF16), ""));
     assert_eq!(*Checkpoint::open(&file.0).unwrap().config(), one);
@@ -100,11 +106,14 @@ fn older_attention_files_hold_the_same_weights() {
     let mut older = find(&mut both, "decoder.mid_block.attentions.0.to_k.weight").clone();
     older.name = older.name.replace("to_k", "key");
     both.push(older);
-    assert_refused(&write(&both, 2), &["attentions.0.key.weight\"", "attentions.0.to_k.weight\" too", "expected one"]);
+    assert_refused(
+        &write(&both, 2),
+        &["attentions.0.key.weight\"", "also present as", "attentions.0.to_k.weight\"", "expected one"],
+    );
 }
 
 #[test]
-fn files_that_are_none_are_refused() {
+fn missing_and_irregular_files_are_refused() {
     let missing = Checkpoint::open(Path::new("/nowhere/x.safetensors")).unwrap_err().to_string();
     assert!(missing.starts_with("/nowhere/x.safetensors: cannot be opened: "), "{missing}");
     let directory = Checkpoint::open(&std::env::temp_dir()).unwrap_err().to_string();
@@ -166,8 +175,11 @@ fn missing_and_extra_tensors_are_named() {
         assert_refused(&write(&without, 2), &[&format!("tensor {:?} is missing", tensor.name)]);
     }
     let mut more = tensors();
-    more.push(Tensor::new("decoder.conv_in.scale", DType::F16, &[1], &[0.0]));
-    assert_refused(&write(&more, 2), &["tensor \"decoder.conv_in.scale\" is no part of this model", "expected its"]);
+    more.push(TestTensor::new("decoder.conv_in.scale", DType::F16, &[1], &[0.0]));
+    assert_refused(
+        &write(&more, 2),
+        &["tensor \"decoder.conv_in.scale\" is not part of this model", "expected only its"],
+    );
 }
 
 #[test]
@@ -194,26 +206,26 @@ fn wrong_shapes_are_named_with_the_right_one() {
 
 #[test]
 fn implausible_configurations_are_refused() {
-    // Stored without values, so that no file has to be large.
-    let tensor = |name: &str, shape: &[u64]| Tensor::new(name, DType::F16, shape, &[]);
+    // Without values, so that files stay small.
+    let tensor = |name: &str, shape: &[u64]| TestTensor::new(name, DType::F16, shape, &[]);
     let conv1 = |level: u64| format!("encoder.down_blocks.{level}.resnets.0.conv1.weight");
-    assert_refused(&write(&[tensor(&conv1(8), &[0])], 1), &["tell of 9 resolution levels, expected 1 to 8"]);
+    assert_refused(&write(&[tensor(&conv1(8), &[0])], 1), &["imply 9 resolution levels, expected 1 to 8"]);
     let levels = u64::MAX;
     assert_refused(&write(&[tensor(&conv1(levels), &[0])], 1), &["resolution levels, expected 1 to 8"]);
     let layer = "encoder.down_blocks.0.resnets.16.conv1.weight";
-    assert_refused(&write(&[tensor(layer, &[0])], 1), &["tell of 17 residual blocks a level, expected 1 to 16"]);
+    assert_refused(&write(&[tensor(layer, &[0])], 1), &["imply 17 residual blocks a level, expected 1 to 16"]);
     let wide = [tensor(&conv1(0), &[16385, 0])];
     assert_refused(
         &write(&wide, 1),
         &[&conv1(0), "shape is [16385, 0], with 16385 output channels; expected 1 to 16384"],
     );
     assert_refused(&write(&[tensor(&conv1(0), &[0])], 1), &["with 0 output channels; expected 1 to"]);
-    let latent = [Tensor::new(&conv1(0), DType::F16, &[1], &[0.0]), tensor("decoder.conv_in.weight", &[1, 0])];
+    let latent = [TestTensor::new(&conv1(0), DType::F16, &[1], &[0.0]), tensor("decoder.conv_in.weight", &[1, 0])];
     assert_refused(&write(&latent, 1), &["decoder.conv_in.weight", "with 0 input channels"]);
 }
 
 #[test]
-fn time_is_halved_by_the_innermost_downsamplers_or_the_file_is_refused() {
+fn temporal_downsamplers_must_be_innermost() {
     let config = Config { channels: vec![4, 4, 4], temporal_levels: 1, ..small() };
     let mut swapped = random(&config, DType::F16);
     let name = |level: u32| format!("encoder.down_blocks.{level}.downsamplers.0.conv.weight");
@@ -238,7 +250,7 @@ fn time_is_halved_by_the_innermost_downsamplers_or_the_file_is_refused() {
 fn bad_groups_are_refused() {
     let metadata = |value: &str| write_with(&tensors(), &format!(r#""__metadata__":{{"norm_num_groups":{value}}}"#));
     for bad in ["\"0\"", "\"-4\"", "\"two\"", "\"\"", "2", "null", "\"99999999999999999999\""] {
-        let shown = &super::super::names::quoted(bad);
+        let shown = &quoted(bad);
         assert_refused(&metadata(bad), &["norm_num_groups in the file's metadata is", shown, "positive whole number"]);
     }
     assert_refused(
@@ -250,13 +262,13 @@ fn bad_groups_are_refused() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_named_with_their_place() {
+fn non_finite_values_are_named_with_their_coordinates() {
     for (dtype, bad, shown) in [(DType::F16, f32::NAN, "NaN"), (DType::BF16, f32::INFINITY, "inf")] {
         let mut damaged = random(&small(), dtype);
         let name = "encoder.conv_in.weight";
         let tensor = find(&mut damaged, name);
         let values = vec![bad; tensor.bytes.len() / 2];
-        let whole = Tensor::new(name, dtype, &tensor.shape, &values);
+        let whole = TestTensor::new(name, dtype, &tensor.shape, &values);
         let element = 81 + 27 + 9 + 3 + 2;
         tensor.bytes[2 * element..].copy_from_slice(&whole.bytes[2 * element..]);
         let message = format!("element {element}, at [1, 1, 1, 1, 2], is {shown}; expected finite values");
@@ -264,10 +276,10 @@ fn values_that_are_not_finite_are_named_with_their_place() {
     }
 }
 
-// Elsewhere a mapped file cannot be removed.
+// Other systems cannot remove a mapped file.
 #[cfg(unix)]
 #[test]
-fn a_changed_file_is_noticed() {
+fn changed_files_are_detected() {
     let file = TemporaryFile::new(&write(&tensors(), 2));
     let open = Checkpoint::open(&file.0).unwrap();
     assert_eq!(open.identity(), Checkpoint::open(&file.0).unwrap().identity());
@@ -280,13 +292,13 @@ fn a_changed_file_is_noticed() {
 }
 
 #[test]
-fn no_damage_whatever_makes_the_reader_panic() {
+fn damaged_files_never_panic() {
     let whole = std::fs::read(golden("small.safetensors")).unwrap();
     let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap()) as usize;
     let mut noise = Noise(7);
     let mut bytes = whole.clone();
     for round in 0..10_000 {
-        // The header is where damage does harm; in the data it can only make values that are not finite.
+        // Mostly in the header. Damage in the data only makes values that are not finite.
         let reach = if round % 10 == 0 { bytes.len() } else { header };
         let flips: Vec<(usize, u8)> =
             (0..1 + noise.below(3)).map(|_| (noise.below(reach), 1 << noise.below(8))).collect();

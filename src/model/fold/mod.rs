@@ -1,6 +1,5 @@
-//! The algebra done once at load time: from the tensors of a checkpoint to the weights that convolutions run with.
-//!
-//! Everything is summed and multiplied in f64 and rounded once.
+//! The algebra done once at load time: folds a checkpoint's tensors into the weights of convolutions.
+//! Everything is summed and multiplied in f64 and rounded once. Must not know how a backend packs weights.
 
 mod taps;
 #[cfg(test)]
@@ -8,68 +7,46 @@ mod tests;
 mod upsampler;
 
 use super::causal::{Product, Time};
-use super::checkpoint::{Checkpoint, Stored};
+use super::checkpoint::Checkpoint;
 use super::network::{Layer, Tensors};
 use crate::error::{Error, Result};
 use crate::tensor::{ConvLayout, ConvSource, Window};
 use crate::workers;
+use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
 
-/// What folded weights are stored as: f32 for a backend, f64 for a test that wants to see them before rounding.
-trait Rounded: Send {
-    fn round(exact: f64) -> Self;
-}
-
-impl Rounded for f32 {
-    fn round(exact: f64) -> f32 {
-        exact as f32
-    }
-}
-
-impl Rounded for f64 {
-    fn round(exact: f64) -> f64 {
-        exact
-    }
-}
-
-/// The weights of one layer, made slab by slab from the tensors in the file.
+/// The weights of one layer, folded slab by slab from the tensors in the file.
 pub struct LayerWeights<'a> {
     layout: ConvLayout,
     time: Time,
-    parts: Parts<'a>,
+    inputs: FoldInputs<'a>,
 }
 
-/// A weight and a bias, of a convolution, a projection or a norm.
-#[derive(Clone, Copy)]
-struct Affine<'a> {
-    weight: Stored<'a>,
-    bias: Stored<'a>,
-}
-
-enum Parts<'a> {
+/// The tensors that a layer is folded from.
+enum FoldInputs<'a> {
     Conv {
-        conv: Affine<'a>,
-        norm: Option<Affine<'a>>,
-        shortcut: Option<Affine<'a>>,
+        conv: WeightAndBias<'a>,
+        norm: Option<WeightAndBias<'a>>,
+        shortcut: Option<WeightAndBias<'a>>,
     },
     Upsampler(Upsampler<'a>),
-    /// Side by side, each with what it is multiplied by.
+    /// Concatenated, each with its scale.
     Projections {
-        all: Vec<(Affine<'a>, f64)>,
-        norm: Option<Affine<'a>>,
+        all: Vec<(WeightAndBias<'a>, f64)>,
+        norm: Option<WeightAndBias<'a>>,
     },
 }
 
 impl<'a> LayerWeights<'a> {
-    /// `layer` must be of the network that the checkpoint's configuration describes.
+    /// `layer` must belong to the network of the checkpoint's configuration.
     pub fn new(checkpoint: &'a Checkpoint, layer: &Layer) -> Result<LayerWeights<'a>> {
         let ConvLayout { cin, cout, window, .. } = layer.layout;
-        let affine = |name: &str, weight: &[u64]| affine(checkpoint, name, weight);
+        let affine = |name: &str, weight: &[u64]| weight_and_bias(checkpoint, name, weight);
         let norm = |name: &str| affine(name, &[cin]);
-        let parts = match &layer.tensors {
+        let inputs = match &layer.tensors {
             Tensors::Conv { conv, norm: before, shortcut } => {
                 let depth = if layer.time == Time::Still { 1 } else { 3 };
-                Parts::Conv {
+                FoldInputs::Conv {
                     conv: affine(conv, &[cout, cin, depth, window.side(), window.side()])?,
                     norm: before.as_deref().map(norm).transpose()?,
                     shortcut: match (shortcut, layer.layout.shortcut) {
@@ -81,33 +58,33 @@ impl<'a> LayerWeights<'a> {
             Tensors::Upsampler { upscale, conv } => {
                 let frames = if layer.time == Time::Double { 2 } else { 1 };
                 let upscale = affine(upscale, &[4 * frames * cin, cin, 1, 1, 1])?;
-                Parts::Upsampler(Upsampler::new(upscale, affine(conv, &[cout, cin, 3, 3, 3])?, frames as usize))
+                FoldInputs::Upsampler(Upsampler::new(upscale, affine(conv, &[cout, cin, 3, 3, 3])?, frames as usize))
             }
             Tensors::Qkv { attention } => {
-                // Attention divides its scores by the root of the head's width; scaling the queries does the same.
+                // Attention divides scores by the square root of the head's width. Scaling the queries does the same.
                 let scales = [("to_q", (cin as f64).sqrt().recip()), ("to_k", 1.0), ("to_v", 1.0)];
                 let projection = |(name, scale): (&str, f64)| -> Result<_> {
                     Ok((affine(&format!("{attention}.{name}"), &[cout / 3, cin])?, scale))
                 };
                 let all = scales.into_iter().map(projection).collect::<Result<_>>()?;
-                Parts::Projections { all, norm: Some(norm(&format!("{attention}.group_norm"))?) }
+                FoldInputs::Projections { all, norm: Some(norm(&format!("{attention}.group_norm"))?) }
             }
             Tensors::Project { attention } => {
                 let projection = affine(&format!("{attention}.to_out.0"), &[cout, cin])?;
-                Parts::Projections { all: vec![(projection, 1.0)], norm: None }
+                FoldInputs::Projections { all: vec![(projection, 1.0)], norm: None }
             }
         };
-        Ok(LayerWeights { layout: layer.layout, time: layer.time, parts })
+        Ok(LayerWeights { layout: layer.layout, time: layer.time, inputs })
     }
 
     fn fill_slab<T: Rounded>(&self, slab: u64, into: &mut [T]) {
-        match &self.parts {
-            Parts::Conv { shortcut: Some(shortcut), .. } if slab == self.layout.slabs => {
+        match &self.inputs {
+            FoldInputs::Conv { shortcut: Some(shortcut), .. } if slab == self.layout.slabs => {
                 taps::transpose(&shortcut.weight, 1.0, into, self.layout.cout as usize);
             }
-            Parts::Conv { conv, .. } => taps::sum(&conv.weight, &taps_of(self.products(slab)), into),
-            Parts::Upsampler(upsampler) => upsampler.slab(self.products(slab), into),
-            Parts::Projections { all, .. } => {
+            FoldInputs::Conv { conv, .. } => taps::sum(&conv.weight, &taps_of(self.products(slab)), into),
+            FoldInputs::Upsampler(upsampler) => upsampler.slab(self.products(slab), into),
+            FoldInputs::Projections { all, .. } => {
                 let mut column = 0;
                 for (projection, scale) in all {
                     taps::transpose(&projection.weight, *scale, &mut into[column..], self.layout.cout as usize);
@@ -119,8 +96,8 @@ impl<'a> LayerWeights<'a> {
 
     fn fill_bias<T: Rounded>(&self, bias: u64, into: &mut [T]) {
         let mut exact = vec![0.0; into.len()];
-        match &self.parts {
-            Parts::Conv { conv, shortcut, .. } => {
+        match &self.inputs {
+            FoldInputs::Conv { conv, shortcut, .. } => {
                 conv.bias.widen_f64(0, &mut exact);
                 if let Some(shortcut) = shortcut {
                     let mut more = vec![0.0; exact.len()];
@@ -128,8 +105,8 @@ impl<'a> LayerWeights<'a> {
                     exact.iter_mut().zip(more).for_each(|(sum, term)| *sum += term);
                 }
             }
-            Parts::Upsampler(upsampler) => upsampler.bias(self.time.biases()[bias as usize], &mut exact),
-            Parts::Projections { all, .. } => {
+            FoldInputs::Upsampler(upsampler) => upsampler.bias(self.time.biases()[bias as usize], &mut exact),
+            FoldInputs::Projections { all, .. } => {
                 let mut rest = exact.as_mut_slice();
                 for (projection, scale) in all {
                     let (values, others) = rest.split_at_mut(projection.bias.elements());
@@ -157,14 +134,16 @@ impl ConvSource for LayerWeights<'_> {
     }
 
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
-        if let Parts::Conv { norm: Some(norm), .. } | Parts::Projections { norm: Some(norm), .. } = &self.parts {
+        if let FoldInputs::Conv { norm: Some(norm), .. } | FoldInputs::Projections { norm: Some(norm), .. } =
+            &self.inputs
+        {
             norm.weight.widen(0, gamma);
             norm.bias.widen(0, beta);
         }
     }
 }
 
-/// An upper bound of the memory that folding a layer takes besides the slab or bias it fills.
+/// Upper bound of the memory that folding a layer takes, besides the slab or bias that it fills.
 pub fn transient_bytes(layer: &Layer) -> u64 {
     let bias = 2 * 8 * layer.layout.bias_elements();
     let threads = workers::threads_for(usize::MAX).max(1) as u64;
@@ -174,12 +153,8 @@ pub fn transient_bytes(layer: &Layer) -> u64 {
     }
 }
 
-fn taps_of(products: &[Product]) -> Vec<usize> {
-    products.iter().map(|(tap, _)| *tap).collect()
-}
-
-/// The checkpoint has been compared with the table of all tensors, so a difference here is between table and layers.
-fn affine<'a>(checkpoint: &'a Checkpoint, name: &str, weight: &[u64]) -> Result<Affine<'a>> {
+/// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's table.
+fn weight_and_bias<'a>(checkpoint: &'a Checkpoint, name: &str, weight: &[u64]) -> Result<WeightAndBias<'a>> {
     let tensor = |kind: &str, shape: &[u64]| {
         let tensor = checkpoint.tensor(&format!("{name}.{kind}"))?;
         if tensor.shape != shape {
@@ -188,5 +163,5 @@ fn affine<'a>(checkpoint: &'a Checkpoint, name: &str, weight: &[u64]) -> Result<
         }
         Ok(tensor)
     };
-    Ok(Affine { weight: tensor("weight", weight)?, bias: tensor("bias", &weight[..1])? })
+    Ok(WeightAndBias { weight: tensor("weight", weight)?, bias: tensor("bias", &weight[..1])? })
 }

@@ -1,19 +1,48 @@
-//! From the file's order of a convolution's weights, output channels outermost, to that of a slab, innermost.
+//! Reorders a convolution's weights: output channels are outermost in the file and innermost in a slab.
 
-use super::Rounded;
-use crate::model::checkpoint::Stored;
+use crate::model::causal::Product;
+use crate::model::checkpoint::FileTensor;
 use crate::workers;
 
-/// Input channels that a thread works on at a time: enough for long reads.
+/// Input channels of a work unit: enough for long reads.
 const ROWS: usize = 32;
-/// Output channels that a thread works on at a time: enough to write whole cache lines, few enough to stay in cache.
+/// Output channels at a time: enough to write whole cache lines, few enough to stay in cache.
 const COLUMNS: usize = 16;
 /// The largest kernel, 3 x 3 x 3.
 const MOST_TAPS: usize = 27;
 
-/// A slab of a convolution without folded-in 1x1x1: the sum over the temporal `taps` of `weight` [cout, cin, depth,
+/// The type of folded weights: f32 for a backend, f64 for tests of the values before rounding.
+pub(super) trait Rounded: Send {
+    fn round(exact: f64) -> Self;
+}
+
+impl Rounded for f32 {
+    fn round(exact: f64) -> f32 {
+        exact as f32
+    }
+}
+
+impl Rounded for f64 {
+    fn round(exact: f64) -> f64 {
+        exact
+    }
+}
+
+/// Weight and bias of a convolution, a projection or a norm.
+#[derive(Clone, Copy)]
+pub(super) struct WeightAndBias<'a> {
+    pub weight: FileTensor<'a>,
+    pub bias: FileTensor<'a>,
+}
+
+/// The temporal taps of products.
+pub(super) fn taps_of(products: &[Product]) -> Vec<usize> {
+    products.iter().map(|(tap, _)| *tap).collect()
+}
+
+/// A slab of a convolution without a folded 1x1x1: the sum over the temporal `taps` of `weight` [cout, cin, depth,
 /// height, width], in the order tap row, tap column, input channel, output channel.
-pub(super) fn sum<T: Rounded>(weight: &Stored, taps: &[usize], into: &mut [T]) {
+pub(super) fn sum<T: Rounded>(weight: &FileTensor, taps: &[usize], into: &mut [T]) {
     let shape: Vec<usize> = weight.shape.iter().map(|dim| *dim as usize).collect();
     let &[cout, cin, depth, height, width] = shape.as_slice() else {
         unreachable!("a convolution's weight has five dimensions");
@@ -21,18 +50,18 @@ pub(super) fn sum<T: Rounded>(weight: &Stored, taps: &[usize], into: &mut [T]) {
     let (area, volume) = (height * width, depth * height * width);
     debug_assert!(volume <= MOST_TAPS && into.len() == area * cin * cout);
 
-    // A thread gets the same rows of every tap, so that it reads whole kernels and each of them once.
-    let mut bands: Vec<(usize, Vec<&mut [T]>)> = (0..cin).step_by(ROWS).map(|first| (first, Vec::new())).collect();
+    // A unit has the same rows of every tap, so that a thread reads each kernel once.
+    let mut units: Vec<(usize, Vec<&mut [T]>)> = (0..cin).step_by(ROWS).map(|first| (first, Vec::new())).collect();
     for tap in into.chunks_mut(cin * cout) {
-        for (band, rows) in bands.iter_mut().zip(tap.chunks_mut(ROWS * cout)) {
-            band.1.push(rows);
+        for (unit, rows) in units.iter_mut().zip(tap.chunks_mut(ROWS * cout)) {
+            unit.1.push(rows);
         }
     }
     workers::for_each(
         workers::threads_for(area * cin * cout),
-        bands,
+        units,
         || vec![0.0; COLUMNS * ROWS.min(cin) * volume],
-        |kernels, (first, mut band)| {
+        |kernels, (first, mut unit)| {
             let rows = ROWS.min(cin - first);
             for column in (0..cout).step_by(COLUMNS) {
                 let columns = COLUMNS.min(cout - column);
@@ -40,7 +69,7 @@ pub(super) fn sum<T: Rounded>(weight: &Stored, taps: &[usize], into: &mut [T]) {
                 for (c, kernels) in kernels.chunks_exact_mut(run).take(columns).enumerate() {
                     weight.widen(((column + c) * cin + first) * volume, kernels);
                 }
-                for (position, rows) in band.iter_mut().enumerate() {
+                for (position, rows) in unit.iter_mut().enumerate() {
                     for (r, row) in rows.chunks_exact_mut(cout).enumerate() {
                         let row = &mut row[column..column + columns];
                         gather(kernels, r * volume + position, run, taps, area, row);
@@ -60,8 +89,8 @@ fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[usize], 
     }
 }
 
-/// A matrix [cout, cin], scaled and turned: the element for (cin, cout) goes to `cin * stride + cout`.
-pub(super) fn transpose<T: Rounded>(weight: &Stored, scale: f64, into: &mut [T], stride: usize) {
+/// A matrix [cout, cin], scaled and transposed: element (cout, cin) goes to `cin * stride + cout`.
+pub(super) fn transpose<T: Rounded>(weight: &FileTensor, scale: f64, into: &mut [T], stride: usize) {
     let (cout, cin) = (weight.shape[0] as usize, weight.shape[1] as usize);
     let mut rows = vec![0.0; COLUMNS.min(cout) * cin];
     for column in (0..cout).step_by(COLUMNS) {

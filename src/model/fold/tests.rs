@@ -1,4 +1,4 @@
-//! Folded weights, applied by recipe, against the plain definition of what was folded.
+//! Folded weights, applied by recipe, against the definition of the layer.
 
 use super::*;
 use crate::model::checkpoint::testing::{Noise, checkpoint};
@@ -12,19 +12,19 @@ fn config() -> Config {
 
 /// Frames, rows, columns, channels.
 #[derive(Clone)]
-struct Clip {
+struct PlainClip {
     size: [usize; 4],
     values: Vec<f64>,
 }
 
-impl Clip {
-    fn zeros(size: [usize; 4]) -> Clip {
-        Clip { size, values: vec![0.0; size.iter().product()] }
+impl PlainClip {
+    fn zeros(size: [usize; 4]) -> PlainClip {
+        PlainClip { size, values: vec![0.0; size.iter().product()] }
     }
 
-    fn noise(size: [usize; 4]) -> Clip {
+    fn noise(size: [usize; 4]) -> PlainClip {
         let mut noise = Noise(3);
-        Clip { size, values: (0..size.iter().product()).map(|_| f64::from(noise.value())).collect() }
+        PlainClip { size, values: (0..size.iter().product()).map(|_| f64::from(noise.value())).collect() }
     }
 
     /// Zero outside the image.
@@ -57,23 +57,23 @@ fn read(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f64>) {
     (tensor.shape.iter().map(|d| *d as usize).collect(), values)
 }
 
-/// A causal convolution by its definition, with the first frame repeated in front. `strides` of time and space; `pad`
-/// is how far the window reaches above and to the left.
+/// A causal convolution by its definition, padded with its first frame. `strides` are those of time and space; `pad` is
+/// how far the window extends above and to the left.
 fn causal_conv(
     checkpoint: &Checkpoint,
     name: &str,
-    x: &Clip,
+    x: &PlainClip,
     strides: [usize; 2],
     pad: usize,
     size: [usize; 4],
-) -> Clip {
+) -> PlainClip {
     let (shape, weight) = read(checkpoint, &format!("{name}.weight"));
     let (_, bias) = read(checkpoint, &format!("{name}.bias"));
     let [_, cin, depth, height, width] = shape[..] else { panic!() };
-    let mut y = Clip::zeros(size);
-    Clip::each(size, |t, row, column, co| {
+    let mut y = PlainClip::zeros(size);
+    PlainClip::each(size, |t, row, column, co| {
         let mut sum = bias[co];
-        Clip::each([depth, height, width, cin], |dt, dy, dx, ci| {
+        PlainClip::each([depth, height, width, cin], |dt, dy, dx, ci| {
             let frame = (t * strides[0] + dt).saturating_sub(depth - 1);
             let at = |p: usize, d: usize| (p * strides[1] + d) as isize - pad as isize;
             let weight = weight[(((co * cin + ci) * depth + dt) * height + dy) * width + dx];
@@ -84,12 +84,12 @@ fn causal_conv(
     y
 }
 
-/// 1x1x1 convolution, unfolding, and the second frame of the first dropped where time is doubled.
-fn unfold(checkpoint: &Checkpoint, name: &str, x: &Clip, frames: usize) -> Clip {
+/// 1x1x1 convolution and unfolding. Where time is doubled, the first input keeps one of its frames.
+fn unfold(checkpoint: &Checkpoint, name: &str, x: &PlainClip, frames: usize) -> PlainClip {
     let [t, h, w, c] = x.size;
     let wide = causal_conv(checkpoint, name, x, [1, 1], 0, [t, h, w, 4 * frames * c]);
-    let mut y = Clip::zeros([t * frames - (frames - 1), 2 * h, 2 * w, c]);
-    Clip::each(y.size, |f, row, column, channel| {
+    let mut y = PlainClip::zeros([t * frames - (frames - 1), 2 * h, 2 * w, c]);
+    PlainClip::each(y.size, |f, row, column, channel| {
         let unfolded = if f == 0 { 0 } else { f + frames - 1 };
         let part = ((row % 2 * 2 + column % 2) * frames + unfolded % frames) * c + channel;
         y.values[((f * 2 * h + row) * 2 * w + column) * c + channel] =
@@ -98,12 +98,12 @@ fn unfold(checkpoint: &Checkpoint, name: &str, x: &Clip, frames: usize) -> Clip 
     y
 }
 
-/// Applies slabs and biases as [`ConvLayout`] describes them. The shortcut, where there is one, sees `x` too.
-fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &Clip, size: [usize; 4]) -> Clip {
+/// Applies slabs and biases as [`ConvLayout`] describes them. A shortcut reads `x` too.
+fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &PlainClip, size: [usize; 4]) -> PlainClip {
     let ConvLayout { cin, cout, window, .. } = layer.layout;
     let (cin, cout, side) = (cin as usize, cout as usize, window.side() as usize);
-    let mut out = Clip::zeros(size);
-    Clip::each(size, |t, row, column, co| {
+    let mut out = PlainClip::zeros(size);
+    PlainClip::each(size, |t, row, column, co| {
         let recipe = layer.time.recipe(t as u64);
         let (phase, edge, origin): (usize, usize, [isize; 2]) = match window {
             Window::Point => (0, 0, [row as isize, column as isize]),
@@ -119,7 +119,7 @@ fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &Clip, size:
         let mut sum =
             biases[usize::from(recipe.bias)][(phase * if window == Window::Up { 4 } else { 1 } + edge) * cout + co];
         for (frame, slab) in recipe.terms() {
-            Clip::each([1, side, side, cin], |_, i, j, ci| {
+            PlainClip::each([1, side, side, cin], |_, i, j, ci| {
                 let weight = slabs[usize::from(*slab)][(((phase * side + i) * side + j) * cin + ci) * cout + co];
                 sum += weight * x.at(*frame as usize, origin[0] + i as isize, origin[1] + j as isize, ci);
             });
@@ -168,7 +168,7 @@ fn rounded(weights: &mut LayerWeights) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
 }
 
 #[track_caller]
-fn assert_near(found: &Clip, expected: &Clip, tolerance: f64, what: &str) {
+fn assert_near(found: &PlainClip, expected: &PlainClip, tolerance: f64, what: &str) {
     assert_eq!(found.size, expected.size, "{what}");
     let scale = expected.values.iter().fold(0.0, |most: f64, v| most.max(v.abs()));
     for (index, (found, expected)) in found.values.iter().zip(&expected.values).enumerate() {
@@ -177,8 +177,8 @@ fn assert_near(found: &Clip, expected: &Clip, tolerance: f64, what: &str) {
     }
 }
 
-/// The definition of a layer applied to `x`, its prologue aside.
-fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &Clip) -> Clip {
+/// The definition of a layer applied to `x`, without its prologue.
+fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &PlainClip) -> PlainClip {
     let [t, h, w, _] = x.size;
     let cout = layer.layout.cout as usize;
     match &layer.tensors {
@@ -201,19 +201,19 @@ fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &Clip) -> Clip {
             let unfolded = unfold(checkpoint, upscale, x, frames);
             causal_conv(checkpoint, conv, &unfolded, [1, 1], 1, unfolded.size)
         }
-        other => panic!("{other:?} is no convolution"),
+        other => panic!("{other:?} is not a convolution"),
     }
 }
 
-impl Clip {
-    fn keep_channels(self, channels: usize) -> Clip {
+impl PlainClip {
+    fn keep_channels(self, channels: usize) -> PlainClip {
         let values = self.values.chunks(self.size[3]).flat_map(|pixel| pixel[..channels].to_vec()).collect();
-        Clip { size: [self.size[0], self.size[1], self.size[2], channels], values }
+        PlainClip { size: [self.size[0], self.size[1], self.size[2], channels], values }
     }
 }
 
 #[test]
-fn every_folded_convolution_is_the_one_in_the_checkpoint() {
+fn folded_convolutions_match_their_definition() {
     let checkpoint = checkpoint(&config(), DType::F32);
     let mut seen = Vec::new();
     for direction in [Direction::Encode, Direction::Decode] {
@@ -224,7 +224,7 @@ fn every_folded_convolution_is_the_one_in_the_checkpoint() {
             seen.push((layer.layout.window, layer.time, layer.layout.shortcut.is_some()));
             let mut weights = LayerWeights::new(&checkpoint, &layer).unwrap();
             let (exact, rounded) = (exact(&weights), rounded(&mut weights));
-            // Even sizes where the window is every second pixel, else also the smallest.
+            // A downsampler needs even sizes.
             let sizes = match layer.layout.window {
                 Window::Down => vec![(4, 6), (2, 2), (2, 8)],
                 _ => vec![(3, 4), (1, 1), (1, 4), (4, 1), (2, 2)],
@@ -233,7 +233,7 @@ fn every_folded_convolution_is_the_one_in_the_checkpoint() {
             let channels = layer.layout.cin.max(layer.layout.shortcut.unwrap_or(0)) as usize;
             for (h, w) in sizes {
                 for t in [1, 2, 5] {
-                    let x = Clip::noise([t, h, w, channels]);
+                    let x = PlainClip::noise([t, h, w, channels]);
                     let expected = definition(&checkpoint, &layer, &x);
                     let what = format!("{:?} on {t}x{h}x{w}", layer.tensors);
                     let found = apply(&layer, &exact.0, &exact.1, &x, expected.size);
@@ -251,13 +251,13 @@ fn every_folded_convolution_is_the_one_in_the_checkpoint() {
         (Window::Down, Time::Still),
         (Window::Same, Time::Causal),
     ] {
-        assert!(seen.contains(&(window, time, false)), "{window:?} {time:?} was not seen");
+        assert!(seen.contains(&(window, time, false)), "{window:?} {time:?} was not tested");
     }
     assert!(seen.contains(&(Window::Same, Time::Causal, true)));
 }
 
 #[test]
-fn projections_stand_side_by_side_with_scaled_queries() {
+fn projections_are_concatenated_with_scaled_queries() {
     let checkpoint = checkpoint(&config(), DType::BF16);
     let network = Network::new(&config(), Direction::Decode);
     let c = 3;
@@ -291,8 +291,8 @@ fn projections_stand_side_by_side_with_scaled_queries() {
 }
 
 #[test]
-fn threads_and_uneven_sizes_change_nothing() {
-    // Wide enough for several threads, several bands of rows and several chunks of a product, none of them full.
+fn tap_sums_are_exact_with_threads_and_uneven_sizes() {
+    // Wide enough for several threads and work units, none of them full.
     let wide = Config { channels: vec![134], layers: 1, groups: 2, latent: 1, temporal_levels: 0 };
     let checkpoint = checkpoint(&wide, DType::F16);
     let name = "encoder.mid_block.resnets.0.conv1.weight";
@@ -307,19 +307,19 @@ fn threads_and_uneven_sizes_change_nothing() {
 }
 
 #[test]
-fn wide_upsamplers_are_folded_like_narrow_ones() {
+fn wide_upsamplers_match_their_definition() {
     let wide = Config { channels: vec![134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
     let checkpoint = checkpoint(&wide, DType::F16);
     let network = Network::new(&wide, Direction::Decode);
     let layer = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Upsampler { .. })).unwrap();
     let (slabs, biases) = exact(&LayerWeights::new(&checkpoint, layer).unwrap());
-    let x = Clip::noise([2, 1, 2, 134]);
+    let x = PlainClip::noise([2, 1, 2, 134]);
     let expected = definition(&checkpoint, layer, &x);
     assert_near(&apply(layer, &slabs, &biases, &x, expected.size), &expected, 1e-12, "wide upsampler");
 }
 
 #[test]
-fn a_layer_of_another_network_is_refused() {
+fn layer_of_another_network_is_refused() {
     let checkpoint = checkpoint(&config(), DType::F16);
     let other = Config { channels: vec![3, 6, 6], ..config() };
     let network = Network::new(&other, Direction::Decode);

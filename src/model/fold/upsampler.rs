@@ -1,4 +1,4 @@
-//! The upsampler multiplied out: a 1x1x1 convolution to 4 or 8 times the channels, unfolded into space and time, and
+//! The upsampler multiplied out. A 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time, and
 //! a causal 3x3x3 convolution become four interleaved convolutions with 2 x 2 taps over the small image.
 
 use std::cmp::Reverse;
@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use gemm::Parallelism;
 
-use super::{Affine, Rounded, taps, taps_of};
+use super::taps::{self, Rounded, WeightAndBias, taps_of};
 use crate::model::causal::{Product, Time};
 use crate::tensor::ConvLayout;
 use crate::workers;
@@ -18,9 +18,9 @@ const SIDE: usize = 2;
 const PHASES: usize = SIDE * SIDE;
 /// Input channels of one matrix product.
 const ROWS: usize = 128;
-/// What the matrix product packs its operands into, per thread.
+/// Memory for packed operands of a matrix product, per thread.
 const PACKING_BYTES: u64 = 8 << 20;
-/// Up to this many channels a product is too small to be worth packing.
+/// Products of at most this many channels are not worth packing.
 const PLAIN_CHANNELS: usize = 64;
 
 fn packs(cin: usize, cout: usize) -> bool {
@@ -28,19 +28,19 @@ fn packs(cin: usize, cout: usize) -> bool {
 }
 
 pub(super) struct Upsampler<'a> {
-    upscale: Affine<'a>,
-    conv: Affine<'a>,
-    /// Frames that the unfolding makes of one.
+    upscale: WeightAndBias<'a>,
+    conv: WeightAndBias<'a>,
+    /// Frames that one frame is unfolded into.
     frames: usize,
     cin: usize,
     cout: usize,
-    /// What [`Upsampler::multiply_bias`] gives, from when it is first needed.
+    /// [`Upsampler::multiply_bias`], computed when first needed.
     bias_terms: OnceLock<Vec<f64>>,
 }
 
-/// Of the three kernel offsets in one direction, those that tap `tap` of output phase `phase` stands for: which of them,
-/// and which phase of the unfolded pixel it meets. Kernel offset d of output row 2y + phase lies in the unfolded row
-/// 2y + phase + d, which is row `(phase + d) mod 2` of small row `y + (phase + d) div 2`.
+/// The kernel offsets in one direction that tap `tap` of output phase `phase` sums, each with the phase of the unfolded
+/// pixel that it reads. Kernel offset d of output row 2y + phase reads unfolded row 2y + phase + d, which is row
+/// `(phase + d) mod 2` of small row `y + (phase + d) div 2`.
 fn offsets(phase: usize, tap: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     (0..KERNEL).filter_map(move |offset| {
         let unfolded = (phase + offset) as isize - 1;
@@ -54,7 +54,7 @@ fn outermost(phase: usize) -> usize {
     if phase == 0 { 0 } else { KERNEL - 1 }
 }
 
-/// The products of a slab that share a frame of the unfolding: its weights are multiplied once, by the taps' sum.
+/// The products of a slab that share an unfolded frame. Their taps are summed first, so that they need one product.
 struct Factor {
     /// [kernel row, kernel column, unfolded channel, output channel]
     conv: Vec<f64>,
@@ -63,7 +63,7 @@ struct Factor {
 }
 
 impl<'a> Upsampler<'a> {
-    pub fn new(upscale: Affine<'a>, conv: Affine<'a>, frames: usize) -> Upsampler<'a> {
+    pub fn new(upscale: WeightAndBias<'a>, conv: WeightAndBias<'a>, frames: usize) -> Upsampler<'a> {
         let (cin, cout) = (conv.weight.shape[1] as usize, conv.weight.shape[0] as usize);
         Upsampler { upscale, conv, frames, cin, cout, bias_terms: OnceLock::new() }
     }
@@ -89,8 +89,7 @@ impl<'a> Upsampler<'a> {
             .map(|(frame, products)| self.factor(frame, &products))
             .collect();
 
-        // One item is some rows of one tap of one phase. The taps that stand for four offsets come first, so that no
-        // thread is left with one of them at the end.
+        // An item is some rows of one tap of one phase. Taps of four offsets take longest, so they come first.
         let mut items = Vec::new();
         for (index, tap) in into.chunks_mut(cin * cout).enumerate() {
             let digit = |place: usize| index >> place & 1;
@@ -103,7 +102,7 @@ impl<'a> Upsampler<'a> {
         }
         items.sort_by_key(|(pairs, ..)| Reverse(pairs.len()));
 
-        // Always in threads of their own: the matrix product leaves its packing memory with the thread it ran in.
+        // Never on the calling thread: the matrix product keeps its packing memory per thread.
         workers::for_each(
             workers::threads_for(factors.len() * PHASES * cin * cin * cout).max(1),
             items,
@@ -123,8 +122,8 @@ impl<'a> Upsampler<'a> {
         );
     }
 
-    /// The convolution's bias, and the 1x1x1's behind every kernel offset that lies inside the image: `into` is
-    /// [phase row, phase column, edge, output channel].
+    /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [phase row, phase column,
+    /// edge, output channel].
     pub fn bias(&self, products: &[Product], into: &mut [f64]) {
         let (cout, frames) = (self.cout, self.frames);
         let mut own = vec![0.0; cout];
@@ -149,13 +148,13 @@ impl<'a> Upsampler<'a> {
         }
     }
 
-    /// Every tap's weights times every part of the 1x1x1 bias: [output channel, tap, unfolded part].
+    /// Every tap's weights times every phase and frame of the 1x1x1 bias: [output channel, tap, phase and frame].
     fn multiply_bias(&self) -> Vec<f64> {
         const TAPS: usize = KERNEL * KERNEL * KERNEL;
         let (cin, parts) = (self.cin, PHASES * self.frames);
         let mut stored = vec![0.0; parts * cin];
         self.upscale.bias.widen_f64(0, &mut stored);
-        // Channels outermost, so that the innermost loop runs over the parts.
+        // Channels outermost, so that the innermost loop runs over phases and frames.
         let bias: Vec<f64> = (0..cin * parts).map(|at| stored[at % parts * cin + at / parts]).collect();
 
         let mut terms = vec![0.0; self.cout * TAPS * parts];
@@ -177,7 +176,7 @@ impl<'a> Upsampler<'a> {
     }
 }
 
-/// Adds rows `first..` of the product of `upscale`, turned, and `conv`: [input channel, output channel].
+/// Adds rows `first..` of the product of `upscale`, transposed, and `conv`: [input channel, output channel].
 fn add_product(upscale: &[f64], first: usize, conv: &[f64], cin: usize, cout: usize, into: &mut [f64]) {
     let rows = into.len() / cout;
     assert!(upscale.len() == cin * cin && conv.len() == cin * cout);
@@ -190,9 +189,9 @@ fn add_product(upscale: &[f64], first: usize, conv: &[f64], cin: usize, cout: us
         }
         return;
     }
-    // SAFETY: the asserts say that element (m, i) of `upscale`, at `m * cin + first + i` for m < cin and i < rows,
-    // element (m, o) of `conv`, at `m * cout + o`, and element (i, o) of `into`, at `i * cout + o`, all exist; `into` is
-    // borrowed exclusively, so it shares no memory with the other two.
+    // SAFETY: by the asserts, these exist for m < cin, i < rows and o < cout: element (m, i) of `upscale`, at
+    // `m * cin + first + i`; (m, o) of `conv`, at `m * cout + o`; (i, o) of `into`, at `i * cout + o`. `into` is borrowed
+    // exclusively, so it shares no memory with the other two.
     unsafe {
         gemm::gemm(
             rows,

@@ -1,9 +1,9 @@
-//! Attention.
+//! Attention against a reference in f64.
 
 use super::*;
 
 fn attend(cpu: &Cpu, shape: FrameShape, inputs: &[Vec<f32>], per_call: usize) -> Vec<Vec<f32>> {
-    let mut arena = Arena::new(cpu);
+    let mut arena = GuardedFrames::new(cpu);
     let inputs: Vec<Frame> =
         inputs.iter().map(|data| arena.frame(shape.with_channels(3 * shape.channels), 0, data)).collect();
     let frames: Vec<(Frame, Frame)> =
@@ -22,13 +22,13 @@ fn attend(cpu: &Cpu, shape: FrameShape, inputs: &[Vec<f32>], per_call: usize) ->
 }
 
 #[test]
-fn attention_at_all_sizes() {
+fn attention_matches_f64_at_all_sizes() {
     let sizes = [(1, 1, 1), (1, 2, 16), (3, 11, 24), (8, 7, 5), (19, 16, 40), (5, 57, 64)];
     for instructions in Instructions::available() {
         for (height, width, channels) in sizes {
             let shape = FrameShape::new(height, width, channels);
             let (n, c) = (shape.pixels() as usize, channels as usize);
-            let mut random = Random(7);
+            let mut random = Lcg(7);
             let inputs: Vec<Vec<f32>> =
                 (0..3).map(|_| random.fill(3 * n * c).iter().map(|v| v * 3.0).collect()).collect();
             let got = attend(&cpu(instructions, 2), shape, &inputs, 3);

@@ -1,21 +1,21 @@
-//! A convolution with its data, and what it has to come to, as plainly as can be.
+//! A convolution with its data, and a reference in f64.
 
 use super::*;
 use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 /// The weights of a convolution in plain form.
-pub(super) struct Weights {
+pub(super) struct PlainWeights {
     slabs: Vec<Vec<f32>>,
     biases: Vec<Vec<f32>>,
     gamma: Vec<f32>,
     beta: Vec<f32>,
 }
 
-impl Weights {
-    pub(super) fn new(layout: &ConvLayout, random: &mut Random) -> Weights {
+impl PlainWeights {
+    pub(super) fn new(layout: &ConvLayout, random: &mut Lcg) -> PlainWeights {
         let mut scaled =
             |len: u64, by: f32| random.fill(len as usize).into_iter().map(|v| v * by).collect::<Vec<f32>>();
-        Weights {
+        PlainWeights {
             slabs: (0..layout.slab_count()).map(|slab| scaled(layout.slab_elements(slab), 0.2)).collect(),
             biases: (0..layout.biases).map(|_| scaled(layout.bias_elements(), 1.0)).collect(),
             gamma: scaled(layout.cin, 1.0).iter().map(|v| v + 1.5).collect(),
@@ -24,7 +24,7 @@ impl Weights {
     }
 }
 
-impl ConvSource for Weights {
+impl ConvSource for PlainWeights {
     fn slab(&mut self, slab: u64, into: &mut [f32]) {
         into.copy_from_slice(&self.slabs[slab as usize]);
     }
@@ -37,7 +37,7 @@ impl ConvSource for Weights {
     }
 }
 
-/// A frame's pixels followed by its exact statistics, as a convolution would have left it.
+/// A frame's pixels followed by its exact statistics, as a convolution writes them.
 fn with_statistics(data: &[f32], channels: usize, groups: usize) -> Vec<f32> {
     let mut all = data.to_vec();
     let per_group = channels / groups;
@@ -52,31 +52,31 @@ fn with_statistics(data: &[f32], channels: usize, groups: usize) -> Vec<f32> {
 }
 
 /// Terms of an output frame as (input, slab), its bias, and whether it has a residual.
-pub(super) type Output = (Vec<(usize, u8)>, u8, bool);
-/// Phase, edge, and the input pixel (row, column) of each tap, of an output pixel.
-type Seen = (usize, usize, Vec<(usize, (i64, i64))>);
+pub(super) type CaseFrame = (Vec<(usize, u8)>, u8, bool);
+/// Of an output pixel: phase, edge, and the input pixel (row, column) of each tap.
+type CasePixel = (usize, usize, Vec<(usize, (i64, i64))>);
 
-pub(super) struct Case {
+pub(super) struct ConvCase {
     layout: ConvLayout,
     pub(super) input: FrameShape,
-    pub(super) weights: Weights,
+    pub(super) weights: PlainWeights,
     pub(super) inputs: Vec<Vec<f32>>,
     shortcut: Vec<f32>,
     pub(super) residual: Vec<f32>,
-    pub(super) frames: Vec<Output>,
+    pub(super) frames: Vec<CaseFrame>,
 }
 
-impl Case {
+impl ConvCase {
     pub(super) fn output(&self) -> FrameShape {
         self.layout.window.output(self.input, self.layout.cout)
     }
 
-    /// Three frames of up to three terms, the last ones with the shortcut, if there is one.
-    pub(super) fn new(layout: ConvLayout, height: u64, width: u64, seed: u64) -> Case {
-        let mut random = Random(seed);
+    /// Three frames of up to three terms. Frames after the first have the shortcut, if there is one.
+    pub(super) fn new(layout: ConvLayout, height: u64, width: u64, seed: u64) -> ConvCase {
+        let mut random = Lcg(seed);
         let input = FrameShape::new(height, width, layout.cin);
         let output = layout.window.output(input, layout.cout);
-        let weights = Weights::new(&layout, &mut random);
+        let weights = PlainWeights::new(&layout, &mut random);
         let inputs: Vec<Vec<f32>> = (0..3)
             .map(|i| {
                 let data: Vec<f32> =
@@ -98,13 +98,13 @@ impl Case {
             }
             frames.push((terms, (frame % layout.biases) as u8, frame != 1));
         }
-        Case { layout, input, weights, inputs, shortcut, residual, frames }
+        ConvCase { layout, input, weights, inputs, shortcut, residual, frames }
     }
 
-    /// Runs frames in calls of `per_call`, and returns each one's pixels and statistics.
+    /// Runs `per_call` frames per call, and returns the pixels and statistics of each.
     pub(super) fn run(&mut self, cpu: &Cpu, per_call: usize, stop: &mut Stop) -> Result<Vec<Vec<f32>>> {
         let (layout, output) = (self.layout, self.output());
-        let mut arena = Arena::new(cpu);
+        let mut arena = GuardedFrames::new(cpu);
         let inputs: Vec<Frame> = self.inputs.iter().map(|data| arena.frame(self.input, layout.groups, data)).collect();
         let shortcut = arena.frame(output.with_channels(layout.shortcut.unwrap_or(0)), 0, &self.shortcut);
         let residual = arena.frame(output, 0, &self.residual);
@@ -139,7 +139,7 @@ impl Case {
         Ok(frames.iter().map(|f| read(&memory, f.out.0, len + extra).to_vec()).collect())
     }
 
-    /// What the prologue makes of a value of an input.
+    /// A value of an input after the prologue.
     fn prologue(&self, input: usize, index: usize) -> f64 {
         let data = &self.inputs[input];
         let v = f64::from(data[index]);
@@ -154,7 +154,7 @@ impl Case {
         if self.layout.prologue == Prologue::Norm { v } else { v / (1.0 + (-v).exp()) }
     }
 
-    /// Value and sum of the summands' magnitudes of each output.
+    /// Of each output: its value, and the sum of its terms' magnitudes.
     fn exact(&self, frame: usize) -> Vec<(f64, f64)> {
         let (layout, output) = (&self.layout, self.output());
         let (terms, bias, add) = &self.frames[frame];
@@ -205,7 +205,7 @@ impl Case {
         sums
     }
 
-    fn window(&self, y: i64, x: i64) -> Seen {
+    fn window(&self, y: i64, x: i64) -> CasePixel {
         let side = self.layout.window.side() as i64;
         let taps = (0..side * side).map(|t| (t as usize, (t / side, t % side)));
         match self.layout.window {

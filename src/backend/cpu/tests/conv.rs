@@ -1,11 +1,11 @@
-//! Convolutions.
+//! Convolutions against a reference in f64, bit identity, cancellation and refusals.
 
-use super::case::{Case, layout};
+use super::case::{ConvCase, layout};
 use super::*;
 use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 #[test]
-fn convolutions_of_all_kinds_and_sizes() {
+fn convolution_matches_f64_in_all_kinds_and_sizes() {
     let sizes = [(1, 1), (2, 2), (1, 13), (13, 1), (4, 14), (3, 15), (7, 29), (6, 44)];
     let channels = [(1, 1, 1), (3, 16, 1), (16, 3, 1), (10, 24, 2), (24, 10, 2), (35, 70, 5), (48, 48, 16)];
     let cpus = cpus();
@@ -20,41 +20,41 @@ fn convolutions_of_all_kinds_and_sizes() {
                 let prologue = [Prologue::None, Prologue::Norm, Prologue::NormSilu][seed as usize % 3];
                 let shortcut = [None, Some(5), Some(33)][seed as usize / 3 % 3];
                 let layout = ConvLayout { shortcut, groups, ..layout(cin, cout, window, prologue) };
-                Case::new(layout, height, width, seed).check(&cpus);
+                ConvCase::new(layout, height, width, seed).check(&cpus);
             }
         }
     }
 }
 
 #[test]
-fn convolutions_of_many_areas() {
+fn convolution_matches_f64_over_many_areas() {
     let cpus = cpus();
     for (window, cin, height, width) in
         [(Window::Same, 512, 25, 23), (Window::Up, 512, 31, 27), (Window::Down, 256, 30, 54), (Window::Same, 2, 90, 61)]
     {
         let layout = ConvLayout { groups: 2, ..layout(cin, 6, window, Prologue::NormSilu) };
-        let areas = geometry::Geometry::new(&layout, FrameShape::new(height, width, cin)).areas();
+        let areas = crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin)).areas();
         assert!(areas > 1, "{layout:?}");
-        Case::new(layout, height, width, 5).check(&cpus);
+        ConvCase::new(layout, height, width, 5).check(&cpus);
     }
 }
 
 #[test]
-fn a_convolution_may_have_no_terms() {
+fn convolution_may_have_no_terms() {
     for window in [Window::Same, Window::Up] {
-        let mut case = Case::new(layout(4, 40, window, Prologue::None), 3, 5, 9);
+        let mut case = ConvCase::new(layout(4, 40, window, Prologue::None), 3, 5, 9);
         case.frames[0].0.clear();
         case.check(&cpus());
     }
 }
 
 #[test]
-fn neither_threads_nor_frames_in_a_call_change_a_bit() {
+fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
     for instructions in Instructions::available() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             let layout = ConvLayout { shortcut: Some(7), groups: 4, ..layout(264, 36, window, Prologue::NormSilu) };
-            let mut case = Case::new(layout, 34, 40, 3);
-            assert!(geometry::Geometry::new(&layout, case.input).areas() > 1);
+            let mut case = ConvCase::new(layout, 34, 40, 3);
+            assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input).areas() > 1);
             let expected = bits(&case.run(&cpu(instructions, 1), 3, &mut || false).unwrap());
             for threads in [1, 2, 3] {
                 for per_call in [1, 3] {
@@ -67,13 +67,13 @@ fn neither_threads_nor_frames_in_a_call_change_a_bit() {
 }
 
 #[test]
-fn a_stopped_convolution_can_be_run_again() {
+fn convolution_can_be_run_again_after_a_stop() {
     let layout = ConvLayout { groups: 4, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
     let cpu = cpu(Instructions::Auto, 2);
-    let mut case = Case::new(layout, 120, 120, 3);
+    let mut case = ConvCase::new(layout, 120, 120, 3);
     let expected = bits(&case.run(&cpu, 3, &mut || false).unwrap());
     let output = case.output();
-    let mut arena = Arena::new(&cpu);
+    let mut arena = GuardedFrames::new(&cpu);
     let input = arena.frame(case.input, 4, &case.inputs[0]);
     let residual = arena.frame(output, 0, &case.residual);
     let out = Frame(arena.reserve(cpu.frame_bytes(output, 4)));
@@ -99,10 +99,10 @@ fn a_stopped_convolution_can_be_run_again() {
 }
 
 #[test]
-fn wrong_operations_are_refused() {
+fn convolution_refuses_invalid_operations() {
     let layout = layout(4, 4, Window::Down, Prologue::None);
     let cpu = cpu(Instructions::Auto, 1);
-    let mut case = Case::new(layout, 4, 4, 3);
+    let mut case = ConvCase::new(layout, 4, 4, 3);
     let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
     let mut memory = cpu.allocate(1 << 20, HostMemory::default()).unwrap();
     let mut terms = Terms::new();

@@ -1,6 +1,6 @@
-//! What a backend is made with: the host's allocator, instructions, threads.
+//! Options of a backend: the host's allocator, instructions, threads.
 
-use super::case::{Weights, layout};
+use super::case::{PlainWeights, layout};
 use super::*;
 use crate::backend::{Prologue, Window};
 
@@ -13,14 +13,14 @@ unsafe extern "C" fn refuse(user: *mut std::ffi::c_void, bytes: u64, _: u64) -> 
 unsafe extern "C" fn forget(_: *mut std::ffi::c_void, _: *mut std::ffi::c_void, _: u64) {}
 
 #[test]
-fn memory_comes_from_the_allocator_and_nowhere_else() {
+fn memory_comes_from_the_allocator_only() {
     let mut asked = 0u64;
     let callbacks = HostCallbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() };
     let cpu = Cpu::new(CpuOptions { allocator: HostAllocator::Host(callbacks), ..CpuOptions::default() }).unwrap();
     let error = cpu.allocate(777, HostMemory::default()).err().unwrap();
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
-    let mut weights = Weights::new(&layout, &mut Random(1));
+    let mut weights = PlainWeights::new(&layout, &mut Lcg(1));
     let error = cpu.prepare(&(), 0, &layout, &mut weights).err().unwrap();
     let bytes = cpu.weight_bytes(&layout);
     assert!(matches!(&error, Error::Memory(text) if text.contains(&bytes.to_string())), "{error}");
@@ -28,7 +28,7 @@ fn memory_comes_from_the_allocator_and_nowhere_else() {
 }
 
 #[test]
-fn what_the_processor_lacks_is_named() {
+fn missing_instructions_are_named() {
     for set in [Instructions::Avx512, Instructions::Avx2, Instructions::Portable] {
         match Cpu::new(CpuOptions { instructions: set, threads: Some(1), ..CpuOptions::default() }) {
             Ok(cpu) => assert_eq!(cpu.instructions(), set),

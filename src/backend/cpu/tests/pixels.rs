@@ -1,11 +1,11 @@
-//! Tensors of the host in every type and layout, into frames and out of them; tiles.
+//! Loads and stores of host tensors of every type and layout; blends of tiles.
 
 use super::*;
 use crate::backend::{Affine, Blend, Posterior};
 use crate::tensor::{DType, Place, Shape, View};
 
-/// A host tensor and the memory it lies in.
-struct Host {
+/// A host tensor and its memory.
+struct HostTensor {
     data: Vec<u64>,
     shape: Shape,
     dtype: DType,
@@ -13,9 +13,9 @@ struct Host {
     first: i64,
 }
 
-impl Host {
-    /// `order` lists the axes from the slowest to the fastest, those in `reversed` run backwards, rows are padded.
-    fn new(shape: Shape, dtype: DType, order: [usize; 5], reversed: &[usize]) -> Host {
+impl HostTensor {
+    /// `order` lists the axes from slowest to fastest. Axes in `reversed` run backwards. Rows are padded.
+    fn new(shape: Shape, dtype: DType, order: [usize; 5], reversed: &[usize]) -> HostTensor {
         let mut strides = [0; 5];
         let (mut step, mut first) = (1i64, 0);
         for axis in order.into_iter().rev() {
@@ -27,7 +27,7 @@ impl Host {
             }
             step *= dim + i64::from(axis == 4);
         }
-        Host { data: vec![0x5555_5555_5555_5555; step as usize], shape, dtype, strides, first }
+        HostTensor { data: vec![0x5555_5555_5555_5555; step as usize], shape, dtype, strides, first }
     }
 
     fn address(&self, index: i64) -> *mut u8 {
@@ -48,7 +48,7 @@ impl Host {
 
     fn get(&self, at: [u64; 5]) -> f32 {
         let address = self.address(self.index(at));
-        // SAFETY: an element of the test's own memory.
+        // SAFETY: an element of the test's memory.
         unsafe {
             match self.dtype {
                 DType::U8 => f32::from(*address),
@@ -62,7 +62,7 @@ impl Host {
 
     fn set(&mut self, at: [u64; 5], value: f32) {
         let address = self.address(self.index(at));
-        // SAFETY: an element of the test's own memory.
+        // SAFETY: an element of the test's memory.
         unsafe {
             match self.dtype {
                 DType::U8 => *address = value as u8,
@@ -83,14 +83,14 @@ fn loads_from_every_layout() {
     let cpu = cpu(Instructions::Auto, 2);
     for dtype in DType::ALL {
         for (order, reversed) in [(PLANAR, &[][..]), (INTERLEAVED, &[]), (INTERLEAVED, &[3]), (PLANAR, &[1, 4])] {
-            let mut host = Host::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
+            let mut host = HostTensor::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
             for i in 0..2 * 3 * 2 * 5 * 7 {
                 host.set([i / 210, i / 70 % 3, i / 35 % 2, i / 7 % 5, i % 7], (i * 7 % 251) as f32);
             }
             let view = host.view();
             for (top, left, height, width) in [(0, 0, 5, 7), (2, 3, 6, 9), (4, 6, 1, 1), (9, 9, 2, 2)] {
                 let shape = FrameShape::new(height, width, 3);
-                let mut arena = Arena::new(&cpu);
+                let mut arena = GuardedFrames::new(&cpu);
                 let into = Frame(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
@@ -112,7 +112,7 @@ fn loads_from_every_layout() {
 fn stores_into_every_layout() {
     let cpu = cpu(Instructions::Auto, 2);
     let shape = FrameShape::new(6, 8, 7);
-    let mut data = Random(3).fill(shape.elements() as usize);
+    let mut data = Lcg(3).fill(shape.elements() as usize);
     data[7] = f32::NAN;
     let rows: Vec<f32> = (0..6).map(|y| y as f32 * 0.4).collect();
     let columns: Vec<f32> = (0..8).map(|x| 1.0 + x as f32).collect();
@@ -120,9 +120,9 @@ fn stores_into_every_layout() {
         for (order, reversed) in [(PLANAR, &[][..]), (INTERLEAVED, &[]), (INTERLEAVED, &[3]), (PLANAR, &[1, 4])] {
             for divide in [None, Some(Blend { rows: &rows, columns: &columns })] {
                 for sample in [None, Some(Posterior { seed: 99, logvar_channel: 4 })] {
-                    let host = Host::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
+                    let host = HostTensor::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
                     let view = host.view();
-                    let mut arena = Arena::new(&cpu);
+                    let mut arena = GuardedFrames::new(&cpu);
                     let from = arena.frame(shape, 0, &data);
                     let mut memory = arena.build();
                     let map = Affine { mul: 150.0, add: 127.5 };
@@ -152,7 +152,7 @@ fn stores_into_every_layout() {
                         v = if v.is_nan() { v } else { v.clamp(-0.9, 0.8) };
                         if sample.is_some() {
                             let logvar = data[pixel + 4 + c as usize] / share;
-                            let place = noise::Place { batch, frame: clip_frame, channel: c, y, x };
+                            let place = noise::SamplePosition { batch, frame: clip_frame, channel: c, y, x };
                             v += (0.5 * logvar.clamp(-30.0, 20.0)).exp() * noise::normal(99, place);
                         }
                         let v = v * 150.0 + 127.5;
@@ -168,7 +168,7 @@ fn stores_into_every_layout() {
                         };
                         assert!(got == expected || (got.is_nan() && expected.is_nan()), "{dtype:?}: {got} {expected}");
                     }
-                    let untouched = Host::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
+                    let untouched = HostTensor::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
                     assert_eq!(host.get([0, 0, 1, 0, 0]).to_bits(), untouched.get([0, 0, 1, 0, 0]).to_bits());
                 }
             }
@@ -180,9 +180,9 @@ fn stores_into_every_layout() {
 fn tiles_blend_into_frames() {
     let cpu = cpu(Instructions::Auto, 2);
     let (tile, whole) = (FrameShape::new(3, 4, 5), FrameShape::new(7, 9, 5));
-    let data = Random(3).fill(tile.elements() as usize);
+    let data = Lcg(3).fill(tile.elements() as usize);
     let (rows, columns) = ([0.25, 1.0, 0.5], [0.1, 0.6, 1.0, 0.3]);
-    let mut arena = Arena::new(&cpu);
+    let mut arena = GuardedFrames::new(&cpu);
     let from = arena.frame(tile, 0, &data);
     let into = Frame(arena.reserve(cpu.frame_bytes(whole, 0)));
     let mut memory = arena.build();

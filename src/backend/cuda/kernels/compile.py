@@ -1,44 +1,52 @@
 #!/usr/bin/env python3
-"""Compiles the kernels with NVRTC to the PTX that the library embeds, and looks at what each architecture makes of it.
+"""Compiles the kernels with NVRTC to the PTX that the library embeds, and checks how it assembles.
 
     pip install nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
-    python compile.py           # writes ptx/, a folder for each precision
-    python compile.py --check   # compares ptx/ with what the sources give, and assembles it for every architecture
+    python compile.py            # writes ptx/<precision>/<kernel file>.ptx
+    python compile.py --check    # compares ptx/ with the sources, and assembles it for every architecture
+    python compile.py --table    # prints registers and shared memory of every kernel and architecture
 
-The check fails when ptx/ is stale, or when a kernel needs more registers than there are.
+The check fails if ptx/ is stale, if a kernel spills registers, or if ptxas serialises wgmma or ignores setmaxnreg.
 """
+import argparse
 import ctypes
-import glob
-import os
 import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from pathlib import Path
 
-HERE = os.path.dirname(os.path.abspath(__file__))
-PTX = os.path.join(HERE, "ptx")
-NVIDIA = os.path.join(sysconfig.get_paths()["purelib"], "nvidia")
-# What tells the sources their element type.
+HERE = Path(__file__).resolve().parent
+NVIDIA = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
+# Preprocessor definitions that select the element type.
 PRECISIONS = {"fp16": [], "bf16": ["-DVVAE_BF16"], "fp32": ["-DVVAE_FP32"]}
-# Kernels that some precisions do without.
+# Files that exist for some precisions only.
 ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"]}
-# Kernels that use instructions of one architecture alone; all others run from compute capability 8.0 on.
+# Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
 ARCHITECTURES = {"conv_wgmma": ["90a"]}
-COMMON = ["80", "86", "89", "90", "100", "120"]
-# Most kernels live in registers: spilling would go unnoticed but for the time it takes.
-MUST_NOT_SPILL = re.compile("conv|attention|norm_silu|copy")
-# And so would products that wait for each other, or registers that are not handed on.
-LOST = re.compile("serialized|setmaxnreg")
+COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
+# ptxas only informs about these, but the products of a warpgroup then no longer overlap.
+PERFORMANCE_LOSS = re.compile("serialized|setmaxnreg")
+
+
+def architectures(name):
+    return ARCHITECTURES.get(name, COMMON_ARCHITECTURES)
+
+
+def load_nvrtc():
+    libraries = list(NVIDIA.glob("cuda_nvrtc/lib/libnvrtc.so.*"))
+    if not libraries:
+        sys.exit(__doc__)
+    return ctypes.CDLL(str(libraries[0]))
 
 
 def compile_ptx(nvrtc, name, definitions):
-    architecture = ARCHITECTURES.get(name, COMMON)[0]
-    with open(f"{HERE}/{name}.cu", "rb") as file:
-        source = file.read()
+    source = (HERE / f"{name}.cu").read_bytes()
     program = ctypes.c_void_p()
     if nvrtc.nvrtcCreateProgram(ctypes.byref(program), source, f"{name}.cu".encode(), 0, None, None):
         sys.exit("NVRTC does not start")
+    architecture = architectures(name)[0]
     options = [f"--gpu-architecture=compute_{architecture}", "--std=c++17", f"--include-path={HERE}", *definitions]
     array = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
     status = nvrtc.nvrtcCompileProgram(program, len(options), array)
@@ -52,50 +60,75 @@ def compile_ptx(nvrtc, name, definitions):
     text = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetPTX(program, text)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return text.value  # without the NUL at its end, which newer assemblers refuse
+    return text.value  # without the final NUL, which newer assemblers refuse
 
 
-def assemble(path, architecture, folder):
-    """Kernels that spill or lose what they are written for, with the assembler's words."""
-    ptxas = f"{NVIDIA}/cuda_nvcc/bin/ptxas"
-    command = [ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", os.path.join(folder, "cubin")]
-    run = subprocess.run(command, capture_output=True, text=True)
+def assemble(path, architecture):
+    """Runs ptxas. Returns (kernel, registers, static shared bytes) of each kernel, and a list of faults."""
+    ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
+    with tempfile.NamedTemporaryFile() as cubin:
+        command = [ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", cubin.name]
+        run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         sys.exit(run.stderr)
-    faults, kernel = [], ""
+    usage, faults, kernel = [], [], ""
     for line in run.stderr.splitlines():
         if entry := re.search(r"Compiling entry function '(\w+)'", line):
             kernel = entry[1]
-        elif LOST.search(line):
+        elif PERFORMANCE_LOSS.search(line):
             faults.append(f"sm_{architecture}: {line.strip()}")
-        elif "bytes spill stores" in line and "0 bytes spill stores, 0 bytes spill loads" not in line:
-            if MUST_NOT_SPILL.search(kernel):
+        elif spills := re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", line):
+            if spills.groups() != ("0", "0"):
                 faults.append(f"{kernel} on sm_{architecture}: {line.strip()}")
-    return faults
+        elif registers := re.search(r"Used (\d+) registers", line):
+            shared = re.search(r"(\d+) bytes smem", line)
+            usage.append((kernel, registers[1], shared[1] if shared else "0"))
+    return usage, faults
+
+
+def ptx_path(name, precision):
+    return HERE / "ptx" / precision / f"{name}.ptx"
+
+
+def write(files):
+    nvrtc = load_nvrtc()
+    for name, precision in files:
+        path = ptx_path(name, precision)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(compile_ptx(nvrtc, name, PRECISIONS[precision]))
+    print(f"{len(files)} files: written")
+
+
+def check(files):
+    nvrtc, problems = load_nvrtc(), []
+    for name, precision in files:
+        path = ptx_path(name, precision)
+        if not path.exists() or path.read_bytes() != compile_ptx(nvrtc, name, PRECISIONS[precision]):
+            problems.append(f"{precision}/{name}.ptx is stale; run compile.py")
+            continue
+        for architecture in architectures(name):
+            problems += [f"{precision}: {fault}" for fault in assemble(path, architecture)[1]]
+    if problems:
+        sys.exit("\n".join(problems))
+    print(f"{len(files)} files: up to date, nothing spills")
+
+
+def table(files):
+    print("precision  arch    kernel              registers  static shared bytes")
+    for name, precision in files:
+        for architecture in architectures(name):
+            for kernel, registers, shared in assemble(ptx_path(name, precision), architecture)[0]:
+                print(f"{precision:9}  sm_{architecture:4} {kernel:20}{registers:>9}  {shared:>19}")
 
 
 def main():
-    check = sys.argv[1:] == ["--check"]
-    nvrtc = ctypes.CDLL(glob.glob(f"{NVIDIA}/cuda_nvrtc/lib/libnvrtc.so.*")[0])
-    names = sorted(os.path.basename(path)[:-3] for path in glob.glob(f"{HERE}/*.cu"))
-    works = [(name, precision) for precision in PRECISIONS for name in names if precision in ONLY_FOR.get(name, PRECISIONS)]
-    problems = []
-    for name, precision in works:
-        path, text = f"{PTX}/{precision}/{name}.ptx", compile_ptx(nvrtc, name, PRECISIONS[precision])
-        if not check:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb") as file:
-                file.write(text)
-            continue
-        if not os.path.exists(path) or open(path, "rb").read() != text:
-            problems.append(f"{precision}/{name}.ptx is stale; run compile.py")
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            for architecture in ARCHITECTURES.get(name, COMMON):
-                problems += [f"{precision}: {why}" for why in assemble(path, architecture, folder)]
-    if problems:
-        sys.exit("\n".join(problems))
-    print(f"{len(works)} files of kernels: {'as committed, and nothing spills' if check else 'written'}")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    mode = parser.add_mutually_exclusive_group()
+    mode.add_argument("--check", dest="run", action="store_const", const=check, default=write)
+    mode.add_argument("--table", dest="run", action="store_const", const=table)
+    names = sorted(path.stem for path in HERE.glob("*.cu"))
+    files = [(name, p) for p in PRECISIONS for name in names if p in ONLY_FOR.get(name, PRECISIONS)]
+    parser.parse_args().run(files)
 
 
 if __name__ == "__main__":

@@ -1,33 +1,35 @@
-// Hopper's own instructions: mbarriers, the copy engine, warpgroup matrix products, register reallocation.
+// Instructions of compute capability 9.0a: mbarrier, TMA, stmatrix, wgmma, setmaxnreg.
 #pragma once
-#include "numeric.cuh"
+#include "common.cuh"
 
-__device__ __forceinline__ void barrier_init(u32 barrier, u32 arrivals) {
+__device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals));
 }
 
-__device__ __forceinline__ void barrier_expect(u32 barrier, u32 bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-__device__ __forceinline__ void barrier_arrive(u32 barrier) {
+__device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-__device__ __forceinline__ void barrier_wait(u32 barrier, u32 parity) {
+__device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
     asm volatile(
         "{\n"
         ".reg .pred done;\n"
         "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
         "@!done bra again;\n"
-        "}" ::"r"(barrier), "r"(parity) : "memory");
+        "}" ::"r"(barrier),
+        "r"(parity)
+        : "memory");
 }
 
-/// A place in a ring of stages, with the parity of the barrier phase that belongs to it.
+/// Position in a pipeline of `STAGES` buffers. `parity` is the phase of the stage's barriers.
 template <int STAGES>
-struct Ring {
+struct PipelineState {
     u32 stage = 0, parity = 0;
-    __device__ __forceinline__ void next() {
+    __device__ __forceinline__ void advance() {
         if (++stage == STAGES) {
             stage = 0;
             parity ^= 1;
@@ -35,46 +37,50 @@ struct Ring {
     }
 };
 
-__device__ __forceinline__ void copy_patch(u32 to, const void* map, int channel, int x, int y, int slot, u32 barrier) {
+/// A box from global to shared memory; zeros outside the tensor.
+__device__ __forceinline__ void tma_load_4d(u32 to, const void* map, int channel, int x, int y, int slot, u32 barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
-        ::"r"(to), "l"(map), "r"(channel), "r"(x), "r"(y), "r"(slot), "r"(barrier) : "memory");
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6];" ::"r"(to),
+        "l"(map), "r"(channel), "r"(x), "r"(y), "r"(slot), "r"(barrier)
+        : "memory");
 }
 
-__device__ __forceinline__ void copy_bulk(u32 to, const void* from, u32 bytes, u32 barrier) {
+__device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
-/// A box from shared to global memory; what lies outside the tensor is not written.
-__device__ __forceinline__ void store_box(const void* map, int c0, int c1, int c2, int c3, int c4, u32 from) {
-    asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
-                 "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
-                 : "memory");
+/// A box from shared to global memory. Elements outside the tensor are not written.
+__device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, int c2, int c3, int c4, u32 from) {
+    asm volatile(
+        "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
+        "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
+        : "memory");
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// Until every box this thread stored has been read from shared memory.
-__device__ __forceinline__ void wait_boxes_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Waits until all TMA stores of this thread have read their shared memory.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
-/// Four 8 x 8 matrices in mma fragments to shared memory; lane 8 k + r has the address of row r of matrix k.
-__device__ __forceinline__ void store_matrices(u32 address, const u32 (&x)[4]) {
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]), "r"(x[1]),
-                 "r"(x[2]), "r"(x[3])
+/// Stores four 8 x 8 matrices from mma fragments. Lane 8k+r passes the address of row r of matrix k.
+__device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&x)[4]) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(x[0]),
+                 "r"(x[1]), "r"(x[2]), "r"(x[3])
                  : "memory");
 }
 
-/// Shared memory written by plain stores is about to be read by the tensor cores or the copy engine.
+/// Makes plain stores to shared memory visible to TMA and wgmma.
 __device__ __forceinline__ void fence_async_proxy() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 template <int COUNT>
-__device__ __forceinline__ void registers_grow() {
+__device__ __forceinline__ void warpgroup_reg_alloc() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
 template <int COUNT>
-__device__ __forceinline__ void registers_shrink() {
+__device__ __forceinline__ void warpgroup_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
@@ -82,19 +88,20 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// A matrix of 128-byte rows in the 128-byte swizzle, K along the rows; groups of 8 rows lie `group_bytes` apart. The
-/// swizzle follows address bits, so a matrix may begin at any row of a swizzled region.
+/// A K-major matrix of 128-byte rows in the 128-byte swizzle. Groups of 8 rows are `group_bytes` apart.
+/// The swizzle follows address bits, so a matrix may start at any row of a swizzled region.
 __device__ __forceinline__ u64 matrix_descriptor(u32 group_bytes) {
     return (1ull << 62) | (static_cast<u64>(group_bytes >> 4) << 32) | (1ull << 16);
 }
 
-__device__ __forceinline__ u64 matrix_at(u64 descriptor, u32 address) { return descriptor | ((address & 0x3ffff) >> 4); }
+__device__ __forceinline__ u64 matrix_at(u64 descriptor, u32 address) {
+    return descriptor | ((address & 0x3ffff) >> 4);
+}
 
-/// 4 bytes to shared memory by the thread's own copies, and the wait for them.
-__device__ __forceinline__ void copy4(u32 to, const void* from) {
+__device__ __forceinline__ void cp_async_4(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
-__device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
@@ -104,13 +111,14 @@ __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-/// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (accumulate ? d : 0)
-__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int accumulate) {
+/// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (scale_d ? d : 0)
+__device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int scale_d) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
         "setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32." VVAE_TYPE "." VVAE_TYPE " {"
+        "wgmma.mma_async.sync.aligned.m64n128k16.f32." VVAE_TYPE "." VVAE_TYPE
+        " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
@@ -125,5 +133,5 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(accumulate));
+        : "l"(a), "l"(b), "r"(scale_d));
 }

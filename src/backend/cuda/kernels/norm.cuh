@@ -1,31 +1,38 @@
-// GroupNorm as one multiply-add per channel, and SiLU after it.
+// GroupNorm as one multiply-add per channel, followed by SiLU.
 #pragma once
-#include "numeric.cuh"
+#include "common.cuh"
 
-/// What a norm needs to know about its input: statistics lie with the frames, weights with the layer.
+constexpr int RECORD_ROWS = 8;  // pixels that one record of statistics covers
+constexpr int RECORD_COLS = 16;
+
+// norm_silu and copy_rows prepare the next band while conv_wgmma computes one. So a block of this size must fit on a
+// multiprocessor beside a block of conv_wgmma.
+constexpr int CORESIDENT_THREADS = 128;
+constexpr int CORESIDENT_REGISTERS = 56;
+
+/// Statistics of the frames, and weights of the layer.
 struct Norm {
-    const float2* statistics;  // of slot 0, [groups]: mean, 1 / deviation
+    const float2* statistics;  // slot 0, [groups]: mean, 1 / deviation
     const float* gamma;        // padded with zeros to a multiple of 64 channels, like beta
     const float* beta;
-    i64 stride;                // from one frame's statistics to the next
+    i64 stride;  // between the statistics of adjacent slots, in float2
     int groups;
     int group_channels;
 };
 
-/// Rounded once in so many words: an assembler that may choose could choose otherwise in another kernel, whose bits are to be
-/// the same.
+/// An explicit fma: a compiler that may contract could round differently in two kernels that must agree bit for bit.
 __device__ __forceinline__ float shift_of(float mean, float scale, float beta) { return fmaf(-mean, scale, beta); }
 
-/// Scale and shift of a channel; zeros for those that are no part of a frame, of which there may be no weights either.
+/// Scale and shift of a channel; zeros beyond `channels`, where there may be no weights.
 __device__ __forceinline__ float2 scale_and_shift(const Norm& norm, i64 slot, int channel, int channels) {
-    // Padding channels have gamma = beta = 0, so any group does for them.
-    const bool known = channel < channels;
+    const bool valid = channel < channels;
+    // Padding channels have gamma = beta = 0, so any group will do.
     const float2 s = __ldg(norm.statistics + slot * norm.stride + min(channel / norm.group_channels, norm.groups - 1));
-    const float scale = known ? s.y * __ldg(norm.gamma + channel) : 0.0f;
-    return make_float2(scale, known ? shift_of(s.x, scale, __ldg(norm.beta + channel)) : 0.0f);
+    const float scale = valid ? s.y * __ldg(norm.gamma + channel) : 0.0f;
+    return make_float2(scale, valid ? shift_of(s.x, scale, __ldg(norm.beta + channel)) : 0.0f);
 }
 
-/// In stages of all channels, so that the latencies of the special functions overlap even when a few warps are all there are.
+/// All channels go through one stage at a time, so special-function latencies overlap even with few warps.
 template <bool SILU, int COUNT>
 __device__ __forceinline__ void normalise(float (&x)[COUNT], const float (&scale)[COUNT], const float (&shift)[COUNT]) {
     float s[COUNT];
@@ -33,7 +40,7 @@ __device__ __forceinline__ void normalise(float (&x)[COUNT], const float (&scale
     for (int i = 0; i < COUNT; ++i) x[i] = x[i] * scale[i] + shift[i];
     if (SILU) {
 #pragma unroll
-        for (int i = 0; i < COUNT; ++i) s[i] = exp2_volatile(x[i] * -1.4426950408889634f);
+        for (int i = 0; i < COUNT; ++i) s[i] = exp2_volatile(x[i] * -LOG2E);
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) s[i] = reciprocal_volatile(1.0f + s[i]);
 #pragma unroll
@@ -41,16 +48,16 @@ __device__ __forceinline__ void normalise(float (&x)[COUNT], const float (&scale
     }
 }
 
-/// The norm of a unit of neighbouring channels, for a thread that stays with them.
+/// The norm of one unit of channels, held in registers.
 struct UnitNorm {
-    float scale[UNIT], shift[UNIT];
+    float scale[UNIT_CHANNELS], shift[UNIT_CHANNELS];
 
     __device__ __forceinline__ void load(const Norm& norm, i64 slot, int channel) {
         const float2* statistics = norm.statistics + slot * norm.stride;
         int group = channel / norm.group_channels, left = norm.group_channels - channel % norm.group_channels;
 #pragma unroll
-        for (int i = 0; i < UNIT; ++i) {
-            // Padding channels have gamma = beta = 0, so any group does for them.
+        for (int i = 0; i < UNIT_CHANNELS; ++i) {
+            // Padding channels have gamma = beta = 0, so any group will do.
             const float2 s = __ldg(statistics + min(group, norm.groups - 1));
             scale[i] = s.y * __ldg(norm.gamma + channel + i);
             shift[i] = shift_of(s.x, scale[i], __ldg(norm.beta + channel + i));
@@ -61,15 +68,15 @@ struct UnitNorm {
         }
     }
 
-    /// From scale and shift of the unit's channels.
+    /// `pairs`: scale and shift of each channel.
     __device__ __forceinline__ void load(const float2* pairs) {
 #pragma unroll
-        for (int i = 0; i < UNIT; ++i) scale[i] = pairs[i].x, shift[i] = pairs[i].y;
+        for (int i = 0; i < UNIT_CHANNELS; ++i) scale[i] = pairs[i].x, shift[i] = pairs[i].y;
     }
 
     template <bool SILU>
     __device__ __forceinline__ uint4 apply(uint4 packed) const {
-        float x[UNIT];
+        float x[UNIT_CHANNELS];
         unpack_unit(packed, x);
         normalise<SILU>(x, scale, shift);
         return pack_unit(x);

@@ -1,14 +1,20 @@
-// Host tensors to activations and back, and the blending of tiles. One thread an element or pixel; these move little
-// next to the convolutions.
-#include "numeric.cuh"
+// Host tensors to activations and back, and the blending of tiles. One thread per pixel; these move little data next to
+// the convolutions.
+#include "common.cuh"
 
-constexpr u32 U8 = 0x00010801, U16 = 0x00011001, F16 = 0x00011002, BF16 = 0x00011004;
+constexpr int THREADS = 256;
 
-/// Elements of a host tensor, wherever its strides put them.
+// Codes of `Strided::dtype`; any other is f32.
+constexpr u32 U8 = 0x00010801;
+constexpr u32 U16 = 0x00011001;
+constexpr u32 F16 = 0x00011002;
+constexpr u32 BF16 = 0x00011004;
+
+/// A frame of a host tensor, or its staging buffer.
 struct Strided {
     u8* data;
     i64 by_channel, by_row, by_column;  // in elements
-    u32 dtype;                          // DLPack's code; f32 where none of the above
+    u32 dtype;
     int channels, height, width;
 
     __device__ __forceinline__ i64 at(int c, int y, int x) const { return c * by_channel + y * by_row + x * by_column; }
@@ -42,7 +48,7 @@ __device__ __forceinline__ float read(const Strided& tensor, i64 at) {
     }
 }
 
-/// Integers are rounded to nearest, ties to even, and clamped; a NaN becomes 0.
+/// Integers are rounded to nearest even and clamped; NaN becomes 0.
 __device__ __forceinline__ void write(const Strided& tensor, i64 at, float value) {
     switch (tensor.dtype) {
         case U8: tensor.data[at] = static_cast<u8>(fminf(fmaxf(rintf(value), 0.0f), 255.0f)); return;
@@ -58,12 +64,12 @@ __device__ __forceinline__ void write(const Strided& tensor, i64 at, float value
 struct LoadParams {
     Strided from;
     Element* into;
-    int height, width;  // of the activations
-    int stride;         // channels of a pixel in memory; those beyond the tensor's are zeros
+    int height, width;  // activations
+    int stride;         // channels of a pixel in memory; channels beyond the tensor's are zero
     float mul, add;
 };
 
-extern "C" __global__ void __launch_bounds__(256) load(const __grid_constant__ LoadParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) load(const __grid_constant__ LoadParams p) {
     const i64 pixel = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (pixel >= static_cast<i64>(p.height) * p.width) return;
     const int y = min(static_cast<int>(pixel / p.width), p.from.height - 1);
@@ -76,17 +82,17 @@ extern "C" __global__ void __launch_bounds__(256) load(const __grid_constant__ L
 struct StoreParams {
     Strided into;
     const Element* from;
-    const float *rows, *columns;  // sums of the fades of all tiles, or null
-    int width;                    // of the activations
+    const float *rows, *columns;  // sums of the blend weights of all tiles, or null
+    int width;                    // activations
     int stride, channel;
-    int logvar;  // channel of the log-variance that belongs to channel 0, or -1 for no sample
+    int logvar;  // channel of the log-variance of channel 0, or -1 to store without sampling
     float clamp_low, clamp_high;
     float mul, add;
     u64 seed;
     u32 batch, frame;
 };
 
-/// Philox 4x32-10 and Box-Muller in f64, as the CPU has it.
+/// Philox 4x32-10 and Box-Muller in f64. The CPU backend computes the same numbers.
 __device__ __forceinline__ float normal(u64 seed, u32 x, u32 y, u32 frame, u32 last) {
     u32 c[4] = {x, y, frame, last}, key[2] = {static_cast<u32>(seed), static_cast<u32>(seed >> 32)};
     for (int round = 0; round < 10; ++round) {
@@ -102,19 +108,19 @@ __device__ __forceinline__ float normal(u64 seed, u32 x, u32 y, u32 frame, u32 l
     return static_cast<float>(radius * cos(6.283185307179586 * (c[1] / word)));
 }
 
-extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ StoreParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constant__ StoreParams p) {
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     if (index >= static_cast<i64>(p.into.height) * p.into.width) return;
     const int y = index / p.into.width, x = index % p.into.width;
     const Element* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
-    const float share = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
+    const float scale = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
     for (int c = 0; c < p.into.channels; ++c) {
-        float value = unpack1(from[p.channel + c]) * share;
-        // Written so that a NaN stays one.
+        float value = unpack1(from[p.channel + c]) * scale;
+        // Comparisons, not fminf and fmaxf: NaN stays NaN.
         if (value < p.clamp_low) value = p.clamp_low;
         if (value > p.clamp_high) value = p.clamp_high;
         if (p.logvar >= 0) {
-            const float logvar = fminf(fmaxf(unpack1(from[p.logvar + c]) * share, -30.0f), 20.0f);
+            const float logvar = fminf(fmaxf(unpack1(from[p.logvar + c]) * scale, -30.0f), 20.0f);
             value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));
         }
         write(p.into, p.into.at(c, y, x), fmaf(value, p.mul, p.add));
@@ -124,19 +130,19 @@ extern "C" __global__ void __launch_bounds__(256) store(const __grid_constant__ 
 struct BlendParams {
     const Element* from;
     Element* into;
-    const float *rows, *columns;  // fades of the tile
-    int height, width;            // of the tile
+    const float *rows, *columns;  // blend weights of the tile
+    int height, width;            // tile
     int into_width;
     int top, left;
     int stride;
-    int clear;  // the height of the whole frame if this is its first tile, else 0
+    int clear;  // for the first tile of a frame: the frame's height; else 0
 };
 
-extern "C" __global__ void __launch_bounds__(256) blend(const __grid_constant__ BlendParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS) blend(const __grid_constant__ BlendParams p) {
     const i64 index = static_cast<i64>(blockIdx.x) * blockDim.x + threadIdx.x;
     const int area_width = p.clear ? p.into_width : p.width, area_height = p.clear ? p.clear : p.height;
     if (index >= static_cast<i64>(area_height) * area_width) return;
-    // With `clear` every pixel of the frame is written, else those of the tile.
+    // With `clear`, every pixel of the frame is written; else the tile's.
     const int y = index / area_width + (p.clear ? 0 : p.top), x = index % area_width + (p.clear ? 0 : p.left);
     const int row = y - p.top, column = x - p.left;
     const bool covered = row >= 0 && row < p.height && column >= 0 && column < p.width;
@@ -144,7 +150,7 @@ extern "C" __global__ void __launch_bounds__(256) blend(const __grid_constant__ 
     Element* into = p.into + (static_cast<i64>(y) * p.into_width + x) * p.stride;
     const Element* from = p.from + (covered ? (static_cast<i64>(row) * p.width + column) * p.stride : 0);
     for (int c = 0; c < p.stride; ++c) {
-        const float before = p.clear ? 0.0f : unpack1(into[c]);
-        into[c] = pack1(covered ? fmaf(unpack1(from[c]), weight, before) : before);
+        const float sum = p.clear ? 0.0f : unpack1(into[c]);
+        into[c] = pack1(covered ? fmaf(unpack1(from[c]), weight, sum) : sum);
     }
 }

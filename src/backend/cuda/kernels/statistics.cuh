@@ -1,9 +1,10 @@
-// Statistics of what a convolution stores, for the norm that comes next: mean and sum of squared differences of every 4
-// neighbouring channels over records of 8 x 16 pixels. Every order of summation is fixed by the frame's shape.
+// Statistics of a convolution's output, for the next norm: mean and M2 (sum of squared deviations) of 4 adjacent
+// channels, a quad, over records of RECORD_ROWS x RECORD_COLS pixels. The frame's shape alone fixes the order of
+// summation.
 #pragma once
-#include "conv.cuh"
+#include "tile_scheduler.cuh"
 
-/// Adds up each of 8 values over the 8 pixels of a warp; lane `4 r + t` is left with value r.
+/// Sums each of 8 values over the 8 pixels of a warp. Lane 4r+t returns value r.
 __device__ __forceinline__ float reduce8(float (&v)[8], int lane) {
 #pragma unroll
     for (int width = 4; width >= 1; width /= 2) {
@@ -17,13 +18,13 @@ __device__ __forceinline__ float reduce8(float (&v)[8], int lane) {
     return v[0];
 }
 
-/// Sums of a warp about a pivot (a value of the group, so that little cancels), for each 4 neighbouring channels.
+/// Moments of a warp's pixels about a pivot, per quad. The pivot is one of the values, so little cancels.
 template <int QUADS>
-struct WarpSums {
+struct WarpMoments {
     float pivot[QUADS], sum[QUADS], squares[QUADS];
 };
 
-/// Sums of each block's pairs over a lane's pixels, and of their squares.
+/// Adds the pairs of each block to `moment[block]`, and their squares to `moment[4 + block]`.
 template <int PIXELS, class Pivot>
 __device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 valid, Pivot pivot, float (&moment)[8]) {
 #pragma unroll
@@ -39,11 +40,11 @@ __device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 vali
         }
 }
 
-/// Adds what a warp stores to its sums: `x[i][b]` is a pair of neighbouring channels of block b of 8 channels and of pixel
-/// i of this lane, as mma fragments have them; `valid` has bit i set when pixel i is inside the image. Pixel 0 of lane 0
-/// is inside whenever any pixel of the warp is.
+/// Reduces what a warp stores, in mma fragments: `x[i][b]` is this lane's pair in block b of 8 channels, at its pixel
+/// i. Bit i of `valid`: pixel i is inside the image. Pixel 0 of lane 0 is inside if any pixel of the warp is.
 template <int PIXELS, int QUADS>
-__device__ __forceinline__ void gather(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad, WarpSums<QUADS>& sums) {
+__device__ __forceinline__ void reduce_moments(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
+                                               WarpMoments<QUADS>& moments) {
     float pivot[4], moment[8] = {};
 #pragma unroll
     for (int b = 0; b < 4; ++b) pivot[b] = __shfl_sync(~0u, unpack2(x[0][b]).x, lane & 2);
@@ -51,54 +52,55 @@ __device__ __forceinline__ void gather(const Pair (&x)[PIXELS][4], u32 valid, in
     float total = reduce8(moment, lane);
     total += __shfl_xor_sync(~0u, total, 1);
     const int t = lane & 3, quad = first_quad + (lane >> 2 & 3) * 2 + (t >> 1);
-    if ((t & 1) == 0) (lane < 16 ? sums.sum : sums.squares)[quad] = total;
+    if ((t & 1) == 0) (lane < 16 ? moments.sum : moments.squares)[quad] = total;
     if (lane < 4 && (t & 1) == 0) {
 #pragma unroll
-        for (int b = 0; b < 4; ++b) sums.pivot[first_quad + 2 * b + (t >> 1)] = pivot[b];
+        for (int b = 0; b < 4; ++b) moments.pivot[first_quad + 2 * b + (t >> 1)] = pivot[b];
     }
 }
 
-/// The same numbers where a lane's four pairs are whole units of neighbouring channels: then blocks 2 h and 2 h + 1 are the 4
-/// channels whose sums they are added up to.
+/// The same numbers if a lane's four pairs are whole units of adjacent channels. Then blocks 2h and 2h+1 are one quad.
 template <int PIXELS, int QUADS>
-__device__ __forceinline__ void gather_units(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
-                                             WarpSums<QUADS>& sums) {
+__device__ __forceinline__ void reduce_moments_of_units(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
+                                                        WarpMoments<QUADS>& moments) {
     const int t = lane & 3;
-    const auto quad = [&](int h) { return first_quad + (UNIT == 8 ? 2 * t + h : 4 * h + t); };
+    const auto quad = [&](int h) { return first_quad + (UNIT_CHANNELS == 8 ? 2 * t + h : 4 * h + t); };
     float pivot[2], moment[8] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) pivot[h] = __shfl_sync(~0u, unpack2(x[0][2 * h]).x, t);
     add_moments(x, valid, [&](int b) { return pivot[b / 2]; }, moment);
     float total = reduce8(moment, lane);
     total += __shfl_xor_sync(~0u, total, 4);
-    if ((lane & 4) == 0) (lane < 16 ? sums.sum : sums.squares)[quad(lane >> 3 & 1)] = total;
+    if ((lane & 4) == 0) (lane < 16 ? moments.sum : moments.squares)[quad(lane >> 3 & 1)] = total;
     if (lane < 4) {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) sums.pivot[quad(h)] = pivot[h];
+        for (int h = 0; h < 2; ++h) moments.pivot[quad(h)] = pivot[h];
     }
 }
 
-/// Merges the sums of `WARPS` warps that lie below each other, `ROWS` rows each, and writes the record at (x, y) of the
-/// tile grid.
+/// Merges the moments of `WARPS` warps, stacked vertically with `ROWS` rows each, and writes the record at (x, y) of
+/// the tile grid.
 template <int WARPS, int ROWS, int QUADS>
-__device__ __forceinline__ void store_record(const ConvParams& p, const Tile& tile, const WarpSums<QUADS>* sums, int quad, int x,
-                                             int y, int first_column) {
+__device__ __forceinline__ void store_record(const ConvParams& p, const Tile& tile, const WarpMoments<QUADS>* moments,
+                                             int quad, int x, int y, int first_channel) {
     if (y >= p.height || x >= p.width) return;
-    const int record_rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS, record_cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
+    const int record_rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS,
+              record_cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
     const float cols = min(p.width - x, RECORD_COLS) * 4;
     float n[WARPS], mean[WARPS], m2[WARPS], total = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; ++w) {
         n[w] = max(0, min(p.height - (y + w * ROWS), ROWS)) * cols;
-        const float sum = sums[w].sum[quad], share = n[w] > 0.0f ? __fdividef(sum, n[w]) : 0.0f;
-        mean[w] = n[w] > 0.0f ? sums[w].pivot[quad] + share : 0.0f;
-        m2[w] = n[w] > 0.0f ? fmaxf(sums[w].squares[quad] - sum * share, 0.0f) : 0.0f;
+        const float sum = moments[w].sum[quad], offset = n[w] > 0.0f ? __fdividef(sum, n[w]) : 0.0f;
+        mean[w] = n[w] > 0.0f ? moments[w].pivot[quad] + offset : 0.0f;
+        m2[w] = n[w] > 0.0f ? fmaxf(moments[w].squares[quad] - sum * offset, 0.0f) : 0.0f;
         total += n[w] * mean[w];
     }
-    float2 all = make_float2(__fdividef(total, min(p.height - y, RECORD_ROWS) * cols), 0.0f);
+    float2 merged = make_float2(__fdividef(total, min(p.height - y, RECORD_ROWS) * cols), 0.0f);
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) all.y += m2[w] + n[w] * (mean[w] - all.x) * (mean[w] - all.x);
-    const i64 record = (static_cast<i64>(tile.frame * p.phases + tile.phase) * record_rows + y / RECORD_ROWS) * record_cols +
-                       x / RECORD_COLS;
-    p.partials[record * (p.column_tiles * COLUMNS / 4) + first_column / 4 + quad] = all;
+    for (int w = 0; w < WARPS; ++w) merged.y += m2[w] + n[w] * (mean[w] - merged.x) * (mean[w] - merged.x);
+    const i64 record =
+        (static_cast<i64>(tile.frame * p.phases + tile.phase) * record_rows + y / RECORD_ROWS) * record_cols +
+        x / RECORD_COLS;
+    p.records[record * (p.channel_tiles * TILE_CHANNELS / 4) + first_channel / 4 + quad] = merged;
 }

@@ -1,11 +1,11 @@
-//! Small operations go to the GPU in graphs, which change nothing but the time.
+//! Small operations go to the GPU as graphs, with the same results.
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use super::*;
-use crate::backend::cuda::graph::testing::{LAUNCHED, OFF};
+use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
 use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session};
 use crate::model::Direction;
 use crate::node;
@@ -22,18 +22,18 @@ fn open(weights: &Path, keys: &[(&str, &str)]) -> Box<dyn Session> {
 }
 
 /// A clip of latents, and room for its frames.
-struct Clip {
+struct LatentClip {
     latent: Vec<f32>,
     frames: Vec<f32>,
     latents: [u64; 4],
     pixels: [u64; 4],
 }
 
-impl Clip {
-    fn new(frames: u64, rows: u64, columns: u64) -> Clip {
+impl LatentClip {
+    fn new(frames: u64, rows: u64, columns: u64) -> LatentClip {
         let (latents, pixels) = ([16, frames, rows, columns], [3, 4 * frames - 3, 8 * rows, 8 * columns]);
-        let latent = Random(12).values(latents.iter().product(), 1.0);
-        Clip { latent, frames: vec![f32::NAN; pixels.iter().product::<u64>() as usize], latents, pixels }
+        let latent = SeededRandom(12).values(latents.iter().product(), 1.0);
+        LatentClip { latent, frames: vec![f32::NAN; pixels.iter().product::<u64>() as usize], latents, pixels }
     }
 
     fn decode(&mut self, session: &mut dyn Session) -> Vec<f32> {
@@ -48,7 +48,7 @@ impl Clip {
         session.run(&job, &mut Control::new(&cancel)).unwrap();
     }
 
-    /// One latent in, whatever frames there are out.
+    /// Pushes one latent at a time, and pulls all frames there are.
     fn stream(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let ([channels, count, rows, columns], cancel) = (self.latents, AtomicBool::new(false));
         let plane = (rows * columns) as usize;
@@ -92,14 +92,14 @@ fn no_gpu() -> bool {
 }
 
 #[test]
-fn a_small_clip_uses_graphs_and_its_numbers_are_the_same() {
+fn graphs_of_a_small_clip_change_no_bits() {
     if no_gpu() {
         return;
     }
     for (model, precision) in [("small", "fp16"), ("medium", "fp16"), ("small", "bf16"), ("small", "fp32")] {
         let weights = checkpoint(&format!("tests/golden/{model}.safetensors"));
         let mut session = open(&weights, &[("slice_frames", "1"), ("precision", precision)]);
-        let mut clip = Clip::new(9, 5, 4);
+        let mut clip = LatentClip::new(9, 5, 4);
         OFF.set(true);
         LAUNCHED.set(0);
         let plain = clip.decode(&mut *session);
@@ -119,12 +119,12 @@ fn a_small_clip_uses_graphs_and_its_numbers_are_the_same() {
 }
 
 #[test]
-fn a_large_frame_uses_none() {
+fn graphs_are_not_used_for_large_frames() {
     if no_gpu() {
         return;
     }
     let mut session = open(&checkpoint("tests/golden/small.safetensors"), &[]);
-    let mut clip = Clip::new(2, 192, 192);
+    let mut clip = LatentClip::new(2, 192, 192);
     LAUNCHED.set(0);
     let (first, again) = (clip.decode(&mut *session), clip.decode(&mut *session));
     assert!(first == again);
@@ -137,7 +137,7 @@ fn a_large_frame_uses_none() {
 /// temporary folder.
 #[test]
 #[ignore = "a measurement"]
-fn time_with_and_without_graphs() {
+fn graphs_time_against_plain_launches() {
     if no_gpu() {
         return;
     }
@@ -147,7 +147,7 @@ fn time_with_and_without_graphs() {
     for latents in [1, 5, 17] {
         for side in [8, 16, 32, 64] {
             let mut session = open(&weights, &[]);
-            let mut clip = Clip::new(latents, side, side);
+            let mut clip = LatentClip::new(latents, side, side);
             let mut measure = |off: bool| {
                 OFF.set(off);
                 (0..3).for_each(|_| clip.run(&mut *session));

@@ -1,5 +1,5 @@
-//! Frames of more than 2^31 elements through every kernel. What goes in is the same in every row, so that what comes out is
-//! known from a frame of a few rows: a convolution sees no further than its window.
+//! Frames of more than 2^31 elements through every kernel. All input rows are equal, so the output is known from a
+//! frame of a few rows: a convolution reads no further than its window.
 
 use super::*;
 
@@ -8,25 +8,26 @@ const CHANNELS: u64 = 64;
 /// 64 x 4096 x 8192 is 2^31; so the last 512 rows lie beyond.
 const TALL: u64 = 8192 + 512;
 const SHORT: u64 = 64;
-/// Rows that an edge reaches, generously.
+/// RepeatedRows that an edge reaches, generously.
 const EDGE: u64 = 32;
 
 /// Frames of several gigabytes, so one test at a time.
 static ALONE: Mutex<()> = Mutex::new(());
 
-/// A tensor on the device of which all rows are one row: [channels][columns] values.
-struct Rows {
-    block: Block,
+/// A tensor on the device with a row stride of 0: [channels][columns] values.
+struct RepeatedRows {
+    block: DeviceBlock,
     channels: u64,
     columns: u64,
 }
 
-impl Rows {
-    fn new(cuda: &Cuda, channels: u64, columns: u64) -> Rows {
-        let values = Random(17).values(channels * columns, 1.0);
-        let block = Block::new(&cuda.context, cuda.allocator, channels * columns * 4).unwrap();
-        block.write(&cuda.stream, 0, &values).unwrap();
-        Rows { block, channels, columns }
+impl RepeatedRows {
+    fn new(cuda: &Cuda, channels: u64, columns: u64) -> RepeatedRows {
+        let values = SeededRandom(17).values(channels * columns, 1.0);
+        let block = DeviceBlock::new(cuda.context(), cuda.allocator, channels * columns * 4).unwrap();
+        let _current = cuda.context().enter().unwrap();
+        block.write(cuda.launcher.queue.stream(), 0, &values).unwrap();
+        RepeatedRows { block, channels, columns }
     }
 
     fn view(&self, height: u64) -> View {
@@ -36,7 +37,7 @@ impl Rows {
     }
 }
 
-fn load(cuda: &Cuda, memory: &mut Memory, rows: &Rows, shape: FrameShape, into: Frame) {
+fn load(cuda: &Cuda, memory: &mut JobMemory, rows: &RepeatedRows, shape: FrameShape, into: Frame) {
     let from = rows.view(shape.height);
     let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, staging: 0 };
     cuda.load(memory, &op, &mut never()).unwrap();
@@ -45,7 +46,7 @@ fn load(cuda: &Cuda, memory: &mut Memory, rows: &Rows, shape: FrameShape, into: 
 /// The first or last channels of a frame: [channel][row][column].
 fn store(
     cuda: &Cuda,
-    memory: &mut Memory,
+    memory: &mut JobMemory,
     from: Frame,
     shape: FrameShape,
     channels: [u64; 2],
@@ -58,18 +59,6 @@ fn store(
     cuda.store(memory, &op, &mut never()).unwrap();
     cuda.finish(memory, None).unwrap();
     values
-}
-
-/// Frames one after the other.
-#[derive(Default)]
-struct Places(u64);
-
-impl Places {
-    fn take(&mut self, bytes: u64) -> Frame {
-        let start = self.0.next_multiple_of(4096);
-        self.0 = start + bytes;
-        Frame(start)
-    }
 }
 
 /// One still image from pixels through every convolution; with `groups`, through norms and back to pixels too.
@@ -92,7 +81,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let leave = layout(CHANNELS, 3, Window::Same, Prologue::NormSilu);
 
     let bytes = |shape| cuda.frame_bytes(shape, count);
-    let mut places = Places::default();
+    let mut places = BlockPlaces::default();
     let [first, last] = [0; 2].map(|_| places.take(bytes(pixels)));
     let [a, b, d, e] = [0; 4].map(|_| places.take(bytes(wide)));
     let c = places.take(bytes(small));
@@ -100,10 +89,10 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
     let staging = cuda.staging_bytes(pixels);
     let (scratch, place) = (places.take(most).0, places.take(staging).0);
-    let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
-    cuda.poison(&mut memory, places.0);
+    let mut memory = cuda.allocate(places.end, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
+    cuda.poison(&mut memory, places.end);
 
-    let rows = Rows::new(cuda, 3, WIDTH);
+    let rows = RepeatedRows::new(cuda, 3, WIDTH);
     load(cuda, &mut memory, &rows, pixels, first);
     let mut conv = |layout: &ConvLayout, input, terms: &[(Frame, u8)], residual, out, statistics| {
         let prepared = prepare(cuda, layout, 4);
@@ -138,7 +127,7 @@ fn row(values: &[f32], height: u64, channel: u64, y: u64) -> &[f32] {
 }
 
 #[test]
-fn every_convolution_reaches_past_2_31_elements() {
+fn conv_reaches_past_2_31_elements() {
     let _alone = ALONE.lock();
     for cuda in &gpus() {
         let which = name(cuda);
@@ -159,8 +148,8 @@ fn every_convolution_reaches_past_2_31_elements() {
     }
 }
 
-/// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those of
-/// a frame of half the height.
+/// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those
+/// of a frame of half the height.
 #[test]
 fn norms_reach_past_2_31_elements() {
     let _alone = ALONE.lock();
@@ -198,13 +187,13 @@ fn attention_reaches_past_2_31_elements() {
         let attend = |height: u64| {
             let shape = FrameShape::new(height, width, channels);
             let wide = shape.with_channels(3 * channels);
-            let mut places = Places::default();
+            let mut places = BlockPlaces::default();
             let (from, to) = (places.take(cuda.frame_bytes(wide, 1)), places.take(cuda.frame_bytes(shape, 1)));
             let staging = cuda.staging_bytes(shape.with_channels(8));
             let (scratch, place) = (places.take(cuda.attention_scratch(shape, 1)).0, places.take(staging).0);
-            let mut memory = cuda.allocate(places.0, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
-            cuda.poison(&mut memory, places.0);
-            load(cuda, &mut memory, &Rows::new(cuda, wide.channels, width), wide, from);
+            let mut memory = cuda.allocate(places.end, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
+            cuda.poison(&mut memory, places.end);
+            load(cuda, &mut memory, &RepeatedRows::new(cuda, wide.channels, width), wide, from);
             let op = AttentionOp { shape, frames: &[(from, to)], scratch };
             cuda.attention(&mut memory, &op, &mut never()).unwrap();
             store(cuda, &mut memory, to, shape, [channels - 8, 8], place)

@@ -1,0 +1,173 @@
+//! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
+
+use super::grid::OutputGrid;
+use super::weights::ConvWeights;
+use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
+use crate::backend::cpu::norm::{self, Moments};
+use crate::backend::cpu::simd::{BLOCK, panel_count};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Term, Window};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// Scratch of an operation: the moments of all frames, then a band, Winograd products and a norm table per slot.
+struct ConvScratch {
+    moments_of_frame: u64,
+    slots: u64,
+    slot: u64,
+    band: u64,
+    products: u64,
+}
+
+impl ConvScratch {
+    fn new(layout: &ConvLayout, grid: &OutputGrid, frames: u64, threads: usize) -> ConvScratch {
+        let panels = panel_count(layout.cout as usize) as u64 * layout.window.phases();
+        let band = grid.band_floats(layout) as u64 * 4;
+        let products = grid.product_floats() as u64 * 4;
+        let table = if layout.prologue == Prologue::None { 0 } else { table_floats(layout) as u64 * 4 };
+        let areas = grid.areas() as u64;
+        ConvScratch {
+            moments_of_frame: areas * panels * Moments::BYTES,
+            slots: (threads as u64).min(frames * areas * panels),
+            slot: (band + products + table).next_multiple_of(ALIGN),
+            band,
+            products,
+        }
+    }
+
+    fn bytes(&self, frames: u64) -> u64 {
+        frames * self.moments_of_frame + self.slots * self.slot
+    }
+}
+
+/// Floats of a norm table: three values a channel, padded to whole blocks.
+fn table_floats(layout: &ConvLayout) -> usize {
+    3 * (layout.cin as usize).next_multiple_of(BLOCK)
+}
+
+pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, frames: u64, threads: usize) -> u64 {
+    ConvScratch::new(layout, &OutputGrid::new(layout, input), frames, threads).bytes(frames)
+}
+
+pub struct CheckedConv<'a> {
+    pub op: &'a ConvOp<'a>,
+    pub weights: &'a ConvWeights,
+    pub grid: OutputGrid,
+    pub output: FrameShape,
+    /// Panels of one phase.
+    pub panels: usize,
+    base: SharedPointer,
+    scratch: ConvScratch,
+}
+
+impl<'a> CheckedConv<'a> {
+    pub fn new(
+        threads: usize,
+        memory: &mut CpuMemory,
+        weights: &'a ConvWeights,
+        op: &'a ConvOp,
+    ) -> Result<CheckedConv<'a>> {
+        let (layout, input) = (op.layout, op.input);
+        let output = layout.window.output(input, layout.cout);
+        if *layout != weights.layout {
+            return Err(fail(op, "its weights were prepared for another layout"));
+        }
+        if input.channels != layout.cin || input.pixels() == 0 || output.pixels() == 0 {
+            return Err(fail(op, "the input has another number of channels, or no pixels"));
+        }
+        if layout.window == Window::Down && (input.height % 2 != 0 || input.width % 2 != 0) {
+            return Err(fail(op, "the height and width of the input must be even"));
+        }
+        if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
+            return Err(fail(op, "the groups do not divide the output's channels"));
+        }
+        let grid = OutputGrid::new(layout, input);
+        let frames = op.frames.len() as u64;
+        let scratch = ConvScratch::new(layout, &grid, frames, threads);
+        memory.block.region("scratch of a convolution", op.scratch, scratch.bytes(frames))?;
+        op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, frame))?;
+        let base = SharedPointer::new(memory.block.start().cast());
+        let panels = panel_count(layout.cout as usize);
+        Ok(CheckedConv { op, weights, grid, output, panels, base, scratch })
+    }
+
+    pub fn phases(&self) -> usize {
+        self.op.layout.window.phases() as usize
+    }
+
+    pub fn is_shortcut(&self, term: &Term) -> bool {
+        u64::from(term.slab) == self.op.layout.slabs
+    }
+
+    /// The address at an offset in bytes that `new` has checked.
+    pub fn at(&self, offset: u64) -> *mut f32 {
+        self.base.get().wrapping_byte_add(offset as usize)
+    }
+
+    /// Moments of a frame: [area][phase][panel].
+    pub fn moments(&self, frame: usize) -> *mut Moments {
+        self.at(self.op.scratch + frame as u64 * self.scratch.moments_of_frame).cast()
+    }
+
+    pub fn band(&self, slot: usize) -> *mut f32 {
+        let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
+        self.at(self.op.scratch + moments + slot as u64 * self.scratch.slot)
+    }
+
+    /// Room for the Winograd products of one panel.
+    pub fn products(&self, slot: usize) -> *mut f32 {
+        self.band(slot).wrapping_byte_add(self.scratch.band as usize)
+    }
+
+    /// The norm table of a term's input frame, written to the slot; empty without a norm.
+    ///
+    /// # Safety
+    /// Nobody else uses the slot.
+    pub unsafe fn norm_table(&self, term: &Term, slot: usize) -> &[f32] {
+        let layout = self.op.layout;
+        if layout.prologue == Prologue::None {
+            return &[];
+        }
+        let start = self.products(slot).wrapping_byte_add(self.scratch.products as usize);
+        let len = table_floats(layout);
+        // SAFETY: the slot has room for the table, which is zeroed before it is a slice. The statistics of a frame
+        // follow its pixels.
+        unsafe {
+            start.write_bytes(0, len);
+            let table = std::slice::from_raw_parts_mut(start, len);
+            let statistics = self.at(term.frame.0).add(self.op.input.elements() as usize);
+            let statistics = std::slice::from_raw_parts(statistics, 2 * layout.groups as usize);
+            let [gamma, beta] = self.weights.norm();
+            norm::fill_table(table, statistics, gamma, beta);
+            table
+        }
+    }
+}
+
+fn fail(op: &ConvOp, why: &str) -> Error {
+    Error::Internal(format!("convolution {:?} of {:?}: {why}", op.layout, op.input))
+}
+
+fn check_frame(memory: &CpuMemory, op: &ConvOp, output: FrameShape, frame: &ConvFrame) -> Result<()> {
+    let layout = op.layout;
+    let bytes = |shape: FrameShape| shape.elements() * 4;
+    let statistics = if op.statistics { layout.groups * 8 } else { 0 };
+    memory.block.region("output of a convolution", frame.out.0, bytes(output) + statistics)?;
+    if let Some(residual) = frame.residual {
+        memory.block.region("residual of a convolution", residual.0, bytes(output))?;
+    }
+    if u64::from(frame.bias) >= layout.biases {
+        return Err(fail(op, "a frame names a bias that does not exist"));
+    }
+    for term in frame.terms.iter() {
+        let bytes = match layout.shortcut {
+            Some(channels) if u64::from(term.slab) == layout.slabs => bytes(output.with_channels(channels)),
+            _ if u64::from(term.slab) >= layout.slabs => {
+                return Err(fail(op, "a term names a slab that does not exist"));
+            }
+            _ if layout.prologue == Prologue::None => bytes(op.input),
+            _ => bytes(op.input) + layout.groups * 8,
+        };
+        memory.block.region("input of a convolution", term.frame.0, bytes)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,232 @@
+//! One panel of a convolution over one area: the tiles of each term, and the epilogue after the last.
+
+use super::band::BandSize;
+use super::checked::CheckedConv;
+use super::epilogue::EpilogueRow;
+use super::grid::{COMPONENTS, OutputArea, split_evenly};
+use super::winograd::OutputTransform;
+use crate::backend::cpu::norm::Moments;
+use crate::backend::cpu::simd::{
+    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, dot_tile, panel_width,
+};
+use crate::backend::{ConvFrame, Term, Window};
+
+/// The input of a term.
+#[derive(Clone, Copy)]
+pub struct PassInput {
+    pub band: *const f32,
+    pub size: BandSize,
+    /// Room for the Winograd products of a panel.
+    pub products: *mut f32,
+}
+
+/// One panel of one phase over one area.
+pub struct PanelPass<'a> {
+    pub conv: &'a CheckedConv<'a>,
+    pub frame: &'a ConvFrame,
+    pub area: OutputArea,
+    pub phase: usize,
+    pub panel: usize,
+    /// Of this panel and area; null if the operation takes no statistics.
+    pub moments: *mut Moments,
+}
+
+impl PanelPass<'_> {
+    /// Computes a term, added to the output or written to it. With the `last` term, each row gets its epilogue at once.
+    ///
+    /// # Safety
+    /// Nobody else writes this panel of the area, the band is that of the term, and the processor has `S`.
+    pub unsafe fn add_term<S: Microkernels>(&self, term: &Term, add: bool, input: PassInput, last: bool) {
+        let layout = self.conv.op.layout;
+        let shortcut = self.conv.is_shortcut(term);
+        if self.conv.grid.winograd && !shortcut {
+            // SAFETY: by this function's contract.
+            return unsafe { self.add_winograd_term::<S>(term, add, input, last) };
+        }
+        let PassInput { band, size, .. } = input;
+        let side = if shortcut { 1 } else { layout.window.side() as usize };
+        let stride = if shortcut { 1 } else { self.conv.grid.stride };
+        let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
+        let mut taps = [0; 9];
+        for i in 0..side {
+            for j in 0..side {
+                taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
+            }
+        }
+        let (channels, width) = panel_width(layout.cout as usize, self.panel);
+        let mut tile = MicroTile {
+            band,
+            block: size.block(),
+            step: stride * BLOCK,
+            taps: &taps[..side * side],
+            cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
+            weights: self.conv.weights.panel(usize::from(term.slab), self.phase, self.panel, 0),
+            width,
+            out: std::ptr::null_mut(),
+            out_step: self.step(),
+            add,
+        };
+        let dots = width <= DOT_CHANNELS;
+        let tiles = self.area.width.div_ceil(if dots { DOT_PIXELS } else { S::PIXELS });
+        for y in 0..self.area.height {
+            // SAFETY: tiles are inside the area, and their taps inside its band.
+            unsafe {
+                let out = self.row(y, self.frame.out.0);
+                for index in 0..tiles {
+                    let (left, right) = split_evenly(self.area.width, tiles, index);
+                    tile.band = band.add((y * size.columns + left) * stride * BLOCK);
+                    tile.out = out.add(left * self.step());
+                    if dots {
+                        dot_tile::<S>(&tile, right - left);
+                    } else if channels == width {
+                        S::tile(&tile, right - left);
+                    } else {
+                        padded_tile::<S>(&tile, right - left, channels);
+                    }
+                }
+                if last {
+                    self.finish_row::<S>(y);
+                }
+            }
+        }
+    }
+
+    /// Component by component, so that the weights of one stay in cache for the whole area.
+    ///
+    /// # Safety
+    /// As [`PanelPass::add_term`].
+    unsafe fn add_winograd_term<S: Microkernels>(&self, term: &Term, add: bool, input: PassInput, last: bool) {
+        let layout = self.conv.op.layout;
+        let PassInput { band, size, products } = input;
+        let (channels, width) = panel_width(layout.cout as usize, self.panel);
+        let taps = [0, 1, 2].map(|row| row * size.columns * BLOCK);
+        let planes = (layout.cin as usize).div_ceil(BLOCK) * size.block();
+        let pairs = self.area.height * size.columns;
+        let tiles = pairs.div_ceil(S::PIXELS);
+        // SAFETY: tiles are inside the area, their taps inside its band; `products` has room for all pairs.
+        unsafe {
+            for (component, index) in (0..COMPONENTS).flat_map(|c| (0..tiles).map(move |index| (c, index))) {
+                let (first, end) = split_evenly(pairs, tiles, index);
+                let tile = MicroTile {
+                    band: band.add(component * planes + first * BLOCK),
+                    block: size.block(),
+                    step: BLOCK,
+                    taps: &taps,
+                    cin: layout.cin as usize,
+                    weights: self.conv.weights.panel(usize::from(term.slab), self.phase, self.panel, component),
+                    width,
+                    out: products.add((component * pairs + first) * PANEL),
+                    out_step: PANEL,
+                    add: false,
+                };
+                S::tile(&tile, end - first);
+            }
+            for y in 0..self.area.height {
+                S::enter(OutputTransform {
+                    products: products.add(y * size.columns * PANEL),
+                    component: pairs * PANEL,
+                    out: self.row(y, self.frame.out.0),
+                    step: self.step(),
+                    pixels: self.area.width,
+                    channels,
+                    add,
+                });
+                if last {
+                    self.finish_row::<S>(y);
+                }
+            }
+        }
+    }
+
+    /// The output of a frame without terms.
+    ///
+    /// # Safety
+    /// As [`PanelPass::add_term`].
+    pub unsafe fn write_empty_sum<S: Microkernels>(&self) {
+        let (channels, _) = panel_width(self.conv.op.layout.cout as usize, self.panel);
+        for y in 0..self.area.height {
+            // SAFETY: inside the area.
+            unsafe {
+                for x in 0..self.area.width {
+                    self.row(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
+                }
+                self.finish_row::<S>(y);
+            }
+        }
+    }
+
+    /// # Safety
+    /// As [`PanelPass::add_term`].
+    unsafe fn finish_row<S: Microkernels>(&self, y: usize) {
+        let layout = self.conv.op.layout;
+        let grid = &self.conv.grid;
+        let (channels, _) = panel_width(layout.cout as usize, self.panel);
+        let bias = |edge| {
+            let bias = self.conv.weights.bias(usize::from(self.frame.bias), self.phase, edge);
+            bias.wrapping_add(self.panel * PANEL)
+        };
+        let (mut inner, mut edge) = (0, None);
+        if layout.window == Window::Up {
+            let outer = |phase, length: usize| if phase == 0 { 0 } else { length - 1 };
+            inner = usize::from(self.area.top + y == outer(self.phase / 2, grid.height));
+            let column = outer(self.phase % 2, grid.width);
+            let here = column.checked_sub(self.area.left).filter(|x| *x < self.area.width);
+            edge = here.map(|x| (x, bias(inner + 2)));
+        }
+        // SAFETY: the row is inside the area, and a residual has the output's shape.
+        unsafe {
+            let row = EpilogueRow {
+                out: self.row(y, self.frame.out.0),
+                step: self.step(),
+                pixels: self.area.width,
+                channels,
+                bias: bias(inner),
+                edge,
+                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row(y, frame.0).cast_const()),
+            };
+            row.finish::<S>(self.moments, y);
+        }
+    }
+
+    /// Stride of the phase's pixels in the output.
+    fn step(&self) -> usize {
+        self.conv.grid.spread * self.conv.op.layout.cout as usize
+    }
+
+    /// The panel's first channel in the first pixel of row `y` of the area, in a frame of the output's shape.
+    ///
+    /// # Safety
+    /// `frame` is an offset that was checked.
+    unsafe fn row(&self, y: usize, frame: u64) -> *mut f32 {
+        let (spread, output) = (self.conv.grid.spread, &self.conv.output);
+        let row = (self.area.top + y) * spread + self.phase / 2;
+        let column = self.area.left * spread + self.phase % 2;
+        let pixel = row * output.width as usize + column;
+        // SAFETY: a pixel of the output.
+        unsafe { self.conv.at(frame).add(pixel * output.channels as usize + self.panel * PANEL) }
+    }
+}
+
+/// A tile of a padded panel, through a buffer that has room for the padding.
+///
+/// # Safety
+/// As [`Microkernels::tile`].
+#[inline(never)]
+unsafe fn padded_tile<S: Microkernels>(tile: &MicroTile, pixels: usize, channels: usize) {
+    let mut buffer = [0.0f32; 16 * PANEL];
+    // SAFETY: tiles have at most 16 pixels; only the panel's own channels of the output are touched.
+    unsafe {
+        if tile.add {
+            for pixel in 0..pixels {
+                let from = tile.out.add(pixel * tile.out_step);
+                from.copy_to_nonoverlapping(buffer.as_mut_ptr().add(pixel * PANEL), channels);
+            }
+        }
+        let whole = MicroTile { out: buffer.as_mut_ptr(), out_step: PANEL, ..*tile };
+        S::tile(&whole, pixels);
+        for pixel in 0..pixels {
+            let into = tile.out.add(pixel * tile.out_step);
+            into.copy_from_nonoverlapping(buffer.as_ptr().add(pixel * PANEL), channels);
+        }
+    }
+}

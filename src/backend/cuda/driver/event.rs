@@ -1,0 +1,57 @@
+//! Events: marks in a stream that other streams, or the calling thread, wait for.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys::{self, CUevent, CUstream};
+
+use super::context::Context;
+use super::error::check;
+use crate::error::Result;
+
+pub struct Event {
+    context: Arc<Context>,
+    handle: CUevent,
+}
+
+// SAFETY: events may be used from any thread.
+unsafe impl Send for Event {}
+
+impl Event {
+    pub fn new(context: &Arc<Context>) -> Result<Event> {
+        let _current = context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        // SAFETY: a context is current.
+        check("creating an event", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
+        Ok(Event { context: Arc::clone(context), handle })
+    }
+
+    pub fn handle(&self) -> CUevent {
+        self.handle
+    }
+
+    /// Later work in `then` waits for the work in `first`. Either may be the host's stream. The context has to be
+    /// current.
+    pub fn order(&self, first: CUstream, then: CUstream) -> Result<()> {
+        // SAFETY: the event lives, and the caller vouches for the streams.
+        unsafe {
+            check("recording an event", sys::cuEventRecord(self.handle, first))?;
+            check("joining two streams", sys::cuStreamWaitEvent(then, self.handle, 0))
+        }
+    }
+
+    /// Blocks the calling thread until the last record has been passed; returns at once if there is none.
+    pub fn synchronise(&self) -> Result<()> {
+        // SAFETY: the event lives.
+        check("waiting for the GPU", unsafe { sys::cuEventSynchronize(self.handle) })
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: created in `new`.
+            unsafe { sys::cuEventDestroy_v2(self.handle) };
+        }
+    }
+}

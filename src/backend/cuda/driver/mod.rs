@@ -1,0 +1,24 @@
+//! The NVIDIA driver API: devices, contexts, streams, memory, modules, and what its answers mean.
+//! Knows bytes and kernels; knows no tensor, no layer and no CUDA graph.
+
+mod arch;
+mod context;
+mod device;
+mod discovery;
+mod error;
+mod event;
+mod memory;
+mod module;
+mod pinned;
+mod stream;
+
+pub use arch::{ARCH_VARIABLE, KernelArch};
+pub use context::Context;
+pub use device::{Gpu, ready};
+pub use discovery::devices;
+pub use error::check;
+pub use event::Event;
+pub use memory::{BLOCK_ALIGN, DeviceBlock};
+pub use module::{Kernel, Module};
+pub use pinned::PinnedMemory;
+pub use stream::{CudaStream, synchronise_all};

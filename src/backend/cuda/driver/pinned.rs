@@ -1,0 +1,79 @@
+//! Pinned host memory, which the copy engines reach directly.
+
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use memmap2::MmapMut;
+
+use super::context::Context;
+use super::error::{check, host_memory_exhausted, is_device_lost};
+use crate::error::{Error, Result};
+use crate::workers::{for_each, threads_for};
+
+/// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned.
+pub struct PinnedMemory {
+    context: Arc<Context>,
+    memory: MmapMut,
+    pinned: bool,
+}
+
+impl PinnedMemory {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<PinnedMemory> {
+        let mapped = MmapMut::map_anon(bytes.max(1) as usize);
+        let mut memory = mapped.map_err(|why| host_memory_exhausted(bytes, why))?;
+        populate(&mut memory);
+        let _current = context.enter()?;
+        // SAFETY: the block is that long, and lives until it is unregistered in drop.
+        let answer = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), memory.len(), 0) };
+        // Everything but a lost device means that the system pins no more, and pageable memory will do.
+        if is_device_lost(answer) {
+            check("pinning host memory", answer)?;
+        }
+        Ok(PinnedMemory { context: Arc::clone(context), memory, pinned: answer == sys::CUresult::CUDA_SUCCESS })
+    }
+
+    pub fn is_pinned(&self) -> bool {
+        self.pinned
+    }
+
+    /// The address of a region, checked to lie in the block.
+    pub fn at(&self, offset: u64, bytes: u64) -> Result<*mut u8> {
+        let total = self.memory.len() as u64;
+        if offset.checked_add(bytes).is_none_or(|end| end > total) {
+            return Err(Error::Internal(format!("{bytes} bytes at {offset} are not in a host block of {total}")));
+        }
+        Ok(self.memory.as_ptr().cast_mut().wrapping_add(offset as usize))
+    }
+}
+
+impl Drop for PinnedMemory {
+    fn drop(&mut self) {
+        if self.pinned
+            && let Ok(_current) = self.context.enter()
+        {
+            // SAFETY: registered in `new`.
+            unsafe { sys::cuMemHostUnregister(self.memory.as_mut_ptr().cast()) };
+        }
+    }
+}
+
+/// Touches every page, in large pages and on several threads. The driver would fault them in one by one, which takes
+/// seconds for the gigabytes that a tight limit offloads.
+fn populate(memory: &mut MmapMut) {
+    #[cfg(target_os = "linux")]
+    let _ = memory.advise(memmap2::Advice::HugePage);
+    const PART: usize = 64 << 20;
+    const PAGE: usize = 4096;
+    let threads = threads_for(memory.len() / PAGE);
+    for_each(
+        threads,
+        memory.chunks_mut(PART).collect(),
+        || (),
+        |(), part| {
+            part.chunks_mut(PAGE).for_each(|page| {
+                // SAFETY: a byte of ours. Volatile, so that writing a zero over a zero is not optimised away.
+                unsafe { std::ptr::from_mut(&mut page[0]).write_volatile(0) }
+            });
+        },
+    );
+}

@@ -1,0 +1,88 @@
+//! Streams of our own. Non-blocking: the host's default stream and ours do not wait for each other.
+
+use std::sync::{Arc, Weak};
+
+use cudarc::driver::sys::{self, CUstream};
+use parking_lot::Mutex;
+
+use super::context::Context;
+use super::error::check;
+use super::event::Event;
+use crate::error::Result;
+
+/// Every method but `new` wants the context to be current.
+pub struct CudaStream {
+    raw: Arc<RawStream>,
+}
+
+/// The driver's stream, destroyed when nobody uses it or waits for it.
+struct RawStream {
+    context: Arc<Context>,
+    handle: CUstream,
+}
+
+// SAFETY: streams may be used from any thread.
+unsafe impl Send for RawStream {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for RawStream {}
+
+/// The streams of all handles.
+static STREAMS: Mutex<Vec<Weak<RawStream>>> = Mutex::new(Vec::new());
+
+/// Waits for all our streams on a GPU, of every handle, and for none of the host's. The context has to be current.
+pub fn synchronise_all(gpu_index: u32) {
+    let live: Vec<Arc<RawStream>> = STREAMS.lock().iter().filter_map(Weak::upgrade).collect();
+    for stream in live.iter().filter(|stream| stream.context.gpu.index == gpu_index) {
+        // SAFETY: the stream lives. If the GPU has failed, nothing runs on it any more.
+        unsafe { sys::cuStreamSynchronize(stream.handle) };
+    }
+}
+
+impl CudaStream {
+    pub fn new(context: &Arc<Context>) -> Result<CudaStream> {
+        let _current = context.enter()?;
+        let mut handle = std::ptr::null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: a context is current.
+        check("creating a stream", unsafe { sys::cuStreamCreate(&mut handle, flags) })?;
+        let raw = Arc::new(RawStream { context: Arc::clone(context), handle });
+        let mut streams = STREAMS.lock();
+        streams.retain(|stream| stream.strong_count() > 0);
+        streams.push(Arc::downgrade(&raw));
+        Ok(CudaStream { raw })
+    }
+
+    pub fn handle(&self) -> CUstream {
+        self.raw.handle
+    }
+
+    pub fn context(&self) -> &Arc<Context> {
+        &self.raw.context
+    }
+
+    pub fn record(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        check("recording an event", unsafe { sys::cuEventRecord(event.handle(), self.raw.handle) })
+    }
+
+    /// Later work in this stream waits until the event's last record has been passed; at once if there is none.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: both live.
+        check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.raw.handle, event.handle(), 0) })
+    }
+
+    /// Blocks the calling thread until the stream is empty.
+    pub fn synchronise(&self) -> Result<()> {
+        // SAFETY: the stream lives.
+        check("waiting for the GPU", unsafe { sys::cuStreamSynchronize(self.raw.handle) })
+    }
+}
+
+impl Drop for RawStream {
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            // SAFETY: created in `CudaStream::new`. Work that is still in it runs to its end.
+            unsafe { sys::cuStreamDestroy_v2(self.handle) };
+        }
+    }
+}

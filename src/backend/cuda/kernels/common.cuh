@@ -1,0 +1,131 @@
+// Element type, conversions and global loads of every kernel. Elements are f16; bf16 with -DVVAE_BF16; f32 with
+// -DVVAE_FP32. Uses PTX only, so NVRTC needs no toolkit header.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+
+constexpr int MAX_FRAMES = 32;  // frames of one launch
+
+// `Element` is one number as stored in memory. `Pair` is two adjacent ones.
+#ifdef VVAE_FP32
+typedef float Element;
+typedef float2 Pair;
+
+__device__ __forceinline__ Pair pack2(float lo, float hi) { return make_float2(lo, hi); }
+__device__ __forceinline__ float2 unpack2(Pair pair) { return pair; }
+__device__ __forceinline__ Element pack1(float value) { return value; }
+__device__ __forceinline__ float unpack1(Element value) { return value; }
+#else
+typedef u16 Element;
+typedef u32 Pair;
+
+#ifdef VVAE_BF16
+#define VVAE_TYPE "bf16"
+#else
+#define VVAE_TYPE "f16"
+#endif
+
+/// Rounds both to nearest even. `lo` goes to the lower address.
+__device__ __forceinline__ Pair pack2(float lo, float hi) {
+    u32 packed;
+    asm("cvt.rn." VVAE_TYPE "x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(hi), "f"(lo));
+    return packed;
+}
+
+__device__ __forceinline__ float2 unpack2(Pair packed) {
+    float2 pair;
+#ifdef VVAE_BF16
+    pair.x = __uint_as_float(packed << 16);
+    pair.y = __uint_as_float(packed & 0xffff0000u);
+#else
+    asm("{ .reg .f16 lo, hi; mov.b32 {lo, hi}, %2; cvt.f32.f16 %0, lo; cvt.f32.f16 %1, hi; }"
+        : "=f"(pair.x), "=f"(pair.y)
+        : "r"(packed));
+#endif
+    return pair;
+}
+
+__device__ __forceinline__ Element pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
+__device__ __forceinline__ float unpack1(Element value) { return unpack2(value).x; }
+#endif
+
+constexpr int ELEMENT_BYTES = sizeof(Element);
+constexpr int UNIT_BYTES = 16;  // a unit: the widest load or store of a thread
+constexpr int UNIT_CHANNELS = UNIT_BYTES / ELEMENT_BYTES;
+constexpr float LOG2E = 1.4426950408889634f;
+
+__device__ __forceinline__ void unpack_unit(uint4 unit, float (&x)[UNIT_CHANNELS]) {
+    const u32 word[4] = {unit.x, unit.y, unit.z, unit.w};
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#ifdef VVAE_FP32
+        x[i] = __uint_as_float(word[i]);
+#else
+        const float2 v = unpack2(word[i]);
+        x[2 * i] = v.x, x[2 * i + 1] = v.y;
+#endif
+    }
+}
+
+__device__ __forceinline__ uint4 pack_unit(const float (&x)[UNIT_CHANNELS]) {
+#ifdef VVAE_FP32
+    return make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]), __float_as_uint(x[3]));
+#else
+    return make_uint4(pack2(x[0], x[1]), pack2(x[2], x[3]), pack2(x[4], x[5]), pack2(x[6], x[7]));
+#endif
+}
+
+/// Accurate to 2 ulp of f32. Volatile keeps the order in which the source issues them.
+__device__ __forceinline__ float exp2_volatile(float x) {
+    asm volatile("ex2.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+__device__ __forceinline__ float reciprocal_volatile(float x) {
+    asm volatile("rcp.approx.ftz.f32 %0, %0;" : "+f"(x));
+    return x;
+}
+
+/// Non-coherent load, once: only for memory that no thread of the launch writes.
+__device__ __forceinline__ uint4 load_readonly_once(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+}
+
+/// Coherent load, once: the launch may write this memory later.
+__device__ __forceinline__ uint4 load_once(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address)
+                 : "memory");
+    return v;
+}
+
+__device__ __forceinline__ float2 load_pair_once(const void* address) {
+    float2 v;
+    asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
+    return v;
+}
+
+/// Non-coherent load. Volatile, so the compiler does not hoist it out of a loop and hold the registers throughout.
+__device__ __forceinline__ float2 load_pair_readonly(const float* address) {
+    float2 v;
+    asm volatile("ld.global.nc.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address));
+    return v;
+}
+
+__device__ __forceinline__ void store_pair(float* address, float x, float y) {
+    *reinterpret_cast<float2*>(address) = make_float2(x, y);
+}
+
+__device__ __forceinline__ u32 smem_address(const void* pointer) {
+    return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}

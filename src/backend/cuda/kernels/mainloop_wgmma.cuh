@@ -1,0 +1,130 @@
+// Mainloop of conv_wgmma: shared memory, the two producer threads that fill it, and the products of the consumers.
+#pragma once
+#include "hopper.cuh"
+#include "statistics.cuh"
+
+constexpr int TILE_PIXELS = 256;
+constexpr int CONSUMERS = 2;  // warpgroups that compute
+// Pixels of a consumer warpgroup. Boxes of the residual and output tensor maps have this size too.
+constexpr int GROUP_ROWS = 8;
+constexpr int GROUP_COLS = 16;
+constexpr int PATCH_STAGES = 2;
+constexpr int WEIGHT_STAGES = 6;
+constexpr int PATCH_BYTES = 43 * 1024;  // largest patch, 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
+// Boxes of 8 x 16 pixels by 64 channels, two per consumer. A box has the size of a weight tile.
+constexpr int RESIDUAL_BOXES = 4;
+
+struct Shared {
+    u8 patch[PATCH_STAGES][PATCH_BYTES];
+    u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
+    u8 out[CONSUMERS][WEIGHT_TILE_BYTES];          // 8 x 16 pixels by 64 channels, for the TMA store
+    // Consumers wait for `full`: the copy has arrived. The producer waits for `empty`: all consumer warps are done.
+    u64 patch_full[PATCH_STAGES], patch_empty[PATCH_STAGES];
+    u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
+    float bias[CONSUMERS][4][TILE_CHANNELS];                   // [warpgroup][edge]
+    WarpMoments<TILE_CHANNELS / 4> moments[2][4 * CONSUMERS];  // [parity of the tile][warp]
+};
+
+__device__ __forceinline__ Tile tile_at(const ConvParams& p, int index) {
+    return Tile(p, index, p.tile_rows, TILE_PIXELS / p.tile_rows);
+}
+
+/// First pixel of a consumer warpgroup. They are stacked in tiles of 16 x 16 pixels, side by side in tiles of 8 x 32.
+__device__ __forceinline__ int2 group_corner(const ConvParams& p, const Tile& tile, int group) {
+    return p.tile_rows == 16 ? make_int2(tile.x, tile.y + GROUP_ROWS * group)
+                             : make_int2(tile.x + GROUP_COLS * group, tile.y);
+}
+
+__device__ __forceinline__ void produce_patches(const ConvParams& p, Shared& shared) {
+    PipelineState<PATCH_STAGES> pipe;
+    for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
+        const Tile tile = tile_at(p, index);
+        for_each_patch(p, tile, [&](const PatchStep& step) {
+            mbarrier_wait(smem_address(&shared.patch_empty[pipe.stage]), pipe.parity ^ 1);
+            const u32 full = smem_address(&shared.patch_full[pipe.stage]);
+            mbarrier_arrive_expect_tx(full, step.source.patch_bytes);
+            tma_load_4d(smem_address(shared.patch[pipe.stage]), &p.input_map[step.input.part], step.k_block * K_BLOCK,
+                        tile.x * step.source.stride + step.plane.dx - p.part[step.input.part].first_column,
+                        tile.y * step.source.stride + step.plane.dy, step.input.slot, full);
+            pipe.advance();
+        });
+    }
+}
+
+/// Weights of a tile, then its residual.
+__device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& shared) {
+    PipelineState<WEIGHT_STAGES> pipe;
+    for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
+        const Tile tile = tile_at(p, index);
+        for_each_patch(p, tile, [&](const PatchStep& step) {
+            const int taps = step.plane.rows * step.plane.cols;
+#pragma unroll 1
+            for (int tap = 0; tap < taps; ++tap) {
+                mbarrier_wait(smem_address(&shared.weights_empty[pipe.stage]), pipe.parity ^ 1);
+                const u32 full = smem_address(&shared.weights_full[pipe.stage]);
+                mbarrier_arrive_expect_tx(full, WEIGHT_TILE_BYTES);
+                bulk_load(smem_address(shared.weights[pipe.stage]), step.weights + tap * WEIGHT_TILE_BYTES,
+                          WEIGHT_TILE_BYTES, full);
+                pipe.advance();
+            }
+        });
+        const int slot = p.frame[tile.frame].residual;
+        if (slot < 0) continue;
+#pragma unroll 1
+        for (int i = 0; i < RESIDUAL_BOXES; ++i) {
+            mbarrier_wait(smem_address(&shared.weights_empty[pipe.stage]), pipe.parity ^ 1);
+            const u32 full = smem_address(&shared.weights_full[pipe.stage]);
+            const int2 corner = group_corner(p, tile, i / 2);
+            mbarrier_arrive_expect_tx(full, WEIGHT_TILE_BYTES);
+            tma_load_4d(smem_address(shared.weights[pipe.stage]), &p.residual_map,
+                        tile.channel_tile * TILE_CHANNELS + i % 2 * K_BLOCK, corner.x, corner.y, slot, full);
+            pipe.advance();
+        }
+    }
+}
+
+/// The sum of a tile's products. With `PARTIAL` it starts from `acc`. Then `acc` is written before the first product,
+/// and ptxas would serialise products in flight across taps (C7515); so every tap is waited for.
+template <bool PARTIAL>
+__device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
+                                           PipelineState<PATCH_STAGES>& patches, PipelineState<WEIGHT_STAGES>& weights,
+                                           float (&acc)[2][64]) {
+    int scale_d = PARTIAL;                    // 0: the first product overwrites `acc`
+    constexpr int NEXT_ROW = ROW_BYTES / 16;  // next row of a matrix, in units of its descriptor
+    const u64 weights_descriptor = matrix_descriptor(8 * ROW_BYTES);
+    u32 used_weights = 0,
+        used_patch = 0;  // `empty` barriers to arrive at once the products in flight have read the stage
+    for_each_patch(p, tile, [&](const PatchStep& step) {
+        const int pitch = step.source.pitch, rows = step.plane.rows, cols = step.plane.cols;
+        const int first = group * (p.tile_rows == 16 ? GROUP_ROWS * pitch : GROUP_COLS);
+        u64 a = matrix_at(matrix_descriptor(pitch * ROW_BYTES),
+                          smem_address(shared.patch[patches.stage]) + first * ROW_BYTES);
+        mbarrier_wait(smem_address(&shared.patch_full[patches.stage]), patches.parity);
+        for (int row = 0; row < rows; ++row, a += (pitch - cols) * NEXT_ROW)
+            for (int col = 0; col < cols; ++col, a += NEXT_ROW) {
+                const u64 b = matrix_at(weights_descriptor, smem_address(shared.weights[weights.stage]));
+                mbarrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
+                wgmma_fence();
+#pragma unroll
+                for (int k = 0; k < K_BLOCK / 16; ++k) {
+                    wgmma_m64n128k16(acc[0], a + 2 * k, b + 2 * k, scale_d);
+                    wgmma_m64n128k16(acc[1], a + 2 * k + 8 * NEXT_ROW, b + 2 * k, scale_d);
+                    scale_d = 1;
+                }
+                wgmma_commit();
+                wgmma_wait<PARTIAL ? 0 : 1>();
+                if (lane == 0 && used_weights) mbarrier_arrive(used_weights);
+                if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
+                used_weights = smem_address(&shared.weights_empty[weights.stage]);
+                used_patch = 0;
+                weights.advance();
+            }
+        used_patch = smem_address(&shared.patch_empty[patches.stage]);
+        patches.advance();
+    });
+    wgmma_wait<0>();
+    if (lane == 0) {
+        mbarrier_arrive(used_weights);
+        mbarrier_arrive(used_patch);
+    }
+}

@@ -1,0 +1,41 @@
+//! Launches attention.
+
+use super::launcher::Launcher;
+use super::params::AttentionParams;
+use super::slots::Slots;
+use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
+use crate::backend::AttentionOp;
+use crate::backend::cuda::driver::DeviceBlock;
+use crate::error::Result;
+
+impl Launcher {
+    pub fn attention(&self, block: &DeviceBlock, op: &AttentionOp) -> Result<()> {
+        let (shape, sizes) = (op.shape, self.sizes);
+        tiling::check_attention(shape.channels)?;
+        for frames in op.frames.chunks(MAX_FRAMES) {
+            for (from, to) in frames {
+                block.at(from.0, sizes.data_bytes(shape.with_channels(3 * shape.channels)))?;
+                block.at(to.0, sizes.data_bytes(shape))?;
+            }
+            let input = Slots::new(frames.iter().map(|f| block.address(f.0)), FRAME_ALIGN)?;
+            let out = Slots::new(frames.iter().map(|f| block.address(f.1)), FRAME_ALIGN)?;
+            let mut params = AttentionParams {
+                input: input.address(),
+                out: out.address(),
+                in_slot_bytes: input.bytes(),
+                out_slot_bytes: out.bytes(),
+                pixels: shape.pixels() as i32,
+                channels: shape.channels as i32,
+                ..AttentionParams::default()
+            };
+            for (i, (from, to)) in frames.iter().enumerate() {
+                (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
+            }
+            let queries = tiling::attention_queries(sizes.precision);
+            let grid = [shape.pixels().div_ceil(queries) as u32, frames.len() as u32];
+            // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
+            unsafe { self.queue.launch(&self.kernels.attention, grid, tiling::ATTENTION_THREADS, &params)? };
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,106 @@
+//! Launches convolutions from pixels and of many channels, whole or in bands.
+
+use std::ops::Range;
+
+use super::conv_params::{ConvBand, ConvParamsBuilder};
+use super::kernels::ConvKernels;
+use super::launcher::{Launcher, WeightPointers};
+use super::params::ConvParams;
+use super::tiling::{self, ConvKernel};
+use crate::backend::cuda::driver::{DeviceBlock, Kernel};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Window};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// A kernel with the tile it works on.
+struct ConvVariant {
+    kernel: Kernel,
+    tile: (i32, i32),
+    threads: u32,
+    /// Reads and writes by tensor maps; blocks are persistent.
+    wgmma: bool,
+}
+
+impl Launcher {
+    /// `next`: the prologue that is applied to the output.
+    fn conv_variant(
+        &self,
+        layout: &ConvLayout,
+        grid: FrameShape,
+        rows: &Range<u64>,
+        next: Prologue,
+    ) -> Result<ConvVariant> {
+        let (kernels, sizes) = (&self.kernels, self.sizes);
+        // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
+        let of = |both: ConvKernels| if tiling::passes_partial_sums(layout) { both.partial_sums } else { both.plain };
+        Ok(match (ConvKernel::of(layout)?, kernels.conv_wgmma) {
+            (ConvKernel::In, _) => {
+                let kernel = match next {
+                    Prologue::None => kernels.conv_in,
+                    Prologue::Norm => kernels.conv_in_norm,
+                    Prologue::NormSilu => kernels.conv_in_silu,
+                };
+                ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
+            }
+            _ if next != Prologue::None => {
+                return Err(Error::Internal("a convolution of many channels cannot normalise its output".into()));
+            }
+            (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
+            // Its epilogue stores a K block of a phase's channels at a time.
+            (ConvKernel::Main, Some(both))
+                if layout.window != Window::Up || layout.cout.is_multiple_of(sizes.k_block()) =>
+            {
+                let tile = tiling::conv_wgmma_tile(grid, rows);
+                ConvVariant { kernel: of(both), tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+            }
+            (ConvKernel::Main, _) => {
+                let threads = tiling::conv_mma_threads(sizes.precision);
+                ConvVariant { kernel: of(kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
+            }
+        })
+    }
+
+    /// Whole frames, with their statistics.
+    pub fn conv(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let bytes = self.sizes.data_bytes(output);
+        let params = self.conv_band(block, weights, op, frames, &ConvBand::whole(op.layout, op.input))?;
+        let statistics: Vec<u64> = frames.iter().map(|frame| block.address(frame.out) + bytes).collect();
+        self.statistics((op.layout, op.input, op.statistics), &params, &statistics)
+    }
+
+    /// A band, without the statistics, which need all bands.
+    pub fn conv_band(
+        &self,
+        block: &DeviceBlock,
+        weights: &WeightPointers,
+        op: &ConvOp,
+        frames: &[ConvFrame],
+        band: &ConvBand,
+    ) -> Result<ConvParams> {
+        let (layout, grid) = (op.layout, tiling::tile_grid(op.layout, op.input));
+        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue())?;
+        let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
+        let mut params = ConvParamsBuilder { sizes, block, weights, op, frames, band, tile, tensor_maps }.build()?;
+        let rows = params.tiles_y * params.frames * params.channel_tiles;
+        let gpu = &self.context.gpu;
+        let tiles = match ConvKernel::of(layout)? {
+            ConvKernel::In => {
+                let (tiles_x, rows) = (params.tiles_x as u32, rows as u32);
+                params.run = tiling::conv_in_run(sizes.precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
+                tiles_x.div_ceil(params.run as u32) * rows
+            }
+            _ => (params.tiles_x * rows * params.phases) as u32,
+        };
+        let blocks = if variant.wgmma { tiles.min(gpu.multiprocessors) } else { tiles };
+        // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
+        // freeing either waits for the streams.
+        unsafe {
+            match band.stream {
+                Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params)?,
+                None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params)?,
+            }
+        }
+        Ok(params)
+    }
+}

@@ -1,0 +1,385 @@
+//! Fills in the parameters of a convolution launch, one part after the other.
+
+use std::ops::Range;
+
+use super::launcher::WeightPointers;
+use super::norm::norm_params;
+use super::params::{
+    ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
+};
+use super::sizes::CudaSizes;
+use super::slots::Slots;
+use super::tensor_map::{output_map, patch_map, residual_map};
+use super::tiling;
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Prologue, Term, Window};
+use crate::error::Result;
+use crate::tensor::{Columns, FrameShape};
+
+/// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
+/// of `rows`. Outputs and residuals are virtual full-frame pointers; only the band's rows are backed by memory.
+pub struct ConvBand<'a> {
+    /// Rows of the tile grid.
+    pub rows: Range<u64>,
+    /// Rows of the input that they read.
+    pub input_rows: Range<u64>,
+    pub split: Option<SplitFrames<'a>>,
+    /// Where it runs, if not in the launch queue.
+    pub stream: Option<&'a CudaStream>,
+    pub next_norm: Option<NextNorm<'a>>,
+}
+
+impl ConvBand<'_> {
+    /// All rows.
+    pub fn whole(layout: &ConvLayout, input: FrameShape) -> Self {
+        let rows = 0..tiling::tile_grid(layout, input).height;
+        ConvBand { rows, input_rows: 0..input.height, split: None, stream: None, next_norm: None }
+    }
+
+    /// The prologue that is applied to the output.
+    pub fn next_prologue(&self) -> Prologue {
+        self.next_norm.as_ref().map_or(Prologue::None, |norm| norm.layout.prologue)
+    }
+}
+
+/// The norm of the layer that reads the output, applied by `conv_in`. The statistics of its frames are known.
+pub struct NextNorm<'a> {
+    pub weights: WeightPointers,
+    pub layout: &'a ConvLayout,
+    pub statistics: &'a [Frame],
+}
+
+/// Cached frames that are split by column: (resident part, host part), both from the first input row of a band. Terms
+/// name them by the resident part.
+#[derive(Clone, Copy)]
+pub struct SplitFrames<'a> {
+    pub columns: Columns,
+    pub frames: &'a [(Frame, Frame)],
+}
+
+impl SplitFrames<'_> {
+    fn host_part(&self, resident: Frame) -> Option<Frame> {
+        self.frames.iter().find(|(frame, _)| *frame == resident).map(|(_, host)| *host)
+    }
+}
+
+/// The slots of all input frames.
+struct InputSlots {
+    main: Slots,
+    /// Resident and host part.
+    split: Option<[Slots; 2]>,
+    shortcut: Option<Slots>,
+}
+
+/// The slots of outputs and residuals.
+struct OutputSlots {
+    out: Slots,
+    residual: Slots,
+}
+
+pub struct ConvParamsBuilder<'a> {
+    pub sizes: CudaSizes,
+    pub block: &'a DeviceBlock,
+    pub weights: &'a WeightPointers,
+    pub op: &'a ConvOp<'a>,
+    /// The output frames of this launch.
+    pub frames: &'a [ConvFrame],
+    pub band: &'a ConvBand<'a>,
+    pub tile: (i32, i32),
+    /// Whether the kernel reads and writes frames by tensor maps.
+    pub tensor_maps: bool,
+}
+
+impl ConvParamsBuilder<'_> {
+    pub fn build(&self) -> Result<ConvParams> {
+        self.frames.iter().try_for_each(|frame| self.check_frame(frame))?;
+        let mut params = self.tiles();
+        let inputs = InputSlots {
+            main: self.main_input(&mut params)?,
+            split: self.split_inputs(&mut params)?,
+            shortcut: self.shortcut_input(&mut params)?,
+        };
+        let outputs = self.outputs(&mut params)?;
+        self.frame_terms(&mut params, &inputs, &outputs);
+        self.partial_sums(&mut params, &inputs.main)?;
+        self.next_norm(&mut params)?;
+        Ok(params)
+    }
+
+    fn output(&self) -> FrameShape {
+        self.op.layout.window.output(self.op.input, self.op.layout.cout)
+    }
+
+    /// The extra frame of a launch that leaves partial sums: its only term.
+    fn partial_sums_term(&self) -> Option<Term> {
+        self.op.sums.after.map(|onward| Term { frame: onward.input, slab: onward.slab })
+    }
+
+    fn host_part(&self, frame: Frame) -> Option<Frame> {
+        self.band.split.and_then(|split| split.host_part(frame))
+    }
+
+    fn slots(&self, addresses: &[u64], shape: FrameShape) -> Result<Slots> {
+        Slots::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.op.layout.groups))
+    }
+
+    fn is_shortcut(&self, term: &Term) -> bool {
+        u64::from(term.slab) == self.op.layout.slabs
+    }
+
+    /// A launch must touch nothing outside its block: afterwards nobody could tell which one did.
+    fn check_frame(&self, frame: &ConvFrame) -> Result<()> {
+        let (layout, input, output) = (self.op.layout, self.op.input, self.output());
+        let (rows, input_rows) = (&self.band.rows, count(&self.band.input_rows));
+        let bytes = |rows: u64, shape: FrameShape| self.sizes.data_bytes(FrameShape { height: rows, ..shape });
+        let holds = |frame: Frame, from: u64, rows: u64, shape: FrameShape| {
+            self.block.at(frame.0.wrapping_add(bytes(from, shape)), bytes(rows, shape)).map(|_| ())
+        };
+        for term in frame.terms.iter() {
+            match layout.shortcut {
+                Some(cin) if self.is_shortcut(term) => {
+                    holds(term.frame, 0, count(rows), output.with_channels(cin))?;
+                }
+                _ => match self.band.split.and_then(|split| Some((split.columns, split.host_part(term.frame)?))) {
+                    Some((columns, host)) => {
+                        let part = |columns: Range<u64>| FrameShape { width: count(&columns), ..input };
+                        holds(term.frame, 0, input_rows, part(columns.near()))?;
+                        holds(host, 0, input_rows, part(columns.far()))?;
+                    }
+                    None => holds(term.frame, 0, input_rows, input)?,
+                },
+            }
+        }
+        let by = tiling::output_rows(layout);
+        let mut like_output = [Some(frame.out), frame.residual].into_iter().flatten();
+        like_output.try_for_each(|frame| holds(frame, rows.start * by, count(rows) * by, output))
+    }
+
+    fn tiles(&self) -> ConvParams {
+        let (layout, rows) = (self.op.layout, &self.band.rows);
+        let grid = tiling::tile_grid(layout, self.op.input);
+        let two_ahead = matches!(layout.window, Window::Same | Window::Up) && layout.shortcut.is_none();
+        ConvParams {
+            height: grid.height as i32,
+            width: grid.width as i32,
+            tiles_x: (grid.width as i32 + self.tile.1 - 1) / self.tile.1,
+            tiles_y: (count(rows) as i32 + self.tile.0 - 1) / self.tile.0,
+            first_row: rows.start as i32,
+            channel_tiles: tiling::channel_tiles(layout) as i32,
+            phases: layout.window.phases() as i32,
+            frames: (self.frames.len() + usize::from(self.op.sums.after.is_some())) as i32,
+            cout: tiling::output_stride(layout.cout) as i32,
+            tile_rows: self.tile.0,
+            ahead: if two_ahead { 2 } else { 1 },
+            bias: self.weights.bias,
+            ..ConvParams::default()
+        }
+    }
+
+    /// The main source, and its frames that are not split.
+    fn main_input(&self, params: &mut ConvParams) -> Result<Slots> {
+        let (layout, input, seen) = (self.op.layout, self.op.input, &self.band.input_rows);
+        let extra = self.partial_sums_term();
+        if let Some(term) = extra {
+            self.block.at(term.frame.0, self.sizes.data_bytes(input))?;
+        }
+        let terms = self.frames.iter().flat_map(|frame| frame.terms.iter()).chain(&extra);
+        let whole = terms.filter(|term| u64::from(term.slab) < layout.slabs && self.host_part(term.frame).is_none());
+        let addresses = distinct(whole.map(|term| self.block.address(term.frame)));
+        let slots = self.slots(&addresses, input)?;
+        let channels = tiling::input_stride(layout.cin);
+        params.source[0] = SourceParams {
+            weights: self.weights.slabs,
+            height: count(seen) as i32,
+            channels: channels as i32,
+            k_blocks: channels.div_ceil(self.sizes.k_block()) as i32,
+            ..patches(layout.window, self.tile)
+        };
+        params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
+        self.put_part(params, MAIN, (slots, &addresses), 0..input.width)?;
+        Ok(slots)
+    }
+
+    /// The two parts of split cached frames, of the same source.
+    fn split_inputs(&self, params: &mut ConvParams) -> Result<Option<[Slots; 2]>> {
+        let Some(SplitFrames { columns, frames }) = self.band.split else { return Ok(None) };
+        let (resident, host): (Vec<u64>, Vec<u64>) =
+            frames.iter().map(|(resident, host)| (self.block.address(*resident), self.block.address(*host))).unzip();
+        let mut part = |index: usize, addresses: &[u64], columns: Range<u64>| -> Result<Slots> {
+            let slots = self.slots(addresses, FrameShape { width: count(&columns), ..self.op.input })?;
+            self.put_part(params, index, (slots, addresses), columns)?;
+            Ok(slots)
+        };
+        let slots = [part(RESIDENT, &resident, columns.near())?, part(HOST, &host, columns.far())?];
+        params.split_column = columns.parting() as i32;
+        Ok(Some(slots))
+    }
+
+    fn shortcut_input(&self, params: &mut ConvParams) -> Result<Option<Slots>> {
+        let Some(cin) = self.op.layout.shortcut else { return Ok(None) };
+        let (shape, rows) = (self.output().with_channels(cin), &self.band.rows);
+        let last_terms = self.frames.iter().filter_map(|frame| frame.terms.last());
+        let addresses: Vec<u64> = last_terms.map(|term| self.block.address(term.frame)).collect();
+        let slots = self.slots(&addresses, shape)?;
+        params.source[1] = SourceParams {
+            weights: self.weights.shortcut,
+            height: count(rows) as i32,
+            channels: tiling::channel_stride(shape.channels) as i32,
+            k_blocks: shape.channels.div_ceil(self.sizes.k_block()) as i32,
+            ..patches(Window::Point, self.tile)
+        };
+        params.source[1].plane[0].dy -= rows.start as i32;
+        self.put_part(params, SHORTCUT, (slots, &addresses), 0..shape.width)?;
+        Ok(Some(slots))
+    }
+
+    /// Where input frames lie, or these columns of them.
+    fn put_part(
+        &self,
+        params: &mut ConvParams,
+        index: usize,
+        (slots, addresses): (Slots, &[u64]),
+        columns: Range<u64>,
+    ) -> Result<()> {
+        params.part[index] = FramePart {
+            frames: slots.address(),
+            slot_bytes: slots.bytes(),
+            width: count(&columns) as i32,
+            first_column: columns.start as i32,
+        };
+        if self.tensor_maps {
+            let source = &params.source[usize::from(index == SHORTCUT)];
+            let map = patch_map(self.sizes, source, &params.part[index], slots.count(addresses))?;
+            params.input_map[index] = map;
+        }
+        Ok(())
+    }
+
+    /// Outputs, residuals and statistics records.
+    fn outputs(&self, params: &mut ConvParams) -> Result<OutputSlots> {
+        let (op, output, sizes) = (self.op, self.output(), self.sizes);
+        let outs: Vec<u64> = self.frames.iter().map(|frame| self.block.address(frame.out)).collect();
+        let added = self.frames.iter().filter_map(|frame| frame.residual);
+        let added: Vec<u64> = added.map(|frame| self.block.address(frame)).collect();
+        let (out, residual) = (self.slots(&outs, output)?, self.slots(&added, output)?);
+        params.out = out.address();
+        params.out_slot_bytes = out.bytes();
+        if !added.is_empty() {
+            params.residual = residual.address();
+            params.residual_slot_bytes = residual.bytes();
+        }
+        if self.tensor_maps {
+            params.out_map = output_map(sizes, params, output, out.count(&outs))?;
+            if params.residual != 0 {
+                params.residual_map = residual_map(sizes, params, output, residual.count(&added))?;
+            }
+        }
+        if op.statistics && tiling::has_statistics_records(op.layout) {
+            let bytes = self.frames.len() as u64 * sizes.statistics_records_bytes(op.layout, op.input);
+            params.records = self.block.at(op.scratch, bytes)?;
+        }
+        Ok(OutputSlots { out, residual })
+    }
+
+    /// What each output frame is the sum of.
+    fn frame_terms(&self, params: &mut ConvParams, inputs: &InputSlots, outputs: &OutputSlots) {
+        let address = |frame: Frame| self.block.address(frame);
+        for (params, frame) in params.frame.iter_mut().zip(self.frames) {
+            *params = FrameParams {
+                bias: i32::from(frame.bias),
+                out: i64::from(outputs.out.of(address(frame.out))),
+                ..FrameParams::default()
+            };
+            for term in frame.terms.iter() {
+                if self.is_shortcut(term) {
+                    params.slot[SHORTCUT_TERM] = inputs.shortcut.map_or(-1, |slots| slots.of(address(term.frame)));
+                    continue;
+                }
+                let at = params.terms as usize;
+                params.slab[at] = i32::from(term.slab);
+                match (inputs.split, self.host_part(term.frame)) {
+                    (Some([resident_slots, host_slots]), Some(host)) => {
+                        params.slot[at] = resident_slots.of(address(term.frame));
+                        params.host_slot[at] = host_slots.of(address(host));
+                    }
+                    _ => params.slot[at] = inputs.main.of(address(term.frame)),
+                }
+                params.terms += 1;
+            }
+            if let Some(added) = frame.residual {
+                params.residual = i64::from(outputs.residual.of(address(added)));
+            }
+        }
+    }
+
+    /// Partial sums of another launch, and an extra frame that leaves partial sums only.
+    fn partial_sums(&self, params: &mut ConvParams, main: &Slots) -> Result<()> {
+        let sums = &self.op.sums;
+        if let Some(bytes) = self.sizes.down_partial_sums_bytes(self.op.layout, self.op.input) {
+            let address = |at: Option<Frame>| at.map_or(Ok(0), |frame| self.block.at(frame.0, bytes));
+            params.partial_in = address(sums.before)?;
+            params.partial_out = address(sums.after.map(|onward| onward.sums))?;
+        }
+        if let Some(term) = self.partial_sums_term() {
+            params.frame[self.frames.len()] = FrameParams {
+                slot: [main.of(self.block.address(term.frame)), 0, 0, -1],
+                slab: [i32::from(term.slab), 0, 0, 0],
+                terms: 1,
+                ..FrameParams::default()
+            };
+        }
+        Ok(())
+    }
+
+    fn next_norm(&self, params: &mut ConvParams) -> Result<()> {
+        let Some(NextNorm { weights, layout, statistics }) = &self.band.next_norm else { return Ok(()) };
+        let at = |frame: &Frame| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
+        let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
+        let slots = Slots::new(addresses.iter().copied(), 8)?;
+        params.norm = norm_params(weights, layout, slots.address(), slots.bytes() / 8);
+        for (slot, address) in params.statistics.iter_mut().zip(addresses) {
+            *slot = slots.of(address);
+        }
+        Ok(())
+    }
+}
+
+/// The patches of a tile, and which taps read them.
+fn patches(window: Window, tile: (i32, i32)) -> SourceParams {
+    let halo = match window {
+        Window::Same => 2,
+        Window::Point => 0,
+        Window::Down | Window::Up => 1,
+    };
+    let (rows, pitch) = (tile.0 + halo, tile.1 + halo);
+    let plane = |i: usize| {
+        let (r, s) = (i as i32 / 2, i as i32 % 2);
+        match window {
+            Window::Same => Plane { dx: -1, dy: -1, rows: 3, cols: 3 },
+            Window::Point => Plane { dx: 0, dy: 0, rows: 1, cols: 1 },
+            Window::Up => Plane { dx: s - 1, dy: r - 1, rows: 2, cols: 2 },
+            Window::Down => Plane { dx: s, dy: r, rows: 2 - r, cols: 2 - s },
+        }
+    };
+    SourceParams {
+        rows,
+        pitch,
+        patch_bytes: rows * pitch * tiling::ROW_BYTES as i32,
+        stride: if window == Window::Down { 2 } else { 1 },
+        planes: if window == Window::Down { 4 } else { 1 },
+        taps: (window.side() * window.side()) as i32,
+        plane: std::array::from_fn(plane),
+        ..SourceParams::default()
+    }
+}
+
+fn count(range: &Range<u64>) -> u64 {
+    range.end - range.start
+}
+
+fn distinct(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
+    let mut all: Vec<u64> = addresses.collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}

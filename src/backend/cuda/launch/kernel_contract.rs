@@ -1,0 +1,139 @@
+//! What Rust and the kernels have to agree on, read from the committed PTX and from the text of the sources.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use super::params::{
+    AttentionParams, BlendParams, ConvParams, CopyParams, FinalizeParams, LoadParams, NormParams, OutParams,
+    StatisticsParams, StoreParams,
+};
+use super::tiling;
+use crate::backend::Precision;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/kernels")
+}
+
+fn source(name: &str) -> String {
+    std::fs::read_to_string(folder().join(name)).unwrap_or_else(|why| panic!("{name}: {why}"))
+}
+
+/// The number in `constexpr int NAME = NUMBER;`.
+fn constant(file: &str, name: &str) -> u64 {
+    let (text, definition) = (source(file), format!("constexpr int {name} = "));
+    let at = text.find(&definition).unwrap_or_else(|| panic!("{file} has no `{definition}`")) + definition.len();
+    let number: String = text[at..].chars().take_while(char::is_ascii_digit).collect();
+    assert_eq!(text[at + number.len()..].chars().next(), Some(';'), "{file}: {name} is no plain number");
+    number.parse().unwrap()
+}
+
+/// (alignment, bytes) of each kernel's parameter: `.param .align 64 .b8 conv_in_param_0[3712]`.
+fn ptx_parameters(precision: Precision) -> BTreeMap<String, (usize, usize)> {
+    let mut found = BTreeMap::new();
+    for file in std::fs::read_dir(folder().join("ptx").join(precision.name())).unwrap() {
+        let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+        for line in text.lines().filter(|line| line.contains("_param_0[")) {
+            let Some(rest) = line.trim().strip_prefix(".param .align ") else { continue };
+            let (align, rest) = rest.split_once(" .b8 ").unwrap();
+            let (name, bytes) = rest.split_once("_param_0[").unwrap();
+            let bytes = bytes.trim_end_matches([']', ',']);
+            found.insert(name.to_owned(), (align.parse().unwrap(), bytes.parse().unwrap()));
+        }
+    }
+    found
+}
+
+#[test]
+fn parameter_structs_are_as_large_as_the_kernels_expect() {
+    fn layout<T>() -> (usize, usize) {
+        (align_of::<T>(), size_of::<T>())
+    }
+    for precision in Precision::ALL {
+        let kernels = ptx_parameters(precision);
+        for (kernel, found) in &kernels {
+            let expected = match kernel.as_str() {
+                "conv_wgmma" | "conv_wgmma_partial" | "conv_mma" | "conv_mma_partial" => layout::<ConvParams>(),
+                "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
+                "conv_out" => layout::<OutParams>(),
+                "norm_finalize" => layout::<FinalizeParams>(),
+                "norm_statistics" => layout::<StatisticsParams>(),
+                "norm_apply" | "norm_silu" => layout::<NormParams>(),
+                "copy_rows" => layout::<CopyParams>(),
+                "attention_128" | "attention_64" => layout::<AttentionParams>(),
+                "load" => layout::<LoadParams>(),
+                "store" => layout::<StoreParams>(),
+                "blend" => layout::<BlendParams>(),
+                other => panic!("{other} has no parameter struct"),
+            };
+            assert_eq!(*found, expected, "(alignment, bytes) of {kernel} in {}", precision.name());
+        }
+        let mut loaded: BTreeSet<&str> = include_str!("kernels.rs")
+            .split("c\"")
+            .skip(1)
+            .filter_map(|rest| rest.split_once('"').map(|(name, _)| name))
+            .collect();
+        if precision == Precision::Fp32 {
+            loaded.retain(|name| !name.starts_with("conv_wgmma"));
+        }
+        assert_eq!(loaded, kernels.keys().map(String::as_str).collect(), "kernels in {}", precision.name());
+    }
+}
+
+#[test]
+fn shared_memory_is_what_the_kernels_declare() {
+    for (precision, suffix) in [(Precision::Fp16, "2B"), (Precision::Bf16, "2B"), (Precision::Fp32, "4B")] {
+        let shared = |file: &str| constant(file, &format!("SHARED_BYTES_{suffix}")) as u32;
+        assert_eq!(tiling::conv_in_shared(precision), shared("conv_in.cu"));
+        assert_eq!(tiling::conv_out_shared(precision), shared("conv_out.cu"));
+    }
+    assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::ATTENTION_128_SHARED), constant("attention.cu", "SHARED_BYTES_128"));
+    assert_eq!(u64::from(tiling::ATTENTION_64_SHARED), constant("attention.cu", "SHARED_BYTES_64"));
+}
+
+#[test]
+fn tiles_and_threads_are_what_the_kernels_declare() {
+    for (precision, suffix) in [(Precision::Fp16, "2B"), (Precision::Bf16, "2B"), (Precision::Fp32, "4B")] {
+        let of = |file: &str, name: &str| constant(file, &format!("{name}_{suffix}"));
+        assert_eq!(
+            tiling::conv_out_tile(precision),
+            (of("conv_out.cu", "TILE_ROWS"), constant("conv_out.cu", "TILE_COLS"))
+        );
+        assert_eq!(tiling::attention_queries(precision), of("attention.cu", "QUERIES"));
+        assert_eq!(u64::from(tiling::longest_conv_in_run(precision)), of("conv_in.cu", "MAX_RUN"));
+        assert_eq!(u64::from(tiling::conv_mma_threads(precision)), of("mainloop_mma.cuh", "THREADS"));
+    }
+    for (threads, file, name) in [
+        (tiling::CONV_IN_THREADS, "conv_in.cu", "THREADS"),
+        (tiling::CONV_OUT_THREADS, "conv_out.cu", "THREADS"),
+        (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
+        (tiling::ATTENTION_THREADS, "attention.cu", "THREADS"),
+        (tiling::STATISTICS_THREADS, "norm.cu", "THREADS"),
+        (tiling::PIXEL_THREADS, "pixels.cu", "THREADS"),
+        (tiling::CO_RESIDENT_THREADS, "norm.cuh", "CORESIDENT_THREADS"),
+        (tiling::CONV_IN_BLOCKS, "conv_in.cu", "BLOCKS_PER_SM"),
+    ] {
+        assert_eq!(u64::from(threads), constant(file, name), "{name} of {file}");
+    }
+    for file in ["conv_in.cu", "mainloop_mma.cuh"] {
+        let tile = (constant(file, "TILE_ROWS") as i32, constant(file, "TILE_COLS") as i32);
+        assert_eq!(tiling::CONV_TILE, tile, "{file}");
+    }
+    assert_eq!(tiling::STATISTICS_RECORD, (constant("norm.cuh", "RECORD_ROWS"), constant("norm.cuh", "RECORD_COLS")));
+    assert_eq!(tiling::ROW_BYTES, constant("conv.cuh", "ROW_BYTES"));
+    assert_eq!(tiling::TILE_CHANNELS, constant("conv.cuh", "TILE_CHANNELS"));
+    assert_eq!(tiling::WEIGHT_TILE_BYTES, constant("conv.cuh", "WEIGHT_TILE_BYTES"));
+    assert_eq!(tiling::UNIT_BYTES, constant("common.cuh", "UNIT_BYTES"));
+    assert_eq!(tiling::CONV_OUT_PIXEL_BYTES, 4 * constant("conv_out.cu", "PARTIAL_FLOATS"));
+    assert_eq!(tiling::MOST_ATTENTION_CHANNELS, constant("attention.cu", "MAX_CHANNELS"));
+}
+
+#[test]
+fn max_frames_is_defined_once_in_the_kernels() {
+    let files = std::fs::read_dir(folder()).unwrap().map(|file| file.unwrap().path());
+    let sources = files.filter(|path| path.extension().is_some_and(|ext| ext == "cu" || ext == "cuh"));
+    let texts = sources.map(|path| std::fs::read_to_string(path).unwrap());
+    let definitions: usize = texts.map(|text| text.matches("MAX_FRAMES = ").count()).sum();
+    assert_eq!((definitions, constant("common.cuh", "MAX_FRAMES")), (1, tiling::MAX_FRAMES as u64));
+}

@@ -1,0 +1,26 @@
+//! What every launch needs. Each operation adds its method in a file of its own.
+
+use std::sync::Arc;
+
+use super::kernels::Kernels;
+use super::queue::LaunchQueue;
+use super::sizes::CudaSizes;
+use crate::backend::cuda::driver::Context;
+
+/// The kernels of a precision on a GPU, and the queue that operations go to.
+pub struct Launcher {
+    pub sizes: CudaSizes,
+    pub context: Arc<Context>,
+    pub kernels: Arc<Kernels>,
+    pub queue: LaunchQueue,
+}
+
+/// Device addresses of a convolution's weights.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightPointers {
+    pub slabs: u64,
+    pub shortcut: u64,
+    pub bias: u64,
+    pub gamma: u64,
+    pub beta: u64,
+}

@@ -1,0 +1,32 @@
+//! One operation a file: what its kernel is told, and how it is launched on a stream.
+//! Works on device memory alone; knows nothing of host memory, bands in flight or plans.
+
+mod attention;
+mod conv;
+mod conv_out;
+mod conv_params;
+mod copy;
+mod graph;
+#[cfg(test)]
+mod kernel_contract;
+mod kernels;
+mod launcher;
+mod norm;
+mod params;
+mod pixels;
+mod queue;
+mod sizes;
+mod slots;
+mod tensor_map;
+pub mod tiling;
+
+pub use conv_params::{ConvBand, NextNorm, SplitFrames};
+pub use copy::{RowCopy, RowPitches};
+pub use kernels::Kernels;
+pub use launcher::{Launcher, WeightPointers};
+pub use norm::NormRows;
+pub use params::{ConvParams, Strided};
+#[cfg(test)]
+pub use queue::testing;
+pub use queue::{GraphGuard, LaunchQueue};
+pub use sizes::{BandLayout, CudaSizes, WeightLayout};

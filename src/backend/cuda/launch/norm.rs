@@ -1,0 +1,154 @@
+//! Launches norms, and the statistics that they need.
+
+use std::ops::Range;
+
+use super::launcher::{Launcher, WeightPointers};
+use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
+use super::slots::Slots;
+use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
+use crate::backend::cuda::driver::DeviceBlock;
+use crate::backend::{ConvLayout, Frame, Prologue};
+use crate::error::Result;
+use crate::tensor::FrameShape;
+
+/// Rows of frames to normalise, and the bytes from one frame's rows to the next's at the destination.
+pub struct NormRows {
+    pub rows: Range<u64>,
+    pub out_bytes: u64,
+}
+
+/// The norm before a layer. `stride`: from one slot of statistics to the next, in pairs of floats.
+pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u64, stride: i64) -> Norm {
+    Norm {
+        statistics,
+        gamma: weights.gamma,
+        beta: weights.beta,
+        stride,
+        groups: layout.groups as i32,
+        group_channels: (layout.cin / layout.groups) as i32,
+    }
+}
+
+impl Launcher {
+    /// The first pixels of one frame, or of a part of one, in place. Its statistics are elsewhere.
+    pub fn norm_in_place(
+        &self,
+        block: &DeviceBlock,
+        weights: &WeightPointers,
+        (layout, shape): (&ConvLayout, FrameShape),
+        (frame, pixels): (Frame, u64),
+        statistics: Frame,
+    ) -> Result<()> {
+        let channels = tiling::channel_stride(shape.channels);
+        let address = block.at(frame.0, pixels * channels * self.sizes.element())?;
+        let statistics = block.at(statistics.0, self.sizes.statistics_bytes(layout.groups))?;
+        let params = NormParams {
+            norm: norm_params(weights, layout, statistics, 0),
+            input: address,
+            out: address,
+            pixels: pixels as i64,
+            channels: channels as i32,
+            ..NormParams::default()
+        };
+        self.launch_norm(layout, &params, 1)
+    }
+
+    /// (from, to) of each frame. `rows`: `None` for whole frames.
+    pub fn norm(
+        &self,
+        block: &DeviceBlock,
+        weights: &WeightPointers,
+        (layout, shape): (&ConvLayout, FrameShape),
+        frames: &[(Frame, Frame)],
+        rows: Option<NormRows>,
+    ) -> Result<()> {
+        let bytes = self.sizes.frame_bytes(shape, layout.groups);
+        let NormRows { rows, out_bytes } = rows.unwrap_or(NormRows { rows: 0..shape.height, out_bytes: bytes });
+        let row = self.sizes.row_bytes(shape);
+        for (from, to) in frames {
+            block.at(from.0, bytes)?;
+            block.at(to.0, (rows.end - rows.start) * row)?;
+        }
+        let input = Slots::new(frames.iter().map(|f| block.address(f.0)), bytes)?;
+        let out = Slots::new(frames.iter().map(|f| block.address(f.1)), out_bytes)?;
+        let statistics = input.address() + self.sizes.data_bytes(shape);
+        let mut params = NormParams {
+            norm: norm_params(weights, layout, statistics, input.bytes() / 8),
+            input: input.address() + rows.start * row,
+            out: out.address(),
+            in_slot_bytes: input.bytes(),
+            out_slot_bytes: out.bytes(),
+            pixels: ((rows.end - rows.start) * shape.width) as i64,
+            channels: tiling::channel_stride(shape.channels) as i32,
+            ..NormParams::default()
+        };
+        for (i, (from, to)) in frames.iter().enumerate() {
+            (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
+        }
+        self.launch_norm(layout, &params, frames.len() as u32)
+    }
+
+    fn launch_norm(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
+        let kernel = match layout.prologue {
+            Prologue::NormSilu => &self.kernels.norm_silu,
+            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
+        };
+        let blocks = (self.context.gpu.multiprocessors * 16 / frames).max(1);
+        // A thread for each unit of a pixel.
+        let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
+        let threads = CO_RESIDENT_THREADS.max(units);
+        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
+        // the work.
+        unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
+    }
+
+    /// The statistics of a convolution's output frames, to these addresses, if they are `wanted`.
+    pub fn statistics(
+        &self,
+        (layout, input, wanted): (&ConvLayout, FrameShape, bool),
+        conv: &ConvParams,
+        statistics: &[u64],
+    ) -> Result<()> {
+        if !wanted {
+            return Ok(());
+        }
+        let shape = layout.window.output(input, layout.cout);
+        let (slots, count) = (Slots::new(statistics.iter().copied(), 8)?, statistics.len());
+        let group_channels = (layout.cout / layout.groups) as i32;
+        let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
+        let (statistics, stride) = (slots.address(), slots.bytes() / 8);
+        let grid = [layout.groups as u32, count as u32];
+        if tiling::has_statistics_records(layout) {
+            let params = FinalizeParams {
+                records: conv.records,
+                statistics,
+                stride,
+                quads: conv.channel_tiles * TILE_CHANNELS as i32 / 4,
+                group_quads: group_channels / 4,
+                groups: layout.groups as i32,
+                phases: conv.phases,
+                height: conv.height,
+                width: conv.width,
+                eps: EPSILON,
+                slot,
+            };
+            // SAFETY: as in `conv_band`.
+            unsafe { self.queue.launch(&self.kernels.norm_finalize, grid, STATISTICS_THREADS, &params) }
+        } else {
+            let params = StatisticsParams {
+                input: conv.out,
+                statistics,
+                stride,
+                slot_bytes: conv.out_slot_bytes,
+                pixels: shape.pixels() as i64,
+                channels: conv.cout,
+                group_channels,
+                groups: layout.groups as i32,
+                eps: EPSILON,
+                slot,
+            };
+            // SAFETY: as in `conv_band`.
+            unsafe { self.queue.launch(&self.kernels.norm_statistics, grid, STATISTICS_THREADS, &params) }
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Launches the kernels between tensors and activations, and the one that blends tiles.
+
+use cudarc::driver::sys;
+
+use super::launcher::Launcher;
+use super::params::{BlendParams, LoadParams, StoreParams, Strided};
+use super::tiling::{self, PIXEL_THREADS};
+use crate::backend::cuda::driver::{DeviceBlock, check};
+use crate::backend::{Blend, BlendOp, LoadOp, StoreOp};
+use crate::error::Result;
+use crate::tensor::FrameShape;
+
+fn grid(pixels: u64) -> [u32; 2] {
+    [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
+}
+
+impl Launcher {
+    /// `from`: the tensor's frame, in device memory.
+    pub fn load(&self, block: &DeviceBlock, op: &LoadOp, from: Strided) -> Result<()> {
+        let params = LoadParams {
+            from,
+            into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
+            height: op.shape.height as i32,
+            width: op.shape.width as i32,
+            stride: tiling::input_stride(op.shape.channels) as i32,
+            mul: op.map.mul,
+            add: op.map.add,
+        };
+        // SAFETY: the parameters have the kernel's layout, and point at memory that outlives the work.
+        unsafe { self.kernels.load.launch(self.queue.stream(), grid(op.shape.pixels()), PIXEL_THREADS, &params) }
+    }
+
+    /// `into`: the tensor's frame, in device memory.
+    pub fn store(&self, block: &DeviceBlock, op: &StoreOp, into: Strided) -> Result<()> {
+        let [rows, columns] = self.fades(block, op.scratch, op.shape, op.divide)?;
+        let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
+        let params = StoreParams {
+            into,
+            from: block.at(op.from.0, self.sizes.data_bytes(op.shape))?,
+            rows,
+            columns,
+            width: op.shape.width as i32,
+            stride: tiling::output_stride(op.shape.channels) as i32,
+            channel: op.channel as i32,
+            logvar: op.sample.map_or(-1, |sample| sample.logvar_channel as i32),
+            clamp_low,
+            clamp_high,
+            mul: op.map.mul,
+            add: op.map.add,
+            seed: op.sample.map_or(0, |sample| sample.seed),
+            batch: op.batch as u32,
+            frame: op.clip_frame as u32,
+        };
+        let pixels = into.height as u64 * into.width as u64;
+        // SAFETY: as in `load`.
+        unsafe { self.kernels.store.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
+    }
+
+    pub fn blend(&self, block: &DeviceBlock, op: &BlendOp) -> Result<()> {
+        let [rows, columns] = self.fades(block, op.scratch, op.into_shape, Some(op.fade))?;
+        let params = BlendParams {
+            from: block.at(op.from.0, self.sizes.data_bytes(op.from_shape))?,
+            into: block.at(op.into.0, self.sizes.data_bytes(op.into_shape))?,
+            rows,
+            columns,
+            height: op.from_shape.height as i32,
+            width: op.from_shape.width as i32,
+            into_width: op.into_shape.width as i32,
+            top: op.top as i32,
+            left: op.left as i32,
+            stride: tiling::output_stride(op.into_shape.channels) as i32,
+            clear: if op.clear { op.into_shape.height as i32 } else { 0 },
+        };
+        let pixels = if op.clear { op.into_shape.pixels() } else { op.from_shape.pixels() };
+        // SAFETY: as in `load`.
+        unsafe { self.kernels.blend.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
+    }
+
+    /// Copies fades to the device; their addresses, null where there are none.
+    fn fades(&self, block: &DeviceBlock, scratch: u64, shape: FrameShape, fades: Option<Blend>) -> Result<[u64; 2]> {
+        let Some(Blend { rows, columns }) = fades else { return Ok([0, 0]) };
+        let mut addresses = [0; 2];
+        for (address, (offset, fade)) in addresses.iter_mut().zip([(0, rows), (shape.height * 4, columns)]) {
+            let bytes = size_of_val(fade);
+            *address = block.at(scratch + offset, bytes as u64)?;
+            let stream = self.queue.stream().handle();
+            // SAFETY: the region is that long. The driver has copied pageable memory when it returns.
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(*address, fade.as_ptr().cast(), bytes, stream) };
+            check("copying fades to the GPU", answer)?;
+        }
+        Ok(addresses)
+    }
+}

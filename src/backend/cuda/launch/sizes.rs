@@ -1,0 +1,187 @@
+//! How many bytes everything takes on a GPU: frames, weights, scratch, bands, partial sums. Plain arithmetic on shapes,
+//! so that plans for a GPU can be made on a machine without one.
+
+use super::tiling::{
+    self, BANDS_IN_FLIGHT, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, HALO, MAX_FRAMES, REMATERIALISED_LEAD,
+    ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS, UNIT_BYTES, WEIGHT_TILE_BYTES,
+};
+use crate::backend::{ConvLayout, Precision, Prologue};
+use crate::tensor::{BandFrames, FrameShape};
+
+/// The driver gives memory in whole pages of this size, and counts them as used.
+const DEVICE_PAGE: u64 = 2 << 20;
+/// Mean and reciprocal deviation of a group of channels, in f32.
+const STATISTICS_BYTES: u64 = 8;
+
+/// The sizes of one precision.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CudaSizes {
+    pub precision: Precision,
+}
+
+impl CudaSizes {
+    /// Bytes of an activation, and of a weight.
+    pub const fn element(self) -> u64 {
+        self.precision.bytes()
+    }
+
+    /// Input channels of a patch.
+    pub const fn k_block(self) -> u64 {
+        ROW_BYTES / self.element()
+    }
+
+    /// Pixels of a frame. Its statistics follow.
+    pub fn data_bytes(self, shape: FrameShape) -> u64 {
+        let stride = tiling::input_stride(shape.channels);
+        (shape.pixels() * stride * self.element()).next_multiple_of(UNIT_BYTES)
+    }
+
+    pub fn statistics_bytes(self, groups: u64) -> u64 {
+        groups * STATISTICS_BYTES
+    }
+
+    /// A frame with its statistics.
+    pub fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
+        (self.data_bytes(shape) + self.statistics_bytes(groups)).next_multiple_of(FRAME_ALIGN)
+    }
+
+    pub fn row_bytes(self, shape: FrameShape) -> u64 {
+        shape.width * tiling::channel_stride(shape.channels) * self.element()
+    }
+
+    /// Rows of a frame as a part of a band.
+    fn band_frame_bytes(self, shape: FrameShape, rows: u64) -> u64 {
+        (self.row_bytes(shape) * rows.min(shape.height)).next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// Statistics records of one output frame.
+    pub fn statistics_records_bytes(self, layout: &ConvLayout, input: FrameShape) -> u64 {
+        let grid = tiling::tile_grid(layout, input);
+        let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
+        layout.window.phases() * records * tiling::channel_tiles(layout) * TILE_CHANNELS / 4 * STATISTICS_BYTES
+    }
+
+    /// Statistics records of the frames of a launch.
+    pub fn conv_scratch(self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        frames.min(MAX_FRAMES as u64) * self.statistics_records_bytes(layout, input)
+    }
+
+    pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
+        let (element, k_block) = (self.element(), self.k_block());
+        let (tiles, padded_cout) = (tiling::channel_tiles(layout), tiling::channel_tiles(layout) * TILE_CHANNELS);
+        let slab_bytes = match ConvKernel::of(layout) {
+            Ok(ConvKernel::In) => padded_cout * 9 * 4 * element,
+            Ok(ConvKernel::Out) => layout.cin.div_ceil(k_block / 2) * (k_block / 2) * 32 * element,
+            _ => layout.window.taps() * layout.cin.div_ceil(k_block) * tiles * WEIGHT_TILE_BYTES,
+        };
+        let shortcut = layout.slabs * slab_bytes;
+        let bias = shortcut + layout.shortcut.map_or(0, |cin| cin.div_ceil(k_block) * tiles * WEIGHT_TILE_BYTES);
+        let edges = layout.bias_elements() / layout.cout;
+        let gamma = bias + layout.biases * edges * padded_cout * 4;
+        let norm = if layout.prologue == Prologue::None { 0 } else { layout.cin.next_multiple_of(64) * 4 };
+        WeightLayout { slab_bytes, shortcut, bias, gamma, beta: gamma + norm, end: gamma + 2 * norm }
+    }
+
+    pub fn weight_bytes(self, layout: &ConvLayout) -> u64 {
+        self.weight_layout(layout).end.next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// A staging buffer for a frame of a host tensor, in the widest element type.
+    pub fn staging_bytes(self, shape: FrameShape) -> u64 {
+        (shape.elements() * 4).next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// The fades of all rows and columns.
+    pub fn fade_bytes(self, shape: FrameShape) -> u64 {
+        ((shape.height + shape.width) * 4).next_multiple_of(FRAME_ALIGN)
+    }
+
+    /// Partial sums of a downsampling convolution for one output frame, in f32 in every precision.
+    pub fn down_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        let pixels = layout.window.output(input, layout.cout).pixels();
+        let bytes = pixels * tiling::output_stride(layout.cout) * 4;
+        tiling::passes_partial_sums(layout).then(|| bytes.next_multiple_of(FRAME_ALIGN))
+    }
+
+    /// Partial sums of the convolution to pixels, for the next two output frames.
+    pub fn conv_out_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        let is_out = matches!(ConvKernel::of(layout), Ok(ConvKernel::Out));
+        is_out.then(|| (input.pixels() * CONV_OUT_PIXEL_BYTES).next_multiple_of(FRAME_ALIGN))
+    }
+
+    /// All band buffers, for convolutions of such frames. Convolutions of fewer frames find room for smaller bands at
+    /// least.
+    pub fn band_bytes(self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
+        // Outputs that do not stay have their statistics made on the way, from fours of channels.
+        if frames.outs > 0 && !tiling::has_statistics_records(layout) {
+            return None;
+        }
+        // A rematerialised input is as much work as an output.
+        let rows = tiling::band_rows(layout, input, frames.outputs + frames.anew);
+        Some(BANDS_IN_FLIGHT * BandLayout::new(self, layout, input, frames, rows).bytes(frames))
+    }
+
+    /// Bytes that have to lie before the band buffers. Parts of frames are addressed by where the frame would begin,
+    /// and the base of a tensor map has to lie in the block.
+    pub fn tensor_map_headroom(self, shape: FrameShape) -> u64 {
+        self.data_bytes(shape)
+    }
+
+    /// What the driver takes for a block.
+    pub fn block_bytes(self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(DEVICE_PAGE)
+    }
+
+    /// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
+    pub fn mapping_bytes(self, host: u64) -> u64 {
+        self.block_bytes(host / 4096 * 8)
+    }
+}
+
+/// Where the parts of a convolution's weights begin. Slabs come first.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightLayout {
+    pub slab_bytes: u64,
+    pub shortcut: u64,
+    pub bias: u64,
+    pub gamma: u64,
+    pub beta: u64,
+    pub end: u64,
+}
+
+/// Bytes that a band of so many rows takes of each kind of frame.
+pub struct BandLayout {
+    pub rows: u64,
+    pub input: u64,
+    /// The host part of a cached frame.
+    pub cached: u64,
+    pub rematerialised: u64,
+    pub shortcut: u64,
+    pub out: u64,
+}
+
+impl BandLayout {
+    pub fn new(sizes: CudaSizes, layout: &ConvLayout, input: FrameShape, frames: BandFrames, rows: u64) -> BandLayout {
+        let host_part = FrameShape { width: frames.far_columns, ..input };
+        let output = layout.window.output(input, layout.cout);
+        let shortcut = output.with_channels(layout.shortcut.unwrap_or(0));
+        BandLayout {
+            rows,
+            input: sizes.band_frame_bytes(input, rows + 2 * HALO),
+            cached: sizes.band_frame_bytes(host_part, rows + 2 * HALO),
+            rematerialised: sizes.band_frame_bytes(input, HALO + rows + REMATERIALISED_LEAD),
+            shortcut: sizes.band_frame_bytes(shortcut, rows),
+            out: sizes.band_frame_bytes(output, rows * tiling::output_rows(layout)),
+        }
+    }
+
+    /// A band buffer with all of them.
+    pub fn bytes(&self, frames: BandFrames) -> u64 {
+        let BandFrames { inputs, past, anew, shortcuts, outs, .. } = frames;
+        inputs * self.input
+            + past * self.cached
+            + anew * self.rematerialised
+            + shortcuts * self.shortcut
+            + outs * self.out
+    }
+}

@@ -1,0 +1,90 @@
+//! Tensor maps: how the copy engine of compute capability 9.0 sees frames.
+
+use cudarc::driver::sys;
+
+use super::params::{ConvParams, FramePart, SourceParams, TensorMap};
+use super::sizes::CudaSizes;
+use crate::backend::Precision;
+use crate::backend::cuda::driver::check;
+use crate::error::Result;
+use crate::tensor::FrameShape;
+
+/// Patches of a K block by `pitch` columns by `rows` rows of a source's frames.
+pub fn patch_map(sizes: CudaSizes, source: &SourceParams, part: &FramePart, slots: u64) -> Result<TensorMap> {
+    let (channels, width, height) = (source.channels as u64, part.width as u64, source.height as u64);
+    let (step, row) = (source.stride as u32, width * channels * sizes.element());
+    encode(
+        sizes,
+        part.frames,
+        &[channels, width, height, slots],
+        &[channels * sizes.element(), row, part.slot_bytes as u64],
+        &[sizes.k_block() as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
+        &[1, step, step, 1],
+    )
+}
+
+/// Boxes of a K block of channels by 8 x 16 pixels of the residual.
+pub fn residual_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+    let (channels, row) = (params.cout as u64, shape.width * params.cout as u64 * sizes.element());
+    encode(
+        sizes,
+        params.residual,
+        &[channels, shape.width, shape.height, slots],
+        &[channels * sizes.element(), row, params.residual_slot_bytes as u64],
+        &[sizes.k_block() as u32, 16, 8, 1],
+        &[1; 4],
+    )
+}
+
+/// The same of the output, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and
+/// the two rows of a phase are a dimension of their own.
+pub fn output_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+    let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
+    let row = shape.width * channels * sizes.element();
+    encode(
+        sizes,
+        params.out,
+        &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
+        &[channels * sides * sizes.element(), row, row * sides, params.out_slot_bytes as u64],
+        &[sizes.k_block() as u32, 16, 1, 8, 1],
+        &[1; 5],
+    )
+}
+
+/// Swizzled boxes, zeros outside. `strides` are in bytes, of all dimensions but the first.
+fn encode(
+    sizes: CudaSizes,
+    address: u64,
+    dims: &[u64],
+    strides: &[u64],
+    box_dims: &[u32],
+    steps: &[u32],
+) -> Result<TensorMap> {
+    use sys::CUtensorMapDataType as T;
+    debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
+    let element = match sizes.precision {
+        Precision::Fp16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+        Precision::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        Precision::Fp32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let mut map = TensorMap::default();
+    // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
+    let answer = unsafe {
+        sys::cuTensorMapEncodeTiled(
+            std::ptr::from_mut(&mut map).cast(),
+            element,
+            dims.len() as u32,
+            address as *mut _,
+            dims.as_ptr(),
+            strides.as_ptr(),
+            box_dims.as_ptr(),
+            steps.as_ptr(),
+            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
+            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+        )
+    };
+    check("encoding a tensor map", answer)?;
+    Ok(map)
+}

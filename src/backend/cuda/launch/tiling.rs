@@ -1,0 +1,297 @@
+//! How the kernels divide their work: tiles, threads, shared memory, rows of a band, and which layers they can do. The
+//! numbers are those of `kernels/*.cu` and `kernels/*.cuh`. Needs no device and no driver.
+
+use std::ops::Range;
+
+use crate::backend::{ConvLayout, Precision, Prologue, Window};
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// The most frames of one launch.
+pub const MAX_FRAMES: usize = 32;
+/// Bytes of a pixel in a patch, and of an output channel in a tile of weights.
+pub const ROW_BYTES: u64 = 128;
+/// Output channels of a tile.
+pub const TILE_CHANNELS: u64 = 128;
+/// Bytes of packed weights for one tap, K block and channel tile.
+pub const WEIGHT_TILE_BYTES: u64 = TILE_CHANNELS * ROW_BYTES;
+/// Rows and columns of pixels that one statistics record covers.
+pub const STATISTICS_RECORD: (u64, u64) = (8, 16);
+/// Frames begin at multiples of this.
+pub const FRAME_ALIGN: u64 = 256;
+/// Bytes that a thread loads at once.
+pub const UNIT_BYTES: u64 = 16;
+/// Pixels of the frames of a launch that keep the GPU busy.
+pub const BUSY_PIXELS: u64 = 1 << 18;
+/// Added to the variance of a norm.
+pub const EPSILON: f32 = 1e-6;
+
+/// Threads of a block that shares a multiprocessor with `conv_wgmma`; `kernels/norm.cu` bounds its registers.
+pub const CO_RESIDENT_THREADS: u32 = 128;
+pub const STATISTICS_THREADS: u32 = 256;
+pub const ATTENTION_THREADS: u32 = 256;
+pub const PIXEL_THREADS: u32 = 256;
+pub const CONV_OUT_THREADS: u32 = 192;
+pub const CONV_IN_THREADS: u32 = 256;
+pub const CONV_WGMMA_THREADS: u32 = 384;
+pub const fn conv_mma_threads(precision: Precision) -> u32 {
+    64 * precision.bytes() as u32
+}
+
+/// Dynamic shared memory. Leaves room for a co-resident block that has none: each block takes 1 KiB of the driver's.
+pub const CONV_WGMMA_SHARED: u32 = 230_528;
+pub const CONV_MMA_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
+/// With 128 and with 64 KiB of keys and values, and their scores.
+pub const ATTENTION_128_SHARED: u32 = (128 + 16) << 10;
+pub const ATTENTION_64_SHARED: u32 = ATTENTION_128_SHARED / 2;
+pub const fn conv_in_shared(precision: Precision) -> u32 {
+    let (element, run) = (precision.bytes() as u32, longest_conv_in_run(precision));
+    let (weights, pitch) = (128 * (112 + 16 / element) * element, run * 16 + if element == 2 { 10 } else { 2 });
+    weights + 3 * 10 * pitch * 4 * element + 128 * (8 + 4) + run * 4 * 3 * 32 * 4
+}
+/// Products, weights, norm and partial sums.
+pub const fn conv_out_shared(precision: Precision) -> u32 {
+    let (rows, columns) = conv_out_tile(precision);
+    let (products, weights) = ((rows + 2) * (columns + 2) * 83 * 4, 3 * 128 * 32 * precision.bytes());
+    (products + weights + 128 * 8 + CONV_OUT_PIXEL_BYTES * rows * columns) as u32
+}
+
+/// Partial sums of a pixel of `conv_out`: three outputs of two frames, in f32 in every precision.
+pub const CONV_OUT_PIXEL_BYTES: u64 = 2 * 3 * 4;
+
+/// Rows and columns of a tile. Wider ones take more shared memory than every GPU has.
+pub const fn conv_out_tile(precision: Precision) -> (u64, u64) {
+    match precision {
+        Precision::Fp16 | Precision::Bf16 => (8, 16),
+        Precision::Fp32 => (6, 16),
+    }
+}
+
+/// Queries of a block: as many warps share 16 queries as an element has bytes.
+pub const fn attention_queries(precision: Precision) -> u64 {
+    8 / precision.bytes() * 16
+}
+
+/// Neighbouring tiles that a block of `conv_in` processes at most: shared memory has room for no more.
+pub const fn longest_conv_in_run(precision: Precision) -> u32 {
+    16 / precision.bytes() as u32
+}
+
+/// Blocks of `conv_in` on a multiprocessor at most.
+pub const CONV_IN_BLOCKS: u32 = 2;
+
+/// How many of the `tiles_x` tiles in a row a block of `conv_in` processes. Loading a block's weights and patch costs
+/// about as much as one tile, so longer runs save work; shorter ones keep every multiprocessor busy.
+pub fn conv_in_run(precision: Precision, multiprocessors: u32, shared_bytes: u32, tiles_x: u32, rows: u32) -> i32 {
+    // A block may have about all the shared memory of a multiprocessor.
+    let at_once = multiprocessors * (shared_bytes / conv_in_shared(precision)).clamp(1, CONV_IN_BLOCKS);
+    let time = |run: &u32| (tiles_x.div_ceil(*run) * rows).div_ceil(at_once) * (run + 1);
+    (1..=longest_conv_in_run(precision)).rev().min_by_key(time).unwrap_or(1) as i32
+}
+
+/// Tile of `conv_in` and `conv_mma`.
+pub const CONV_TILE: (i32, i32) = (8, 16);
+
+/// Tile of `conv_wgmma`: 8 x 32 pixels where that wastes less than 16 x 16, or where 16 rows would reach beyond the
+/// band.
+pub fn conv_wgmma_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
+    let tiles = |rows: u64, columns: u64| grid.height.div_ceil(rows) * grid.width.div_ceil(columns);
+    let whole =
+        |tile: u64| rows.start.is_multiple_of(tile) && (rows.end.is_multiple_of(tile) || rows.end == grid.height);
+    if tiles(8, 32) < tiles(16, 16) || !whole(16) { (8, 32) } else { (16, 16) }
+}
+
+/// Channels that a pixel takes in memory: blocks of the matrix product, and whole 16-byte units in any precision.
+pub fn channel_stride(channels: u64) -> u64 {
+    channels.next_multiple_of(8)
+}
+
+/// Pixels that enter the network have a fourth channel, of zeros.
+pub fn input_stride(channels: u64) -> u64 {
+    if channels <= 3 { 4 } else { channel_stride(channels) }
+}
+
+/// Pixels that leave the network are packed.
+pub fn output_stride(channels: u64) -> u64 {
+    if channels <= 3 { channels } else { channel_stride(channels) }
+}
+
+/// Which kernel computes a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConvKernel {
+    /// From pixels.
+    In,
+    /// To pixels.
+    Out,
+    Main,
+}
+
+impl ConvKernel {
+    pub fn of(layout: &ConvLayout) -> Result<ConvKernel> {
+        let plain = layout.window == Window::Same && layout.shortcut.is_none();
+        let norm_silu = layout.prologue == Prologue::NormSilu;
+        match layout {
+            _ if layout.cin > 3 && layout.cout > 3 => Ok(ConvKernel::Main),
+            _ if layout.cout > 3 && plain && layout.prologue == Prologue::None => Ok(ConvKernel::In),
+            _ if (4..=128).contains(&layout.cin) && plain && norm_silu => Ok(ConvKernel::Out),
+            _ => refuse(format!("a convolution from {} to {} channels", layout.cin, layout.cout)),
+        }
+    }
+}
+
+pub fn channel_tiles(layout: &ConvLayout) -> u64 {
+    layout.cout.div_ceil(TILE_CHANNELS)
+}
+
+/// The pixels that tiles cover: the output of one phase.
+pub fn tile_grid(layout: &ConvLayout, input: FrameShape) -> FrameShape {
+    match layout.window {
+        Window::Up => input,
+        window => window.output(input, layout.cout),
+    }
+}
+
+/// Output rows of one row of the grid.
+pub fn output_rows(layout: &ConvLayout) -> u64 {
+    if layout.window == Window::Up { 2 } else { 1 }
+}
+
+/// Whether launches hand partial sums to each other: where frames shrink, and later ones see earlier ones.
+pub fn passes_partial_sums(layout: &ConvLayout) -> bool {
+    layout.window == Window::Down && layout.slabs > 1
+}
+
+/// Whether groups consist of the fours of channels that statistics records cover.
+pub fn has_statistics_records(layout: &ConvLayout) -> bool {
+    (layout.cout / layout.groups.max(1)).is_multiple_of(4)
+}
+
+/// The taps of a phase in the order the kernels use them: plane by plane.
+pub fn tap_order(window: Window) -> Vec<u64> {
+    match window {
+        Window::Down => {
+            let planes = (0..2).flat_map(|r| (0..2).map(move |s| (r, s)));
+            planes
+                .flat_map(|(r, s)| (r..3).step_by(2).flat_map(move |y| (s..3).step_by(2).map(move |x| y * 3 + x)))
+                .collect()
+        }
+        _ => (0..window.side() * window.side()).collect(),
+    }
+}
+
+/// Pixels of a band, times channels, that keep the GPU busy, for one channel tile. Bands of few channels, or of one
+/// frame, which mostly waits for its cache, do with fewer: both are used when memory is short.
+const BAND_WORK: u64 = 1 << 24;
+const BAND_CHANNELS: u64 = 128;
+const BAND_FRAME_PIXELS: u64 = 1 << 16;
+/// Bands begin at whole tiles of every kernel; the tallest have this many rows.
+const BAND_ROWS: u64 = 16;
+/// Rows above and below a band that a 3x3 convolution reads.
+pub const HALO: u64 = 1;
+/// Rows below a band that are rematerialised with it, so that the next band begins at whole tiles of the producing
+/// layer.
+pub const REMATERIALISED_LEAD: u64 = 16;
+/// Bands in flight: one is fetched, one computed, one given back.
+pub const BANDS_IN_FLIGHT: u64 = 3;
+
+/// Rows that a band of `frames` frames wants. `shape` is that of the input. Enough to keep the GPU busy, and few enough
+/// that bands overlap.
+pub fn band_rows(layout: &ConvLayout, shape: FrameShape, frames: u64) -> u64 {
+    let tiles = channel_tiles(layout) * layout.window.phases();
+    let pixels = (BAND_WORK / shape.channels.max(BAND_CHANNELS)).min(frames * BAND_FRAME_PIXELS);
+    let rows = pixels.div_ceil(shape.width * frames * tiles) / BAND_ROWS * BAND_ROWS;
+    rows.clamp(BAND_ROWS, most_band_rows(shape))
+}
+
+fn most_band_rows(shape: FrameShape) -> u64 {
+    shape.height.div_ceil(BANDS_IN_FLIGHT).next_multiple_of(BAND_ROWS)
+}
+
+/// Rows that a band may have.
+pub fn possible_band_rows(shape: FrameShape) -> impl Iterator<Item = u64> {
+    (BAND_ROWS..=most_band_rows(shape)).step_by(BAND_ROWS as usize)
+}
+
+/// As many bands as with `most` rows, of sizes as equal as possible.
+pub fn even_band_rows(shape: FrameShape, most: u64) -> u64 {
+    let bands = shape.height.div_ceil(most);
+    shape.height.div_ceil(bands).next_multiple_of(BAND_ROWS)
+}
+
+/// Channels of a query that fit into the registers of a warp; two warps share one query.
+pub const MOST_ATTENTION_CHANNELS: u64 = 512;
+/// A block of the norm has a thread for every 16 bytes of a pixel, and at most 256 threads.
+const MOST_NORM_BYTES: u64 = 256 * UNIT_BYTES;
+
+/// Whether the kernels can do all these layers. A checkpoint with others is refused when it is opened.
+pub fn check_layers(precision: Precision, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
+    layouts.iter().try_for_each(|layout| check_conv(precision, layout))?;
+    attention.iter().try_for_each(|channels| check_attention(*channels))
+}
+
+fn check_conv(precision: Precision, layout: &ConvLayout) -> Result<()> {
+    ConvKernel::of(layout)?;
+    let most = MOST_NORM_BYTES / precision.bytes();
+    if layout.prologue != Prologue::None && channel_stride(layout.cin) > most {
+        return refuse(format!("a norm of {} channels in {} (at most {most})", layout.cin, precision.name()));
+    }
+    Ok(())
+}
+
+pub fn check_attention(channels: u64) -> Result<()> {
+    if channels.is_multiple_of(8) && channels <= MOST_ATTENTION_CHANNELS {
+        return Ok(());
+    }
+    refuse(format!("attention over {channels} channels (a multiple of 8 up to {MOST_ATTENTION_CHANNELS})"))
+}
+
+fn refuse<T>(layer: String) -> Result<T> {
+    Err(Error::Device(format!("no kernel on the GPU does {layer}; use device \"cpu\" for this checkpoint")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Config, Direction, Network};
+
+    fn error_in(precision: Precision, channels: &[u64], latent: u64) -> Option<String> {
+        let config = Config { channels: channels.to_vec(), layers: 1, groups: 1, latent, temporal_levels: 0 };
+        let answer = [Direction::Encode, Direction::Decode].into_iter().try_for_each(|direction| {
+            let network = Network::new(&config, direction);
+            let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+            check_layers(precision, &layouts, &network.attention_channels())
+        });
+        answer.err().map(|why| why.to_string())
+    }
+
+    fn error(channels: &[u64], latent: u64) -> Option<String> {
+        error_in(Precision::Fp16, channels, latent)
+    }
+
+    #[test]
+    fn check_layers_accepts_published_and_test_models() {
+        for precision in Precision::ALL {
+            assert_eq!(error_in(precision, &[128, 256, 512, 512], 16), None);
+        }
+        assert!(error_in(Precision::Fp32, &[128, 2048, 8], 1).is_some_and(|why| why.contains("2048 channels in fp32")));
+        assert_eq!(error(&[16, 32, 32, 32], 16), None);
+        assert_eq!(error(&[12, 20, 24], 3), None, "few channels in");
+        assert_eq!(error(&[128, 2048, 8], 1), None, "few channels out");
+    }
+
+    #[test]
+    fn check_layers_refuses_what_has_no_kernel_and_names_a_way_out() {
+        for (channels, latent, says) in [
+            (&[32, 36][..], 16, "attention over 36 channels"),
+            (&[32, 520], 16, "attention over 520 channels"),
+            (&[128, 2056, 64], 16, "a norm of 2056 channels"),
+            (&[136, 64], 16, "a convolution from 136 to 3 channels"),
+            (&[64, 256], 1, "a convolution from 256 to 2 channels"),
+            (&[3, 8], 16, "a convolution from 3 to 3 channels"),
+            (&[8, 2, 8], 16, "a convolution from 2 to 2 channels"),
+        ] {
+            let why = error(channels, latent).unwrap_or_else(|| panic!("{channels:?} is taken"));
+            assert!(why.contains(says) && why.contains("\"cpu\""), "{why}");
+        }
+    }
+}

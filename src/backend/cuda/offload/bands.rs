@@ -1,0 +1,439 @@
+//! Convolutions in bands of rows, for layers with offloaded inputs, causal caches or outputs. While one band computes,
+//! the copy engines fetch for the next one and offload the last one's results. Band buffers are reused in turn, also
+//! across layers.
+//!
+//! A band is only a few tiles a multiprocessor, so some would idle at its end. So bands alternate between two compute
+//! streams, each waiting for its own input alone, and inputs are prepared in the launch queue: idle multiprocessors
+//! take work that is ready.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::copies::{HostFrames, HostRows};
+use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
+use super::weights::PreparedConv;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
+use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::{
+    ConvBand, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames, WeightPointers,
+    tiling,
+};
+use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, Sums};
+use crate::error::{Error, Result};
+use crate::tensor::At;
+
+/// How far the band in a buffer is.
+struct BandBuffer {
+    /// Input from host memory has arrived.
+    fetched: Event,
+    /// All other input is prepared.
+    ready: Event,
+    computed: Event,
+    /// The resident part of the new cache has been copied out.
+    cached: Event,
+    /// Everything for host memory has been copied out.
+    offloaded: Event,
+}
+
+impl BandBuffer {
+    fn new(context: &Arc<Context>) -> Result<BandBuffer> {
+        let event = || Event::new(context);
+        let (fetched, ready, computed) = (event()?, event()?, event()?);
+        Ok(BandBuffer { fetched, ready, computed, cached: event()?, offloaded: event()? })
+    }
+}
+
+/// The offloaded frames of a job, and the bands in flight.
+pub struct BandPipeline {
+    pub host: HostFrames,
+    /// Bands alternate between these.
+    compute: [CudaStream; 2],
+    buffers: Vec<BandBuffer>,
+    next_buffer: usize,
+    /// When each offloaded frame has arrived in host memory, by its offset.
+    arrived: HashMap<u64, Event>,
+    context: Arc<Context>,
+}
+
+impl BandPipeline {
+    /// `bytes`: of offloaded frames.
+    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<BandPipeline> {
+        Ok(BandPipeline {
+            host: HostFrames::new(context, sizes, bytes)?,
+            compute: [CudaStream::new(context)?, CudaStream::new(context)?],
+            buffers: (0..tiling::BANDS_IN_FLIGHT).map(|_| BandBuffer::new(context)).collect::<Result<_>>()?,
+            next_buffer: 0,
+            arrived: HashMap::new(),
+            context: Arc::clone(context),
+        })
+    }
+
+    /// Later work in `stream` waits for all bands in flight, and later bands wait for `stream`.
+    pub fn join(&self, stream: &CudaStream) -> Result<()> {
+        let event = Event::new(&self.context)?;
+        for ours in self.streams() {
+            event.order(ours.handle(), stream.handle())?;
+        }
+        event.order(stream.handle(), self.host.upload.handle())
+    }
+
+    pub fn synchronise(&self) -> Result<()> {
+        self.streams().into_iter().map(CudaStream::synchronise).fold(Ok(()), Result::and)
+    }
+
+    fn streams(&self) -> [&CudaStream; 4] {
+        let [even, odd] = &self.compute;
+        [&self.host.upload, &self.host.download, even, odd]
+    }
+
+    pub fn run(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &BandedOp<PreparedConv>) -> Result<()> {
+        let division = Division::new(launcher.sizes, op)?;
+        let weights = op.weights.pointers()?;
+        let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, params: None };
+        conv.await_offloaded_inputs()?;
+        conv.save_statistics()?;
+        let rows = conv.division.layout.rows;
+        division::run_pipeline(op.input.height, rows, &mut conv)?;
+        conv.finish()
+    }
+}
+
+impl Drop for BandPipeline {
+    /// Host memory must outlive the copies that use it.
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            let _ = self.synchronise();
+        }
+    }
+}
+
+/// A banded convolution in progress.
+struct BandedConv<'a> {
+    launcher: &'a Launcher,
+    pipeline: &'a mut BandPipeline,
+    block: &'a DeviceBlock,
+    weights: WeightPointers,
+    division: Division<'a, PreparedConv>,
+    /// Of the last band's launch. All bands have the same but for the rows.
+    params: Option<ConvParams>,
+}
+
+impl PipelineStages for BandedConv<'_> {
+    fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
+        let buffer = self.pipeline.next_buffer;
+        self.pipeline.next_buffer = (buffer + 1) % self.pipeline.buffers.len();
+        let band = InFlightBand { buffer, rows };
+        self.await_buffer(&band)?;
+        self.fetch_from_host(&band, above)?;
+        if self.division.has_norm() {
+            self.normalise_resident(&band, above)?;
+            self.rematerialise_inputs(&band, above)?;
+            if let Some(above) = above {
+                self.share_halo(above, &band)?;
+            }
+        }
+        self.launcher.queue.stream().record(&self.buffer(&band).ready)?;
+        Ok(band)
+    }
+
+    fn compute(&mut self, band: &InFlightBand) -> Result<()> {
+        let (buffer, op, rows) = (self.buffer(band), self.division.op, &band.rows);
+        self.complete_input(band)?;
+        let frames = self.division.conv_frames(band);
+        let BandedOp { layout, input, statistics, scratch, .. } = *op;
+        let conv = ConvOp { layout, input, frames: &[], statistics, scratch, sums: Sums::NONE };
+        // Without a norm the input is read where it lies.
+        let input_rows = if self.division.has_norm() { rows.input.clone() } else { 0..input.height };
+        let stream = self.compute_stream(band);
+        stream.wait_for(&buffer.fetched)?;
+        stream.wait_for(&buffer.ready)?;
+        let split = self.division.split_frames(band);
+        let split = (!split.is_empty()).then_some(SplitFrames { columns: op.columns, frames: &split });
+        let launched = ConvBand { rows: rows.own.clone(), input_rows, split, stream: Some(stream), next_norm: None };
+        let params = self.launcher.conv_band(self.block, &self.weights, &conv, &frames, &launched)?;
+        stream.record(&buffer.computed)?;
+        self.offload(band)?;
+        self.params = Some(params);
+        Ok(())
+    }
+
+    /// The bands above and below compute on the same stream, which the copy enters after both.
+    fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()> {
+        let (division, own) = (&self.division, &band.rows.own);
+        let [from_row, to_row] = [division.op.input, division.resident_shape()].map(|s| self.sizes().row_bytes(s));
+        let bytes = (own.end - own.start) * to_row;
+        let copies = division.op.keep.iter().filter_map(|(i, to)| {
+            let (from, to) = (division.fresh_row(band, *i, own.start), division.resident_row(to.near?, own.start));
+            Some(RowCopy { from, to, bytes })
+        });
+        let copies: Vec<RowCopy> = copies.collect();
+        if copies.is_empty() {
+            return Ok(());
+        }
+        let (buffer, stream) = (self.buffer(band), self.compute_stream(below.unwrap_or(band)));
+        stream.wait_for(&buffer.computed)?;
+        let pitches = RowPitches { row: to_row, from: from_row, to: to_row };
+        self.launcher.copy_pitched(Some(stream), self.block, &copies, pitches)?;
+        stream.record(&buffer.cached)
+    }
+}
+
+impl BandedConv<'_> {
+    fn sizes(&self) -> CudaSizes {
+        self.launcher.sizes
+    }
+
+    fn buffer(&self, band: &InFlightBand) -> &BandBuffer {
+        &self.pipeline.buffers[band.buffer]
+    }
+
+    fn compute_stream(&self, band: &InFlightBand) -> &CudaStream {
+        &self.pipeline.compute[(band.rows.own.start / self.division.layout.rows % 2) as usize]
+    }
+
+    fn await_offloaded_inputs(&self) -> Result<()> {
+        for frame in self.division.fetched_frames() {
+            if let Some(arrived) = self.pipeline.arrived.get(&frame.0) {
+                self.pipeline.host.upload.wait_for(arrived)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies the statistics of frames that will be rematerialised, before an output overwrites them.
+    fn save_statistics(&self) -> Result<()> {
+        let (op, sizes) = (self.division.op, self.sizes());
+        let copies = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
+            At::Device(frame) => {
+                let from = frame.0 + sizes.data_bytes(op.input);
+                Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.groups) })
+            }
+            At::Host { .. } | At::Anew { .. } => {
+                Err(Error::Internal("statistics are to be saved that are saved already".into()))
+            }
+        });
+        self.launcher.copy(None, self.block, &copies.collect::<Result<Vec<_>>>()?)
+    }
+
+    /// Joins the launch queue, marks offloaded frames, and launches the statistics.
+    fn finish(self) -> Result<()> {
+        let BandedConv { launcher, pipeline, block, division, params, .. } = self;
+        let (op, sizes) = (division.op, launcher.sizes);
+        for buffer in &pipeline.buffers {
+            launcher.queue.stream().wait_for(&buffer.computed)?;
+            launcher.queue.stream().wait_for(&buffer.cached)?;
+        }
+        for frame in division.offloaded_frames() {
+            let arrived = match pipeline.arrived.remove(&frame.0) {
+                Some(event) => event,
+                None => Event::new(&pipeline.context)?,
+            };
+            pipeline.host.download.record(&arrived)?;
+            pipeline.arrived.insert(frame.0, arrived);
+        }
+        let Some(params) = params else { return Ok(()) };
+        let statistics = op.frames.iter().map(|frame| match frame.out {
+            At::Device(out) => Ok(block.address(out) + sizes.data_bytes(division.output)),
+            At::Host { statistics, .. } | At::Anew { statistics, .. } => {
+                block.at(statistics.0, sizes.statistics_bytes(op.layout.groups))
+            }
+        });
+        let statistics = statistics.collect::<Result<Vec<_>>>()?;
+        launcher.statistics((op.layout, op.input, op.statistics), &params, &statistics)
+    }
+
+    /// Orders a band after the one that had its buffer before.
+    fn await_buffer(&self, band: &InFlightBand) -> Result<()> {
+        let (buffers, upload) = (&self.pipeline.buffers, &self.pipeline.host.upload);
+        let BandBuffer { computed, cached, offloaded, .. } = self.buffer(band);
+        let all = [computed, cached, offloaded];
+        all.into_iter().try_for_each(|event| self.launcher.queue.stream().wait_for(event))?;
+        // Another layer's band may have divided the buffer differently. After one of this layer, the parts that are
+        // still copied out are not those that are fetched.
+        let same_layer = band.rows.own.start / self.division.layout.rows >= buffers.len() as u64;
+        let awaited = if same_layer && self.division.fetches_nothing_fresh() { &all[..1] } else { &all[..] };
+        awaited.iter().try_for_each(|event| upload.wait_for(event))?;
+        // The band below the one before has copied its halo from here.
+        upload.wait_for(&buffers[(band.buffer + 1) % buffers.len()].ready)
+    }
+
+    /// Cached frames, fresh frames and shortcuts that are offloaded.
+    fn fetch_from_host(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let (division, op, rows) = (&self.division, self.division.op, &band.rows);
+        let (host, new) = (&self.pipeline.host, rows.shared(above).end..rows.input.end);
+        let cached = op.past.iter().zip(&division.inputs).filter_map(|(cached, part)| {
+            let from = HostRows { frame: cached.far?, shape: division.host_shape(), rows: &new };
+            Some((from, division.host_part_row(band, (*part)?, new.start)))
+        });
+        host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
+        for (i, at) in op.fresh.iter().enumerate() {
+            if let Some(frame) = host_frame(*at) {
+                let from = HostRows { frame, shape: op.input, rows: &rows.input };
+                host.fetch_rows(self.block, &from, division.fresh_part(band.buffer, i))?;
+            }
+        }
+        for (frame, part) in op.frames.iter().zip(&division.shortcuts) {
+            let offloaded = frame.shortcut.and_then(|(at, _)| host_frame(at));
+            if let (Some(frame), Some(part)) = (offloaded, part) {
+                let from = HostRows { frame, shape: division.shortcut_shape(), rows: &rows.own };
+                host.fetch_rows(self.block, &from, division.buffer(band.buffer) + part)?;
+            }
+        }
+        host.upload.record(&self.buffer(band).fetched)
+    }
+
+    /// Fresh frames on the device, but for the rows that the band above has normalised.
+    fn normalise_resident(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let (division, op) = (&self.division, self.division.op);
+        let new = band.rows.shared(above).end..band.rows.input.end;
+        let resident = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
+            At::Device(frame) => Some((frame, Frame(division.fresh_row(band, i, new.start)))),
+            At::Host { .. } | At::Anew { .. } => None,
+        });
+        let resident: Vec<(Frame, Frame)> = resident.collect();
+        if resident.is_empty() || new.is_empty() {
+            return Ok(());
+        }
+        let rows = NormRows { rows: new, out_bytes: division.layout.input };
+        self.launcher.norm(self.block, &self.weights, (op.layout, op.input), &resident, Some(rows))
+    }
+
+    /// Rematerialises fresh frames, but for the rows that the band above has made.
+    fn rematerialise_inputs(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
+        let InFlightBand { buffer, rows } = band;
+        let (division, op, row) = (&self.division, self.division.op, self.sizes().row_bytes(self.division.op.input));
+        let (mut copies, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { index, statistics } = *at else { continue };
+            let part = division.fresh_part(*buffer, i);
+            if let Some(above) = above {
+                let from = division.fresh_row(above, i, rows.input.start);
+                let bytes = rows.rematerialised.start.saturating_sub(rows.input.start) * row;
+                copies.push(RowCopy { from, to: part, bytes });
+            }
+            outs.push((index, division.virtual_top(part, rows.input.start, op.input)));
+            known.push(statistics);
+        }
+        self.launcher.copy(None, self.block, &copies)?;
+        if outs.is_empty() || rows.rematerialised.is_empty() {
+            return Ok(());
+        }
+        // A convolution from pixels is so short that a separate norm would double its time.
+        if let Some(AnewOp { layout, .. }) = op.anew
+            && ConvKernel::of(layout)? == ConvKernel::In
+        {
+            let norm = NextNorm { weights: self.weights, layout: op.layout, statistics: &known };
+            return self.rematerialise(&outs, &rows.rematerialised, Some(norm));
+        }
+        self.rematerialise(&outs, &rows.rematerialised, None)?;
+        for (i, at) in op.fresh.iter().enumerate() {
+            let At::Anew { statistics, .. } = *at else { continue };
+            let skipped = rows.rematerialised.start - rows.input.start;
+            let first = Frame(division.fresh_part(*buffer, i) + skipped * row);
+            let pixels = (rows.rematerialised.end - rows.rematerialised.start) * op.input.width;
+            self.norm_in_place((first, pixels), statistics)?;
+        }
+        Ok(())
+    }
+
+    fn norm_in_place(&self, frame: (Frame, u64), statistics: Frame) -> Result<()> {
+        let op = self.division.op;
+        self.launcher.norm_in_place(self.block, &self.weights, (op.layout, op.input), frame, statistics)
+    }
+
+    /// Makes these rows of frames, (index, virtual begin) each.
+    fn rematerialise(&self, outs: &[(usize, Frame)], rows: &Range<u64>, next_norm: Option<NextNorm>) -> Result<()> {
+        let op = self.division.op;
+        let Some(AnewOp { weights, layout, input, frames }) = op.anew else {
+            return Err(Error::Internal("a frame is to be rematerialised, but no layer makes it".into()));
+        };
+        let made = outs.iter().map(|(index, out)| {
+            let (terms, bias) = frames[*index];
+            ConvFrame { terms, bias, residual: None, out: *out }
+        });
+        let made: Vec<ConvFrame> = made.collect();
+        let by = tiling::output_rows(layout);
+        let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: op.scratch, sums: Sums::NONE };
+        let rows = rows.start / by..rows.end / by;
+        let band = ConvBand { rows, next_norm, ..ConvBand::whole(layout, input) };
+        self.launcher.conv_band(self.block, &weights.pointers()?, &conv, &made, &band).map(|_| ())
+    }
+
+    /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
+    fn share_halo(&self, above: &InFlightBand, band: &InFlightBand) -> Result<()> {
+        let (division, op, shared) = (&self.division, self.division.op, band.rows.shared(Some(above)));
+        let bytes = |shape| (shared.end - shared.start) * self.sizes().row_bytes(shape);
+        let (host_part, whole) = (bytes(division.host_shape()), bytes(op.input));
+        let at = |band: &InFlightBand, part: u64| division.host_part_row(band, part, shared.start);
+        let cached = division.inputs.iter().take(op.past.len()).flatten();
+        let cached = cached.map(|part| RowCopy { from: at(above, *part), to: at(band, *part), bytes: host_part });
+        let mut copies: Vec<RowCopy> = cached.collect();
+        if !copies.is_empty() {
+            self.launcher.queue.stream().wait_for(&self.buffer(above).fetched)?;
+        }
+        let at = |band: &InFlightBand, i: usize| division.fresh_row(band, i, shared.start);
+        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
+        copies.extend(normalised.map(|(i, _)| RowCopy { from: at(above, i), to: at(band, i), bytes: whole }));
+        self.launcher.copy(None, self.block, &copies)
+    }
+
+    /// What has to wait for the fetch: norms of fresh frames from host memory, and rematerialised shortcuts.
+    fn complete_input(&self, band: &InFlightBand) -> Result<()> {
+        let InFlightBand { buffer, rows } = band;
+        let (division, op) = (&self.division, self.division.op);
+        let from_host = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
+            At::Host { statistics, .. } => Some((Frame(division.fresh_part(*buffer, i)), statistics)),
+            At::Device(_) | At::Anew { .. } => None,
+        });
+        let from_host: Vec<(Frame, Frame)> = from_host.collect();
+        let shortcuts = op.frames.iter().zip(&division.shortcuts);
+        let shortcuts = shortcuts.filter_map(|(frame, part)| match (frame.shortcut, part) {
+            (Some((At::Anew { index, .. }, _)), Some(part)) => {
+                let here = division.buffer(*buffer) + part;
+                Some((index, division.virtual_top(here, rows.own.start, division.shortcut_shape())))
+            }
+            _ => None,
+        });
+        let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
+        if from_host.is_empty() && shortcuts.is_empty() {
+            return Ok(());
+        }
+        let queue = &self.launcher.queue;
+        if !from_host.is_empty() {
+            queue.stream().wait_for(&self.buffer(band).fetched)?;
+        }
+        for (frame, statistics) in from_host {
+            let pixels = (rows.input.end - rows.input.start) * op.input.width;
+            self.norm_in_place((frame, pixels), statistics)?;
+        }
+        if !shortcuts.is_empty() {
+            self.rematerialise(&shortcuts, &rows.own, None)?;
+        }
+        queue.stream().record(&self.buffer(band).ready)
+    }
+
+    /// The host part of the new cache, and outputs that are offloaded.
+    fn offload(&self, band: &InFlightBand) -> Result<()> {
+        let (division, op, own) = (&self.division, self.division.op, &band.rows.own);
+        let (host, buffer) = (&self.pipeline.host, self.buffer(band));
+        host.download.wait_for(&buffer.ready)?;
+        for (i, to) in op.keep {
+            if let Some(frame) = to.far {
+                let from = division.fresh_row(band, *i, own.start);
+                let to = HostRows { frame, shape: division.host_shape(), rows: own };
+                host.offload_columns(self.block, (from, op.input), &to)?;
+            }
+        }
+        let by = tiling::output_rows(op.layout);
+        for (frame, part) in op.frames.iter().zip(&division.outs) {
+            if let (Some(frame), Some(part)) = (host_frame(frame.out), part) {
+                host.download.wait_for(&buffer.computed)?;
+                let rows = own.start * by..own.end * by;
+                let to = HostRows { frame, shape: division.output, rows: &rows };
+                host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?;
+            }
+        }
+        host.download.record(&buffer.offloaded)
+    }
+}

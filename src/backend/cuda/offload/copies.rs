@@ -1,0 +1,198 @@
+//! Frames in pinned host memory, and the copies of their rows from and to band buffers.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+
+use crate::backend::HostFrame;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, check};
+use crate::backend::cuda::launch::CudaSizes;
+use crate::error::{Error, Result};
+use crate::tensor::FrameShape;
+
+/// The largest pitch that the driver takes.
+const MOST_PITCH: u64 = i32::MAX as u64;
+
+/// The offloaded frames of a job, and a stream for each direction.
+pub struct HostFrames {
+    memory: Option<PinnedMemory>,
+    sizes: CudaSizes,
+    pub upload: CudaStream,
+    pub download: CudaStream,
+}
+
+/// Rows of a frame in host memory.
+pub struct HostRows<'a> {
+    pub frame: HostFrame,
+    pub shape: FrameShape,
+    pub rows: &'a Range<u64>,
+}
+
+#[derive(Clone, Copy)]
+enum CopyDirection {
+    ToDevice,
+    ToHost,
+}
+
+impl CopyDirection {
+    fn doing(self) -> &'static str {
+        match self {
+            CopyDirection::ToDevice => "fetching frames from host memory",
+            CopyDirection::ToHost => "offloading frames to host memory",
+        }
+    }
+}
+
+/// A copy of `count` runs of `bytes` each.
+struct PitchedCopy {
+    count: u64,
+    bytes: u64,
+    host_pitch: u64,
+    device_pitch: u64,
+}
+
+impl HostFrames {
+    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<HostFrames> {
+        Ok(HostFrames {
+            memory: if bytes > 0 { Some(PinnedMemory::new(context, bytes)?) } else { None },
+            sizes,
+            upload: CudaStream::new(context)?,
+            download: CudaStream::new(context)?,
+        })
+    }
+
+    /// Whether the memory could not be pinned, so that copies are slow.
+    pub fn is_pageable(&self) -> bool {
+        self.memory.as_ref().is_some_and(|memory| !memory.is_pinned())
+    }
+
+    /// Reads a persisted region. No copy may be in flight.
+    pub fn read(&self, frame: HostFrame, into: &mut [u8]) -> Result<()> {
+        let from = self.at(frame, into.len() as u64)?;
+        // SAFETY: the memory has that many bytes there, and no copy to it is in flight.
+        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
+        Ok(())
+    }
+
+    /// Writes a persisted region. No copy may be in flight.
+    pub fn write(&mut self, frame: HostFrame, from: &[u8]) -> Result<()> {
+        let to = self.at(frame, from.len() as u64)?;
+        // SAFETY: the memory has that many bytes there, and no copy from or to it is in flight.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
+        Ok(())
+    }
+
+    fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
+        let memory = self.memory.as_ref().ok_or_else(|| Error::Internal("no offloaded frames were planned".into()))?;
+        memory.at(frame.0, bytes)
+    }
+
+    /// Fetches rows to an offset in the block.
+    pub fn fetch_rows(&self, block: &DeviceBlock, from: &HostRows, to: u64) -> Result<()> {
+        self.copy_rows(block, from, to, CopyDirection::ToDevice)
+    }
+
+    /// Offloads rows from an offset in the block.
+    pub fn offload_rows(&self, block: &DeviceBlock, from: u64, to: &HostRows) -> Result<()> {
+        self.copy_rows(block, to, from, CopyDirection::ToHost)
+    }
+
+    fn copy_rows(&self, block: &DeviceBlock, host: &HostRows, offset: u64, direction: CopyDirection) -> Result<()> {
+        let bytes = (host.rows.end - host.rows.start) * self.sizes.row_bytes(host.shape);
+        if bytes == 0 {
+            return Ok(());
+        }
+        let device = block.at(offset, bytes)?;
+        let host = self.row_address(host)?;
+        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
+        // last reader is done; a host frame that is written is read by nobody before the event that says it has
+        // arrived.
+        let answer = unsafe {
+            match direction {
+                CopyDirection::ToDevice => {
+                    sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, self.upload.handle())
+                }
+                CopyDirection::ToHost => {
+                    sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, self.download.handle())
+                }
+            }
+        };
+        check(direction.doing(), answer)
+    }
+
+    /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first
+    /// on both sides, as the engine pauses between copies.
+    pub fn fetch_cached(&self, block: &DeviceBlock, cached: &[(HostRows, u64)]) -> Result<()> {
+        let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MOST_PITCH);
+        let pair = match cached {
+            [(first, to), (second, to_second)] if !first.rows.is_empty() => {
+                pitch(first.frame.0, second.frame.0).zip(pitch(*to, *to_second)).map(|pitch| (first, to, pitch))
+            }
+            _ => None,
+        };
+        let Some((first, to, (host_pitch, device_pitch))) = pair else {
+            return cached.iter().try_for_each(|(from, to)| self.fetch_rows(block, from, *to));
+        };
+        let bytes = (first.rows.end - first.rows.start) * self.sizes.row_bytes(first.shape);
+        // The copy derives the second address from the first; this checks it.
+        self.row_address(&cached[1].0)?;
+        let host = self.row_address(first)?;
+        let device = block.at(*to, device_pitch + bytes)?;
+        let copy = PitchedCopy { count: 2, bytes, host_pitch, device_pitch };
+        self.copy_pitched((host, device), copy, CopyDirection::ToDevice)
+    }
+
+    /// Offloads the right columns of rows of `band_shape`, as many as the host frame has.
+    pub fn offload_columns(
+        &self,
+        block: &DeviceBlock,
+        (from, band_shape): (u64, FrameShape),
+        to: &HostRows,
+    ) -> Result<()> {
+        let [band_row, host_row] = [band_shape, to.shape].map(|shape| self.sizes.row_bytes(shape));
+        if host_row == band_row || to.rows.is_empty() {
+            return self.offload_rows(block, from, to);
+        }
+        let count = to.rows.end - to.rows.start;
+        let device = block.at(from, count * band_row)? + (band_row - host_row);
+        let host = self.row_address(to)?;
+        let copy = PitchedCopy { count, bytes: host_row, host_pitch: host_row, device_pitch: band_row };
+        self.copy_pitched((host, device), copy, CopyDirection::ToHost)
+    }
+
+    fn copy_pitched(&self, (host, device): (*mut u8, u64), copy: PitchedCopy, direction: CopyDirection) -> Result<()> {
+        use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
+        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, copy.host_pitch), (CU_MEMORYTYPE_DEVICE, copy.device_pitch));
+        let (source, target, stream) = match direction {
+            CopyDirection::ToDevice => (in_host, on_device, &self.upload),
+            CopyDirection::ToHost => (on_device, in_host, &self.download),
+        };
+        let described = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: source.0,
+            srcHost: host.cast(),
+            srcDevice: device,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: source.1 as usize,
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: target.0,
+            dstHost: host.cast(),
+            dstDevice: device,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: target.1 as usize,
+            WidthInBytes: copy.bytes as usize,
+            Height: copy.count as usize,
+        };
+        // SAFETY: as in `copy_rows`.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&described, stream.handle()) };
+        check(direction.doing(), answer)
+    }
+
+    fn row_address(&self, HostRows { frame, shape, rows }: &HostRows) -> Result<*mut u8> {
+        let start = rows.start * self.sizes.row_bytes(*shape);
+        Ok(self.at(*frame, self.sizes.data_bytes(*shape))?.wrapping_add(start as usize))
+    }
+}

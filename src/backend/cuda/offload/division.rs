@@ -1,0 +1,254 @@
+//! How a convolution is divided into bands of rows: which rows each band reads and writes, and where in a band buffer
+//! they lie. Knows no stream and no copy, so that tests run it on symbols.
+
+use std::ops::Range;
+
+use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
+use crate::backend::{BandedFrame, BandedOp, ConvFrame, Frame, FrameAt, HostFrame, PastFrame, Prologue, Term, Terms};
+use crate::error::{Error, Result};
+use crate::tensor::{At, FrameShape};
+
+/// The rows of a band.
+pub struct BandRows {
+    /// Rows of the tile grid that it computes.
+    pub own: Range<u64>,
+    /// Rows of the input that it reads, halo included.
+    pub input: Range<u64>,
+    /// Rows of rematerialised inputs that no band above has made.
+    pub rematerialised: Range<u64>,
+}
+
+impl BandRows {
+    pub fn new(top: u64, rows: u64, height: u64, above: Option<&BandRows>) -> BandRows {
+        let own = top..(top + rows).min(height);
+        let input = top.saturating_sub(HALO)..(own.end + HALO).min(height);
+        let made = above.map_or(0, |above| above.rematerialised.end);
+        let rematerialised = made..(own.end + REMATERIALISED_LEAD).min(height);
+        BandRows { own, input, rematerialised }
+    }
+
+    /// Input rows that the band above reads too.
+    pub fn shared(&self, above: Option<&InFlightBand>) -> Range<u64> {
+        self.input.start..above.map_or(self.input.start, |above| above.rows.input.end)
+    }
+}
+
+/// A band, and the index of its band buffer.
+pub struct InFlightBand {
+    pub buffer: usize,
+    pub rows: BandRows,
+}
+
+/// What is done with each band.
+pub trait PipelineStages {
+    /// Brings a band's input to a band buffer. Reads nothing that the bands above write or cache.
+    fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand>;
+    /// Needs the fetched input, and resident cached frames that are not overwritten yet.
+    fn compute(&mut self, band: &InFlightBand) -> Result<()>;
+    /// Copies a band's part of the new causal cache to its resident place. That may overwrite cached frames that the
+    /// bands above and below read a row of, so both have to be computed before.
+    fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()>;
+}
+
+/// Goes through a frame in bands of so many rows.
+pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl PipelineStages) -> Result<()> {
+    let (mut fetched, mut computed): (Option<InFlightBand>, Option<InFlightBand>) = (None, None);
+    for top in (0..height).step_by(rows as usize) {
+        let above = fetched.as_ref();
+        let band = stages.fetch(BandRows::new(top, rows, height, above.map(|above| &above.rows)), above)?;
+        if let Some(above) = fetched.replace(band) {
+            stages.compute(&above)?;
+            if let Some(further_above) = computed.as_ref() {
+                stages.cache(further_above, Some(&above))?;
+            }
+            computed = Some(above);
+        }
+    }
+    let Some(last) = fetched else { return Ok(()) };
+    stages.compute(&last)?;
+    computed.iter().try_for_each(|above| stages.cache(above, Some(&last)))?;
+    stages.cache(&last, None)
+}
+
+/// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of the
+/// job want.
+fn fitting_layout<C>(sizes: CudaSizes, op: &BandedOp<C>) -> Result<BandLayout> {
+    let (frames, buffer) = (op.frames_in_band(), op.bands.1 / BANDS_IN_FLIGHT);
+    let layout = |rows: u64| BandLayout::new(sizes, op.layout, op.input, frames, rows);
+    let fit = tiling::possible_band_rows(op.input).take_while(|rows| layout(*rows).bytes(frames) <= buffer);
+    let most = fit.last();
+    let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))?;
+    Ok(layout(tiling::even_band_rows(op.input, most)))
+}
+
+/// A convolution, and where in a band buffer the rows of its frames lie. Frames have a part there if they are
+/// normalised, or not whole on the device.
+pub struct Division<'a, C> {
+    pub op: &'a BandedOp<'a, C>,
+    pub layout: BandLayout,
+    pub output: FrameShape,
+    sizes: CudaSizes,
+    /// Offset of each input's part, cached ones first.
+    pub inputs: Vec<Option<u64>>,
+    /// Offset of each shortcut's part, and of each output's.
+    pub shortcuts: Vec<Option<u64>>,
+    pub outs: Vec<Option<u64>>,
+}
+
+impl<'a, C> Division<'a, C> {
+    pub fn new(sizes: CudaSizes, op: &'a BandedOp<'a, C>) -> Result<Division<'a, C>> {
+        let layout = fitting_layout(sizes, op)?;
+        let mut end = 0;
+        let mut next = |bytes: u64| {
+            end += bytes;
+            Some(end - bytes)
+        };
+        let mut inputs = Vec::new();
+        if op.layout.prologue != Prologue::None {
+            inputs.extend(op.past.iter().map(|cached| cached.far.and_then(|_| next(layout.cached))));
+            let fresh = op.fresh.iter();
+            inputs.extend(fresh.map(|at| next(if at.is_anew() { layout.rematerialised } else { layout.input })));
+        }
+        let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
+            Some((At::Host { .. } | At::Anew { .. }, _)) => next(layout.shortcut),
+            Some((At::Device(_), _)) | None => None,
+        });
+        let shortcuts = shortcuts.collect();
+        // Outputs that are made for their statistics alone are never read, so they share a part.
+        let mut for_statistics = None;
+        let outs = op.frames.iter().map(|frame| match frame.out {
+            At::Device(_) => None,
+            At::Host { .. } => next(layout.out),
+            At::Anew { .. } => {
+                for_statistics = for_statistics.or_else(|| next(layout.out));
+                for_statistics
+            }
+        });
+        let outs = outs.collect();
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        Ok(Division { op, layout, output, sizes, inputs, shortcuts, outs })
+    }
+
+    /// Where a band buffer begins.
+    pub fn buffer(&self, index: usize) -> u64 {
+        self.op.bands.0 + index as u64 * (self.op.bands.1 / BANDS_IN_FLIGHT)
+    }
+
+    /// The resident part of a cached frame.
+    pub fn resident_shape(&self) -> FrameShape {
+        FrameShape { width: self.op.columns.near_width(), ..self.op.input }
+    }
+
+    /// The host part of a cached frame.
+    pub fn host_shape(&self) -> FrameShape {
+        FrameShape { width: self.op.columns.far_width(), ..self.op.input }
+    }
+
+    pub fn shortcut_shape(&self) -> FrameShape {
+        self.output.with_channels(self.op.layout.shortcut.unwrap_or(0))
+    }
+
+    /// Where a row of the resident part of a cached frame begins.
+    pub fn resident_row(&self, resident: Frame, row: u64) -> u64 {
+        resident.0 + row * self.sizes.row_bytes(self.resident_shape())
+    }
+
+    /// Where a row of the host part of a cached frame lies in a band that reads it. `part`: of [`Division::inputs`].
+    pub fn host_part_row(&self, InFlightBand { buffer, rows }: &InFlightBand, part: u64, row: u64) -> u64 {
+        self.buffer(*buffer) + part + (row - rows.input.start) * self.sizes.row_bytes(self.host_shape())
+    }
+
+    /// (resident part, host part) of each split cached frame, from the first input row of a band.
+    /// [Terms](Self::conv_frames) name it by the resident part.
+    pub fn split_frames(&self, band: &InFlightBand) -> Vec<(Frame, Frame)> {
+        let split = |(cached, part): (&PastFrame, &Option<u64>)| {
+            let first = band.rows.input.start;
+            Some((Frame(self.resident_row(cached.near?, first)), Frame(self.host_part_row(band, (*part)?, first))))
+        };
+        self.op.past.iter().zip(&self.inputs).filter_map(split).collect()
+    }
+
+    /// Where the part of a fresh frame begins.
+    pub fn fresh_part(&self, buffer: usize, fresh: usize) -> u64 {
+        let part = self.inputs[self.op.past.len() + fresh];
+        self.buffer(buffer) + part.expect("fresh frames that are normalised have a part")
+    }
+
+    /// Where a row of a fresh frame lies in a band that reads it.
+    pub fn fresh_row(&self, InFlightBand { buffer, rows }: &InFlightBand, fresh: usize, row: u64) -> u64 {
+        self.fresh_part(*buffer, fresh) + (row - rows.input.start) * self.sizes.row_bytes(self.op.input)
+    }
+
+    pub fn has_norm(&self) -> bool {
+        self.op.layout.prologue != Prologue::None
+    }
+
+    /// Everything that is fetched from host memory.
+    pub fn fetched_frames(&self) -> impl Iterator<Item = HostFrame> + '_ {
+        let cached = self.op.past.iter().filter_map(|cached| cached.far);
+        let shortcuts = self.op.frames.iter().filter_map(|frame| host_frame(frame.shortcut?.0));
+        cached.chain(self.op.fresh.iter().filter_map(|at| host_frame(*at))).chain(shortcuts)
+    }
+
+    /// Whether no fresh frame is offloaded. Then fetched rows are read by their own band, and by the band below as its
+    /// halo.
+    pub fn fetches_nothing_fresh(&self) -> bool {
+        self.op.fresh.iter().all(|at| host_frame(*at).is_none())
+    }
+
+    /// Everything that is written to host memory.
+    pub fn offloaded_frames(&self) -> impl Iterator<Item = HostFrame> + '_ {
+        let cached = self.op.keep.iter().filter_map(|(_, to)| to.far);
+        cached.chain(self.op.frames.iter().filter_map(|frame| host_frame(frame.out)))
+    }
+
+    /// The virtual begin of a frame, given the offset of its row `first`.
+    pub fn virtual_top(&self, offset: u64, first: u64, shape: FrameShape) -> Frame {
+        Frame(offset.wrapping_sub(first * self.sizes.row_bytes(shape)))
+    }
+
+    /// The frames of a band's launch.
+    pub fn conv_frames(&self, InFlightBand { buffer, rows }: &InFlightBand) -> Vec<ConvFrame> {
+        let (op, buffer) = (self.op, self.buffer(*buffer));
+        let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.sizes.row_bytes(shape));
+        let resident = |i: usize| op.past.get(i).and_then(|cached| cached.near);
+        let input = |i: usize| match (resident(i), self.inputs.get(i).copied().flatten()) {
+            (Some(resident), _) => Frame(self.resident_row(resident, rows.input.start)),
+            (None, Some(part)) => Frame(buffer + part),
+            (None, None) => device_frame(op.fresh[i - op.past.len()]),
+        };
+        let banded = |(i, banded): (usize, &BandedFrame)| {
+            let mut terms = Terms::new();
+            banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
+            if let Some((at, slab)) = banded.shortcut {
+                let part = self.shortcuts[i].map(|part| Frame(buffer + part));
+                let frame = part.unwrap_or_else(|| from(device_frame(at), rows.own.start, self.shortcut_shape()));
+                terms.push(Term { frame, slab });
+            }
+            let first = rows.own.start * tiling::output_rows(op.layout);
+            let part = self.outs[i].map(|part| self.virtual_top(buffer + part, first, self.output));
+            let out = part.unwrap_or_else(|| device_frame(banded.out));
+            ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
+        };
+        op.frames.iter().enumerate().map(banded).collect()
+    }
+}
+
+pub fn host_frame(at: FrameAt) -> Option<HostFrame> {
+    match at {
+        At::Host { frame, .. } => Some(frame),
+        At::Device(_) | At::Anew { .. } => None,
+    }
+}
+
+/// A frame that is whole on the device.
+fn device_frame(at: FrameAt) -> Frame {
+    match at {
+        At::Device(frame) => frame,
+        At::Host { .. } | At::Anew { .. } => unreachable!("a band has a part of it"),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,164 @@
+//! The weights of a network: resident, or offloaded to host memory until a layer needs them.
+
+use std::sync::Arc;
+
+use half::{bf16, f16};
+
+use super::pack::{self, PackedElement};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, synchronise_all};
+use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
+use crate::backend::{ConvLayout, ConvSource, Precision, Window};
+use crate::error::{Error, Result};
+
+/// Memory for the weights of a network, or for some of them.
+#[derive(Clone)]
+pub enum WeightStore {
+    Device(Arc<DeviceBlock>),
+    Host(Arc<HostWeights>),
+}
+
+pub struct HostWeights {
+    memory: PinnedMemory,
+    context: Arc<Context>,
+}
+
+impl HostWeights {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostWeights> {
+        Ok(HostWeights { memory: PinnedMemory::new(context, bytes)?, context: Arc::clone(context) })
+    }
+
+    pub fn is_pinned(&self) -> bool {
+        self.memory.is_pinned()
+    }
+}
+
+impl Drop for HostWeights {
+    /// Any handle that shares them may have copies in flight.
+    fn drop(&mut self) {
+        if let Ok(_current) = self.context.enter() {
+            synchronise_all(self.context.gpu.index);
+        }
+    }
+}
+
+/// The weights of one convolution, packed.
+pub struct PreparedConv {
+    home: WeightHome,
+    layout: WeightLayout,
+}
+
+enum WeightHome {
+    /// At an offset in a store.
+    Stored(WeightStore, u64),
+    /// At an address in the block of a job.
+    Fetched(u64),
+}
+
+impl PreparedConv {
+    pub fn prepare(
+        store: &WeightStore,
+        offset: u64,
+        stream: &CudaStream,
+        sizes: CudaSizes,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<PreparedConv> {
+        let home = WeightHome::Stored(store.clone(), offset);
+        let conv = PreparedConv { home, layout: sizes.weight_layout(layout) };
+        match sizes.precision {
+            Precision::Fp16 => conv.write::<f16>(stream, layout, source)?,
+            Precision::Bf16 => conv.write::<bf16>(stream, layout, source)?,
+            Precision::Fp32 => conv.write::<f32>(stream, layout, source)?,
+        }
+        Ok(conv)
+    }
+
+    fn write<E: PackedElement>(
+        &self,
+        stream: &CudaStream,
+        layout: &ConvLayout,
+        source: &mut dyn ConvSource,
+    ) -> Result<()> {
+        let (kernel, offsets) = (ConvKernel::of(layout)?, &self.layout);
+        let mut plain = Vec::new();
+        for slab in 0..layout.slab_count() {
+            plain.resize(layout.slab_elements(slab) as usize, 0.0);
+            source.slab(slab, &mut plain);
+            let shortcut = slab == layout.slabs;
+            let packed: Vec<E> = match kernel {
+                ConvKernel::In => pack::conv_in(layout, &plain),
+                ConvKernel::Out => pack::conv_out(layout, &plain),
+                ConvKernel::Main if shortcut => {
+                    pack::main(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, &plain)
+                }
+                ConvKernel::Main => pack::main(layout.window, layout.cin, layout.cout, &plain),
+            };
+            self.put(stream, if shortcut { offsets.shortcut } else { slab * offsets.slab_bytes }, &packed)?;
+        }
+        self.put(stream, offsets.bias, &pack::biases(layout, source))?;
+        if offsets.beta > offsets.gamma {
+            let padded = layout.cin.next_multiple_of(64) as usize;
+            let (mut gamma, mut beta) = (vec![0.0f32; padded], vec![0.0f32; padded]);
+            let cin = layout.cin as usize;
+            source.norm(&mut gamma[..cin], &mut beta[..cin]);
+            self.put(stream, offsets.gamma, &gamma)?;
+            self.put(stream, offsets.beta, &beta)?;
+        }
+        Ok(())
+    }
+
+    fn put<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
+        match &self.home {
+            WeightHome::Stored(WeightStore::Device(block), start) => block.write(stream, start + offset, from),
+            WeightHome::Stored(WeightStore::Host(weights), start) => {
+                let bytes = size_of_val(from);
+                let to = weights.memory.at(start + offset, bytes as u64)?;
+                // SAFETY: both are that long, and nobody else knows this part of the store yet.
+                unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, bytes) };
+                Ok(())
+            }
+            WeightHome::Fetched(_) => Err(Error::Internal("weights are prepared in the block of a job".into())),
+        }
+    }
+
+    /// The first `slabs` slabs, and everything after the slabs, in host memory.
+    pub fn offloaded(&self, slabs: u64) -> Result<[&[u8]; 2]> {
+        let WeightHome::Stored(WeightStore::Host(weights), start) = &self.home else {
+            return Err(Error::Internal("weights are fetched that are resident".into()));
+        };
+        let part = |from: u64, to: u64| -> Result<&[u8]> {
+            let address = weights.memory.at(start + from, to - from)?;
+            // SAFETY: that long, and not written any more once it is prepared.
+            Ok(unsafe { std::slice::from_raw_parts(address, (to - from) as usize) })
+        };
+        Ok([part(0, slabs * self.layout.slab_bytes)?, part(self.layout.shortcut, self.layout.end)?])
+    }
+
+    /// The same, once both parts lie one after the other at an address in the block of a job.
+    pub fn fetched(&self, slabs: u64, address: u64) -> PreparedConv {
+        let WeightLayout { slab_bytes, shortcut, bias, gamma, beta, end } = self.layout;
+        let omitted = shortcut - slabs * slab_bytes;
+        let [shortcut, bias, gamma, beta, end] = [shortcut, bias, gamma, beta, end].map(|offset| offset - omitted);
+        let layout = WeightLayout { slab_bytes, shortcut, bias, gamma, beta, end };
+        PreparedConv { home: WeightHome::Fetched(address), layout }
+    }
+
+    pub fn pointers(&self) -> Result<WeightPointers> {
+        let WeightLayout { shortcut, bias, gamma, beta, end, .. } = self.layout;
+        let base = match &self.home {
+            WeightHome::Stored(WeightStore::Device(block), start) => block.at(*start, end)?,
+            WeightHome::Stored(WeightStore::Host(_), _) => {
+                return Err(Error::Internal("weights are needed that were not fetched".into()));
+            }
+            WeightHome::Fetched(address) => *address,
+        };
+        Ok(WeightPointers {
+            slabs: base,
+            shortcut: base + shortcut,
+            bias: base + bias,
+            gamma: base + gamma,
+            beta: base + beta,
+        })
+    }
+}

@@ -1,0 +1,90 @@
+//! How fast a GPU is: arithmetic and memory by its properties, copies by measurement.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use cudarc::driver::sys;
+
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, KernelArch, PinnedMemory, check};
+use crate::backend::{DeviceAllocator, Precision};
+use crate::error::Result;
+use crate::tensor::Rates;
+
+/// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our
+/// kernels. Data-centre cards first; all others are GeForce cards and their kin.
+fn products_per_cycle(arch: KernelArch) -> f64 {
+    match (arch.major, arch.minor) {
+        (8, 0) => 1024.0,
+        (9, 0) => 2048.0,
+        (10, _) => 1024.0,
+        _ => 256.0,
+    }
+}
+
+/// The part of that rate that whole networks reach, norms included; measured on an H200.
+const PRODUCTS_REACHED: f64 = 0.6;
+/// The part of the memory's rate that passes over frames reach, likewise.
+const MEMORY_REACHED: f64 = 0.75;
+/// The part of the bus's rate that bands reach, likewise: the engine pauses between copies.
+const COPIES_REACHED: f64 = 0.92;
+/// Copy contention: what copies cost the arithmetic, as a part of their time. Measured from 0.03 to 0.1.
+const COPY_CONTENTION: f64 = 0.06;
+/// So many bytes that a copy's latency does not matter.
+const PROBE_BYTES: u64 = 32 << 20;
+/// Others may use the bus: the fastest of these is its rate.
+const PROBES: usize = 6;
+
+pub fn measure_rates(context: &Arc<Context>, precision: Precision) -> Result<Rates> {
+    let gpu = &context.gpu;
+    // Three tf32 products at half the rate.
+    let slower = if precision == Precision::Fp32 { 6.0 } else { 1.0 };
+    Ok(Rates {
+        products: products_per_cycle(gpu.kernel_arch())
+            * f64::from(gpu.multiprocessors)
+            * gpu.clock_hz
+            * PRODUCTS_REACHED
+            / slower,
+        memory: memory_rate(gpu) * MEMORY_REACHED,
+        copies: copy_rate(context)? * COPIES_REACHED,
+        beside: COPY_CONTENTION,
+    })
+}
+
+/// Double data rate: a word of the bus on both clock edges.
+fn memory_rate(gpu: &Gpu) -> f64 {
+    2.0 * gpu.memory_clock_hz * gpu.memory_bus_bytes
+}
+
+/// Bytes a second to the device while as many come from it.
+fn copy_rate(context: &Arc<Context>) -> Result<f64> {
+    let (block, host) = (
+        DeviceBlock::new(context, DeviceAllocator::Driver, 2 * PROBE_BYTES)?,
+        PinnedMemory::new(context, 2 * PROBE_BYTES)?,
+    );
+    let (upload, download) = (CudaStream::new(context)?, CudaStream::new(context)?);
+    let (to, from) = (block.at(0, PROBE_BYTES)?, host.at(0, PROBE_BYTES)?);
+    let (back_from, back_to) = (block.at(PROBE_BYTES, PROBE_BYTES)?, host.at(PROBE_BYTES, PROBE_BYTES)?);
+    let _current = context.enter()?;
+    // SAFETY: the block is that long. The download below reads it.
+    let answer = unsafe { sys::cuMemsetD8Async(back_from, 0, PROBE_BYTES as usize, download.handle()) };
+    check("measuring copies", answer)?;
+    let both_ways = || -> Result<()> {
+        // SAFETY: both blocks are that long, and live until the copies have ended.
+        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), PROBE_BYTES as usize, upload.handle()) };
+        check("measuring copies", answer)?;
+        // SAFETY: as above.
+        let answer =
+            unsafe { sys::cuMemcpyDtoHAsync_v2(back_to.cast(), back_from, PROBE_BYTES as usize, download.handle()) };
+        check("measuring copies", answer)?;
+        upload.synchronise().and(download.synchronise())
+    };
+    // The first copy of a kind pays for more than itself.
+    both_ways()?;
+    let mut fastest = f64::MAX;
+    for _ in 0..PROBES {
+        let begun = Instant::now();
+        both_ways()?;
+        fastest = fastest.min(begun.elapsed().as_secs_f64());
+    }
+    Ok(PROBE_BYTES as f64 / fastest)
+}

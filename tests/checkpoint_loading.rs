@@ -1,0 +1,126 @@
+//! A damaged checkpoint gives an error that names the fault, or a handle that works.
+
+mod common;
+
+use common::network::{Config, random_weights};
+use common::safetensors::{Folder, Tensors, to_bytes};
+use common::{Buffer, Random, Vae, golden};
+use video_vae::capi::*;
+
+fn tiny() -> (Tensors, usize) {
+    let config = Config { channels: vec![2, 2, 4, 4], layers: 1, groups: 2, latent: 2, temporal_levels: 2 };
+    (random_weights(&config, 4), 2)
+}
+
+fn decodes(vae: &Vae, latent: i64) -> bool {
+    let input = Buffer::new(VVAE_DTYPE_F32, [1, latent, 2, 2, 2]);
+    vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 5, 16, 16])).is_ok()
+}
+
+#[test]
+fn damaged_files_are_refused_or_work() {
+    let (tensors, groups) = tiny();
+    let valid = to_bytes(&tensors, groups);
+    let header = u64::from_le_bytes(valid[..8].try_into().unwrap()) + 8;
+    let folder = Folder::new("damage");
+    let mut random = Random(2);
+    let (mut opened, mut refused) = (0, 0);
+    for round in 0..10_000 {
+        let mut bytes = valid.clone();
+        for _ in 0..1 + random.below(3) {
+            // Mostly in the header, which is a small part of the file.
+            let end = if random.one_in(4) { bytes.len() as u64 } else { header };
+            let at = random.below(end) as usize;
+            bytes[at] ^= 1 << random.below(8);
+        }
+        if random.one_in(4) {
+            bytes.truncate(random.below(bytes.len() as u64 + 1) as usize);
+        }
+        let path = folder.file("damaged.safetensors", &bytes);
+        match Vae::open(&path) {
+            Ok(vae) => {
+                opened += 1;
+                if round % 50 == 0 {
+                    // With any weights, a run must end.
+                    decodes(&vae, 2);
+                }
+            }
+            Err(failure) => {
+                refused += 1;
+                failure.says(VVAE_ERROR_CHECKPOINT, &["damaged.safetensors"]);
+            }
+        }
+    }
+    assert!(opened > 100 && refused > 5000, "{opened} opened, {refused} refused");
+}
+
+#[test]
+fn errors_name_file_tensor_and_expectation() {
+    let (tensors, groups) = tiny();
+    let folder = Folder::new("errors");
+    let open = |change: &dyn Fn(&mut Tensors)| {
+        let mut changed = tensors.clone();
+        change(&mut changed);
+        Vae::open(&folder.file("file.safetensors", &to_bytes(&changed, groups))).map(|_| ())
+    };
+    assert_eq!(open(&|_| {}), Ok(()));
+    let name = "decoder.up_blocks.1.resnets.0.conv1.weight";
+    let failure = open(&|t| drop(t.remove(name))).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", name]);
+    let failure = open(&|t| t.get_mut(name).unwrap().values[5] = f32::NAN).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", name]);
+    let failure = open(&|t| t.get_mut(name).unwrap().shape.swap(1, 2)).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", name, "[4, 3, 4, 3, 3]", "[4, 4, 3, 3, 3]"]);
+    let failure = open(&|t| drop(t.insert("extra".into(), t[name].clone()))).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", "extra"]);
+    Vae::open(&folder.0.join("missing.safetensors"))
+        .err()
+        .unwrap()
+        .says(VVAE_ERROR_CHECKPOINT, &["missing.safetensors"]);
+    Vae::open(&folder.0).err().unwrap().says(VVAE_ERROR_CHECKPOINT, &[]);
+}
+
+#[test]
+fn old_attention_names_give_the_same_video() {
+    let (tensors, groups) = tiny();
+    let folder = Folder::new("names");
+    let old: Tensors = tensors
+        .iter()
+        .map(|(name, tensor)| {
+            let mut tensor = tensor.clone();
+            let names = [("to_q", "query"), ("to_k", "key"), ("to_v", "value"), ("to_out.0", "proj_attn")];
+            let found = names.iter().find(|(new, _)| name.contains(&format!("attentions.0.{new}.")));
+            let name = found.map_or(name.clone(), |(new, old)| name.replace(new, old));
+            if found.is_some() && tensor.shape.len() == 2 {
+                tensor.shape.extend([1, 1]);
+            }
+            (name, tensor)
+        })
+        .collect();
+    let latent = {
+        let mut random = Random(1);
+        let mut latent = Buffer::new(VVAE_DTYPE_F32, [1, 2, 2, 2, 2]);
+        latent.f32_mut().iter_mut().for_each(|v| *v = random.below(100) as f32 / 50.0 - 1.0);
+        latent
+    };
+    let videos = [("new", &tensors), ("old", &old)].map(|(name, tensors)| {
+        let vae = Vae::open(&folder.file(name, &to_bytes(tensors, groups))).unwrap();
+        let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 5, 16, 16]);
+        vae.decode(&latent, &mut video).unwrap();
+        video.bytes().to_vec()
+    });
+    assert!(old.keys().any(|name| name.contains("proj_attn")));
+    assert!(videos[0] == videos[1]);
+}
+
+#[test]
+fn changed_files_are_detected_at_first_use() {
+    let folder = Folder::new("changes");
+    let (tensors, groups) = tiny();
+    let path = folder.file("file.safetensors", &to_bytes(&tensors, groups));
+    let vae = Vae::open(&path).unwrap();
+    std::fs::copy(golden("small.safetensors"), &path).unwrap();
+    let input = Buffer::new(VVAE_DTYPE_F32, [1, 2, 1, 2, 2]);
+    let failure = vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16])).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", "changed"]);
+}

@@ -1,0 +1,406 @@
+//! The `vvae` command, run as a user runs it: commands, files, errors, interrupts.
+
+mod common;
+
+#[path = "../host-examples/rust/files/colour.rs"]
+#[allow(dead_code, reason = "the test uses some of it")]
+mod colour;
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use common::safetensors::{Folder, Tensors, read, to_bytes};
+use common::{golden, small};
+
+/// Cargo builds it with the tests, next to them.
+fn executable() -> PathBuf {
+    let test = std::env::current_exe().expect("a test has a path");
+    let path = test.ancestors().nth(2).expect("tests are in deps").join("examples").join("vvae");
+    let path = path.with_extension(std::env::consts::EXE_EXTENSION);
+    assert!(path.exists(), "{} is not built; run: cargo build --example vvae", path.display());
+    path
+}
+
+fn vvae(words: &[&str]) -> Command {
+    let mut command = Command::new(executable());
+    command.args(words).env("VIDEO_VAE_WEIGHTS", small()).env_remove("VIDEO_VAE_LIBRARY").env_remove("FFMPEG");
+    command
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).expect("UTF-8")
+}
+
+/// Runs it, and asserts success. Returns its output.
+#[track_caller]
+fn succeeds(words: &[&str]) -> String {
+    let output = vvae(words).output().expect("it starts");
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    out(&output)
+}
+
+/// Runs it, and asserts a failure with one line that has these words.
+#[track_caller]
+fn fails(words: &[&str], said: &[&str]) {
+    let output = vvae(words).output().expect("it starts");
+    assert!(!output.status.success(), "{words:?} succeeded: {}", out(&output));
+    let error = String::from_utf8(output.stderr).expect("UTF-8");
+    assert!(error.starts_with("vvae: ") && error.lines().count() == 1, "{words:?} must print one line: {error}");
+    for word in said {
+        assert!(error.contains(word), "{words:?}: \"{word}\" is not in: {error}");
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("UTF-8")
+}
+
+/// A y4m file, 420 with 8 bits, of moving waves.
+fn y4m(width: usize, height: usize, frames: usize) -> Vec<u8> {
+    let mut bytes = format!("YUV4MPEG2 W{width} H{height} F30000:1001 Ip A1:1 C420jpeg\n").into_bytes();
+    for frame in 0..frames {
+        bytes.extend(b"FRAME\n");
+        let wave = |x: usize, y: usize| ((x + 2 * y + 3 * frame) as f32 / 9.0).sin();
+        bytes.extend((0..width * height).map(|i| (126.0 + 90.0 * wave(i % width, i / width)) as u8));
+        let chroma = width.div_ceil(2) * height.div_ceil(2);
+        bytes.extend((0..2 * chroma).map(|i| (128.0 + 40.0 * wave(i % 31, i / 31)) as u8));
+    }
+    bytes
+}
+
+fn header(path: &Path) -> String {
+    let bytes = std::fs::read(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
+    String::from_utf8_lossy(bytes.split(|b| *b == b'\n').next().unwrap_or_default()).into_owned()
+}
+
+/// Names of all files in a folder, including hidden ones.
+fn names(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder").flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn help_is_complete() {
+    let overview = succeeds(&["--help"]);
+    for command in ["demo", "info", "plan", "encode", "decode", "roundtrip", "make-weights", "bench"] {
+        assert!(overview.contains(command), "{overview}");
+        let page = succeeds(&[command, "--help"]);
+        assert!(page.starts_with(&format!("vvae {command}")) && page.contains("Examples:\n  vvae"), "{page}");
+    }
+    assert!(succeeds(&["--version"]).contains("ABI 1."));
+}
+
+#[test]
+fn info_lists_devices_parameters_and_checkpoints() {
+    let page = succeeds(&["info"]);
+    for word in ["cpu", "Node encode", "Node decode", "memory_limit", "-1..1, 0..1", "optional", "bf16"] {
+        assert!(page.contains(word), "{word}: {page}");
+    }
+    let page = succeeds(&["info", text(&small())]);
+    for line in [
+        "channels        16, 32, 32, 32",
+        "norm groups     16",
+        "latent          16 channels",
+        "tensors         182",
+        "parameters      971,923",
+        "sha-256         54d81db496b8d24c394bcef502a7a035cf659995f9c3c93c63a3df523a3abd45",
+    ] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+}
+
+#[test]
+fn plan_prints_text() {
+    let page = succeeds(&["plan", "--decode", "121x1080x1920", "--limit", "6GiB"]);
+    assert!(page.contains("decode [1, 16, 31, 135, 240] to [1, 3, 121, 1080, 1920]"), "{page}");
+    let mut command = vvae(&["plan", "--encode", "5x64x64", "--limit=4GiB"]);
+    let page = out(&command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts"));
+    assert!(page.contains("published") && page.contains("exact"), "{page}");
+}
+
+#[test]
+fn make_weights_is_reproducible_and_loads() {
+    let folder = Folder::new("command-weights");
+    let made = |name: &str, seed: &str, dtype: &str| {
+        let path = folder.0.join(name);
+        let sizes = ["--channels", "8,16,16", "--groups", "8", "--latent", "4", "--layers", "1", "--temporal", "1"];
+        let words = [&["make-weights", text(&path), "--seed", seed, "--dtype", dtype][..], &sizes].concat();
+        succeeds(&words);
+        path
+    };
+    let (a, b, c) = (made("a.safetensors", "1", "f32"), made("b.safetensors", "1", "f32"), made("c", "2", "bf16"));
+    assert_eq!(std::fs::read(&a).unwrap(), std::fs::read(&b).unwrap());
+    let page = succeeds(&["info", text(&c)]);
+    for line in ["channels        8, 16, 16", "latent          4 channels", "BF16", "4 x 4 pixels", "for 2 frames"] {
+        assert!(page.contains(line), "{line}: {page}");
+    }
+    let (clip, back) = (folder.file("clip.y4m", &y4m(30, 22, 4)), folder.0.join("back.y4m"));
+    succeeds(&["roundtrip", text(&clip), text(&back), "--weights", text(&a)]);
+    assert_eq!(std::fs::metadata(&back).unwrap().len() as usize, 4 * (30 * 22 * 3 / 2 + 6) + header(&back).len() + 1);
+    fails(&["make-weights", text(&a), "--channels", "8,12", "--groups", "8"], &["--groups", "multiple"]);
+}
+
+#[test]
+fn roundtrip_through_every_file_type() {
+    let folder = Folder::new("command-clips");
+    let path = |name: &str| folder.0.join(name);
+    let clip = folder.file("clip.y4m", &y4m(50, 38, 7));
+    let back = path("back.y4m");
+    let said = succeeds(&["roundtrip", text(&clip), text(&back)]);
+    assert!(said.contains("7 frames of 50x38") && said.contains("frames/s"), "{said}");
+    assert!(header(&back).starts_with("YUV4MPEG2 W50 H38 F30000:1001 Ip A1:1 C420jpeg"), "{}", header(&back));
+    let once = std::fs::read(&back).unwrap();
+    assert_eq!(once.windows(6).filter(|w| w == b"FRAME\n").count(), 7);
+    succeeds(&["roundtrip", text(&clip), text(&back), "--set", "threads=1", "--limit", "200MiB"]);
+    assert_eq!(once, std::fs::read(&back).unwrap(), "threads and limit change no bit");
+
+    // Through a latent file: the same bytes, with size, length and rate.
+    let (latent, by_file) = (path("latent.safetensors"), path("by-file.y4m"));
+    succeeds(&["encode", text(&clip), text(&latent), "--set", "scaling_factor=0.5"]);
+    succeeds(&["decode", text(&latent), text(&by_file), "--y4m", "420jpeg"]);
+    assert_eq!(once, std::fs::read(&by_file).unwrap());
+
+    // A folder of pictures, and raw files from it.
+    let pictures = path("pictures");
+    succeeds(&["decode", text(&latent), text(&pictures)]);
+    assert_eq!(names(&pictures).len(), 7);
+    let raws = ["a.raw", "b.raw"].map(path);
+    for raw in &raws {
+        succeeds(&["roundtrip", text(&pictures), text(raw)]);
+        assert_eq!(std::fs::metadata(raw).unwrap().len(), 7 * 50 * 38 * 3);
+    }
+    assert_eq!(std::fs::read(&raws[0]).unwrap(), std::fs::read(&raws[1]).unwrap());
+    succeeds(&["roundtrip", text(&raws[0]), text(&path("deep.y4m")), "--size", "50x38", "--y4m", "420p10"]);
+    assert!(header(&path("deep.y4m")).contains("C420p10"));
+    let (first, image) = (pictures.join("frame-000001.png"), path("image.png"));
+    succeeds(&["roundtrip", text(&first), text(&image), "--bits", "16"]);
+    assert!(std::fs::read(&image).unwrap().starts_with(b"\x89PNG"));
+    assert!(!names(&folder.0).iter().any(|name| name.starts_with('.')), "{:?}", names(&folder.0));
+}
+
+#[test]
+fn encode_and_decode_match_the_goldens() {
+    let folder = Folder::new("command-numbers");
+    let golden = read(&golden("small-clip5.safetensors"));
+    let input = Tensors::from([
+        ("video".into(), golden["encode_video"].clone()),
+        ("latent".into(), golden["decode_latent"].clone()),
+    ]);
+    let input = folder.file("input.safetensors", &to_bytes(&input, 1));
+    let (latent, video) = (folder.0.join("latent.safetensors"), folder.0.join("video.safetensors"));
+    succeeds(&["encode", text(&input), text(&latent)]);
+    let found = &read(&latent)["latent"];
+    let [t, c, h, w] = found.shape[..] else { panic!("{:?}", found.shape) };
+    assert_eq!(golden["encode_mean"].shape, [1, c, t, h, w]);
+    let plane = |channel: usize, frame: usize| &found.values[(frame * c + channel) * h * w..][..h * w];
+    let planes = (0..c).flat_map(|channel| (0..t).map(move |frame| (channel, frame)));
+    let swapped: Vec<f32> = planes.flat_map(|(channel, frame)| plane(channel, frame)).copied().collect();
+    assert!(relative(&swapped, &golden["encode_mean"].values) < 1e-5);
+    succeeds(&["decode", text(&input), text(&video)]);
+    let found = &read(&video)["video"];
+    assert_eq!(found.shape, golden["decode_video"].shape);
+    assert!(relative(&found.values, &golden["decode_video"].values) < 1e-5);
+}
+
+fn relative(found: &[f32], expected: &[f32]) -> f64 {
+    let square = |x: f32| f64::from(x) * f64::from(x);
+    let error: f64 = found.iter().zip(expected).map(|(f, e)| square(f - e)).sum();
+    (error / expected.iter().map(|e| square(*e)).sum::<f64>()).sqrt()
+}
+
+#[test]
+fn errors_are_one_line() {
+    let folder = Folder::new("command-errors");
+    let clip = folder.file("clip.y4m", &y4m(16, 16, 2));
+    let (clip, target) = (text(&clip), folder.0.join("out.y4m"));
+    let target = text(&target);
+    fails(&["transmogrify"], &["no command", "roundtrip"]);
+    fails(&["encode"], &["IN is missing", "--help"]);
+    fails(&["roundtrip", clip, target, "--wieghts", "x"], &["--wieghts", "--weights"]);
+    fails(&["roundtrip", clip, target, "third"], &["third"]);
+    fails(&["roundtrip", clip, target, "--limit"], &["--limit needs a value"]);
+    fails(&["roundtrip", clip, target, "--weights", "nowhere.safetensors"], &["nowhere.safetensors"]);
+    fails(&["roundtrip", clip, target, "--set", "threads=none"], &["threads"]);
+    fails(&["roundtrip", clip, target, "--limit", "1MiB"], &["too little", "--limit"]);
+    fails(&["roundtrip", clip, target, "--device", "abacus"], &["abacus"]);
+    fails(&["roundtrip", "nowhere.y4m", target], &["nowhere.y4m", "does not exist"]);
+    fails(&["roundtrip", clip, "nowhere/out.y4m"], &["nowhere", "make it first"]);
+    fails(&["roundtrip", clip, "out.gif"], &[".gif", ".mp4"]);
+    fails(&["roundtrip", clip, text(&folder.0.join("one.png"))], &["one picture", "folder"]);
+    fails(&["encode", clip, "latents.bin"], &[".safetensors"]);
+    fails(&["decode", text(&small()), target], &["no latents", "latent"]);
+    fails(&["info", clip], &["clip.y4m"]);
+    fails(&["plan"], &["vvae plan --decode"]);
+    fails(&["plan", "--decode", "12x34"], &["12x34", "121x1080x1920"]);
+    fails(&["bench", "--ops", "sing"], &["sing"]);
+    let strange = folder.file("strange.mov", b"no video");
+    let output = vvae(&["roundtrip", text(&strange), target]).env("FFMPEG", "/nonexistent/ffmpeg").output().unwrap();
+    assert!(String::from_utf8_lossy(&output.stderr).contains("install it"));
+    let cut = folder.file("cut.y4m", &y4m(16, 16, 2)[..600]);
+    fails(&["roundtrip", text(&cut), target], &["cut short within frame 2"]);
+    let raw = folder.file("clip.raw", &[0; 1000]);
+    fails(&["roundtrip", text(&raw), target], &["--size"]);
+    fails(&["roundtrip", text(&raw), target, "--size", "16x16"], &["1000 bytes", "--size"]);
+    assert_eq!(names(&folder.0), ["clip.raw", "clip.y4m", "cut.y4m", "strange.mov"], "failures leave no files");
+}
+
+#[test]
+fn demo_writes_pictures() {
+    let folder = Folder::new("command-demo");
+    let said = succeeds(&["demo", "--out", text(&folder.0), "--shape", "5x64x64", "--weights", text(&small())]);
+    for word in ["PSNR", "SSIM", "frames/s", "memory", "exact"] {
+        assert!(said.contains(word), "{word}: {said}");
+    }
+    assert_eq!(names(&folder.0), ["animation.png", "contact-sheet.png"]);
+    let animation = std::fs::read(folder.0.join("animation.png")).unwrap();
+    assert_eq!(animation.windows(4).filter(|w| w == b"fcTL").count(), 5);
+}
+
+/// With the project's own checkpoint, the default.
+#[test]
+fn demo_reaches_its_quality() {
+    let folder = Folder::new("command-demo-quality");
+    let mut command = vvae(&["demo", "--out", text(&folder.0)]);
+    let output = command.env_remove("VIDEO_VAE_WEIGHTS").output().expect("it starts");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = out(&output);
+    let figure = |name: &str| {
+        let rest = said.split_once(name).unwrap_or_else(|| panic!("{name}: {said}")).1;
+        rest.trim_start().split([' ', ',', '\n']).next().unwrap().parse::<f64>().unwrap()
+    };
+    assert!(figure("PSNR") >= 30.0 && figure("SSIM") >= 0.95, "{said}");
+}
+
+#[test]
+fn bench_prints_a_table_and_json() {
+    let folder = Folder::new("command-bench");
+    let json = folder.0.join("bench.json");
+    let table = succeeds(&["bench", "--device", "cpu", "--shapes", "1x32x32,5x32x32", "--json", text(&json)]);
+    assert!(table.lines().count() == 7 && table.contains("GFLOP/s"), "{table}");
+    assert!(table.contains("matrix product: - (it is measured on GPUs)"), "{table}");
+    let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
+    let rows = rows.as_array().unwrap();
+    assert_eq!(rows.len(), 4);
+    assert!(rows.iter().all(|row| row["seconds"].as_f64() > Some(0.0) && row["peak_bytes"].as_u64() > Some(1 << 20)));
+    for row in rows {
+        let (published, computed) = (row["tflops"].as_f64().unwrap(), row["computed_tflops"].as_f64().unwrap());
+        assert!(0.2 * published < computed && computed < published, "{row}");
+        assert!(row["of_product"].is_null() && row["tensors"] == "host", "{row}");
+    }
+    fails(&["bench", "--device", "cpu", "--device-tensors"], &["--device-tensors", "CPU", "cuda:0"]);
+}
+
+/// As in `vvae ... | head`.
+#[test]
+fn closed_output_ends_the_command_quietly() {
+    let small = small();
+    for words in [&["--help"][..], &["--version"], &["encode", "--help"], &["info"], &["info", text(&small)]] {
+        let (reader, writer) = std::io::pipe().expect("a pipe");
+        // Closed before the start, or a short page could be written before.
+        drop(reader);
+        let output = vvae(words).stdout(writer).output().expect("it starts");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!((output.status.code(), &*said), (Some(141), ""), "{words:?}");
+    }
+}
+
+/// A full disk is a failure, unlike a closed pipe.
+#[cfg(target_os = "linux")]
+#[test]
+fn unwritable_output_is_an_error() {
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").expect("Linux has it");
+    let output = vvae(&["info"]).stdout(full).output().expect("it starts");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.starts_with("vvae: standard output cannot be written") && said.lines().count() == 1, "{said}");
+}
+
+#[cfg(unix)]
+#[test]
+fn interrupt_ends_the_run_and_leaves_no_files() {
+    use std::time::{Duration, Instant};
+    let folder = Folder::new("command-interrupt");
+    let clip = folder.file("clip.y4m", &y4m(256, 256, 200));
+    let target = folder.0.join("out.y4m");
+    let mut child = vvae(&["roundtrip", text(&clip), text(&target)]).spawn().expect("it starts");
+    let begun = || names(&folder.0).iter().any(|name| name.starts_with(".part-"));
+    let started = Instant::now();
+    while !begun() {
+        assert!(started.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none(), "it did not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    let sent = Command::new("sh").args(["-c", &format!("kill -INT {}", child.id())]).status().expect("sh");
+    assert!(sent.success());
+    let started = Instant::now();
+    let status = child.wait().expect("it ends");
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    assert_eq!(status.code(), Some(130));
+    assert_eq!(names(&folder.0), ["clip.y4m"]);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn memory_does_not_grow_with_the_clip() {
+    let folder = Folder::new("command-memory");
+    // Peak memory of the process in KiB. The figure only rises, so the last one counts.
+    let peak = |frames: usize| {
+        let clip = folder.file("clip.y4m", &y4m(64, 64, frames));
+        let target = folder.0.join("out.y4m");
+        let mut child = vvae(&["roundtrip", text(&clip), text(&target)]).spawn().expect("it starts");
+        let mut peak = 0;
+        while child.try_wait().unwrap().is_none() {
+            let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+            let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+            peak = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(peak);
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        assert!(child.wait().unwrap().success());
+        peak
+    };
+    let (short, long) = (peak(60), peak(400));
+    println!("{short} KiB for 60 frames, {long} KiB for 400");
+    assert!(short > 0 && long < short + 4096, "{short} KiB for 60 frames, {long} KiB for 400");
+}
+
+#[test]
+fn colour_conversion_follows_the_standards() {
+    use colour::{Chroma, Matrix, Planes};
+    let planes = |horizontal, vertical, bits, full_range, matrix| Planes {
+        width: 5,
+        height: 3,
+        horizontal,
+        vertical,
+        bits,
+        full_range,
+        matrix,
+    };
+    let flat = |planes: Planes, rgb: [f32; 3]| {
+        let mut samples = vec![0; planes.samples()];
+        planes.pack(|_| rgb, &mut samples);
+        let chroma = (planes.samples() - 15) / 2;
+        [samples[14], samples[15 + chroma - 1], samples[planes.samples() - 1]]
+    };
+    let (full, half, centred) = (Chroma::Full, Chroma::HalfCosited, Chroma::HalfCentred);
+    let bt709 = planes(full, full, 8, false, Matrix::Bt709);
+    assert_eq!(flat(bt709, [1.0; 3]), [235, 128, 128]);
+    assert_eq!(flat(bt709, [0.0; 3]), [16, 128, 128]);
+    assert_eq!(flat(bt709, [1.0, 0.0, 0.0]), [63, 102, 240]);
+    assert_eq!(flat(planes(half, centred, 8, false, Matrix::Bt601), [0.0, 0.0, 1.0]), [41, 240, 110]);
+    assert_eq!(flat(planes(half, half, 10, false, Matrix::Bt601), [0.0, 1.0, 0.0]), [578, 215, 137]);
+    assert_eq!(flat(planes(full, full, 8, true, Matrix::Bt601), [1.0; 3]), [255, 128, 128]);
+    for (horizontal, vertical) in [(full, full), (half, full), (centred, centred), (half, centred), (half, half)] {
+        let planes = planes(horizontal, vertical, 10, false, Matrix::Bt709);
+        let mut samples = vec![0; planes.samples()];
+        planes.pack(|i| [i as f32 / 20.0, 0.5, 0.3], &mut samples);
+        let (mut i, mut worst) = (0, 0.0f32);
+        planes.unpack(&samples, |[r, ..]| {
+            worst = worst.max((r - i as f32 / 20.0).abs());
+            i += 1;
+        });
+        let allowed = if (horizontal, vertical) == (full, full) { 0.002 } else { 0.25 };
+        assert!(i == 15 && worst < allowed, "{horizontal:?} {vertical:?}: {worst}");
+    }
+}

@@ -67,10 +67,11 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
 }
 
 /// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
-/// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
-/// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
-/// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
-/// VVAE_ERROR_MEMORY says what it takes. [handle]
+/// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device and precision, and of a
+/// version of the library whose streams are the same, which the state says itself. Any other, or a damaged one, is
+/// VVAE_ERROR_CHECKPOINT, and the text says what differs. The saved stream's scaling_factor, pixel_range, posterior and
+/// seed apply, and so does its plan: if that does not fit the present limits, VVAE_ERROR_MEMORY says what it takes.
+/// [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore(
     v: *mut vvae,

@@ -10,14 +10,19 @@ use crate::plan::{Cut, Past, Spacing, TileSize, Way};
 use crate::tensor::{Place, Shape};
 
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
-/// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
-/// compute in another order, and then the bits would not go on as they began.
-const FORMAT: u64 = 7;
+/// How a state is written. Raise it with any change to this header.
+const FORMAT: u64 = 8;
+/// Which regions are persisted, in which order, and how they are computed. Raise it where a saved plan would persist other
+/// regions, or give other bits; `tests/stream_state_golden.rs` fails if regions change. Releases that change neither share states.
+const REVISION: u64 = 1;
+/// Told where a state is refused. Decides nothing.
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;
 /// A header has one number for each layer and little else.
 const MOST_BYTES: u64 = 1 << 16;
+/// Longer than any text of a header.
+const MOST_LETTERS: usize = 40;
 /// More frames than any clip has, and few enough to be counted at every rate.
 const MOST_FRAMES: u64 = 1 << 40;
 
@@ -98,6 +103,7 @@ impl StateHeader {
     pub fn write(&self, owner: &StateOwner) -> Vec<u8> {
         let mut body = Writer(Vec::new());
         body.text(LIBRARY);
+        body.number(REVISION);
         body.text(owner.device);
         body.text(owner.precision.name());
         body.number(self.model);
@@ -134,7 +140,10 @@ impl StateHeader {
         }
         let (format, bytes) = (numbers.number()?, numbers.number()?);
         if format != FORMAT {
-            return Err(refuse(format_args!("is of format {format}; this library reads format {FORMAT}")));
+            return Err(refuse(format_args!(
+                "is of format {format}, but video-vae {LIBRARY} reads format {FORMAT}; continue with the version that saved \
+                 it, or start the stream again"
+            )));
         }
         if bytes > MOST_BYTES {
             return Err(refuse(format_args!("is damaged: its header claims {bytes} bytes")));
@@ -145,7 +154,14 @@ impl StateHeader {
     }
 
     fn parse(body: &mut Reader, owner: &StateOwner) -> Result<StateHeader> {
-        body.expect("version", LIBRARY, "another version may compute in another order")?;
+        let library = String::from_utf8_lossy(body.text()?);
+        let revision = body.number()?;
+        if revision != REVISION {
+            return Err(refuse(format_args!(
+                "was saved by video-vae {library}, whose streams differ (revision {revision}, and {REVISION} in {LIBRARY}); \
+                 continue with that version, or start the stream again"
+            )));
+        }
         body.expect("device", owner.device, "create the handle on the same kind of device")?;
         body.expect("precision", owner.precision.name(), "set precision to that of the state")?;
         let model = body.number()?;
@@ -241,15 +257,19 @@ impl<'a> Reader<'a> {
         if (1e-6..=1e6).contains(&factor) { Ok(factor) } else { Err(nonsense()) }
     }
 
-    fn expect(&mut self, what: &str, expected: &str, hint: &str) -> Result<()> {
-        let length = self.number()?;
-        let (text, rest) =
-            usize::try_from(length).ok().and_then(|n| self.0.split_at_checked(n)).ok_or_else(nonsense)?;
+    fn text(&mut self) -> Result<&'a [u8]> {
+        let length = usize::try_from(self.number()?).ok().filter(|length| *length <= MOST_LETTERS);
+        let (text, rest) = length.and_then(|length| self.0.split_at_checked(length)).ok_or_else(nonsense)?;
         self.0 = rest;
+        Ok(text)
+    }
+
+    fn expect(&mut self, what: &str, expected: &str, hint: &str) -> Result<()> {
+        let text = self.text()?;
         if text == expected.as_bytes() {
             return Ok(());
         }
-        let found = String::from_utf8_lossy(&text[..text.len().min(40)]);
+        let found = String::from_utf8_lossy(text);
         Err(refuse(format_args!("its {what} is {found}, here it is {expected}; {hint}")))
     }
 }

@@ -1,4 +1,4 @@
-//! The boundary around a session that misbehaves, which no host can bring about from outside.
+//! The ABI around a mock session: panics, callbacks and races that no host can cause from outside.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -17,7 +17,7 @@ use crate::node;
 use crate::plan::Plan;
 use crate::tensor::{Shape, View};
 
-/// Panics where it is told to; counts how many of it and its streams are alive.
+/// Panics where a test wants it; counts sessions and streams that are alive.
 struct Mock {
     config: Config,
     settings: Settings,

@@ -48,8 +48,7 @@ pub trait LogSink {
     fn log(&self, level: LogLevel, message: fmt::Arguments);
 }
 
-/// The host's side of a running call: two ways to stop it, and its log. Cancel and progress are asked many times within a
-/// chunk of work.
+/// The host's side of a running call: two ways to stop it, both asked many times within a chunk of work, and its log.
 pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// Called on the calling thread; `true` stops.
@@ -101,13 +100,13 @@ pub struct MemoryUse {
     pub now: u64,
     /// The most `now` has been.
     pub peak: u64,
-    /// The part of `now` that waits for the next call and that `trim` would give back.
+    /// The part of `now` that is kept for the next call. `trim` frees it.
     pub reserved: u64,
-    /// Host memory beside the device memory: staging and offloaded caches; on the CPU the same as `now`.
+    /// Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
     pub host: u64,
 }
 
-/// What a trim gives back.
+/// What a trim frees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trim {
     pub workspace: bool,

@@ -104,10 +104,10 @@ impl<B: Backend> Engine<B> {
         BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
     }
 
-    /// `away`: per layer, whether its weights are offloaded.
-    fn load_weights(&mut self, direction: Direction, away: &[bool], control: &Control) -> Result<()> {
+    /// `offloaded`: per layer, whether its weights stay in host memory.
+    fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
         match &self.coder(direction).weights {
-            Some(share) if share.away() == away => return Ok(()),
+            Some(share) if share.offloaded() == offloaded => return Ok(()),
             _ => self.coder_mut(direction).weights = None,
         }
         self.tell_idle();
@@ -116,11 +116,11 @@ impl<B: Backend> Engine<B> {
             device: self.device.clone(),
             precision: self.backend.precision(),
             direction,
-            away: away.to_vec(),
+            offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
         let network = Arc::clone(&self.coder(direction).network);
-        let what = (&*network, WeightBytes::new(&network, away, &self.costs()));
+        let what = (&*network, WeightBytes::new(&network, offloaded, &self.costs()));
         let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
         if share.pageable {
             warn_not_pinned(control, share.host_bytes());
@@ -191,8 +191,8 @@ impl<B: Backend> Engine<B> {
 /// Where the system allows no more pinned memory.
 fn warn_not_pinned(control: &Control, bytes: u64) {
     control.warn(format_args!(
-        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise the \
-         system's limit of locked memory",
+        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise \
+         the system's limit of locked memory",
         Bytes(bytes)
     ));
 }

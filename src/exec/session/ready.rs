@@ -14,7 +14,7 @@ use crate::plan::{Blueprint, Bytes, Plan, Request, Spacing, TileSize};
 use crate::tensor::Shape;
 use crate::workers;
 
-/// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
+/// Memory that is left to other programs where the host sets no limit: enough to keep a desktop alive.
 const MARGIN: u64 = 256 << 20;
 const HOST_MARGIN: u64 = 1 << 30;
 
@@ -85,8 +85,8 @@ impl<B: Backend> Engine<B> {
         let request = self.request(direction, input, limit);
         if request.has_too_many_tiles() {
             return Err(Error::Argument(format!(
-                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
-                 tiles or less overlap"
+                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use \
+                 larger tiles or less overlap"
             )));
         }
         let found = workers::with_threads(self.settings.threads, || request.plan(&self.costs()));
@@ -94,9 +94,9 @@ impl<B: Backend> Engine<B> {
             let (limit, exact, tiled) = (Bytes(limit), no.smallest_exact, no.smallest);
             Error::Memory(match request.allow_tiles {
                 true => format!(
-                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, takes \
-                     {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of \
-                     them",
+                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
+                     takes {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or \
+                     fewer of them",
                     Bytes(tiled),
                     Bytes(exact)
                 ),
@@ -109,7 +109,7 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Tiles are the only thing that makes results differ, so a host should know.
+    /// Only tiles make results inexact, so the host is told.
     pub(super) fn warn_if_tiled(&self, plan: &Plan, control: &Control) {
         if plan.exact {
             return;
@@ -122,8 +122,8 @@ impl<B: Backend> Engine<B> {
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
-    /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
-    /// plan was made: then the job is planned again for what is left, as long as there is a plan.
+    /// A plan, with its weights loaded and its memory allocated. If others took memory since it was planned, the job is
+    /// planned again for what is left.
     pub(super) fn make_ready(
         &mut self,
         direction: Direction,
@@ -153,8 +153,8 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
-    /// the other direction where both together would pass the limit.
+    /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
+    /// direction if both do not fit.
     pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         self.workspace = self.workspace.take().filter(|kept| kept.fits(blueprint));

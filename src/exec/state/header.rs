@@ -1,4 +1,4 @@
-//! What a state says about itself. All numbers are 64 bits wide, the lowest byte first.
+//! The header of a state: what it belongs to, its settings, its saved plan. Numbers are 64 bits, little-endian.
 
 use super::sealed::SEAL;
 use super::{SealedReader, refuse};
@@ -12,8 +12,8 @@ use crate::tensor::{Place, Shape};
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// How a state is written. Raise it with any change to this header.
 const FORMAT: u64 = 8;
-/// Which regions are persisted, in which order, and how they are computed. Raise it where a saved plan would persist other
-/// regions, or give other bits; `tests/stream_state_golden.rs` fails if regions change. Releases that change neither share states.
+/// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
+/// `tests/stream_state_golden.rs` fails if the persisted regions change.
 const REVISION: u64 = 1;
 /// Told where a state is refused. Decides nothing.
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
@@ -26,7 +26,7 @@ const MOST_LETTERS: usize = 40;
 /// More frames than any clip has, and few enough to be counted at every rate.
 const MOST_FRAMES: u64 = 1 << 40;
 
-/// Values by their number in a state, which is theirs for ever.
+/// Values by their number in a state, which never changes.
 const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
 const PIXEL_RANGES: [PixelRange; 2] = [PixelRange::Signed, PixelRange::Unit];
 const POSTERIORS: [Latent; 2] = [Latent::Mean, Latent::Sample];
@@ -130,8 +130,7 @@ impl StateHeader {
         [&MAGIC[..], &preamble, &body.0].concat()
     }
 
-    /// Reads a header and its checksum, and refuses what does not belong to `owner`. That it belongs to the model is for the
-    /// caller to see, as a model's fingerprint takes a while to tell.
+    /// Reads a header and its checksum, and checks `owner`. The caller checks the model: its fingerprint takes a while.
     pub fn read(from: &mut SealedReader, owner: &StateOwner) -> Result<StateHeader> {
         let preamble = from.take(PREAMBLE)?;
         let mut numbers = Reader(&preamble[MAGIC.len()..]);
@@ -141,8 +140,8 @@ impl StateHeader {
         let (format, bytes) = (numbers.number()?, numbers.number()?);
         if format != FORMAT {
             return Err(refuse(format_args!(
-                "is of format {format}, but video-vae {LIBRARY} reads format {FORMAT}; continue with the version that saved \
-                 it, or start the stream again"
+                "is of format {format}, but video-vae {LIBRARY} reads format {FORMAT}; continue with the version that \
+                 saved it, or start the stream again"
             )));
         }
         if bytes > MOST_BYTES {
@@ -158,8 +157,8 @@ impl StateHeader {
         let revision = body.number()?;
         if revision != REVISION {
             return Err(refuse(format_args!(
-                "was saved by video-vae {library}, whose streams differ (revision {revision}, and {REVISION} in {LIBRARY}); \
-                 continue with that version, or start the stream again"
+                "was saved by video-vae {library}, whose streams differ (revision {revision}, and {REVISION} in \
+                 {LIBRARY}); continue with that version, or start the stream again"
             )));
         }
         body.expect("device", owner.device, "create the handle on the same kind of device")?;
@@ -235,7 +234,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(*number))
     }
 
-    /// One of few values, which are numbered from 0.
+    /// A value by its number.
     fn choice<T: Copy, const N: usize>(&mut self, values: [T; N]) -> Result<T> {
         let index = self.number()?;
         usize::try_from(index).ok().and_then(|i| values.get(i)).copied().ok_or_else(nonsense)
@@ -243,7 +242,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Reader<'a>) -> Result<T>) -> Result<Vec<T>> {
         let count = self.number()?;
-        // Nothing is reserved for a count that nobody vouches for: the list ends with the header at the latest.
+        // The count is not trusted: nothing is reserved, and the list ends with the header at the latest.
         (0..count).map(|_| item(self)).collect()
     }
 
@@ -253,7 +252,7 @@ impl<'a> Reader<'a> {
 
     fn factor(&mut self) -> Result<f32> {
         let factor = u32::try_from(self.number()?).map(f32::from_bits).map_err(|_| nonsense())?;
-        // What the parameter takes.
+        // The range of the parameter.
         if (1e-6..=1e6).contains(&factor) { Ok(factor) } else { Err(nonsense()) }
     }
 

@@ -1,5 +1,5 @@
-//! The table of open handles and streams. A handle is a number that is never reused: one that was freed or made up finds
-//! nothing, and nothing is ever read through it.
+//! The table of open handles and streams. A handle is a number that is never reused: one that was freed or made up
+//! finds nothing, and nothing is ever read through it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -53,7 +53,9 @@ fn a_cancel_at_the_very_start_of_a_run_acts() {
                 vae.cancel().unwrap();
                 sent.store(true, SeqCst);
             });
-            while !watching.load(SeqCst) {}
+            while !watching.load(SeqCst) {
+                std::hint::spin_loop();
+            }
             loop {
                 match decode((&raw const run).cast()) {
                     Err(busy) if busy.status == VVAE_ERROR_STATE => {}

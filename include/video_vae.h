@@ -35,21 +35,21 @@
 
 #include <stdint.h>
 
-// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
-// library; a newer minor has more functions and longer structs.
+// What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
+// and longer structs.
 #define VVAE_ABI_MAJOR 1
 
 #define VVAE_ABI_MINOR 4
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
-// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
+// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.
 #define VVAE_OK 0
 
 // Streams: push, then pull; or pull, then push the rest.
 #define VVAE_AGAIN 1
 
-// Streams: everything has been pulled.
+// Streams: all frames have been pulled.
 #define VVAE_END 2
 
 // An argument is null, out of range, or contradicts another one.
@@ -64,7 +64,7 @@
 // The device named does not exist or cannot be used.
 #define VVAE_ERROR_DEVICE -4
 
-// Neither the limit nor the machine has room for the job.
+// The job does not fit in the limit, or in the memory that is free.
 #define VVAE_ERROR_MEMORY -5
 
 // The host asked to stop, by vvae_cancel or by its progress callback.
@@ -73,18 +73,18 @@
 // The call came at the wrong time: the handle is busy, closed, or the stream has ended.
 #define VVAE_ERROR_STATE -7
 
-// A bug of the library's, caught at its boundary. The handle it happened in can only be freed.
+// A bug in the library. The handle can only be freed.
 #define VVAE_ERROR_INTERNAL -8
 
-// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory is used as host memory.
+// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory counts as host memory.
 #define VVAE_DEVICE_CPU 1
 
 #define VVAE_DEVICE_CUDA 2
 
 #define VVAE_DEVICE_CUDA_HOST 3
 
-// vvae_tensor.dtype, DLPack's code | bits << 8 | lanes << 16. Integers are pixels over the full range of the type,
-// rounded on output; float pixels are in the range named by the key pixel_range. Latents are floats.
+// vvae_tensor.dtype: DLPack's code | bits << 8 | lanes << 16. Integer pixels use the full range of the type and are
+// rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
 #define VVAE_DTYPE_U8 ((1 | (8 << 8)) | (1 << 16))
 
 #define VVAE_DTYPE_U16 ((1 | (16 << 8)) | (1 << 16))
@@ -104,13 +104,13 @@
 
 #define VVAE_LOG_ERROR 3
 
-// vvae_run_info.flags: cuda_stream says which stream to use, also when it is 0.
+// vvae_run_info.flags: cuda_stream is set; 0 is then the default stream.
 #define VVAE_RUN_HAS_STREAM 1
 
-// vvae_trim: memory that calls work in. The next call allocates it anew.
+// vvae_trim: the workspace. The next call allocates it again.
 #define VVAE_TRIM_WORKSPACE 1
 
-// vvae_trim: the weights, unless another handle uses them too. The next call reads them anew.
+// vvae_trim: the weights, unless another handle uses them too. The next call loads them again.
 #define VVAE_TRIM_WEIGHTS 2
 
 // vvae_port_desc.direction
@@ -118,7 +118,7 @@
 
 #define VVAE_PORT_OUTPUT 1
 
-// vvae_param_desc.kind: what a host draws.
+// vvae_param_desc.kind
 #define VVAE_PARAM_INT 0
 
 #define VVAE_PARAM_FLOAT 1
@@ -127,10 +127,10 @@
 
 #define VVAE_PARAM_CHOICE 3
 
-// A number of bytes, taken also with a unit: KiB, MiB, GiB, KB, MB, GB.
+// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
 #define VVAE_PARAM_BYTES 4
 
-// vvae_param_desc.flags: the value "auto" is taken too.
+// vvae_param_desc.flags: the value may be "auto".
 #define VVAE_PARAM_HAS_AUTO 1
 
 // vvae_param_desc.flags: min, max and step are meaningful.
@@ -138,36 +138,36 @@
 
 // A model on a device, with its settings. Made by vvae_create, ended by vvae_free.
 //
-// The pointer is a number that is never used twice, not an address: a handle that was freed, or never was one, gets
-// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time; a call that finds the handle in use, also
-// from within a callback, returns VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time. Handles
-// are independent of each other.
+// The pointer is a number that is never reused, not an address. A handle that was freed or made up gets
+// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
+// callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
+// Handles are independent of each other.
 typedef struct vvae vvae;
 
-// A clip in pieces. Belongs to the handle it was opened on and ends with it.
+// A clip in pieces. It belongs to its handle and is closed with it.
 typedef struct vvae_stream vvae_stream;
 
-// Writes a line of log. Called on the thread of the call it tells about, so on several threads if several call. `message`
-// is valid until the callback returns. Must not throw.
+// Writes a line of log. Called on the thread of the call that logs. `message` is valid until the callback returns.
+// Must not throw.
 typedef void (*vvae_log_fn)(void *user, int32_t level, const char *message);
 
-// Gives a block of host memory, aligned to `align` (a power of two), or NULL. Called from any thread, must not throw.
+// Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
 typedef void *(*vvae_alloc_fn)(void *user, uint64_t bytes, uint64_t align);
 
-// Takes a block back. Called from any thread, must not throw.
+// Frees a block. Called from any thread; must not throw.
 typedef void (*vvae_free_fn)(void *user, void *block, uint64_t bytes);
 
-// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
-// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
-// context current; must not throw, and must not call this library.
+// Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
+// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
+// must not call this library.
 typedef void *(*vvae_device_alloc_fn)(void *user, int32_t device, uint64_t bytes);
 
-// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+// Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
 typedef void (*vvae_device_free_fn)(void *user, int32_t device, void *block, uint64_t bytes);
 
-// What vvae_create needs. As with every struct here: set struct_size to sizeof, and what is not used to zero. A shorter
-// one, of an older header, counts as filled up with zeros; a longer one is refused if it asks for what this library
-// does not know.
+// Arguments of vvae_create. As with every struct here, set struct_size to sizeof and unused fields to zero. A shorter
+// struct, of an older header, is extended with zeros. A longer one is refused if fields that this library does not
+// know are not zero.
 typedef struct {
     uint32_t struct_size;
     // VVAE_ABI_VERSION
@@ -179,21 +179,21 @@ typedef struct {
     // May be NULL.
     vvae_log_fn log;
     void *log_user;
-    // The host's allocator for host memory: both functions or none. Must work until the last handle made with it, and
-    // every handle of the same checkpoint, is freed, as these share weights.
+    // The host's allocator for host memory: both functions or none. It must work until the last handle made with it is
+    // freed, and every handle of the same checkpoint too: these share weights.
     vvae_alloc_fn alloc;
     vvae_free_fn free;
     void *alloc_user;
-    // The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
-    // block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
-    // smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
-    // long as `alloc` must. Since ABI 1.2, as are the next two.
+    // The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
+    // block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
+    // as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
+    // Since ABI 1.2, as are the next two.
     vvae_device_alloc_fn device_alloc;
     vvae_device_free_fn device_free;
     void *device_alloc_user;
 } vvae_create_info;
 
-// The sizes of a model, which make the shapes of its tensors.
+// The sizes of a model. They give the shapes of its tensors.
 //
 // A video [B, pixel_channels, T, H, W] has the latent
 // [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
@@ -205,26 +205,26 @@ typedef struct {
     uint32_t time_scale;
 } vvae_model_desc;
 
-// Bytes of memory a handle holds, its streams included.
+// Bytes of memory that a handle and its streams hold.
 typedef struct {
     uint32_t struct_size;
-    // Streams that are open.
+    // Open streams.
     uint32_t streams;
-    // Device memory held now; on the CPU this is host memory.
+    // Device memory. On the CPU this is host memory.
     uint64_t now;
-    // The most `now` has been.
+    // The maximum of `now`.
     uint64_t peak;
-    // The part of `now` that waits for the next call, and that vvae_trim would give back.
+    // The part of `now` that is kept for the next call. vvae_trim frees it.
     uint64_t reserved;
-    // Host memory: staging and offloaded caches; on the CPU the same as `now`.
+    // Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
     uint64_t host;
 } vvae_memory_info;
 
-// A tensor in the host's memory, in the layout of DLPack's DLTensor, so a pointer to one can be cast.
+// A tensor in the host's memory. It has the layout of DLPack's DLTensor, so a pointer to one can be cast.
 //
-// It never owns memory, and is read during the call only. The order is B, C, T, H, W: clips, channels, frames, rows,
-// columns. Strides say how memory is really laid out: frames of interleaved pixels [T, H, W, 3] are described by
-// strides { T*H*W*3, 1, H*W*3, W*3, 3 }.
+// It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
+// columns. Strides describe the memory layout: interleaved pixels [T, H, W, 3] have the strides
+// { T*H*W*3, 1, H*W*3, W*3, 3 }.
 typedef struct {
     void *data;
     // VVAE_DEVICE_...
@@ -236,52 +236,51 @@ typedef struct {
     uint32_t dtype;
     // Five numbers.
     const int64_t *shape;
-    // Five numbers, in elements, negative ones too; NULL: compact, columns innermost.
+    // Five numbers, in elements; they may be negative. NULL: compact, columns innermost.
     const int64_t *strides;
     // Added to data.
     uint64_t byte_offset;
 } vvae_tensor;
 
-// Says how far a call has come, on the thread of the call. `total` is 0 where the end is not known. `stage` is "load",
-// "encode" or "decode". Any answer but 0 cancels the call. Must not throw.
+// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
+// "decode". A result other than 0 cancels the call. Must not throw.
 typedef int32_t (*vvae_progress_fn)(void *user, uint64_t done, uint64_t total, const char *stage);
 
-// What goes with one run. NULL where a run takes one means all zeros.
+// Options of one run. NULL means all zeros.
 typedef struct {
     uint32_t struct_size;
     // VVAE_RUN_...
     uint32_t flags;
-    // With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-    // returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
-    // the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
-    // rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
-    // changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
-    // before the call.
+    // With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    // returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
+    // it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
+    // work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
+    // must be ready before the call.
     void *cuda_stream;
     // May be NULL.
     vvae_progress_fn progress;
     void *progress_user;
-    // Encode: where to write the log-variance, in the shape of the latent. May be NULL.
+    // Encode: output for the log-variance, in the shape of the latent. May be NULL.
     const vvae_tensor *logvar;
 } vvae_run_info;
 
-// What a job takes, known before it runs.
+// The plan of a job.
 typedef struct {
     uint32_t struct_size;
-    // 1: the numbers of the authors' implementation, untiled. 0: tiles, which are close but never the same.
+    // 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
     uint32_t exact;
-    // Device memory in all; on the CPU this is host memory.
+    // All device memory. On the CPU this is host memory.
     uint64_t device_bytes;
-    // Host memory beside it.
+    // Pinned host memory. 0 on the CPU.
     uint64_t host_bytes;
     // The parts of device_bytes.
     uint64_t weight_bytes;
     uint64_t workspace_bytes;
     int64_t input_shape[5];
     int64_t output_shape[5];
-    // Latent frames that go through at a time, after the first.
+    // Latent frames in a slice, after the first.
     int64_t slice_frames;
-    // Frames that each stage of the network computes at a time, the first chunk_count of the array.
+    // Frames in a chunk, per stage of the network: the first chunk_count numbers.
     int64_t chunk_frames[8];
     int64_t chunk_count;
     // 1 and 1 when untiled.
@@ -293,26 +292,27 @@ typedef struct {
     int64_t tile_overlap;
     // Bytes of the whole text, without its NUL.
     uint64_t text_length;
-    // The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
-    // wait with them, that move over the bus, both ways together, for each frame that comes out.
+    // The part of host_bytes for offloaded causal caches and frames.
     uint64_t past_bytes;
+    // Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
+    // together.
     uint64_t moved_bytes_per_frame;
-    // About how long the job takes on this device; 0 for a stream.
+    // Estimated time of the job on this device. 0 for a stream.
     double seconds;
-    // The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+    // The part of host_bytes for offloaded weights. Since ABI 1.3.
     uint64_t waiting_weight_bytes;
 } vvae_plan_info;
 
-// About a run that has finished. Since ABI 1.4.
+// A run that has finished. Since ABI 1.4.
 typedef struct {
     uint32_t struct_size;
     // As in vvae_plan_info.
     uint32_t exact;
     // "encode" or "decode". Valid for ever.
     const char *node;
-    // From call to return. With a CUDA stream of the host's, work may go on after that.
+    // From call to return. Work that was queued on the host's CUDA stream may finish later.
     double seconds;
-    // What the plan said, which is 0 for a stream.
+    // The plan's estimate. 0 for a stream.
     double estimated_seconds;
     // As in vvae_plan_info, as are the next four.
     uint64_t device_bytes;
@@ -330,43 +330,43 @@ typedef struct {
     // As in vvae_tensor.
     int32_t device_type;
     int32_t device_id;
-    // What vvae_create takes.
+    // For vvae_create.
     char id[20];
-    // What a user knows it by.
+    // For people.
     char name[128];
     uint64_t memory_total;
     uint64_t memory_free;
-    // The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
-    // five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+    // The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
+    // parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
     char uuid[48];
-    // The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+    // The compute capability of a CUDA device: 8 and 6 for 8.6. 0 and 0 for the CPU.
     uint32_t compute_major;
     uint32_t compute_minor;
 } vvae_device_desc;
 
-// A node: something a host can run. Texts of nodes, ports and parameters are valid for ever.
+// A node: an operation of the library. Texts of nodes, ports and parameters are valid for ever.
 typedef struct {
     uint32_t struct_size;
     // Always 0.
     uint32_t reserved;
-    // What vvae_plan and vvae_stream_open take.
+    // For vvae_plan and vvae_stream_open.
     const char *id;
     const char *label;
     const char *help;
 } vvae_node_desc;
 
-// A port: a tensor that goes into a node or comes out of it.
+// A port: an input or output tensor of a node.
 typedef struct {
     uint32_t struct_size;
     // VVAE_PORT_INPUT or VVAE_PORT_OUTPUT
     uint32_t direction;
-    // 1: the node runs without it.
+    // 1: may be left out.
     uint32_t optional;
     uint32_t dtype_count;
-    // The element types it takes, VVAE_DTYPE_...
+    // Accepted element types, VVAE_DTYPE_...
     const uint32_t *dtypes;
     const char *name;
-    // "video" or "latent": ports of one kind can be connected.
+    // "video" or "latent". Ports of the same kind can be connected.
     const char *kind;
     const char *help;
 } vvae_port_desc;
@@ -378,17 +378,17 @@ typedef struct {
     uint32_t kind;
     // VVAE_PARAM_HAS_...
     uint32_t flags;
-    // Number of words vvae_choice gives; 0 unless kind is VVAE_PARAM_CHOICE.
+    // Number of words for vvae_choice. 0 unless kind is VVAE_PARAM_CHOICE.
     uint32_t choice_count;
     const char *key;
-    // As vvae_configure takes it.
+    // A value for vvae_configure.
     const char *default_value;
-    // What a number counts, such as "pixels"; empty where it counts nothing.
+    // The unit of a number, such as "pixels". May be empty.
     const char *unit;
     const char *help;
     double min;
     double max;
-    // A good step for a slider; values between steps are taken.
+    // A step for a slider. Values between steps are accepted.
     double step;
 } vvae_param_desc;
 
@@ -396,17 +396,16 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Opens a checkpoint on a device. The file is checked whole; weights come to the device with the first run, and are
-// shared with other handles of the same file on the same device. `*v` is NULL on failure, and vvae_error(NULL, ...)
-// says why. [any-thread]
+// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 int32_t vvae_create(const vvae_create_info *info, vvae **v);
 
-// Sets one parameter, such as "memory_limit" to "8GiB". Keys and what they take come from vvae_param_info. Checked at
-// once; a failure changes nothing. Takes effect with the next run; streams keep what they were opened with. [handle]
+// Sets one parameter, such as "memory_limit" to "8GiB". vvae_param_info lists keys and values. The value is checked at
+// once; a failure changes nothing. It applies from the next run on; open streams keep their settings. [handle]
 int32_t vvae_configure(vvae *v, const char *key, const char *value);
 
-// Closes a handle and its streams and gives back what they hold. Fails, and closes nothing, while another call on the
-// handle is running: cancel it first. NULL does nothing. [handle]
+// Closes a handle and its streams and frees their memory. Fails, and closes nothing, while a call on the handle is
+// running: cancel it first. NULL does nothing. [handle]
 int32_t vvae_free(vvae *v);
 
 // The sizes of the model. [any-thread]
@@ -418,41 +417,40 @@ int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 // any other time does nothing, also to the next call. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
-// Copies the text of the last failure of this handle and its streams; with NULL, or a handle that is not open, of the
-// calling thread. Always ends it with a NUL, cutting it short if need be. Returns the length of the whole text without
-// the NUL; `text` may be NULL to ask for just that. [any-thread]
+// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
+// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+// without the NUL; `text` may be NULL. [any-thread]
 int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 
-// The memory that the handle holds, also while a call is running on it. [any-thread]
+// The memory that the handle holds, also while a call is running. [any-thread]
 int32_t vvae_memory(vvae *v, vvae_memory_info *out);
 
-// Gives back memory that waits for the next call: any of VVAE_TRIM_WORKSPACE and VVAE_TRIM_WEIGHTS. [handle]
+// Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
 int32_t vvae_trim(vvae *v, uint32_t what);
 
-// Video to latent. vvae_model_desc says the latent's shape. Lengths other than 4n+1 and sizes that are no multiple of 8
-// are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
+// Video to latent. vvae_model_desc gives the latent's shape. Lengths other than 4n+1, and sizes that are not a
+// multiple of 8, are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
 int32_t vvae_encode(vvae *v, const vvae_tensor *video, const vvae_tensor *latent, const vvae_run_info *run);
 
-// Latent to video. A video that is up to time_scale - 1 frames shorter, or up to spatial_scale - 1 rows or columns
-// smaller than the latent stands for is filled from the front; so what encode padded is dropped again. `run` may be
-// NULL. [handle]
+// Latent to video. The video may be up to time_scale - 1 frames shorter and spatial_scale - 1 rows or columns smaller
+// than the latent implies: what encode padded is cropped. `run` may be NULL. [handle]
 int32_t vvae_decode(vvae *v, const vvae_tensor *latent, const vvae_tensor *video, const vvae_run_info *run);
 
-// What a job would take under the present settings. `node` is "encode" or "decode", `shape` five numbers: that of the
-// video for encode, of the latent for decode. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes
-// with its NUL. [handle]
+// Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
+// 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
+// NUL. [handle]
 int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_info *out, char *text, uint64_t capacity);
 
-// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
-// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
-// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
+// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
+// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
 int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capacity);
 
 // ---- Streams: a clip of any length at constant memory ----
 //
-// Push frames as they come, pull results as they get ready. Every call moves as much as it can, from the front of the
-// tensor, and says how much. VVAE_AGAIN means that it is the other side's turn, VVAE_END that all is done. Whatever the
-// sizes of the pieces, the result is the same to the bit as that of the whole clip at once. The drain loop:
+// Push input frames, pull results. Every call moves as many frames as it can, from the front of the tensor, and
+// returns how many. VVAE_AGAIN means: call the other function. VVAE_END means: all frames have been pulled. The result
+// is bit-identical to that of the whole clip at once, whatever the sizes of the pieces. The drain loop:
 //
 //     do {
 //         if (have_frames) {
@@ -466,50 +464,49 @@ int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capaci
 //     } while (status == VVAE_AGAIN);
 //     // VVAE_END, or a failure
 //
-// Opens a stream. `node` is "encode" or "decode"; `shape` is that of what goes in, five numbers, of which the number of
-// frames is ignored. The stream keeps the settings the handle has now. [handle]
+// Opens a stream. `node` is "encode" or "decode". `shape` is that of the input, five numbers; the number of frames is
+// ignored. The stream keeps the present settings of the handle. [handle]
 int32_t vvae_stream_open(vvae *v, const char *node, const int64_t *shape, vvae_stream **s);
 
-// Offers frames to a stream: video for encode, latents for decode. `*taken` says how many were taken from the front;
-// VVAE_AGAIN: not all, pull and then push the rest. With `frames` NULL the clip is complete; `taken` may then be NULL.
+// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
+// VVAE_AGAIN: not all were taken; pull, then push the rest. `frames` NULL ends the clip; `taken` may then be NULL.
 // [handle]
 int32_t vvae_stream_push(vvae_stream *s, const vvae_tensor *frames, int64_t *taken);
 
-// Computes and writes what is ready into `out`, from the front, and says in `*written` how many frames. VVAE_AGAIN:
-// nothing until more is pushed. VVAE_END: nothing any more. After a cancel, what was written counts, and the next
-// pull goes on from there. `run` may be NULL. [handle]
+// Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
+// first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
+// continues after them. `run` may be NULL. [handle]
 int32_t vvae_stream_pull(vvae_stream *s, const vvae_tensor *out, const vvae_run_info *run, int64_t *written);
 
-// Closes a stream and gives back what it holds. NULL does nothing. [handle]
+// Closes a stream and frees its memory. NULL does nothing. [handle]
 int32_t vvae_stream_close(vvae_stream *s);
 
-// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+// ---- State: a stream that is saved, and restored later or elsewhere ----
 //
-// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
-// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
-// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
-// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
-// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+// A state is the position of a stream and its causal caches, with the frames of a slice that is not complete yet. It
+// can be saved after a pull returned VVAE_AGAIN and before the clip is ended; otherwise VVAE_ERROR_STATE. Saving does
+// not change the stream. A state is about as large as the stream's memory: 15 GB at 1080p. The first of these calls on
+// a handle reads the checkpoint again, to identify it by its contents. vvae_cancel stops each of these calls.
 //
-// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
-// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+// Writes the state to `state`, which has room for `capacity` bytes. `*size` is the number of bytes needed. With
+// `state` NULL nothing is written. Too little room is VVAE_ERROR_ARGUMENT. [handle]
 int32_t vvae_stream_save(vvae_stream *s, void *state, uint64_t capacity, uint64_t *size);
 
-// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
-// failure, what had that name is there as it was. [handle]
+// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
+// then, and after a failure. [handle]
 int32_t vvae_stream_save_file(vvae_stream *s, const char *path);
 
-// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
-// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
-// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
-// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
-// VVAE_ERROR_MEMORY says what it takes. [handle]
+// Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,
+// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
+// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
+// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
+// the bytes. [handle]
 int32_t vvae_stream_restore(vvae *v, const void *state, uint64_t size, vvae_stream **s);
 
-// The same from a file. [handle]
+// Restores a stream from a file. [handle]
 int32_t vvae_stream_restore_file(vvae *v, const char *path, vvae_stream **s);
 
-// ---- What there is ----
+// ---- Discovery ----
 //
 // VVAE_ABI_VERSION of the library. [any-thread]
 uint32_t vvae_abi_version(void);
@@ -517,7 +514,7 @@ uint32_t vvae_abi_version(void);
 // The version of the library, such as "1.2.3". [any-thread]
 const char *vvae_version(void);
 
-// Number of devices; the CPU is one of them. [any-thread]
+// Number of devices, the CPU included. [any-thread]
 uint32_t vvae_device_count(void);
 
 // A device, by an index below vvae_device_count. [any-thread]
@@ -538,14 +535,14 @@ int32_t vvae_port_info(uint32_t node, uint32_t port, vvae_port_desc *out);
 // Number of parameters of a node; 0 if there is no such node. [any-thread]
 uint32_t vvae_param_count(uint32_t node);
 
-// A parameter of a node, by an index below vvae_param_count. A key that two nodes have is one setting of the handle.
+// A parameter of a node, by an index below vvae_param_count. A key that both nodes have is one setting of the handle.
 // [any-thread]
 int32_t vvae_param_info(uint32_t node, uint32_t param, vvae_param_desc *out);
 
-// Number of words a parameter chooses from; 0 if it is no choice, or there is no such parameter. [any-thread]
+// Number of words of a choice parameter; 0 for others, and if there is no such parameter. [any-thread]
 uint32_t vvae_choice_count(uint32_t node, uint32_t param);
 
-// One of the words a parameter chooses from; NULL if there is no such word. [any-thread]
+// A word of a choice parameter; NULL if there is no such word. [any-thread]
 const char *vvae_choice(uint32_t node, uint32_t param, uint32_t choice);
 
 #ifdef __cplusplus

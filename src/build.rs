@@ -31,7 +31,7 @@ fn check_header(root: &Path) {
         fs::write(&header, fresh).unwrap_or_else(|why| fail(&format!("cannot write {}: {why}", header.display())));
         return;
     }
-    fail("include/video_vae.h is not what src/capi says. To write it anew, run: VVAE_UPDATE_HEADER=1 cargo build");
+    fail("include/video_vae.h is not what src/capi says. To regenerate it, run: VVAE_UPDATE_HEADER=1 cargo build");
 }
 
 fn generate(root: &Path) -> String {

@@ -1,5 +1,6 @@
 //! Short-lived threads for opening, folding and packing a checkpoint, and for planning. They end with the work.
 
+use std::cell::Cell;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism, scope};
@@ -23,11 +24,31 @@ fn threads() -> usize {
     }
 }
 
+thread_local! {
+    /// The most threads that [`map`] may start for this thread.
+    static MOST: Cell<usize> = const { Cell::new(usize::MAX) };
+}
+
+/// Runs `work`, in which [`map`] uses at most `most` threads; `None`: all cores.
+pub fn with_threads<R>(most: Option<u64>, work: impl FnOnce() -> R) -> R {
+    struct Before(usize);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            MOST.set(self.0);
+        }
+    }
+    let most = most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX));
+    let _before = Before(MOST.replace(most));
+    work()
+}
+
 /// Maps each item by long work, and keeps their order.
 pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
     let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
     let items = items.into_iter().zip(&mut made).collect();
-    for_each(threads(), items, || (), |(), (item, made)| *made = Some(work(item)));
+    // The only thread that is allowed is the calling one.
+    let threads = if MOST.get() > 1 { threads().min(MOST.get()) } else { 0 };
+    for_each(threads, items, || (), |(), (item, made)| *made = Some(work(item)));
     made.into_iter().map(|made| made.expect("every item is done")).collect()
 }
 
@@ -76,6 +97,23 @@ mod tests {
             done.sort_unstable();
             assert_eq!(done, (0..100).collect::<Vec<i32>>());
         }
+    }
+
+    #[test]
+    fn map_starts_no_more_threads_than_allowed() {
+        let threads_of = |most| {
+            let work = |_: i32| {
+                std::thread::sleep(std::time::Duration::from_millis(2));
+                std::thread::current().id()
+            };
+            let ids = with_threads(most, || map((0..40).collect(), work));
+            ids.into_iter().collect::<std::collections::HashSet<_>>()
+        };
+        assert_eq!(threads_of(Some(1)), [std::thread::current().id()].into());
+        assert!(threads_of(Some(2)).len() <= 2);
+        assert_eq!(threads_of(None).len(), threads().max(1));
+        let stopped = std::panic::catch_unwind(|| with_threads(Some(1), || panic!("a panic")));
+        assert!(stopped.is_err() && MOST.get() == usize::MAX, "a panic leaves no limit behind");
     }
 
     #[test]

@@ -247,7 +247,7 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
         let text = format!("{} within {percent} %:\n{text}", work.node);
         found.caches += u64::from(plan.past_bytes > 0);
         found.weights += u64::from(plan.waiting_weight_bytes > 0);
-        assert_eq!(text.contains("weights that wait there"), plan.waiting_weight_bytes > 0, "{text}");
+        assert_eq!(text.contains("offloaded weights"), plan.waiting_weight_bytes > 0, "{text}");
         assert!(run(vae, work) == expected, "{text}");
         let memory = vae.memory();
         assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
@@ -290,7 +290,7 @@ fn rematerialised_wide_frames_change_no_bit() {
             let work = Work::random(&mut random, "decode", latent, video);
             let rematerialised = std::cell::Cell::new(0);
             within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
-                rematerialised.set(rematerialised.get() + u32::from(text.contains("made anew")));
+                rematerialised.set(rematerialised.get() + u32::from(text.contains("rematerialised")));
             });
             assert!(rematerialised.get() > 0, "{latent:?}");
         }

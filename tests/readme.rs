@@ -1,4 +1,4 @@
-//! The README is current: its table of parameters, its C program, and the files that it links to.
+//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and the files that it links to.
 
 mod common;
 
@@ -8,8 +8,8 @@ use common::safetensors::Folder;
 use common::{library_path, root, small};
 
 #[test]
-fn readme_parameters_match_the_node_table() {
-    let path = root().join("README.md");
+fn documented_parameters_match_the_node_table() {
+    let path = root().join("docs/abi.md");
     let text = std::fs::read_to_string(&path).unwrap();
     let start = text.find("<!-- parameters").unwrap();
     let start = start + text[start..].find("-->\n").unwrap() + 4;

@@ -58,10 +58,9 @@ fn linux_memory(root: &std::path::Path) -> cgroup::Ram {
 /// As above.
 #[cfg(windows)]
 pub fn host_memory() -> (u64, u64) {
-    /// `MEMORYSTATUSEX`.
     #[repr(C)]
     #[derive(Default)]
-    struct Status {
+    struct MemoryStatusEx {
         length: u32,
         load: u32,
         total: u64,
@@ -70,9 +69,9 @@ pub fn host_memory() -> (u64, u64) {
     }
     #[link(name = "kernel32")]
     unsafe extern "system" {
-        fn GlobalMemoryStatusEx(status: *mut Status) -> i32;
+        fn GlobalMemoryStatusEx(status: *mut MemoryStatusEx) -> i32;
     }
-    let mut status = Status { length: size_of::<Status>() as u32, ..Status::default() };
+    let mut status = MemoryStatusEx { length: size_of::<MemoryStatusEx>() as u32, ..MemoryStatusEx::default() };
     // SAFETY: the struct is the system's, and as long as it says.
     match unsafe { GlobalMemoryStatusEx(&mut status) } {
         0 => (u64::MAX, u64::MAX),

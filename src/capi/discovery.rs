@@ -1,4 +1,5 @@
-//! What there is: versions, devices, nodes. Nodes are static data: no driver call, no allocation, any thread.
+//! Discovery: versions, devices, nodes. Nodes are static data: no driver call, no allocation, any thread. This file
+//! becomes a part of the header.
 
 use std::ffi::{CStr, c_char};
 
@@ -8,9 +9,9 @@ use super::{guard, sized, text};
 use crate::backend::{self, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::exec::DeviceName;
-use crate::node::{Kind, NODES, Node, Param};
+use crate::node::{NODES, Node, Param, ParamKind};
 
-/// ---- What there is ----
+/// ---- Discovery ----
 ///
 /// VVAE_ABI_VERSION of the library. [any-thread]
 #[unsafe(no_mangle)]
@@ -24,7 +25,7 @@ pub extern "C" fn vvae_version() -> *const c_char {
     concat!(env!("CARGO_PKG_VERSION"), "\0").as_ptr().cast()
 }
 
-/// Number of devices; the CPU is one of them. [any-thread]
+/// Number of devices, the CPU included. [any-thread]
 #[unsafe(no_mangle)]
 pub extern "C" fn vvae_device_count() -> u32 {
     guard::value(0, || backend::devices().len() as u32)
@@ -101,7 +102,7 @@ pub extern "C" fn vvae_param_count(node: u32) -> u32 {
     guard::value(0, || NODES.get(node as usize).map_or(0, |n| n.params().count() as u32))
 }
 
-/// A parameter of a node, by an index below vvae_param_count. A key that two nodes have is one setting of the handle.
+/// A parameter of a node, by an index below vvae_param_count. A key that both nodes have is one setting of the handle.
 /// [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_param_info(node: u32, param: u32, out: *mut vvae_param_desc) -> i32 {
@@ -114,13 +115,13 @@ pub unsafe extern "C" fn vvae_param_info(node: u32, param: u32, out: *mut vvae_p
     })
 }
 
-/// Number of words a parameter chooses from; 0 if it is no choice, or there is no such parameter. [any-thread]
+/// Number of words of a choice parameter; 0 for others, and if there is no such parameter. [any-thread]
 #[unsafe(no_mangle)]
 pub extern "C" fn vvae_choice_count(node: u32, param: u32) -> u32 {
     guard::value(0, || choices(node, param).len() as u32)
 }
 
-/// One of the words a parameter chooses from; NULL if there is no such word. [any-thread]
+/// A word of a choice parameter; NULL if there is no such word. [any-thread]
 #[unsafe(no_mangle)]
 pub extern "C" fn vvae_choice(node: u32, param: u32, choice: u32) -> *const c_char {
     guard::value(std::ptr::null(), || {
@@ -168,11 +169,11 @@ fn describe_param(param: &Param) -> vvae_param_desc {
     const NO_RANGE: [f64; 3] = [0.0; 3];
     let whole = |min: u64, max: u64, step: u64| [min as f64, max as f64, step as f64];
     let (kind, auto, range) = match param.kind {
-        Kind::Int { auto, min, max, step } => (VVAE_PARAM_INT, auto, whole(min, max, step)),
-        Kind::Float { min, max, step } => (VVAE_PARAM_FLOAT, false, [min, max, step]),
-        Kind::Bool => (VVAE_PARAM_BOOL, false, NO_RANGE),
-        Kind::Choice(_) => (VVAE_PARAM_CHOICE, false, NO_RANGE),
-        Kind::Bytes { min, max, step } => (VVAE_PARAM_BYTES, true, whole(min, max, step)),
+        ParamKind::Int { auto, min, max, step } => (VVAE_PARAM_INT, auto, whole(min, max, step)),
+        ParamKind::Float { min, max, step } => (VVAE_PARAM_FLOAT, false, [min, max, step]),
+        ParamKind::Bool => (VVAE_PARAM_BOOL, false, NO_RANGE),
+        ParamKind::Choice(_) => (VVAE_PARAM_CHOICE, false, NO_RANGE),
+        ParamKind::Bytes { min, max, step } => (VVAE_PARAM_BYTES, true, whole(min, max, step)),
     };
     let [min, max, step] = range;
     let has_auto = if auto { VVAE_PARAM_HAS_AUTO } else { 0 };

@@ -1,5 +1,5 @@
-//! The way through the boundary, the same for every function: find the handle, take it for oneself if need be, catch
-//! panics, and turn what came out into a status and a text.
+//! Wraps every function of the ABI: finds and locks the handle, catches panics, turns the result into a status and an
+//! error text.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,10 +11,10 @@ use super::text;
 use super::types::*;
 use crate::error::{Error, Result};
 
-/// What a function returns where it has no failure: `VVAE_OK` or flow control.
+/// The result of a call that did not fail: `VVAE_OK` or flow control.
 pub(super) type Status = i32;
 
-/// Functions that answer with a number or a pointer and cannot fail; `otherwise` is for what must not happen.
+/// Functions that return a value and cannot fail; `otherwise` is returned after a panic.
 pub(super) fn value<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
     caught(body).unwrap_or(otherwise)
 }
@@ -24,17 +24,17 @@ pub(super) fn call(body: impl FnOnce() -> Result<Status>) -> Status {
     settle(None, caught(body).unwrap_or_else(Err))
 }
 
-/// Functions that work at any time, even on a handle that is busy or broken.
+/// Functions that also work on a busy or broken handle.
 pub(super) fn any_time(v: *const vvae, body: impl FnOnce(&Arc<Handle>) -> Result<Status>) -> Status {
     with_handle(|| table::find(v), body)
 }
 
-/// Functions that need the handle's session to themselves.
+/// Functions that lock the handle.
 pub(super) fn exclusive(v: *const vvae, body: impl FnOnce(&Arc<Handle>, &mut Open) -> Result<Status>) -> Status {
     with_handle(|| table::find(v), |handle| locked(handle, || table::not_open(v), body))
 }
 
-/// Functions that need a stream, and with it its handle, to themselves.
+/// Functions that lock the handle of a stream.
 pub(super) fn on_stream(
     s: *const vvae_stream,
     body: impl FnOnce(&Handle, &mut OpenStream) -> Result<Status>,
@@ -46,7 +46,7 @@ pub(super) fn on_stream(
     with_handle(|| table::find_stream(s), |handle| locked(handle, || table::stream_not_open(s), body))
 }
 
-/// The end of a stream, which a broken handle has to let happen too.
+/// Closes a stream, also one of a broken handle.
 pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     let close = |handle: &Arc<Handle>| {
         if handle.check_intact().is_ok() {
@@ -81,7 +81,7 @@ fn with_handle(
     }
 }
 
-/// Runs `body` with the handle locked. `closed` is for a handle that was freed between being found and being locked.
+/// Runs `body` with the handle locked. `closed` is the error of a handle that was freed after it was found.
 fn locked(
     handle: &Arc<Handle>,
     closed: impl FnOnce() -> Error,
@@ -89,7 +89,7 @@ fn locked(
 ) -> Result<Status> {
     handle.check_intact()?;
     let mut slot = handle.lock()?;
-    // Again: the call that we found the lock free after may have broken it.
+    // Again: the call that held the lock before may have broken the handle.
     handle.check_intact()?;
     let open = slot.as_mut().ok_or_else(closed)?;
     let outcome = caught(|| {
@@ -99,7 +99,7 @@ fn locked(
     });
     outcome.unwrap_or_else(|panic| {
         handle.mark_broken();
-        // Nobody knows what state it is in, and it may hold much memory. If even dropping it panics, so be it.
+        // Its state is unknown and it may hold much memory. A second panic in drop is ignored.
         let wreck = slot.take();
         let _ = caught(|| drop(wreck));
         handle.streams.store(0, Ordering::Relaxed);
@@ -107,9 +107,9 @@ fn locked(
     })
 }
 
-/// The one place where a panic stops.
+/// The only place that catches panics.
 pub(super) fn caught<T>(body: impl FnOnce() -> T) -> Result<T> {
-    // Whatever a panic may have left half done is behind a handle, which the callers above mark as broken.
+    // Unwind safe: callers mark a handle as broken, so nobody sees what was left half done.
     catch_unwind(AssertUnwindSafe(body)).map_err(|panic| Error::Internal(format!("internal error: {}", words(&*panic))))
 }
 
@@ -118,7 +118,7 @@ fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("a panic without a text")
 }
 
-/// Makes an outcome known: to the log first, as its callback may call us and fail, then as the texts for `vvae_error`.
+/// Logs a failure and stores its text. The log comes first: its callback may call the library and fail.
 fn settle(handle: Option<&Arc<Handle>>, outcome: Result<Status>) -> Status {
     let error = match outcome {
         Ok(status) => return status,

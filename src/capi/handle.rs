@@ -1,4 +1,4 @@
-//! The life of a handle: create, configure, ask, free.
+//! Handles: create, configure, query, free. This file becomes a part of the header.
 
 use std::ffi::c_char;
 use std::path::Path;
@@ -15,9 +15,8 @@ use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::model::Config;
 use crate::node;
 
-/// Opens a checkpoint on a device. The file is checked whole; weights come to the device with the first run, and are
-/// shared with other handles of the same file on the same device. `*v` is NULL on failure, and vvae_error(NULL, ...)
-/// says why. [any-thread]
+/// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+/// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
     guard::call(|| {
@@ -45,8 +44,8 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
     })
 }
 
-/// Sets one parameter, such as "memory_limit" to "8GiB". Keys and what they take come from vvae_param_info. Checked at
-/// once; a failure changes nothing. Takes effect with the next run; streams keep what they were opened with. [handle]
+/// Sets one parameter, such as "memory_limit" to "8GiB". vvae_param_info lists keys and values. The value is checked at
+/// once; a failure changes nothing. It applies from the next run on; open streams keep their settings. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value: *const c_char) -> i32 {
     guard::exclusive(v, |_, open| {
@@ -59,8 +58,8 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
     })
 }
 
-/// Closes a handle and its streams and gives back what they hold. Fails, and closes nothing, while another call on the
-/// handle is running: cancel it first. NULL does nothing. [handle]
+/// Closes a handle and its streams and frees their memory. Fails, and closes nothing, while a call on the handle is
+/// running: cancel it first. NULL does nothing. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
     if v.is_null() {
@@ -108,9 +107,9 @@ pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     })
 }
 
-/// Copies the text of the last failure of this handle and its streams; with NULL, or a handle that is not open, of the
-/// calling thread. Always ends it with a NUL, cutting it short if need be. Returns the length of the whole text without
-/// the NUL; `text` may be NULL to ask for just that. [any-thread]
+/// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
+/// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+/// without the NUL; `text` may be NULL. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u64) -> i64 {
     guard::value(i64::from(VVAE_ERROR_INTERNAL), || {
@@ -123,7 +122,7 @@ pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u
     })
 }
 
-/// The memory that the handle holds, also while a call is running on it. [any-thread]
+/// The memory that the handle holds, also while a call is running. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -> i32 {
     guard::any_time(v, |handle| {
@@ -143,7 +142,7 @@ pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -
     })
 }
 
-/// Gives back memory that waits for the next call: any of VVAE_TRIM_WORKSPACE and VVAE_TRIM_WEIGHTS. [handle]
+/// Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_trim(v: *mut vvae, what: u32) -> i32 {
     guard::exclusive(v, |_, open| {

@@ -12,7 +12,7 @@ pub(super) struct Log {
     pub user: *mut c_void,
 }
 
-// SAFETY: the header asks that the callback can be called, with its user pointer, from any thread that calls us.
+// SAFETY: the header requires a callback that works on every thread that calls the library.
 unsafe impl Send for Log {}
 // SAFETY: as above.
 unsafe impl Sync for Log {}

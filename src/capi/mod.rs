@@ -1,8 +1,6 @@
-//! The C ABI: the only `extern "C"` of the crate, and with the backends the only place that trusts a pointer.
-//!
-//! `types`, `handle`, `run`, `stream`, `state` and `discovery` become `include/video_vae.h`, in this order; their comments are the
-//! header's. Everything a host can do wrong and we can notice ends as an error here: `guard` is the way in, `table`
-//! knows the handles, `sized`, `tensor` and `text` read what the host passes.
+//! The C ABI: the only `extern "C"` of the crate. `types`, `handle`, `run`, `stream`, `state` and `discovery` become
+//! `include/video_vae.h`. `guard` wraps every call, `table` owns the handles, `sized`, `tensor` and `text` check what
+//! the host passes. Must not compute.
 
 #![allow(clippy::missing_safety_doc, reason = "the header's own comments are the contract, for C as for Rust")]
 

@@ -1,4 +1,4 @@
-//! Whole clips: encode, decode, and the plan of either.
+//! Whole clips: encode, decode, their plans and reports. This file becomes a part of the header.
 
 use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
@@ -10,13 +10,13 @@ use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Control, Progress};
+use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
-use crate::plan::Plan;
-use crate::tensor::{Shape, View};
+use crate::plan::PlanReport;
 
-/// Video to latent. vvae_model_desc says the latent's shape. Lengths other than 4n+1 and sizes that are no multiple of 8
-/// are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
+/// Video to latent. vvae_model_desc gives the latent's shape. Lengths other than 4n+1, and sizes that are not a
+/// multiple of 8, are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_encode(
     v: *mut vvae,
@@ -28,9 +28,8 @@ pub unsafe extern "C" fn vvae_encode(
     unsafe { run_call(v, Direction::Encode, ("video", video), ("latent", latent), run) }
 }
 
-/// Latent to video. A video that is up to time_scale - 1 frames shorter, or up to spatial_scale - 1 rows or columns
-/// smaller than the latent stands for is filled from the front; so what encode padded is dropped again. `run` may be
-/// NULL. [handle]
+/// Latent to video. The video may be up to time_scale - 1 frames shorter and spatial_scale - 1 rows or columns smaller
+/// than the latent implies: what encode padded is cropped. `run` may be NULL. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_decode(
     v: *mut vvae,
@@ -42,9 +41,9 @@ pub unsafe extern "C" fn vvae_decode(
     unsafe { run_call(v, Direction::Decode, ("latent", latent), ("video", video), run) }
 }
 
-/// What a job would take under the present settings. `node` is "encode" or "decode", `shape` five numbers: that of the
-/// video for encode, of the latent for decode. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes
-/// with its NUL. [handle]
+/// Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
+/// 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
+/// NUL. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_plan(
     v: *mut vvae,
@@ -68,9 +67,9 @@ pub unsafe extern "C" fn vvae_plan(
     })
 }
 
-/// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
-/// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
-/// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+/// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
+/// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
+/// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_last_run(
     v: *mut vvae,
@@ -121,7 +120,7 @@ unsafe fn run_call(
         let (input, output) =
             unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
-        let run = unsafe { Run::read(run, direction) }?;
+        let run = unsafe { RunArgs::read(run, direction) }?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
         let call = Call { direction, input: &input, output: &output, logvar, stream };
         let started = Instant::now();
@@ -131,7 +130,7 @@ unsafe fn run_call(
     })
 }
 
-/// What a job goes by before it has tensors. For a stream the number of frames is 0, whatever the host says.
+/// The direction and input shape of a job. A stream has 0 frames, whatever the host passes.
 ///
 /// # Safety
 /// `node` is null or a NUL-terminated text, `shape` null or five numbers.
@@ -153,16 +152,16 @@ pub(super) unsafe fn node_and_shape(
     Ok((direction, tensor::shape("shape", dims)?))
 }
 
-/// A checked `vvae_run_info`. The CUDA stream in it matters to work on a CUDA device only.
-pub(super) struct Run {
+/// A checked `vvae_run_info`.
+pub(super) struct RunArgs {
     info: vvae_run_info,
     pub logvar: Option<View>,
 }
 
-impl Run {
+impl RunArgs {
     /// # Safety
     /// `info` is null or as the header asks.
-    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<Run> {
+    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<RunArgs> {
         let info = if info.is_null() {
             NOTHING
         } else {
@@ -186,15 +185,15 @@ impl Run {
                 return Err(Error::Argument("run: logvar must be null; only encode has a log-variance".into()));
             }
         };
-        Ok(Run { info, logvar })
+        Ok(RunArgs { info, logvar })
     }
 
-    /// The host's stream, where it gave one.
+    /// The host's CUDA stream, if it gave one.
     pub fn stream(&self) -> Option<HostStream> {
         (self.info.flags & VVAE_RUN_HAS_STREAM != 0).then_some(HostStream(self.info.cuda_stream))
     }
 
-    /// Runs `body` with the host's two ways to stop it.
+    /// Runs `body` with the host's progress callback, cancel and log.
     pub fn with_control<T>(&self, handle: &Handle, body: impl FnOnce(&mut Control) -> Result<T>) -> Result<T> {
         let vvae_run_info { progress, progress_user: user, .. } = self.info;
         let mut tell = progress.map(|callback| {
@@ -218,7 +217,7 @@ const NOTHING: vvae_run_info = vvae_run_info {
     logvar: std::ptr::null(),
 };
 
-/// The stages there are need no allocation, as progress is told often.
+/// Borrows known stages: progress is reported often.
 fn c_text(stage: &'static str) -> Cow<'static, CStr> {
     match stage {
         "load" => Cow::Borrowed(c"load"),
@@ -228,12 +227,12 @@ fn c_text(stage: &'static str) -> Cow<'static, CStr> {
     }
 }
 
-/// Whatever a plan counts fits: it was made from numbers of this width, and of memory that exists.
+/// A plan's numbers always fit; saturating is for the compiler.
 fn number(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 
-fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
+fn report(plan: &PlanReport, text_length: u64) -> vvae_plan_info {
     let mut chunk_frames = [0; 8];
     for (to, from) in chunk_frames.iter_mut().zip(&plan.chunk_frames) {
         *to = number(*from);
@@ -256,9 +255,9 @@ fn report(plan: &Plan, text_length: u64) -> vvae_plan_info {
         tile_width: number(plan.tile_size.1),
         tile_overlap: number(plan.tile_overlap),
         text_length,
-        past_bytes: plan.past_bytes,
+        past_bytes: plan.offloaded_bytes,
         moved_bytes_per_frame: plan.moved_per_frame,
         seconds: plan.seconds,
-        waiting_weight_bytes: plan.waiting_weight_bytes,
+        waiting_weight_bytes: plan.offloaded_weight_bytes,
     }
 }

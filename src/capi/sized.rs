@@ -1,24 +1,21 @@
-//! Structs that carry their size first, so that either side may be newer than the other.
-//!
-//! In: what the host's shorter struct lacks counts as zero; what its longer struct has beyond ours must be zero.
-//! Out: the host gets as much of ours as its struct has room for.
+//! Structs that begin with their size, so that host and library may be of different versions. In: a shorter struct is
+//! extended with zeros, and what a longer one has beyond ours must be zero. Out: as much is written as fits.
 
 use std::mem::{MaybeUninit, size_of};
 
 use super::types::*;
 use crate::error::{Error, Result};
 
-/// Nobody's struct is this long; a size beyond it is memory that was never filled in.
+/// Longer than any struct: such a size was never set.
 const MAX_SIZE: u32 = 4096;
 
-/// A `repr(C)` struct that begins with `struct_size: u32`, and for which all zeros, and any bytes a host may write, are a
-/// valid value.
+/// A struct of the ABI with its size.
 ///
 /// # Safety
-/// All of that is true of the type.
+/// The type is `repr(C)`, begins with `struct_size: u32`, and any bytes are a valid value.
 pub(super) unsafe trait SizedStruct: Copy {
     const NAME: &str;
-    /// What the first version of the ABI could not do without.
+    /// Bytes that every version of the struct has.
     const MIN_SIZE: u32;
 }
 
@@ -54,7 +51,7 @@ pub(super) unsafe fn read<T: SizedStruct>(argument: &str, from: *const T) -> Res
     // SAFETY: the caller's promise.
     let theirs = unsafe { size::<T>(argument, from) }?;
     let ours = size_of::<T>();
-    // Every version of a struct ends where a field ends. A size that cuts a pointer in two is garbage.
+    // Every version of a struct ends with a whole field.
     if theirs > MAX_SIZE || !(theirs as usize).is_multiple_of(align_of::<T>()) {
         return Err(wrong_size::<T>(argument, theirs));
     }
@@ -76,7 +73,7 @@ pub(super) unsafe fn read<T: SizedStruct>(argument: &str, from: *const T) -> Res
     Ok(unsafe { value.assume_init() })
 }
 
-/// Checks a struct that is to be written, before the work whose result it is to take.
+/// Checks an output struct before the work.
 ///
 /// # Safety
 /// `to` is null or points to as many writable bytes as its first four say.
@@ -85,7 +82,7 @@ pub(super) unsafe fn check<T: SizedStruct>(argument: &str, to: *mut T) -> Result
     unsafe { size::<T>(argument, to) }.map(|_| ())
 }
 
-/// Writes the host's struct, all but its size.
+/// Writes the host's struct, except its size.
 ///
 /// # Safety
 /// As for [`check`].

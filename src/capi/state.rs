@@ -1,4 +1,4 @@
-//! Streams that are interrupted and go on later.
+//! Saving and restoring streams, in memory and in files. This file becomes a part of the header.
 
 use std::ffi::{c_char, c_void};
 use std::fs::{self, File, OpenOptions};
@@ -11,16 +11,15 @@ use super::types::*;
 use super::{guard, text};
 use crate::error::{Error, Result};
 
-/// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+/// ---- State: a stream that is saved, and restored later or elsewhere ----
 ///
-/// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
-/// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
-/// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
-/// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
-/// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+/// A state is the position of a stream and its causal caches, with the frames of a slice that is not complete yet. It
+/// can be saved after a pull returned VVAE_AGAIN and before the clip is ended; otherwise VVAE_ERROR_STATE. Saving does
+/// not change the stream. A state is about as large as the stream's memory: 15 GB at 1080p. The first of these calls on
+/// a handle reads the checkpoint again, to identify it by its contents. vvae_cancel stops each of these calls.
 ///
-/// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
-/// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+/// Writes the state to `state`, which has room for `capacity` bytes. `*size` is the number of bytes needed. With
+/// `state` NULL nothing is written. Too little room is VVAE_ERROR_ARGUMENT. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save(
     s: *mut vvae_stream,
@@ -50,15 +49,15 @@ pub unsafe extern "C" fn vvae_stream_save(
     })
 }
 
-/// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
-/// failure, what had that name is there as it was. [handle]
+/// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
+/// then, and after a failure. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const c_char) -> i32 {
     guard::on_stream(s, |handle, open| {
         // SAFETY: the host vouches for a NUL-terminated text.
         let path = Path::new(unsafe { text::read("path", path) }?);
         let control = handle.control();
-        // Asked first, so that a stream that cannot be saved leaves no file behind.
+        // Checked first: a stream that cannot be saved creates no file.
         open.stream.state_bytes()?;
         let unfinished = Unfinished::new(path)?;
         unfinished.fill(|file| open.stream.save(file, control.cancel))?;
@@ -66,11 +65,11 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
     })
 }
 
-/// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
-/// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
-/// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
-/// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
-/// VVAE_ERROR_MEMORY says what it takes. [handle]
+/// Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,
+/// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
+/// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
+/// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
+/// the bytes. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore(
     v: *mut vvae,
@@ -89,7 +88,7 @@ pub unsafe extern "C" fn vvae_stream_restore(
     unsafe { restore(v, s, source) }
 }
 
-/// The same from a file. [handle]
+/// Restores a stream from a file. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore_file(v: *mut vvae, path: *const c_char, s: *mut *mut vvae_stream) -> i32 {
     // SAFETY: the host vouches for a NUL-terminated text.
@@ -98,7 +97,7 @@ pub unsafe extern "C" fn vvae_stream_restore_file(v: *mut vvae, path: *const c_c
     unsafe { restore(v, s, source) }
 }
 
-/// Opens a stream from what `source` gives: a reader, and how many bytes it has.
+/// Opens a stream from a reader and its number of bytes.
 ///
 /// # Safety
 /// `s` is null or can be written to.
@@ -119,7 +118,7 @@ unsafe fn restore<R: Read>(v: *mut vvae, s: *mut *mut vvae_stream, source: impl 
     })
 }
 
-/// A length that a slice can have.
+/// As the length of a slice.
 fn length(bytes: u64) -> Result<usize> {
     let fits = usize::try_from(bytes).ok().filter(|bytes| *bytes <= isize::MAX as usize);
     fits.ok_or_else(|| Error::Argument(format!("size is {bytes}, which is more than memory can hold")))
@@ -127,7 +126,7 @@ fn length(bytes: u64) -> Result<usize> {
 
 fn open_file(path: &Path) -> Result<(File, u64)> {
     let fail = |why: &dyn std::fmt::Display| Error::Checkpoint(format!("path: {}: {why}", path.display()));
-    // Asked before opening, because opening a pipe would wait for somebody to write to it.
+    // Checked first: opening a pipe would wait for a writer.
     if !fs::metadata(path).map_err(|why| fail(&why))?.is_file() {
         return Err(fail(&"is not a regular file, expected one of vvae_stream_save_file"));
     }
@@ -136,7 +135,7 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
     Ok((file, bytes))
 }
 
-/// A file under a name of its own until it is complete; gone if it never is.
+/// A file that has a temporary name until it is complete, and is removed if it never is.
 struct Unfinished<'a> {
     path: &'a Path,
     temporary: PathBuf,
@@ -145,7 +144,7 @@ struct Unfinished<'a> {
 
 impl<'a> Unfinished<'a> {
     fn new(path: &'a Path) -> Result<Unfinished<'a>> {
-        // Two streams may be saved to one path at the same time; the last one to end is what stays.
+        // Two streams may be saved to one path at the same time; the last to finish wins.
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let mut name = path.as_os_str().to_owned();
         name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
@@ -158,10 +157,10 @@ impl<'a> Unfinished<'a> {
     fn fill(mut self, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
         let Some(mut file) = self.file.take() else { return Ok(()) };
         let written = write(&mut file).and_then(|()| {
-            // On the disk before it has its name, or a power failure could leave an empty file where a state was.
+            // A power failure after the rename must not leave an empty file.
             file.sync_all().map_err(|why| cannot_write(self.path, &why))
         });
-        // Closed before it is renamed or removed, which some systems insist on.
+        // Some systems rename and remove closed files only.
         drop(file);
         written?;
         fs::rename(&self.temporary, self.path).map_err(|why| cannot_write(self.path, &why))?;

@@ -1,9 +1,9 @@
-//! Clips in pieces.
+//! Streams: clips in pieces. This file becomes a part of the header.
 
 use std::ffi::c_char;
 use std::time::Instant;
 
-use super::run::{Run, node_and_shape};
+use super::run::{RunArgs, node_and_shape};
 use super::table::{self, FinishedRun, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
@@ -12,9 +12,9 @@ use crate::exec::{Outputs, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
-/// Push frames as they come, pull results as they get ready. Every call moves as much as it can, from the front of the
-/// tensor, and says how much. VVAE_AGAIN means that it is the other side's turn, VVAE_END that all is done. Whatever the
-/// sizes of the pieces, the result is the same to the bit as that of the whole clip at once. The drain loop:
+/// Push input frames, pull results. Every call moves as many frames as it can, from the front of the tensor, and
+/// returns how many. VVAE_AGAIN means: call the other function. VVAE_END means: all frames have been pulled. The result
+/// is bit-identical to that of the whole clip at once, whatever the sizes of the pieces. The drain loop:
 ///
 ///     do {
 ///         if (have_frames) {
@@ -28,8 +28,8 @@ use crate::exec::{Outputs, Pull};
 ///     } while (status == VVAE_AGAIN);
 ///     // VVAE_END, or a failure
 ///
-/// Opens a stream. `node` is "encode" or "decode"; `shape` is that of what goes in, five numbers, of which the number of
-/// frames is ignored. The stream keeps the settings the handle has now. [handle]
+/// Opens a stream. `node` is "encode" or "decode". `shape` is that of the input, five numbers; the number of frames is
+/// ignored. The stream keeps the present settings of the handle. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_open(
     v: *mut vvae,
@@ -54,8 +54,8 @@ pub unsafe extern "C" fn vvae_stream_open(
     })
 }
 
-/// Offers frames to a stream: video for encode, latents for decode. `*taken` says how many were taken from the front;
-/// VVAE_AGAIN: not all, pull and then push the rest. With `frames` NULL the clip is complete; `taken` may then be NULL.
+/// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
+/// VVAE_AGAIN: not all were taken; pull, then push the rest. `frames` NULL ends the clip; `taken` may then be NULL.
 /// [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_push(s: *mut vvae_stream, frames: *const vvae_tensor, taken: *mut i64) -> i32 {
@@ -75,9 +75,9 @@ pub unsafe extern "C" fn vvae_stream_push(s: *mut vvae_stream, frames: *const vv
     })
 }
 
-/// Computes and writes what is ready into `out`, from the front, and says in `*written` how many frames. VVAE_AGAIN:
-/// nothing until more is pushed. VVAE_END: nothing any more. After a cancel, what was written counts, and the next
-/// pull goes on from there. `run` may be NULL. [handle]
+/// Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
+/// first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
+/// continues after them. `run` may be NULL. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_pull(
     s: *mut vvae_stream,
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its tensor.
         let out = unsafe { tensor::view("out", out, true) }?;
         // SAFETY: the host vouches for its run info.
-        let run = unsafe { Run::read(run, open.direction) }?;
+        let run = unsafe { RunArgs::read(run, open.direction) }?;
         let mut count = 0;
         let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
         let started = Instant::now();
@@ -110,7 +110,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
     })
 }
 
-/// Closes a stream and gives back what it holds. NULL does nothing. [handle]
+/// Closes a stream and frees its memory. NULL does nothing. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_close(s: *mut vvae_stream) -> i32 {
     if s.is_null() {
@@ -119,7 +119,7 @@ pub unsafe extern "C" fn vvae_stream_close(s: *mut vvae_stream) -> i32 {
     guard::close_stream(s)
 }
 
-/// A count is 0 until known better, so that a host that looks at it after a failure is not misled.
+/// Sets a count to 0, which is right if the call fails.
 ///
 /// # Safety
 /// `count` is null or can be written to.

@@ -1,7 +1,5 @@
-//! What the host's handles stand for.
-//!
-//! A handle is a number that is never given out twice, and this table says what it belongs to. So a handle that was
-//! freed, freed twice, or made up finds nothing, and nothing is ever read through it.
+//! The table of open handles and streams. A handle is a number that is never reused: one that was freed or made up
+//! finds nothing, and nothing is ever read through it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,14 +12,13 @@ use super::types::*;
 use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::model::{Config, Direction};
-use crate::plan::Plan;
+use crate::plan::PlanReport;
 
-/// What `*mut vvae` stands for. Only `open` needs the handle to itself; the rest serves the functions that work at any
-/// time, also while another thread computes.
+/// An open `vvae`. A call locks `open`; the rest is for functions that work while a call runs.
 pub(super) struct Handle {
     /// `None` once freed, or after a panic.
     open: Mutex<Option<Open>>,
-    /// A panic went through; what it left behind is gone, and the handle can only be freed.
+    /// After a panic the handle can only be freed.
     broken: AtomicBool,
     /// Asks the running call to stop.
     cancel: AtomicBool,
@@ -31,16 +28,16 @@ pub(super) struct Handle {
     pub log: Log,
     /// The text of the last failure.
     pub error: Mutex<String>,
-    /// What session and streams hold.
+    /// Memory of session and streams.
     pub ledger: Arc<Ledger>,
     /// Number of open streams.
     pub streams: AtomicU32,
     pub last_run: Mutex<Option<FinishedRun>>,
 }
 
-/// A run that went well: the plan it ran by, and how long it took.
+/// A run that did not fail.
 pub(super) struct FinishedRun {
-    pub plan: Plan,
+    pub plan: PlanReport,
     pub seconds: f64,
 }
 
@@ -121,7 +118,7 @@ struct HandleTable {
 impl HandleTable {
     fn insert(&mut self, object: Object) -> usize {
         self.last += 1;
-        // Shifted, so that it looks like an aligned address to whoever prints or checks it.
+        // Shifted to look like an aligned address.
         let id = self.last << 4;
         self.objects.insert(id, object);
         id
@@ -170,7 +167,7 @@ pub(super) fn stream_not_open(s: *const vvae_stream) -> Error {
     ))
 }
 
-/// Forgets a handle and its streams. What they were is for the caller to drop.
+/// Removes a handle and its streams from the table. The caller drops them.
 pub(super) fn remove(handle: &Arc<Handle>) {
     let of_another = |object: &Object| match object {
         Object::Handle(h) | Object::Stream(h) => !Arc::ptr_eq(h, handle),

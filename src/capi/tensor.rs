@@ -1,10 +1,10 @@
-//! From the host's tensor to a checked view.
+//! Checks a tensor of the host and makes a view of it.
 
 use super::types::*;
 use crate::error::{Error, Result};
-use crate::tensor::{AXES, DType, Place, Shape, View};
+use crate::ir::{AXES, DType, Shape, TensorDevice, View};
 
-/// Five numbers of the host's as a shape.
+/// Checks five numbers of the host.
 pub(super) fn shape(argument: &str, dims: [i64; 5]) -> Result<Shape> {
     if let Some(axis) = dims.iter().position(|d| *d < 0) {
         return Err(Error::Tensor(format!("{argument}: shape {dims:?} is negative in {}", AXES[axis])));
@@ -12,7 +12,7 @@ pub(super) fn shape(argument: &str, dims: [i64; 5]) -> Result<Shape> {
     Ok(dims.map(i64::cast_unsigned).into())
 }
 
-/// A view of the host's tensor; `writable` where we write to it.
+/// A view of the host's tensor; `writable` for outputs.
 ///
 /// # Safety
 /// `tensor` is null or points to a readable `vvae_tensor` whose shape and strides are null or point to five readable
@@ -49,10 +49,10 @@ pub(super) unsafe fn five(numbers: *const i64) -> Option<[i64; 5]> {
     (!numbers.is_null()).then(|| unsafe { numbers.cast::<[i64; 5]>().read_unaligned() })
 }
 
-fn place(argument: &str, tensor: &vvae_tensor) -> Result<Place> {
+fn place(argument: &str, tensor: &vvae_tensor) -> Result<TensorDevice> {
     match tensor.device_type {
-        VVAE_DEVICE_CPU | VVAE_DEVICE_CUDA_HOST => Ok(Place::Cpu),
-        VVAE_DEVICE_CUDA => u32::try_from(tensor.device_id).map(Place::Cuda).map_err(|_| {
+        VVAE_DEVICE_CPU | VVAE_DEVICE_CUDA_HOST => Ok(TensorDevice::Cpu),
+        VVAE_DEVICE_CUDA => u32::try_from(tensor.device_id).map(TensorDevice::Cuda).map_err(|_| {
             Error::Tensor(format!("{argument}: device_id is {}; the first CUDA device is 0", tensor.device_id))
         }),
         other => Err(Error::Tensor(format!(
@@ -64,7 +64,7 @@ fn place(argument: &str, tensor: &vvae_tensor) -> Result<Place> {
 
 fn unknown_dtype(argument: &str, dtype: u32) -> Error {
     let (code, bits, lanes) = (dtype & 0xff, dtype >> 8 & 0xff, dtype >> 16);
-    // DLPack's names, for those that a host is likely to have.
+    // DLPack's codes.
     let kind = match code {
         0 => "signed integer",
         1 => "unsigned integer",
@@ -76,7 +76,8 @@ fn unknown_dtype(argument: &str, dtype: u32) -> Error {
     };
     let accepted = DType::ALL.map(DType::name).join(", ");
     Error::Tensor(format!(
-        "{argument}: dtype {dtype:#010x} ({kind}, {bits} bits, {lanes} lanes) is not accepted; it must be one of {accepted}"
+        "{argument}: dtype {dtype:#010x} ({kind}, {bits} bits, {lanes} lanes) is not accepted; it must be one of \
+         {accepted}"
     ))
 }
 
@@ -138,7 +139,7 @@ mod tests {
     fn pinned_memory_is_host_memory() {
         let tensor = vvae_tensor { device_type: VVAE_DEVICE_CUDA_HOST, ..good() };
         // SAFETY: the shape is five numbers; memory is not touched.
-        assert_eq!(unsafe { view("video", &tensor, true) }.unwrap().place(), Place::Cpu);
+        assert_eq!(unsafe { view("video", &tensor, true) }.unwrap().device(), TensorDevice::Cpu);
     }
 
     #[test]

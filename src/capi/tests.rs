@@ -1,4 +1,4 @@
-//! The boundary around a session that misbehaves, which no host can bring about from outside.
+//! The ABI around a mock session: panics, callbacks and races that no host can cause from outside.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
@@ -12,12 +12,12 @@ use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
+use crate::ir::{Shape, View};
 use crate::model::{Config, Direction};
 use crate::node;
-use crate::plan::Plan;
-use crate::tensor::{Shape, View};
+use crate::plan::PlanReport;
 
-/// Panics where it is told to; counts how many of it and its streams are alive.
+/// Panics where a test wants it; counts sessions and streams that are alive.
 struct Mock {
     config: Config,
     settings: Settings,
@@ -54,10 +54,10 @@ impl Session for Mock {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: Direction, _: Shape) -> Result<Plan> {
+    fn plan(&self, _: Direction, _: Shape) -> Result<PlanReport> {
         panic!("a panic with {}", "an argument");
     }
-    fn run(&mut self, _: &Call, control: &mut Control) -> Result<Plan> {
+    fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {
         if let Some(progress) = &mut control.progress {
             progress(Progress { done: 0, total: 1, stage: "encode" });
         }
@@ -92,7 +92,7 @@ impl Drop for MockStream {
 }
 
 impl FrameStream for MockStream {
-    fn plan(&self) -> Plan {
+    fn plan(&self) -> PlanReport {
         plan()
     }
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
@@ -118,22 +118,22 @@ impl FrameStream for MockStream {
 }
 
 /// A plan of an image in two tiles.
-fn plan() -> Plan {
-    Plan {
+fn plan() -> PlanReport {
+    PlanReport {
         direction: Direction::Encode,
         input: Shape::new(1, 3, 1, 8, 8),
         output: Shape::new(1, 16, 1, 1, 1),
         device_bytes: 1000,
         host_bytes: 200,
-        past_bytes: 0,
+        offloaded_bytes: 0,
         moved_per_frame: 0,
         seconds: 0.5,
         weight_bytes: 600,
-        waiting_weight_bytes: 0,
+        offloaded_weight_bytes: 0,
         workspace_bytes: 400,
         slice_frames: 4,
         chunk_frames: vec![1],
-        anew_frames: vec![0],
+        rematerialised_frames: vec![0],
         tiles: (1, 2),
         tile_size: (8, 4),
         tile_overlap: 0,

@@ -1,11 +1,11 @@
-//! Texts over the boundary: in as C strings, out by copy into the host's buffer. And each thread's last error.
+//! Texts of the ABI: C strings in, copies into the host's buffer out, and each thread's last error.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char};
 
 use crate::error::{Error, Result};
 
-/// Reads a text of the host's.
+/// Reads a text of the host.
 ///
 /// # Safety
 /// `text` is null or points to a NUL-terminated string that lives as long as the result is used.
@@ -25,19 +25,19 @@ pub(super) fn copy(text: &str, to: &mut [u8]) {
     let Some(room) = to.len().checked_sub(1) else { return };
     let len = text.floor_char_boundary(room);
     for (to, from) in to.iter_mut().zip(&text.as_bytes()[..len]) {
-        // A NUL within a text, which only a hostile file can put there, would hide the rest of it.
+        // A NUL within the text, as a hostile file may have, would hide the rest.
         *to = if *from == 0 { b'?' } else { *from };
     }
     to[len] = 0;
 }
 
-/// Copies a text into the host's buffer and answers with the length of the whole text.
+/// Copies a text into the host's buffer and returns the length of the whole text.
 ///
 /// # Safety
 /// `to` is null or points to `capacity` writable bytes.
 pub(super) unsafe fn write(text: &str, to: *mut c_char, capacity: u64) -> u64 {
     if !to.is_null() {
-        // No more than the text and its NUL is ever touched, whatever the host thinks its buffer holds.
+        // A capacity that is too large does no harm: no more than the text and its NUL is written.
         let capacity = capacity.min(text.len() as u64 + 1) as usize;
         // SAFETY: the caller vouches for at least this many bytes.
         copy(text, unsafe { std::slice::from_raw_parts_mut(to.cast(), capacity) });
@@ -45,7 +45,7 @@ pub(super) unsafe fn write(text: &str, to: *mut c_char, capacity: u64) -> u64 {
     text.len() as u64
 }
 
-/// A text in a struct's own array.
+/// A text in an array of a struct.
 pub(super) fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut bytes = [0u8; N];
     copy(text, &mut bytes);
@@ -55,11 +55,11 @@ pub(super) fn array<const N: usize>(text: &str) -> [c_char; N] {
 const LAST_ERROR_BYTES: usize = 2048;
 
 thread_local! {
-    /// Plain bytes rather than a `String`: without a destructor, nothing of ours runs when a thread of the host's ends.
+    /// Plain bytes, not a `String`: no destructor runs when a thread of the host ends.
     static LAST_ERROR: RefCell<[u8; LAST_ERROR_BYTES]> = const { RefCell::new([0; LAST_ERROR_BYTES]) };
 }
 
-/// Remembers a failure on the calling thread.
+/// Stores a failure for the calling thread.
 pub(super) fn remember(text: &str) {
     LAST_ERROR.with_borrow_mut(|last| copy(text, last));
 }

@@ -1,20 +1,20 @@
-//! What crosses the boundary: numbers, pointers, and structs of them. This file becomes the upper half of the header.
+//! The constants, structs and callbacks of the ABI. This file becomes the upper half of the header; it holds no logic.
 
 #![allow(non_camel_case_types)]
 
 use std::ffi::{c_char, c_void};
 
-/// What `vvae_abi_version` of this header's library answers: major << 16 | minor. A library of another major is another
-/// library; a newer minor has more functions and longer structs.
+/// What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
+/// and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
 pub const VVAE_ABI_MINOR: u32 = 4;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
-/// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
+/// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.
 pub const VVAE_OK: i32 = 0;
 /// Streams: push, then pull; or pull, then push the rest.
 pub const VVAE_AGAIN: i32 = 1;
-/// Streams: everything has been pulled.
+/// Streams: all frames have been pulled.
 pub const VVAE_END: i32 = 2;
 /// An argument is null, out of range, or contradicts another one.
 pub const VVAE_ERROR_ARGUMENT: i32 = -1;
@@ -24,22 +24,22 @@ pub const VVAE_ERROR_TENSOR: i32 = -2;
 pub const VVAE_ERROR_CHECKPOINT: i32 = -3;
 /// The device named does not exist or cannot be used.
 pub const VVAE_ERROR_DEVICE: i32 = -4;
-/// Neither the limit nor the machine has room for the job.
+/// The job does not fit in the limit, or in the memory that is free.
 pub const VVAE_ERROR_MEMORY: i32 = -5;
 /// The host asked to stop, by vvae_cancel or by its progress callback.
 pub const VVAE_ERROR_CANCELLED: i32 = -6;
 /// The call came at the wrong time: the handle is busy, closed, or the stream has ended.
 pub const VVAE_ERROR_STATE: i32 = -7;
-/// A bug of the library's, caught at its boundary. The handle it happened in can only be freed.
+/// A bug in the library. The handle can only be freed.
 pub const VVAE_ERROR_INTERNAL: i32 = -8;
 
-/// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory is used as host memory.
+/// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory counts as host memory.
 pub const VVAE_DEVICE_CPU: i32 = 1;
 pub const VVAE_DEVICE_CUDA: i32 = 2;
 pub const VVAE_DEVICE_CUDA_HOST: i32 = 3;
 
-/// vvae_tensor.dtype, DLPack's code | bits << 8 | lanes << 16. Integers are pixels over the full range of the type,
-/// rounded on output; float pixels are in the range named by the key pixel_range. Latents are floats.
+/// vvae_tensor.dtype: DLPack's code | bits << 8 | lanes << 16. Integer pixels use the full range of the type and are
+/// rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
 pub const VVAE_DTYPE_U8: u32 = 1 | (8 << 8) | (1 << 16);
 pub const VVAE_DTYPE_U16: u32 = 1 | (16 << 8) | (1 << 16);
 pub const VVAE_DTYPE_F16: u32 = 2 | (16 << 8) | (1 << 16);
@@ -52,50 +52,50 @@ pub const VVAE_LOG_INFO: i32 = 1;
 pub const VVAE_LOG_WARNING: i32 = 2;
 pub const VVAE_LOG_ERROR: i32 = 3;
 
-/// vvae_run_info.flags: cuda_stream says which stream to use, also when it is 0.
+/// vvae_run_info.flags: cuda_stream is set; 0 is then the default stream.
 pub const VVAE_RUN_HAS_STREAM: u32 = 1;
 
-/// vvae_trim: memory that calls work in. The next call allocates it anew.
+/// vvae_trim: the workspace. The next call allocates it again.
 pub const VVAE_TRIM_WORKSPACE: u32 = 1;
-/// vvae_trim: the weights, unless another handle uses them too. The next call reads them anew.
+/// vvae_trim: the weights, unless another handle uses them too. The next call loads them again.
 pub const VVAE_TRIM_WEIGHTS: u32 = 2;
 
 /// vvae_port_desc.direction
 pub const VVAE_PORT_INPUT: u32 = 0;
 pub const VVAE_PORT_OUTPUT: u32 = 1;
 
-/// vvae_param_desc.kind: what a host draws.
+/// vvae_param_desc.kind
 pub const VVAE_PARAM_INT: u32 = 0;
 pub const VVAE_PARAM_FLOAT: u32 = 1;
 pub const VVAE_PARAM_BOOL: u32 = 2;
 pub const VVAE_PARAM_CHOICE: u32 = 3;
-/// A number of bytes, taken also with a unit: KiB, MiB, GiB, KB, MB, GB.
+/// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
 pub const VVAE_PARAM_BYTES: u32 = 4;
-/// vvae_param_desc.flags: the value "auto" is taken too.
+/// vvae_param_desc.flags: the value may be "auto".
 pub const VVAE_PARAM_HAS_AUTO: u32 = 1;
 /// vvae_param_desc.flags: min, max and step are meaningful.
 pub const VVAE_PARAM_HAS_RANGE: u32 = 2;
 
 /// A model on a device, with its settings. Made by vvae_create, ended by vvae_free.
 ///
-/// The pointer is a number that is never used twice, not an address: a handle that was freed, or never was one, gets
-/// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time; a call that finds the handle in use, also
-/// from within a callback, returns VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time. Handles
-/// are independent of each other.
+/// The pointer is a number that is never reused, not an address. A handle that was freed or made up gets
+/// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
+/// callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
+/// Handles are independent of each other.
 pub struct vvae {
     _private: (),
 }
 
-/// A clip in pieces. Belongs to the handle it was opened on and ends with it.
+/// A clip in pieces. It belongs to its handle and is closed with it.
 pub struct vvae_stream {
     _private: (),
 }
 
-/// A tensor in the host's memory, in the layout of DLPack's DLTensor, so a pointer to one can be cast.
+/// A tensor in the host's memory. It has the layout of DLPack's DLTensor, so a pointer to one can be cast.
 ///
-/// It never owns memory, and is read during the call only. The order is B, C, T, H, W: clips, channels, frames, rows,
-/// columns. Strides say how memory is really laid out: frames of interleaved pixels [T, H, W, 3] are described by
-/// strides { T*H*W*3, 1, H*W*3, W*3, 3 }.
+/// It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
+/// columns. Strides describe the memory layout: interleaved pixels [T, H, W, 3] have the strides
+/// { T*H*W*3, 1, H*W*3, W*3, 3 }.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_tensor {
@@ -109,39 +109,39 @@ pub struct vvae_tensor {
     pub dtype: u32,
     /// Five numbers.
     pub shape: *const i64,
-    /// Five numbers, in elements, negative ones too; NULL: compact, columns innermost.
+    /// Five numbers, in elements; they may be negative. NULL: compact, columns innermost.
     pub strides: *const i64,
     /// Added to data.
     pub byte_offset: u64,
 }
 
-/// Writes a line of log. Called on the thread of the call it tells about, so on several threads if several call. `message`
-/// is valid until the callback returns. Must not throw.
+/// Writes a line of log. Called on the thread of the call that logs. `message` is valid until the callback returns.
+/// Must not throw.
 pub type vvae_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
 
-/// Gives a block of host memory, aligned to `align` (a power of two), or NULL. Called from any thread, must not throw.
+/// Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
 pub type vvae_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void>;
 
-/// Takes a block back. Called from any thread, must not throw.
+/// Frees a block. Called from any thread; must not throw.
 pub type vvae_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64)>;
 
-/// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
-/// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
-/// context current; must not throw, and must not call this library.
+/// Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
+/// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
+/// must not call this library.
 pub type vvae_device_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, device: i32, bytes: u64) -> *mut c_void>;
 
-/// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+/// Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
 pub type vvae_device_free_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, device: i32, block: *mut c_void, bytes: u64)>;
 
-/// Says how far a call has come, on the thread of the call. `total` is 0 where the end is not known. `stage` is "load",
-/// "encode" or "decode". Any answer but 0 cancels the call. Must not throw.
+/// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
+/// "decode". A result other than 0 cancels the call. Must not throw.
 pub type vvae_progress_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32>;
 
-/// What vvae_create needs. As with every struct here: set struct_size to sizeof, and what is not used to zero. A shorter
-/// one, of an older header, counts as filled up with zeros; a longer one is refused if it asks for what this library
-/// does not know.
+/// Arguments of vvae_create. As with every struct here, set struct_size to sizeof and unused fields to zero. A shorter
+/// struct, of an older header, is extended with zeros. A longer one is refused if fields that this library does not
+/// know are not zero.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_create_info {
@@ -155,42 +155,41 @@ pub struct vvae_create_info {
     /// May be NULL.
     pub log: vvae_log_fn,
     pub log_user: *mut c_void,
-    /// The host's allocator for host memory: both functions or none. Must work until the last handle made with it, and
-    /// every handle of the same checkpoint, is freed, as these share weights.
+    /// The host's allocator for host memory: both functions or none. It must work until the last handle made with it is
+    /// freed, and every handle of the same checkpoint too: these share weights.
     pub alloc: vvae_alloc_fn,
     pub free: vvae_free_fn,
     pub alloc_user: *mut c_void,
-    /// The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
-    /// block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
-    /// smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
-    /// long as `alloc` must. Since ABI 1.2, as are the next two.
+    /// The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
+    /// block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
+    /// as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
+    /// Since ABI 1.2, as are the next two.
     pub device_alloc: vvae_device_alloc_fn,
     pub device_free: vvae_device_free_fn,
     pub device_alloc_user: *mut c_void,
 }
 
-/// What goes with one run. NULL where a run takes one means all zeros.
+/// Options of one run. NULL means all zeros.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_run_info {
     pub struct_size: u32,
     /// VVAE_RUN_...
     pub flags: u32,
-    /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-    /// returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
-    /// the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
-    /// rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
-    /// changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
-    /// before the call.
+    /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
+    /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
+    /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
+    /// must be ready before the call.
     pub cuda_stream: *mut c_void,
     /// May be NULL.
     pub progress: vvae_progress_fn,
     pub progress_user: *mut c_void,
-    /// Encode: where to write the log-variance, in the shape of the latent. May be NULL.
+    /// Encode: output for the log-variance, in the shape of the latent. May be NULL.
     pub logvar: *const vvae_tensor,
 }
 
-/// The sizes of a model, which make the shapes of its tensors.
+/// The sizes of a model. They give the shapes of its tensors.
 ///
 /// A video [B, pixel_channels, T, H, W] has the latent
 /// [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
@@ -204,25 +203,25 @@ pub struct vvae_model_desc {
     pub time_scale: u32,
 }
 
-/// What a job takes, known before it runs.
+/// The plan of a job.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_plan_info {
     pub struct_size: u32,
-    /// 1: the numbers of the authors' implementation, untiled. 0: tiles, which are close but never the same.
+    /// 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
     pub exact: u32,
-    /// Device memory in all; on the CPU this is host memory.
+    /// All device memory. On the CPU this is host memory.
     pub device_bytes: u64,
-    /// Host memory beside it.
+    /// Pinned host memory. 0 on the CPU.
     pub host_bytes: u64,
     /// The parts of device_bytes.
     pub weight_bytes: u64,
     pub workspace_bytes: u64,
     pub input_shape: [i64; 5],
     pub output_shape: [i64; 5],
-    /// Latent frames that go through at a time, after the first.
+    /// Latent frames in a slice, after the first.
     pub slice_frames: i64,
-    /// Frames that each stage of the network computes at a time, the first chunk_count of the array.
+    /// Frames in a chunk, per stage of the network: the first chunk_count numbers.
     pub chunk_frames: [i64; 8],
     pub chunk_count: i64,
     /// 1 and 1 when untiled.
@@ -234,17 +233,18 @@ pub struct vvae_plan_info {
     pub tile_overlap: i64,
     /// Bytes of the whole text, without its NUL.
     pub text_length: u64,
-    /// The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
-    /// wait with them, that move over the bus, both ways together, for each frame that comes out.
+    /// The part of host_bytes for offloaded causal caches and frames.
     pub past_bytes: u64,
+    /// Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
+    /// together.
     pub moved_bytes_per_frame: u64,
-    /// About how long the job takes on this device; 0 for a stream.
+    /// Estimated time of the job on this device. 0 for a stream.
     pub seconds: f64,
-    /// The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+    /// The part of host_bytes for offloaded weights. Since ABI 1.3.
     pub waiting_weight_bytes: u64,
 }
 
-/// About a run that has finished. Since ABI 1.4.
+/// A run that has finished. Since ABI 1.4.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_run_report {
@@ -253,9 +253,9 @@ pub struct vvae_run_report {
     pub exact: u32,
     /// "encode" or "decode". Valid for ever.
     pub node: *const c_char,
-    /// From call to return. With a CUDA stream of the host's, work may go on after that.
+    /// From call to return. Work that was queued on the host's CUDA stream may finish later.
     pub seconds: f64,
-    /// What the plan said, which is 0 for a stream.
+    /// The plan's estimate. 0 for a stream.
     pub estimated_seconds: f64,
     /// As in vvae_plan_info, as are the next four.
     pub device_bytes: u64,
@@ -267,20 +267,20 @@ pub struct vvae_run_report {
     pub text_length: u64,
 }
 
-/// Bytes of memory a handle holds, its streams included.
+/// Bytes of memory that a handle and its streams hold.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_memory_info {
     pub struct_size: u32,
-    /// Streams that are open.
+    /// Open streams.
     pub streams: u32,
-    /// Device memory held now; on the CPU this is host memory.
+    /// Device memory. On the CPU this is host memory.
     pub now: u64,
-    /// The most `now` has been.
+    /// The maximum of `now`.
     pub peak: u64,
-    /// The part of `now` that waits for the next call, and that vvae_trim would give back.
+    /// The part of `now` that is kept for the next call. vvae_trim frees it.
     pub reserved: u64,
-    /// Host memory: staging and offloaded caches; on the CPU the same as `now`.
+    /// Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
     pub host: u64,
 }
 
@@ -292,47 +292,47 @@ pub struct vvae_device_desc {
     /// As in vvae_tensor.
     pub device_type: i32,
     pub device_id: i32,
-    /// What vvae_create takes.
+    /// For vvae_create.
     pub id: [c_char; 20],
-    /// What a user knows it by.
+    /// For people.
     pub name: [c_char; 128],
     pub memory_total: u64,
     pub memory_free: u64,
-    /// The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
-    /// five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+    /// The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
+    /// parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
     pub uuid: [c_char; 48],
-    /// The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+    /// The compute capability of a CUDA device: 8 and 6 for 8.6. 0 and 0 for the CPU.
     pub compute_major: u32,
     pub compute_minor: u32,
 }
 
-/// A node: something a host can run. Texts of nodes, ports and parameters are valid for ever.
+/// A node: an operation of the library. Texts of nodes, ports and parameters are valid for ever.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_node_desc {
     pub struct_size: u32,
     /// Always 0.
     pub reserved: u32,
-    /// What vvae_plan and vvae_stream_open take.
+    /// For vvae_plan and vvae_stream_open.
     pub id: *const c_char,
     pub label: *const c_char,
     pub help: *const c_char,
 }
 
-/// A port: a tensor that goes into a node or comes out of it.
+/// A port: an input or output tensor of a node.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_port_desc {
     pub struct_size: u32,
     /// VVAE_PORT_INPUT or VVAE_PORT_OUTPUT
     pub direction: u32,
-    /// 1: the node runs without it.
+    /// 1: may be left out.
     pub optional: u32,
     pub dtype_count: u32,
-    /// The element types it takes, VVAE_DTYPE_...
+    /// Accepted element types, VVAE_DTYPE_...
     pub dtypes: *const u32,
     pub name: *const c_char,
-    /// "video" or "latent": ports of one kind can be connected.
+    /// "video" or "latent". Ports of the same kind can be connected.
     pub kind: *const c_char,
     pub help: *const c_char,
 }
@@ -346,17 +346,17 @@ pub struct vvae_param_desc {
     pub kind: u32,
     /// VVAE_PARAM_HAS_...
     pub flags: u32,
-    /// Number of words vvae_choice gives; 0 unless kind is VVAE_PARAM_CHOICE.
+    /// Number of words for vvae_choice. 0 unless kind is VVAE_PARAM_CHOICE.
     pub choice_count: u32,
     pub key: *const c_char,
-    /// As vvae_configure takes it.
+    /// A value for vvae_configure.
     pub default_value: *const c_char,
-    /// What a number counts, such as "pixels"; empty where it counts nothing.
+    /// The unit of a number, such as "pixels". May be empty.
     pub unit: *const c_char,
     pub help: *const c_char,
     pub min: f64,
     pub max: f64,
-    /// A good step for a slider; values between steps are taken.
+    /// A step for a slider. Values between steps are accepted.
     pub step: f64,
 }
 
@@ -364,7 +364,7 @@ pub struct vvae_param_desc {
 mod tests {
     use super::*;
     use crate::error::Error;
-    use crate::tensor::DType;
+    use crate::ir::DType;
 
     #[test]
     fn constants_are_those_of_the_crate() {

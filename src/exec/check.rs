@@ -1,8 +1,8 @@
 //! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
 
 use crate::error::{Error, Result};
+use crate::ir::{AXES, DType, Shape, TensorDevice, View};
 use crate::model::{Config, Direction};
-use crate::tensor::{AXES, DType, Place, Shape, View};
 
 /// What a tensor at the boundary holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,11 +63,11 @@ pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: 
     Ok(())
 }
 
-fn place(name: &str, view: &View, device: Place) -> Result<()> {
-    if view.place() == device || view.place() == Place::Cpu {
+fn place(name: &str, view: &View, device: TensorDevice) -> Result<()> {
+    if view.device() == device || view.device() == TensorDevice::Cpu {
         return Ok(());
     }
-    refuse(format!("{name}: the tensor is on {}, but this handle works on {device}; pass host memory", view.place()))
+    refuse(format!("{name}: the tensor is on {}, but this handle works on {device}; pass host memory", view.device()))
 }
 
 fn dtype(content: Content, name: &str, view: &View) -> Result<()> {
@@ -100,7 +100,7 @@ fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result
 }
 
 /// Checks the input of a call or of a push.
-pub fn input(config: &Config, direction: Direction, view: &View, device: Place) -> Result<()> {
+pub fn input(config: &Config, direction: Direction, view: &View, device: TensorDevice) -> Result<()> {
     let content = ends(direction).0;
     place(content.name(), view, device)?;
     dtype(content, content.name(), view)?;
@@ -122,7 +122,7 @@ pub fn output(
     direction: Direction,
     input: Shape,
     view: &View,
-    device: Place,
+    device: TensorDevice,
     whole: bool,
 ) -> Result<()> {
     let content = ends(direction).1;
@@ -135,7 +135,7 @@ pub fn logvar(
     direction: Direction,
     input: Shape,
     view: &View,
-    device: Place,
+    device: TensorDevice,
     latent: &View,
 ) -> Result<()> {
     if direction == Direction::Decode {
@@ -151,7 +151,7 @@ fn named_output(
     name: &str,
     input: Shape,
     view: &View,
-    device: Place,
+    device: TensorDevice,
     whole: bool,
 ) -> Result<()> {
     let shape = view.shape();
@@ -188,12 +188,13 @@ mod tests {
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {
-        View::checked("t", std::ptr::without_provenance_mut(64), dtype, Place::Cpu, shape.into(), None, true).unwrap()
+        View::checked("t", std::ptr::without_provenance_mut(64), dtype, TensorDevice::Cpu, shape.into(), None, true)
+            .unwrap()
     }
 
     fn decode(out: [u64; 5]) -> Result<()> {
         let input = Shape::new(1, 16, 3, 4, 5);
-        output(&config(), Direction::Decode, input, &view(out, DType::U8), Place::Cpu, true)
+        output(&config(), Direction::Decode, input, &view(out, DType::U8), TensorDevice::Cpu, true)
     }
 
     #[test]
@@ -215,8 +216,9 @@ mod tests {
     #[test]
     fn a_single_latent_is_a_single_frame() {
         let input = Shape::new(1, 16, 1, 4, 5);
-        let check =
-            |t| output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), Place::Cpu, true);
+        let check = |t| {
+            output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), TensorDevice::Cpu, true)
+        };
         assert_eq!(check(1), Ok(()));
         assert!(check(2).unwrap_err().to_string().contains("T is 2, expected 1"));
     }
@@ -224,7 +226,7 @@ mod tests {
     #[test]
     fn encode_takes_any_size_and_says_which_latent_it_makes() {
         let input = Shape::new(2, 3, 7, 33, 8);
-        let check = |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), Place::Cpu, true);
+        let check = |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), TensorDevice::Cpu, true);
         assert_eq!(check([2, 16, 3, 5, 1]), Ok(()));
         assert!(check([2, 16, 2, 5, 1]).unwrap_err().to_string().contains("latent: T is 2, expected 3"));
         assert!(check([1, 16, 3, 5, 1]).unwrap_err().to_string().contains("B is 1, expected 2"));
@@ -232,7 +234,8 @@ mod tests {
 
     #[test]
     fn latents_are_floats() {
-        let wrong = input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), Place::Cpu).unwrap_err();
+        let wrong =
+            input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), TensorDevice::Cpu).unwrap_err();
         assert!(wrong.to_string().contains("dtype is u8; latents must be one of f16, bf16, f32"), "{wrong}");
     }
 }

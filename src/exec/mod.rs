@@ -23,9 +23,9 @@ use std::sync::atomic::AtomicBool;
 use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
 use crate::backend::{DeviceAllocator, HostStream, Precision};
 use crate::error::{Error, Result};
+use crate::ir::{Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Config, Direction};
-use crate::plan::Plan;
-use crate::tensor::{Place, Shape, View};
+use crate::plan::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -48,8 +48,7 @@ pub trait LogSink {
     fn log(&self, level: LogLevel, message: fmt::Arguments);
 }
 
-/// The host's side of a running call: two ways to stop it, and its log. Cancel and progress are asked many times within a
-/// chunk of work.
+/// The host's side of a running call: two ways to stop it, both asked many times within a chunk of work, and its log.
 pub struct Control<'a> {
     pub cancel: &'a AtomicBool,
     /// Called on the calling thread; `true` stops.
@@ -101,13 +100,13 @@ pub struct MemoryUse {
     pub now: u64,
     /// The most `now` has been.
     pub peak: u64,
-    /// The part of `now` that waits for the next call and that `trim` would give back.
+    /// The part of `now` that is kept for the next call. `trim` frees it.
     pub reserved: u64,
-    /// Host memory beside the device memory: staging and offloaded caches; on the CPU the same as `now`.
+    /// Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
     pub host: u64,
 }
 
-/// What a trim gives back.
+/// What a trim frees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Trim {
     pub workspace: bool,
@@ -121,9 +120,9 @@ pub trait Session: Send {
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     /// `input` is the shape of what would go in: video for encode, latents for decode.
-    fn plan(&self, direction: Direction, input: Shape) -> Result<Plan>;
+    fn plan(&self, direction: Direction, input: Shape) -> Result<PlanReport>;
     /// Returns the plan that it ran by.
-    fn run(&mut self, call: &Call, control: &mut Control) -> Result<Plan>;
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
     /// `input` as in `plan`; its frame count is ignored.
     fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// A stream that continues from the `bytes` bytes that [`FrameStream::save`] wrote.
@@ -152,7 +151,7 @@ pub enum Pull {
 /// A clip of any length, in pieces.
 pub trait FrameStream: Send {
     /// What it works by.
-    fn plan(&self) -> Plan;
+    fn plan(&self) -> PlanReport;
     /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.
     /// `None` says that the clip is complete.
     fn push(&mut self, input: Option<&View>) -> Result<u64>;
@@ -199,7 +198,7 @@ pub fn open(
             let named = |why: Error| Error::Device(format!("device: cuda:{index} cannot be used: {why}"));
             crate::backend::cuda::ready().map_err(named)?;
             let checkpoint = Checkpoint::open(weights)?;
-            let place = (format!("cuda:{index}"), Place::Cuda(index));
+            let place = (format!("cuda:{index}"), TensorDevice::Cuda(index));
             let blocks = allocators.device;
             let make = Box::new(move |settings: &Settings| {
                 crate::backend::cuda::Cuda::new(index, settings.precision.unwrap_or(Precision::Fp16), blocks)
@@ -214,7 +213,7 @@ pub fn open(
         }
         DeviceName::Cpu => {
             let checkpoint = Checkpoint::open(weights)?;
-            let place = ("cpu".to_string(), Place::Cpu);
+            let place = ("cpu".to_string(), TensorDevice::Cpu);
             let blocks = allocators.host.clone();
             let make = Box::new(move |settings: &Settings| {
                 check_cpu_precision(settings.precision)?;

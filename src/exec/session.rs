@@ -1,6 +1,5 @@
 //! A model on a device: the [`Session`] behind a handle.
 
-mod costs;
 mod ready;
 mod restore;
 
@@ -10,7 +9,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use self::costs::BackendCosts;
 use self::ready::Asked;
 use super::ledger::Ledger;
 use super::runner::{Ends, Runner, Watch};
@@ -21,17 +19,17 @@ use super::workspace::{Workspace, stage_name, stream_for};
 use super::{Allocators, Call, Control, FrameStream, Session, Trim, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::ir::{ConvLayout, Shape, TensorDevice};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Blueprint, Bytes, Job, Plan, Wait, WeightBytes};
-use crate::tensor::{ConvLayout, Place, Shape};
+use crate::plan::{Bytes, Plan, PlanReport, Schedule, Target, Wait, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     device: String,
-    place: Place,
+    place: TensorDevice,
     path: PathBuf,
     identity: FileIdentity,
     model: Arc<Fingerprint>,
@@ -44,7 +42,7 @@ pub struct Engine<B: Backend> {
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
     /// The last plan: hosts ask for it before they run it, and a tight limit takes long to search.
-    planned: Mutex<Option<(Asked, Blueprint)>>,
+    planned: Mutex<Option<(Asked, Plan)>>,
 }
 
 /// The encoder or the decoder.
@@ -55,7 +53,7 @@ struct Coder<B: Backend> {
 
 impl<B: Backend> Engine<B> {
     pub fn new(
-        (device, place): (String, Place),
+        (device, place): (String, TensorDevice),
         path: PathBuf,
         checkpoint: &Checkpoint,
         allocators: Allocators,
@@ -100,14 +98,16 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    fn costs(&self) -> BackendCosts<'_, B> {
-        BackendCosts { backend: &self.backend, groups: self.encoder.network.config.groups }
+    /// The device, as the planner sees it.
+    fn target(&self) -> Target<'_> {
+        let groups = self.encoder.network.config.groups;
+        Target { profile: self.backend.profile(), sizes: self.backend.sizes(), groups }
     }
 
-    /// `away`: per layer, whether its weights are offloaded.
-    fn load_weights(&mut self, direction: Direction, away: &[bool], control: &Control) -> Result<()> {
+    /// `offloaded`: per layer, whether its weights stay in host memory.
+    fn load_weights(&mut self, direction: Direction, offloaded: &[bool], control: &Control) -> Result<()> {
         match &self.coder(direction).weights {
-            Some(share) if share.away() == away => return Ok(()),
+            Some(share) if share.offloaded() == offloaded => return Ok(()),
             _ => self.coder_mut(direction).weights = None,
         }
         self.tell_idle();
@@ -116,11 +116,11 @@ impl<B: Backend> Engine<B> {
             device: self.device.clone(),
             precision: self.backend.precision(),
             direction,
-            away: away.to_vec(),
+            offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
         let network = Arc::clone(&self.coder(direction).network);
-        let what = (&*network, WeightBytes::new(&network, away, &self.costs()));
+        let what = (&*network, WeightBytes::new(&network, offloaded, &self.target()));
         let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
         if share.pageable {
             warn_not_pinned(control, share.host_bytes());
@@ -143,46 +143,44 @@ impl<B: Backend> Engine<B> {
         self.ledger.set_idle(workspace + self.idle_weights().map(Share::bytes).sum::<u64>());
     }
 
-    fn drive(&self, call: &Call, blueprint: &Blueprint, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
+    fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
         let coder = self.coder(call.direction);
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let mut schedule = blueprint.job(&self.costs());
-        let total = schedule.layout().work(call.input.shape().frames);
+        let mut schedule = plan.schedule(&self.target());
+        let total = work(schedule.spec(), call.input.shape().frames);
         let mut watch = Watch::new(control, stage_name(call.direction), total);
         let ends = Ends { input: Some(call.input), output: Some(call.output), logvar: call.logvar, ..Ends::default() };
         let mut runner = Runner {
             backend: &*self.backend,
             weights,
             memory,
-            scratch: blueprint.scratch_offset(),
-            bands: blueprint.bands(),
-            staging: blueprint.staging(),
+            buffers: plan.buffers(),
             settings: &self.settings,
             ends,
         };
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;
-            let work = schedule.front().map_or(0, |step| step.work(&coder.network));
+            let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
             schedule.done();
             watch.advance(work)?;
         }
         Ok(())
     }
 
-    /// A stream that continues `job`, with the weights that are loaded.
+    /// A stream that continues `schedule`, with the weights that are loaded.
     fn streaming(
         &self,
-        blueprint: Blueprint,
-        job: Job,
+        plan: Plan,
+        schedule: Schedule,
         workspace: Workspace<B>,
         settings: Settings,
         input: Shape,
     ) -> Result<Box<dyn FrameStream>> {
-        let weights = self.coder(job.layout().network.direction).weights.clone();
+        let weights = self.coder(schedule.spec().network.direction).weights.clone();
         let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
         let stream =
-            Streaming::new(backend, weights, workspace, (blueprint, job), settings, (self.place, input), model);
+            Streaming::new(backend, weights, workspace, (plan, schedule), settings, (self.place, input), model);
         self.tell_idle();
         Ok(Box::new(stream))
     }
@@ -191,8 +189,8 @@ impl<B: Backend> Engine<B> {
 /// Where the system allows no more pinned memory.
 fn warn_not_pinned(control: &Control, bytes: u64) {
     control.warn(format_args!(
-        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise the \
-         system's limit of locked memory",
+        "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise \
+         the system's limit of locked memory",
         Bytes(bytes)
     ));
 }
@@ -231,12 +229,12 @@ impl<B: Backend> Session for Engine<B> {
         Ok(())
     }
 
-    fn plan(&self, direction: Direction, input: Shape) -> Result<Plan> {
+    fn plan(&self, direction: Direction, input: Shape) -> Result<PlanReport> {
         check::input_shape(self.config(), direction, input, true)?;
-        Ok(self.blueprint(direction, input, self.limit())?.report())
+        Ok(self.find_plan(direction, input, self.limit())?.report())
     }
 
-    fn run(&mut self, call: &Call, control: &mut Control) -> Result<Plan> {
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (config, place, direction) = (self.config(), self.place, call.direction);
         let shape = call.input.shape();
         check::input(config, direction, call.input, place)?;
@@ -245,25 +243,25 @@ impl<B: Backend> Session for Engine<B> {
             check::logvar(config, direction, shape, logvar, place, call.output)?;
         }
         Watch::new(control, "load", 0).advance(0)?;
-        let (blueprint, mut workspace) = self.make_ready(direction, shape, control)?;
+        let (plan, mut workspace) = self.make_ready(direction, shape, control)?;
         let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
         let begun = self.backend.begin(&mut workspace.memory, stream);
-        let result = begun.and_then(|()| self.drive(call, &blueprint, &mut workspace.memory, control));
+        let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = self.backend.finish(&mut workspace.memory, stream);
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }
         self.tell_idle();
-        result.and(finished).map(|()| blueprint.report())
+        result.and(finished).map(|()| plan.report())
     }
 
     fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
-        let (blueprint, workspace) = self.make_ready(direction, input, control)?;
-        let job = blueprint.job(&self.costs());
-        self.streaming(blueprint, job, workspace, self.settings.clone(), input)
+        let (plan, workspace) = self.make_ready(direction, input, control)?;
+        let schedule = plan.schedule(&self.target());
+        self.streaming(plan, schedule, workspace, self.settings.clone(), input)
     }
 
     fn restore_stream(

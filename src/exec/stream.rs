@@ -3,7 +3,7 @@
 
 mod save;
 
-pub use save::{in_pieces, kept};
+pub use save::{in_pieces, region_of};
 
 use std::io::Write;
 use std::sync::Arc;
@@ -16,18 +16,18 @@ use super::workspace::{Workspace, stage_name, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::checkpoint::Fingerprint;
-use crate::plan::{Blueprint, Job, Plan, Step, Wait};
-use crate::tensor::{Place, Shape, View};
+use crate::plan::{Plan, PlanReport, Schedule, Wait, op_work};
 
 pub struct Streaming<B: Backend> {
     backend: Arc<B>,
     weights: Share<B>,
     workspace: Workspace<B>,
-    blueprint: Blueprint,
-    job: Job,
+    plan: Plan,
+    schedule: Schedule,
     settings: Settings,
-    place: Place,
+    place: TensorDevice,
     /// The shape that frames are pushed in.
     input: Shape,
     ended: bool,
@@ -44,19 +44,19 @@ impl<B: Backend> Streaming<B> {
         backend: Arc<B>,
         weights: Share<B>,
         workspace: Workspace<B>,
-        (blueprint, job): (Blueprint, Job),
+        (plan, schedule): (Plan, Schedule),
         settings: Settings,
-        (place, input): (Place, Shape),
+        (place, input): (TensorDevice, Shape),
         model: Arc<Fingerprint>,
     ) -> Streaming<B> {
         Streaming {
-            // A restored job has stored what the host has.
-            pulled: job.stored(),
+            // A restored schedule has stored what the host has.
+            pulled: schedule.stored(),
             backend,
             weights,
             workspace,
-            blueprint,
-            job,
+            plan,
+            schedule,
             settings,
             place,
             input,
@@ -74,24 +74,22 @@ impl<B: Backend> Streaming<B> {
     }
 
     /// Runs the steps that a call with these tensors can run.
-    fn runner<'a>(&'a mut self, ends: Ends<'a>) -> (Runner<'a, B>, &'a mut Job) {
+    fn runner<'a>(&'a mut self, ends: Ends<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
         let runner = Runner {
             backend: &*self.backend,
             weights: &self.weights,
             memory: &mut self.workspace.memory,
-            scratch: self.blueprint.scratch_offset(),
-            bands: self.blueprint.bands(),
-            staging: self.blueprint.staging(),
+            buffers: self.plan.buffers(),
             settings: &self.settings,
             ends,
         };
-        (runner, &mut self.job)
+        (runner, &mut self.schedule)
     }
 }
 
 impl<B: Backend> FrameStream for Streaming<B> {
-    fn plan(&self) -> Plan {
-        self.blueprint.report()
+    fn plan(&self) -> PlanReport {
+        self.plan.report()
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
@@ -99,8 +97,8 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let Some(view) = input else {
             if !self.ended {
                 self.ended = true;
-                let frames = self.job.loaded();
-                self.job.set_total(frames);
+                let frames = self.schedule.loaded();
+                self.schedule.set_total(frames);
             }
             return Ok(0);
         };
@@ -109,19 +107,19 @@ impl<B: Backend> FrameStream for Streaming<B> {
                 "frames: the clip was said to be complete; open another stream for the next".into(),
             ));
         }
-        let network = Arc::clone(&self.job.layout().network);
+        let network = Arc::clone(&self.schedule.spec().network);
         check::input(&network.config, network.direction, view, self.place)?;
         check::continues(network.direction, view.shape(), self.input)?;
-        let taken = self.job.room().min(view.shape().frames);
-        let ends = Ends { input: Some(view), input_first: self.job.loaded(), ..Ends::default() };
-        let (mut runner, job) = self.runner(ends);
+        let taken = self.schedule.room().min(view.shape().frames);
+        let ends = Ends { input: Some(view), input_first: self.schedule.loaded(), ..Ends::default() };
+        let (mut runner, schedule) = self.runner(ends);
         for _ in 0..taken {
-            job.load();
+            schedule.load();
         }
         let mut loaded = Ok(());
-        while let (Ok(()), Some(Step::Load { .. })) = (&loaded, job.front()) {
-            loaded = runner.run(job, &mut || false);
-            job.done();
+        while let (Ok(()), Some(Op::Load(_))) = (&loaded, schedule.front()) {
+            loaded = runner.run(schedule, &mut || false);
+            schedule.done();
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
         let finished = self.backend.finish(&mut self.workspace.memory, None);
@@ -134,7 +132,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         *written = 0;
         self.check_intact()?;
         let Outputs { output, logvar, stream } = *into;
-        let network = Arc::clone(&self.job.layout().network);
+        let network = Arc::clone(&self.schedule.spec().network);
         check::output(&network.config, network.direction, self.input, output, self.place, false)?;
         if let Some(logvar) = logvar {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
@@ -143,26 +141,26 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
-        let (mut runner, job) =
+        let (mut runner, schedule) =
             self.runner(Ends { output: Some(output), logvar, output_first: first, ..Ends::default() });
         let result = loop {
-            match job.wait() {
+            match schedule.wait() {
                 Wait::Input if *written == 0 => break Ok(Pull::NeedsInput),
                 Wait::End if *written == 0 => break Ok(Pull::Ended),
                 Wait::Input | Wait::End => break Ok(Pull::Written),
                 Wait::No => {}
             }
-            let (stores, work) = match job.front() {
-                Some(Step::Store { batch, frame, .. }) => (Some((*batch, *frame)), 0),
-                step => (None, step.map_or(0, |step| step.work(&network))),
+            let (stores, work) = match schedule.front() {
+                Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),
+                op => (None, op.map_or(0, |op| op_work(op, &network))),
             };
             if stores.is_some_and(|(_, frame)| frame - first >= output.shape().frames) {
                 break Ok(Pull::Written);
             }
-            if let Err(error) = runner.run(job, &mut || watch.stop()) {
+            if let Err(error) = runner.run(schedule, &mut || watch.stop()) {
                 break Err(error);
             }
-            job.done();
+            schedule.done();
             match stores {
                 // The clips of a batch leave together, so the last one completes the frame.
                 Some((clip, frame)) if clip + 1 == batch => *written = frame - first + 1,

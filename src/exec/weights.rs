@@ -1,4 +1,4 @@
-//! Weights on a device: brought there once, shared by every session that uses the same file the same way.
+//! Weights on a device: loaded once, shared by all sessions with an equal key.
 
 use std::any::Any;
 use std::path::Path;
@@ -10,7 +10,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use super::Allocators;
 use super::ledger::{Held, Ledger};
-use crate::backend::{Backend, Precision};
+use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Error, Result};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
@@ -20,7 +20,7 @@ use crate::plan::WeightBytes;
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
     pub convs: Vec<B::Conv>,
-    /// Whether some wait in host memory that could not be pinned.
+    /// Whether offloaded weights could not be pinned.
     pub pageable: bool,
 }
 
@@ -31,17 +31,17 @@ pub struct WeightsKey {
     pub device: String,
     pub precision: Precision,
     pub direction: Direction,
-    /// Of each layer, whether its weights wait in host memory.
-    pub away: Vec<bool>,
+    /// Per layer, whether its weights are offloaded.
+    pub offloaded: Vec<bool>,
     pub allocators: Allocators,
 }
 
 type WeakWeights = Weak<dyn Any + Send + Sync>;
 
-/// What one key stands for: locked while it is being loaded, so that a second session waits instead of loading again.
+/// The weights of one key. Locked during the load, so that a second session waits instead of loading again.
 type RegistryEntry = Mutex<WeakWeights>;
 
-/// How often a session that waits for another one's load looks whether its own call was cancelled.
+/// How often a session that waits for another one's load checks for a cancel.
 const PATIENCE: Duration = Duration::from_millis(20);
 
 static REGISTRY: Mutex<Vec<(WeightsKey, Weak<RegistryEntry>)>> = Mutex::new(Vec::new());
@@ -58,7 +58,7 @@ fn entry(key: &WeightsKey) -> Arc<RegistryEntry> {
     made
 }
 
-/// The entry to oneself, when nobody loads it any more. Whoever loads goes on, whatever becomes of those who wait.
+/// Locks the entry once no other session loads it. A cancel ends the waiting, not the load.
 fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<'a, WeakWeights>> {
     loop {
         if let Some(free) = entry.try_lock_for(PATIENCE) {
@@ -72,21 +72,21 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
 
 /// A session's share of some weights.
 pub struct Share<B: Backend> {
-    away: Vec<bool>,
+    offloaded: Vec<bool>,
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
     _entry: Arc<RegistryEntry>,
-    /// Shared with the streams of the session, so that weights count as long as any of them needs them, and once.
+    /// Shared with the streams of the session, so that weights count once, as long as any of them uses them.
     held: Arc<Held>,
-    /// What waits in host memory.
+    /// Offloaded weights.
     pinned: Arc<Held>,
 }
 
 impl<B: Backend> Clone for Share<B> {
     fn clone(&self) -> Share<B> {
-        let Share { away, weights, _entry, held, pinned } = self;
+        let Share { offloaded, weights, _entry, held, pinned } = self;
         Share {
-            away: away.clone(),
+            offloaded: offloaded.clone(),
             weights: Arc::clone(weights),
             _entry: Arc::clone(_entry),
             held: Arc::clone(held),
@@ -101,9 +101,9 @@ impl<B: Backend> Share<B> {
         Arc::strong_count(&self.held) == 1
     }
 
-    /// Of each layer, whether its weights wait in host memory.
-    pub fn away(&self) -> &[bool] {
-        &self.away
+    /// Per layer, whether its weights are offloaded.
+    pub fn offloaded(&self) -> &[bool] {
+        &self.offloaded
     }
 
     /// Bytes on the device, and of host memory beside it.
@@ -123,14 +123,14 @@ impl<B: Backend> std::ops::Deref for Share<B> {
     }
 }
 
-/// The most memory that loading takes at any moment, the weights loaded so far included; 0 where that is no more than these.
+/// Peak host memory of loading, weights included. 0 where a device holds them: loading then takes no more.
 pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     if !B::HOST_MEMORY {
         return 0;
     }
     let mut loaded = 0;
     let moments = network.layers.iter().map(|layer| {
-        loaded += backend.weight_bytes(&layer.layout);
+        loaded += backend.sizes().weight_bytes(&layer.layout);
         loaded + transient_bytes(layer)
     });
     moments.max().unwrap_or(0)
@@ -142,7 +142,7 @@ fn transient_bytes(layer: &Layer) -> u64 {
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
 }
 
-/// The weights for `key`: somebody else's if there are any or will be soon, else loaded now.
+/// The weights for `key`: those of another session if it has or loads them, else loaded now.
 pub fn share<B: Backend>(
     backend: &B,
     key: &WeightsKey,
@@ -166,10 +166,10 @@ pub fn share<B: Backend>(
         }
     };
     drop(weights);
-    Ok(Share { away: key.away.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
+    Ok(Share { offloaded: key.offloaded.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
 }
 
-/// A store, and how much of it has been given out.
+/// A store, and the bytes that are taken.
 struct Room<S> {
     store: S,
     taken: u64,
@@ -191,26 +191,26 @@ fn load<B: Backend>(
     let mut convs = Vec::with_capacity(network.layers.len());
     // A device has all of its weights in one block; the host takes memory as it goes.
     let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
-    let mut near = Room { store: backend.allocate_weights(bytes.block)?, taken: 0 };
-    let mut far = match bytes.host {
+    let mut resident = Room { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
+    let mut host = match bytes.host {
         0 => None,
-        bytes => Some(Room { store: backend.allocate_host_weights(bytes)?, taken: 0 }),
+        bytes => Some(Room { store: backend.allocate_weights(bytes, Residency::Host)?, taken: 0 }),
     };
-    for (layer, away) in network.layers.iter().zip(&key.away) {
+    for (layer, offloaded) in network.layers.iter().zip(&key.offloaded) {
         if cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
         let layout = &layer.layout;
         let _transient = B::HOST_MEMORY.then(|| {
-            held.grow(backend.weight_bytes(layout));
+            held.grow(backend.sizes().weight_bytes(layout));
             ledger.hold(transient_bytes(layer))
         });
-        let room = far.as_mut().filter(|_| *away).unwrap_or(&mut near);
+        let room = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
         convs.push(backend.prepare(&room.store, room.taken, layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
-        room.taken += backend.weight_bytes(layout);
+        room.taken += backend.sizes().weight_bytes(layout);
     }
-    // A file that was written to meanwhile may have given us half of each.
+    // A file that changed during the load may have given a mix.
     checkpoint.verify_unchanged()?;
-    let pageable = far.is_some_and(|room| backend.is_pageable_store(&room.store));
+    let pageable = host.is_some_and(|room| backend.is_pageable_store(&room.store));
     Ok((Weights { convs, pageable }, held))
 }

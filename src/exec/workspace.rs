@@ -4,11 +4,11 @@
 use std::sync::Arc;
 
 use super::ledger::{Held, Ledger};
-use crate::backend::{Backend, HostMemory, HostStream};
+use crate::backend::{Backend, HostStream};
 use crate::error::Result;
+use crate::ir::{PinnedBytes, TensorDevice, View};
 use crate::model::Direction;
-use crate::plan::Blueprint;
-use crate::tensor::{Place, View};
+use crate::plan::Plan;
 
 /// One block of device memory and pinned host memory beside it. Reused by the next call if it fits.
 pub struct Workspace<B: Backend> {
@@ -16,31 +16,31 @@ pub struct Workspace<B: Backend> {
     pub bytes: u64,
     /// The bytes, and what the device takes beside them to reach host memory.
     pub held: Held,
-    pub host: HostMemory,
+    pub host: PinnedBytes,
     _pinned: Held,
 }
 
 impl<B: Backend> Workspace<B> {
-    pub fn allocate(backend: &B, ledger: &Arc<Ledger>, blueprint: &Blueprint) -> Result<Workspace<B>> {
-        let (bytes, host) = (blueprint.workspace_bytes(), blueprint.pinned());
+    pub fn allocate(backend: &B, ledger: &Arc<Ledger>, plan: &Plan) -> Result<Workspace<B>> {
+        let (bytes, host) = (plan.workspace_bytes(), plan.pinned());
         let memory = backend.allocate(bytes, host)?;
-        let held = ledger.hold(bytes + blueprint.mapping_bytes());
-        Ok(Workspace { memory, bytes, held, host, _pinned: ledger.hold_pinned(host.bytes()) })
+        let held = ledger.hold(bytes + plan.mapping_bytes());
+        Ok(Workspace { memory, bytes, held, host, _pinned: ledger.hold_pinned(host.total()) })
     }
 
     /// Whether it is exactly what a plan asks for.
-    pub fn fits(&self, blueprint: &Blueprint) -> bool {
-        (self.bytes, self.host) == (blueprint.workspace_bytes(), blueprint.pinned())
+    pub fn fits(&self, plan: &Plan) -> bool {
+        (self.bytes, self.host) == (plan.workspace_bytes(), plan.pinned())
     }
 }
 
 /// The host's stream, if the call may return before its work is done: only where all tensors are on the device.
 pub fn stream_for<const N: usize>(
     stream: Option<HostStream>,
-    place: Place,
+    place: TensorDevice,
     tensors: [Option<&View>; N],
 ) -> Option<HostStream> {
-    let on_device = |view: &View| view.place() == place && place != Place::Cpu;
+    let on_device = |view: &View| view.device() == place && place != TensorDevice::Cpu;
     stream.filter(|_| tensors.into_iter().flatten().all(on_device))
 }
 

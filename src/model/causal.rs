@@ -96,16 +96,6 @@ impl Time {
         }
     }
 
-    /// The slabs of an input frame's terms in the output frame of the same number and in the next two.
-    pub fn onward(self, frame: u64) -> [u8; 3] {
-        debug_assert_eq!(self, Time::Causal, "only a causal convolution reads three frames at stride 1");
-        [frame, frame + 1, frame + 2].map(|output| {
-            let recipe = self.recipe(output);
-            let term = recipe.terms().iter().find(|(input, _)| *input == frame);
-            term.expect("a causal frame reads itself and the two before it").1
-        })
-    }
-
     /// The oldest input frame that output frame `frame` or a later one reads.
     pub fn oldest(self, frame: u64) -> u64 {
         match self {
@@ -168,17 +158,6 @@ mod tests {
                 bias.sort_unstable();
                 assert_eq!(bias, biases, "bias of {time:?} frame {frame}");
             }
-        }
-    }
-
-    #[test]
-    fn onward_slabs_add_up_to_the_recipe() {
-        for output in 0..12u64 {
-            let terms = (output.saturating_sub(2)..=output).map(|input| {
-                let onward = Time::Causal.onward(input);
-                (input, onward[(output - input) as usize])
-            });
-            assert_eq!(terms.collect::<Vec<_>>(), Time::Causal.recipe(output).terms(), "frame {output}");
         }
     }
 

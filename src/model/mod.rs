@@ -10,4 +10,4 @@ pub mod network;
 pub use causal::{Recipe, Time};
 pub use checkpoint::Checkpoint;
 pub use config::Config;
-pub use network::{Block, Direction, Layer, LayerId, Network, Stage};
+pub use network::{Block, Direction, Layer, Network, Stage};

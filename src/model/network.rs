@@ -4,7 +4,7 @@
 
 use super::causal::Time;
 use super::config::Config;
-use crate::tensor::{ConvLayout, FrameShape, Prologue, Window};
+use crate::ir::{ConvLayout, FrameShape, LayerId, Prologue, Window};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -33,9 +33,6 @@ pub struct Layer {
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
 }
-
-/// An index into [`Network::layers`].
-pub type LayerId = usize;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Block {

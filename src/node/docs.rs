@@ -1,10 +1,10 @@
-//! The parameters as a table for the README.
+//! The parameters as a table for docs/abi.md.
 
 use std::fmt::Write;
 
 use super::{NODES, PARAMS, parse, ports::utf8};
 
-/// A Markdown table with one row a parameter. A test compares it with the README.
+/// A Markdown table with one row per parameter. `tests/readme.rs` compares it.
 pub fn markdown() -> String {
     let mut out = String::from("| key | default | takes | node | |\n|---|---|---|---|---|\n");
     for param in PARAMS {

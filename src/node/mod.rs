@@ -1,7 +1,5 @@
-//! What a host sees: two nodes, their ports and their parameters.
-//!
-//! One table says everything: discovery shows it, `configure` parses with it, the defaults are its default texts, and
-//! the README's list of parameters is written from it. Texts are C strings, so they cross the boundary as they are.
+//! The nodes, their ports and parameters, in one table. Discovery, parsing, defaults and the documented list of
+//! parameters all come from it. Texts are C strings: the ABI passes them on as they are.
 
 mod docs;
 mod params;
@@ -9,8 +7,8 @@ mod parse;
 mod ports;
 
 pub use docs::markdown;
-pub use params::{Kind, PARAMS, Param, Value};
-pub use ports::{Kind as PortKind, NODES, Node, Port};
+pub use params::{PARAMS, Param, ParamKind, Value};
+pub use ports::{NODES, Node, Port, PortKind};
 
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
@@ -29,7 +27,7 @@ pub fn configure(settings: &mut Settings, key: &str, value: &str) -> Result<()> 
     Ok(())
 }
 
-/// Tiles cannot be asked for and forbidden. `key` is what was set last.
+/// Refuses tiles that are asked for and forbidden. `key` was set last.
 fn check_tiles(settings: &Settings, key: &str) -> Result<()> {
     let tiled = [("encode_tiled", settings.encode_tiling), ("decode_tiled", settings.decode_tiling)];
     let asked = tiled.into_iter().find(|(_, tiling)| tiling.enabled && !settings.allow_tiles);
@@ -70,7 +68,7 @@ pub fn defaults() -> Settings {
     settings
 }
 
-/// The node that goes by this name.
+/// The node with this id.
 pub fn find(id: &str) -> Result<&'static Node> {
     NODES.iter().find(|n| n.id() == id).ok_or_else(|| {
         let ids: Vec<_> = NODES.iter().map(|n| format!("\"{}\"", n.id())).collect();
@@ -90,9 +88,9 @@ fn unknown_key(key: &str) -> String {
     format!("key: \"{key}\" is unknown; {hint}keys are {}", keys.join(", "))
 }
 
-/// Letters to add, drop or change to get from one word to the other.
+/// The edit distance of two words.
 fn distance(a: &str, b: &str) -> usize {
-    // A key from a host can be of any length; beyond this it resembles nothing, and the cost is quadratic.
+    // A key may be of any length, and the cost is quadratic. One this long resembles no other.
     if a.len() > 64 {
         return usize::MAX;
     }

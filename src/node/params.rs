@@ -1,4 +1,4 @@
-//! The parameters: one entry each, with everything anybody needs to know about it.
+//! The table of parameters: key, kind, default, help, and the setting each one sets.
 
 use std::ffi::CStr;
 
@@ -7,10 +7,10 @@ use crate::backend::cpu::Instructions;
 use crate::exec::{Latent, Limit, PixelRange, Settings};
 use crate::model::Direction;
 
-/// What values a parameter takes.
+/// The values of a parameter.
 #[derive(Debug, Clone, Copy)]
-pub enum Kind {
-    /// `auto`: the word "auto" is taken too, and 0 means the same.
+pub enum ParamKind {
+    /// `auto`: "auto" is accepted, and 0 means the same.
     Int {
         auto: bool,
         min: u64,
@@ -23,9 +23,9 @@ pub enum Kind {
         step: f64,
     },
     Bool,
-    /// One word of these.
+    /// One of these words.
     Choice(&'static [&'static CStr]),
-    /// A number of bytes, with or without a unit; a percentage of what is free; or "auto".
+    /// A number of bytes, with or without a unit, a percentage of free memory, or "auto".
     Bytes {
         min: u64,
         max: u64,
@@ -33,7 +33,7 @@ pub enum Kind {
     },
 }
 
-/// A value that the table has accepted.
+/// An accepted value.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Value {
     Auto,
@@ -78,10 +78,10 @@ impl Value {
 /// One parameter of one or both nodes.
 pub struct Param {
     pub key: &'static CStr,
-    pub kind: Kind,
-    /// A text that `configure` takes.
+    pub kind: ParamKind,
+    /// An accepted text.
     pub default: &'static CStr,
-    /// What a number counts; empty where it counts nothing.
+    /// The unit of a number, or empty.
     pub unit: &'static CStr,
     pub help: &'static CStr,
     /// The one node it belongs to; `None`: both.
@@ -103,57 +103,57 @@ impl Param {
     }
 
     pub fn choices(&self) -> &'static [&'static CStr] {
-        if let Kind::Choice(choices) = self.kind { choices } else { &[] }
+        if let ParamKind::Choice(choices) = self.kind { choices } else { &[] }
     }
 }
 
-const FRAMES: Kind = Kind::Int { auto: true, min: 1, max: 4096, step: 1 };
-const TILE_SIZE: Kind = Kind::Int { auto: false, min: 64, max: 1 << 20, step: 32 };
-const TILE_OVERLAP: Kind = Kind::Int { auto: false, min: 0, max: 1 << 20, step: 8 };
+const FRAMES: ParamKind = ParamKind::Int { auto: true, min: 1, max: 4096, step: 1 };
+const TILE_SIZE: ParamKind = ParamKind::Int { auto: false, min: 64, max: 1 << 20, step: 32 };
+const TILE_OVERLAP: ParamKind = ParamKind::Int { auto: false, min: 0, max: 1 << 20, step: 8 };
 
 pub static PARAMS: &[Param] = &[
     Param {
         key: c"memory_limit",
-        kind: Kind::Bytes { min: 1, max: u64::MAX, step: 1 << 20 },
+        kind: ParamKind::Bytes { min: 1, max: u64::MAX, step: 1 << 20 },
         default: c"auto",
         unit: c"bytes",
-        help: c"The most memory a job may take, weights included. Slices and chunks shrink to keep to it, on a GPU frames and weights wait in host memory, and tiles are the last resort.",
+        help: c"The most memory a job may take, weights included. To keep to it, slices and chunks shrink; on a GPU caches, frames and weights are offloaded to host memory; tiles are the last resort.",
         only: None,
         set: |s, v| s.memory_limit = v.limit(),
     },
     Param {
         key: c"host_memory_limit",
-        kind: Kind::Bytes { min: 0, max: u64::MAX, step: 1 << 20 },
+        kind: ParamKind::Bytes { min: 0, max: u64::MAX, step: 1 << 20 },
         default: c"auto",
         unit: c"bytes",
-        help: c"The most host memory that a job on a GPU may take beside the GPU's. Where memory_limit is tight, frames and weights wait there.",
+        help: c"The most pinned host memory a job on a GPU may take. If memory_limit is tight, caches, frames and weights are offloaded there.",
         only: None,
         set: |s, v| s.host_memory_limit = v.limit(),
     },
     Param {
         key: c"tiles",
-        kind: Kind::Choice(&[c"auto", c"never"]),
+        kind: ParamKind::Choice(&[c"auto", c"never"]),
         default: c"auto",
         unit: c"",
-        help: c"Where the whole image does not fit in memory_limit: auto computes it in tiles, which are close but never exact; never fails instead.",
+        help: c"If the whole image does not fit in memory_limit, auto computes it in tiles, which are close but never exact; never fails instead.",
         only: None,
         set: |s, v| s.allow_tiles = v.choice([true, false]),
     },
     Param {
         key: c"threads",
-        kind: Kind::Int { auto: true, min: 1, max: 1024, step: 1 },
+        kind: ParamKind::Int { auto: true, min: 1, max: 1024, step: 1 },
         default: c"auto",
         unit: c"threads",
-        help: c"Threads that compute on the CPU; auto takes all cores. Results do not depend on it.",
+        help: c"Threads that compute and plan on the CPU; auto takes all cores. Results do not depend on it.",
         only: None,
         set: |s, v| s.threads = v.number(),
     },
     Param {
         key: c"instruction_set",
-        kind: Kind::Choice(&[c"auto", c"avx512", c"avx2", c"portable"]),
+        kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable"]),
         default: c"auto",
         unit: c"",
-        help: c"Instructions of the CPU to compute with; auto takes the best it has.",
+        help: c"Instructions of the CPU; auto takes the best it has.",
         only: None,
         set: |s, v| {
             use Instructions::{Auto, Avx2, Avx512, Portable};
@@ -162,10 +162,10 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"precision",
-        kind: Kind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
+        kind: ParamKind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
         default: c"auto",
         unit: c"",
-        help: c"What to compute in; auto is fp16 on a GPU and fp32 on the CPU, which has no other. Sums are f32 in any case. On a GPU fp32 takes twice the memory and several times as long.",
+        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which has no other. Sums are always fp32. On a GPU fp32 takes twice the memory and several times as long.",
         only: None,
         set: |s, v| {
             use Precision::{Bf16, Fp16, Fp32};
@@ -174,34 +174,34 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"pixel_range",
-        kind: Kind::Choice(&[c"-1..1", c"0..1"]),
+        kind: ParamKind::Choice(&[c"-1..1", c"0..1"]),
         default: c"-1..1",
         unit: c"",
-        help: c"The range of floating-point pixels. Pixels in u8 and u16 always take the full range of their type.",
+        help: c"The range of floating-point pixels. Pixels in u8 and u16 always use the full range of their type.",
         only: None,
         set: |s, v| s.pixel_range = v.choice([PixelRange::Signed, PixelRange::Unit]),
     },
     Param {
         key: c"scaling_factor",
-        kind: Kind::Float { min: 1e-6, max: 1e6, step: 0.0001 },
+        kind: ParamKind::Float { min: 1e-6, max: 1e6, step: 0.0001 },
         default: c"1.0",
         unit: c"",
-        help: c"Multiplies latents on the way out of encode and divides them on the way into decode. SeedVR2's diffusion model expects 0.9152.",
+        help: c"Multiplies the output of encode and divides the input of decode. SeedVR2's diffusion model expects 0.9152.",
         only: None,
         set: |s, v| s.scaling_factor = v.float(),
     },
     Param {
         key: c"posterior",
-        kind: Kind::Choice(&[c"mean", c"sample"]),
+        kind: ParamKind::Choice(&[c"mean", c"sample"]),
         default: c"mean",
         unit: c"",
-        help: c"What encode writes: the mean of the distribution, or a sample drawn from it with the seed.",
+        help: c"The output of encode: the mean of the distribution, or a sample drawn with the seed.",
         only: Some(Direction::Encode),
         set: |s, v| s.posterior = v.choice([Latent::Mean, Latent::Sample]),
     },
     Param {
         key: c"seed",
-        kind: Kind::Int { auto: false, min: 0, max: u64::MAX, step: 1 },
+        kind: ParamKind::Int { auto: false, min: 0, max: u64::MAX, step: 1 },
         default: c"42",
         unit: c"",
         help: c"Seed of posterior=sample. The same seed gives the same latents on every device.",
@@ -210,10 +210,10 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"encode_tiled",
-        kind: Kind::Bool,
+        kind: ParamKind::Bool,
         default: c"false",
         unit: c"",
-        help: c"Encode in tiles even where the whole image fits. Tiles are never exact.",
+        help: c"Encode in tiles even if the whole image fits. Tiles are never exact.",
         only: Some(Direction::Encode),
         set: |s, v| s.encode_tiling.enabled = v.bool(),
     },
@@ -231,16 +231,16 @@ pub static PARAMS: &[Param] = &[
         kind: TILE_OVERLAP,
         default: c"128",
         unit: c"pixels",
-        help: c"How far neighbouring tiles fade into each other; less than encode_tile_size.",
+        help: c"Overlap of neighbouring tiles, which fade into each other there; less than encode_tile_size.",
         only: Some(Direction::Encode),
         set: |s, v| s.encode_tiling.overlap = v.int(),
     },
     Param {
         key: c"decode_tiled",
-        kind: Kind::Bool,
+        kind: ParamKind::Bool,
         default: c"false",
         unit: c"",
-        help: c"Decode in tiles even where the whole image fits. Tiles are never exact.",
+        help: c"Decode in tiles even if the whole image fits. Tiles are never exact.",
         only: Some(Direction::Decode),
         set: |s, v| s.decode_tiling.enabled = v.bool(),
     },
@@ -258,7 +258,7 @@ pub static PARAMS: &[Param] = &[
         kind: TILE_OVERLAP,
         default: c"128",
         unit: c"pixels",
-        help: c"How far neighbouring tiles fade into each other; less than decode_tile_size.",
+        help: c"Overlap of neighbouring tiles, which fade into each other there; less than decode_tile_size.",
         only: Some(Direction::Decode),
         set: |s, v| s.decode_tiling.overlap = v.int(),
     },
@@ -267,7 +267,7 @@ pub static PARAMS: &[Param] = &[
         kind: FRAMES,
         default: c"auto",
         unit: c"latent frames",
-        help: c"Latent frames that go through the network at a time; auto plans it. Results do not depend on it.",
+        help: c"Latent frames in a slice, which goes through the network at a time; auto plans it. Results do not depend on it.",
         only: None,
         set: |s, v| s.slice_frames = v.number(),
     },
@@ -276,7 +276,7 @@ pub static PARAMS: &[Param] = &[
         kind: FRAMES,
         default: c"auto",
         unit: c"frames",
-        help: c"The most frames that any level computes at a time; auto plans it. Results do not depend on it.",
+        help: c"The most frames in a chunk, which a level computes at a time; auto plans it. Results do not depend on it.",
         only: None,
         set: |s, v| s.chunk_frames = v.number(),
     },

@@ -1,6 +1,6 @@
-//! From a parameter's text to its value. Nothing is guessed: what is not plainly a value is refused.
+//! Parses the text of a parameter. Nothing is guessed.
 
-use super::{Kind, Param, Value};
+use super::{Param, ParamKind, Value};
 use crate::error::{Error, Result};
 
 const UNITS: [(&str, u64); 6] =
@@ -8,21 +8,21 @@ const UNITS: [(&str, u64); 6] =
 
 pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
     let parsed = match param.kind {
-        Kind::Int { auto, min, max, .. } => match text {
+        ParamKind::Int { auto, min, max, .. } => match text {
             "auto" | "0" if auto => Some(Value::Auto),
             _ => digits(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
         },
-        Kind::Float { min, max, .. } => {
+        ParamKind::Float { min, max, .. } => {
             // A NaN is in no range.
             text.parse::<f32>().ok().filter(|x| (min..=max).contains(&f64::from(*x))).map(Value::Float)
         }
-        Kind::Bool => match text {
+        ParamKind::Bool => match text {
             "true" | "1" => Some(Value::Bool(true)),
             "false" | "0" => Some(Value::Bool(false)),
             _ => None,
         },
-        Kind::Choice(choices) => choices.iter().position(|c| c.to_bytes() == text.as_bytes()).map(Value::Choice),
-        Kind::Bytes { min, max, .. } => match text {
+        ParamKind::Choice(choices) => choices.iter().position(|c| c.to_bytes() == text.as_bytes()).map(Value::Choice),
+        ParamKind::Bytes { min, max, .. } => match text {
             "auto" => Some(Value::Auto),
             _ if text.ends_with('%') => percent(text).map(Value::Percent),
             _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
@@ -34,22 +34,23 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
     })
 }
 
-/// What a parameter takes, in words.
-pub(super) fn accepted(kind: &Kind) -> String {
+/// The values of a parameter, in words.
+pub(super) fn accepted(kind: &ParamKind) -> String {
     match *kind {
-        Kind::Int { auto: true, max, .. } => format!("auto (or 0), or a whole number from 1 to {max}"),
-        Kind::Int { auto: false, min, max, .. } => format!("a whole number from {min} to {max}"),
-        Kind::Float { min, max, .. } => format!("a number from {min} to {max}"),
-        Kind::Bool => "true, false, 1 or 0".into(),
-        Kind::Choice(choices) => {
+        ParamKind::Int { auto: true, max, .. } => format!("auto (or 0), or a whole number from 1 to {max}"),
+        ParamKind::Int { auto: false, min, max, .. } => format!("a whole number from {min} to {max}"),
+        ParamKind::Float { min, max, .. } => format!("a number from {min} to {max}"),
+        ParamKind::Bool => "true, false, 1 or 0".into(),
+        ParamKind::Choice(choices) => {
             let words: Vec<_> = choices.iter().map(|c| super::ports::utf8(c)).collect();
             format!("one of {}", words.join(", "))
         }
-        Kind::Bytes { min, .. } => {
+        ParamKind::Bytes { min, .. } => {
             let units: Vec<_> = UNITS.iter().map(|(unit, _)| *unit).collect();
             let above = if min > 0 { " above 0" } else { "" };
             format!(
-                "auto, a percentage of what is free such as 80%, or a whole number of bytes{above}, also as {}, such as 8GiB",
+                "auto, a percentage of free memory such as 80%, or a whole number of bytes{above}, also in {}, such as \
+                 8GiB",
                 units.join(", ")
             )
         }

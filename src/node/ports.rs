@@ -1,31 +1,31 @@
-//! The nodes and what goes in and out of them.
+//! The table of nodes and their ports.
 
 use std::ffi::CStr;
 
 use super::{PARAMS, Param};
+use crate::ir::DType;
 use crate::model::Direction;
-use crate::tensor::DType;
 
-/// What flows through a port. Hosts connect ports of the same kind.
+/// The kind of tensor at a port. Ports of the same kind can be connected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum PortKind {
     Video,
     Latent,
 }
 
-impl Kind {
+impl PortKind {
     pub const fn name(self) -> &'static CStr {
         match self {
-            Kind::Video => c"video",
-            Kind::Latent => c"latent",
+            PortKind::Video => c"video",
+            PortKind::Latent => c"latent",
         }
     }
 
-    /// The element types a port of this kind takes.
+    /// Accepted element types.
     pub const fn dtypes(self) -> &'static [DType] {
         match self {
-            Kind::Video => &[DType::U8, DType::U16, DType::F16, DType::BF16, DType::F32],
-            Kind::Latent => &[DType::F16, DType::BF16, DType::F32],
+            PortKind::Video => &[DType::U8, DType::U16, DType::F16, DType::BF16, DType::F32],
+            PortKind::Latent => &[DType::F16, DType::BF16, DType::F32],
         }
     }
 }
@@ -34,9 +34,9 @@ impl Kind {
 pub struct Port {
     pub name: &'static CStr,
     pub output: bool,
-    /// The node runs without it.
+    /// May be left out.
     pub optional: bool,
-    pub kind: Kind,
+    pub kind: PortKind,
     pub help: &'static CStr,
 }
 
@@ -72,21 +72,21 @@ pub static NODES: &[Node] = &[
                 name: c"video",
                 output: false,
                 optional: false,
-                kind: Kind::Video,
-                help: c"The clip, [B, 3, T, H, W] in any memory layout. Lengths other than 4n+1 repeat the last frame, sizes no multiple of 8 the edge.",
+                kind: PortKind::Video,
+                help: c"The clip, [B, 3, T, H, W] in any memory layout. Lengths other than 4n+1 are padded with the last frame, sizes that are not a multiple of 8 with the edge.",
             },
             Port {
                 name: c"latent",
                 output: true,
                 optional: false,
-                kind: Kind::Latent,
+                kind: PortKind::Latent,
                 help: c"Mean of the distribution or a sample of it, times scaling_factor.",
             },
             Port {
                 name: c"logvar",
                 output: true,
                 optional: true,
-                kind: Kind::Latent,
+                kind: PortKind::Latent,
                 help: c"Logarithm of the distribution's variance, in the shape of latent.",
             },
         ],
@@ -101,21 +101,21 @@ pub static NODES: &[Node] = &[
                 name: c"latent",
                 output: false,
                 optional: false,
-                kind: Kind::Latent,
-                help: c"What encode gave, [B, 16, T, H, W], times scaling_factor.",
+                kind: PortKind::Latent,
+                help: c"Latents of encode, [B, 16, T, H, W], times scaling_factor.",
             },
             Port {
                 name: c"video",
                 output: true,
                 optional: false,
-                kind: Kind::Video,
-                help: c"The clip. A shorter or smaller one than the latents stand for gets the frames, rows and columns from the front.",
+                kind: PortKind::Video,
+                help: c"The clip. If it is shorter or smaller than the latents imply, the rest is cropped.",
             },
         ],
     },
 ];
 
-/// The table's texts are literals of this file and of `params`; a test reads them all.
+/// A text of the table. A test reads all of them.
 pub(super) fn utf8(text: &'static CStr) -> &'static str {
     text.to_str().expect("a text in the node table that is not UTF-8")
 }

@@ -1,13 +1,13 @@
-//! What a plan says, in numbers and in words.
+//! What a plan tells the host, in numbers and in words.
 
 use std::fmt;
 
+use crate::ir::Shape;
 use crate::model::Direction;
-use crate::tensor::Shape;
 
-/// The answer to "what would this job take?". The run that follows takes exactly this.
+/// What a job takes. The run takes exactly this.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Plan {
+pub struct PlanReport {
     pub direction: Direction,
     pub input: Shape,
     pub output: Shape,
@@ -15,23 +15,23 @@ pub struct Plan {
     pub device_bytes: u64,
     /// Host memory beside it; 0 on the CPU, where `device_bytes` is host memory already.
     pub host_bytes: u64,
-    /// The part of `host_bytes` for frames that wait there, and the bytes that move, of weights too and both ways together, for
-    /// each frame that comes out.
-    pub past_bytes: u64,
+    /// The part of `host_bytes` for offloaded frames.
+    pub offloaded_bytes: u64,
+    /// Bytes from and to host memory per output frame, weights included.
     pub moved_per_frame: u64,
     /// About how long the job takes; 0 for a stream.
     pub seconds: f64,
     /// The parts of `device_bytes`.
     pub weight_bytes: u64,
-    /// The part of `host_bytes` for weights that wait there.
-    pub waiting_weight_bytes: u64,
+    /// The part of `host_bytes` for offloaded weights.
+    pub offloaded_weight_bytes: u64,
     pub workspace_bytes: u64,
-    /// Latent frames that go through at a time, after the first.
+    /// Latent frames per slice. The first slice has one more.
     pub slice_frames: u64,
-    /// Frames that each level computes at a time, in the order of the stages.
+    /// Frames per chunk of each stage.
     pub chunk_frames: Vec<u64>,
-    /// Of these, how many are made anew for each layer that reads them.
-    pub anew_frames: Vec<u64>,
+    /// Of these, how many are rematerialised for each reader.
+    pub rematerialised_frames: Vec<u64>,
     /// Rows and columns of tiles; (1, 1) when untiled.
     pub tiles: (u64, u64),
     /// Size and overlap of a tile in pixels; the whole image and 0 when untiled.
@@ -41,7 +41,7 @@ pub struct Plan {
     pub exact: bool,
 }
 
-impl fmt::Display for Plan {
+impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.direction {
             Direction::Encode => "encode",
@@ -60,23 +60,25 @@ impl fmt::Display for Plan {
         )?;
         if self.host_bytes > 0 {
             write!(f, "host memory: {}", Bytes(self.host_bytes))?;
-            let waiting = [("frames", self.past_bytes), ("weights", self.waiting_weight_bytes)];
-            let waiting = waiting.iter().filter(|(_, bytes)| *bytes > 0);
-            let waiting: Vec<String> =
-                waiting.map(|(what, bytes)| format!("{what} that wait there {}", Bytes(*bytes))).collect();
-            match waiting.is_empty() {
+            let offloaded = [("frames", self.offloaded_bytes), ("weights", self.offloaded_weight_bytes)];
+            let offloaded = offloaded.iter().filter(|(_, bytes)| *bytes > 0);
+            let offloaded: Vec<String> =
+                offloaded.map(|(what, bytes)| format!("offloaded {what} {}", Bytes(*bytes))).collect();
+            match offloaded.is_empty() {
                 true => writeln!(f)?,
-                false => writeln!(f, " ({}; {} move per frame)", waiting.join(", "), Bytes(self.moved_per_frame))?,
+                false => writeln!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?,
             }
         }
-        let chunks = self.chunk_frames.iter().zip(&self.anew_frames).map(|(frames, anew)| match anew {
-            1.. => format!("{frames} ({anew} of them made anew in bands)"),
-            _ => frames.to_string(),
+        let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).map(|(frames, rematerialised)| {
+            match rematerialised {
+                1.. => format!("{frames} ({rematerialised} of them rematerialised in bands)"),
+                _ => frames.to_string(),
+            }
         });
         let chunks: Vec<String> = chunks.collect();
         writeln!(
             f,
-            "slices of {} latent frames; frames at a time in each level: {}",
+            "slices of {} latent frames; frames per chunk of each stage: {}",
             self.slice_frames,
             chunks.join(", ")
         )?;

@@ -12,8 +12,8 @@ namespace VideoVae
         public const string Library = "video_vae";
 
         /// <summary>
-        /// What `vvae_abi_version` of this header's library answers: major &lt;&lt; 16 | minor. A library of another major is another
-        /// library; a newer minor has more functions and longer structs.
+        /// What vvae_abi_version returns: major &lt;&lt; 16 | minor. Another major is incompatible. A newer minor has more functions
+        /// and longer structs.
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
@@ -22,7 +22,7 @@ namespace VideoVae
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
         /// <summary>
-        /// Status. 0 is success, above 0 is flow control, below 0 is a failure whose text vvae_error gives.
+        /// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.
         /// </summary>
         public const int VVAE_OK = 0;
 
@@ -32,7 +32,7 @@ namespace VideoVae
         public const int VVAE_AGAIN = 1;
 
         /// <summary>
-        /// Streams: everything has been pulled.
+        /// Streams: all frames have been pulled.
         /// </summary>
         public const int VVAE_END = 2;
 
@@ -57,7 +57,7 @@ namespace VideoVae
         public const int VVAE_ERROR_DEVICE = -4;
 
         /// <summary>
-        /// Neither the limit nor the machine has room for the job.
+        /// The job does not fit in the limit, or in the memory that is free.
         /// </summary>
         public const int VVAE_ERROR_MEMORY = -5;
 
@@ -72,12 +72,12 @@ namespace VideoVae
         public const int VVAE_ERROR_STATE = -7;
 
         /// <summary>
-        /// A bug of the library's, caught at its boundary. The handle it happened in can only be freed.
+        /// A bug in the library. The handle can only be freed.
         /// </summary>
         public const int VVAE_ERROR_INTERNAL = -8;
 
         /// <summary>
-        /// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory is used as host memory.
+        /// vvae_tensor.device_type, in DLPack's numbers. Pinned host memory counts as host memory.
         /// </summary>
         public const int VVAE_DEVICE_CPU = 1;
 
@@ -86,8 +86,8 @@ namespace VideoVae
         public const int VVAE_DEVICE_CUDA_HOST = 3;
 
         /// <summary>
-        /// vvae_tensor.dtype, DLPack's code | bits &lt;&lt; 8 | lanes &lt;&lt; 16. Integers are pixels over the full range of the type,
-        /// rounded on output; float pixels are in the range named by the key pixel_range. Latents are floats.
+        /// vvae_tensor.dtype: DLPack's code | bits &lt;&lt; 8 | lanes &lt;&lt; 16. Integer pixels use the full range of the type and are
+        /// rounded on output. The key pixel_range sets the range of float pixels. Latents are floats.
         /// </summary>
         public const int VVAE_DTYPE_U8 = ((1 | (8 << 8)) | (1 << 16));
 
@@ -111,17 +111,17 @@ namespace VideoVae
         public const int VVAE_LOG_ERROR = 3;
 
         /// <summary>
-        /// vvae_run_info.flags: cuda_stream says which stream to use, also when it is 0.
+        /// vvae_run_info.flags: cuda_stream is set; 0 is then the default stream.
         /// </summary>
         public const int VVAE_RUN_HAS_STREAM = 1;
 
         /// <summary>
-        /// vvae_trim: memory that calls work in. The next call allocates it anew.
+        /// vvae_trim: the workspace. The next call allocates it again.
         /// </summary>
         public const int VVAE_TRIM_WORKSPACE = 1;
 
         /// <summary>
-        /// vvae_trim: the weights, unless another handle uses them too. The next call reads them anew.
+        /// vvae_trim: the weights, unless another handle uses them too. The next call loads them again.
         /// </summary>
         public const int VVAE_TRIM_WEIGHTS = 2;
 
@@ -133,7 +133,7 @@ namespace VideoVae
         public const int VVAE_PORT_OUTPUT = 1;
 
         /// <summary>
-        /// vvae_param_desc.kind: what a host draws.
+        /// vvae_param_desc.kind
         /// </summary>
         public const int VVAE_PARAM_INT = 0;
 
@@ -144,12 +144,12 @@ namespace VideoVae
         public const int VVAE_PARAM_CHOICE = 3;
 
         /// <summary>
-        /// A number of bytes, taken also with a unit: KiB, MiB, GiB, KB, MB, GB.
+        /// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
         /// </summary>
         public const int VVAE_PARAM_BYTES = 4;
 
         /// <summary>
-        /// vvae_param_desc.flags: the value "auto" is taken too.
+        /// vvae_param_desc.flags: the value may be "auto".
         /// </summary>
         public const int VVAE_PARAM_HAS_AUTO = 1;
 
@@ -159,49 +159,49 @@ namespace VideoVae
         public const int VVAE_PARAM_HAS_RANGE = 2;
 
         /// <summary>
-        /// Writes a line of log. Called on the thread of the call it tells about, so on several threads if several call. `message`
-        /// is valid until the callback returns. Must not throw.
+        /// Writes a line of log. Called on the thread of the call that logs. `message` is valid until the callback returns.
+        /// Must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void vvae_log_fn(void* user, int level, byte* message);
 
         /// <summary>
-        /// Gives a block of host memory, aligned to `align` (a power of two), or NULL. Called from any thread, must not throw.
+        /// Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void* vvae_alloc_fn(void* user, ulong bytes, ulong align);
 
         /// <summary>
-        /// Takes a block back. Called from any thread, must not throw.
+        /// Frees a block. Called from any thread; must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void vvae_free_fn(void* user, void* block, ulong bytes);
 
         /// <summary>
-        /// Gives a block of memory on CUDA device `device`: its address, aligned to 256 bytes as cuMemAlloc aligns, or NULL.
-        /// Nothing of the host's may be left to do in it, on any stream. Called from any thread, with the device's primary
-        /// context current; must not throw, and must not call this library.
+        /// Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
+        /// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
+        /// must not call this library.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void* vvae_device_alloc_fn(void* user, int device, ulong bytes);
 
         /// <summary>
-        /// Takes a block back. Nothing of the library's is left to do in it. Called as vvae_device_alloc_fn is.
+        /// Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void vvae_device_free_fn(void* user, int device, void* block, ulong bytes);
 
         /// <summary>
-        /// Says how far a call has come, on the thread of the call. `total` is 0 where the end is not known. `stage` is "load",
-        /// "encode" or "decode". Any answer but 0 cancels the call. Must not throw.
+        /// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
+        /// "decode". A result other than 0 cancels the call. Must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate int vvae_progress_fn(void* user, ulong done, ulong total, byte* stage);
 
         /// <summary>
-        /// What vvae_create needs. As with every struct here: set struct_size to sizeof, and what is not used to zero. A shorter
-        /// one, of an older header, counts as filled up with zeros; a longer one is refused if it asks for what this library
-        /// does not know.
+        /// Arguments of vvae_create. As with every struct here, set struct_size to sizeof and unused fields to zero. A shorter
+        /// struct, of an older header, is extended with zeros. A longer one is refused if fields that this library does not
+        /// know are not zero.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_create_info
@@ -225,17 +225,17 @@ namespace VideoVae
             public IntPtr log; // vvae_log_fn
             public void* log_user;
             /// <summary>
-            /// The host's allocator for host memory: both functions or none. Must work until the last handle made with it, and
-            /// every handle of the same checkpoint, is freed, as these share weights.
+            /// The host's allocator for host memory: both functions or none. It must work until the last handle made with it is
+            /// freed, and every handle of the same checkpoint too: these share weights.
             /// </summary>
             public IntPtr alloc; // vvae_alloc_fn
             public IntPtr free; // vvae_free_fn
             public void* alloc_user;
             /// <summary>
-            /// The host's allocator for device memory: both functions or none. Weights and workspaces come from it, each in one
-            /// block and within the bytes that vvae_plan says; NULL counts as a device that is full, so that the job is planned
-            /// smaller. Where memory_limit is "auto", what the driver has free still decides. Not used on the CPU. Must work as
-            /// long as `alloc` must. Since ABI 1.2, as are the next two.
+            /// The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
+            /// block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
+            /// as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
+            /// Since ABI 1.2, as are the next two.
             /// </summary>
             public IntPtr device_alloc; // vvae_device_alloc_fn
             public IntPtr device_free; // vvae_device_free_fn
@@ -243,7 +243,7 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// The sizes of a model, which make the shapes of its tensors.
+        /// The sizes of a model. They give the shapes of its tensors.
         ///
         /// A video [B, pixel_channels, T, H, W] has the latent
         /// [B, latent_channels, 1 + ceil((T - 1) / time_scale), ceil(H / spatial_scale), ceil(W / spatial_scale)].
@@ -259,40 +259,40 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// Bytes of memory a handle holds, its streams included.
+        /// Bytes of memory that a handle and its streams hold.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_memory_info
         {
             public uint struct_size;
             /// <summary>
-            /// Streams that are open.
+            /// Open streams.
             /// </summary>
             public uint streams;
             /// <summary>
-            /// Device memory held now; on the CPU this is host memory.
+            /// Device memory. On the CPU this is host memory.
             /// </summary>
             public ulong now;
             /// <summary>
-            /// The most `now` has been.
+            /// The maximum of `now`.
             /// </summary>
             public ulong peak;
             /// <summary>
-            /// The part of `now` that waits for the next call, and that vvae_trim would give back.
+            /// The part of `now` that is kept for the next call. vvae_trim frees it.
             /// </summary>
             public ulong reserved;
             /// <summary>
-            /// Host memory: staging and offloaded caches; on the CPU the same as `now`.
+            /// Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
             /// </summary>
             public ulong host;
         }
 
         /// <summary>
-        /// A tensor in the host's memory, in the layout of DLPack's DLTensor, so a pointer to one can be cast.
+        /// A tensor in the host's memory. It has the layout of DLPack's DLTensor, so a pointer to one can be cast.
         ///
-        /// It never owns memory, and is read during the call only. The order is B, C, T, H, W: clips, channels, frames, rows,
-        /// columns. Strides say how memory is really laid out: frames of interleaved pixels [T, H, W, 3] are described by
-        /// strides { T*H*W*3, 1, H*W*3, W*3, 3 }.
+        /// It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
+        /// columns. Strides describe the memory layout: interleaved pixels [T, H, W, 3] have the strides
+        /// { T*H*W*3, 1, H*W*3, W*3, 3 }.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_tensor
@@ -316,7 +316,7 @@ namespace VideoVae
             /// </summary>
             public long* shape;
             /// <summary>
-            /// Five numbers, in elements, negative ones too; NULL: compact, columns innermost.
+            /// Five numbers, in elements; they may be negative. NULL: compact, columns innermost.
             /// </summary>
             public long* strides;
             /// <summary>
@@ -326,7 +326,7 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// What goes with one run. NULL where a run takes one means all zeros.
+        /// Options of one run. NULL means all zeros.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_run_info
@@ -337,12 +337,11 @@ namespace VideoVae
             /// </summary>
             public uint flags;
             /// <summary>
-            /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is ordered on this CUstream and the call
-            /// returns without waiting for it, unless the driver has no room to queue more; only to load weights and to change
-            /// the workspace it waits for what earlier calls left. Progress then tells what was queued, and a cancel keeps the
-            /// rest from being queued: what is in the stream runs. In every other case, tensors in host memory included, it
-            /// changes nothing: the work is finished when the call returns, and what is in a tensor on a device has to be there
-            /// before the call.
+            /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+            /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
+            /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
+            /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
+            /// must be ready before the call.
             /// </summary>
             public void* cuda_stream;
             /// <summary>
@@ -351,28 +350,28 @@ namespace VideoVae
             public IntPtr progress; // vvae_progress_fn
             public void* progress_user;
             /// <summary>
-            /// Encode: where to write the log-variance, in the shape of the latent. May be NULL.
+            /// Encode: output for the log-variance, in the shape of the latent. May be NULL.
             /// </summary>
             public vvae_tensor* logvar;
         }
 
         /// <summary>
-        /// What a job takes, known before it runs.
+        /// The plan of a job.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_plan_info
         {
             public uint struct_size;
             /// <summary>
-            /// 1: the numbers of the authors' implementation, untiled. 0: tiles, which are close but never the same.
+            /// 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
             /// </summary>
             public uint exact;
             /// <summary>
-            /// Device memory in all; on the CPU this is host memory.
+            /// All device memory. On the CPU this is host memory.
             /// </summary>
             public ulong device_bytes;
             /// <summary>
-            /// Host memory beside it.
+            /// Pinned host memory. 0 on the CPU.
             /// </summary>
             public ulong host_bytes;
             /// <summary>
@@ -383,11 +382,11 @@ namespace VideoVae
             public fixed long input_shape[5];
             public fixed long output_shape[5];
             /// <summary>
-            /// Latent frames that go through at a time, after the first.
+            /// Latent frames in a slice, after the first.
             /// </summary>
             public long slice_frames;
             /// <summary>
-            /// Frames that each stage of the network computes at a time, the first chunk_count of the array.
+            /// Frames in a chunk, per stage of the network: the first chunk_count numbers.
             /// </summary>
             public fixed long chunk_frames[8];
             public long chunk_count;
@@ -407,23 +406,26 @@ namespace VideoVae
             /// </summary>
             public ulong text_length;
             /// <summary>
-            /// The part of host_bytes for frames that the device has no room for, and the bytes of these, and of weights that
-            /// wait with them, that move over the bus, both ways together, for each frame that comes out.
+            /// The part of host_bytes for offloaded causal caches and frames.
             /// </summary>
             public ulong past_bytes;
+            /// <summary>
+            /// Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
+            /// together.
+            /// </summary>
             public ulong moved_bytes_per_frame;
             /// <summary>
-            /// About how long the job takes on this device; 0 for a stream.
+            /// Estimated time of the job on this device. 0 for a stream.
             /// </summary>
             public double seconds;
             /// <summary>
-            /// The part of host_bytes for weights that wait there until a layer needs them. Since ABI 1.3.
+            /// The part of host_bytes for offloaded weights. Since ABI 1.3.
             /// </summary>
             public ulong waiting_weight_bytes;
         }
 
         /// <summary>
-        /// About a run that has finished. Since ABI 1.4.
+        /// A run that has finished. Since ABI 1.4.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_run_report
@@ -438,11 +440,11 @@ namespace VideoVae
             /// </summary>
             public byte* node;
             /// <summary>
-            /// From call to return. With a CUDA stream of the host's, work may go on after that.
+            /// From call to return. Work that was queued on the host's CUDA stream may finish later.
             /// </summary>
             public double seconds;
             /// <summary>
-            /// What the plan said, which is 0 for a stream.
+            /// The plan's estimate. 0 for a stream.
             /// </summary>
             public double estimated_seconds;
             /// <summary>
@@ -472,29 +474,29 @@ namespace VideoVae
             public int device_type;
             public int device_id;
             /// <summary>
-            /// What vvae_create takes.
+            /// For vvae_create.
             /// </summary>
             public fixed byte id[20];
             /// <summary>
-            /// What a user knows it by.
+            /// For people.
             /// </summary>
             public fixed byte name[128];
             public ulong memory_total;
             public ulong memory_free;
             /// <summary>
-            /// The driver's own name for a CUDA device, whatever the order they are counted in: "GPU-" and 32 hexadecimal digits in
-            /// five parts, as nvidia-smi prints it. Empty for the CPU. Since ABI 1.1, as are the next two.
+            /// The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
+            /// parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
             /// </summary>
             public fixed byte uuid[48];
             /// <summary>
-            /// The compute capability of a CUDA device, 8 and 6 for 8.6; 0 and 0 for the CPU.
+            /// The compute capability of a CUDA device: 8 and 6 for 8.6. 0 and 0 for the CPU.
             /// </summary>
             public uint compute_major;
             public uint compute_minor;
         }
 
         /// <summary>
-        /// A node: something a host can run. Texts of nodes, ports and parameters are valid for ever.
+        /// A node: an operation of the library. Texts of nodes, ports and parameters are valid for ever.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_node_desc
@@ -505,7 +507,7 @@ namespace VideoVae
             /// </summary>
             public uint reserved;
             /// <summary>
-            /// What vvae_plan and vvae_stream_open take.
+            /// For vvae_plan and vvae_stream_open.
             /// </summary>
             public byte* id;
             public byte* label;
@@ -513,7 +515,7 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// A port: a tensor that goes into a node or comes out of it.
+        /// A port: an input or output tensor of a node.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_port_desc
@@ -524,17 +526,17 @@ namespace VideoVae
             /// </summary>
             public uint direction;
             /// <summary>
-            /// 1: the node runs without it.
+            /// 1: may be left out.
             /// </summary>
             public uint optional;
             public uint dtype_count;
             /// <summary>
-            /// The element types it takes, VVAE_DTYPE_...
+            /// Accepted element types, VVAE_DTYPE_...
             /// </summary>
             public uint* dtypes;
             public byte* name;
             /// <summary>
-            /// "video" or "latent": ports of one kind can be connected.
+            /// "video" or "latent". Ports of the same kind can be connected.
             /// </summary>
             public byte* kind;
             public byte* help;
@@ -556,45 +558,44 @@ namespace VideoVae
             /// </summary>
             public uint flags;
             /// <summary>
-            /// Number of words vvae_choice gives; 0 unless kind is VVAE_PARAM_CHOICE.
+            /// Number of words for vvae_choice. 0 unless kind is VVAE_PARAM_CHOICE.
             /// </summary>
             public uint choice_count;
             public byte* key;
             /// <summary>
-            /// As vvae_configure takes it.
+            /// A value for vvae_configure.
             /// </summary>
             public byte* default_value;
             /// <summary>
-            /// What a number counts, such as "pixels"; empty where it counts nothing.
+            /// The unit of a number, such as "pixels". May be empty.
             /// </summary>
             public byte* unit;
             public byte* help;
             public double min;
             public double max;
             /// <summary>
-            /// A good step for a slider; values between steps are taken.
+            /// A step for a slider. Values between steps are accepted.
             /// </summary>
             public double step;
         }
 
         /// <summary>
-        /// Opens a checkpoint on a device. The file is checked whole; weights come to the device with the first run, and are
-        /// shared with other handles of the same file on the same device. `*v` is NULL on failure, and vvae_error(NULL, ...)
-        /// says why. [any-thread]
+        /// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+        /// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_create(vvae_create_info* info, out VaeHandle v);
 
         /// <summary>
-        /// Sets one parameter, such as "memory_limit" to "8GiB". Keys and what they take come from vvae_param_info. Checked at
-        /// once; a failure changes nothing. Takes effect with the next run; streams keep what they were opened with. [handle]
+        /// Sets one parameter, such as "memory_limit" to "8GiB". vvae_param_info lists keys and values. The value is checked at
+        /// once; a failure changes nothing. It applies from the next run on; open streams keep their settings. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_configure(VaeHandle v, byte* key, byte* value);
 
         /// <summary>
-        /// Closes a handle and its streams and gives back what they hold. Fails, and closes nothing, while another call on the
-        /// handle is running: cancel it first. NULL does nothing. [handle]
+        /// Closes a handle and its streams and frees their memory. Fails, and closes nothing, while a call on the handle is
+        /// running: cancel it first. NULL does nothing. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_free(IntPtr v);
@@ -615,52 +616,51 @@ namespace VideoVae
         public static extern int vvae_cancel(VaeHandle v);
 
         /// <summary>
-        /// Copies the text of the last failure of this handle and its streams; with NULL, or a handle that is not open, of the
-        /// calling thread. Always ends it with a NUL, cutting it short if need be. Returns the length of the whole text without
-        /// the NUL; `text` may be NULL to ask for just that. [any-thread]
+        /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
+        /// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+        /// without the NUL; `text` may be NULL. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern long vvae_error(IntPtr v, byte* text, ulong capacity);
 
         /// <summary>
-        /// The memory that the handle holds, also while a call is running on it. [any-thread]
+        /// The memory that the handle holds, also while a call is running. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_memory(VaeHandle v, vvae_memory_info* @out);
 
         /// <summary>
-        /// Gives back memory that waits for the next call: any of VVAE_TRIM_WORKSPACE and VVAE_TRIM_WEIGHTS. [handle]
+        /// Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_trim(VaeHandle v, uint what);
 
         /// <summary>
-        /// Video to latent. vvae_model_desc says the latent's shape. Lengths other than 4n+1 and sizes that are no multiple of 8
-        /// are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
+        /// Video to latent. vvae_model_desc gives the latent's shape. Lengths other than 4n+1, and sizes that are not a
+        /// multiple of 8, are padded by repeating the last frame, row and column. `run` may be NULL. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_encode(VaeHandle v, vvae_tensor* video, vvae_tensor* latent, vvae_run_info* run);
 
         /// <summary>
-        /// Latent to video. A video that is up to time_scale - 1 frames shorter, or up to spatial_scale - 1 rows or columns
-        /// smaller than the latent stands for is filled from the front; so what encode padded is dropped again. `run` may be
-        /// NULL. [handle]
+        /// Latent to video. The video may be up to time_scale - 1 frames shorter and spatial_scale - 1 rows or columns smaller
+        /// than the latent implies: what encode padded is cropped. `run` may be NULL. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_decode(VaeHandle v, vvae_tensor* latent, vvae_tensor* video, vvae_run_info* run);
 
         /// <summary>
-        /// What a job would take under the present settings. `node` is "encode" or "decode", `shape` five numbers: that of the
-        /// video for encode, of the latent for decode. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes
-        /// with its NUL. [handle]
+        /// Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
+        /// 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
+        /// NUL. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_plan(VaeHandle v, byte* node, long* shape, vvae_plan_info* @out, byte* text, ulong capacity);
 
         /// <summary>
-        /// About the last run that finished on the handle: an encode, a decode, or a pull of one of its streams that wrote frames.
-        /// One that failed or was cancelled does not count. `text`, which may be NULL, gets the plan that it ran by in words, cut
-        /// to `capacity` bytes with its NUL. VVAE_ERROR_STATE if there was none yet. Since ABI 1.4. [any-thread]
+        /// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
+        /// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
+        /// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_last_run(VaeHandle v, vvae_run_report* @out, byte* text, ulong capacity);
@@ -668,9 +668,9 @@ namespace VideoVae
         /// <summary>
         /// ---- Streams: a clip of any length at constant memory ----
         ///
-        /// Push frames as they come, pull results as they get ready. Every call moves as much as it can, from the front of the
-        /// tensor, and says how much. VVAE_AGAIN means that it is the other side's turn, VVAE_END that all is done. Whatever the
-        /// sizes of the pieces, the result is the same to the bit as that of the whole clip at once. The drain loop:
+        /// Push input frames, pull results. Every call moves as many frames as it can, from the front of the tensor, and
+        /// returns how many. VVAE_AGAIN means: call the other function. VVAE_END means: all frames have been pulled. The result
+        /// is bit-identical to that of the whole clip at once, whatever the sizes of the pieces. The drain loop:
         ///
         /// do {
         /// if (have_frames) {
@@ -684,74 +684,73 @@ namespace VideoVae
         /// } while (status == VVAE_AGAIN);
         /// // VVAE_END, or a failure
         ///
-        /// Opens a stream. `node` is "encode" or "decode"; `shape` is that of what goes in, five numbers, of which the number of
-        /// frames is ignored. The stream keeps the settings the handle has now. [handle]
+        /// Opens a stream. `node` is "encode" or "decode". `shape` is that of the input, five numbers; the number of frames is
+        /// ignored. The stream keeps the present settings of the handle. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_open(VaeHandle v, byte* node, long* shape, out StreamHandle s);
 
         /// <summary>
-        /// Offers frames to a stream: video for encode, latents for decode. `*taken` says how many were taken from the front;
-        /// VVAE_AGAIN: not all, pull and then push the rest. With `frames` NULL the clip is complete; `taken` may then be NULL.
+        /// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
+        /// VVAE_AGAIN: not all were taken; pull, then push the rest. `frames` NULL ends the clip; `taken` may then be NULL.
         /// [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_push(StreamHandle s, vvae_tensor* frames, long* taken);
 
         /// <summary>
-        /// Computes and writes what is ready into `out`, from the front, and says in `*written` how many frames. VVAE_AGAIN:
-        /// nothing until more is pushed. VVAE_END: nothing any more. After a cancel, what was written counts, and the next
-        /// pull goes on from there. `run` may be NULL. [handle]
+        /// Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
+        /// first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
+        /// continues after them. `run` may be NULL. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_pull(StreamHandle s, vvae_tensor* @out, vvae_run_info* run, long* written);
 
         /// <summary>
-        /// Closes a stream and gives back what it holds. NULL does nothing. [handle]
+        /// Closes a stream and frees its memory. NULL does nothing. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_close(IntPtr s);
 
         /// <summary>
-        /// ---- State: a stream that is interrupted, and goes on later or elsewhere ----
+        /// ---- State: a stream that is saved, and restored later or elsewhere ----
         ///
-        /// Where a stream is, and what it remembers of the frames it has seen, can be saved at any time that nothing waits to
-        /// be pulled: after VVAE_AGAIN, before the clip was said to be complete (otherwise VVAE_ERROR_STATE). Frames of a
-        /// slice that is not complete yet are part of it. The stream goes on as if nothing had been. A state takes about as
-        /// much as the stream's share of memory: 15 GB for frames of 1080p. The first of these calls on a handle reads the
-        /// checkpoint once more, to know it by its contents. vvae_cancel ends each of them.
+        /// A state is the position of a stream and its causal caches, with the frames of a slice that is not complete yet. It
+        /// can be saved after a pull returned VVAE_AGAIN and before the clip is ended; otherwise VVAE_ERROR_STATE. Saving does
+        /// not change the stream. A state is about as large as the stream's memory: 15 GB at 1080p. The first of these calls on
+        /// a handle reads the checkpoint again, to identify it by its contents. vvae_cancel stops each of these calls.
         ///
-        /// Writes the state to `state`, which has room for `capacity` bytes. `*size` says how many it takes, also with
-        /// `state` NULL, when nothing is written, and when there is too little room, which is VVAE_ERROR_ARGUMENT. [handle]
+        /// Writes the state to `state`, which has room for `capacity` bytes. `*size` is the number of bytes needed. With
+        /// `state` NULL nothing is written. Too little room is VVAE_ERROR_ARGUMENT. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_save(StreamHandle s, void* state, ulong capacity, ulong* size);
 
         /// <summary>
-        /// Writes the state to a file, piece by piece, and gives it its name when it is complete: until then, and after a
-        /// failure, what had that name is there as it was. [handle]
+        /// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
+        /// then, and after a failure. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_save_file(StreamHandle s, byte* path);
 
         /// <summary>
-        /// Opens a stream that goes on where the saved one was, with the same bits on the same model of processor or GPU.
-        /// Push what comes next, and pull. The state has to be of the same checkpoint, kind of device, precision and version
-        /// of the library; another, or a damaged one, is VVAE_ERROR_CHECKPOINT. The saved stream's scaling_factor,
-        /// pixel_range, posterior and seed go on, and so does its plan: if that does not fit the limits of now,
-        /// VVAE_ERROR_MEMORY says what it takes. [handle]
+        /// Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,
+        /// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
+        /// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
+        /// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
+        /// the bytes. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_restore(VaeHandle v, void* state, ulong size, out StreamHandle s);
 
         /// <summary>
-        /// The same from a file. [handle]
+        /// Restores a stream from a file. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_restore_file(VaeHandle v, byte* path, out StreamHandle s);
 
         /// <summary>
-        /// ---- What there is ----
+        /// ---- Discovery ----
         ///
         /// VVAE_ABI_VERSION of the library. [any-thread]
         /// </summary>
@@ -765,7 +764,7 @@ namespace VideoVae
         public static extern byte* vvae_version();
 
         /// <summary>
-        /// Number of devices; the CPU is one of them. [any-thread]
+        /// Number of devices, the CPU included. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern uint vvae_device_count();
@@ -807,20 +806,20 @@ namespace VideoVae
         public static extern uint vvae_param_count(uint node);
 
         /// <summary>
-        /// A parameter of a node, by an index below vvae_param_count. A key that two nodes have is one setting of the handle.
+        /// A parameter of a node, by an index below vvae_param_count. A key that both nodes have is one setting of the handle.
         /// [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_param_info(uint node, uint param, vvae_param_desc* @out);
 
         /// <summary>
-        /// Number of words a parameter chooses from; 0 if it is no choice, or there is no such parameter. [any-thread]
+        /// Number of words of a choice parameter; 0 for others, and if there is no such parameter. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern uint vvae_choice_count(uint node, uint param);
 
         /// <summary>
-        /// One of the words a parameter chooses from; NULL if there is no such word. [any-thread]
+        /// A word of a choice parameter; NULL if there is no such word. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern byte* vvae_choice(uint node, uint param, uint choice);

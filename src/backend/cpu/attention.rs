@@ -5,9 +5,9 @@
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::pool::Pool;
 use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
-use crate::backend::{AttentionOp, Stop};
+use crate::backend::Stop;
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::ir::{AttentionOp, FrameShape, Offsets};
 
 /// Keys of a tile: a multiple of a microkernel's pixels. Their values fit in the second-level cache.
 const KEYS: usize = 56;
@@ -58,7 +58,8 @@ pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u
 pub(super) fn run<S: Microkernels>(
     pool: &Pool,
     memory: &mut CpuMemory,
-    op: &AttentionOp,
+    op: &AttentionOp<Offsets>,
+    scratch_offset: u64,
     stop: &mut Stop,
 ) -> Result<()> {
     let (shape, frames) = (op.shape, op.frames.len());
@@ -66,8 +67,8 @@ pub(super) fn run<S: Microkernels>(
         return Err(Error::Internal(format!("attention over an empty frame of shape {shape:?}")));
     }
     let bytes = scratch_bytes(shape, frames as u64, pool.threads());
-    memory.block.region("scratch of attention", op.scratch, bytes)?;
-    for (input, output) in op.frames {
+    memory.block.region("scratch of attention", scratch_offset, bytes)?;
+    for (input, output) in &op.frames {
         memory.block.region("input of attention", input.0, shape.elements() * 3 * 4)?;
         memory.block.region("output of attention", output.0, shape.elements() * 4)?;
     }
@@ -89,7 +90,7 @@ pub(super) fn run<S: Microkernels>(
             layout,
             input: at(op.frames[frame].0.0),
             output: at(op.frames[frame].1.0),
-            scratch: at(op.scratch + slot as u64 * layout.bytes()),
+            scratch: at(scratch_offset + slot as u64 * layout.bytes()),
             pixels,
             first,
             count: (pixels - first).min(share * PANEL),

@@ -16,12 +16,12 @@ pub use conv::ConvWeights;
 pub use memory::{AllocFn, CpuMemory, FreeFn, HostAllocator, HostCallbacks};
 pub use simd::Instructions;
 
-use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, ConvLayout, ConvOp, ConvSource, HostMemory, HostStream, Kept, LoadOp,
-    NormOp, Precision, Stop, StoreOp,
-};
+use super::{Backend, HostStream, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
-use crate::tensor::{BandFrames, FrameShape, Rates};
+use crate::ir::{
+    BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
+    Op, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor,
+};
 use pool::Pool;
 use simd::with_simd;
 
@@ -76,6 +76,64 @@ impl Cpu {
     }
 }
 
+impl Sizes for Cpu {
+    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
+        (shape.elements() * 4 + groups * 8).next_multiple_of(memory::ALIGN)
+    }
+
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
+        conv::packed_bytes(layout)
+    }
+
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        conv::scratch_bytes(layout, input, frames, self.threads())
+    }
+
+    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
+        attention::scratch_bytes(shape, frames, self.threads())
+    }
+
+    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandContents) -> Option<u64> {
+        None
+    }
+
+    fn partial_sums(&self, _: &ConvLayout, _: FrameShape, _: u64) -> Option<PartialSumsSize> {
+        None
+    }
+
+    fn staging_bytes(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn fade_bytes(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn tensor_map_headroom(&self, _: FrameShape) -> u64 {
+        0
+    }
+}
+
+impl Cpu {
+    fn conv(
+        &self,
+        memory: &mut CpuMemory,
+        op: &ConvOp<Offsets>,
+        args: &RunArgs<ConvWeights>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        if !op.partial_sums.is_none() || op.weights.is_some() {
+            return Err(not_planned("partial sums, or offloaded weights"));
+        }
+        let (weights, scratch) = (&args.weights[op.layer], args.buffers.scratch);
+        with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, scratch, stop))
+    }
+}
+
+fn not_planned(what: &str) -> Error {
+    Error::Internal(format!("{what}: the profile of this device rules it out"))
+}
+
 impl Backend for Cpu {
     const HOST_MEMORY: bool = true;
 
@@ -87,39 +145,7 @@ impl Backend for Cpu {
         Precision::Fp32
     }
 
-    fn busy_pixels(&self) -> u64 {
-        1 << 14
-    }
-
-    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
-        (shape.elements() * 4 + groups * 8).next_multiple_of(memory::ALIGN)
-    }
-
-    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        conv::scratch_bytes(layout, input, frames, self.threads())
-    }
-
-    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
-        attention::scratch_bytes(shape, frames, self.threads())
-    }
-
-    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        conv::packed_bytes(layout)
-    }
-
-    fn block_bytes(&self, bytes: u64) -> u64 {
-        bytes
-    }
-
-    fn free_bytes(&self) -> u64 {
-        super::device::host_memory().1
-    }
-
-    fn staging_bytes(&self, _: FrameShape) -> u64 {
-        0
-    }
-
-    fn rates(&self) -> Rates {
+    fn profile(&self) -> DeviceProfile {
         // Multiplications per second and core: AVX-512 measured on a Xeon, the others scaled by their width.
         let products = match self.instructions {
             Instructions::Avx512 => 60e9,
@@ -127,15 +153,37 @@ impl Backend for Cpu {
             Instructions::Auto | Instructions::Portable => 4e9,
         };
         let memory = 20e9;
-        Rates { products: products * self.threads() as f64, memory, copies: memory, beside: 0.0 }
+        DeviceProfile {
+            rates: Rates { products: products * self.threads() as f64, memory, copies: memory, copy_contention: 0.0 },
+            busy_pixels: 1 << 14,
+            chunk_frames: 8,
+            column_step: 1,
+            fuses_norm: true,
+            adds_in_place: false,
+            offloads: false,
+            block_granularity: 1,
+            host_page: (1, 0),
+        }
     }
 
-    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandFrames) -> Option<u64> {
-        None
+    fn sizes(&self) -> &dyn Sizes {
+        self
     }
 
-    fn allocate(&self, bytes: u64, _: HostMemory) -> Result<CpuMemory> {
+    fn check_layers(&self, _: &[ConvLayout], _: &[u64]) -> Result<()> {
+        Ok(())
+    }
+
+    fn free_bytes(&self) -> u64 {
+        super::device::host_memory().1
+    }
+
+    fn allocate(&self, bytes: u64, _: PinnedBytes) -> Result<CpuMemory> {
         Ok(CpuMemory { block: self.allocator.block(bytes)? })
+    }
+
+    fn is_pageable(&self, _: &CpuMemory) -> bool {
+        false
     }
 
     fn begin(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
@@ -146,58 +194,55 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn allocate_weights(&self, _: u64) -> Result<()> {
+    fn read(&self, memory: &mut CpuMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {
+        memory.read(from, into)
+    }
+
+    fn write(&self, memory: &mut CpuMemory, to: PersistedRegion, from: &[u8]) -> Result<()> {
+        memory.write(to, from)
+    }
+
+    fn allocate_weights(&self, _: u64, _: Residency) -> Result<()> {
         Ok(())
+    }
+
+    fn is_pageable_store(&self, (): &()) -> bool {
+        false
     }
 
     fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<ConvWeights> {
         ConvWeights::prepare(layout, source, &self.allocator)
     }
 
-    fn load(&self, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+    fn run(
+        &self,
+        memory: &mut CpuMemory,
+        op: &Op<Offsets>,
+        args: &RunArgs<ConvWeights>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        match op {
+            Op::Conv(op) => self.conv(memory, op, args, stop),
+            Op::Attention(op) => {
+                let scratch = args.buffers.scratch;
+                with_simd!(self.instructions, S => attention::run::<S>(&self.pool, memory, op, scratch, stop))
+            }
+            Op::Normalise(_) => Err(not_planned("a norm of its own")),
+            Op::BandedConv(_) => Err(not_planned("a banded convolution")),
+            Op::Fetch(_) => Err(not_planned("offloaded weights")),
+            Op::Load(_) | Op::Blend(_) | Op::Store(_) => Err(not_planned("an operation on host tensors")),
+        }
+    }
+
+    fn load(&self, memory: &mut CpuMemory, op: &LoadTensor, _: &Buffers, stop: &mut Stop) -> Result<()> {
         pixels::load(&self.pool, memory, op, stop)
     }
 
-    fn fuses_norm(&self, _: &ConvLayout) -> bool {
-        true
-    }
-
-    fn normalise(&self, _: &mut CpuMemory, _: &ConvWeights, op: &NormOp, _: &mut Stop) -> Result<()> {
-        Err(Error::Internal(format!("normalise: this device fuses the norm of {:?} into its convolution", op.layout)))
-    }
-
-    fn adds_in_place(&self) -> bool {
-        false
-    }
-
-    fn banded(&self, _: &mut CpuMemory, op: &BandedOp<ConvWeights>, _: &mut Stop) -> Result<()> {
-        Err(Error::Internal(format!("banded: this device offloads nothing, so {:?} does not run in bands", op.layout)))
-    }
-
-    fn conv(&self, memory: &mut CpuMemory, weights: &ConvWeights, op: &ConvOp, stop: &mut Stop) -> Result<()> {
-        if !op.sums.is_none() {
-            return Err(Error::Internal("conv: this device takes no partial sums".into()));
-        }
-        with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, stop))
-    }
-
-    fn attention(&self, memory: &mut CpuMemory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
-        with_simd!(self.instructions, S => attention::run::<S>(&self.pool, memory, op, stop))
-    }
-
-    fn blend(&self, memory: &mut CpuMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+    fn blend(&self, memory: &mut CpuMemory, op: &BlendTile, _: &Buffers, stop: &mut Stop) -> Result<()> {
         pixels::blend(&self.pool, memory, op, stop)
     }
 
-    fn store(&self, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+    fn store(&self, memory: &mut CpuMemory, op: &StoreTensor, _: &Buffers, stop: &mut Stop) -> Result<()> {
         pixels::store(&self.pool, memory, op, stop)
-    }
-
-    fn read(&self, memory: &mut CpuMemory, from: Kept, into: &mut [u8]) -> Result<()> {
-        memory.read(from, into)
-    }
-
-    fn write(&self, memory: &mut CpuMemory, to: Kept, from: &[u8]) -> Result<()> {
-        memory.write(to, from)
     }
 }

@@ -3,7 +3,7 @@
 //! Must not know how a convolution is divided.
 
 use super::simd::{PANEL, Simd, panel_count, silu};
-use crate::backend::Prologue;
+use crate::ir::Prologue;
 
 const EPSILON: f64 = 1e-6;
 

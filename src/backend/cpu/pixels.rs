@@ -5,9 +5,9 @@ use half::{bf16, f16};
 use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
 use super::pool::Pool;
-use crate::backend::{BlendOp, LoadOp, Stop, StoreOp};
+use crate::backend::Stop;
 use crate::error::{Error, Result};
-use crate::tensor::{DType, Place, View};
+use crate::ir::{BlendTile, DType, LoadTensor, StoreTensor, TensorDevice, View};
 
 /// Rows of a task: enough elements to be worth a task.
 fn rows_per_task(elements_per_row: usize) -> usize {
@@ -52,14 +52,14 @@ host_elements! {
 
 fn check(what: &str, view: &View, batch: u64, frame: u64) -> Result<()> {
     let shape = view.shape();
-    if view.place() != Place::Cpu || batch >= shape.batch || frame >= shape.frames {
-        let place = view.place();
+    if view.device() != TensorDevice::Cpu || batch >= shape.batch || frame >= shape.frames {
+        let place = view.device();
         return Err(Error::Internal(format!("{what}: frame {frame} of clip {batch} of a tensor {shape} on {place:?}")));
     }
     Ok(())
 }
 
-pub(super) fn load(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn load(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     match op.from.dtype() {
         DType::U8 => load_as::<u8>(pool, memory, op, stop),
         DType::U16 => load_as::<u16>(pool, memory, op, stop),
@@ -69,7 +69,7 @@ pub(super) fn load(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, stop: &mut 
     }
 }
 
-fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
+fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
     if op.shape.channels > host.channels {
@@ -103,7 +103,7 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadOp, sto
     })
 }
 
-pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
     match op.into.dtype() {
         DType::U8 => store_as::<u8>(pool, memory, op, stop),
         DType::U16 => store_as::<u16>(pool, memory, op, stop),
@@ -113,7 +113,7 @@ pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, stop: &mu
     }
 }
 
-fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
+fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
     /// Bounds of the log-variance in the reference implementation.
     const LOGVAR: (f32, f32) = (-30.0, 20.0);
     /// Lower bound of the fades' sum, which is a divisor.
@@ -165,10 +165,10 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreOp, s
     })
 }
 
-pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
+pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &mut Stop) -> Result<()> {
     let (tile, whole) = (op.from_shape, op.into_shape);
     let inside = op.top + tile.height <= whole.height && op.left + tile.width <= whole.width;
-    let faded = op.fade.rows.len() as u64 == tile.height && op.fade.columns.len() as u64 == tile.width;
+    let faded = op.fades.rows.len() as u64 == tile.height && op.fades.columns.len() as u64 == tile.width;
     if !inside || !faded || tile.channels != whole.channels {
         let (top, left) = (op.top, op.left);
         return Err(Error::Internal(format!(
@@ -189,8 +189,8 @@ pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendOp, stop: &mu
             let Some(y) = y.checked_sub(top).filter(|y| *y < tile.height as usize) else { return };
             let from = from.get().add(y * tile.width as usize * channels).cast_const();
             let row = row.add(op.left as usize * channels);
-            for (x, column) in op.fade.columns.iter().enumerate() {
-                let weight = op.fade.rows[y] * column;
+            for (x, column) in op.fades.columns.iter().enumerate() {
+                let weight = op.fades.rows[y] * column;
                 for i in x * channels..(x + 1) * channels {
                     *row.add(i) += *from.add(i) * weight;
                 }

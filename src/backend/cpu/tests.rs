@@ -8,7 +8,7 @@ mod pixels;
 mod simd;
 
 use super::*;
-use crate::backend::Frame;
+use crate::ir::{AttentionOp, ConvFrame, DeviceOffset, PartialSums, Prologue, Term, Window};
 
 /// A linear congruential generator of values between -1 and 1.
 struct Lcg(u64);
@@ -26,6 +26,24 @@ impl Lcg {
 
 fn cpu(instructions: Instructions, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { threads: Some(threads), instructions, ..CpuOptions::default() }).unwrap()
+}
+
+/// Runs an operation of layer 0 with this scratch.
+fn run_op(
+    cpu: &Cpu,
+    memory: &mut CpuMemory,
+    op: Op<Offsets>,
+    weights: &[ConvWeights],
+    scratch: u64,
+    stop: &mut Stop,
+) -> Result<()> {
+    let buffers = Buffers { scratch, ..Buffers::default() };
+    cpu.run(memory, &op, &RunArgs { weights, buffers }, stop)
+}
+
+fn conv_op(layout: ConvLayout, input: FrameShape, frames: &[ConvFrame<Offsets>], statistics: bool) -> Op<Offsets> {
+    let (frames, partial_sums) = (frames.to_vec(), PartialSums::NONE);
+    Op::Conv(ConvOp { layer: 0, layout, weights: None, input, frames, statistics, partial_sums })
 }
 
 fn cpus() -> Vec<Cpu> {
@@ -52,14 +70,14 @@ impl<'a> GuardedFrames<'a> {
         at
     }
 
-    fn frame(&mut self, shape: FrameShape, groups: u64, data: &[f32]) -> Frame {
+    fn frame(&mut self, shape: FrameShape, groups: u64, data: &[f32]) -> DeviceOffset {
         let at = self.reserve(self.cpu.frame_bytes(shape, groups));
         self.frames.push((at, data.to_vec()));
-        Frame(at)
+        DeviceOffset(at)
     }
 
     fn build(&self) -> CpuMemory {
-        let memory = self.cpu.allocate(self.end, HostMemory::default()).unwrap();
+        let memory = self.cpu.allocate(self.end, PinnedBytes::default()).unwrap();
         floats(&memory).fill(f32::NAN);
         for (at, data) in &self.frames {
             read(&memory, *at, data.len()).copy_from_slice(data);

@@ -9,23 +9,25 @@ mod profile;
 pub use driver::{KernelArch, devices, ready};
 pub use launch::CudaSizes;
 pub use offload::weights::{PreparedConv, WeightStore};
+pub use profile::device_profile;
 
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
 use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event};
-use self::launch::tiling::{FRAME_ALIGN, MAX_FRAMES};
-use self::launch::{GraphGuard, Kernels, LaunchQueue, Launcher, tiling};
+use self::launch::tiling::{ConvKernel, FRAME_ALIGN, MAX_FRAMES};
+use self::launch::{ConvLaunch, GraphGuard, Kernels, LaunchQueue, Launcher, WeightPointers, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
 use self::offload::weights::HostWeights;
-use super::{
-    AttentionOp, Backend, BandedOp, BlendOp, CarryOp, ConvLayout, ConvOp, ConvSource, DeviceAllocator, Frame,
-    HostMemory, HostStream, Kept, LoadOp, NormOp, Precision, Stop, StoreOp,
-};
+use super::{Backend, DeviceAllocator, HostStream, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
-use crate::tensor::{BandFrames, FrameShape, Rates};
+use crate::ir::{
+    BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile, FetchOp,
+    FetchedWeights, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes, Rates, Sizes,
+    StoreTensor,
+};
 
 /// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
 const OPERATIONS_AHEAD: usize = 8;
@@ -145,6 +147,95 @@ fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<K
     Ok((kernels, rates))
 }
 
+/// The operations.
+impl Cuda {
+    fn fetch(&self, memory: &mut JobMemory, op: &FetchOp<Offsets>, args: &RunArgs<PreparedConv>) -> Result<()> {
+        let _current = self.context().enter()?;
+        let offloaded = args.weights[op.layer].offloaded(op.into.slabs)?;
+        let to = memory.block.at(op.into.at.0, offloaded.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
+        memory.staging.fetch_weights(offloaded, to, self.launcher.queue.stream())
+    }
+
+    /// The weights of a layer: resident, or fetched. Later work waits for fetched weights.
+    fn weights(
+        &self,
+        memory: &mut JobMemory,
+        layer: LayerId,
+        fetched: Option<FetchedWeights<Offsets>>,
+        args: &RunArgs<PreparedConv>,
+    ) -> Result<WeightPointers> {
+        let weights = &args.weights[layer];
+        let Some(FetchedWeights { at, slabs }) = fetched else { return weights.pointers() };
+        let _current = self.context().enter()?;
+        let address = memory.block.address(at);
+        memory.staging.await_weights(address, self.launcher.queue.stream())?;
+        weights.fetched(slabs, address).pointers()
+    }
+
+    fn conv(
+        &self,
+        memory: &mut JobMemory,
+        op: &ConvOp<Offsets>,
+        args: &RunArgs<PreparedConv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        let output = op.layout.window.output(op.input, op.layout.cout);
+        let elements = output.elements() * op.frames.len() as u64;
+        let weights = self.weights(memory, op.layer, op.weights, args)?;
+        if ConvKernel::of(&op.layout)? == ConvKernel::Out {
+            return self.operate(memory, elements, stop, |memory| self.launcher.conv_out(&memory.block, &weights, op));
+        }
+        let sums = !op.partial_sums.is_none();
+        if sums && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(&op.layout)) {
+            let count = op.frames.len();
+            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
+        }
+        let conv = ConvLaunch {
+            layout: &op.layout,
+            input: op.input,
+            statistics: op.statistics,
+            scratch: args.buffers.scratch,
+            partial_sums: &op.partial_sums,
+        };
+        self.operate(memory, elements, stop, |memory| {
+            let mut launches = op.frames.chunks(MAX_FRAMES);
+            launches.try_for_each(|frames| self.launcher.conv(&memory.block, &weights, &conv, frames))
+        })
+    }
+
+    fn banded_conv(
+        &self,
+        memory: &mut JobMemory,
+        op: &BandedConvOp<Offsets>,
+        args: &RunArgs<PreparedConv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        if op.frames.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        }
+        let weights = self.weights(memory, op.layer, op.weights, args)?;
+        self.operate(memory, NOT_COLLECTED, stop, |memory| {
+            memory.bands.run(&self.launcher, &memory.block, op, weights, args)
+        })
+    }
+
+    fn normalise(
+        &self,
+        memory: &mut JobMemory,
+        op: &NormaliseOp<Offsets>,
+        args: &RunArgs<PreparedConv>,
+        stop: &mut Stop,
+    ) -> Result<()> {
+        let elements = op.shape.elements() * op.frames.len() as u64;
+        let weights = self.weights(memory, op.layer, op.weights, args)?;
+        self.operate(memory, elements, stop, |memory| {
+            let what = (&op.layout, op.shape);
+            let mut launches = op.frames.chunks(MAX_FRAMES);
+            launches.try_for_each(|frames| self.launcher.norm(&memory.block, &weights, what, frames, None))
+        })
+    }
+}
+
 impl Backend for Cuda {
     const HOST_MEMORY: bool = false;
 
@@ -156,32 +247,16 @@ impl Backend for Cuda {
         self.launcher.sizes.precision
     }
 
+    fn profile(&self) -> DeviceProfile {
+        profile::device_profile(self.rates)
+    }
+
+    fn sizes(&self) -> &dyn Sizes {
+        &self.launcher.sizes
+    }
+
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {
         tiling::check_layers(self.precision(), layouts, attention)
-    }
-
-    fn busy_pixels(&self) -> u64 {
-        tiling::BUSY_PIXELS
-    }
-
-    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
-        self.launcher.sizes.frame_bytes(shape, groups)
-    }
-
-    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        self.launcher.sizes.conv_scratch(layout, input, frames)
-    }
-
-    fn attention_scratch(&self, _: FrameShape, _: u64) -> u64 {
-        0
-    }
-
-    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        self.launcher.sizes.weight_bytes(layout)
-    }
-
-    fn block_bytes(&self, bytes: u64) -> u64 {
-        self.launcher.sizes.block_bytes(bytes)
     }
 
     /// All of it where the driver does not say, as on a lost device: then allocating fails with the reason.
@@ -189,44 +264,12 @@ impl Backend for Cuda {
         self.context().free_bytes().unwrap_or(self.context().gpu.memory_total)
     }
 
-    fn staging_bytes(&self, shape: FrameShape) -> u64 {
-        self.launcher.sizes.staging_bytes(shape)
-    }
-
-    fn fade_bytes(&self, shape: FrameShape) -> u64 {
-        self.launcher.sizes.fade_bytes(shape)
-    }
-
-    fn rates(&self) -> Rates {
-        self.rates
-    }
-
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
-        self.launcher.sizes.band_bytes(layout, input, frames)
-    }
-
-    fn sums_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        self.launcher.sizes.down_partial_sums_bytes(layout, input)
-    }
-
-    fn carry_bytes(&self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        self.launcher.sizes.conv_out_partial_sums_bytes(layout, input)
-    }
-
-    fn bytes_above_parts(&self, shape: FrameShape) -> u64 {
-        self.launcher.sizes.tensor_map_headroom(shape)
-    }
-
-    fn mapping_bytes(&self, host: u64) -> u64 {
-        self.launcher.sizes.mapping_bytes(host)
-    }
-
-    fn allocate(&self, bytes: u64, host: HostMemory) -> Result<JobMemory> {
+    fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<JobMemory> {
         let context = self.context();
         let block = DeviceBlock::new(context, self.allocator, bytes)?;
         let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
         let staging = Staging::new(context, host)?;
-        let bands = BandPipeline::new(context, self.launcher.sizes, host.past)?;
+        let bands = BandPipeline::new(context, self.launcher.sizes, host.offloaded)?;
         Ok(JobMemory {
             _graphs: self.launcher.queue.graph_guard(),
             staging,
@@ -269,12 +312,12 @@ impl Backend for Cuda {
         })
     }
 
-    fn allocate_weights(&self, bytes: u64) -> Result<WeightStore> {
-        Ok(WeightStore::Device(Arc::new(DeviceBlock::new(self.context(), self.allocator, bytes)?)))
-    }
-
-    fn allocate_host_weights(&self, bytes: u64) -> Result<WeightStore> {
-        Ok(WeightStore::Host(Arc::new(HostWeights::new(self.context(), bytes)?)))
+    fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<WeightStore> {
+        let context = self.context();
+        Ok(match residency {
+            Residency::Device => WeightStore::Device(Arc::new(DeviceBlock::new(context, self.allocator, bytes)?)),
+            Residency::Host => WeightStore::Host(Arc::new(HostWeights::new(context, bytes)?)),
+        })
     }
 
     fn is_pageable_store(&self, store: &WeightStore) -> bool {
@@ -293,106 +336,61 @@ impl Backend for Cuda {
         PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
     }
 
-    fn fetch_weights(&self, memory: &mut JobMemory, weights: &PreparedConv, slabs: u64, into: Frame) -> Result<()> {
-        let _current = self.context().enter()?;
-        let offloaded = weights.offloaded(slabs)?;
-        let to = memory.block.at(into.0, offloaded.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
-        memory.staging.fetch_weights(offloaded, to, self.launcher.queue.stream())
-    }
-
-    fn fetched_weights(
+    fn run(
         &self,
         memory: &mut JobMemory,
-        weights: &PreparedConv,
-        slabs: u64,
-        at: Frame,
-    ) -> Result<PreparedConv> {
-        let _current = self.context().enter()?;
-        let address = memory.block.address(at);
-        memory.staging.await_weights(address, self.launcher.queue.stream())?;
-        Ok(weights.fetched(slabs, address))
-    }
-
-    fn load(&self, memory: &mut JobMemory, op: &LoadOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.staging.load(&self.launcher, &memory.block, op))
-    }
-
-    fn fuses_norm(&self, _: &ConvLayout) -> bool {
-        false
-    }
-
-    fn normalise(&self, memory: &mut JobMemory, weights: &PreparedConv, op: &NormOp, stop: &mut Stop) -> Result<()> {
-        let elements = op.shape.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| {
-            let (weights, what) = (weights.pointers()?, (op.layout, op.shape));
-            let mut launches = op.frames.chunks(MAX_FRAMES);
-            launches.try_for_each(|frames| self.launcher.norm(&memory.block, &weights, what, frames, None))
-        })
-    }
-
-    fn conv(&self, memory: &mut JobMemory, weights: &PreparedConv, op: &ConvOp, stop: &mut Stop) -> Result<()> {
-        let output = op.layout.window.output(op.input, op.layout.cout);
-        let elements = output.elements() * op.frames.len() as u64;
-        if !op.sums.is_none() && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(op.layout)) {
-            let count = op.frames.len();
-            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
-        }
-        self.operate(memory, elements, stop, |memory| {
-            let weights = weights.pointers()?;
-            let mut launches = op.frames.chunks(MAX_FRAMES);
-            launches.try_for_each(|frames| self.launcher.conv(&memory.block, &weights, op, frames))
-        })
-    }
-
-    fn conv_carrying(
-        &self,
-        memory: &mut JobMemory,
-        weights: &PreparedConv,
-        op: &CarryOp,
+        op: &Op<Offsets>,
+        args: &RunArgs<PreparedConv>,
         stop: &mut Stop,
     ) -> Result<()> {
-        let output = op.layout.window.output(op.input, op.layout.cout);
-        let elements = output.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| self.launcher.conv_out(&memory.block, &weights.pointers()?, op))
-    }
-
-    fn adds_in_place(&self) -> bool {
-        true
-    }
-
-    fn banded(&self, memory: &mut JobMemory, op: &BandedOp<PreparedConv>, stop: &mut Stop) -> Result<()> {
-        if op.frames.len() > MAX_FRAMES {
-            return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
+        match op {
+            Op::Fetch(op) => self.fetch(memory, op, args),
+            Op::Conv(op) => self.conv(memory, op, args, stop),
+            Op::BandedConv(op) => self.banded_conv(memory, op, args, stop),
+            Op::Normalise(op) => self.normalise(memory, op, args, stop),
+            Op::Attention(op) => {
+                let elements = op.shape.elements() * op.frames.len() as u64;
+                self.operate(memory, elements, stop, |memory| self.launcher.attention(&memory.block, op))
+            }
+            Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
+                Err(Error::Internal("an operation on host tensors was given to run".into()))
+            }
         }
-        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.bands.run(&self.launcher, &memory.block, op))
     }
 
-    fn attention(&self, memory: &mut JobMemory, op: &AttentionOp, stop: &mut Stop) -> Result<()> {
-        let elements = op.shape.elements() * op.frames.len() as u64;
-        self.operate(memory, elements, stop, |memory| self.launcher.attention(&memory.block, op))
+    fn load(&self, memory: &mut JobMemory, op: &LoadTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| {
+            memory.staging.load(&self.launcher, &memory.block, op, buffers.staging[0])
+        })
     }
 
-    fn blend(&self, memory: &mut JobMemory, op: &BlendOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, NOT_COLLECTED, stop, |memory| self.launcher.blend(&memory.block, op))
+    fn blend(&self, memory: &mut JobMemory, op: &BlendTile, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| self.launcher.blend(&memory.block, op, buffers.scratch))
     }
 
-    fn store(&self, memory: &mut JobMemory, op: &StoreOp, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, NOT_COLLECTED, stop, |memory| memory.staging.store(&self.launcher, &memory.block, op))
+    fn store(&self, memory: &mut JobMemory, op: &StoreTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, stop, |memory| {
+            memory.staging.store(&self.launcher, &memory.block, op, buffers)
+        })
     }
 
-    fn read(&self, memory: &mut JobMemory, from: Kept, into: &mut [u8]) -> Result<()> {
+    fn read(&self, memory: &mut JobMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {
         self.synchronise(memory)?;
         match from {
-            Kept::Device(Frame(offset)) => memory.block.read(self.launcher.queue.stream(), offset, into),
-            Kept::Host(frame) => memory.bands.host.read(frame, into),
+            PersistedRegion::Device(DeviceOffset(offset)) => {
+                memory.block.read(self.launcher.queue.stream(), offset, into)
+            }
+            PersistedRegion::Host(frame) => memory.bands.host.read(frame, into),
         }
     }
 
-    fn write(&self, memory: &mut JobMemory, to: Kept, from: &[u8]) -> Result<()> {
+    fn write(&self, memory: &mut JobMemory, to: PersistedRegion, from: &[u8]) -> Result<()> {
         self.synchronise(memory)?;
         match to {
-            Kept::Device(Frame(offset)) => memory.block.write(self.launcher.queue.stream(), offset, from),
-            Kept::Host(frame) => memory.bands.host.write(frame, from),
+            PersistedRegion::Device(DeviceOffset(offset)) => {
+                memory.block.write(self.launcher.queue.stream(), offset, from)
+            }
+            PersistedRegion::Host(frame) => memory.bands.host.write(frame, from),
         }
     }
 }

@@ -1,4 +1,4 @@
-//! How fast a GPU is: arithmetic and memory by its properties, copies by measurement.
+//! What the planner knows about a GPU. Arithmetic and memory rates follow from its properties; copies are measured.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -6,9 +6,30 @@ use std::time::Instant;
 use cudarc::driver::sys;
 
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, KernelArch, PinnedMemory, check};
+use crate::backend::cuda::launch::tiling::{BUSY_PIXELS, CHUNK_FRAMES, COLUMN_STEP};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
-use crate::tensor::Rates;
+use crate::ir::{DeviceProfile, Rates};
+
+/// The driver gives memory in whole pages of this size, and counts them as used.
+const DEVICE_PAGE: u64 = 2 << 20;
+/// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
+const HOST_PAGE: (u64, u64) = (4096, 8);
+
+/// The profile of any GPU with these rates. Needs no device.
+pub fn device_profile(rates: Rates) -> DeviceProfile {
+    DeviceProfile {
+        rates,
+        busy_pixels: BUSY_PIXELS,
+        chunk_frames: CHUNK_FRAMES,
+        column_step: COLUMN_STEP,
+        fuses_norm: false,
+        adds_in_place: true,
+        offloads: true,
+        block_granularity: DEVICE_PAGE,
+        host_page: HOST_PAGE,
+    }
+}
 
 /// Products of 16-bit floats, summed in f32, that a multiprocessor does in a cycle with the instructions of our
 /// kernels. Data-centre cards first; all others are GeForce cards and their kin.
@@ -46,7 +67,7 @@ pub fn measure_rates(context: &Arc<Context>, precision: Precision) -> Result<Rat
             / slower,
         memory: memory_rate(gpu) * MEMORY_REACHED,
         copies: copy_rate(context)? * COPIES_REACHED,
-        beside: COPY_CONTENTION,
+        copy_contention: COPY_CONTENTION,
     })
 }
 

@@ -6,12 +6,16 @@ mod graphs;
 mod large;
 mod partial_sums;
 
+use std::ops::Range;
+
 use cudarc::driver::sys;
 
 use super::*;
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{Affine, Blend, CarryFrame, ConvFrame, Frame, Prologue, Sums, Term, Terms, Window};
-use crate::tensor::{DType, Place, View};
+use crate::ir::{
+    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
+    Term, View, Window,
+};
 
 /// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
 /// no GPU.
@@ -113,7 +117,8 @@ fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
 
 /// Random weights, not at the beginning of their block.
 fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
-    let store = backend.allocate_weights(FRAME_ALIGN + backend.weight_bytes(layout)).unwrap();
+    let bytes = FRAME_ALIGN + backend.sizes().weight_bytes(layout);
+    let store = backend.allocate_weights(bytes, Residency::Device).unwrap();
     backend.prepare(&store, FRAME_ALIGN, layout, &mut weights(layout, seed)).unwrap()
 }
 
@@ -137,23 +142,23 @@ struct ConvCase {
     residual: bool,
 }
 
-/// BlockPlaces in a block, one after the other.
+/// Offsets in a block, one after the other.
 #[derive(Default)]
 struct BlockPlaces {
     end: u64,
 }
 
 impl BlockPlaces {
-    fn take(&mut self, bytes: u64) -> Frame {
+    fn take(&mut self, bytes: u64) -> DeviceOffset {
         let start = self.end.next_multiple_of(4096);
         self.end = start + bytes;
-        Frame(start)
+        DeviceOffset(start)
     }
 }
 
 fn view(values: &[f32], [c, t, h, w]: [u64; 4]) -> View {
     let data = values.as_ptr().cast_mut().cast();
-    View::checked("test", data, DType::F32, Place::Cpu, [1, c, t, h, w].into(), None, false).unwrap()
+    View::checked("test", data, DType::F32, TensorDevice::Cpu, [1, c, t, h, w].into(), None, false).unwrap()
 }
 
 fn never() -> impl FnMut() -> bool {
@@ -162,9 +167,14 @@ fn never() -> impl FnMut() -> bool {
 
 const SAME: Affine = Affine { mul: 1.0, add: 0.0 };
 
+/// A frame of a tensor as it is into a frame of activations.
+fn plain_load(from: &View, frame: u64, shape: FrameShape, into: DeviceOffset) -> LoadTensor<'_> {
+    LoadTensor { from, batch: 0, frame, top: 0, left: 0, map: SAME, shape, into }
+}
+
 /// A frame of activations as it is into a frame of a tensor.
-fn plain_store(from: Frame, shape: FrameShape, into: &View, frame: u64, staging: u64) -> StoreOp<'_> {
-    StoreOp {
+fn plain_store(from: DeviceOffset, shape: FrameShape, into: &View, frame: u64) -> StoreTensor<'_> {
+    StoreTensor {
         from,
         shape,
         channel: 0,
@@ -176,9 +186,30 @@ fn plain_store(from: Frame, shape: FrameShape, into: &View, frame: u64, staging:
         batch: 0,
         frame,
         clip_frame: frame,
-        scratch: 0,
-        staging,
     }
+}
+
+/// Runs an operation of layer 0 with this scratch.
+fn run_op<B: Backend>(backend: &B, memory: &mut B::Memory, op: Op<Offsets>, weights: &B::Conv, scratch: u64) {
+    let buffers = Buffers { scratch, ..Buffers::default() };
+    let args = RunArgs { weights: std::slice::from_ref(weights), buffers };
+    backend.run(memory, &op, &args, &mut never()).unwrap();
+}
+
+/// A convolution of layer 0.
+fn conv_op(
+    layout: &ConvLayout,
+    input: FrameShape,
+    frames: Vec<ConvFrame<Offsets>>,
+    statistics: bool,
+    partial_sums: PartialSums<Offsets>,
+) -> Op<Offsets> {
+    Op::Conv(ConvOp { layer: 0, layout: *layout, weights: None, input, frames, statistics, partial_sums })
+}
+
+/// The norm of layer 0.
+fn normalise_op(layout: &ConvLayout, shape: FrameShape, frames: Vec<(DeviceOffset, DeviceOffset)>) -> Op<Offsets> {
+    Op::Normalise(NormaliseOp { layer: 0, layout: *layout, weights: None, shape, frames })
 }
 
 /// The output frames of a case.
@@ -192,12 +223,13 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
         ..self::layout(input.channels, input.channels, Window::Point, Prologue::None)
     };
     let makes_input = input.channels > 3;
-    let bytes = |shape| backend.frame_bytes(shape, layout.groups);
+    let sizes = backend.sizes();
+    let bytes = |shape| sizes.frame_bytes(shape, layout.groups);
     // Slots: three raw inputs, three inputs, three normalised ones, residuals, outputs.
     let mut offset = 0;
     let mut take = |shape: FrameShape, count: u64| {
         offset = u64::next_multiple_of(offset, bytes(shape));
-        let frames: Vec<Frame> = (0..count).map(|i| Frame(offset + i * bytes(shape))).collect();
+        let frames: Vec<DeviceOffset> = (0..count).map(|i| DeviceOffset(offset + i * bytes(shape))).collect();
         offset += count * bytes(shape);
         frames
     };
@@ -205,21 +237,20 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let shortcut_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
     let (shortcut, residual, out) = (take(shortcut_shape, 3), take(output, 3), take(output, 3));
     let scratch = offset.next_multiple_of(4096);
-    let most = [input, output, shortcut_shape].map(|shape| backend.staging_bytes(shape)).into_iter().max().unwrap();
-    let conv_scratch = backend.conv_scratch(layout, input, 3).max(backend.conv_scratch(&first, input, 3));
+    let most = [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
+    let conv_scratch = sizes.conv_scratch(layout, input, 3).max(sizes.conv_scratch(&first, input, 3));
     let staging = scratch + conv_scratch.next_multiple_of(4096);
     let total = staging + 2 * most;
-    let mut memory = backend.allocate(total, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
+    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
+    let mut memory = backend.allocate(total, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
     backend.poison(&mut memory, total);
 
     let mut random = SeededRandom(99);
-    let mut load = |memory: &mut B::Memory, shape: FrameShape, frames: &[Frame]| {
+    let mut load = |memory: &mut B::Memory, shape: FrameShape, frames: &[DeviceOffset]| {
         let values = random.values(shape.elements() * 3, 1.0);
         let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
         for (t, into) in (0..).zip(frames) {
-            let into = *into;
-            let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map: SAME, shape, into, staging };
-            backend.load(memory, &op, &mut never()).unwrap();
+            backend.load(memory, &plain_load(&from, t, shape, *into), &buffers, &mut never()).unwrap();
         }
         backend.finish(memory, None).unwrap();
     };
@@ -232,76 +263,69 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     }
     if makes_input {
         let prepared = prepare(backend, &first, 5);
-        let frames: Vec<ConvFrame> =
-            raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
-        let op = ConvOp { layout: &first, input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
-        backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        let frames = raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
+        let op = conv_op(&first, input, frames, true, PartialSums::NONE);
+        run_op(backend, &mut memory, op, &prepared, scratch);
         backend.finish(&mut memory, None).unwrap();
     }
     let prepared = prepare(backend, layout, 6);
-    let partial_sums = backend.carry_bytes(layout, input);
-    let inputs = if layout.prologue != Prologue::None && !backend.fuses_norm(layout) && partial_sums.is_none() {
-        let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
-        backend
-            .normalise(&mut memory, &prepared, &NormOp { layout, shape: input, frames: &frames }, &mut never())
-            .unwrap();
+    let has_partial_sums = sizes.partial_sums(layout, input, 2).is_some();
+    let fuses_norm = backend.profile().fuses_norm || has_partial_sums;
+    let inputs = if layout.prologue != Prologue::None && !fuses_norm {
+        let frames = made.iter().copied().zip(normalised.iter().copied()).collect();
+        run_op(backend, &mut memory, normalise_op(layout, input, frames), &prepared, scratch);
         &normalised
     } else {
         &made
     };
-    let frames: Vec<ConvFrame> = (0..3)
-        .map(|i| {
-            let mut terms: Vec<(Frame, u8)> = (0..=i).map(|t| (inputs[t], ((t + 2 - i) % 3) as u8)).collect();
-            if layout.shortcut.is_some() {
-                terms.push((shortcut[i], layout.slabs as u8));
-            }
-            frame(&terms, (i % 2) as u8, case.residual.then_some(residual[i]), out[i])
-        })
-        .collect();
-    let statistics = layout.cout > 3;
-    let op = ConvOp { layout, input, frames: &frames, statistics, scratch, sums: Sums::NONE };
-    match partial_sums {
-        None => backend.conv(&mut memory, &prepared, &op, &mut never()).unwrap(),
-        // The first frame alone, so that its partial sums go through memory.
-        Some(_) => {
-            let frames: Vec<CarryFrame> = (0..3)
-                .map(|i| CarryFrame { input: inputs[i], slabs: [2, 1, 0], bias: (i % 2) as u8, out: out[i] })
-                .collect();
-            let sums = normalised[0];
-            for (frames, before, after) in [(&frames[..1], None, Some(sums)), (&frames[1..], Some(sums), Some(sums))] {
-                let op = CarryOp { layout, input, frames, before, after };
-                backend.conv_carrying(&mut memory, &prepared, &op, &mut never()).unwrap();
-            }
+    // The terms of output `i` that are made of these inputs.
+    let terms = |i: usize, of: Range<usize>| -> Vec<(DeviceOffset, u8)> {
+        let seen = i.saturating_sub(2)..=i;
+        of.filter(|t| seen.contains(t)).map(|t| (inputs[t], (t + 2 - i) as u8)).collect()
+    };
+    let conv_frame = |i: usize, first_input: usize| {
+        let mut terms = terms(i, first_input..3);
+        if layout.shortcut.is_some() {
+            terms.push((shortcut[i], layout.slabs as u8));
         }
+        frame(&terms, (i % 2) as u8, case.residual.then_some(residual[i]), out[i])
+    };
+    let mut convolve = |launch: Range<usize>, partial_sums: PartialSums<Offsets>| {
+        let frames = launch.clone().map(|i| conv_frame(i, launch.start)).collect();
+        let op = conv_op(layout, input, frames, layout.cout > 3, partial_sums);
+        run_op(backend, &mut memory, op, &prepared, scratch);
+    };
+    if has_partial_sums {
+        // The first frame alone, so that its partial sums go through memory.
+        let into = normalised[0];
+        for (launch, before) in [(0..1, None), (1..3, Some(into))] {
+            let pending = (launch.end..launch.end + 2).map(|i| as_terms(&terms(i, launch.clone()))).collect();
+            convolve(launch, PartialSums { before, after: Some(PartialSumsOut { pending, into }) });
+        }
+    } else {
+        convolve(0..3, PartialSums::NONE);
     }
 
     let values = vec![f32::NAN; (output.elements() * 3) as usize];
     let into = view(&values, [output.channels, 3, output.height, output.width]);
     for (t, from) in (0..).zip(&out) {
-        let op = plain_store(*from, output, &into, t, staging + most);
-        backend.store(&mut memory, &op, &mut never()).unwrap();
+        backend.store(&mut memory, &plain_store(*from, output, &into, t), &buffers, &mut never()).unwrap();
     }
     backend.finish(&mut memory, None).unwrap();
     values
 }
 
-fn frame(terms: &[(Frame, u8)], bias: u8, residual: Option<Frame>, out: Frame) -> ConvFrame {
-    let mut all = Terms::new();
-    terms.iter().for_each(|(frame, slab)| all.push(Term { frame: *frame, slab: *slab }));
-    ConvFrame { terms: all, bias, residual, out }
+fn as_terms(terms: &[(DeviceOffset, u8)]) -> Vec<Term<Offsets>> {
+    terms.iter().map(|(frame, slab)| Term { frame: *frame, slab: *slab }).collect()
 }
 
-/// A convolution of single frames, whichever way the backend does it.
-fn convolve<B: Backend>(backend: &B, memory: &mut B::Memory, prepared: &B::Conv, op: &ConvOp) {
-    if backend.carry_bytes(op.layout, op.input).is_none() {
-        return backend.conv(memory, prepared, op, &mut never()).unwrap();
-    }
-    for frame in op.frames {
-        let Term { frame: input, slab } = frame.terms[0];
-        let frames = [CarryFrame { input, slabs: [slab; 3], bias: frame.bias, out: frame.out }];
-        let op = CarryOp { layout: op.layout, input: op.input, frames: &frames, before: None, after: None };
-        backend.conv_carrying(memory, prepared, &op, &mut never()).unwrap();
-    }
+fn frame(
+    terms: &[(DeviceOffset, u8)],
+    bias: u8,
+    residual: Option<DeviceOffset>,
+    out: DeviceOffset,
+) -> ConvFrame<Offsets> {
+    ConvFrame { terms: as_terms(terms), bias, residual, out }
 }
 
 fn relative_error(found: &[f32], right: &[f32]) -> f64 {
@@ -358,22 +382,23 @@ fn conv_matches_the_cpu() {
 
 fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let wide = shape.with_channels(3 * shape.channels);
-    let (from, to) = (Frame(0), Frame(backend.frame_bytes(wide, 1).next_multiple_of(4096)));
-    let scratch = (to.0 + backend.frame_bytes(shape, 1)).next_multiple_of(4096);
-    let most = backend.staging_bytes(wide);
-    let staging = scratch + backend.attention_scratch(shape, 1).next_multiple_of(4096);
+    let sizes = backend.sizes();
+    let (from, to) = (DeviceOffset(0), DeviceOffset(sizes.frame_bytes(wide, 1).next_multiple_of(4096)));
+    let scratch = (to.0 + sizes.frame_bytes(shape, 1)).next_multiple_of(4096);
+    let most = sizes.staging_bytes(wide);
+    let staging = scratch + sizes.attention_scratch(shape, 1).next_multiple_of(4096);
     let bytes = staging + 2 * most;
-    let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
+    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
+    let mut memory = backend.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let values = SeededRandom(3).values(wide.elements(), 1.0);
     let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
-    let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape: wide, into: from, staging };
-    backend.load(&mut memory, &op, &mut never()).unwrap();
-    let op = AttentionOp { shape, frames: &[(from, to)], scratch };
-    backend.attention(&mut memory, &op, &mut never()).unwrap();
+    backend.load(&mut memory, &plain_load(&input, 0, wide, from), &buffers, &mut never()).unwrap();
+    let op = Op::Attention(AttentionOp { shape, frames: vec![(from, to)] });
+    backend.run(&mut memory, &op, &RunArgs { weights: &[], buffers }, &mut never()).unwrap();
     let values = vec![f32::NAN; shape.elements() as usize];
     let into = view(&values, [shape.channels, 1, shape.height, shape.width]);
-    backend.store(&mut memory, &plain_store(to, shape, &into, 0, staging + most), &mut never()).unwrap();
+    backend.store(&mut memory, &plain_store(to, shape, &into, 0), &buffers, &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
 }
@@ -391,17 +416,18 @@ fn attention_matches_the_cpu() {
 /// Two tiles into a frame, divided by the sum of their fades.
 fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let (tile, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(8, 7, 3));
-    let (from, canvas) = (Frame(0), Frame(1 << 20));
-    let scratch = 2 << 20;
-    let most = backend.staging_bytes(whole).max(backend.staging_bytes(tile.with_channels(8)));
+    let (from, canvas) = (DeviceOffset(0), DeviceOffset(1 << 20));
+    let (sizes, scratch) = (backend.sizes(), 2 << 20);
+    let most = sizes.staging_bytes(whole).max(sizes.staging_bytes(tile.with_channels(8)));
     let layout =
         |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
     let (first, layout) = (layout(8, Window::Point, Prologue::None), layout(3, Window::Same, Prologue::NormSilu));
-    let conv_scratch = [&first, &layout].map(|layout| backend.conv_scratch(layout, tile.with_channels(8), 1));
-    let most_scratch = conv_scratch.into_iter().fold(backend.fade_bytes(whole), u64::max);
+    let conv_scratch = [&first, &layout].map(|layout| sizes.conv_scratch(layout, tile.with_channels(8), 1));
+    let most_scratch = conv_scratch.into_iter().fold(sizes.fade_bytes(whole), u64::max);
     let staging = scratch + most_scratch.next_multiple_of(4096);
     let bytes = staging + 2 * most;
-    let mut memory = backend.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
+    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
+    let mut memory = backend.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
     backend.poison(&mut memory, bytes);
     let (makes, prepared) = (prepare(backend, &first, 1), prepare(backend, &layout, 2));
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
@@ -409,37 +435,31 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
         let deep = tile.with_channels(8);
         let values = SeededRandom(i as u64).values(deep.elements(), 1.0);
         let input = view(&values, [8, 1, 5, 7]);
-        let (raw, source) = (Frame(1 << 18), Frame(1 << 19));
-        let (map, into) = (SAME, raw);
-        let op = LoadOp { from: &input, batch: 0, frame: 0, top: 0, left: 0, map, shape: deep, into, staging };
-        backend.load(&mut memory, &op, &mut never()).unwrap();
-        let frames = [frame(&[(raw, 0)], 0, None, source)];
-        let op = ConvOp { layout: &first, input: deep, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
-        convolve(backend, &mut memory, &makes, &op);
-        let frames = [frame(&[(source, 0)], 0, None, from)];
-        let op = ConvOp { layout: &layout, input: deep, frames: &frames, statistics: false, scratch, sums: Sums::NONE };
-        convolve(backend, &mut memory, &prepared, &op);
-        let blend = Blend { rows: &fade, columns: &columns };
-        let op = BlendOp {
+        let (raw, source) = (DeviceOffset(1 << 18), DeviceOffset(1 << 19));
+        backend.load(&mut memory, &plain_load(&input, 0, deep, raw), &buffers, &mut never()).unwrap();
+        let frames = vec![frame(&[(raw, 0)], 0, None, source)];
+        run_op(backend, &mut memory, conv_op(&first, deep, frames, true, PartialSums::NONE), &makes, scratch);
+        let frames = vec![frame(&[(source, 0)], 0, None, from)];
+        run_op(backend, &mut memory, conv_op(&layout, deep, frames, false, PartialSums::NONE), &prepared, scratch);
+        let op = BlendTile {
             from,
             from_shape: tile,
             into: canvas,
             into_shape: whole,
             top,
             left: 0,
-            fade: blend,
+            fades: Fades { rows: &fade, columns: &columns },
             clear: i == 0,
-            scratch,
         };
-        backend.blend(&mut memory, &op, &mut never()).unwrap();
+        backend.blend(&mut memory, &op, &buffers, &mut never()).unwrap();
         backend.finish(&mut memory, None).unwrap();
     }
     let sums: Vec<f32> = (0..8).map(|y| fade.get(y).unwrap_or(&0.0) + if y >= 3 { fade[y - 3] } else { 0.0 }).collect();
     let values = vec![f32::NAN; whole.elements() as usize];
     let into = view(&values, [3, 1, 8, 7]);
-    let divide = Some(Blend { rows: &sums, columns: &columns });
-    let op = StoreOp { divide, scratch, ..plain_store(canvas, whole, &into, 0, staging + most) };
-    backend.store(&mut memory, &op, &mut never()).unwrap();
+    let divide = Some(Fades { rows: &sums, columns: &columns });
+    let op = StoreTensor { divide, ..plain_store(canvas, whole, &into, 0) };
+    backend.store(&mut memory, &op, &buffers, &mut never()).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
 }
@@ -458,23 +478,23 @@ fn staging_keeps_frames_apart() {
     let dims = [shape.channels, count, shape.height, shape.width];
     let input = view(&values, dims);
     for cuda in &gpus() {
-        let most = cuda.staging_bytes(shape);
-        let (slot, staging) = (Frame(0), cuda.frame_bytes(shape, 1).next_multiple_of(4096));
+        let (sizes, slot) = (cuda.sizes(), DeviceOffset(0));
+        let (most, staging) = (sizes.staging_bytes(shape), sizes.frame_bytes(shape, 1).next_multiple_of(4096));
         let bytes = staging + 2 * most;
-        let mut memory = cuda.allocate(bytes, HostMemory { load: 2 * most, store: 2 * most, past: 0 }).unwrap();
+        let buffers = Buffers { staging: [staging, staging + most], ..Buffers::default() };
+        let mut memory = cuda.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
         cuda.poison(&mut memory, bytes);
         let found = vec![f32::NAN; values.len()];
         let into = view(&found, dims);
-        let mut pass = |frames: std::ops::Range<u64>, cancelled: u64| {
+        let mut pass = |frames: Range<u64>, cancelled: u64| {
             for frame in frames {
-                let op =
-                    LoadOp { from: &input, batch: 0, frame, top: 0, left: 0, map: SAME, shape, into: slot, staging };
-                if let Err(error) = cuda.load(&mut memory, &op, &mut || frame == cancelled) {
+                let op = plain_load(&input, frame, shape, slot);
+                if let Err(error) = cuda.load(&mut memory, &op, &buffers, &mut || frame == cancelled) {
                     assert_eq!(error, Error::Cancelled);
                     break;
                 }
-                let op = plain_store(slot, shape, &into, frame, staging + most);
-                cuda.store(&mut memory, &op, &mut never()).unwrap();
+                let op = plain_store(slot, shape, &into, frame);
+                cuda.store(&mut memory, &op, &buffers, &mut never()).unwrap();
             }
             cuda.finish(&mut memory, None).unwrap();
         };

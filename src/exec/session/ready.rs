@@ -9,11 +9,12 @@ use crate::exec::settings::{Settings, Tiling};
 use crate::exec::weights::{self, Share};
 use crate::exec::workspace::{Workspace, stage_name};
 use crate::exec::{Control, LogLevel};
+use crate::ir::Shape;
 use crate::model::Direction;
-use crate::plan::{Blueprint, Bytes, Plan, Request, Spacing, TileSize};
-use crate::tensor::Shape;
+use crate::plan::{self, Bytes, Plan, PlanReport, Request, Spacing, TileSize};
+use crate::workers;
 
-/// Memory that is better left to others, where the host sets no limit: enough to keep a desktop alive.
+/// Memory that is left to other programs where the host sets no limit: enough to keep a desktop alive.
 const MARGIN: u64 = 256 << 20;
 const HOST_MARGIN: u64 = 1 << 30;
 
@@ -35,7 +36,7 @@ impl<B: Backend> Engine<B> {
 
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
-        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.bytes());
+        let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
         let pinned = pinned + self.idle_weights().map(Share::host_bytes).sum::<u64>();
         let free = host_memory().1.saturating_add(pinned);
         self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
@@ -60,20 +61,20 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    pub(super) fn blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
+    pub(super) fn find_plan(&self, direction: Direction, input: Shape, limit: u64) -> Result<Plan> {
         let asked = Asked { direction, input, limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
             Some((same, found)) if *same == asked && found.host_bytes() <= self.host_limit() => Ok(found.clone()),
             _ => {
-                let found = self.find_blueprint(direction, input, limit)?;
+                let found = self.search(direction, input, limit)?;
                 *planned = Some((asked, found.clone()));
                 Ok(found)
             }
         }
     }
 
-    fn find_blueprint(&self, direction: Direction, input: Shape, limit: u64) -> Result<Blueprint> {
+    fn search(&self, direction: Direction, input: Shape, limit: u64) -> Result<Plan> {
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
         if tiling.enabled && overlap >= size {
@@ -84,17 +85,18 @@ impl<B: Backend> Engine<B> {
         let request = self.request(direction, input, limit);
         if request.has_too_many_tiles() {
             return Err(Error::Argument(format!(
-                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use larger \
-                 tiles or less overlap"
+                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use \
+                 larger tiles or less overlap"
             )));
         }
-        request.plan(&self.costs()).map_err(|no| {
+        let found = workers::with_threads(self.settings.threads, || plan::search(&request, &self.target()));
+        found.map_err(|no| {
             let (limit, exact, tiled) = (Bytes(limit), no.smallest_exact, no.smallest);
             Error::Memory(match request.allow_tiles {
                 true => format!(
-                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, takes \
-                     {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or fewer of \
-                     them",
+                    "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
+                     takes {} ({tiled} bytes), and {} without tiles. Raise memory_limit, or use smaller frames or \
+                     fewer of them",
                     Bytes(tiled),
                     Bytes(exact)
                 ),
@@ -107,8 +109,8 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Tiles are the only thing that makes results differ, so a host should know.
-    pub(super) fn warn_if_tiled(&self, plan: &Plan, control: &Control) {
+    /// Only tiles make results inexact, so the host is told.
+    pub(super) fn warn_if_tiled(&self, plan: &PlanReport, control: &Control) {
         if plan.exact {
             return;
         }
@@ -120,30 +122,30 @@ impl<B: Backend> Engine<B> {
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
-    /// A plan, with its weights loaded and its memory allocated. Somebody may have taken memory since the limit was set or the
-    /// plan was made: then the job is planned again for what is left, as long as there is a plan.
+    /// A plan, with its weights loaded and its memory allocated. If others took memory since it was planned, the job is
+    /// planned again for what is left.
     pub(super) fn make_ready(
         &mut self,
         direction: Direction,
         input: Shape,
         control: &Control,
-    ) -> Result<(Blueprint, Workspace<B>)> {
+    ) -> Result<(Plan, Workspace<B>)> {
         let mut limit = self.limit();
         loop {
-            let blueprint = self.blueprint(direction, input, limit)?;
-            let plan = blueprint.report();
-            control.log(LogLevel::Debug, format_args!("{plan}"));
-            self.make_room(direction, &blueprint);
-            let loaded = self.load_weights(direction, blueprint.weights_away(), control);
-            match loaded.and_then(|()| self.take_workspace(&blueprint, control)) {
+            let plan = self.find_plan(direction, input, limit)?;
+            let report = plan.report();
+            control.log(LogLevel::Debug, format_args!("{report}"));
+            self.make_room(direction, &plan);
+            let loaded = self.load_weights(direction, plan.offloaded_weights(), control);
+            match loaded.and_then(|()| self.take_workspace(&plan, control)) {
                 Ok(workspace) => {
-                    self.warn_if_tiled(&plan, control);
-                    return Ok((blueprint, workspace));
+                    self.warn_if_tiled(&report, control);
+                    return Ok((plan, workspace));
                 }
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
-                    limit = left.min(blueprint.device_bytes() / 16 * 15);
+                    limit = left.min(plan.device_bytes() / 16 * 15);
                     control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
                 }
                 Err(error) => return Err(error),
@@ -151,31 +153,31 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    /// Gives back what the last call left and this one has no use for: a workspace of another size, and the weights of
-    /// the other direction where both together would pass the limit.
-    pub(super) fn make_room(&mut self, direction: Direction, blueprint: &Blueprint) {
+    /// Frees what the last call kept and this one cannot use: a workspace of another size, and the weights of the other
+    /// direction if both do not fit.
+    pub(super) fn make_room(&mut self, direction: Direction, plan: &Plan) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
-        self.workspace = self.workspace.take().filter(|kept| kept.fits(blueprint));
+        self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = match direction {
             Direction::Encode => &mut self.decoder,
             Direction::Decode => &mut self.encoder,
         };
         let both_fit = |share: &Share<B>| {
-            share.bytes().saturating_add(blueprint.device_bytes()) <= limit
-                && share.host_bytes().saturating_add(blueprint.host_bytes()) <= host_limit
+            share.bytes().saturating_add(plan.device_bytes()) <= limit
+                && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit
         };
         other.weights = other.weights.take().filter(both_fit);
         self.tell_idle();
     }
 
     /// The workspace of the last call, if [`Engine::make_room`] found it to fit, else a new one.
-    pub(super) fn take_workspace(&mut self, blueprint: &Blueprint, control: &Control) -> Result<Workspace<B>> {
+    pub(super) fn take_workspace(&mut self, plan: &Plan, control: &Control) -> Result<Workspace<B>> {
         match self.workspace.take() {
             Some(kept) => Ok(kept),
             None => {
-                let workspace = Workspace::allocate(&*self.backend, &self.ledger, blueprint)?;
+                let workspace = Workspace::allocate(&*self.backend, &self.ledger, plan)?;
                 if self.backend.is_pageable(&workspace.memory) {
-                    warn_not_pinned(control, workspace.host.past);
+                    warn_not_pinned(control, workspace.host.offloaded);
                 }
                 Ok(workspace)
             }

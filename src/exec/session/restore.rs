@@ -6,10 +6,11 @@ use super::Engine;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
-use crate::exec::stream::{in_pieces, kept};
+use crate::exec::stream::{in_pieces, region_of};
 use crate::exec::{Control, FrameStream, Session, check};
 use crate::model::Direction;
-use crate::plan::{Blueprint, Bytes};
+use crate::plan::{self, Bytes, Plan};
+use crate::workers;
 
 impl<B: Backend> Engine<B> {
     pub(super) fn restore(
@@ -25,43 +26,44 @@ impl<B: Backend> Engine<B> {
         }
         let (direction, input) = (header.direction, header.input);
         check::input_shape(self.config(), direction, input, true).map_err(refuse)?;
-        let blueprint = self.follow(&header)?;
-        let mut job = blueprint.job(&self.costs());
-        job.skip_to(header.loaded);
-        let frames = job.remembered();
+        let plan = self.saved_plan(&header)?;
+        let mut schedule = plan.schedule(&self.target());
+        schedule.skip_to(header.loaded);
+        let frames = schedule.persisted_slots();
         let expected = frames.iter().map(|frame| frame.bytes).sum::<u64>() + SEAL;
         if state.left() != expected {
             let left = state.left();
             return Err(refuse(format_args!("is damaged: {left} bytes follow its header, expected {expected}")));
         }
-        self.make_room(direction, &blueprint);
-        self.load_weights(direction, blueprint.weights_away(), control)?;
-        let mut workspace = self.take_workspace(&blueprint, control)?;
+        self.make_room(direction, &plan);
+        self.load_weights(direction, plan.offloaded_weights(), control)?;
+        let mut workspace = self.take_workspace(&plan, control)?;
         let mut piece = vec![0; PIECE as usize];
         for frame in &frames {
-            in_pieces(kept(job.pools(), frame)?, frame.bytes, |at, bytes| {
+            in_pieces(region_of(schedule.arenas(), frame)?, frame.bytes, |at, bytes| {
                 state.read(&mut piece[..bytes])?;
                 self.backend.write(&mut workspace.memory, at, &piece[..bytes])
             })?;
         }
         state.check_seal()?;
-        self.warn_if_tiled(&blueprint.report(), control);
+        self.warn_if_tiled(&plan.report(), control);
         let settings = header.numbers.put_into(self.settings.clone());
-        Ok((direction, self.streaming(blueprint, job, workspace, settings, input)?))
+        Ok((direction, self.streaming(plan, schedule, workspace, settings, input)?))
     }
 
     /// The plan that a state was made with, if it fits the limits of today.
-    fn follow(&self, header: &StateHeader) -> Result<Blueprint> {
-        if header.way.tiles.is_some() && !self.settings.allow_tiles {
+    fn saved_plan(&self, header: &StateHeader) -> Result<Plan> {
+        if header.plan.tiles.is_some() && !self.settings.allow_tiles {
             let why = "this state is of a stream in tiles; set tiles to auto to continue it";
             return Err(Error::Argument(format!("tiles: never, but {why}")));
         }
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(header.direction, header.input, limit);
-        let Some(blueprint) = request.follow(&header.way, &self.costs()) else {
-            return Err(refuse("is damaged: its plan is none for this model and size"));
+        let restored = || plan::restore(&request, &header.plan, &self.target());
+        let Some(plan) = workers::with_threads(self.settings.threads, restored) else {
+            return Err(refuse("is damaged: its plan is not valid for this model and size"));
         };
-        let (device, host) = (blueprint.device_bytes(), blueprint.host_bytes());
+        let (device, host) = (plan.device_bytes(), plan.host_bytes());
         for (key, limit, needed) in [("memory_limit", limit, device), ("host_memory_limit", host_limit, host)] {
             if needed > limit {
                 return Err(Error::Memory(format!(
@@ -72,6 +74,6 @@ impl<B: Backend> Engine<B> {
                 )));
             }
         }
-        Ok(blueprint)
+        Ok(plan)
     }
 }

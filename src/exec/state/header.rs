@@ -1,39 +1,44 @@
-//! What a state says about itself. All numbers are 64 bits wide, the lowest byte first.
+//! The header of a state: what it belongs to, its settings, its saved plan. Numbers are 64 bits, little-endian.
 
 use super::sealed::SEAL;
 use super::{SealedReader, refuse};
 use crate::backend::Precision;
 use crate::error::Result;
 use crate::exec::settings::{Latent, PixelRange, Settings};
+use crate::ir::{Shape, TensorDevice};
 use crate::model::Direction;
-use crate::plan::{Cut, Past, Spacing, TileSize, Way};
-use crate::tensor::{Place, Shape};
+use crate::plan::{CachePolicy, SavedPlan, SchedulePolicy, Spacing, TileSize};
 
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
-/// Of the header and of what frames are made of. Another version of the library counts as another version of these: it may
-/// compute in another order, and then the bits would not go on as they began.
-const FORMAT: u64 = 7;
+/// How a state is written. Raise it with any change to this header.
+const FORMAT: u64 = 8;
+/// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
+/// `tests/stream_state_golden.rs` fails if the persisted regions change.
+const REVISION: u64 = 1;
+/// Told where a state is refused. Decides nothing.
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;
 /// A header has one number for each layer and little else.
 const MOST_BYTES: u64 = 1 << 16;
+/// Longer than any text of a header.
+const MOST_LETTERS: usize = 40;
 /// More frames than any clip has, and few enough to be counted at every rate.
 const MOST_FRAMES: u64 = 1 << 40;
 
-/// Values by their number in a state, which is theirs for ever.
+/// Values by their number in a state, which never changes.
 const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
 const PIXEL_RANGES: [PixelRange; 2] = [PixelRange::Signed, PixelRange::Unit];
 const POSTERIORS: [Latent; 2] = [Latent::Mean, Latent::Sample];
-const PASTS: [Past; 3 + Past::SHARES as usize] = {
-    let mut pasts = [Past::Device; 3 + Past::SHARES as usize];
-    pasts[1] = Past::Again;
-    let mut near = 0;
-    while near <= Past::SHARES {
-        pasts[2 + near as usize] = Past::Bands { near };
-        near += 1;
+const CACHES: [CachePolicy; 3 + CachePolicy::SHARES as usize] = {
+    let mut caches = [CachePolicy::Resident; 3 + CachePolicy::SHARES as usize];
+    caches[1] = CachePolicy::Recomputed;
+    let mut resident_shares = 0;
+    while resident_shares <= CachePolicy::SHARES {
+        caches[2 + resident_shares as usize] = CachePolicy::Offloaded { resident_shares };
+        resident_shares += 1;
     }
-    pasts
+    caches
 };
 const SPACINGS: [Spacing; 2] = [Spacing::Strided, Spacing::Even];
 
@@ -46,10 +51,10 @@ pub struct StateOwner {
 }
 
 impl StateOwner {
-    pub fn new(place: Place, precision: Precision) -> StateOwner {
+    pub fn new(place: TensorDevice, precision: Precision) -> StateOwner {
         let device = match place {
-            Place::Cpu => "cpu",
-            Place::Cuda(_) => "cuda",
+            TensorDevice::Cpu => "cpu",
+            TensorDevice::Cuda(_) => "cuda",
         };
         StateOwner { device, precision }
     }
@@ -84,7 +89,7 @@ pub struct StateHeader {
     /// Of what goes in; without frames.
     pub input: Shape,
     pub numbers: Numbers,
-    pub way: Way,
+    pub plan: SavedPlan,
     /// Input frames taken so far.
     pub loaded: u64,
 }
@@ -98,6 +103,7 @@ impl StateHeader {
     pub fn write(&self, owner: &StateOwner) -> Vec<u8> {
         let mut body = Writer(Vec::new());
         body.text(LIBRARY);
+        body.number(REVISION);
         body.text(owner.device);
         body.text(owner.precision.name());
         body.number(self.model);
@@ -109,12 +115,14 @@ impl StateHeader {
         body.number(index(&PIXEL_RANGES, pixel_range));
         body.number(index(&POSTERIORS, posterior));
         body.number(seed);
-        let Way { cut: Cut { slice, chunks, stored, past, away: _, weights_away }, tiles } = &self.way;
+        let SavedPlan { policy, tiles } = &self.plan;
+        // Streams offload no outputs.
+        let SchedulePolicy { slice, chunks, materialised, caches, offloaded_outputs: _, offloaded_weights } = policy;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
-        body.numbers(stored.iter().copied());
-        body.numbers(past.iter().map(|past| index(&PASTS, *past)));
-        body.numbers(weights_away.iter().map(|away| u64::from(*away)));
+        body.numbers(materialised.iter().copied());
+        body.numbers(caches.iter().map(|cache| index(&CACHES, *cache)));
+        body.numbers(offloaded_weights.iter().map(|offloaded| u64::from(*offloaded)));
         body.numbers(tiles.iter().flat_map(|tiles| {
             let TileSize { height, width, overlap, spacing } = *tiles;
             [height, width, overlap, index(&SPACINGS, spacing)]
@@ -124,8 +132,7 @@ impl StateHeader {
         [&MAGIC[..], &preamble, &body.0].concat()
     }
 
-    /// Reads a header and its checksum, and refuses what does not belong to `owner`. That it belongs to the model is for the
-    /// caller to see, as a model's fingerprint takes a while to tell.
+    /// Reads a header and its checksum, and checks `owner`. The caller checks the model: its fingerprint takes a while.
     pub fn read(from: &mut SealedReader, owner: &StateOwner) -> Result<StateHeader> {
         let preamble = from.take(PREAMBLE)?;
         let mut numbers = Reader(&preamble[MAGIC.len()..]);
@@ -134,7 +141,10 @@ impl StateHeader {
         }
         let (format, bytes) = (numbers.number()?, numbers.number()?);
         if format != FORMAT {
-            return Err(refuse(format_args!("is of format {format}; this library reads format {FORMAT}")));
+            return Err(refuse(format_args!(
+                "is of format {format}, but video-vae {LIBRARY} reads format {FORMAT}; continue with the version that \
+                 saved it, or start the stream again"
+            )));
         }
         if bytes > MOST_BYTES {
             return Err(refuse(format_args!("is damaged: its header claims {bytes} bytes")));
@@ -145,7 +155,14 @@ impl StateHeader {
     }
 
     fn parse(body: &mut Reader, owner: &StateOwner) -> Result<StateHeader> {
-        body.expect("version", LIBRARY, "another version may compute in another order")?;
+        let library = String::from_utf8_lossy(body.text()?);
+        let revision = body.number()?;
+        if revision != REVISION {
+            return Err(refuse(format_args!(
+                "was saved by video-vae {library}, whose streams differ (revision {revision}, and {REVISION} in \
+                 {LIBRARY}); continue with that version, or start the stream again"
+            )));
+        }
         body.expect("device", owner.device, "create the handle on the same kind of device")?;
         body.expect("precision", owner.precision.name(), "set precision to that of the state")?;
         let model = body.number()?;
@@ -158,9 +175,9 @@ impl StateHeader {
             seed: body.number()?,
         };
         let slice = body.number()?;
-        let (chunks, stored) = (body.numbers()?, body.numbers()?);
-        let past = body.list(|body| body.choice(PASTS))?;
-        let weights_away = body.list(|body| body.choice([false, true]))?;
+        let (chunks, materialised) = (body.numbers()?, body.numbers()?);
+        let caches = body.list(|body| body.choice(CACHES))?;
+        let offloaded_weights = body.list(|body| body.choice([false, true]))?;
         let tiles = match body.number()? {
             0 => None,
             4 => Some(TileSize {
@@ -176,10 +193,9 @@ impl StateHeader {
             return Err(nonsense());
         }
         let input = Shape::new(batch, channels, 0, height, width);
-        // Of frames, streams leave nothing but the past in host memory.
-        let away = vec![false; past.len()];
-        let cut = Cut { slice, chunks, stored, past, away, weights_away };
-        Ok(StateHeader { model, direction, input, numbers, way: Way { cut, tiles }, loaded })
+        let offloaded_outputs = vec![false; caches.len()];
+        let policy = SchedulePolicy { slice, chunks, materialised, caches, offloaded_outputs, offloaded_weights };
+        Ok(StateHeader { model, direction, input, numbers, plan: SavedPlan { policy, tiles }, loaded })
     }
 }
 
@@ -219,7 +235,7 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(*number))
     }
 
-    /// One of few values, which are numbered from 0.
+    /// A value by its number.
     fn choice<T: Copy, const N: usize>(&mut self, values: [T; N]) -> Result<T> {
         let index = self.number()?;
         usize::try_from(index).ok().and_then(|i| values.get(i)).copied().ok_or_else(nonsense)
@@ -227,7 +243,7 @@ impl<'a> Reader<'a> {
 
     fn list<T>(&mut self, mut item: impl FnMut(&mut Reader<'a>) -> Result<T>) -> Result<Vec<T>> {
         let count = self.number()?;
-        // Nothing is reserved for a count that nobody vouches for: the list ends with the header at the latest.
+        // The count is not trusted: nothing is reserved, and the list ends with the header at the latest.
         (0..count).map(|_| item(self)).collect()
     }
 
@@ -237,19 +253,23 @@ impl<'a> Reader<'a> {
 
     fn factor(&mut self) -> Result<f32> {
         let factor = u32::try_from(self.number()?).map(f32::from_bits).map_err(|_| nonsense())?;
-        // What the parameter takes.
+        // The range of the parameter.
         if (1e-6..=1e6).contains(&factor) { Ok(factor) } else { Err(nonsense()) }
     }
 
-    fn expect(&mut self, what: &str, expected: &str, hint: &str) -> Result<()> {
-        let length = self.number()?;
-        let (text, rest) =
-            usize::try_from(length).ok().and_then(|n| self.0.split_at_checked(n)).ok_or_else(nonsense)?;
+    fn text(&mut self) -> Result<&'a [u8]> {
+        let length = usize::try_from(self.number()?).ok().filter(|length| *length <= MOST_LETTERS);
+        let (text, rest) = length.and_then(|length| self.0.split_at_checked(length)).ok_or_else(nonsense)?;
         self.0 = rest;
+        Ok(text)
+    }
+
+    fn expect(&mut self, what: &str, expected: &str, hint: &str) -> Result<()> {
+        let text = self.text()?;
         if text == expected.as_bytes() {
             return Ok(());
         }
-        let found = String::from_utf8_lossy(&text[..text.len().min(40)]);
+        let found = String::from_utf8_lossy(text);
         Err(refuse(format_args!("its {what} is {found}, here it is {expected}; {hint}")))
     }
 }

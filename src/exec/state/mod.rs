@@ -1,5 +1,5 @@
-//! The state of a stream as bytes: a header that says what it belongs to and how far it is, then the frames that it
-//! remembers, and checksums over both. Everything that is read is taken for a stranger's until it is checked.
+//! The state of a stream as bytes: a header, the persisted regions, and checksums over both. Nothing that is read is
+//! trusted before it is checked.
 
 mod header;
 mod sealed;
@@ -9,7 +9,7 @@ pub use sealed::{SEAL, SealedReader, SealedWriter};
 
 use crate::error::Error;
 
-/// Frames are moved in pieces of this many bytes, so that a state is never whole in our own memory.
+/// Bytes of a piece: a state is never whole in the library's memory.
 pub const PIECE: u64 = 4 << 20;
 
 pub fn refuse(why: impl std::fmt::Display) -> Error {

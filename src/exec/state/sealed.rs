@@ -1,5 +1,4 @@
-//! Bytes on their way to or from a file or buffer, with a checksum over all that went before. Between pieces the host may
-//! cancel.
+//! Reads and writes bytes with a running checksum. The host may cancel between pieces.
 
 use std::io::{Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};

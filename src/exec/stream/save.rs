@@ -4,22 +4,26 @@ use std::io::Write;
 use std::sync::atomic::AtomicBool;
 
 use super::Streaming;
-use crate::backend::{Backend, Kept};
+use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::state::{Numbers, PIECE, SealedWriter, StateHeader, StateOwner};
-use crate::plan::{Pools, Remembered};
+use crate::ir::{PersistedRegion, Relocate};
+use crate::plan::{Arenas, PersistedSlot};
 
-/// Where a remembered frame lies.
-pub fn kept(pools: &Pools, frame: &Remembered) -> Result<Kept> {
-    let offset = match frame.on_host {
-        true => pools.past.offset(frame.slot).map(Kept::host),
-        false => pools.frames.offset(frame.slot).map(Kept::device),
-    };
-    offset.ok_or_else(|| Error::Internal("a frame is remembered where none was planned; please report this".into()))
+/// Where a persisted slot lies.
+pub fn region_of(arenas: &Arenas, slot: &PersistedSlot) -> Result<PersistedRegion> {
+    Ok(match slot.on_host {
+        true => PersistedRegion::Host(arenas.host(slot.slot)?),
+        false => PersistedRegion::Device(arenas.device(slot.slot)?),
+    })
 }
 
-/// Calls `each` with the pieces of a frame: where each begins, and its bytes.
-pub fn in_pieces(at: Kept, bytes: u64, mut each: impl FnMut(Kept, usize) -> Result<()>) -> Result<()> {
+/// Calls `each` with the pieces of a region and their bytes.
+pub fn in_pieces(
+    at: PersistedRegion,
+    bytes: u64,
+    mut each: impl FnMut(PersistedRegion, usize) -> Result<()>,
+) -> Result<()> {
     let starts = (0..bytes).step_by(PIECE as usize);
     starts.into_iter().try_for_each(|start| each(at.plus(start), PIECE.min(bytes - start) as usize))
 }
@@ -36,7 +40,7 @@ impl<B: Backend> Streaming<B> {
             let why = "the clip was said to be complete, so there is nothing to go on with; pull the rest";
             return Err(Error::State(format!("stream: {why}")));
         }
-        if !self.job.is_waiting() {
+        if !self.schedule.is_waiting() {
             let why = "frames are waiting to be pulled; pull until VVAE_AGAIN, then save";
             return Err(Error::State(format!("stream: {why}")));
         }
@@ -44,20 +48,20 @@ impl<B: Backend> Streaming<B> {
     }
 
     fn header(&self, model: u64) -> StateHeader {
-        let layout = self.job.layout();
+        let spec = self.schedule.spec();
         StateHeader {
             model,
-            direction: layout.network.direction,
+            direction: spec.network.direction,
             input: self.input,
             numbers: Numbers::of(&self.settings),
-            way: layout.way(),
-            loaded: self.job.loaded(),
+            plan: spec.saved_plan(),
+            loaded: self.schedule.loaded(),
         }
     }
 
     pub(super) fn saved_bytes(&mut self) -> Result<u64> {
         self.check_waiting()?;
-        let frames = self.job.remembered().iter().map(|frame| frame.bytes).sum();
+        let frames = self.schedule.persisted_slots().iter().map(|frame| frame.bytes).sum();
         // A header is as long for one model as for another.
         Ok(self.header(0).state_bytes(&self.owner(), frames))
     }
@@ -68,8 +72,8 @@ impl<B: Backend> Streaming<B> {
         into.write(&self.header(self.model.get()?).write(&self.owner()))?;
         into.seal()?;
         let mut piece = vec![0; PIECE as usize];
-        for frame in self.job.remembered() {
-            in_pieces(kept(self.job.pools(), &frame)?, frame.bytes, |at, bytes| {
+        for frame in self.schedule.persisted_slots() {
+            in_pieces(region_of(self.schedule.arenas(), &frame)?, frame.bytes, |at, bytes| {
                 self.backend.read(&mut self.workspace.memory, at, &mut piece[..bytes])?;
                 into.write(&piece[..bytes])
             })?;

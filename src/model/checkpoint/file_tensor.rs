@@ -3,7 +3,7 @@
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
-use crate::tensor::DType;
+use crate::ir::DType;
 
 /// A tensor's values in the file, little-endian and unaligned.
 #[derive(Debug, Clone, Copy)]

@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 use super::keys;
 use super::names::{Check, quoted};
-use crate::tensor::DType;
+use crate::ir::DType;
 
 /// The format allows 100 MB. This model's header has 30 KB, and parsed JSON takes tens of times its text.
 const MAX_HEADER: u64 = 16 << 20;

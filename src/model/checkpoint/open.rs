@@ -8,8 +8,8 @@ use super::contents::Contents;
 use super::file_tensor::FileTensor;
 use super::identity::FileIdentity;
 use crate::error::{Error, Result};
+use crate::ir::DType;
 use crate::model::config::Config;
-use crate::tensor::DType;
 
 /// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
 #[derive(Debug)]

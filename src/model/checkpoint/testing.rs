@@ -7,8 +7,8 @@ use half::{bf16, f16};
 
 use super::names;
 use super::open::Checkpoint;
+use crate::ir::DType;
 use crate::model::config::Config;
-use crate::tensor::DType;
 
 /// Reproducible pseudo-random numbers: xorshift.
 pub(in crate::model) struct Noise(pub u64);

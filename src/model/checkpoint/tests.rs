@@ -7,8 +7,8 @@ use super::names::quoted;
 use super::testing::*;
 use super::*;
 use crate::error::Error;
+use crate::ir::DType;
 use crate::model::config::Config;
-use crate::tensor::DType;
 
 fn small() -> Config {
     Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }

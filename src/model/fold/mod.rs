@@ -10,7 +10,7 @@ use super::causal::{Product, Time};
 use super::checkpoint::Checkpoint;
 use super::network::{Layer, Tensors};
 use crate::error::{Error, Result};
-use crate::tensor::{ConvLayout, ConvSource, Window};
+use crate::ir::{ConvLayout, ConvSource, Window};
 use crate::workers;
 use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;

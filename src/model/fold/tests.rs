@@ -1,10 +1,10 @@
 //! Folded weights, applied by recipe, against the definition of the layer.
 
 use super::*;
+use crate::ir::{DType, Prologue};
 use crate::model::checkpoint::testing::{Noise, checkpoint};
 use crate::model::config::Config;
 use crate::model::network::{Direction, Network};
-use crate::tensor::{DType, Prologue};
 
 fn config() -> Config {
     Config { channels: vec![3, 6, 3], layers: 1, groups: 3, latent: 2, temporal_levels: 1 }

@@ -7,8 +7,8 @@ use std::sync::OnceLock;
 use gemm::Parallelism;
 
 use super::taps::{self, Rounded, WeightAndBias, taps_of};
+use crate::ir::ConvLayout;
 use crate::model::causal::{Product, Time};
-use crate::tensor::ConvLayout;
 use crate::workers;
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.

@@ -271,7 +271,7 @@ class VideoVae:
 
     def restore_stream(self, node: str, state: Any) -> Stream:
         """A stream that goes on where `Stream.save` was called on another one, to the bit. `node` is that stream's,
-        `state` the file's path or what save returned, of the same checkpoint, kind of device, precision and version."""
+        `state` the file's path or what save returned, of the same checkpoint, kind of device and precision."""
         return Stream._restored(self, node, state)
 
     # ---- What it takes ----

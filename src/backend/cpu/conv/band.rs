@@ -2,9 +2,9 @@
 //! The microkernel then knows the stride of pixels at compile time, and a tap is an offset.
 
 use super::grid::{OutputArea, OutputGrid};
-use crate::backend::Prologue;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
 use crate::backend::cpu::simd::{BLOCK, Simd, SimdOp};
+use crate::ir::Prologue;
 
 /// The frame that a band is made of.
 #[derive(Clone, Copy)]

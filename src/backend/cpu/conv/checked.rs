@@ -5,9 +5,8 @@ use super::weights::ConvWeights;
 use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
 use crate::backend::cpu::norm::{self, Moments};
 use crate::backend::cpu::simd::{BLOCK, panel_count};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Term, Window};
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Offsets, Prologue, Term, Window};
 
 /// Scratch of an operation: the moments of all frames, then a band, Winograd products and a norm table per slot.
 struct ConvScratch {
@@ -49,13 +48,14 @@ pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, frames: u64, thread
 }
 
 pub struct CheckedConv<'a> {
-    pub op: &'a ConvOp<'a>,
+    pub op: &'a ConvOp<Offsets>,
     pub weights: &'a ConvWeights,
     pub grid: OutputGrid,
     pub output: FrameShape,
     /// Panels of one phase.
     pub panels: usize,
     base: SharedPointer,
+    scratch_offset: u64,
     scratch: ConvScratch,
 }
 
@@ -64,9 +64,10 @@ impl<'a> CheckedConv<'a> {
         threads: usize,
         memory: &mut CpuMemory,
         weights: &'a ConvWeights,
-        op: &'a ConvOp,
+        op: &'a ConvOp<Offsets>,
+        scratch_offset: u64,
     ) -> Result<CheckedConv<'a>> {
-        let (layout, input) = (op.layout, op.input);
+        let (layout, input) = (&op.layout, op.input);
         let output = layout.window.output(input, layout.cout);
         if *layout != weights.layout {
             return Err(fail(op, "its weights were prepared for another layout"));
@@ -83,18 +84,18 @@ impl<'a> CheckedConv<'a> {
         let grid = OutputGrid::new(layout, input);
         let frames = op.frames.len() as u64;
         let scratch = ConvScratch::new(layout, &grid, frames, threads);
-        memory.block.region("scratch of a convolution", op.scratch, scratch.bytes(frames))?;
+        memory.block.region("scratch of a convolution", scratch_offset, scratch.bytes(frames))?;
         op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, frame))?;
         let base = SharedPointer::new(memory.block.start().cast());
         let panels = panel_count(layout.cout as usize);
-        Ok(CheckedConv { op, weights, grid, output, panels, base, scratch })
+        Ok(CheckedConv { op, weights, grid, output, panels, base, scratch_offset, scratch })
     }
 
     pub fn phases(&self) -> usize {
         self.op.layout.window.phases() as usize
     }
 
-    pub fn is_shortcut(&self, term: &Term) -> bool {
+    pub fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
         u64::from(term.slab) == self.op.layout.slabs
     }
 
@@ -105,12 +106,12 @@ impl<'a> CheckedConv<'a> {
 
     /// Moments of a frame: [area][phase][panel].
     pub fn moments(&self, frame: usize) -> *mut Moments {
-        self.at(self.op.scratch + frame as u64 * self.scratch.moments_of_frame).cast()
+        self.at(self.scratch_offset + frame as u64 * self.scratch.moments_of_frame).cast()
     }
 
     pub fn band(&self, slot: usize) -> *mut f32 {
         let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
-        self.at(self.op.scratch + moments + slot as u64 * self.scratch.slot)
+        self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot)
     }
 
     /// Room for the Winograd products of one panel.
@@ -122,8 +123,8 @@ impl<'a> CheckedConv<'a> {
     ///
     /// # Safety
     /// Nobody else uses the slot.
-    pub unsafe fn norm_table(&self, term: &Term, slot: usize) -> &[f32] {
-        let layout = self.op.layout;
+    pub unsafe fn norm_table(&self, term: &Term<Offsets>, slot: usize) -> &[f32] {
+        let layout = &self.op.layout;
         if layout.prologue == Prologue::None {
             return &[];
         }
@@ -143,12 +144,12 @@ impl<'a> CheckedConv<'a> {
     }
 }
 
-fn fail(op: &ConvOp, why: &str) -> Error {
+fn fail(op: &ConvOp<Offsets>, why: &str) -> Error {
     Error::Internal(format!("convolution {:?} of {:?}: {why}", op.layout, op.input))
 }
 
-fn check_frame(memory: &CpuMemory, op: &ConvOp, output: FrameShape, frame: &ConvFrame) -> Result<()> {
-    let layout = op.layout;
+fn check_frame(memory: &CpuMemory, op: &ConvOp<Offsets>, output: FrameShape, frame: &ConvFrame<Offsets>) -> Result<()> {
+    let layout = &op.layout;
     let bytes = |shape: FrameShape| shape.elements() * 4;
     let statistics = if op.statistics { layout.groups * 8 } else { 0 };
     memory.block.region("output of a convolution", frame.out.0, bytes(output) + statistics)?;

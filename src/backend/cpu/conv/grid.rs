@@ -2,8 +2,8 @@
 //! Depends on shapes alone: statistics are summed area by area, and must be the same on any number of threads.
 
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, panel_count};
-use crate::backend::{ConvLayout, Window};
-use crate::tensor::FrameShape;
+use crate::ir::FrameShape;
+use crate::ir::{ConvLayout, Window};
 
 /// Components of the Winograd domain, see [`super::winograd`].
 pub const COMPONENTS: usize = 4;
@@ -163,7 +163,7 @@ pub fn panel_groups(layout: &ConvLayout, units: usize, threads: usize) -> usize 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Prologue;
+    use crate::ir::Prologue;
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;

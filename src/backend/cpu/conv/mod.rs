@@ -14,8 +14,9 @@ use super::memory::CpuMemory;
 use super::norm;
 use super::pool::Pool;
 use super::simd::Microkernels;
-use crate::backend::{ConvOp, Prologue, Stop, Term};
+use crate::backend::Stop;
 use crate::error::Result;
+use crate::ir::{ConvOp, Offsets, Prologue, Term};
 use band::{BandSize, BandSource};
 use checked::CheckedConv;
 use grid::{OutputArea, panel_groups, split_evenly};
@@ -32,12 +33,13 @@ pub(super) fn run<S: Microkernels>(
     pool: &Pool,
     memory: &mut CpuMemory,
     weights: &ConvWeights,
-    op: &ConvOp,
+    op: &ConvOp<Offsets>,
+    scratch_offset: u64,
     stop: &mut Stop,
 ) -> Result<()> {
-    let conv = CheckedConv::new(pool.threads(), memory, weights, op)?;
+    let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
     let (frames, areas) = (op.frames.len(), conv.grid.areas());
-    let groups = panel_groups(op.layout, frames * areas, pool.threads());
+    let groups = panel_groups(&op.layout, frames * areas, pool.threads());
     pool.run(frames * areas * groups, stop, &|task, slot, stop| {
         let (unit, group) = (task / groups, task % groups);
         let panels = split_evenly(conv.panels * conv.phases(), groups, group);
@@ -131,13 +133,13 @@ impl AreaTask<'_> {
     /// As [`AreaTask::run`].
     unsafe fn prepare_band<S: Microkernels>(
         &self,
-        term: &Term,
+        term: &Term<Offsets>,
         area: OutputArea,
         phase: usize,
         into: *mut f32,
     ) -> BandSize {
         let conv = self.conv;
-        let (layout, input) = (conv.op.layout, conv.op.input);
+        let (layout, input) = (&conv.op.layout, conv.op.input);
         let frame: *const f32 = conv.at(term.frame.0);
         if conv.is_shortcut(term) {
             let source = BandSource {

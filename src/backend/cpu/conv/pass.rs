@@ -9,7 +9,7 @@ use crate::backend::cpu::norm::Moments;
 use crate::backend::cpu::simd::{
     BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, dot_tile, panel_width,
 };
-use crate::backend::{ConvFrame, Term, Window};
+use crate::ir::{ConvFrame, Offsets, Term, Window};
 
 /// The input of a term.
 #[derive(Clone, Copy)]
@@ -23,7 +23,7 @@ pub struct PassInput {
 /// One panel of one phase over one area.
 pub struct PanelPass<'a> {
     pub conv: &'a CheckedConv<'a>,
-    pub frame: &'a ConvFrame,
+    pub frame: &'a ConvFrame<Offsets>,
     pub area: OutputArea,
     pub phase: usize,
     pub panel: usize,
@@ -36,8 +36,8 @@ impl PanelPass<'_> {
     ///
     /// # Safety
     /// Nobody else writes this panel of the area, the band is that of the term, and the processor has `S`.
-    pub unsafe fn add_term<S: Microkernels>(&self, term: &Term, add: bool, input: PassInput, last: bool) {
-        let layout = self.conv.op.layout;
+    pub unsafe fn add_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
+        let layout = &self.conv.op.layout;
         let shortcut = self.conv.is_shortcut(term);
         if self.conv.grid.winograd && !shortcut {
             // SAFETY: by this function's contract.
@@ -95,8 +95,8 @@ impl PanelPass<'_> {
     ///
     /// # Safety
     /// As [`PanelPass::add_term`].
-    unsafe fn add_winograd_term<S: Microkernels>(&self, term: &Term, add: bool, input: PassInput, last: bool) {
-        let layout = self.conv.op.layout;
+    unsafe fn add_winograd_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
+        let layout = &self.conv.op.layout;
         let PassInput { band, size, products } = input;
         let (channels, width) = panel_width(layout.cout as usize, self.panel);
         let taps = [0, 1, 2].map(|row| row * size.columns * BLOCK);
@@ -158,7 +158,7 @@ impl PanelPass<'_> {
     /// # Safety
     /// As [`PanelPass::add_term`].
     unsafe fn finish_row<S: Microkernels>(&self, y: usize) {
-        let layout = self.conv.op.layout;
+        let layout = &self.conv.op.layout;
         let grid = &self.conv.grid;
         let (channels, _) = panel_width(layout.cout as usize, self.panel);
         let bias = |edge| {

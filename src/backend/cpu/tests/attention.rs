@@ -4,15 +4,16 @@ use super::*;
 
 fn attend(cpu: &Cpu, shape: FrameShape, inputs: &[Vec<f32>], per_call: usize) -> Vec<Vec<f32>> {
     let mut arena = GuardedFrames::new(cpu);
-    let inputs: Vec<Frame> =
+    let inputs: Vec<DeviceOffset> =
         inputs.iter().map(|data| arena.frame(shape.with_channels(3 * shape.channels), 0, data)).collect();
-    let frames: Vec<(Frame, Frame)> =
-        inputs.iter().map(|input| (*input, Frame(arena.reserve(cpu.frame_bytes(shape, 0))))).collect();
+    let frames: Vec<(DeviceOffset, DeviceOffset)> =
+        inputs.iter().map(|input| (*input, DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0))))).collect();
     let bytes = cpu.attention_scratch(shape, per_call as u64);
     let scratch = arena.reserve(bytes);
     let mut memory = arena.build();
     for frames in frames.chunks(per_call) {
-        cpu.attention(&mut memory, &AttentionOp { shape, frames, scratch }, &mut || false).unwrap();
+        let op = Op::Attention(AttentionOp { shape, frames: frames.to_vec() });
+        run_op(cpu, &mut memory, op, &[], scratch, &mut || false).unwrap();
     }
     let len = shape.elements() as usize;
     for (at, len) in frames.iter().map(|f| (f.1.0, len)).chain([(scratch, bytes as usize / 4)]) {

@@ -1,7 +1,6 @@
 //! A convolution with its data, and a reference in f64.
 
 use super::*;
-use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 /// The weights of a convolution in plain form.
 pub(super) struct PlainWeights {
@@ -105,19 +104,20 @@ impl ConvCase {
     pub(super) fn run(&mut self, cpu: &Cpu, per_call: usize, stop: &mut Stop) -> Result<Vec<Vec<f32>>> {
         let (layout, output) = (self.layout, self.output());
         let mut arena = GuardedFrames::new(cpu);
-        let inputs: Vec<Frame> = self.inputs.iter().map(|data| arena.frame(self.input, layout.groups, data)).collect();
+        let inputs: Vec<DeviceOffset> =
+            self.inputs.iter().map(|data| arena.frame(self.input, layout.groups, data)).collect();
         let shortcut = arena.frame(output.with_channels(layout.shortcut.unwrap_or(0)), 0, &self.shortcut);
         let residual = arena.frame(output, 0, &self.residual);
-        let frames: Vec<ConvFrame> = self
+        let frames: Vec<ConvFrame<Offsets>> = self
             .frames
             .iter()
             .map(|(list, bias, add)| {
-                let mut terms = Terms::new();
+                let mut terms = Vec::new();
                 for (input, slab) in list {
                     let frame = if *input == usize::MAX { shortcut } else { inputs[*input] };
                     terms.push(Term { frame, slab: *slab });
                 }
-                let out = Frame(arena.reserve(cpu.frame_bytes(output, layout.groups)));
+                let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));
                 ConvFrame { terms, bias: *bias, residual: add.then_some(residual), out }
             })
             .collect();
@@ -127,8 +127,8 @@ impl ConvCase {
         let conv = cpu.prepare(&(), 0, &layout, &mut self.weights)?;
         let statistics = layout.cout.is_multiple_of(layout.groups);
         for frames in frames.chunks(per_call) {
-            let op = ConvOp { layout: &layout, input: self.input, frames, statistics, scratch, sums: Sums::NONE };
-            cpu.conv(&mut memory, &conv, &op, stop)?;
+            let op = conv_op(layout, self.input, frames, statistics);
+            run_op(cpu, &mut memory, op, std::slice::from_ref(&conv), scratch, stop)?;
         }
         let len = output.elements() as usize;
         let extra = if statistics { 2 * layout.groups as usize } else { 0 };

@@ -2,7 +2,6 @@
 
 use super::case::{ConvCase, layout};
 use super::*;
-use crate::backend::{ConvFrame, Prologue, Sums, Term, Terms, Window};
 
 #[test]
 fn convolution_matches_f64_in_all_kinds_and_sizes() {
@@ -76,24 +75,23 @@ fn convolution_can_be_run_again_after_a_stop() {
     let mut arena = GuardedFrames::new(&cpu);
     let input = arena.frame(case.input, 4, &case.inputs[0]);
     let residual = arena.frame(output, 0, &case.residual);
-    let out = Frame(arena.reserve(cpu.frame_bytes(output, 4)));
+    let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, 4)));
     let scratch = arena.reserve(cpu.conv_scratch(&layout, case.input, 1));
     let mut memory = arena.build();
     let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
-    let mut terms = Terms::new();
-    terms.push(Term { frame: input, slab: 0 });
+    let terms = vec![Term { frame: input, slab: 0 }];
     let frames = [ConvFrame { terms, bias: 0, residual: Some(residual), out }];
-    let op =
-        ConvOp { layout: &layout, input: case.input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
+    let op = conv_op(layout, case.input, &frames, true);
+    let conv = std::slice::from_ref(&conv);
     for after in 0..6 {
         let mut asked = 0;
         let mut stop = || {
             asked += 1;
             asked > after
         };
-        assert_eq!(cpu.conv(&mut memory, &conv, &op, &mut stop), Err(Error::Cancelled));
+        assert_eq!(run_op(&cpu, &mut memory, op.clone(), conv, scratch, &mut stop), Err(Error::Cancelled));
     }
-    cpu.conv(&mut memory, &conv, &op, &mut || false).unwrap();
+    run_op(&cpu, &mut memory, op, conv, scratch, &mut || false).unwrap();
     let len = output.elements() as usize + 8;
     assert!(bits(&[read(&memory, out.0, len).to_vec()])[0] == expected[0]);
 }
@@ -104,25 +102,23 @@ fn convolution_refuses_invalid_operations() {
     let cpu = cpu(Instructions::Auto, 1);
     let mut case = ConvCase::new(layout, 4, 4, 3);
     let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
-    let mut memory = cpu.allocate(1 << 20, HostMemory::default()).unwrap();
-    let mut terms = Terms::new();
-    terms.push(Term { frame: Frame(0), slab: 0 });
-    let good = ConvFrame { terms, bias: 0, residual: None, out: Frame(4096) };
+    let mut memory = cpu.allocate(1 << 20, PinnedBytes::default()).unwrap();
+    let terms = vec![Term { frame: DeviceOffset(0), slab: 0 }];
+    let good = ConvFrame { terms, bias: 0, residual: None, out: DeviceOffset(4096) };
     let input = case.input;
     let mut run = |layout: &ConvLayout, input, frame, scratch| {
         let frames = [frame];
-        let op = ConvOp { layout, input, frames: &frames, statistics: false, scratch, sums: Sums::NONE };
-        cpu.conv(&mut memory, &conv, &op, &mut || false)
+        let op = conv_op(*layout, input, &frames, false);
+        run_op(&cpu, &mut memory, op, std::slice::from_ref(&conv), scratch, &mut || false)
     };
-    assert_eq!(run(&layout, input, good, 8192), Ok(()));
+    assert_eq!(run(&layout, input, good.clone(), 8192), Ok(()));
     let refused = |result| matches!(result, Err(Error::Internal(_)));
-    assert!(refused(run(&layout, FrameShape::new(3, 4, 4), good, 8192)));
-    assert!(refused(run(&layout, FrameShape::new(4, 4, 5), good, 8192)));
-    assert!(refused(run(&layout, input, good, (1 << 20) - 64)));
-    assert!(refused(run(&layout, input, ConvFrame { out: Frame(1 << 20), ..good }, 8192)));
-    assert!(refused(run(&layout, input, ConvFrame { bias: 2, ..good }, 8192)));
-    assert!(refused(run(&ConvLayout { slabs: 2, ..layout }, input, good, 8192)));
-    let mut terms = Terms::new();
-    terms.push(Term { frame: Frame(0), slab: 3 });
-    assert!(refused(run(&layout, input, ConvFrame { terms, ..good }, 8192)));
+    assert!(refused(run(&layout, FrameShape::new(3, 4, 4), good.clone(), 8192)));
+    assert!(refused(run(&layout, FrameShape::new(4, 4, 5), good.clone(), 8192)));
+    assert!(refused(run(&layout, input, good.clone(), (1 << 20) - 64)));
+    assert!(refused(run(&layout, input, ConvFrame { out: DeviceOffset(1 << 20), ..good.clone() }, 8192)));
+    assert!(refused(run(&layout, input, ConvFrame { bias: 2, ..good.clone() }, 8192)));
+    assert!(refused(run(&ConvLayout { slabs: 2, ..layout }, input, good.clone(), 8192)));
+    let terms = vec![Term { frame: DeviceOffset(0), slab: 3 }];
+    assert!(refused(run(&layout, input, ConvFrame { terms, ..good.clone() }, 8192)));
 }

@@ -1,8 +1,7 @@
 //! Loads and stores of host tensors of every type and layout; blends of tiles.
 
 use super::*;
-use crate::backend::{Affine, Blend, Posterior};
-use crate::tensor::{DType, Place, Shape, View};
+use crate::ir::{Affine, DType, Fades, Posterior, Shape, TensorDevice, View};
 
 /// A host tensor and its memory.
 struct HostTensor {
@@ -39,7 +38,8 @@ impl HostTensor {
     }
 
     fn view(&self) -> View {
-        View::checked("host", self.address(0), self.dtype, Place::Cpu, self.shape, Some(self.strides), true).unwrap()
+        View::checked("host", self.address(0), self.dtype, TensorDevice::Cpu, self.shape, Some(self.strides), true)
+            .unwrap()
     }
 
     fn index(&self, at: [u64; 5]) -> i64 {
@@ -91,11 +91,11 @@ fn loads_from_every_layout() {
             for (top, left, height, width) in [(0, 0, 5, 7), (2, 3, 6, 9), (4, 6, 1, 1), (9, 9, 2, 2)] {
                 let shape = FrameShape::new(height, width, 3);
                 let mut arena = GuardedFrames::new(&cpu);
-                let into = Frame(arena.reserve(cpu.frame_bytes(shape, 0)));
+                let into = DeviceOffset(arena.reserve(cpu.frame_bytes(shape, 0)));
                 let mut memory = arena.build();
                 let map = Affine { mul: 0.5, add: -3.0 };
-                let op = LoadOp { from: &view, batch: 1, frame: 1, top, left, map, shape, into, staging: 0 };
-                cpu.load(&mut memory, &op, &mut || false).unwrap();
+                let op = LoadTensor { from: &view, batch: 1, frame: 1, top, left, map, shape, into };
+                cpu.load(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
                 let got = read(&memory, into.0, shape.elements() as usize + 1);
                 for (i, got) in got[..shape.elements() as usize].iter().enumerate() {
                     let i = i as u64;
@@ -118,7 +118,7 @@ fn stores_into_every_layout() {
     let columns: Vec<f32> = (0..8).map(|x| 1.0 + x as f32).collect();
     for dtype in DType::ALL {
         for (order, reversed) in [(PLANAR, &[][..]), (INTERLEAVED, &[]), (INTERLEAVED, &[3]), (PLANAR, &[1, 4])] {
-            for divide in [None, Some(Blend { rows: &rows, columns: &columns })] {
+            for divide in [None, Some(Fades { rows: &rows, columns: &columns })] {
                 for sample in [None, Some(Posterior { seed: 99, logvar_channel: 4 })] {
                     let host = HostTensor::new(Shape::new(2, 3, 2, 5, 7), dtype, order, reversed);
                     let view = host.view();
@@ -128,7 +128,7 @@ fn stores_into_every_layout() {
                     let map = Affine { mul: 150.0, add: 127.5 };
                     let clamp = Some((-0.9, 0.8));
                     let (batch, frame, clip_frame) = (1, 1, 12);
-                    let op = StoreOp {
+                    let op = StoreTensor {
                         from,
                         shape,
                         channel: 1,
@@ -140,10 +140,8 @@ fn stores_into_every_layout() {
                         batch,
                         frame,
                         clip_frame,
-                        scratch: 0,
-                        staging: 0,
                     };
-                    cpu.store(&mut memory, &op, &mut || false).unwrap();
+                    cpu.store(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
                     for i in 0..3 * 5 * 7u64 {
                         let (c, y, x) = (i % 3, i / 3 / 7, i / 3 % 7);
                         let pixel = (y * 8 + x) as usize * 7;
@@ -184,20 +182,19 @@ fn tiles_blend_into_frames() {
     let (rows, columns) = ([0.25, 1.0, 0.5], [0.1, 0.6, 1.0, 0.3]);
     let mut arena = GuardedFrames::new(&cpu);
     let from = arena.frame(tile, 0, &data);
-    let into = Frame(arena.reserve(cpu.frame_bytes(whole, 0)));
+    let into = DeviceOffset(arena.reserve(cpu.frame_bytes(whole, 0)));
     let mut memory = arena.build();
-    let fade = Blend { rows: &rows, columns: &columns };
+    let fades = Fades { rows: &rows, columns: &columns };
     let mut expected = vec![0.0f32; whole.elements() as usize];
     for (top, left, clear) in [(4, 5, true), (3, 2, false), (0, 0, false)] {
-        let op = BlendOp { from, from_shape: tile, into, into_shape: whole, top, left, fade, clear, scratch: 0 };
-        cpu.blend(&mut memory, &op, &mut || false).unwrap();
+        let op = BlendTile { from, from_shape: tile, into, into_shape: whole, top, left, fades, clear };
+        cpu.blend(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
         for (i, v) in data.iter().enumerate() {
             let (y, x, c) = (i / 20, i / 5 % 4, i % 5);
             expected[((top as usize + y) * 9 + left as usize + x) * 5 + c] += v * (rows[y] * columns[x]);
         }
     }
     assert_eq!(read(&memory, into.0, expected.len()), expected);
-    let op =
-        BlendOp { from, from_shape: tile, into, into_shape: whole, top: 5, left: 0, fade, clear: false, scratch: 0 };
-    assert!(cpu.blend(&mut memory, &op, &mut || false).is_err());
+    let op = BlendTile { from, from_shape: tile, into, into_shape: whole, top: 5, left: 0, fades, clear: false };
+    assert!(cpu.blend(&mut memory, &op, &Buffers::default(), &mut || false).is_err());
 }

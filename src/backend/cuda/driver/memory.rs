@@ -7,8 +7,9 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::Context;
 use super::error::check;
 use super::stream::{self, CudaStream};
-use crate::backend::{DeviceAllocator, DeviceCallbacks, Frame};
+use crate::backend::{DeviceAllocator, DeviceCallbacks};
 use crate::error::{Error, Result};
+use crate::ir::DeviceOffset;
 
 /// What the driver aligns blocks to, and a host's allocator has to.
 pub const BLOCK_ALIGN: u64 = 256;
@@ -48,7 +49,7 @@ impl DeviceBlock {
     }
 
     /// The address of a frame. It may be before the block, where only the frame's lower rows are backed by memory.
-    pub fn address(&self, frame: Frame) -> u64 {
+    pub fn address(&self, frame: DeviceOffset) -> u64 {
         self.address.wrapping_add(frame.0)
     }
 

@@ -4,12 +4,12 @@ use super::launcher::Launcher;
 use super::params::AttentionParams;
 use super::slots::Slots;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
-use crate::backend::AttentionOp;
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
+use crate::ir::{AttentionOp, Offsets};
 
 impl Launcher {
-    pub fn attention(&self, block: &DeviceBlock, op: &AttentionOp) -> Result<()> {
+    pub fn attention(&self, block: &DeviceBlock, op: &AttentionOp<Offsets>) -> Result<()> {
         let (shape, sizes) = (op.shape, self.sizes);
         tiling::check_attention(shape.channels)?;
         for frames in op.frames.chunks(MAX_FRAMES) {

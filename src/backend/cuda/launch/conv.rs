@@ -2,15 +2,14 @@
 
 use std::ops::Range;
 
-use super::conv_params::{ConvBand, ConvParamsBuilder};
+use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
 use super::tiling::{self, ConvKernel};
 use crate::backend::cuda::driver::{DeviceBlock, Kernel};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Prologue, Window};
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::ir::{ConvFrame, ConvLayout, FrameShape, Offsets, Prologue, Window};
 
 /// A kernel with the tile it works on.
 struct ConvVariant {
@@ -61,12 +60,18 @@ impl Launcher {
     }
 
     /// Whole frames, with their statistics.
-    pub fn conv(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp, frames: &[ConvFrame]) -> Result<()> {
-        let output = op.layout.window.output(op.input, op.layout.cout);
+    pub fn conv(
+        &self,
+        block: &DeviceBlock,
+        weights: &WeightPointers,
+        conv: &ConvLaunch,
+        frames: &[ConvFrame<Offsets>],
+    ) -> Result<()> {
+        let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let bytes = self.sizes.data_bytes(output);
-        let params = self.conv_band(block, weights, op, frames, &ConvBand::whole(op.layout, op.input))?;
+        let params = self.conv_band(block, weights, conv, frames, &ConvBand::whole(conv.layout, conv.input))?;
         let statistics: Vec<u64> = frames.iter().map(|frame| block.address(frame.out) + bytes).collect();
-        self.statistics((op.layout, op.input, op.statistics), &params, &statistics)
+        self.statistics((conv.layout, conv.input, conv.statistics), &params, &statistics)
     }
 
     /// A band, without the statistics, which need all bands.
@@ -74,14 +79,14 @@ impl Launcher {
         &self,
         block: &DeviceBlock,
         weights: &WeightPointers,
-        op: &ConvOp,
-        frames: &[ConvFrame],
+        conv: &ConvLaunch,
+        frames: &[ConvFrame<Offsets>],
         band: &ConvBand,
     ) -> Result<ConvParams> {
-        let (layout, grid) = (op.layout, tiling::tile_grid(op.layout, op.input));
+        let (layout, grid) = (conv.layout, tiling::tile_grid(conv.layout, conv.input));
         let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
-        let mut params = ConvParamsBuilder { sizes, block, weights, op, frames, band, tile, tensor_maps }.build()?;
+        let mut params = ConvParamsBuilder { sizes, block, weights, conv, frames, band, tile, tensor_maps }.build()?;
         let rows = params.tiles_y * params.frames * params.channel_tiles;
         let gpu = &self.context.gpu;
         let tiles = match ConvKernel::of(layout)? {

@@ -7,26 +7,45 @@ use super::params::{OutFrameParams, OutParams};
 use super::slots::Slots;
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::{CarryOp, Frame};
 use crate::error::{Error, Result};
+use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
+
+/// The slabs that an input frame goes with: for the output frame of the same number, and for the next two. Outputs that
+/// nothing continues take any slab.
+fn slabs_of(op: &ConvOp<Offsets>, frame: usize, input: DeviceOffset) -> [i32; 3] {
+    let pending = op.partial_sums.after.iter().flat_map(|after| after.pending.iter());
+    let outputs = op.frames.iter().map(|frame| &frame.terms).chain(pending);
+    let mut slabs = [0; 3];
+    for (slab, terms) in slabs.iter_mut().zip(outputs.skip(frame)) {
+        let term = terms.iter().find(|term| term.frame == input);
+        *slab = term.map_or(0, |term| i32::from(term.slab));
+    }
+    slabs
+}
+
+/// The newest input frame of each output frame. Older ones are in the launch too, or in the partial sums.
+fn inputs_of(op: &ConvOp<Offsets>) -> Result<Vec<DeviceOffset>> {
+    let newest = op.frames.iter().map(|frame| frame.terms.last().map(|Term { frame, .. }| *frame));
+    newest.collect::<Option<_>>().ok_or_else(|| Error::Internal("an output frame without input".into()))
+}
 
 impl Launcher {
-    pub fn conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &CarryOp) -> Result<()> {
-        let CarryOp { layout, input, frames, .. } = *op;
+    pub fn conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
+        let (layout, input, frames) = (&op.layout, op.input, &op.frames);
         if frames.len() > MAX_FRAMES {
             return Err(Error::Internal(format!("{} frames at a time were planned", frames.len())));
         }
-        let output = layout.window.output(input, layout.cout);
+        let (inputs, output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         let [in_bytes, out_bytes] = [input, output].map(|shape| self.sizes.frame_bytes(shape, layout.groups));
-        for frame in frames {
-            block.at(frame.input.0, in_bytes)?;
+        for (frame, input) in frames.iter().zip(&inputs) {
+            block.at(input.0, in_bytes)?;
             block.at(frame.out.0, self.sizes.data_bytes(output))?;
         }
-        let partial_sums = |at: Option<Frame>| match at {
-            Some(frame) => block.at(frame.0, input.pixels() * CONV_OUT_PIXEL_BYTES),
+        let partial_sums = |at: Option<DeviceOffset>| match at {
+            Some(sums) => block.at(sums.0, input.pixels() * CONV_OUT_PIXEL_BYTES),
             None => Ok(0),
         };
-        let from = Slots::new(frames.iter().map(|frame| block.address(frame.input)), in_bytes)?;
+        let from = Slots::new(inputs.iter().map(|input| block.address(*input)), in_bytes)?;
         let to = Slots::new(frames.iter().map(|frame| block.address(frame.out)), out_bytes)?;
         let (rows, columns) = tiling::conv_out_tile(self.sizes.precision);
         let tiles_x = input.width.div_ceil(columns);
@@ -37,8 +56,8 @@ impl Launcher {
             weights: weights.slabs,
             bias: weights.bias,
             out: to.address(),
-            partial_in: partial_sums(op.before)?,
-            partial_out: partial_sums(op.after)?,
+            partial_in: partial_sums(op.partial_sums.before)?,
+            partial_out: partial_sums(op.partial_sums.after.as_ref().map(|after| after.into))?,
             slot_bytes: from.bytes(),
             out_slot_bytes: to.bytes(),
             height: input.height as i32,
@@ -49,10 +68,10 @@ impl Launcher {
             count: frames.len() as i32,
             ..OutParams::default()
         };
-        for (params, frame) in params.frame.iter_mut().zip(frames) {
+        for (i, (params, (frame, input))) in params.frame.iter_mut().zip(frames.iter().zip(&inputs)).enumerate() {
             *params = OutFrameParams {
-                slot: from.of(block.address(frame.input)),
-                slab: frame.slabs.map(i32::from),
+                slot: from.of(block.address(*input)),
+                slab: slabs_of(op, i, *input),
                 bias: i32::from(frame.bias),
                 out: to.of(block.address(frame.out)),
             };

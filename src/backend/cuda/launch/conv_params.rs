@@ -12,9 +12,21 @@ use super::slots::Slots;
 use super::tensor_map::{output_map, patch_map, residual_map};
 use super::tiling;
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
-use crate::backend::{ConvFrame, ConvLayout, ConvOp, Frame, Prologue, Term, Window};
-use crate::error::Result;
-use crate::tensor::{Columns, FrameShape};
+use crate::error::{Error, Result};
+use crate::ir::{
+    ConvFrame, ConvLayout, DeviceOffset, FrameShape, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
+    SplitColumns, Term, Window,
+};
+
+/// What all launches of a convolution share.
+#[derive(Clone, Copy)]
+pub struct ConvLaunch<'a> {
+    pub layout: &'a ConvLayout,
+    pub input: FrameShape,
+    pub statistics: bool,
+    pub scratch: u64,
+    pub partial_sums: &'a PartialSums<Offsets>,
+}
 
 /// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
 /// of `rows`. Outputs and residuals are virtual full-frame pointers; only the band's rows are backed by memory.
@@ -46,19 +58,19 @@ impl ConvBand<'_> {
 pub struct NextNorm<'a> {
     pub weights: WeightPointers,
     pub layout: &'a ConvLayout,
-    pub statistics: &'a [Frame],
+    pub statistics: &'a [DeviceOffset],
 }
 
 /// Cached frames that are split by column: (resident part, host part), both from the first input row of a band. Terms
 /// name them by the resident part.
 #[derive(Clone, Copy)]
 pub struct SplitFrames<'a> {
-    pub columns: Columns,
-    pub frames: &'a [(Frame, Frame)],
+    pub columns: SplitColumns,
+    pub frames: &'a [(DeviceOffset, DeviceOffset)],
 }
 
 impl SplitFrames<'_> {
-    fn host_part(&self, resident: Frame) -> Option<Frame> {
+    fn host_part(&self, resident: DeviceOffset) -> Option<DeviceOffset> {
         self.frames.iter().find(|(frame, _)| *frame == resident).map(|(_, host)| *host)
     }
 }
@@ -81,9 +93,9 @@ pub struct ConvParamsBuilder<'a> {
     pub sizes: CudaSizes,
     pub block: &'a DeviceBlock,
     pub weights: &'a WeightPointers,
-    pub op: &'a ConvOp<'a>,
+    pub conv: &'a ConvLaunch<'a>,
     /// The output frames of this launch.
-    pub frames: &'a [ConvFrame],
+    pub frames: &'a [ConvFrame<Offsets>],
     pub band: &'a ConvBand<'a>,
     pub tile: (i32, i32),
     /// Whether the kernel reads and writes frames by tensor maps.
@@ -107,32 +119,36 @@ impl ConvParamsBuilder<'_> {
     }
 
     fn output(&self) -> FrameShape {
-        self.op.layout.window.output(self.op.input, self.op.layout.cout)
+        self.conv.layout.window.output(self.conv.input, self.conv.layout.cout)
     }
 
     /// The extra frame of a launch that leaves partial sums: its only term.
-    fn partial_sums_term(&self) -> Option<Term> {
-        self.op.sums.after.map(|onward| Term { frame: onward.input, slab: onward.slab })
+    fn partial_sums_term(&self) -> Result<Option<Term<Offsets>>> {
+        let Some(after) = &self.conv.partial_sums.after else { return Ok(None) };
+        match &after.pending[..] {
+            [terms] if terms.len() == 1 => Ok(Some(terms[0])),
+            _ => Err(Error::Internal("a launch leaves the partial sums of one term only".into())),
+        }
     }
 
-    fn host_part(&self, frame: Frame) -> Option<Frame> {
+    fn host_part(&self, frame: DeviceOffset) -> Option<DeviceOffset> {
         self.band.split.and_then(|split| split.host_part(frame))
     }
 
     fn slots(&self, addresses: &[u64], shape: FrameShape) -> Result<Slots> {
-        Slots::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.op.layout.groups))
+        Slots::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.conv.layout.groups))
     }
 
-    fn is_shortcut(&self, term: &Term) -> bool {
-        u64::from(term.slab) == self.op.layout.slabs
+    fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
+        u64::from(term.slab) == self.conv.layout.slabs
     }
 
     /// A launch must touch nothing outside its block: afterwards nobody could tell which one did.
-    fn check_frame(&self, frame: &ConvFrame) -> Result<()> {
-        let (layout, input, output) = (self.op.layout, self.op.input, self.output());
+    fn check_frame(&self, frame: &ConvFrame<Offsets>) -> Result<()> {
+        let (layout, input, output) = (self.conv.layout, self.conv.input, self.output());
         let (rows, input_rows) = (&self.band.rows, count(&self.band.input_rows));
         let bytes = |rows: u64, shape: FrameShape| self.sizes.data_bytes(FrameShape { height: rows, ..shape });
-        let holds = |frame: Frame, from: u64, rows: u64, shape: FrameShape| {
+        let holds = |frame: DeviceOffset, from: u64, rows: u64, shape: FrameShape| {
             self.block.at(frame.0.wrapping_add(bytes(from, shape)), bytes(rows, shape)).map(|_| ())
         };
         for term in frame.terms.iter() {
@@ -143,8 +159,8 @@ impl ConvParamsBuilder<'_> {
                 _ => match self.band.split.and_then(|split| Some((split.columns, split.host_part(term.frame)?))) {
                     Some((columns, host)) => {
                         let part = |columns: Range<u64>| FrameShape { width: count(&columns), ..input };
-                        holds(term.frame, 0, input_rows, part(columns.near()))?;
-                        holds(host, 0, input_rows, part(columns.far()))?;
+                        holds(term.frame, 0, input_rows, part(columns.resident()))?;
+                        holds(host, 0, input_rows, part(columns.host()))?;
                     }
                     None => holds(term.frame, 0, input_rows, input)?,
                 },
@@ -156,8 +172,8 @@ impl ConvParamsBuilder<'_> {
     }
 
     fn tiles(&self) -> ConvParams {
-        let (layout, rows) = (self.op.layout, &self.band.rows);
-        let grid = tiling::tile_grid(layout, self.op.input);
+        let (layout, rows) = (self.conv.layout, &self.band.rows);
+        let grid = tiling::tile_grid(layout, self.conv.input);
         let two_ahead = matches!(layout.window, Window::Same | Window::Up) && layout.shortcut.is_none();
         ConvParams {
             height: grid.height as i32,
@@ -167,7 +183,7 @@ impl ConvParamsBuilder<'_> {
             first_row: rows.start as i32,
             channel_tiles: tiling::channel_tiles(layout) as i32,
             phases: layout.window.phases() as i32,
-            frames: (self.frames.len() + usize::from(self.op.sums.after.is_some())) as i32,
+            frames: (self.frames.len() + usize::from(self.conv.partial_sums.after.is_some())) as i32,
             cout: tiling::output_stride(layout.cout) as i32,
             tile_rows: self.tile.0,
             ahead: if two_ahead { 2 } else { 1 },
@@ -178,8 +194,8 @@ impl ConvParamsBuilder<'_> {
 
     /// The main source, and its frames that are not split.
     fn main_input(&self, params: &mut ConvParams) -> Result<Slots> {
-        let (layout, input, seen) = (self.op.layout, self.op.input, &self.band.input_rows);
-        let extra = self.partial_sums_term();
+        let (layout, input, seen) = (self.conv.layout, self.conv.input, &self.band.input_rows);
+        let extra = self.partial_sums_term()?;
         if let Some(term) = extra {
             self.block.at(term.frame.0, self.sizes.data_bytes(input))?;
         }
@@ -206,17 +222,17 @@ impl ConvParamsBuilder<'_> {
         let (resident, host): (Vec<u64>, Vec<u64>) =
             frames.iter().map(|(resident, host)| (self.block.address(*resident), self.block.address(*host))).unzip();
         let mut part = |index: usize, addresses: &[u64], columns: Range<u64>| -> Result<Slots> {
-            let slots = self.slots(addresses, FrameShape { width: count(&columns), ..self.op.input })?;
+            let slots = self.slots(addresses, FrameShape { width: count(&columns), ..self.conv.input })?;
             self.put_part(params, index, (slots, addresses), columns)?;
             Ok(slots)
         };
-        let slots = [part(RESIDENT, &resident, columns.near())?, part(HOST, &host, columns.far())?];
-        params.split_column = columns.parting() as i32;
+        let slots = [part(RESIDENT, &resident, columns.resident())?, part(HOST, &host, columns.host())?];
+        params.split_column = columns.split() as i32;
         Ok(Some(slots))
     }
 
     fn shortcut_input(&self, params: &mut ConvParams) -> Result<Option<Slots>> {
-        let Some(cin) = self.op.layout.shortcut else { return Ok(None) };
+        let Some(cin) = self.conv.layout.shortcut else { return Ok(None) };
         let (shape, rows) = (self.output().with_channels(cin), &self.band.rows);
         let last_terms = self.frames.iter().filter_map(|frame| frame.terms.last());
         let addresses: Vec<u64> = last_terms.map(|term| self.block.address(term.frame)).collect();
@@ -257,7 +273,7 @@ impl ConvParamsBuilder<'_> {
 
     /// Outputs, residuals and statistics records.
     fn outputs(&self, params: &mut ConvParams) -> Result<OutputSlots> {
-        let (op, output, sizes) = (self.op, self.output(), self.sizes);
+        let (conv, output, sizes) = (self.conv, self.output(), self.sizes);
         let outs: Vec<u64> = self.frames.iter().map(|frame| self.block.address(frame.out)).collect();
         let added = self.frames.iter().filter_map(|frame| frame.residual);
         let added: Vec<u64> = added.map(|frame| self.block.address(frame)).collect();
@@ -274,16 +290,16 @@ impl ConvParamsBuilder<'_> {
                 params.residual_map = residual_map(sizes, params, output, residual.count(&added))?;
             }
         }
-        if op.statistics && tiling::has_statistics_records(op.layout) {
-            let bytes = self.frames.len() as u64 * sizes.statistics_records_bytes(op.layout, op.input);
-            params.records = self.block.at(op.scratch, bytes)?;
+        if conv.statistics && tiling::has_statistics_records(conv.layout) {
+            let bytes = self.frames.len() as u64 * sizes.statistics_records_bytes(conv.layout, conv.input);
+            params.records = self.block.at(conv.scratch, bytes)?;
         }
         Ok(OutputSlots { out, residual })
     }
 
     /// What each output frame is the sum of.
     fn frame_terms(&self, params: &mut ConvParams, inputs: &InputSlots, outputs: &OutputSlots) {
-        let address = |frame: Frame| self.block.address(frame);
+        let address = |frame: DeviceOffset| self.block.address(frame);
         for (params, frame) in params.frame.iter_mut().zip(self.frames) {
             *params = FrameParams {
                 bias: i32::from(frame.bias),
@@ -314,13 +330,13 @@ impl ConvParamsBuilder<'_> {
 
     /// Partial sums of another launch, and an extra frame that leaves partial sums only.
     fn partial_sums(&self, params: &mut ConvParams, main: &Slots) -> Result<()> {
-        let sums = &self.op.sums;
-        if let Some(bytes) = self.sizes.down_partial_sums_bytes(self.op.layout, self.op.input) {
-            let address = |at: Option<Frame>| at.map_or(Ok(0), |frame| self.block.at(frame.0, bytes));
+        let sums = self.conv.partial_sums;
+        if let Some(PartialSumsSize { bytes, .. }) = self.sizes.partial_sums(self.conv.layout, self.conv.input, 1) {
+            let address = |at: Option<DeviceOffset>| at.map_or(Ok(0), |frame| self.block.at(frame.0, bytes));
             params.partial_in = address(sums.before)?;
-            params.partial_out = address(sums.after.map(|onward| onward.sums))?;
+            params.partial_out = address(sums.after.as_ref().map(|after| after.into))?;
         }
-        if let Some(term) = self.partial_sums_term() {
+        if let Some(term) = self.partial_sums_term()? {
             params.frame[self.frames.len()] = FrameParams {
                 slot: [main.of(self.block.address(term.frame)), 0, 0, -1],
                 slab: [i32::from(term.slab), 0, 0, 0],
@@ -333,7 +349,7 @@ impl ConvParamsBuilder<'_> {
 
     fn next_norm(&self, params: &mut ConvParams) -> Result<()> {
         let Some(NextNorm { weights, layout, statistics }) = &self.band.next_norm else { return Ok(()) };
-        let at = |frame: &Frame| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
+        let at = |frame: &DeviceOffset| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
         let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
         let slots = Slots::new(addresses.iter().copied(), 8)?;
         params.norm = norm_params(weights, layout, slots.address(), slots.bytes() / 8);

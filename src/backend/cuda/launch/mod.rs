@@ -20,7 +20,7 @@ mod slots;
 mod tensor_map;
 pub mod tiling;
 
-pub use conv_params::{ConvBand, NextNorm, SplitFrames};
+pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
 pub use copy::{RowCopy, RowPitches};
 pub use kernels::Kernels;
 pub use launcher::{Launcher, WeightPointers};

@@ -7,9 +7,8 @@ use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsPara
 use super::slots::Slots;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
 use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::{ConvLayout, Frame, Prologue};
 use crate::error::Result;
-use crate::tensor::FrameShape;
+use crate::ir::{ConvLayout, DeviceOffset, FrameShape, Prologue, Sizes};
 
 /// Rows of frames to normalise, and the bytes from one frame's rows to the next's at the destination.
 pub struct NormRows {
@@ -36,8 +35,8 @@ impl Launcher {
         block: &DeviceBlock,
         weights: &WeightPointers,
         (layout, shape): (&ConvLayout, FrameShape),
-        (frame, pixels): (Frame, u64),
-        statistics: Frame,
+        (frame, pixels): (DeviceOffset, u64),
+        statistics: DeviceOffset,
     ) -> Result<()> {
         let channels = tiling::channel_stride(shape.channels);
         let address = block.at(frame.0, pixels * channels * self.sizes.element())?;
@@ -59,7 +58,7 @@ impl Launcher {
         block: &DeviceBlock,
         weights: &WeightPointers,
         (layout, shape): (&ConvLayout, FrameShape),
-        frames: &[(Frame, Frame)],
+        frames: &[(DeviceOffset, DeviceOffset)],
         rows: Option<NormRows>,
     ) -> Result<()> {
         let bytes = self.sizes.frame_bytes(shape, layout.groups);

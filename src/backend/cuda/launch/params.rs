@@ -231,7 +231,7 @@ pub struct Strided {
     pub by_channel: i64,
     pub by_row: i64,
     pub by_column: i64,
-    /// The code of [`crate::tensor::DType`].
+    /// The code of [`crate::ir::DType`].
     pub dtype: u32,
     pub channels: i32,
     pub height: i32,

@@ -6,9 +6,8 @@ use super::launcher::Launcher;
 use super::params::{BlendParams, LoadParams, StoreParams, Strided};
 use super::tiling::{self, PIXEL_THREADS};
 use crate::backend::cuda::driver::{DeviceBlock, check};
-use crate::backend::{Blend, BlendOp, LoadOp, StoreOp};
 use crate::error::Result;
-use crate::tensor::FrameShape;
+use crate::ir::{BlendTile, Fades, FrameShape, LoadTensor, StoreTensor};
 
 fn grid(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
@@ -16,7 +15,7 @@ fn grid(pixels: u64) -> [u32; 2] {
 
 impl Launcher {
     /// `from`: the tensor's frame, in device memory.
-    pub fn load(&self, block: &DeviceBlock, op: &LoadOp, from: Strided) -> Result<()> {
+    pub fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: Strided) -> Result<()> {
         let params = LoadParams {
             from,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
@@ -31,8 +30,8 @@ impl Launcher {
     }
 
     /// `into`: the tensor's frame, in device memory.
-    pub fn store(&self, block: &DeviceBlock, op: &StoreOp, into: Strided) -> Result<()> {
-        let [rows, columns] = self.fades(block, op.scratch, op.shape, op.divide)?;
+    pub fn store(&self, block: &DeviceBlock, op: &StoreTensor, scratch: u64, into: Strided) -> Result<()> {
+        let [rows, columns] = self.fades(block, scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
             into,
@@ -56,8 +55,8 @@ impl Launcher {
         unsafe { self.kernels.store.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
     }
 
-    pub fn blend(&self, block: &DeviceBlock, op: &BlendOp) -> Result<()> {
-        let [rows, columns] = self.fades(block, op.scratch, op.into_shape, Some(op.fade))?;
+    pub fn blend(&self, block: &DeviceBlock, op: &BlendTile, scratch: u64) -> Result<()> {
+        let [rows, columns] = self.fades(block, scratch, op.into_shape, Some(op.fades))?;
         let params = BlendParams {
             from: block.at(op.from.0, self.sizes.data_bytes(op.from_shape))?,
             into: block.at(op.into.0, self.sizes.data_bytes(op.into_shape))?,
@@ -77,8 +76,8 @@ impl Launcher {
     }
 
     /// Copies fades to the device; their addresses, null where there are none.
-    fn fades(&self, block: &DeviceBlock, scratch: u64, shape: FrameShape, fades: Option<Blend>) -> Result<[u64; 2]> {
-        let Some(Blend { rows, columns }) = fades else { return Ok([0, 0]) };
+    fn fades(&self, block: &DeviceBlock, scratch: u64, shape: FrameShape, fades: Option<Fades>) -> Result<[u64; 2]> {
+        let Some(Fades { rows, columns }) = fades else { return Ok([0, 0]) };
         let mut addresses = [0; 2];
         for (address, (offset, fade)) in addresses.iter_mut().zip([(0, rows), (shape.height * 4, columns)]) {
             let bytes = size_of_val(fade);

@@ -5,11 +5,9 @@ use super::tiling::{
     self, BANDS_IN_FLIGHT, CONV_OUT_PIXEL_BYTES, ConvKernel, FRAME_ALIGN, HALO, MAX_FRAMES, REMATERIALISED_LEAD,
     ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS, UNIT_BYTES, WEIGHT_TILE_BYTES,
 };
-use crate::backend::{ConvLayout, Precision, Prologue};
-use crate::tensor::{BandFrames, FrameShape};
+use crate::backend::Precision;
+use crate::ir::{BandContents, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
 
-/// The driver gives memory in whole pages of this size, and counts them as used.
-const DEVICE_PAGE: u64 = 2 << 20;
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
 
@@ -40,11 +38,6 @@ impl CudaSizes {
         groups * STATISTICS_BYTES
     }
 
-    /// A frame with its statistics.
-    pub fn frame_bytes(self, shape: FrameShape, groups: u64) -> u64 {
-        (self.data_bytes(shape) + self.statistics_bytes(groups)).next_multiple_of(FRAME_ALIGN)
-    }
-
     pub fn row_bytes(self, shape: FrameShape) -> u64 {
         shape.width * tiling::channel_stride(shape.channels) * self.element()
     }
@@ -59,11 +52,6 @@ impl CudaSizes {
         let grid = tiling::tile_grid(layout, input);
         let records = grid.height.div_ceil(STATISTICS_RECORD.0) * grid.width.div_ceil(STATISTICS_RECORD.1);
         layout.window.phases() * records * tiling::channel_tiles(layout) * TILE_CHANNELS / 4 * STATISTICS_BYTES
-    }
-
-    /// Statistics records of the frames of a launch.
-    pub fn conv_scratch(self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        frames.min(MAX_FRAMES as u64) * self.statistics_records_bytes(layout, input)
     }
 
     pub fn weight_layout(self, layout: &ConvLayout) -> WeightLayout {
@@ -82,59 +70,69 @@ impl CudaSizes {
         WeightLayout { slab_bytes, shortcut, bias, gamma, beta: gamma + norm, end: gamma + 2 * norm }
     }
 
-    pub fn weight_bytes(self, layout: &ConvLayout) -> u64 {
+    /// Partial sums of a downsampling convolution for one output frame, in f32 in every precision.
+    fn down_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        let pixels = layout.window.output(input, layout.cout).pixels();
+        tiling::passes_partial_sums(layout).then(|| pixels * tiling::output_stride(layout.cout) * 4)
+    }
+
+    /// Partial sums of the convolution to pixels, for the next two output frames.
+    fn conv_out_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
+        let is_out = matches!(ConvKernel::of(layout), Ok(ConvKernel::Out));
+        is_out.then(|| input.pixels() * CONV_OUT_PIXEL_BYTES)
+    }
+}
+
+impl Sizes for CudaSizes {
+    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
+        (self.data_bytes(shape) + self.statistics_bytes(groups)).next_multiple_of(FRAME_ALIGN)
+    }
+
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         self.weight_layout(layout).end.next_multiple_of(FRAME_ALIGN)
     }
 
-    /// A staging buffer for a frame of a host tensor, in the widest element type.
-    pub fn staging_bytes(self, shape: FrameShape) -> u64 {
+    /// Statistics records of the frames of a launch.
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
+        frames.min(MAX_FRAMES as u64) * self.statistics_records_bytes(layout, input)
+    }
+
+    fn attention_scratch(&self, _: FrameShape, _: u64) -> u64 {
+        0
+    }
+
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
+        // Statistics of streamed outputs are computed per band, from fours of channels.
+        if contents.streamed_outputs > 0 && !tiling::has_statistics_records(layout) {
+            return None;
+        }
+        // A rematerialised input is as much work as an output.
+        let rows = tiling::band_rows(layout, input, contents.outputs + contents.rematerialised);
+        Some(BANDS_IN_FLIGHT * BandLayout::new(*self, layout, input, contents, rows).bytes(contents))
+    }
+
+    fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
+        let (bytes, in_place) = match pending {
+            1 => (self.down_partial_sums_bytes(layout, input)?, false),
+            // Each thread reads the sums of its pixels before it writes them.
+            2 => (self.conv_out_partial_sums_bytes(layout, input)?, true),
+            _ => return None,
+        };
+        Some(PartialSumsSize { bytes: bytes.next_multiple_of(FRAME_ALIGN), in_place })
+    }
+
+    /// A frame in the widest element type.
+    fn staging_bytes(&self, shape: FrameShape) -> u64 {
         (shape.elements() * 4).next_multiple_of(FRAME_ALIGN)
     }
 
     /// The fades of all rows and columns.
-    pub fn fade_bytes(self, shape: FrameShape) -> u64 {
+    fn fade_bytes(&self, shape: FrameShape) -> u64 {
         ((shape.height + shape.width) * 4).next_multiple_of(FRAME_ALIGN)
     }
 
-    /// Partial sums of a downsampling convolution for one output frame, in f32 in every precision.
-    pub fn down_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        let pixels = layout.window.output(input, layout.cout).pixels();
-        let bytes = pixels * tiling::output_stride(layout.cout) * 4;
-        tiling::passes_partial_sums(layout).then(|| bytes.next_multiple_of(FRAME_ALIGN))
-    }
-
-    /// Partial sums of the convolution to pixels, for the next two output frames.
-    pub fn conv_out_partial_sums_bytes(self, layout: &ConvLayout, input: FrameShape) -> Option<u64> {
-        let is_out = matches!(ConvKernel::of(layout), Ok(ConvKernel::Out));
-        is_out.then(|| (input.pixels() * CONV_OUT_PIXEL_BYTES).next_multiple_of(FRAME_ALIGN))
-    }
-
-    /// All band buffers, for convolutions of such frames. Convolutions of fewer frames find room for smaller bands at
-    /// least.
-    pub fn band_bytes(self, layout: &ConvLayout, input: FrameShape, frames: BandFrames) -> Option<u64> {
-        // Outputs that do not stay have their statistics made on the way, from fours of channels.
-        if frames.outs > 0 && !tiling::has_statistics_records(layout) {
-            return None;
-        }
-        // A rematerialised input is as much work as an output.
-        let rows = tiling::band_rows(layout, input, frames.outputs + frames.anew);
-        Some(BANDS_IN_FLIGHT * BandLayout::new(self, layout, input, frames, rows).bytes(frames))
-    }
-
-    /// Bytes that have to lie before the band buffers. Parts of frames are addressed by where the frame would begin,
-    /// and the base of a tensor map has to lie in the block.
-    pub fn tensor_map_headroom(self, shape: FrameShape) -> u64 {
+    fn tensor_map_headroom(&self, shape: FrameShape) -> u64 {
         self.data_bytes(shape)
-    }
-
-    /// What the driver takes for a block.
-    pub fn block_bytes(self, bytes: u64) -> u64 {
-        bytes.next_multiple_of(DEVICE_PAGE)
-    }
-
-    /// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
-    pub fn mapping_bytes(self, host: u64) -> u64 {
-        self.block_bytes(host / 4096 * 8)
     }
 }
 
@@ -161,8 +159,14 @@ pub struct BandLayout {
 }
 
 impl BandLayout {
-    pub fn new(sizes: CudaSizes, layout: &ConvLayout, input: FrameShape, frames: BandFrames, rows: u64) -> BandLayout {
-        let host_part = FrameShape { width: frames.far_columns, ..input };
+    pub fn new(
+        sizes: CudaSizes,
+        layout: &ConvLayout,
+        input: FrameShape,
+        contents: BandContents,
+        rows: u64,
+    ) -> BandLayout {
+        let host_part = FrameShape { width: contents.host_columns, ..input };
         let output = layout.window.output(input, layout.cout);
         let shortcut = output.with_channels(layout.shortcut.unwrap_or(0));
         BandLayout {
@@ -176,12 +180,12 @@ impl BandLayout {
     }
 
     /// A band buffer with all of them.
-    pub fn bytes(&self, frames: BandFrames) -> u64 {
-        let BandFrames { inputs, past, anew, shortcuts, outs, .. } = frames;
-        inputs * self.input
-            + past * self.cached
-            + anew * self.rematerialised
+    pub fn bytes(&self, contents: BandContents) -> u64 {
+        let BandContents { fresh, cached, rematerialised, shortcuts, streamed_outputs, .. } = contents;
+        fresh * self.input
+            + cached * self.cached
+            + rematerialised * self.rematerialised
             + shortcuts * self.shortcut
-            + outs * self.out
+            + streamed_outputs * self.out
     }
 }

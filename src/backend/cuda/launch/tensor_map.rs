@@ -7,7 +7,7 @@ use super::sizes::CudaSizes;
 use crate::backend::Precision;
 use crate::backend::cuda::driver::check;
 use crate::error::Result;
-use crate::tensor::FrameShape;
+use crate::ir::FrameShape;
 
 /// Patches of a K block by `pitch` columns by `rows` rows of a source's frames.
 pub fn patch_map(sizes: CudaSizes, source: &SourceParams, part: &FramePart, slots: u64) -> Result<TensorMap> {

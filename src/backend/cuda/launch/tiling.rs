@@ -3,9 +3,9 @@
 
 use std::ops::Range;
 
-use crate::backend::{ConvLayout, Precision, Prologue, Window};
+use crate::backend::Precision;
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::ir::{ConvLayout, FrameShape, Prologue, Window};
 
 /// The most frames of one launch.
 pub const MAX_FRAMES: usize = 32;
@@ -23,6 +23,10 @@ pub const FRAME_ALIGN: u64 = 256;
 pub const UNIT_BYTES: u64 = 16;
 /// Pixels of the frames of a launch that keep the GPU busy.
 pub const BUSY_PIXELS: u64 = 1 << 18;
+/// More frames of a chunk gain nothing.
+pub const CHUNK_FRAMES: u64 = 8;
+/// Tiles of every kernel begin at multiples of this many columns.
+pub const COLUMN_STEP: u64 = 32;
 /// Added to the variance of a norm.
 pub const EPSILON: f32 = 1e-6;
 

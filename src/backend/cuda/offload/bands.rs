@@ -13,15 +13,15 @@ use std::sync::Arc;
 use super::copies::{HostFrames, HostRows};
 use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
 use super::weights::PreparedConv;
+use crate::backend::RunArgs;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
 use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{
-    ConvBand, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames, WeightPointers,
-    tiling,
+    ConvBand, ConvLaunch, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames,
+    WeightPointers, tiling,
 };
-use crate::backend::{AnewOp, BandedOp, ConvFrame, ConvOp, Frame, Sums};
 use crate::error::{Error, Result};
-use crate::tensor::At;
+use crate::ir::{BandedConvOp, ConvFrame, DeviceOffset, FrameRef, Offsets, PartialSums};
 
 /// How far the band in a buffer is.
 struct BandBuffer {
@@ -87,10 +87,17 @@ impl BandPipeline {
         [&self.host.upload, &self.host.download, even, odd]
     }
 
-    pub fn run(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &BandedOp<PreparedConv>) -> Result<()> {
-        let division = Division::new(launcher.sizes, op)?;
-        let weights = op.weights.pointers()?;
-        let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, params: None };
+    /// `weights`: of the operation's layer, fetched if they are offloaded.
+    pub fn run(
+        &mut self,
+        launcher: &Launcher,
+        block: &DeviceBlock,
+        op: &BandedConvOp<Offsets>,
+        weights: WeightPointers,
+        args: &RunArgs<PreparedConv>,
+    ) -> Result<()> {
+        let division = Division::new(launcher.sizes, op, args.buffers.bands)?;
+        let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, args, params: None };
         conv.await_offloaded_inputs()?;
         conv.save_statistics()?;
         let rows = conv.division.layout.rows;
@@ -114,7 +121,8 @@ struct BandedConv<'a> {
     pipeline: &'a mut BandPipeline,
     block: &'a DeviceBlock,
     weights: WeightPointers,
-    division: Division<'a, PreparedConv>,
+    division: Division<'a>,
+    args: &'a RunArgs<'a, PreparedConv>,
     /// Of the last band's launch. All bands have the same but for the rows.
     params: Option<ConvParams>,
 }
@@ -141,8 +149,9 @@ impl PipelineStages for BandedConv<'_> {
         let (buffer, op, rows) = (self.buffer(band), self.division.op, &band.rows);
         self.complete_input(band)?;
         let frames = self.division.conv_frames(band);
-        let BandedOp { layout, input, statistics, scratch, .. } = *op;
-        let conv = ConvOp { layout, input, frames: &[], statistics, scratch, sums: Sums::NONE };
+        let (layout, input, statistics) = (&op.layout, op.input, op.statistics);
+        let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
+        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
         // Without a norm the input is read where it lies.
         let input_rows = if self.division.has_norm() { rows.input.clone() } else { 0..input.height };
         let stream = self.compute_stream(band);
@@ -163,8 +172,8 @@ impl PipelineStages for BandedConv<'_> {
         let (division, own) = (&self.division, &band.rows.own);
         let [from_row, to_row] = [division.op.input, division.resident_shape()].map(|s| self.sizes().row_bytes(s));
         let bytes = (own.end - own.start) * to_row;
-        let copies = division.op.keep.iter().filter_map(|(i, to)| {
-            let (from, to) = (division.fresh_row(band, *i, own.start), division.resident_row(to.near?, own.start));
+        let copies = division.op.cache_writes.iter().filter_map(|(i, to)| {
+            let (from, to) = (division.fresh_row(band, *i, own.start), division.resident_row(to.resident?, own.start));
             Some(RowCopy { from, to, bytes })
         });
         let copies: Vec<RowCopy> = copies.collect();
@@ -204,12 +213,12 @@ impl BandedConv<'_> {
     /// Copies the statistics of frames that will be rematerialised, before an output overwrites them.
     fn save_statistics(&self) -> Result<()> {
         let (op, sizes) = (self.division.op, self.sizes());
-        let copies = op.keep_statistics.iter().map(|(i, to)| match op.fresh[*i] {
-            At::Device(frame) => {
+        let copies = op.statistics_writes.iter().map(|(i, to)| match op.fresh[*i] {
+            FrameRef::Resident(frame) => {
                 let from = frame.0 + sizes.data_bytes(op.input);
                 Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.groups) })
             }
-            At::Host { .. } | At::Anew { .. } => {
+            FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. } => {
                 Err(Error::Internal("statistics are to be saved that are saved already".into()))
             }
         });
@@ -234,13 +243,13 @@ impl BandedConv<'_> {
         }
         let Some(params) = params else { return Ok(()) };
         let statistics = op.frames.iter().map(|frame| match frame.out {
-            At::Device(out) => Ok(block.address(out) + sizes.data_bytes(division.output)),
-            At::Host { statistics, .. } | At::Anew { statistics, .. } => {
+            FrameRef::Resident(out) => Ok(block.address(out) + sizes.data_bytes(division.output)),
+            FrameRef::Offloaded { statistics, .. } | FrameRef::Rematerialised { statistics, .. } => {
                 block.at(statistics.0, sizes.statistics_bytes(op.layout.groups))
             }
         });
         let statistics = statistics.collect::<Result<Vec<_>>>()?;
-        launcher.statistics((op.layout, op.input, op.statistics), &params, &statistics)
+        launcher.statistics((&op.layout, op.input, op.statistics), &params, &statistics)
     }
 
     /// Orders a band after the one that had its buffer before.
@@ -262,8 +271,8 @@ impl BandedConv<'_> {
     fn fetch_from_host(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
         let (division, op, rows) = (&self.division, self.division.op, &band.rows);
         let (host, new) = (&self.pipeline.host, rows.shared(above).end..rows.input.end);
-        let cached = op.past.iter().zip(&division.inputs).filter_map(|(cached, part)| {
-            let from = HostRows { frame: cached.far?, shape: division.host_shape(), rows: &new };
+        let cached = op.cached.iter().zip(&division.inputs).filter_map(|(cached, part)| {
+            let from = HostRows { frame: cached.host?, shape: division.host_shape(), rows: &new };
             Some((from, division.host_part_row(band, (*part)?, new.start)))
         });
         host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
@@ -288,15 +297,15 @@ impl BandedConv<'_> {
         let (division, op) = (&self.division, self.division.op);
         let new = band.rows.shared(above).end..band.rows.input.end;
         let resident = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-            At::Device(frame) => Some((frame, Frame(division.fresh_row(band, i, new.start)))),
-            At::Host { .. } | At::Anew { .. } => None,
+            FrameRef::Resident(frame) => Some((frame, DeviceOffset(division.fresh_row(band, i, new.start)))),
+            FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. } => None,
         });
-        let resident: Vec<(Frame, Frame)> = resident.collect();
+        let resident: Vec<(DeviceOffset, DeviceOffset)> = resident.collect();
         if resident.is_empty() || new.is_empty() {
             return Ok(());
         }
         let rows = NormRows { rows: new, out_bytes: division.layout.input };
-        self.launcher.norm(self.block, &self.weights, (op.layout, op.input), &resident, Some(rows))
+        self.launcher.norm(self.block, &self.weights, (&op.layout, op.input), &resident, Some(rows))
     }
 
     /// Rematerialises fresh frames, but for the rows that the band above has made.
@@ -305,7 +314,7 @@ impl BandedConv<'_> {
         let (division, op, row) = (&self.division, self.division.op, self.sizes().row_bytes(self.division.op.input));
         let (mut copies, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
         for (i, at) in op.fresh.iter().enumerate() {
-            let At::Anew { index, statistics } = *at else { continue };
+            let FrameRef::Rematerialised { index, statistics } = *at else { continue };
             let part = division.fresh_part(*buffer, i);
             if let Some(above) = above {
                 let from = division.fresh_row(above, i, rows.input.start);
@@ -320,44 +329,51 @@ impl BandedConv<'_> {
             return Ok(());
         }
         // A convolution from pixels is so short that a separate norm would double its time.
-        if let Some(AnewOp { layout, .. }) = op.anew
-            && ConvKernel::of(layout)? == ConvKernel::In
+        if let Some(by) = &op.rematerialise
+            && ConvKernel::of(&by.layout)? == ConvKernel::In
         {
-            let norm = NextNorm { weights: self.weights, layout: op.layout, statistics: &known };
+            let norm = NextNorm { weights: self.weights, layout: &op.layout, statistics: &known };
             return self.rematerialise(&outs, &rows.rematerialised, Some(norm));
         }
         self.rematerialise(&outs, &rows.rematerialised, None)?;
         for (i, at) in op.fresh.iter().enumerate() {
-            let At::Anew { statistics, .. } = *at else { continue };
+            let FrameRef::Rematerialised { statistics, .. } = *at else { continue };
             let skipped = rows.rematerialised.start - rows.input.start;
-            let first = Frame(division.fresh_part(*buffer, i) + skipped * row);
+            let first = DeviceOffset(division.fresh_part(*buffer, i) + skipped * row);
             let pixels = (rows.rematerialised.end - rows.rematerialised.start) * op.input.width;
             self.norm_in_place((first, pixels), statistics)?;
         }
         Ok(())
     }
 
-    fn norm_in_place(&self, frame: (Frame, u64), statistics: Frame) -> Result<()> {
+    fn norm_in_place(&self, frame: (DeviceOffset, u64), statistics: DeviceOffset) -> Result<()> {
         let op = self.division.op;
-        self.launcher.norm_in_place(self.block, &self.weights, (op.layout, op.input), frame, statistics)
+        self.launcher.norm_in_place(self.block, &self.weights, (&op.layout, op.input), frame, statistics)
     }
 
     /// Makes these rows of frames, (index, virtual begin) each.
-    fn rematerialise(&self, outs: &[(usize, Frame)], rows: &Range<u64>, next_norm: Option<NextNorm>) -> Result<()> {
-        let op = self.division.op;
-        let Some(AnewOp { weights, layout, input, frames }) = op.anew else {
+    fn rematerialise(
+        &self,
+        outs: &[(usize, DeviceOffset)],
+        rows: &Range<u64>,
+        next_norm: Option<NextNorm>,
+    ) -> Result<()> {
+        let Some(by) = &self.division.op.rematerialise else {
             return Err(Error::Internal("a frame is to be rematerialised, but no layer makes it".into()));
         };
+        let (layout, input) = (&by.layout, by.input);
         let made = outs.iter().map(|(index, out)| {
-            let (terms, bias) = frames[*index];
-            ConvFrame { terms, bias, residual: None, out: *out }
+            let frame = &by.frames[*index];
+            ConvFrame { terms: frame.terms.clone(), bias: frame.bias, residual: None, out: *out }
         });
-        let made: Vec<ConvFrame> = made.collect();
-        let by = tiling::output_rows(layout);
-        let conv = ConvOp { layout, input, frames: &[], statistics: false, scratch: op.scratch, sums: Sums::NONE };
-        let rows = rows.start / by..rows.end / by;
+        let made: Vec<ConvFrame<Offsets>> = made.collect();
+        let per_row = tiling::output_rows(layout);
+        let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
+        let conv = ConvLaunch { layout, input, statistics: false, scratch, partial_sums };
+        let rows = rows.start / per_row..rows.end / per_row;
         let band = ConvBand { rows, next_norm, ..ConvBand::whole(layout, input) };
-        self.launcher.conv_band(self.block, &weights.pointers()?, &conv, &made, &band).map(|_| ())
+        let weights = self.args.weights[by.layer].pointers()?;
+        self.launcher.conv_band(self.block, &weights, &conv, &made, &band).map(|_| ())
     }
 
     /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
@@ -366,14 +382,14 @@ impl BandedConv<'_> {
         let bytes = |shape| (shared.end - shared.start) * self.sizes().row_bytes(shape);
         let (host_part, whole) = (bytes(division.host_shape()), bytes(op.input));
         let at = |band: &InFlightBand, part: u64| division.host_part_row(band, part, shared.start);
-        let cached = division.inputs.iter().take(op.past.len()).flatten();
+        let cached = division.inputs.iter().take(op.cached.len()).flatten();
         let cached = cached.map(|part| RowCopy { from: at(above, *part), to: at(band, *part), bytes: host_part });
         let mut copies: Vec<RowCopy> = cached.collect();
         if !copies.is_empty() {
             self.launcher.queue.stream().wait_for(&self.buffer(above).fetched)?;
         }
         let at = |band: &InFlightBand, i: usize| division.fresh_row(band, i, shared.start);
-        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, At::Device(_)));
+        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, FrameRef::Resident(_)));
         copies.extend(normalised.map(|(i, _)| RowCopy { from: at(above, i), to: at(band, i), bytes: whole }));
         self.launcher.copy(None, self.block, &copies)
     }
@@ -383,19 +399,19 @@ impl BandedConv<'_> {
         let InFlightBand { buffer, rows } = band;
         let (division, op) = (&self.division, self.division.op);
         let from_host = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-            At::Host { statistics, .. } => Some((Frame(division.fresh_part(*buffer, i)), statistics)),
-            At::Device(_) | At::Anew { .. } => None,
+            FrameRef::Offloaded { statistics, .. } => Some((DeviceOffset(division.fresh_part(*buffer, i)), statistics)),
+            FrameRef::Resident(_) | FrameRef::Rematerialised { .. } => None,
         });
-        let from_host: Vec<(Frame, Frame)> = from_host.collect();
+        let from_host: Vec<(DeviceOffset, DeviceOffset)> = from_host.collect();
         let shortcuts = op.frames.iter().zip(&division.shortcuts);
         let shortcuts = shortcuts.filter_map(|(frame, part)| match (frame.shortcut, part) {
-            (Some((At::Anew { index, .. }, _)), Some(part)) => {
+            (Some((FrameRef::Rematerialised { index, .. }, _)), Some(part)) => {
                 let here = division.buffer(*buffer) + part;
                 Some((index, division.virtual_top(here, rows.own.start, division.shortcut_shape())))
             }
             _ => None,
         });
-        let shortcuts: Vec<(usize, Frame)> = shortcuts.collect();
+        let shortcuts: Vec<(usize, DeviceOffset)> = shortcuts.collect();
         if from_host.is_empty() && shortcuts.is_empty() {
             return Ok(());
         }
@@ -418,14 +434,14 @@ impl BandedConv<'_> {
         let (division, op, own) = (&self.division, self.division.op, &band.rows.own);
         let (host, buffer) = (&self.pipeline.host, self.buffer(band));
         host.download.wait_for(&buffer.ready)?;
-        for (i, to) in op.keep {
-            if let Some(frame) = to.far {
+        for (i, to) in &op.cache_writes {
+            if let Some(frame) = to.host {
                 let from = division.fresh_row(band, *i, own.start);
                 let to = HostRows { frame, shape: division.host_shape(), rows: own };
                 host.offload_columns(self.block, (from, op.input), &to)?;
             }
         }
-        let by = tiling::output_rows(op.layout);
+        let by = tiling::output_rows(&op.layout);
         for (frame, part) in op.frames.iter().zip(&division.outs) {
             if let (Some(frame), Some(part)) = (host_frame(frame.out), part) {
                 host.download.wait_for(&buffer.computed)?;

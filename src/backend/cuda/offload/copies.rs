@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::HostFrame;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, check};
 use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
-use crate::tensor::FrameShape;
+use crate::ir::{FrameShape, HostOffset};
 
 /// The largest pitch that the driver takes.
 const MOST_PITCH: u64 = i32::MAX as u64;
@@ -24,7 +23,7 @@ pub struct HostFrames {
 
 /// Rows of a frame in host memory.
 pub struct HostRows<'a> {
-    pub frame: HostFrame,
+    pub frame: HostOffset,
     pub shape: FrameShape,
     pub rows: &'a Range<u64>,
 }
@@ -68,7 +67,7 @@ impl HostFrames {
     }
 
     /// Reads a persisted region. No copy may be in flight.
-    pub fn read(&self, frame: HostFrame, into: &mut [u8]) -> Result<()> {
+    pub fn read(&self, frame: HostOffset, into: &mut [u8]) -> Result<()> {
         let from = self.at(frame, into.len() as u64)?;
         // SAFETY: the memory has that many bytes there, and no copy to it is in flight.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
@@ -76,14 +75,14 @@ impl HostFrames {
     }
 
     /// Writes a persisted region. No copy may be in flight.
-    pub fn write(&mut self, frame: HostFrame, from: &[u8]) -> Result<()> {
+    pub fn write(&mut self, frame: HostOffset, from: &[u8]) -> Result<()> {
         let to = self.at(frame, from.len() as u64)?;
         // SAFETY: the memory has that many bytes there, and no copy from or to it is in flight.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
         Ok(())
     }
 
-    fn at(&self, frame: HostFrame, bytes: u64) -> Result<*mut u8> {
+    fn at(&self, frame: HostOffset, bytes: u64) -> Result<*mut u8> {
         let memory = self.memory.as_ref().ok_or_else(|| Error::Internal("no offloaded frames were planned".into()))?;
         memory.at(frame.0, bytes)
     }

@@ -5,9 +5,11 @@ use std::ops::Range;
 
 use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
 use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
-use crate::backend::{BandedFrame, BandedOp, ConvFrame, Frame, FrameAt, HostFrame, PastFrame, Prologue, Term, Terms};
 use crate::error::{Error, Result};
-use crate::tensor::{At, FrameShape};
+use crate::ir::{
+    BandedConvOp, BandedFrame, CachedFrame, ConvFrame, DeviceOffset, FrameRef, FrameShape, HostOffset, Offsets,
+    Prologue, Term,
+};
 
 /// The rows of a band.
 pub struct BandRows {
@@ -73,19 +75,21 @@ pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl PipelineStages) ->
 
 /// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of the
 /// job want.
-fn fitting_layout<C>(sizes: CudaSizes, op: &BandedOp<C>) -> Result<BandLayout> {
-    let (frames, buffer) = (op.frames_in_band(), op.bands.1 / BANDS_IN_FLIGHT);
-    let layout = |rows: u64| BandLayout::new(sizes, op.layout, op.input, frames, rows);
-    let fit = tiling::possible_band_rows(op.input).take_while(|rows| layout(*rows).bytes(frames) <= buffer);
+fn fitting_layout(sizes: CudaSizes, op: &BandedConvOp<Offsets>, bytes: u64) -> Result<BandLayout> {
+    let (contents, buffer) = (op.band_contents(), bytes / BANDS_IN_FLIGHT);
+    let layout = |rows: u64| BandLayout::new(sizes, &op.layout, op.input, contents, rows);
+    let fit = tiling::possible_band_rows(op.input).take_while(|rows| layout(*rows).bytes(contents) <= buffer);
     let most = fit.last();
-    let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", op.bands.1)))?;
+    let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {bytes} bytes")))?;
     Ok(layout(tiling::even_band_rows(op.input, most)))
 }
 
 /// A convolution, and where in a band buffer the rows of its frames lie. Frames have a part there if they are
 /// normalised, or not whole on the device.
-pub struct Division<'a, C> {
-    pub op: &'a BandedOp<'a, C>,
+pub struct Division<'a> {
+    pub op: &'a BandedConvOp<Offsets>,
+    /// Offset and bytes of all band buffers.
+    bands: (u64, u64),
     pub layout: BandLayout,
     pub output: FrameShape,
     sizes: CudaSizes,
@@ -96,9 +100,9 @@ pub struct Division<'a, C> {
     pub outs: Vec<Option<u64>>,
 }
 
-impl<'a, C> Division<'a, C> {
-    pub fn new(sizes: CudaSizes, op: &'a BandedOp<'a, C>) -> Result<Division<'a, C>> {
-        let layout = fitting_layout(sizes, op)?;
+impl<'a> Division<'a> {
+    pub fn new(sizes: CudaSizes, op: &'a BandedConvOp<Offsets>, bands: (u64, u64)) -> Result<Division<'a>> {
+        let layout = fitting_layout(sizes, op, bands.1)?;
         let mut end = 0;
         let mut next = |bytes: u64| {
             end += bytes;
@@ -106,43 +110,45 @@ impl<'a, C> Division<'a, C> {
         };
         let mut inputs = Vec::new();
         if op.layout.prologue != Prologue::None {
-            inputs.extend(op.past.iter().map(|cached| cached.far.and_then(|_| next(layout.cached))));
+            inputs.extend(op.cached.iter().map(|cached| cached.host.and_then(|_| next(layout.cached))));
             let fresh = op.fresh.iter();
-            inputs.extend(fresh.map(|at| next(if at.is_anew() { layout.rematerialised } else { layout.input })));
+            inputs.extend(
+                fresh.map(|at| next(if at.is_rematerialised() { layout.rematerialised } else { layout.input })),
+            );
         }
         let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
-            Some((At::Host { .. } | At::Anew { .. }, _)) => next(layout.shortcut),
-            Some((At::Device(_), _)) | None => None,
+            Some((FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. }, _)) => next(layout.shortcut),
+            Some((FrameRef::Resident(_), _)) | None => None,
         });
         let shortcuts = shortcuts.collect();
         // Outputs that are made for their statistics alone are never read, so they share a part.
         let mut for_statistics = None;
         let outs = op.frames.iter().map(|frame| match frame.out {
-            At::Device(_) => None,
-            At::Host { .. } => next(layout.out),
-            At::Anew { .. } => {
+            FrameRef::Resident(_) => None,
+            FrameRef::Offloaded { .. } => next(layout.out),
+            FrameRef::Rematerialised { .. } => {
                 for_statistics = for_statistics.or_else(|| next(layout.out));
                 for_statistics
             }
         });
         let outs = outs.collect();
         let output = op.layout.window.output(op.input, op.layout.cout);
-        Ok(Division { op, layout, output, sizes, inputs, shortcuts, outs })
+        Ok(Division { op, bands, layout, output, sizes, inputs, shortcuts, outs })
     }
 
     /// Where a band buffer begins.
     pub fn buffer(&self, index: usize) -> u64 {
-        self.op.bands.0 + index as u64 * (self.op.bands.1 / BANDS_IN_FLIGHT)
+        self.bands.0 + index as u64 * (self.bands.1 / BANDS_IN_FLIGHT)
     }
 
     /// The resident part of a cached frame.
     pub fn resident_shape(&self) -> FrameShape {
-        FrameShape { width: self.op.columns.near_width(), ..self.op.input }
+        FrameShape { width: self.op.columns.resident_width(), ..self.op.input }
     }
 
     /// The host part of a cached frame.
     pub fn host_shape(&self) -> FrameShape {
-        FrameShape { width: self.op.columns.far_width(), ..self.op.input }
+        FrameShape { width: self.op.columns.host_width(), ..self.op.input }
     }
 
     pub fn shortcut_shape(&self) -> FrameShape {
@@ -150,7 +156,7 @@ impl<'a, C> Division<'a, C> {
     }
 
     /// Where a row of the resident part of a cached frame begins.
-    pub fn resident_row(&self, resident: Frame, row: u64) -> u64 {
+    pub fn resident_row(&self, resident: DeviceOffset, row: u64) -> u64 {
         resident.0 + row * self.sizes.row_bytes(self.resident_shape())
     }
 
@@ -161,17 +167,20 @@ impl<'a, C> Division<'a, C> {
 
     /// (resident part, host part) of each split cached frame, from the first input row of a band.
     /// [Terms](Self::conv_frames) name it by the resident part.
-    pub fn split_frames(&self, band: &InFlightBand) -> Vec<(Frame, Frame)> {
-        let split = |(cached, part): (&PastFrame, &Option<u64>)| {
+    pub fn split_frames(&self, band: &InFlightBand) -> Vec<(DeviceOffset, DeviceOffset)> {
+        let split = |(cached, part): (&CachedFrame<Offsets>, &Option<u64>)| {
             let first = band.rows.input.start;
-            Some((Frame(self.resident_row(cached.near?, first)), Frame(self.host_part_row(band, (*part)?, first))))
+            Some((
+                DeviceOffset(self.resident_row(cached.resident?, first)),
+                DeviceOffset(self.host_part_row(band, (*part)?, first)),
+            ))
         };
-        self.op.past.iter().zip(&self.inputs).filter_map(split).collect()
+        self.op.cached.iter().zip(&self.inputs).filter_map(split).collect()
     }
 
     /// Where the part of a fresh frame begins.
     pub fn fresh_part(&self, buffer: usize, fresh: usize) -> u64 {
-        let part = self.inputs[self.op.past.len() + fresh];
+        let part = self.inputs[self.op.cached.len() + fresh];
         self.buffer(buffer) + part.expect("fresh frames that are normalised have a part")
     }
 
@@ -185,8 +194,8 @@ impl<'a, C> Division<'a, C> {
     }
 
     /// Everything that is fetched from host memory.
-    pub fn fetched_frames(&self) -> impl Iterator<Item = HostFrame> + '_ {
-        let cached = self.op.past.iter().filter_map(|cached| cached.far);
+    pub fn fetched_frames(&self) -> impl Iterator<Item = HostOffset> + '_ {
+        let cached = self.op.cached.iter().filter_map(|cached| cached.host);
         let shortcuts = self.op.frames.iter().filter_map(|frame| host_frame(frame.shortcut?.0));
         cached.chain(self.op.fresh.iter().filter_map(|at| host_frame(*at))).chain(shortcuts)
     }
@@ -198,35 +207,35 @@ impl<'a, C> Division<'a, C> {
     }
 
     /// Everything that is written to host memory.
-    pub fn offloaded_frames(&self) -> impl Iterator<Item = HostFrame> + '_ {
-        let cached = self.op.keep.iter().filter_map(|(_, to)| to.far);
+    pub fn offloaded_frames(&self) -> impl Iterator<Item = HostOffset> + '_ {
+        let cached = self.op.cache_writes.iter().filter_map(|(_, to)| to.host);
         cached.chain(self.op.frames.iter().filter_map(|frame| host_frame(frame.out)))
     }
 
     /// The virtual begin of a frame, given the offset of its row `first`.
-    pub fn virtual_top(&self, offset: u64, first: u64, shape: FrameShape) -> Frame {
-        Frame(offset.wrapping_sub(first * self.sizes.row_bytes(shape)))
+    pub fn virtual_top(&self, offset: u64, first: u64, shape: FrameShape) -> DeviceOffset {
+        DeviceOffset(offset.wrapping_sub(first * self.sizes.row_bytes(shape)))
     }
 
     /// The frames of a band's launch.
-    pub fn conv_frames(&self, InFlightBand { buffer, rows }: &InFlightBand) -> Vec<ConvFrame> {
+    pub fn conv_frames(&self, InFlightBand { buffer, rows }: &InFlightBand) -> Vec<ConvFrame<Offsets>> {
         let (op, buffer) = (self.op, self.buffer(*buffer));
-        let from = |frame: Frame, row: u64, shape| Frame(frame.0 + row * self.sizes.row_bytes(shape));
-        let resident = |i: usize| op.past.get(i).and_then(|cached| cached.near);
+        let from = |frame: DeviceOffset, row: u64, shape| DeviceOffset(frame.0 + row * self.sizes.row_bytes(shape));
+        let resident = |i: usize| op.cached.get(i).and_then(|cached| cached.resident);
         let input = |i: usize| match (resident(i), self.inputs.get(i).copied().flatten()) {
-            (Some(resident), _) => Frame(self.resident_row(resident, rows.input.start)),
-            (None, Some(part)) => Frame(buffer + part),
-            (None, None) => device_frame(op.fresh[i - op.past.len()]),
+            (Some(resident), _) => DeviceOffset(self.resident_row(resident, rows.input.start)),
+            (None, Some(part)) => DeviceOffset(buffer + part),
+            (None, None) => device_frame(op.fresh[i - op.cached.len()]),
         };
-        let banded = |(i, banded): (usize, &BandedFrame)| {
-            let mut terms = Terms::new();
-            banded.terms.iter().for_each(|(i, slab)| terms.push(Term { frame: input(*i), slab: *slab }));
+        let banded = |(i, banded): (usize, &BandedFrame<Offsets>)| {
+            let terms = banded.terms.iter().map(|(i, slab)| Term { frame: input(*i), slab: *slab });
+            let mut terms: Vec<Term<Offsets>> = terms.collect();
             if let Some((at, slab)) = banded.shortcut {
-                let part = self.shortcuts[i].map(|part| Frame(buffer + part));
+                let part = self.shortcuts[i].map(|part| DeviceOffset(buffer + part));
                 let frame = part.unwrap_or_else(|| from(device_frame(at), rows.own.start, self.shortcut_shape()));
                 terms.push(Term { frame, slab });
             }
-            let first = rows.own.start * tiling::output_rows(op.layout);
+            let first = rows.own.start * tiling::output_rows(&op.layout);
             let part = self.outs[i].map(|part| self.virtual_top(buffer + part, first, self.output));
             let out = part.unwrap_or_else(|| device_frame(banded.out));
             ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
@@ -235,18 +244,18 @@ impl<'a, C> Division<'a, C> {
     }
 }
 
-pub fn host_frame(at: FrameAt) -> Option<HostFrame> {
+pub fn host_frame(at: FrameRef<Offsets>) -> Option<HostOffset> {
     match at {
-        At::Host { frame, .. } => Some(frame),
-        At::Device(_) | At::Anew { .. } => None,
+        FrameRef::Offloaded { frame, .. } => Some(frame),
+        FrameRef::Resident(_) | FrameRef::Rematerialised { .. } => None,
     }
 }
 
 /// A frame that is whole on the device.
-fn device_frame(at: FrameAt) -> Frame {
+fn device_frame(at: FrameRef<Offsets>) -> DeviceOffset {
     match at {
-        At::Device(frame) => frame,
-        At::Host { .. } | At::Anew { .. } => unreachable!("a band has a part of it"),
+        FrameRef::Resident(frame) => frame,
+        FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. } => unreachable!("a band has a part of it"),
     }
 }
 

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order};
-use crate::backend::{ConvLayout, ConvSource, Window};
+use crate::ir::{ConvLayout, ConvSource, Window};
 use crate::workers;
 
 const UNIT: usize = UNIT_BYTES as usize;
@@ -108,7 +108,7 @@ pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Vec<f32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::Prologue;
+    use crate::ir::Prologue;
 
     /// Weights that are their own index, counted from 1.
     fn numbered(count: usize) -> Vec<f32> {

@@ -10,9 +10,8 @@ use cudarc::driver::sys;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, PinnedMemory, check};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
 use crate::backend::cuda::launch::{Launcher, Strided};
-use crate::backend::{HostMemory, LoadOp, StoreOp};
 use crate::error::{Error, Result};
-use crate::tensor::{Place, View};
+use crate::ir::{Buffers, LoadTensor, PinnedBytes, StoreTensor, TensorDevice, View};
 
 /// One direction. Pinned memory is double-buffered: the host fills or empties one half while the other is copied. The
 /// device has a single staging buffer, sized for the widest elements; narrower frames double-buffer in its halves.
@@ -100,24 +99,24 @@ pub struct Staging {
 }
 
 impl Staging {
-    pub fn new(context: &Arc<Context>, bytes: HostMemory) -> Result<Staging> {
+    pub fn new(context: &Arc<Context>, bytes: PinnedBytes) -> Result<Staging> {
         let (loads, stores) = (StagingChannel::new(context, bytes.load)?, StagingChannel::new(context, bytes.store)?);
         Ok(Staging { loads, stores, pending: [None, None], fetched: HashMap::new() })
     }
 
     /// Host tensor to activations. A tensor on the device is read in place.
-    pub fn load(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &LoadOp) -> Result<()> {
+    pub fn load(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &LoadTensor, staging: u64) -> Result<()> {
         check_frame(op.from, op.batch, op.frame)?;
         let tensor = op.from.shape();
         let (top, left) = (op.top.min(tensor.height - 1), op.left.min(tensor.width - 1));
         let rows = (tensor.height - top).min(op.shape.height);
         let area = PixelArea { top, left, rows, columns: (tensor.width - left).min(op.shape.width) };
-        if op.from.place() != Place::Cpu {
+        if op.from.device() != TensorDevice::Cpu {
             return launcher.load(block, op, in_place(op.from, op.batch, op.frame, area));
         }
         let frame = CompactFrame::new(op.from, op.batch, op.frame, area);
         let (offset, _) = self.loads.on_device(frame.bytes(), self.loads.next_half);
-        let staged = block.at(op.staging + offset, frame.bytes())?;
+        let staged = block.at(staging + offset, frame.bytes())?;
         let compute = launcher.queue.stream();
         self.upload(&frame, staged, compute)?;
         launcher.load(block, op, frame.strided(staged))?;
@@ -127,18 +126,24 @@ impl Staging {
     }
 
     /// Activations to host tensor, which is written by [`Staging::finish`]. A tensor on the device is written in place.
-    pub fn store(&mut self, launcher: &Launcher, block: &DeviceBlock, op: &StoreOp) -> Result<()> {
+    pub fn store(
+        &mut self,
+        launcher: &Launcher,
+        block: &DeviceBlock,
+        op: &StoreTensor,
+        buffers: &Buffers,
+    ) -> Result<()> {
         check_frame(op.into, op.batch, op.frame)?;
         let area = PixelArea::whole(op.into);
-        if op.into.place() != Place::Cpu {
-            return launcher.store(block, op, in_place(op.into, op.batch, op.frame, area));
+        if op.into.device() != TensorDevice::Cpu {
+            return launcher.store(block, op, buffers.scratch, in_place(op.into, op.batch, op.frame, area));
         }
         let frame = CompactFrame::new(op.into, op.batch, op.frame, area);
         let (offset, halves) = self.stores.on_device(frame.bytes(), self.stores.next_half);
-        let staged = block.at(op.staging + offset, frame.bytes())?;
+        let staged = block.at(buffers.staging[1] + offset, frame.bytes())?;
         let compute = launcher.queue.stream();
         halves.iter().try_for_each(|half| compute.wait_for(&self.stores.copied[*half]))?;
-        launcher.store(block, op, frame.strided(staged))?;
+        launcher.store(block, op, buffers.scratch, frame.strided(staged))?;
         self.download(&frame, staged, compute)
     }
 

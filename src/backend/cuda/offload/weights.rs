@@ -5,11 +5,12 @@ use std::sync::Arc;
 use half::{bf16, f16};
 
 use super::pack::{self, PackedElement};
+use crate::backend::Precision;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, synchronise_all};
 use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
-use crate::backend::{ConvLayout, ConvSource, Precision, Window};
 use crate::error::{Error, Result};
+use crate::ir::{ConvLayout, ConvSource, Window};
 
 /// Memory for the weights of a network, or for some of them.
 #[derive(Clone)]

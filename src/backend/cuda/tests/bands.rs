@@ -1,8 +1,9 @@
 //! Convolutions in bands against the same of whole frames, bit for bit, for every placement of the causal cache.
 
 use super::*;
-use crate::backend::{AnewOp, BandedFrame, BandedOp, FrameAt, HostFrame, Kept, PastFrame};
-use crate::tensor::{At, Columns, PastAt};
+use crate::ir::{
+    BandContents, BandedFrame, CachedFrame, FrameRef, HostOffset, Rematerialise, RematerialisedFrame, SplitColumns,
+};
 
 /// Frames of the clip, which comes in chunks of two.
 const FRAMES: usize = 6;
@@ -30,99 +31,114 @@ fn outputs(
 ) -> Vec<Vec<u8>> {
     let pixels = FrameShape::new(size.0, size.1, head.cin);
     let input = FrameShape::new(size.0, size.1, layer.cin);
-    let (prepared_head, prepared) = (prepare(gpu, head, 5), prepare(gpu, layer, 6));
-    let bytes = |shape: FrameShape| gpu.frame_bytes(shape, layer.groups);
+    // Layer 0 rematerialises the input of layer 1.
+    let weights = [prepare(gpu, head, 5), prepare(gpu, layer, 6)];
+    let sizes = gpu.sizes();
+    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.groups);
     let mut places = BlockPlaces::default();
-    let mut frames = |bytes: u64| -> Vec<Frame> { (0..FRAMES).map(|_| places.take(bytes)).collect() };
+    let mut frames = |bytes: u64| -> Vec<DeviceOffset> { (0..FRAMES).map(|_| places.take(bytes)).collect() };
     let (raw, made) = (frames(bytes(pixels)), frames(bytes(input)));
     let (normalised, out) = (frames(bytes(input)), frames(bytes(input)));
-    let statistics: Vec<Frame> = frames(bytes(FrameShape::new(0, 0, 1)));
-    let resident: Vec<Frame> = (0..CACHE_FRAMES).map(|_| places.take(bytes(input))).collect();
+    let statistics: Vec<DeviceOffset> = frames(bytes(FrameShape::new(0, 0, 1)));
+    let resident: Vec<DeviceOffset> = (0..CACHE_FRAMES).map(|_| places.take(bytes(input))).collect();
     let chunk = FRAMES as u64;
-    let scratch = places.take(gpu.conv_scratch(layer, input, chunk).max(gpu.conv_scratch(head, pixels, chunk))).0;
-    let staging = places.take(2 * gpu.staging_bytes(pixels)).0;
-    let most = BandFrames { inputs: 2, past: 2, far_columns: size.1, anew: 2, outputs: 2, ..BandFrames::default() };
-    let band_bytes = gpu.band_bytes(layer, input, most).unwrap();
+    let scratch = places.take(sizes.conv_scratch(layer, input, chunk).max(sizes.conv_scratch(head, pixels, chunk))).0;
+    let staging = places.take(2 * sizes.staging_bytes(pixels)).0;
+    let most = BandContents {
+        fresh: 2,
+        cached: 2,
+        host_columns: size.1,
+        rematerialised: 2,
+        outputs: 2,
+        ..BandContents::default()
+    };
+    let band_bytes = sizes.band_bytes(layer, input, most).unwrap();
     let bands = (places.take(band_bytes).0, band_bytes);
-    let host = HostMemory { load: 2 * gpu.staging_bytes(pixels), store: 0, past: 2 * chunk * bytes(input) };
+    let buffers = Buffers { scratch, bands, staging: [staging; 2] };
+    let host = PinnedBytes { load: 2 * sizes.staging_bytes(pixels), store: 0, offloaded: 2 * chunk * bytes(input) };
     let mut memory = gpu.allocate(places.end, host).unwrap();
     gpu.poison(&mut memory, places.end);
 
     let values = SeededRandom(99).values(pixels.elements() * chunk, 1.0);
     let from = view(&values, [pixels.channels, chunk, pixels.height, pixels.width]);
     for (t, into) in (0..).zip(&raw) {
-        let into = *into;
-        let op = LoadOp { from: &from, batch: 0, frame: t, top: 0, left: 0, map: SAME, shape: pixels, into, staging };
-        gpu.load(&mut memory, &op, &mut never()).unwrap();
+        gpu.load(&mut memory, &plain_load(&from, t, pixels, *into), &buffers, &mut never()).unwrap();
     }
-    let terms = |of: &[Frame], t: usize| recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect::<Vec<_>>();
-    let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, made[t])).collect();
-    let op = ConvOp { layout: head, input: pixels, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
-    gpu.conv(&mut memory, &prepared_head, &op, &mut never()).unwrap();
+    let args = RunArgs { weights: &weights, buffers };
+    let mut run = |op: Op<Offsets>| gpu.run(&mut memory, &op, &args, &mut never()).unwrap();
+    let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
+        recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()
+    };
+    let conv = |layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>| {
+        let (layout, partial_sums) = (*layout, PartialSums::NONE);
+        Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
+    };
+    let frames = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, made[t])).collect();
+    run(conv(0, head, pixels, frames));
 
     let Some(cache) = cache else {
-        let frames: Vec<(Frame, Frame)> = made.iter().copied().zip(normalised.iter().copied()).collect();
-        let op = NormOp { layout: layer, shape: input, frames: &frames };
-        gpu.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
-        let frames: Vec<ConvFrame> = (0..FRAMES).map(|t| frame(&terms(&normalised, t), 1, None, out[t])).collect();
-        let op = ConvOp { layout: layer, input, frames: &frames, statistics: true, scratch, sums: Sums::NONE };
-        gpu.conv(&mut memory, &prepared, &op, &mut never()).unwrap();
+        let frames = made.iter().copied().zip(normalised.iter().copied()).collect();
+        run(Op::Normalise(NormaliseOp { layer: 1, layout: *layer, weights: None, shape: input, frames }));
+        let frames = (0..FRAMES).map(|t| frame(&terms(&normalised, t), 1, None, out[t])).collect();
+        run(conv(1, layer, input, frames));
         return read(gpu, &mut memory, &out, bytes(input));
     };
-    let columns = Columns::new(input.width, if let Cache::Split(columns) = cache { columns } else { input.width });
+    let resident_columns = if let Cache::Split(columns) = cache { columns } else { input.width };
+    let columns = SplitColumns::new(input.width, resident_columns, gpu.profile().column_step);
     // A resident frame overwrites one that is no longer needed; in host memory each has its own place.
-    let cached = |t: usize| PastAt {
-        near: (!columns.near().is_empty()).then_some(resident[t % CACHE_FRAMES]),
-        far: (!columns.far().is_empty()).then_some(HostFrame(t as u64 * bytes(input))),
+    let cached = |t: usize| CachedFrame {
+        resident: (!columns.resident().is_empty()).then_some(resident[t % CACHE_FRAMES]),
+        host: (!columns.host().is_empty()).then_some(HostOffset(t as u64 * bytes(input))),
     };
     for first in (0..FRAMES).step_by(2) {
         let before = if first == 0 { 0 } else { CACHE_FRAMES };
         let recomputed = if cache == Cache::Recomputed { before } else { 0 };
-        let anew = |i: usize| At::Anew { index: i, statistics: statistics[first - CACHE_FRAMES + i] };
-        let fresh: Vec<FrameAt> =
-            (0..recomputed).map(anew).chain((first..first + 2).map(|t| At::Device(made[t]))).collect();
-        let cached_frames: Vec<PastFrame> = (first - before + recomputed..first).map(cached).collect();
-        let keeps = |t: &usize| *t >= first + 2 - CACHE_FRAMES;
-        let keep: Vec<(usize, PastFrame)> = match cache {
+        let rematerialised =
+            |i: usize| FrameRef::Rematerialised { index: i, statistics: statistics[first - CACHE_FRAMES + i] };
+        let chunk = (first..first + 2).map(|t| FrameRef::Resident(made[t]));
+        let is_cached = |t: &usize| *t >= first + 2 - CACHE_FRAMES;
+        let cache_writes = match cache {
             Cache::Recomputed => Vec::new(),
-            Cache::Split(_) => (first..first + 2).filter(keeps).map(|t| (t - first, cached(t))).collect(),
+            Cache::Split(_) => (first..first + 2).filter(is_cached).map(|t| (t - first, cached(t))).collect(),
         };
-        let keep_statistics: Vec<(usize, Frame)> = match cache {
+        let statistics_writes = match cache {
             Cache::Recomputed => (first..first + 2).map(|t| (recomputed + t - first, statistics[t])).collect(),
             Cache::Split(_) => Vec::new(),
         };
         let banded = |t: usize| {
             let terms = recipe(t).into_iter().map(|(t, slab)| (t - (first - before), slab)).collect();
-            BandedFrame { terms, shortcut: None, bias: 1, residual: None, out: At::Device(out[t]) }
+            BandedFrame { terms, shortcut: None, bias: 1, residual: None, out: FrameRef::Resident(out[t]) }
         };
-        let frames: Vec<BandedFrame> = (first..first + 2).map(banded).collect();
-        let makes = |t: usize| (frame(&terms(&raw, t), 0, None, Frame(0)).terms, 0);
-        let rematerialised: Vec<(Terms, u8)> = (first - before..first).map(makes).collect();
-        let op = BandedOp {
-            weights: &prepared,
-            layout: layer,
+        let makes = |t: usize| RematerialisedFrame { terms: as_terms(&terms(&raw, t)), bias: 0 };
+        let rematerialise = Rematerialise {
+            layer: 0,
+            layout: *head,
+            input: pixels,
+            frames: (first - before..first).map(makes).collect(),
+        };
+        run(Op::BandedConv(Box::new(BandedConvOp {
+            layer: 1,
+            layout: *layer,
+            weights: None,
             input,
-            past: &cached_frames,
-            fresh: &fresh,
-            keep: &keep,
+            cached: (first - before + recomputed..first).map(cached).collect(),
+            fresh: (0..recomputed).map(rematerialised).chain(chunk).collect(),
+            cache_writes,
             columns,
-            keep_statistics: &keep_statistics,
-            frames: &frames,
-            anew: Some(AnewOp { weights: &prepared_head, layout: head, input: pixels, frames: &rematerialised }),
+            statistics_writes,
+            frames: (first..first + 2).map(banded).collect(),
+            rematerialise: Some(rematerialise),
             statistics: true,
-            scratch,
-            bands,
-        };
-        gpu.banded(&mut memory, &op, &mut never()).unwrap();
+        })));
     }
     read(gpu, &mut memory, &out, bytes(input))
 }
 
-fn read(gpu: &Cuda, memory: &mut JobMemory, frames: &[Frame], bytes: u64) -> Vec<Vec<u8>> {
+fn read(gpu: &Cuda, memory: &mut JobMemory, frames: &[DeviceOffset], bytes: u64) -> Vec<Vec<u8>> {
     gpu.finish(memory, None).unwrap();
-    let read = |frame: &Frame| {
+    let read = |frame: &DeviceOffset| {
         let mut content = vec![0; bytes as usize];
-        gpu.read(memory, Kept::Device(*frame), &mut content).unwrap();
+        gpu.read(memory, PersistedRegion::Device(*frame), &mut content).unwrap();
         content
     };
     frames.iter().map(read).collect()

@@ -7,9 +7,9 @@ use std::time::Instant;
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
 use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session};
+use crate::ir::Shape;
 use crate::model::Direction;
 use crate::node;
-use crate::tensor::Shape;
 
 fn checkpoint(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)

@@ -8,7 +8,7 @@ const CHANNELS: u64 = 64;
 /// 64 x 4096 x 8192 is 2^31; so the last 512 rows lie beyond.
 const TALL: u64 = 8192 + 512;
 const SHORT: u64 = 64;
-/// RepeatedRows that an edge reaches, generously.
+/// Rows that an edge reaches, generously.
 const EDGE: u64 = 32;
 
 /// Frames of several gigabytes, so one test at a time.
@@ -33,21 +33,20 @@ impl RepeatedRows {
     fn view(&self, height: u64) -> View {
         let data = std::ptr::without_provenance_mut(self.block.at(0, 4).unwrap() as usize);
         let (shape, strides) = ([1, self.channels, 1, height, self.columns], [0, self.columns as i64, 0, 0, 1]);
-        View::checked("rows", data, DType::F32, Place::Cuda(0), shape.into(), Some(strides), false).unwrap()
+        View::checked("rows", data, DType::F32, TensorDevice::Cuda(0), shape.into(), Some(strides), false).unwrap()
     }
 }
 
-fn load(cuda: &Cuda, memory: &mut JobMemory, rows: &RepeatedRows, shape: FrameShape, into: Frame) {
+fn load(cuda: &Cuda, memory: &mut JobMemory, rows: &RepeatedRows, shape: FrameShape, into: DeviceOffset) {
     let from = rows.view(shape.height);
-    let op = LoadOp { from: &from, batch: 0, frame: 0, top: 0, left: 0, map: SAME, shape, into, staging: 0 };
-    cuda.load(memory, &op, &mut never()).unwrap();
+    cuda.load(memory, &plain_load(&from, 0, shape, into), &Buffers::default(), &mut never()).unwrap();
 }
 
 /// The first or last channels of a frame: [channel][row][column].
 fn store(
     cuda: &Cuda,
     memory: &mut JobMemory,
-    from: Frame,
+    from: DeviceOffset,
     shape: FrameShape,
     channels: [u64; 2],
     staging: u64,
@@ -55,8 +54,9 @@ fn store(
     let [channel, count] = channels;
     let values = vec![f32::NAN; (count * shape.pixels()) as usize];
     let into = view(&values, [count, 1, shape.height, shape.width]);
-    let op = StoreOp { channel, ..plain_store(from, shape, &into, 0, staging) };
-    cuda.store(memory, &op, &mut never()).unwrap();
+    let op = StoreTensor { channel, ..plain_store(from, shape, &into, 0) };
+    let buffers = Buffers { staging: [0, staging], ..Buffers::default() };
+    cuda.store(memory, &op, &buffers, &mut never()).unwrap();
     cuda.finish(memory, None).unwrap();
     values
 }
@@ -80,33 +80,34 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let normed = ConvLayout { prologue: Prologue::NormSilu, ..same };
     let leave = layout(CHANNELS, 3, Window::Same, Prologue::NormSilu);
 
-    let bytes = |shape| cuda.frame_bytes(shape, count);
+    let sizes = cuda.sizes();
+    let bytes = |shape| sizes.frame_bytes(shape, count);
     let mut places = BlockPlaces::default();
     let [first, last] = [0; 2].map(|_| places.take(bytes(pixels)));
     let [a, b, d, e] = [0; 4].map(|_| places.take(bytes(wide)));
     let c = places.take(bytes(small));
     let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
-    let most = work.map(|(layout, input)| cuda.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
-    let staging = cuda.staging_bytes(pixels);
+    let most = work.map(|(layout, input)| sizes.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
+    let staging = sizes.staging_bytes(pixels);
     let (scratch, place) = (places.take(most).0, places.take(staging).0);
-    let mut memory = cuda.allocate(places.end, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
+    let mut memory = cuda.allocate(places.end, PinnedBytes { load: 0, store: 2 * staging, offloaded: 0 }).unwrap();
     cuda.poison(&mut memory, places.end);
 
     let rows = RepeatedRows::new(cuda, 3, WIDTH);
     load(cuda, &mut memory, &rows, pixels, first);
-    let mut conv = |layout: &ConvLayout, input, terms: &[(Frame, u8)], residual, out, statistics| {
+    let mut conv = |layout: &ConvLayout, input, terms: &[(DeviceOffset, u8)], residual, out, statistics| {
         let prepared = prepare(cuda, layout, 4);
         let terms = match layout.prologue {
             Prologue::NormSilu if layout.cout > 3 => {
-                let op = NormOp { layout, shape: input, frames: &[(terms[0].0, a)] };
-                cuda.normalise(&mut memory, &prepared, &op, &mut never()).unwrap();
+                let op = normalise_op(layout, input, vec![(terms[0].0, a)]);
+                run_op(cuda, &mut memory, op, &prepared, scratch);
                 &[(a, 0)]
             }
             _ => terms,
         };
-        let frames = [frame(terms, 0, residual, out)];
-        let op = ConvOp { layout, input, frames: &frames, statistics, scratch, sums: Sums::NONE };
-        convolve(cuda, &mut memory, &prepared, &op);
+        let frames = vec![frame(terms, 0, residual, out)];
+        let op = conv_op(layout, input, frames, statistics, PartialSums::NONE);
+        run_op(cuda, &mut memory, op, &prepared, scratch);
         cuda.finish(&mut memory, None).unwrap();
     };
     conv(&enter, pixels, &[(first, 0)], None, a, false);
@@ -187,15 +188,17 @@ fn attention_reaches_past_2_31_elements() {
         let attend = |height: u64| {
             let shape = FrameShape::new(height, width, channels);
             let wide = shape.with_channels(3 * channels);
-            let mut places = BlockPlaces::default();
-            let (from, to) = (places.take(cuda.frame_bytes(wide, 1)), places.take(cuda.frame_bytes(shape, 1)));
-            let staging = cuda.staging_bytes(shape.with_channels(8));
-            let (scratch, place) = (places.take(cuda.attention_scratch(shape, 1)).0, places.take(staging).0);
-            let mut memory = cuda.allocate(places.end, HostMemory { load: 0, store: 2 * staging, past: 0 }).unwrap();
+            let (sizes, mut places) = (cuda.sizes(), BlockPlaces::default());
+            let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
+            let staging = sizes.staging_bytes(shape.with_channels(8));
+            let (scratch, place) = (places.take(sizes.attention_scratch(shape, 1)).0, places.take(staging).0);
+            let mut memory =
+                cuda.allocate(places.end, PinnedBytes { load: 0, store: 2 * staging, offloaded: 0 }).unwrap();
             cuda.poison(&mut memory, places.end);
             load(cuda, &mut memory, &RepeatedRows::new(cuda, wide.channels, width), wide, from);
-            let op = AttentionOp { shape, frames: &[(from, to)], scratch };
-            cuda.attention(&mut memory, &op, &mut never()).unwrap();
+            let op = Op::Attention(AttentionOp { shape, frames: vec![(from, to)] });
+            let buffers = Buffers { scratch, ..Buffers::default() };
+            cuda.run(&mut memory, &op, &RunArgs { weights: &[], buffers }, &mut never()).unwrap();
             store(cuda, &mut memory, to, shape, [channels - 8, 8], place)
         };
         let height = 1024;

@@ -18,14 +18,20 @@ fn header() -> StateHeader {
             posterior: Latent::Sample,
             seed: u64::MAX,
         },
-        way: Way {
-            cut: Cut {
+        plan: SavedPlan {
+            policy: SchedulePolicy {
                 slice: 3,
                 chunks: vec![1, 8, 4],
-                stored: vec![1, 8, 0],
-                past: vec![Past::Device, Past::HOST, Past::Again, Past::Bands { near: 5 }, Past::NEAR],
-                away: vec![false; 5],
-                weights_away: vec![false, true, false, true, true],
+                materialised: vec![1, 8, 0],
+                caches: vec![
+                    CachePolicy::Resident,
+                    CachePolicy::HOST,
+                    CachePolicy::Recomputed,
+                    CachePolicy::Offloaded { resident_shares: 5 },
+                    CachePolicy::BANDED,
+                ],
+                offloaded_outputs: vec![false; 5],
+                offloaded_weights: vec![false, true, false, true, true],
             },
             tiles: Some(TileSize { height: 512, width: 256, overlap: 64, spacing: Spacing::Even }),
         },
@@ -48,7 +54,7 @@ fn read(state: &[u8], owner: &StateOwner) -> Result<StateHeader> {
 
 #[test]
 fn a_header_is_read_as_it_was_written() {
-    let untiled = StateHeader { way: Way { tiles: None, ..header().way }, ..header() };
+    let untiled = StateHeader { plan: SavedPlan { tiles: None, ..header().plan }, ..header() };
     for header in [header(), untiled] {
         let state = sealed(&header);
         assert_eq!(read(&state, &OWNER), Ok(header.clone()));
@@ -69,10 +75,30 @@ fn what_belongs_to_others_is_refused_by_name() {
     let mut newer = state.clone();
     newer[8] += 1;
     let why = read(&newer, &OWNER).unwrap_err().to_string();
-    assert!(why.contains(&format!("format {}", FORMAT + 1)), "{why}");
+    assert!(why.contains(&format!("format {}", FORMAT + 1)) && why.contains("start the stream again"), "{why}");
     assert!(
         read(b"{ \"not\": \"a state, but as long as one\" }", &OWNER).unwrap_err().to_string().contains("is not what")
     );
+}
+
+/// The state with other bytes in its body, sealed again.
+fn resealed(state: &[u8], change: impl FnOnce(&mut [u8])) -> Vec<u8> {
+    let (mut state, body) = (state.to_vec(), state.len() - SEAL as usize);
+    change(&mut state[..body]);
+    let sum = Checksum::of(&state[..body]).to_le_bytes();
+    state[body..].copy_from_slice(&sum);
+    state
+}
+
+#[test]
+fn a_state_of_another_release_is_taken_if_its_revision_is_the_same() {
+    let (state, version) = (sealed(&header()), PREAMBLE as usize + 8..PREAMBLE as usize + 8 + LIBRARY.len());
+    let released = resealed(&state, |bytes| bytes[version.clone()].fill(b'9'));
+    assert_eq!(read(&released, &OWNER), Ok(header()));
+    let revised = resealed(&released, |bytes| bytes[version.end] += 1);
+    let why = read(&revised, &OWNER).unwrap_err().to_string();
+    let words = ["99999", &format!("revision {}, and {REVISION}", REVISION + 1), LIBRARY, "start the stream again"];
+    assert!(words.iter().all(|word| why.contains(word)), "{why}");
 }
 
 #[test]

@@ -4,8 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::backend::{ConvLayout, PastFrame, Precision, Window};
-use crate::tensor::{Columns, PastAt};
+use crate::backend::Precision;
+use crate::backend::cuda::launch::tiling::COLUMN_STEP;
+use crate::ir::{ConvLayout, Sizes, SplitColumns, Window};
 
 const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
 
@@ -48,9 +49,9 @@ struct FrameAllocator {
 }
 
 impl FrameAllocator {
-    fn next(&mut self) -> Frame {
+    fn next(&mut self) -> DeviceOffset {
         self.end += self.bytes;
-        Frame(self.end - self.bytes)
+        DeviceOffset(self.end - self.bytes)
     }
 }
 
@@ -76,7 +77,7 @@ enum CacheCase {
 }
 
 struct SymbolicRun<'a> {
-    division: Division<'a, ()>,
+    division: Division<'a>,
     memory: SymbolicMemory,
     row: u64,
     resident_row: u64,
@@ -94,7 +95,7 @@ impl PipelineStages for SymbolicRun<'_> {
         let op = division.op;
         let band = InFlightBand { buffer, rows };
         let rows = &band.rows;
-        for (i, part) in division.inputs.iter().take(op.past.len()).enumerate() {
+        for (i, part) in division.inputs.iter().take(op.cached.len()).enumerate() {
             let Some(part) = *part else { continue };
             let row = self.host_row;
             for r in rows.shared(above).end..rows.input.end {
@@ -107,10 +108,10 @@ impl PipelineStages for SymbolicRun<'_> {
             }
         }
         for (i, at) in op.fresh.iter().enumerate() {
-            let (input, part) = (op.past.len() + i, division.fresh_part(buffer, i));
+            let (input, part) = (op.cached.len() + i, division.fresh_part(buffer, i));
             let place = |r: u64| part + (r - rows.input.start) * row;
             match *at {
-                At::Device(frame) => {
+                FrameRef::Resident(frame) => {
                     for r in rows.shared(above).end..rows.input.end {
                         self.memory.read(frame.0 + r * row, SymbolicRow::Raw(i, r));
                         self.memory.write(place(r), row, SymbolicRow::Input(input, r));
@@ -121,10 +122,10 @@ impl PipelineStages for SymbolicRun<'_> {
                         self.memory.write(place(r), row, SymbolicRow::Input(input, r));
                     }
                 }
-                At::Host { .. } => {
+                FrameRef::Offloaded { .. } => {
                     rows.input.clone().for_each(|r| self.memory.write(place(r), row, SymbolicRow::Input(input, r)))
                 }
-                At::Anew { .. } => {
+                FrameRef::Rematerialised { .. } => {
                     let whole = |r: u64| r.is_multiple_of(REMATERIALISED_LEAD) || r == op.input.height;
                     assert!(
                         whole(rows.rematerialised.start) && whole(rows.rematerialised.end),
@@ -145,7 +146,7 @@ impl PipelineStages for SymbolicRun<'_> {
             }
         }
         for (i, (frame, part)) in op.frames.iter().zip(&division.shortcuts).enumerate() {
-            if let (Some((At::Host { .. }, _)), Some(part)) = (frame.shortcut, part) {
+            if let (Some((FrameRef::Offloaded { .. }, _)), Some(part)) = (frame.shortcut, part) {
                 for r in rows.own.clone() {
                     let to = division.buffer(buffer) + part + (r - rows.own.start) * self.shortcut_row;
                     self.memory.write(to, self.shortcut_row, SymbolicRow::Shortcut(i, r));
@@ -160,7 +161,7 @@ impl PipelineStages for SymbolicRun<'_> {
         let (op, place) = (division.op, division.buffer(*buffer));
         let (frames, split) = (division.conv_frames(band), division.split_frames(band));
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
-            if let (Some((At::Anew { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
+            if let (Some((FrameRef::Rematerialised { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
                 for r in rows.own.clone() {
                     self.memory.write(
                         term.frame.0 + (r - rows.own.start) * self.shortcut_row,
@@ -174,7 +175,7 @@ impl PipelineStages for SymbolicRun<'_> {
             for (term, (input, _)) in frame.terms.iter().zip(&banded.terms) {
                 for r in rows.own.clone().flat_map(|r| r.saturating_sub(1)..(r + 2).min(op.input.height)) {
                     assert!(rows.input.contains(&r));
-                    let at = |frame: Frame, row: u64| frame.0 + (r - rows.input.start) * row;
+                    let at = |frame: DeviceOffset, row: u64| frame.0 + (r - rows.input.start) * row;
                     match split.iter().find(|(resident, _)| *resident == term.frame) {
                         Some((resident, host)) => {
                             self.memory.read(at(*resident, self.resident_row), SymbolicRow::Input(*input, r));
@@ -203,10 +204,10 @@ impl PipelineStages for SymbolicRun<'_> {
     }
 
     fn cache(&mut self, band: &InFlightBand, _: Option<&InFlightBand>) -> Result<()> {
-        for (i, to) in self.division.op.keep {
-            let Some(to) = to.near else { continue };
+        for (i, to) in &self.division.op.cache_writes {
+            let Some(to) = to.resident else { continue };
             for r in band.rows.own.clone() {
-                let input = SymbolicRow::Input(self.division.op.past.len() + i, r);
+                let input = SymbolicRow::Input(self.division.op.cached.len() + i, r);
                 self.memory.read(self.division.fresh_row(band, *i, r), input);
                 let bytes = self.division.resident_row(to, 1) - to.0;
                 self.memory.write(self.division.resident_row(to, r), bytes, SymbolicRow::Cached(*i, r));
@@ -243,68 +244,67 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
         (0..height).for_each(|r| memory.write(frame.0 + r * bytes, bytes, of(r)));
         frame
     };
-    let elsewhere = |i: usize| HostFrame(i as u64 * 1000);
+    let elsewhere = |i: usize| HostOffset(i as u64 * 1000);
     let columns = match cache {
-        CacheCase::Resident | CacheCase::Recomputed => Columns::all_near(input.width),
-        CacheCase::Host | CacheCase::None => Columns::new(input.width, 0),
-        CacheCase::Split => Columns::new(input.width, input.width / 2),
+        CacheCase::Resident | CacheCase::Recomputed => SplitColumns::all_resident(input.width),
+        CacheCase::Host | CacheCase::None => SplitColumns::new(input.width, 0, COLUMN_STEP),
+        CacheCase::Split => SplitColumns::new(input.width, input.width / 2, COLUMN_STEP),
     };
-    assert_eq!(columns.is_parted(), cache == CacheCase::Split);
-    let [resident_row, host_row] = [columns.near(), columns.far()]
-        .map(|columns| sizes.row_bytes(FrameShape { width: columns.count() as u64, ..input }));
-    let cached: Vec<PastFrame> = (0..2)
-        .map(|i| PastAt {
-            near: (resident_row > 0).then(|| put(&mut memory, &|r| SymbolicRow::Input(i, r), resident_row)),
-            far: (host_row > 0).then(|| elsewhere(i)),
+    assert_eq!(columns.has_both_parts(), cache == CacheCase::Split);
+    let [resident_row, host_row] =
+        [columns.resident_width(), columns.host_width()].map(|width| sizes.row_bytes(FrameShape { width, ..input }));
+    let cached: Vec<CachedFrame<Offsets>> = (0..2)
+        .map(|i| CachedFrame {
+            resident: (resident_row > 0).then(|| put(&mut memory, &|r| SymbolicRow::Input(i, r), resident_row)),
+            host: (host_row > 0).then(|| elsewhere(i)),
         })
         .collect();
     let cached_frames = if matches!(cache, CacheCase::None | CacheCase::Recomputed) { &[][..] } else { &cached[..] };
     let recomputed = if cache == CacheCase::Recomputed { 2 } else { 0 };
-    let inputs: Vec<FrameAt> = (0..recomputed + count)
+    let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count)
         .map(|i| match fresh {
-            _ if i < recomputed => At::Anew { index: i, statistics: Frame(0) },
-            FreshCase::Host => At::Host { frame: elsewhere(9 + i), statistics: Frame(0) },
-            FreshCase::Rematerialised if i > recomputed => At::Anew { index: i - 1, statistics: Frame(0) },
-            _ => At::Device(put(&mut memory, &|r| SymbolicRow::Raw(i, r), row)),
+            _ if i < recomputed => FrameRef::Rematerialised { index: i, statistics: DeviceOffset(0) },
+            FreshCase::Host => FrameRef::Offloaded { frame: elsewhere(9 + i), statistics: DeviceOffset(0) },
+            FreshCase::Rematerialised if i > recomputed => {
+                FrameRef::Rematerialised { index: i - 1, statistics: DeviceOffset(0) }
+            }
+            _ => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Raw(i, r), row)),
         })
         .collect();
-    let frames: Vec<BandedFrame> = (0..count)
+    let frames = (0..count)
         .map(|i| {
             let shortcut = shortcut_channels.map(|_| match i % 3 {
-                0 => At::Device(put(&mut memory, &|r| SymbolicRow::Shortcut(i, r), shortcut_row)),
-                1 => At::Host { frame: elsewhere(20 + i), statistics: Frame(0) },
-                _ => At::Anew { index: i, statistics: Frame(0) },
+                0 => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Shortcut(i, r), shortcut_row)),
+                1 => FrameRef::Offloaded { frame: elsewhere(20 + i), statistics: DeviceOffset(0) },
+                _ => FrameRef::Rematerialised { index: i, statistics: DeviceOffset(0) },
             });
             let out = match (fresh, inputs[recomputed + i]) {
                 (FreshCase::InPlace, own) => own,
-                _ if out_offloaded => At::Host { frame: elsewhere(30 + i), statistics: Frame(0) },
-                _ => At::Device(put(&mut memory, &|r| SymbolicRow::Out(usize::MAX, r), row)),
+                _ if out_offloaded => FrameRef::Offloaded { frame: elsewhere(30 + i), statistics: DeviceOffset(0) },
+                _ => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Out(usize::MAX, r), row)),
             };
             let input = cached_frames.len() + recomputed + i;
             let terms = (input.saturating_sub(2)..=input).zip(0u8..).collect();
             BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
         })
         .collect();
-    let keep = (inputs.len().saturating_sub(2)..inputs.len()).zip(cached.iter().copied());
-    let keep: Vec<(usize, PastFrame)> = keep.collect();
-    let mut op = BandedOp {
-        weights: &(),
-        layout: &layout,
+    let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(cached.iter().copied());
+    let op = BandedConvOp {
+        layer: 0,
+        layout,
+        weights: None,
         input,
-        past: cached_frames,
-        fresh: &inputs,
-        keep: &keep,
+        cached: cached_frames.to_vec(),
+        cache_writes: cache_writes.collect(),
+        fresh: inputs,
         columns,
-        keep_statistics: &[],
-        frames: &frames,
-        anew: None,
+        statistics_writes: Vec::new(),
+        frames,
+        rematerialise: None,
         statistics: false,
-        scratch: 0,
-        bands: (0, 0),
     };
-    let planned = sizes.band_bytes(&layout, input, op.frames_in_band()).expect("groups of four channels");
-    op.bands = (whole.end, planned * room);
-    let division = Division::new(sizes, &op).unwrap();
+    let planned = sizes.band_bytes(&layout, input, op.band_contents()).expect("groups of four channels");
+    let division = Division::new(sizes, &op, (whole.end, planned * room)).unwrap();
     let buffer_bytes = planned * room / BANDS_IN_FLIGHT;
     let rows = division.layout.rows;
     let mut run = SymbolicRun {
@@ -323,13 +323,13 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
             false => run_pipeline(height, rows, &mut run).unwrap(),
             true => run_pipeline_late(height, rows, &mut run),
         }
-        for (i, to) in op.keep {
-            if let Some(to) = to.near {
+        for (i, to) in &op.cache_writes {
+            if let Some(to) = to.resident {
                 (0..height).for_each(|r| run.memory.read(to.0 + r * resident_row, SymbolicRow::Cached(*i, r)));
             }
         }
         for (i, frame) in op.frames.iter().enumerate() {
-            if let At::Device(out) = frame.out {
+            if let FrameRef::Resident(out) = frame.out {
                 (0..height).for_each(|r| run.memory.read(out.0 + r * row, SymbolicRow::Out(i, r)));
             }
         }
@@ -372,26 +372,22 @@ fn pipeline_finds_every_row_that_a_band_reads() {
 fn division_refuses_a_buffer_that_was_not_planned() {
     let layout = layout(None);
     let input = FrameShape::new(64, 64, 16);
-    let (fresh, out) = ([At::Device(Frame(0))], At::Device(Frame(1 << 20)));
-    let frames = [BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out }];
-    let mut op = BandedOp {
-        weights: &(),
-        layout: &layout,
+    let (fresh, out) = (FrameRef::Resident(DeviceOffset(0)), FrameRef::Resident(DeviceOffset(1 << 20)));
+    let op = BandedConvOp {
+        layer: 0,
+        layout,
+        weights: None,
         input,
-        past: &[],
-        fresh: &fresh,
-        keep: &[],
-        columns: Columns::new(input.width, 0),
-        keep_statistics: &[],
-        frames: &frames,
-        anew: None,
+        cached: Vec::new(),
+        fresh: vec![fresh],
+        cache_writes: Vec::new(),
+        columns: SplitColumns::new(input.width, 0, COLUMN_STEP),
+        statistics_writes: Vec::new(),
+        frames: vec![BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out }],
+        rematerialise: None,
         statistics: false,
-        scratch: 0,
-        bands: (2 << 20, 0),
     };
-    let planned = SIZES.band_bytes(&layout, input, op.frames_in_band()).unwrap();
-    op.bands.1 = planned;
-    assert!(Division::new(SIZES, &op).is_ok());
-    op.bands.1 = planned / 4;
-    assert!(Division::new(SIZES, &op).is_err());
+    let planned = SIZES.band_bytes(&layout, input, op.band_contents()).unwrap();
+    assert!(Division::new(SIZES, &op, (2 << 20, planned)).is_ok());
+    assert!(Division::new(SIZES, &op, (2 << 20, planned / 4)).is_err());
 }

@@ -1,0 +1,6 @@
+/// A CUDA stream of the host's. Work is ordered after what it holds, and it goes on after the work.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HostStream(pub *mut std::ffi::c_void);
+
+// SAFETY: the driver takes the handle from any thread.
+unsafe impl Send for HostStream {}

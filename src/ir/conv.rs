@@ -1,0 +1,107 @@
+//! The shape of a convolution, and of the weights it needs. Model and backend meet here.
+
+use super::FrameShape;
+
+/// Index of a layer in its network, and of its weights.
+pub type LayerId = usize;
+
+/// Which pixels of the input an output pixel of a convolution sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Window {
+    /// The pixel itself.
+    Point,
+    /// 3 x 3 around it, zeros outside the image.
+    Same,
+    /// 3 x 3 at every second pixel, from (2y, 2x) on; one row of zeros below the image, one column right of it.
+    Down,
+    /// Four interleaved convolutions with 2 x 2 taps each make an output twice as high and wide. Output pixel
+    /// (2y + r, 2x + s) is phase 2r + s; its tap (i, j) sees input pixel (y + r + i - 1, x + s + j - 1), zeros outside.
+    Up,
+}
+
+impl Window {
+    pub const fn phases(self) -> u64 {
+        if matches!(self, Window::Up) { 4 } else { 1 }
+    }
+
+    /// Taps of one phase, in rows and columns alike.
+    pub const fn side(self) -> u64 {
+        match self {
+            Window::Point => 1,
+            Window::Same | Window::Down => 3,
+            Window::Up => 2,
+        }
+    }
+
+    /// Taps of all phases together.
+    pub const fn taps(self) -> u64 {
+        self.phases() * self.side() * self.side()
+    }
+
+    /// Rows and columns of the output for an input of this size.
+    pub const fn output(self, input: FrameShape, channels: u64) -> FrameShape {
+        match self {
+            Window::Point | Window::Same => FrameShape::new(input.height, input.width, channels),
+            Window::Down => FrameShape::new(input.height / 2, input.width / 2, channels),
+            Window::Up => FrameShape::new(input.height * 2, input.width * 2, channels),
+        }
+    }
+}
+
+/// What happens to an input on its way into a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Prologue {
+    None,
+    /// GroupNorm by the statistics stored with the frame.
+    Norm,
+    /// GroupNorm, then SiLU.
+    NormSilu,
+}
+
+/// The shape of a convolution's weights.
+///
+/// A convolution over time is a sum of convolutions of single frames, each with a *slab* of weights of its own. Which
+/// frames and slabs make an output frame is up to the caller, so repeated first frames and unfolded time cost
+/// nothing here.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct ConvLayout {
+    pub cin: u64,
+    pub cout: u64,
+    pub window: Window,
+    pub prologue: Prologue,
+    /// Number of slabs. Slab order in memory: phase, tap row, tap column, input channel, output channel.
+    pub slabs: u64,
+    /// Input channels of the shortcut, a [`Window::Point`] slab without prologue that comes after the others.
+    pub shortcut: Option<u64>,
+    /// Number of bias vectors a frame can choose from. With [`Window::Up`] each is 4 phases x 4 edges x `cout`;
+    /// edge 0 is inside, 1 in the phase's outer row, 2 in its outer column, 3 in both.
+    pub biases: u64,
+    /// Groups of the prologue's norm and of the statistics of the output.
+    pub groups: u64,
+}
+
+impl ConvLayout {
+    pub const fn slab_elements(&self, slab: u64) -> u64 {
+        match self.shortcut {
+            Some(cin) if slab == self.slabs => cin * self.cout,
+            _ => self.window.taps() * self.cin * self.cout,
+        }
+    }
+
+    pub const fn slab_count(&self) -> u64 {
+        self.slabs + self.shortcut.is_some() as u64
+    }
+
+    /// Elements of one bias vector with all its phases and edges.
+    pub const fn bias_elements(&self) -> u64 {
+        self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }
+    }
+}
+
+/// Gives weights slab by slab, so that no more than one of them need exist in plain form.
+pub trait ConvSource {
+    fn slab(&mut self, slab: u64, into: &mut [f32]);
+    fn bias(&mut self, bias: u64, into: &mut [f32]);
+    /// Weight and bias of the norm in the prologue; not called when there is none.
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]);
+}

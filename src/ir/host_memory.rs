@@ -1,0 +1,25 @@
+/// Pinned host memory of a job, in bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PinnedBytes {
+    /// Staging buffers for input and for output. Each holds two frames: one is copied while the other is filled.
+    pub load: u64,
+    pub store: u64,
+    /// Offloaded frames: causal caches, and outputs of still images.
+    pub offloaded: u64,
+}
+
+impl PinnedBytes {
+    pub fn total(&self) -> u64 {
+        self.load + self.store + self.offloaded
+    }
+}
+
+/// Parts of a job's device block that belong to no frame, as offsets. They are the same for all operations of a job.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Buffers {
+    pub scratch: u64,
+    /// Offset and bytes of the band buffers. Bands of one operation are in flight while the next one starts.
+    pub bands: (u64, u64),
+    /// Staging buffers on the device, for input and for output.
+    pub staging: [u64; 2],
+}

@@ -1,0 +1,26 @@
+//! The words that the planner, the runner and the backends share: shapes, tensors, layouts, operations, device profiles.
+//!
+//! Owns plain data only. Knows no model, no plan and no device.
+
+mod conv;
+mod dtype;
+mod host_memory;
+mod location;
+mod op;
+mod profile;
+mod shape;
+mod tensor_op;
+mod view;
+
+pub use conv::{ConvLayout, ConvSource, LayerId, Prologue, Window};
+pub use dtype::DType;
+pub use host_memory::{Buffers, PinnedBytes};
+pub use location::{CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns};
+pub use op::{
+    AttentionOp, BandContents, BandedConvOp, BandedFrame, BlendOp, ConvFrame, ConvOp, FetchOp, FetchedWeights, LoadOp,
+    NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,
+};
+pub use profile::{DeviceProfile, PartialSumsSize, Rates, Sizes};
+pub use shape::{AXES, FrameShape, Shape};
+pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};
+pub use view::{TensorDevice, View};

@@ -1,0 +1,82 @@
+//! What planning knows about a device: one value of facts, and one trait for sizes that depend on shapes.
+
+use super::{BandContents, ConvLayout, FrameShape};
+
+/// How fast a device is. Good enough to choose between plans.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Multiplications a second.
+    pub products: f64,
+    /// Bytes a second of device memory.
+    pub memory: f64,
+    /// Bytes a second from host memory while as many go to it.
+    pub copies: f64,
+    /// Copy contention: how much copies slow the arithmetic beside them, as a share of the copies' time.
+    pub copy_contention: f64,
+}
+
+/// The facts about a device that do not depend on shapes. Made by a backend, read by the planner.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct DeviceProfile {
+    pub rates: Rates,
+    /// Pixels of all frames of a chunk that keep the device busy. Larger chunks take memory and gain nothing.
+    pub busy_pixels: u64,
+    /// The most frames of a chunk.
+    pub chunk_frames: u64,
+    /// Cached rows are split between device and host memory at multiples of this many columns.
+    pub column_step: u64,
+    /// True if convolutions normalise their input themselves. If false, a norm operation precedes them.
+    pub fuses_norm: bool,
+    /// True if a convolution may write its output over its residual.
+    pub adds_in_place: bool,
+    /// True if frames and weights can be offloaded to host memory, and convolutions run in bands.
+    pub offloads: bool,
+    /// Device blocks are rounded up to multiples of this.
+    pub block_granularity: u64,
+    /// Page tables for pinned host memory: bytes of a page, and device bytes of its entry.
+    pub host_page: (u64, u64),
+}
+
+impl DeviceProfile {
+    /// What the device takes for a block of `bytes`.
+    pub fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes.next_multiple_of(self.block_granularity)
+    }
+
+    /// What the device takes to reach `host` bytes of pinned memory.
+    pub fn mapping_bytes(&self, host: u64) -> u64 {
+        let (page, entry) = self.host_page;
+        self.block_bytes(host / page * entry)
+    }
+}
+
+/// Partial sums of one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PartialSumsSize {
+    pub bytes: u64,
+    /// True if an operation may write them over those it reads.
+    pub in_place: bool,
+}
+
+/// Bytes that depend on shapes. Every method is required: a missing feature must be stated, not inherited.
+pub trait Sizes: Send + Sync {
+    /// A frame of activations and its norm statistics, rounded so that frames can lie side by side.
+    fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64;
+    /// Prepared weights, rounded so that those of several convolutions can lie side by side.
+    fn weight_bytes(&self, layout: &ConvLayout) -> u64;
+    fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
+    /// `shape` is that of the result.
+    fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
+    /// All band buffers of a banded convolution. More output frames mean fewer rows a band. The result also suffices for
+    /// fewer frames in bands of as many rows. `None` if the device cannot run this layout in bands.
+    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64>;
+    /// Partial sums for `pending` later outputs, in place of cached frames. `None` if no kernel keeps them.
+    fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize>;
+    /// A staging buffer for one frame of a host tensor, on the device and in pinned memory alike.
+    fn staging_bytes(&self, shape: FrameShape) -> u64;
+    /// Scratch for the fades of tiles that are blended into a frame.
+    fn fade_bytes(&self, shape: FrameShape) -> u64;
+    /// Bytes that must precede the band buffers in the block. Bands of a rematerialised frame are addressed through a tensor
+    /// map whose base is the start of the whole frame.
+    fn tensor_map_headroom(&self, shape: FrameShape) -> u64;
+}

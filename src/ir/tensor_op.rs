@@ -1,0 +1,91 @@
+//! Operations that touch the host's tensors, with everything a backend needs to run them.
+
+use super::{DeviceOffset, FrameShape, HostOffset, View};
+
+/// Bytes of a stream's state: on the device, or in offloaded host memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PersistedRegion {
+    Device(DeviceOffset),
+    Host(HostOffset),
+}
+
+impl PersistedRegion {
+    /// `bytes` further on.
+    pub fn plus(self, bytes: u64) -> PersistedRegion {
+        match self {
+            PersistedRegion::Device(DeviceOffset(offset)) => PersistedRegion::Device(DeviceOffset(offset + bytes)),
+            PersistedRegion::Host(HostOffset(offset)) => PersistedRegion::Host(HostOffset(offset + bytes)),
+        }
+    }
+}
+
+/// `value * mul + add`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Affine {
+    pub mul: f32,
+    pub add: f32,
+}
+
+/// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and columns
+/// beyond the host's image repeat its last ones.
+#[derive(Debug, Clone, Copy)]
+pub struct LoadTensor<'a> {
+    pub from: &'a View,
+    pub batch: u64,
+    pub frame: u64,
+    pub top: u64,
+    pub left: u64,
+    pub map: Affine,
+    pub shape: FrameShape,
+    pub into: DeviceOffset,
+}
+
+/// One weight for each row and each column of a tile, or of the image.
+#[derive(Debug, Clone, Copy)]
+pub struct Fades<'a> {
+    pub rows: &'a [f32],
+    pub columns: &'a [f32],
+}
+
+/// `into[top + y, left + x] += from[y, x] * rows[y] * columns[x]`. The first tile of a frame clears it before.
+#[derive(Debug, Clone, Copy)]
+pub struct BlendTile<'a> {
+    pub from: DeviceOffset,
+    pub from_shape: FrameShape,
+    pub into: DeviceOffset,
+    pub into_shape: FrameShape,
+    pub top: u64,
+    pub left: u64,
+    pub fades: Fades<'a>,
+    pub clear: bool,
+}
+
+/// A sample of the latent's distribution instead of its mean. The noise of an element depends on the seed and on the
+/// element's position in the clip only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Posterior {
+    pub seed: u64,
+    /// The channel of the log-variance that belongs to channel 0.
+    pub logvar_channel: u64,
+}
+
+/// Channels of a frame of activations, from `channel` on, become frame `frame` of clip `batch` of a host tensor; as many as
+/// the tensor has. Rows and columns beyond the host's image are dropped.
+#[derive(Debug, Clone, Copy)]
+pub struct StoreTensor<'a> {
+    pub from: DeviceOffset,
+    pub shape: FrameShape,
+    pub channel: u64,
+    /// Sums of the fades of all tiles. Each element is divided by `rows[y] * columns[x]` (at least 1e-6).
+    pub divide: Option<Fades<'a>>,
+    /// Applied before `map`.
+    pub clamp: Option<(f32, f32)>,
+    pub sample: Option<Posterior>,
+    /// Applied last. Integer types are then rounded to nearest and clamped to their range.
+    pub map: Affine,
+    pub into: &'a View,
+    pub batch: u64,
+    pub frame: u64,
+    /// The frame's index in the whole clip, for the noise. It differs from `frame` when a stream is pulled in pieces.
+    pub clip_frame: u64,
+}

@@ -1,0 +1,182 @@
+//! A checked, strided view of memory that somebody else owns.
+
+use std::fmt;
+
+use super::{AXES, DType, Shape};
+use crate::error::{Error, Result};
+
+/// Where a tensor's memory lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum TensorDevice {
+    Cpu,
+    Cuda(u32),
+}
+
+impl fmt::Display for TensorDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            TensorDevice::Cpu => write!(f, "cpu"),
+            TensorDevice::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
+}
+
+/// Element (b, c, t, h, w) lies at `data + sum(index * stride)` elements. Whoever makes a view vouches that all of
+/// them do, for as long as the view is used.
+#[derive(Debug, Clone, Copy)]
+pub struct View {
+    data: *mut u8,
+    dtype: DType,
+    device: TensorDevice,
+    shape: Shape,
+    strides: [i64; 5],
+}
+
+// SAFETY: a view is an address with a shape; the threads that dereference it are those of the one call it was made for,
+// and the maker vouches for the memory during that call.
+unsafe impl Send for View {}
+// SAFETY: as above; concurrent writers write disjoint elements, which `checked` makes sure exist (no zero strides).
+unsafe impl Sync for View {}
+
+impl View {
+    /// Checks everything that can be checked about a view without touching its memory. `name` is what error messages
+    /// call it; `writable` refuses layouts in which two elements share an address.
+    pub fn checked(
+        name: &str,
+        data: *mut u8,
+        dtype: DType,
+        device: TensorDevice,
+        shape: Shape,
+        strides: Option<[i64; 5]>,
+        writable: bool,
+    ) -> Result<View> {
+        let fail = |why: String| Err(Error::Tensor(format!("{name}: {why}")));
+        if data.is_null() {
+            return fail("data is null; it must point to the tensor's memory".into());
+        }
+        if !(data.addr() as u64).is_multiple_of(dtype.bytes()) {
+            return fail(format!("data is not aligned to its element type {} ({} bytes)", dtype.name(), dtype.bytes()));
+        }
+        let dims = shape.dims();
+        if let Some(axis) = dims.iter().position(|d| *d == 0) {
+            return fail(format!("shape {shape} is empty: {} is 0", AXES[axis]));
+        }
+        let compact = compact_strides(dims).filter(|_| dims.iter().all(|d| *d <= i64::MAX as u64));
+        let Some(compact) = compact else {
+            return fail(format!("shape {shape} has more elements than can be addressed"));
+        };
+        let strides = strides.unwrap_or(compact);
+        if !span_fits(dims, strides, dtype.bytes()) {
+            return fail(format!("strides {strides:?} with shape {shape} reach further than can be addressed"));
+        }
+        if writable && overlaps(dims, strides) {
+            return fail(format!(
+                "strides {strides:?} with shape {shape} make elements overlap, so it cannot be written"
+            ));
+        }
+        Ok(View { data, dtype, device, shape, strides })
+    }
+
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    pub fn device(&self) -> TensorDevice {
+        self.device
+    }
+
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Strides in elements, in the order of [`AXES`].
+    pub fn strides(&self) -> [i64; 5] {
+        self.strides
+    }
+
+    /// The address of frame `frame` of clip `batch`, channel 0, row 0, column 0.
+    pub fn frame(&self, batch: u64, frame: u64) -> *mut u8 {
+        debug_assert!(batch < self.shape.batch && frame < self.shape.frames);
+        let elements = batch as i64 * self.strides[0] + frame as i64 * self.strides[2];
+        self.data.wrapping_offset(elements as isize * self.dtype.bytes() as isize)
+    }
+}
+
+fn compact_strides(dims: [u64; 5]) -> Option<[i64; 5]> {
+    let mut strides = [0i64; 5];
+    let mut step: u64 = 1;
+    for axis in (0..5).rev() {
+        strides[axis] = i64::try_from(step).ok()?;
+        step = step.checked_mul(dims[axis])?;
+    }
+    i64::try_from(step.checked_mul(8)?).ok()?;
+    Some(strides)
+}
+
+/// Whether the furthest elements, in both directions, lie within the address space.
+fn span_fits(dims: [u64; 5], strides: [i64; 5], element: u64) -> bool {
+    let reach = dims.iter().zip(strides).try_fold(0i64, |sum, (dim, stride)| {
+        let last = i64::try_from(dim - 1).ok()?;
+        sum.checked_add(stride.checked_abs()?.checked_mul(last)?)
+    });
+    reach.and_then(|r| r.checked_mul(element as i64)).is_some()
+}
+
+/// Sorted by stride, each axis must step past everything the smaller ones cover. Exact for every layout that comes
+/// from permuting, slicing or padding a compact one.
+fn overlaps(dims: [u64; 5], strides: [i64; 5]) -> bool {
+    let mut axes: Vec<(u64, u64)> =
+        dims.iter().zip(strides).filter(|(d, _)| **d > 1).map(|(d, s)| (s.unsigned_abs(), *d)).collect();
+    axes.sort_unstable();
+    let mut covered: u64 = 1;
+    for (stride, dim) in axes {
+        if stride < covered {
+            return true;
+        }
+        covered = covered.saturating_add(stride.saturating_mul(dim - 1));
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(shape: [u64; 5], strides: Option<[i64; 5]>, writable: bool) -> Result<View> {
+        let data = std::ptr::without_provenance_mut(64);
+        View::checked("video", data, DType::F32, TensorDevice::Cpu, shape.into(), strides, writable)
+    }
+
+    #[test]
+    fn missing_strides_mean_compact() {
+        assert_eq!(view([2, 3, 5, 7, 11], None, true).unwrap().strides(), [1155, 385, 77, 11, 1]);
+    }
+
+    #[test]
+    fn a_host_layout_of_frames_rows_columns_channels_is_taken() {
+        let interleaved = [5 * 8 * 6 * 3, 1, 8 * 6 * 3, 6 * 3, 3];
+        let v = view([1, 3, 5, 8, 6], Some(interleaved), true).unwrap();
+        assert_eq!(v.frame(0, 2).addr(), 64 + 2 * 8 * 6 * 3 * 4);
+    }
+
+    #[test]
+    fn rows_may_run_upwards() {
+        let v = view([1, 3, 1, 8, 6], Some([0, 48, 0, -6, 1]), true).unwrap();
+        assert_eq!(v.strides()[3], -6);
+    }
+
+    #[test]
+    fn overlapping_elements_can_be_read_but_not_written() {
+        let broadcast = Some([0, 0, 0, 6, 1]);
+        assert!(view([1, 3, 1, 8, 6], broadcast, false).is_ok());
+        assert!(view([1, 3, 1, 8, 6], broadcast, true).unwrap_err().to_string().contains("overlap"));
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        assert!(view([1, 3, 1, 0, 6], None, false).unwrap_err().to_string().contains("H is 0"));
+        assert!(view([1, 3, 1 << 40, 1 << 20, 1 << 20], None, false).is_err());
+        assert!(view([1, 3, 2, 8, 6], Some([0, 1, i64::MAX, 1, 1]), false).is_err());
+        assert!(view([1, 3, 2, 8, 6], Some([0, 1, i64::MIN, 1, 1]), false).is_err());
+    }
+}

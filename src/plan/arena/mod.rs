@@ -1,0 +1,10 @@
+//! Memory for frames of activations: which slot a frame gets, and where slots lie.
+//!
+//! Owns slots, lifetimes and offsets. Knows bytes and the order of takes and drops; knows no layer and no device.
+
+mod pack;
+mod pool;
+mod trace;
+
+pub use pack::PackedLayout;
+pub use pool::{Arena, Arenas, Lifetime, Slot, Slots};

@@ -1,0 +1,214 @@
+//! Packs frames with known lifetimes into little memory: each as low as the frames allow that interfere with it.
+//!
+//! The order of placement decides. Several orders are tried, each improved a few times: frames that end above the best
+//! result so far are placed sooner.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::trace::LifetimeTrace;
+use crate::workers;
+
+/// Slices at the start that differ from later ones.
+const WARM_UP: usize = 2;
+/// Slices after its own in which a frame may still be live.
+const REACH: usize = 3;
+/// Slices after which frames get the same offsets again. Cached frames form rings of two, three or more slices; this is a
+/// common multiple of most.
+const PERIOD: usize = 6;
+/// Tries for each starting order: fewer where more frames interfere, within bounds.
+const INTERFERENCES: usize = 300_000;
+const MIN_TRIES: usize = 12;
+const MAX_TRIES: usize = 150;
+/// How much sooner frames are placed that end too high: their turn is divided by this.
+const TO_THE_FRONT: usize = usize::MAX;
+const HALFWAY: usize = 2;
+
+/// The offset of each frame of each kind of slice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PackedLayout {
+    periodic: bool,
+    offsets: Vec<Vec<u64>>,
+    bytes: u64,
+}
+
+impl PackedLayout {
+    /// Slices that a rehearsal must show of a job that goes on in the same way.
+    pub const TRACED_SLICES: usize = WARM_UP + PERIOD + REACH;
+    /// Slices after which frames get the same offsets again.
+    pub const PERIOD: usize = PERIOD;
+
+    /// `periodic`: slices after the warm-up repeat, and more may come than were traced.
+    pub fn new(trace: &LifetimeTrace, periodic: bool) -> PackedLayout {
+        let frames = packed_frames(trace, periodic);
+        let interferes = interferences(&frames);
+        let orders = starting_orders(trace, &frames);
+        let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
+        // The first start that reaches the lower bound wins, whichever thread finishes first.
+        let perfect = AtomicUsize::new(usize::MAX);
+        let found = workers::map(starts.enumerate().collect(), |(turn, (order, sooner))| {
+            let lost = || perfect.load(Ordering::Relaxed) < turn;
+            let (offsets, bytes) = improve(&frames, &interferes, order, sooner, trace.peak_bytes(), lost);
+            if bytes <= trace.peak_bytes() {
+                perfect.fetch_min(turn, Ordering::Relaxed);
+            }
+            (offsets, bytes)
+        });
+        let (offsets, bytes) = found.into_iter().min_by_key(|(_, bytes)| *bytes).expect("there are several orders");
+        let mut layout = PackedLayout { periodic, offsets: Vec::new(), bytes };
+        frames.iter().zip(offsets).for_each(|(frame, offset)| layout.set(frame.kind, frame.index, offset));
+        layout
+    }
+
+    pub fn is_periodic(&self) -> bool {
+        self.periodic
+    }
+
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// The offset of frame `index` of a slice; `u64::MAX` if the rehearsal had none.
+    pub fn offset(&self, slice: usize, index: usize) -> u64 {
+        let offsets = self.offsets.get(slice_kind(slice, self.periodic));
+        offsets.and_then(|offsets| offsets.get(index)).copied().unwrap_or(u64::MAX)
+    }
+
+    fn set(&mut self, kind: usize, index: usize, offset: u64) {
+        if self.offsets.len() <= kind {
+            self.offsets.resize(kind + 1, Vec::new());
+        }
+        let offsets = &mut self.offsets[kind];
+        if offsets.len() <= index {
+            offsets.resize(index + 1, u64::MAX);
+        }
+        offsets[index] = offset;
+    }
+}
+
+/// Slices of one kind have the same frames at the same offsets.
+fn slice_kind(slice: usize, periodic: bool) -> usize {
+    if periodic && slice >= WARM_UP { WARM_UP + slice % PERIOD } else { slice }
+}
+
+/// A frame of a kind of slice, with its lifetimes in all slices of that kind, in order.
+struct PackedFrame {
+    kind: usize,
+    index: usize,
+    bytes: u64,
+    lifetimes: Vec<(u64, u64)>,
+}
+
+impl PackedFrame {
+    /// Its longest lifetime. Those that have not ended end at `end`.
+    fn longest(&self, end: u64) -> u64 {
+        self.lifetimes.iter().map(|(from, to)| to.min(&end) - from).max().unwrap_or(0)
+    }
+
+    fn interferes(&self, other: &PackedFrame) -> bool {
+        let (mut ours, mut theirs) = (self.lifetimes.iter().peekable(), other.lifetimes.iter().peekable());
+        while let (Some(a), Some(b)) = (ours.peek(), theirs.peek()) {
+            if a.0 < b.1 && b.0 < a.1 {
+                return true;
+            }
+            if a.1 <= b.1 {
+                ours.next();
+            } else {
+                theirs.next();
+            }
+        }
+        false
+    }
+}
+
+fn packed_frames(trace: &LifetimeTrace, periodic: bool) -> Vec<PackedFrame> {
+    let mut known: HashMap<(usize, usize), usize> = HashMap::new();
+    let mut frames: Vec<PackedFrame> = Vec::new();
+    for traced in trace.frames() {
+        let kind = slice_kind(traced.slice, periodic);
+        let at = *known.entry((kind, traced.index)).or_insert_with(|| {
+            frames.push(PackedFrame { kind, index: traced.index, bytes: 0, lifetimes: Vec::new() });
+            frames.len() - 1
+        });
+        // Tiles at the edge of an image may be smaller than others.
+        frames[at].bytes = frames[at].bytes.max(traced.bytes);
+        let last = frames[at].lifetimes.last();
+        debug_assert!(last.is_none_or(|last| last.1 <= traced.from), "a frame interferes with its successor");
+        frames[at].lifetimes.push((traced.from, traced.to));
+    }
+    frames
+}
+
+fn interferences(frames: &[PackedFrame]) -> Vec<Vec<usize>> {
+    let of = |(i, frame): (usize, &PackedFrame)| {
+        let others = frames.iter().enumerate().filter(|(j, other)| i != *j && frame.interferes(other));
+        others.map(|(j, _)| j).collect()
+    };
+    frames.iter().enumerate().map(of).collect()
+}
+
+/// By bytes times lifetime, by lifetime, and by bytes.
+fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>; 3] {
+    let longest: Vec<u64> = frames.iter().map(|frame| frame.longest(trace.end())).collect();
+    let in_order = |key: &dyn Fn(usize) -> (u128, u64)| {
+        let mut order: Vec<usize> = (0..frames.len()).collect();
+        order.sort_by_key(|i| Reverse(key(*i)));
+        order
+    };
+    [
+        in_order(&|i| (u128::from(frames[i].bytes) * u128::from(longest[i]), 0)),
+        in_order(&|i| (u128::from(longest[i]), frames[i].bytes)),
+        in_order(&|i| (u128::from(frames[i].bytes), u64::MAX - frames[i].lifetimes[0].0)),
+    ]
+}
+
+/// The best offsets found from a starting order, and their bytes. Stops at the lower bound `peak`, and when `lost`.
+fn improve(
+    frames: &[PackedFrame],
+    interferes: &[Vec<usize>],
+    mut order: Vec<usize>,
+    sooner: usize,
+    peak: u64,
+    lost: impl Fn() -> bool,
+) -> (Vec<u64>, u64) {
+    let mut best = (Vec::new(), u64::MAX);
+    let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
+    for _ in 0..(INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES) {
+        if best.1 <= peak || lost() {
+            break;
+        }
+        let (offsets, bytes) = place(frames, interferes, &order);
+        let least = best.1.min(bytes);
+        let fits = |i: usize| offsets[i] + frames[i].bytes < least;
+        let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
+        turns.extend(order.iter().enumerate().map(|(at, i)| (if fits(*i) { 2 * at + 1 } else { 2 * at / sooner }, *i)));
+        turns.sort_by_key(|(at, _)| *at);
+        order = turns.into_iter().map(|(_, i)| i).collect();
+        if bytes < best.1 {
+            best = (offsets, bytes);
+        }
+    }
+    best
+}
+
+/// First fit: places frames in this order, each at the lowest offset that is free. Returns the offsets and the bytes.
+fn place(frames: &[PackedFrame], interferes: &[Vec<usize>], order: &[usize]) -> (Vec<u64>, u64) {
+    const UNPLACED: u64 = u64::MAX;
+    let (mut offsets, mut bytes) = (vec![UNPLACED; frames.len()], 0);
+    for &i in order {
+        let placed = interferes[i].iter().filter(|j| offsets[**j] != UNPLACED);
+        let mut taken: Vec<(u64, u64)> = placed.map(|j| (offsets[*j], offsets[*j] + frames[*j].bytes)).collect();
+        taken.sort_unstable();
+        let mut start = 0;
+        for (from, to) in taken {
+            if from >= start + frames[i].bytes {
+                break;
+            }
+            start = start.max(to);
+        }
+        offsets[i] = start;
+        bytes = bytes.max(start + frames[i].bytes);
+    }
+    (offsets, bytes)
+}

@@ -1,0 +1,461 @@
+//! Slots for frames. A frame keeps its slot from the layer that writes it to its last reader; cached frames just keep
+//! it longer, so nothing is copied to be cached.
+//!
+//! Takes and drops repeat from slice to slice after the warm-up. A rehearsal traces a few slices, all packed frames get
+//! offsets for that trace, and the run finds each frame's offset by counting takes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::pack::PackedLayout;
+use super::trace::LifetimeTrace;
+use crate::error::{Error, Result};
+use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
+
+/// How a frame's memory is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Lifetime {
+    /// Unknown in advance: the frame takes any free slot of its size. For frames that a host pushes, and for rings of cached
+    /// frames.
+    Pooled,
+    /// Known from the rehearsal: the frame is packed.
+    Packed,
+}
+
+/// Names a frame's memory. [`Arena::offset`] turns it into an offset.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Slot {
+    Pooled {
+        class: u32,
+        index: u32,
+    },
+    /// While tracing, `start` is the number of the frame.
+    Packed {
+        start: u64,
+        bytes: u64,
+    },
+}
+
+/// The locations of a plan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Slots {}
+
+impl Location for Slots {
+    type Device = Slot;
+    type Host = Slot;
+}
+
+/// Pooled slots of one size.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct SizeClass {
+    bytes: u64,
+    /// Uses of each slot; 0 is free.
+    uses: Vec<u32>,
+    /// No slot before this one is free. Searching from 0 took a fifth of the planning time with tiles.
+    full: usize,
+    /// Offset and count of the slots that the plan reserved; `None` while planning.
+    reserved: Option<(u64, usize)>,
+}
+
+impl SizeClass {
+    fn clear(&mut self) {
+        self.uses.fill(0);
+        self.full = 0;
+    }
+}
+
+/// A packed frame in use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct LiveFrame {
+    bytes: u64,
+    uses: u32,
+}
+
+/// Where packed frames get their offsets.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Placement {
+    Tracing(LifetimeTrace),
+    Packed(Arc<PackedLayout>),
+}
+
+impl Default for Placement {
+    fn default() -> Placement {
+        Placement::Tracing(LifetimeTrace::default())
+    }
+}
+
+/// One memory, divided into slots.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Arena {
+    classes: Vec<SizeClass>,
+    placement: Placement,
+    live: BTreeMap<u64, LiveFrame>,
+    /// Number of this slice, and packed frames taken in it.
+    slice: usize,
+    taken: usize,
+    /// True for a last slice that is shorter than others: the packed layout does not cover it.
+    partial: bool,
+    /// True if all frames are pooled: slices are too long to pack, or pooling takes less.
+    all_pooled: bool,
+    /// Bytes of the packed region that partial slices have needed.
+    partial_bytes: u64,
+    /// Offset and bytes of the packed region; `None` while planning.
+    region: Option<(u64, u64)>,
+}
+
+impl Arena {
+    /// A slot of `bytes` with one use.
+    pub fn take(&mut self, bytes: u64, lifetime: Lifetime) -> Slot {
+        match lifetime {
+            Lifetime::Packed if !self.all_pooled => self.take_packed(bytes),
+            Lifetime::Pooled | Lifetime::Packed => self.take_pooled(bytes),
+        }
+    }
+
+    fn take_pooled(&mut self, bytes: u64) -> Slot {
+        let class = self.class(bytes);
+        let SizeClass { uses, full, .. } = &mut self.classes[class];
+        let index = uses[*full..].iter().position(|u| *u == 0).map_or(uses.len(), |after| *full + after);
+        uses.resize(uses.len().max(index + 1), 0);
+        uses[index] = 1;
+        *full = index + 1;
+        Slot::Pooled { class: class as u32, index: index as u32 }
+    }
+
+    fn take_packed(&mut self, bytes: u64) -> Slot {
+        let start = match &mut self.placement {
+            Placement::Tracing(trace) => trace.take(self.slice, self.taken, bytes),
+            Placement::Packed(_) if self.partial => self.first_gap(bytes),
+            Placement::Packed(layout) => layout.offset(self.slice, self.taken),
+        };
+        if self.partial {
+            self.partial_bytes = self.partial_bytes.max(start.saturating_add(bytes));
+        }
+        self.taken += 1;
+        debug_assert!(self.is_free(start, bytes), "two frames at one offset");
+        self.live.insert(start, LiveFrame { bytes, uses: 1 });
+        Slot::Packed { start, bytes }
+    }
+
+    /// The lowest offset with room for `bytes`.
+    fn first_gap(&self, bytes: u64) -> u64 {
+        let mut start = 0;
+        for (at, live) in &self.live {
+            if *at >= start + bytes {
+                break;
+            }
+            start = start.max(at + live.bytes);
+        }
+        start
+    }
+
+    fn is_free(&self, start: u64, bytes: u64) -> bool {
+        match self.placement {
+            Placement::Tracing(_) => !self.live.contains_key(&start),
+            Placement::Packed(_) => {
+                let before = self.live.range(..start.saturating_add(bytes)).next_back();
+                before.is_none_or(|(at, live)| at + live.bytes <= start)
+            }
+        }
+    }
+
+    /// The next slice begins. `partial`: it is the last one and shorter than others.
+    pub fn next_slice(&mut self, partial: bool) {
+        (self.slice, self.taken) = (self.slice + 1, 0);
+        self.set_partial(partial);
+    }
+
+    /// The next work item begins in the same slice. It takes the same frames again.
+    pub fn next_item(&mut self) {
+        self.taken = 0;
+    }
+
+    /// The first slice of another work item begins.
+    pub fn first_slice(&mut self, partial: bool) {
+        (self.slice, self.taken) = (0, 0);
+        self.set_partial(partial);
+    }
+
+    /// Says whether the slice that begins is partial.
+    pub fn set_partial(&mut self, partial: bool) {
+        self.partial = partial && matches!(&self.placement, Placement::Packed(layout) if layout.is_periodic());
+    }
+
+    /// Slices begun.
+    pub fn slices(&self) -> usize {
+        self.slice + 1
+    }
+
+    /// Whether a slot has one use.
+    pub fn is_sole(&mut self, slot: Slot) -> bool {
+        *self.uses(slot) == 1
+    }
+
+    /// One more use of a slot.
+    pub fn keep(&mut self, slot: Slot) {
+        *self.uses(slot) += 1;
+    }
+
+    /// One use fewer; the last one frees the slot.
+    pub fn drop(&mut self, slot: Slot) {
+        let uses = self.uses(slot);
+        debug_assert!(*uses > 0, "a free slot was dropped");
+        *uses -= 1;
+        match slot {
+            _ if *uses > 0 => {}
+            Slot::Pooled { class, index } => {
+                let full = &mut self.classes[class as usize].full;
+                *full = (*full).min(index as usize);
+            }
+            Slot::Packed { start, .. } => {
+                self.live.remove(&start);
+                if let Placement::Tracing(trace) = &mut self.placement {
+                    trace.drop(start);
+                }
+            }
+        }
+    }
+
+    /// Reserves at least `slots` pooled slots of a size.
+    pub fn provide(&mut self, bytes: u64, slots: u64) {
+        let class = self.class(bytes);
+        let uses = &mut self.classes[class].uses;
+        uses.resize(uses.len().max(slots as usize), 0);
+    }
+
+    fn emptied(&self, all_pooled: bool) -> Arena {
+        let mut empty = Arena { classes: self.classes.clone(), all_pooled, ..Arena::default() };
+        empty.classes.iter_mut().for_each(SizeClass::clear);
+        empty
+    }
+
+    /// Ends the rehearsal and packs its trace. `periodic`: slices after the warm-up repeat, and more may come.
+    pub fn pack(mut self, periodic: bool) -> Arena {
+        if let Placement::Tracing(trace) = &self.placement {
+            self.placement = Placement::Packed(Arc::new(PackedLayout::new(trace, periodic)));
+        }
+        self.reserve();
+        self
+    }
+
+    /// Makes room for the partial slices that another arena of the same layout has run.
+    pub fn cover_partial(&mut self, other: &Arena) {
+        self.partial_bytes = self.partial_bytes.max(other.partial_bytes);
+        for class in &other.classes {
+            self.provide(class.bytes, class.uses.len() as u64);
+        }
+        self.reserve();
+    }
+
+    /// Fixes all offsets and frees all slots.
+    fn reserve(&mut self) {
+        let mut offset = 0;
+        for class in &mut self.classes {
+            class.reserved = Some((offset, class.uses.len()));
+            offset += class.bytes * class.uses.len() as u64;
+            class.clear();
+        }
+        self.region = Some((offset, self.region_bytes()));
+        self.live.clear();
+        self.first_slice(false);
+    }
+
+    /// Bytes of all slots; while tracing, a lower bound.
+    pub fn bytes(&self) -> u64 {
+        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.region_bytes()
+    }
+
+    fn region_bytes(&self) -> u64 {
+        match &self.placement {
+            Placement::Tracing(trace) => trace.peak_bytes(),
+            Placement::Packed(layout) => layout.bytes().max(self.partial_bytes),
+        }
+    }
+
+    pub fn slot_bytes(&self, slot: Slot) -> u64 {
+        match slot {
+            Slot::Pooled { class, .. } => self.classes[class as usize].bytes,
+            Slot::Packed { bytes, .. } => bytes,
+        }
+    }
+
+    /// `None` if the run took more slots than its rehearsal: a bug in the plan.
+    pub fn offset(&self, slot: Slot) -> Option<u64> {
+        match slot {
+            Slot::Pooled { class, index } => {
+                let class = &self.classes[class as usize];
+                let (base, slots) = class.reserved?;
+                ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
+            }
+            Slot::Packed { start, bytes } => {
+                let (region, end) = self.region?;
+                (start.checked_add(bytes)? <= end).then_some(region + start)
+            }
+        }
+    }
+
+    fn class(&mut self, bytes: u64) -> usize {
+        self.classes.iter().position(|c| c.bytes == bytes).unwrap_or_else(|| {
+            self.classes.push(SizeClass { bytes, uses: Vec::new(), full: 0, reserved: None });
+            self.classes.len() - 1
+        })
+    }
+
+    fn uses(&mut self, slot: Slot) -> &mut u32 {
+        match slot {
+            Slot::Pooled { class, index } => &mut self.classes[class as usize].uses[index as usize],
+            Slot::Packed { start, .. } => &mut self.live.get_mut(&start).expect("a slot that is in use").uses,
+        }
+    }
+}
+
+/// The two memories of a job: the device's, and host memory for offloaded frames.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Arenas {
+    pub device: Arena,
+    pub host: Arena,
+}
+
+impl Arenas {
+    /// For another rehearsal of the same job, with as many pooled slots.
+    pub fn emptied(&self, all_pooled: bool) -> Arenas {
+        Arenas { device: self.device.emptied(all_pooled), host: self.host.emptied(all_pooled) }
+    }
+
+    pub fn next_slice(&mut self, partial: bool) {
+        self.device.next_slice(partial);
+        self.host.next_slice(partial);
+    }
+
+    pub fn next_item(&mut self) {
+        self.device.next_item();
+        self.host.next_item();
+    }
+
+    pub fn first_slice(&mut self, partial: bool) {
+        self.device.first_slice(partial);
+        self.host.first_slice(partial);
+    }
+
+    pub fn set_partial(&mut self, partial: bool) {
+        self.device.set_partial(partial);
+        self.host.set_partial(partial);
+    }
+
+    pub fn pack(self, periodic: bool) -> Arenas {
+        Arenas { device: self.device.pack(periodic), host: self.host.pack(periodic) }
+    }
+
+    pub fn cover_partial(&mut self, other: &Arenas) {
+        self.device.cover_partial(&other.device);
+        self.host.cover_partial(&other.host);
+    }
+}
+
+impl Relocate<Slots, Offsets> for Arenas {
+    fn device(&self, slot: Slot) -> Result<DeviceOffset> {
+        self.device.offset(slot).map(DeviceOffset).ok_or_else(not_planned)
+    }
+
+    fn host(&self, slot: Slot) -> Result<HostOffset> {
+        self.host.offset(slot).map(HostOffset).ok_or_else(not_planned)
+    }
+}
+
+fn not_planned() -> Error {
+    Error::Internal("the run needs more memory than its plan; please report this".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_freed_slot_is_taken_again() {
+        let mut arena = Arena::default();
+        let (a, b) = (arena.take(64, Lifetime::Pooled), arena.take(64, Lifetime::Pooled));
+        arena.keep(a);
+        arena.drop(a);
+        assert_ne!(arena.take(64, Lifetime::Pooled), a, "still kept once");
+        arena.drop(b);
+        assert_eq!(arena.take(64, Lifetime::Pooled), b);
+        assert_eq!(arena.bytes(), 3 * 64);
+    }
+
+    #[test]
+    fn a_run_gets_the_slots_of_its_rehearsal_side_by_side_and_no_more() {
+        let mut rehearsal = Arena::default();
+        rehearsal.take(64, Lifetime::Pooled);
+        let b = rehearsal.take(128, Lifetime::Pooled);
+        rehearsal.drop(b);
+        rehearsal.take(64, Lifetime::Pooled);
+        let mut arena = rehearsal.pack(false);
+        assert_eq!(arena.bytes(), 256);
+        let offsets: Vec<_> =
+            [64, 64, 128].map(|bytes| arena.take(bytes, Lifetime::Pooled)).map(|s| arena.offset(s)).into();
+        assert_eq!(offsets, [Some(0), Some(64), Some(128)]);
+        let beyond = arena.take(64, Lifetime::Pooled);
+        assert_eq!(arena.offset(beyond), None);
+    }
+
+    /// Two slices that each make a large frame of a small one, and leave a small one to the next.
+    fn slices(arena: &mut Arena, count: usize) -> Vec<Option<u64>> {
+        let mut offsets = Vec::new();
+        let mut left = None;
+        for slice in 0..count {
+            if slice > 0 {
+                arena.next_slice(false);
+            }
+            let small = arena.take(10, Lifetime::Packed);
+            let large = arena.take(60, Lifetime::Packed);
+            arena.drop(small);
+            let kept = arena.take(10, Lifetime::Packed);
+            left.replace(kept).into_iter().for_each(|old| arena.drop(old));
+            arena.drop(large);
+            offsets.extend([small, large, kept].map(|slot| arena.offset(slot)));
+        }
+        offsets
+    }
+
+    #[test]
+    fn scheduled_frames_share_memory_with_those_that_live_at_other_times() {
+        let mut rehearsal = Arena::default();
+        rehearsal.take(100, Lifetime::Pooled);
+        slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
+        let mut run = rehearsal.pack(true);
+        assert_eq!(run.bytes(), 100 + 80, "one large and two small at a time");
+        run.take(100, Lifetime::Pooled);
+        let offsets = slices(&mut run, 14);
+        assert!(offsets.iter().all(|offset| offset.is_some_and(|offset| offset >= 100)));
+        let period = 3 * PackedLayout::PERIOD;
+        assert_eq!(offsets[6..6 + period], offsets[6 + period..6 + 2 * period]);
+    }
+
+    #[test]
+    fn more_than_was_rehearsed_has_no_place() {
+        let mut rehearsal = Arena::default();
+        rehearsal.take(10, Lifetime::Packed);
+        let mut run = rehearsal.pack(false);
+        let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, Lifetime::Packed));
+        assert_eq!((run.offset(planned), run.offset(beyond)), (Some(0), None));
+    }
+
+    #[test]
+    fn a_shorter_last_slice_finds_gaps_for_itself() {
+        let mut rehearsal = Arena::default();
+        slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
+        let packed = rehearsal.pack(true);
+        let mut ending = packed.clone();
+        slices(&mut ending, 3);
+        ending.next_slice(true);
+        let long = ending.take(100, Lifetime::Packed);
+        assert_eq!(ending.offset(long), None, "nobody has planned for it");
+        let mut covered = packed.clone();
+        covered.cover_partial(&ending);
+        assert!(covered.bytes() >= 100 && covered.bytes() > packed.bytes());
+        slices(&mut covered, 3);
+        covered.next_slice(true);
+        let long = covered.take(100, Lifetime::Packed);
+        assert!(covered.offset(long).is_some());
+    }
+}

@@ -1,0 +1,52 @@
+//! The lifetime trace of a rehearsal: when each frame is taken and dropped.
+
+/// One frame: taken as number `index` of its slice, live from `from` up to `to`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TracedFrame {
+    pub slice: usize,
+    pub index: usize,
+    pub bytes: u64,
+    pub from: u64,
+    pub to: u64,
+}
+
+/// Records takes and drops, and the most bytes that were live at a time.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct LifetimeTrace {
+    clock: u64,
+    frames: Vec<TracedFrame>,
+    bytes: u64,
+    peak_bytes: u64,
+}
+
+impl LifetimeTrace {
+    /// Returns the number of the frame, by which it is dropped.
+    pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u64 {
+        self.clock += 1;
+        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX });
+        self.bytes += bytes;
+        self.peak_bytes = self.peak_bytes.max(self.bytes);
+        self.frames.len() as u64 - 1
+    }
+
+    pub fn drop(&mut self, number: u64) {
+        self.clock += 1;
+        let frame = &mut self.frames[number as usize];
+        frame.to = self.clock;
+        self.bytes -= frame.bytes;
+    }
+
+    pub fn frames(&self) -> &[TracedFrame] {
+        &self.frames
+    }
+
+    /// The time of the last take or drop.
+    pub fn end(&self) -> u64 {
+        self.clock
+    }
+
+    /// The most bytes live at a time. No packing takes less.
+    pub fn peak_bytes(&self) -> u64 {
+        self.peak_bytes
+    }
+}

@@ -1,0 +1,183 @@
+//! How long operations take, roughly: to choose between plans, and to tell the host.
+
+use std::collections::HashMap;
+
+use super::sizes::Target;
+use super::work::{layer_work, op_work};
+use crate::ir::{BandedConvOp, FrameRef, FrameShape, LayerId, Location, Op};
+use crate::model::Network;
+use crate::plan::policy::CACHE_FRAMES;
+
+/// Seconds and host traffic of some operations.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Estimate {
+    pub seconds: f64,
+    /// Bytes from and to host memory.
+    pub moved: u64,
+    /// Of the seconds, those in which layers wait for offloaded weights.
+    pub waited: f64,
+}
+
+impl Estimate {
+    pub fn plus(self, more: Estimate) -> Estimate {
+        Estimate {
+            seconds: self.seconds + more.seconds,
+            moved: self.moved + more.moved,
+            waited: self.waited + more.waited,
+        }
+    }
+
+    /// `factor` times as much work, done in the same way.
+    pub fn times(self, factor: f64) -> Estimate {
+        let moved = (self.moved as f64 * factor) as u64;
+        Estimate { seconds: self.seconds * factor, moved, waited: self.waited * factor }
+    }
+}
+
+/// The cost of not keeping a layer's cache resident, in seconds.
+pub struct OffloadCost {
+    /// Extra time if the cache is offloaded, and if it is recomputed.
+    pub offloaded: f64,
+    pub recomputed: f64,
+    /// Time of the copies to and from host memory. The layer's own arithmetic hides a part of it.
+    pub moving: f64,
+    /// Time to copy the cache within the device.
+    pub copying: f64,
+}
+
+impl OffloadCost {
+    pub fn times(self, chunks: f64) -> OffloadCost {
+        OffloadCost {
+            offloaded: self.offloaded * chunks,
+            recomputed: self.recomputed * chunks,
+            moving: self.moving * chunks,
+            copying: self.copying * chunks,
+        }
+    }
+}
+
+/// Tracks when offloaded weights arrive while layers compute.
+pub struct WeightArrivals {
+    copy_rate: f64,
+    /// Time of the operations so far, and when the copy engine is free.
+    now: f64,
+    free: f64,
+    arrivals: HashMap<LayerId, f64>,
+}
+
+impl WeightArrivals {
+    pub fn new(copy_rate: f64) -> WeightArrivals {
+        WeightArrivals { copy_rate, now: 0.0, free: 0.0, arrivals: HashMap::new() }
+    }
+
+    /// Adds the time that an operation waits for its weights.
+    pub fn pass<L: Location>(&mut self, op: &Op<L>, estimate: Estimate) -> Estimate {
+        let reader = match op {
+            Op::Conv(conv) => conv.weights.map(|_| conv.layer),
+            Op::BandedConv(conv) => conv.weights.map(|_| conv.layer),
+            Op::Normalise(norm) => norm.weights.map(|_| norm.layer),
+            Op::Fetch(fetch) => {
+                self.free = self.free.max(self.now) + estimate.moved as f64 / self.copy_rate;
+                self.arrivals.insert(fetch.layer, self.free);
+                None
+            }
+            Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
+        };
+        let arrival = reader.and_then(|layer| self.arrivals.get(&layer));
+        let waited = arrival.map_or(0.0, |arrival| (arrival - self.now).max(0.0));
+        let seconds = waited + estimate.seconds;
+        self.now += seconds;
+        Estimate { seconds, waited, ..estimate }
+    }
+}
+
+/// Estimates single operations of a network on a device.
+pub struct CostModel<'a> {
+    pub network: &'a Network,
+    pub target: Target<'a>,
+}
+
+impl CostModel<'_> {
+    pub fn of<L: Location>(&self, op: &Op<L>) -> Estimate {
+        let computing = op_work(op, self.network) as f64 / self.target.profile.rates.products;
+        let (seconds, moved) = match op {
+            Op::BandedConv(conv) => self.banded(conv, computing),
+            // Bound by its products, or by reading its input where it has few outputs.
+            Op::Conv(conv) => (computing.max(self.passes(conv.input, conv.frames.len())), 0),
+            Op::Normalise(norm) => (self.passes(norm.shape, norm.frames.len()), 0),
+            // Readers wait for it in [`WeightArrivals`].
+            Op::Fetch(fetch) => {
+                (0.0, self.target.fetched_bytes(&self.network.layers[fetch.layer].layout, fetch.into.slabs))
+            }
+            Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
+        };
+        Estimate { seconds, moved, waited: 0.0 }
+    }
+
+    fn banded<L: Location>(&self, conv: &BandedConvOp<L>, computing: f64) -> (f64, u64) {
+        let (up, down) = self.moved(conv);
+        let resident = FrameShape { width: conv.columns.resident_width(), ..conv.input };
+        let rematerialised = conv.fresh.iter().filter(|frame| frame.is_rematerialised()).count();
+        // Resident parts of the cache are read in place.
+        let passes =
+            self.passes(conv.input, conv.fresh.len() + rematerialised) + self.passes(resident, conv.cache_writes.len());
+        let computing = computing + self.rematerialising(conv) + passes;
+        let moving = self.moving(up, down);
+        (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up + down)
+    }
+
+    /// The cost of taking the cache of `layer` off the device, for one chunk; `head` is that of its stage, with its input.
+    pub fn offload_cost(
+        &self,
+        layer: LayerId,
+        input: FrameShape,
+        frames: u64,
+        head: (LayerId, FrameShape),
+    ) -> OffloadCost {
+        let products = self.target.profile.rates.products;
+        let cache = CACHE_FRAMES * self.target.frame_bytes(input);
+        let computing =
+            (layer_work(self.network, layer, input) * frames) as f64 / products + self.passes(input, frames as usize);
+        let recomputed = layer_work(self.network, head.0, head.1) * CACHE_FRAMES;
+        let moving = self.moving(cache, cache);
+        OffloadCost {
+            offloaded: (moving - computing).max(0.0),
+            moving,
+            copying: self.passes(input, CACHE_FRAMES as usize),
+            recomputed: recomputed as f64 / products + self.passes(input, CACHE_FRAMES as usize),
+        }
+    }
+
+    fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
+        conv.rematerialise.as_ref().map_or(0.0, |by| {
+            let work = layer_work(self.network, by.layer, by.input) * conv.rematerialised_frames() as u64;
+            work as f64 / self.target.profile.rates.products
+        })
+    }
+
+    /// Bytes from host memory, and to it.
+    fn moved<L: Location>(&self, conv: &BandedConvOp<L>) -> (u64, u64) {
+        let output = conv.layout.window.output(conv.input, conv.layout.cout);
+        let offloaded = |frame: &&FrameRef<L>| frame.is_offloaded();
+        let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.target.frame_bytes(shape);
+        let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
+        let cached = conv.cached.iter().filter(|frame| frame.host.is_some()).count();
+        let written = conv.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count();
+        let fresh = conv.fresh.iter().filter(offloaded).count();
+        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut.as_ref().map(|(at, _)| at));
+        let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
+        let outputs = conv.frames.iter().map(|frame| &frame.out).filter(offloaded).count();
+        let up = bytes(cached, host) + bytes(fresh, conv.input) + bytes(shortcuts.filter(offloaded).count(), shortcut);
+        (up, bytes(written, host) + bytes(outputs, output))
+    }
+
+    /// Both directions run at the same time.
+    fn moving(&self, up: u64, down: u64) -> f64 {
+        up.max(down) as f64 / self.target.profile.rates.copies
+    }
+
+    /// Reading and writing frames once.
+    fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
+        (2 * frames as u64 * self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
+    }
+}

@@ -1,0 +1,13 @@
+//! What things take: bytes of frames and buffers, multiplications, seconds.
+//!
+//! Owns all arithmetic over [`DeviceProfile`](crate::ir::DeviceProfile) and [`Sizes`](crate::ir::Sizes). Decides nothing.
+
+mod buffers;
+mod estimate;
+mod sizes;
+mod work;
+
+pub use buffers::BufferBytes;
+pub use estimate::{CostModel, Estimate, OffloadCost, WeightArrivals};
+pub use sizes::{FrameSizes, Target, WeightBytes, fetchable_weights, stage_pixels};
+pub use work::{op_work, work};

@@ -1,0 +1,168 @@
+//! Bytes of frames and weights on a device, for one network and one input size.
+
+use std::ops::Range;
+
+use crate::ir::{ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns};
+use crate::model::{Layer, Network, Time};
+use crate::plan::policy::{SchedulePolicy, can_offload_cache};
+
+/// The device that a plan is for.
+#[derive(Clone, Copy)]
+pub struct Target<'a> {
+    pub profile: DeviceProfile,
+    pub sizes: &'a dyn Sizes,
+    /// Groups of the model's norms: their statistics are stored with each frame.
+    pub groups: u64,
+}
+
+impl Target<'_> {
+    pub fn frame_bytes(&self, shape: FrameShape) -> u64 {
+        self.sizes.frame_bytes(shape, self.groups)
+    }
+
+    /// Bytes of a frame's statistics alone.
+    pub fn statistics_bytes(&self) -> u64 {
+        self.frame_bytes(FrameShape::new(0, 0, 1))
+    }
+
+    /// Bytes of fetched weights with the first `slabs` slabs: as if there were no others.
+    pub fn fetched_bytes(&self, layout: &ConvLayout, slabs: u64) -> u64 {
+        self.sizes.weight_bytes(&ConvLayout { slabs, ..*layout })
+    }
+
+    /// A layer's partial sums, if they replace its causal cache.
+    pub fn partial_sums(&self, layer: &Layer, input: FrameShape) -> Option<PartialSumsSize> {
+        let pending = match layer.time {
+            Time::Causal => 2,
+            Time::Halve => 1,
+            Time::Still | Time::Double => return None,
+        };
+        self.sizes.partial_sums(&layer.layout, input, pending)
+    }
+
+    /// Layers whose cache can leave the device, with their stage. Heads are excluded: their input frames wait there.
+    pub fn offloadable_caches(&self, network: &Network) -> Vec<(usize, LayerId)> {
+        let bodies = network.stages.iter().enumerate();
+        let layers = bodies.flat_map(|(index, stage)| stage.body().map(move |layer| (index, layer)));
+        let can = |layer: &Layer| {
+            let keeps_sums = self.partial_sums(layer, FrameShape::new(1, 1, layer.layout.cin)).is_some();
+            can_offload_cache(layer) && !keeps_sums
+        };
+        layers.filter(|(_, layer)| can(&network.layers[*layer])).collect()
+    }
+}
+
+/// The sizes of a network's frames for one input size. All work items of that size share them.
+#[derive(Debug)]
+pub struct FrameSizes {
+    pub input: FrameShape,
+    pub input_bytes: u64,
+    /// Shape of each layer's input.
+    pub inputs: Vec<FrameShape>,
+    /// Bytes of each layer's output.
+    pub outputs: Vec<u64>,
+    /// Bytes of each layer's normalised input, if an operation of its own makes it.
+    pub normalised: Vec<Option<u64>>,
+    /// Each layer's partial sums, if they replace its causal cache.
+    pub partial_sums: Vec<Option<PartialSumsSize>>,
+    /// Bytes of the statistics of a frame that is not resident.
+    pub statistics: u64,
+    /// How each layer's cached frames are split, and the bytes of both parts.
+    pub columns: Vec<SplitColumns>,
+    pub cached: Vec<[Option<u64>; 2]>,
+    /// Bytes of each layer's weights with no slab, with the first, with two, and so on.
+    pub weights: Vec<Vec<u64>>,
+    pub adds_in_place: bool,
+}
+
+impl FrameSizes {
+    pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
+        let inputs = network.input_shapes(input);
+        let layers = || network.layers.iter().zip(&inputs);
+        let outputs =
+            layers().map(|(layer, shape)| target.frame_bytes(layer.layout.window.output(*shape, layer.layout.cout)));
+        let normalised = layers().map(|(layer, shape)| {
+            // Kernels that keep partial sums normalise their input themselves.
+            let fused = target.profile.fuses_norm || target.partial_sums(layer, *shape).is_some();
+            (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
+        });
+        let columns = policy.caches.iter().zip(&inputs);
+        let columns: Vec<SplitColumns> =
+            columns.map(|(cache, shape)| cache.columns(shape.width, target.profile.column_step)).collect();
+        let cached = columns.iter().zip(&inputs).map(|(columns, shape)| {
+            [columns.resident(), columns.host()].map(|Range { start, end }| {
+                (end > start).then(|| target.frame_bytes(FrameShape { width: end - start, ..*shape }))
+            })
+        });
+        let weights = network
+            .layers
+            .iter()
+            .map(|layer| (0..=layer.layout.slabs).map(|slabs| target.fetched_bytes(&layer.layout, slabs)).collect());
+        FrameSizes {
+            input,
+            input_bytes: target.frame_bytes(input),
+            outputs: outputs.collect(),
+            normalised: normalised.collect(),
+            partial_sums: layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect(),
+            statistics: target.statistics_bytes(),
+            cached: cached.collect(),
+            weights: weights.collect(),
+            adds_in_place: target.profile.adds_in_place,
+            columns,
+            inputs,
+        }
+    }
+}
+
+/// Bytes of a network's weights.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct WeightBytes {
+    /// The block on the device.
+    pub block: u64,
+    /// Offloaded weights, and what the device takes to reach them.
+    pub host: u64,
+    mapping: u64,
+}
+
+impl WeightBytes {
+    /// `offloaded`: of each layer, whether its weights are in host memory.
+    pub fn new(network: &Network, offloaded: &[bool], target: &Target) -> WeightBytes {
+        let (mut resident, mut host) = (0, 0);
+        for (layer, offloaded) in network.layers.iter().zip(offloaded) {
+            *(if *offloaded { &mut host } else { &mut resident }) += target.sizes.weight_bytes(&layer.layout);
+        }
+        let profile = &target.profile;
+        WeightBytes { block: profile.block_bytes(resident), host, mapping: profile.mapping_bytes(host) }
+    }
+
+    pub fn device(&self) -> u64 {
+        self.block + self.mapping
+    }
+}
+
+/// Weights below this fraction of all weights are not worth fetching.
+const MIN_WEIGHT_SHARE: u64 = 256;
+
+/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer. Stages at full
+/// resolution are excluded because they run most often.
+pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) -> Vec<bool> {
+    if !target.profile.offloads {
+        return vec![false; network.layers.len()];
+    }
+    let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
+    let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
+    let pixels = stage_pixels(network, input);
+    let full = pixels.iter().copied().max().unwrap_or(0);
+    let mut found = vec![false; bytes.len()];
+    for (stage, _) in network.stages.iter().zip(&pixels).filter(|(_, pixels)| **pixels < full) {
+        stage.body().for_each(|layer| found[layer] = bytes[layer] > least);
+    }
+    found
+}
+
+/// Pixels of a frame at each stage.
+pub fn stage_pixels(network: &Network, input: FrameShape) -> Vec<u64> {
+    let shapes = network.input_shapes(input);
+    let of = |head: LayerId| network.layers[head].layout.window.output(shapes[head], 1).pixels();
+    network.stages.iter().map(|stage| of(stage.head)).collect()
+}

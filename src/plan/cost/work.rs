@@ -1,0 +1,50 @@
+//! Arithmetic of a job, for progress and estimates: multiplications of the steady state, in the folded network.
+
+use crate::ir::{FrameShape, LayerId, Location, Op, Window};
+use crate::model::{Block, Network};
+use crate::plan::spec::ScheduleSpec;
+
+/// Multiplications for one output frame of a layer, away from the start of the clip.
+pub fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
+    let layer = &network.layers[layer];
+    let layout = &layer.layout;
+    let terms = layer.time.recipe(u64::from(u16::MAX)).terms().len() as u64;
+    let shortcut = layout.shortcut.unwrap_or(0) * layout.window.output(input, 1).pixels();
+    let taps = layout.window.taps() * layout.cin * terms;
+    let pixels = input.pixels() / if layout.window == Window::Down { 4 } else { 1 };
+    (taps * pixels + shortcut) * layout.cout
+}
+
+fn attention_work(shape: FrameShape) -> u64 {
+    2 * shape.pixels() * shape.pixels() * shape.channels
+}
+
+/// What an operation counts towards the whole. Rematerialised frames do not count.
+pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
+    match op {
+        Op::Conv(conv) => layer_work(network, conv.layer, conv.input) * conv.frames.len() as u64,
+        Op::BandedConv(conv) => layer_work(network, conv.layer, conv.input) * conv.frames.len() as u64,
+        Op::Attention(attention) => attention_work(attention.shape) * attention.frames.len() as u64,
+        Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => 0,
+    }
+}
+
+/// The work of all operations for clips of `frames` input frames.
+pub fn work(spec: &ScheduleSpec, frames: u64) -> u64 {
+    let clip: u64 = spec.tile_regions().map(|(input, _)| region_work(&spec.network, input.shape, frames)).sum();
+    clip * spec.batch
+}
+
+fn region_work(network: &Network, input: FrameShape, frames: u64) -> u64 {
+    let shapes = network.input_shapes(input);
+    let of = |layer: LayerId| layer_work(network, layer, shapes[layer]);
+    let mut total = 0;
+    for (stage, count) in network.stages.iter().zip(network.stage_frames(frames)) {
+        let blocks = stage.blocks.iter().map(|block| match *block {
+            Block::Residual { first, second } => of(first) + of(second),
+            Block::Attention { qkv, project } => of(qkv) + attention_work(shapes[project]) + of(project),
+        });
+        total += count * (of(stage.head) + blocks.sum::<u64>() + stage.tail.map_or(0, of));
+    }
+    total
+}

@@ -1,0 +1,272 @@
+//! A plan: a schedule spec with its memory to the byte, found by rehearsing the schedule.
+//!
+//! Owns the layout of the job's device block. Follows one policy; does not choose it.
+
+use std::sync::Arc;
+
+use super::arena::{Arenas, PackedLayout};
+use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
+use super::report::PlanReport;
+use super::request::Request;
+use super::schedule::{Schedule, is_steady_state};
+use super::spec::{ItemOrder, ScheduleSpec};
+use crate::ir::{Buffers, FrameShape, PinnedBytes, Shape};
+use crate::model::{Direction, Network};
+
+/// One way to do a job, with everything a run needs to follow it.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    pub(super) spec: ScheduleSpec,
+    frames: Option<u64>,
+    arenas: Arenas,
+    scratch: u64,
+    bands: u64,
+    /// The least offset of the band buffers.
+    headroom: u64,
+    /// Bytes of the device block that slots, scratch, bands and staging share.
+    workspace: u64,
+    /// Bytes of the page tables through which the device reaches host memory.
+    mapping: u64,
+    /// Bytes of a staging buffer for input, and for output.
+    staging: [u64; 2],
+    weights: WeightBytes,
+    load_bytes: u64,
+    input: Shape,
+    /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
+    estimate: Estimate,
+}
+
+/// Time and work of a slice, or of all slices.
+#[derive(Default)]
+struct Pace {
+    slice: usize,
+    estimate: Estimate,
+    work: u64,
+}
+
+/// Slices after which every cache is full, and one more.
+const STEADY_SLICES: usize = 3;
+/// A stream's time is estimated as that of a clip of this many frames.
+const STREAM_FRAMES: u64 = 1 + 16 * 16;
+/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too long. The
+/// planner itself never chooses more.
+const MAX_PACKED_LATENTS: u64 = 6;
+
+impl Plan {
+    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet.
+    pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
+        let network = Arc::clone(&request.network);
+        let frames = (request.input.frames > 0).then_some(request.input.frames);
+        let mut buffers = BufferBytes::new(*target);
+        let costs = CostModel { network: &network, target: *target };
+        let mut arrivals = WeightArrivals::new(target.profile.rates.copies);
+        let (mut all, mut slice) = (Pace::default(), Pace::default());
+        let is_long = frames.is_none_or(|frames| frames > 1 + (STEADY_SLICES as u64 + 1) * spec.policy.slice);
+        let slices = if is_long { STEADY_SLICES } else { usize::MAX };
+        let schedule = Schedule::new(spec.one_clip(), frames, Arenas::default(), target);
+        let mut arenas = schedule.rehearse(None, slices, |number, op| {
+            buffers.record(op);
+            if number != slice.slice {
+                slice = Pace { slice: number, ..Pace::default() };
+            }
+            let (estimate, work) = (arrivals.pass(op, costs.of(op)), cost::op_work(op, &network));
+            for pace in [&mut all, &mut slice] {
+                pace.estimate = pace.estimate.plus(estimate);
+                pace.work += work;
+            }
+        });
+        let output = network.output_shape(spec.input);
+        if let (Some(frames), Some(_), ItemOrder::ItemByItem) = (frames, &spec.grid, spec.order) {
+            // Every frame of the clip is kept until its last tile.
+            arenas.device.provide(target.frame_bytes(output), network.output_frames(frames));
+        }
+        let total = cost::work(&spec, frames.unwrap_or(STREAM_FRAMES));
+        // The rest of a long clip is like the last slice; other clips and tiles are like this one.
+        let typical = if is_long { &slice } else { &all };
+        let rest = total.saturating_sub(all.work) as f64 / typical.work.max(1) as f64;
+        let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
+        let staged = [largest_load(&spec), output.with_channels(stored_channels(&network))];
+        let mut plan = Plan {
+            frames,
+            scratch: buffers.scratch().max(fades),
+            bands: buffers.bands(),
+            headroom: buffers.headroom(),
+            workspace: 0,
+            mapping: 0,
+            staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
+            weights: WeightBytes::new(&network, &spec.policy.offloaded_weights, target),
+            load_bytes: request.load_bytes,
+            input: request.input,
+            estimate: all.estimate.plus(typical.estimate.times(rest)),
+            spec,
+            arenas,
+        };
+        plan.add_up(target);
+        plan
+    }
+
+    /// The same with an offset for every frame. Takes a little more than the lower bound: frames of many sizes never fit
+    /// exactly.
+    pub fn packed(mut self, target: &Target) -> Plan {
+        let slice = self.spec.policy.slice;
+        let periodic = is_steady_state(self.frames, slice);
+        let all_pooled = self.is_too_long_to_pack();
+        let spec = self.spec.one_clip();
+        let slices = if periodic { PackedLayout::TRACED_SLICES } else { usize::MAX };
+        let schedule = Schedule::new(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
+        self.arenas = schedule.rehearse(None, slices, |_, _| {}).pack(periodic);
+        if periodic && !all_pooled {
+            for frames in self.endings() {
+                let frames_known = self.frames.map(|_| frames);
+                let schedule = Schedule::new(spec.clone(), frames_known, self.arenas.clone(), target);
+                self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, |_, _| {}));
+            }
+        }
+        self.add_up(target);
+        self
+    }
+
+    fn is_too_long_to_pack(&self) -> bool {
+        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX));
+        slice > MAX_PACKED_LATENTS * self.spec.network.latent_rate()
+    }
+
+    /// Clip lengths that stand for all ends of a long job: a partial last slice must find room too.
+    fn endings(&self) -> Vec<u64> {
+        let (slice, rate) = (self.spec.policy.slice, self.spec.network.latent_rate());
+        let (traced, period) = (PackedLayout::TRACED_SLICES as u64, PackedLayout::PERIOD as u64 * slice);
+        match self.frames {
+            // The same length without whole periods.
+            Some(frames) => vec![frames - (frames - 2 - traced * slice) / period * period],
+            // A stream may end within any slice. Interleaved items keep nothing packed from slice to slice.
+            None => {
+                let before = if self.spec.is_interleaved() { vec![0, 1, 2] } else { (0..traced).collect() };
+                let within = |m: u64| (0..slice / rate).map(move |r| 1 + m * slice + r * rate);
+                before.into_iter().flat_map(within).collect()
+            }
+        }
+    }
+
+    fn add_up(&mut self, target: &Target) {
+        self.mapping = target.profile.mapping_bytes(self.arenas.host.bytes());
+        let staging = self.staging[0] + self.staging[1];
+        self.workspace = target.profile.block_bytes(self.bands_offset() + self.bands + staging);
+    }
+
+    /// The schedule, from the start.
+    pub fn schedule(&self, target: &Target) -> Schedule {
+        Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
+    }
+
+    /// Bytes of the device block that slots, scratch, bands and staging share.
+    pub fn workspace_bytes(&self) -> u64 {
+        self.workspace
+    }
+
+    /// Bytes that the device takes beside that block to reach host memory.
+    pub fn mapping_bytes(&self) -> u64 {
+        self.mapping
+    }
+
+    /// Slots come first in the block, then scratch, bands and staging.
+    pub fn buffers(&self) -> Buffers {
+        let staging = self.bands_offset() + self.bands;
+        Buffers {
+            scratch: self.arenas.device.bytes(),
+            bands: (self.bands_offset(), self.bands),
+            staging: [staging, staging + self.staging[0]],
+        }
+    }
+
+    fn bands_offset(&self) -> u64 {
+        self.headroom.max(self.arenas.device.bytes() + self.scratch)
+    }
+
+    pub fn device_bytes(&self) -> u64 {
+        (self.weights.device() + self.workspace_bytes() + self.mapping).max(self.load_bytes)
+    }
+
+    /// Of each layer, whether its weights are offloaded.
+    pub fn offloaded_weights(&self) -> &[bool] {
+        &self.spec.policy.offloaded_weights
+    }
+
+    /// Bytes of host memory in all.
+    pub fn host_bytes(&self) -> u64 {
+        self.pinned().total() + self.weights.host
+    }
+
+    /// Pinned host memory: two staging buffers each way, and offloaded frames.
+    pub fn pinned(&self) -> PinnedBytes {
+        let [load, store] = self.staging.map(|bytes| 2 * bytes);
+        PinnedBytes { load, store, offloaded: self.arenas.host.bytes() }
+    }
+
+    pub fn fits(&self, limit: u64, host_limit: u64) -> bool {
+        self.device_bytes() <= limit && self.host_bytes() <= host_limit
+    }
+
+    pub fn is_exact(&self) -> bool {
+        self.spec.grid.is_none()
+    }
+
+    pub fn seconds(&self) -> f64 {
+        self.estimate.seconds
+    }
+
+    /// The share of the time in which layers wait for offloaded weights.
+    pub fn weight_wait_share(&self) -> f64 {
+        self.estimate.waited / self.estimate.seconds.max(f64::MIN_POSITIVE)
+    }
+
+    /// What the host is told.
+    pub fn report(&self) -> PlanReport {
+        let (network, policy) = (&self.spec.network, &self.spec.policy);
+        let rate = match network.direction {
+            Direction::Encode => network.config.time_scale(),
+            Direction::Decode => 1,
+        };
+        let shape = network.output_shape(self.spec.input);
+        let frames = self.frames.map_or(0, |n| network.output_frames(n));
+        let image = match network.direction {
+            Direction::Encode => (self.spec.input.height, self.spec.input.width),
+            Direction::Decode => (shape.height, shape.width),
+        };
+        let grid = self.spec.grid.as_deref();
+        let chunks = policy.chunks.iter().zip(&policy.materialised);
+        PlanReport {
+            direction: network.direction,
+            input: self.input,
+            output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
+            device_bytes: self.device_bytes(),
+            host_bytes: self.host_bytes(),
+            offloaded_bytes: self.pinned().offloaded,
+            moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
+            seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
+            weight_bytes: self.weights.device(),
+            offloaded_weight_bytes: self.weights.host,
+            workspace_bytes: self.workspace_bytes() + self.mapping,
+            slice_frames: policy.slice / rate,
+            chunk_frames: policy.chunks.clone(),
+            rematerialised_frames: chunks.map(|(chunk, materialised)| chunk - materialised).collect(),
+            tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
+            tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
+            tile_overlap: grid.map_or(0, |g| g.size.overlap),
+            exact: self.is_exact(),
+        }
+    }
+}
+
+/// The largest part of a frame that is loaded at a time.
+fn largest_load(spec: &ScheduleSpec) -> FrameShape {
+    let parts = spec.tile_regions().map(|(input, _)| input.shape);
+    parts.max_by_key(FrameShape::elements).unwrap_or(spec.input)
+}
+
+/// Channels of a stored frame: an encoder's means and log-variances are tensors of their own.
+fn stored_channels(network: &Network) -> u64 {
+    match network.direction {
+        Direction::Encode => network.config.latent,
+        Direction::Decode => network.output_channels(),
+    }
+}

@@ -1,0 +1,119 @@
+//! The schedule policy: every choice that a plan makes. All policies without tiles give the same bits.
+//!
+//! Owns the policy and the questions about a network that limit it. Knows no memory and no device.
+
+use crate::ir::{LayerId, Prologue, SplitColumns, Window};
+use crate::model::{Block, Layer, Network, Time};
+
+/// Input frames that a causal layer caches for its next frame.
+pub const CACHE_FRAMES: u64 = 2;
+
+/// Where a layer's causal cache lies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CachePolicy {
+    /// In device memory, where the frames were computed.
+    Resident,
+    /// The leftmost `resident_shares`/64 of each cached row stays on the device; the rest is offloaded and streamed per
+    /// band. Every row is split at the same column, so all bands wait equally.
+    Offloaded { resident_shares: u8 },
+    /// Nowhere: the stage's head computes the frames again, band by band, from its own smaller input.
+    Recomputed,
+}
+
+impl CachePolicy {
+    /// Shares of a row.
+    pub const SHARES: u8 = 64;
+    /// The layer runs in bands, but its cache stays on the device.
+    pub const BANDED: CachePolicy = CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES };
+    pub const HOST: CachePolicy = CachePolicy::Offloaded { resident_shares: 0 };
+
+    /// Whether any of the cache is in host memory.
+    pub fn uses_host(self) -> bool {
+        matches!(self, CachePolicy::Offloaded { resident_shares } if resident_shares < CachePolicy::SHARES)
+    }
+
+    /// How the columns of a cached frame are split.
+    pub fn columns(self, width: u64, step: u64) -> SplitColumns {
+        match self {
+            CachePolicy::Offloaded { resident_shares } => {
+                SplitColumns::new(width, width * u64::from(resident_shares) / u64::from(CachePolicy::SHARES), step)
+            }
+            CachePolicy::Resident | CachePolicy::Recomputed => SplitColumns::all_resident(width),
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchedulePolicy {
+    /// Input frames per slice. The first slice has one more.
+    pub slice: u64,
+    /// Frames that each stage computes at a time.
+    pub chunks: Vec<u64>,
+    /// Of these, how many outputs of the stage's head are materialised. The others are rematerialised for each reader.
+    pub materialised: Vec<u64>,
+    /// Of each layer.
+    pub caches: Vec<CachePolicy>,
+    /// Of each layer, whether its output is offloaded. Its readers then run in bands. Still images only.
+    pub offloaded_outputs: Vec<bool>,
+    /// Of each layer, whether its weights are offloaded.
+    pub offloaded_weights: Vec<bool>,
+}
+
+impl SchedulePolicy {
+    /// Everything on the device.
+    pub fn resident(network: &Network, slice: u64, chunks: Vec<u64>) -> SchedulePolicy {
+        let layers = network.layers.len();
+        SchedulePolicy {
+            slice,
+            materialised: chunks.clone(),
+            chunks,
+            caches: vec![CachePolicy::Resident; layers],
+            offloaded_outputs: vec![false; layers],
+            offloaded_weights: vec![false; layers],
+        }
+    }
+
+    /// The same with `frames` outputs of a stage's head materialised.
+    pub fn with_materialised(&self, stage: usize, frames: u64) -> SchedulePolicy {
+        let mut policy = self.clone();
+        policy.materialised[stage] = frames;
+        policy
+    }
+}
+
+/// Whether a layer's cache can leave the device, if partial sums do not replace it. Only convolutions with a norm run in
+/// bands.
+pub fn can_offload_cache(layer: &Layer) -> bool {
+    let layout = &layer.layout;
+    layer.time == Time::Causal && layout.window == Window::Same && layout.prologue != Prologue::None
+}
+
+/// The layer of a stage whose cache can be recomputed: it reads only the head's output, and the head expands its input.
+pub fn can_recompute(network: &Network, stage: usize) -> Option<LayerId> {
+    let head = &network.layers[network.stages[stage].head].layout;
+    let expands = match head.window {
+        Window::Up => true,
+        Window::Same => head.cin < head.cout,
+        Window::Down | Window::Point => false,
+    };
+    match network.stages[stage].blocks.first() {
+        Some(Block::Residual { first, .. }) if expands => Some(*first),
+        _ => None,
+    }
+}
+
+/// True if only the first block reads the head's output, so it need not stay live.
+pub fn head_is_transient(network: &Network, stage: usize) -> bool {
+    let [head, second] = [network.stages[stage].head, network.stages[stage].blocks[0].layers()[1]];
+    network.layers[head].layout.window == Window::Up && network.layers[second].layout.shortcut.is_some()
+}
+
+/// Layers whose output can be offloaded: all readers can run in bands.
+pub fn can_offload_output(network: &Network) -> Vec<LayerId> {
+    let in_stage = |stage: usize| {
+        let residual = network.stages[stage].blocks.iter().filter(|block| matches!(block, Block::Residual { .. }));
+        let head = head_is_transient(network, stage).then_some(network.stages[stage].head);
+        head.into_iter().chain(residual.map(|block| block.layers()[0])).collect::<Vec<_>>()
+    };
+    (0..network.stages.len()).flat_map(in_stage).collect()
+}

@@ -1,0 +1,84 @@
+//! What is to be planned, and the answer if nothing fits.
+
+use std::sync::Arc;
+
+use super::tiles::{Grid, TileSize};
+use crate::ir::{FrameShape, Shape};
+use crate::model::{Direction, Network};
+
+/// Tiles of all clips together that a job may have. Each is scheduled on its own.
+pub const MAX_WORK_ITEMS: u64 = 1 << 14;
+
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub network: Arc<Network>,
+    /// The shape that the host passes in. `frames == 0` stands for a stream.
+    pub input: Shape,
+    /// Device bytes for weights and workspace together.
+    pub limit: u64,
+    /// Bytes of host memory beside the device's.
+    pub host_limit: u64,
+    /// Bytes that loading the weights takes at its peak, weights included; 0 if that is no more than the weights.
+    pub load_bytes: u64,
+    /// Tiles that the host asks for.
+    pub tiles: Option<TileSize>,
+    /// Whether tiles may be used that the host did not ask for.
+    pub allow_tiles: bool,
+    /// The overlap of tiles that the limit forces.
+    pub overlap: u64,
+    /// Latent frames per slice, and the most frames per chunk, if the host sets them.
+    pub slice: Option<u64>,
+    pub chunk: Option<u64>,
+}
+
+/// No plan fits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unplannable {
+    /// Device bytes of the smallest plan, and of the smallest one without tiles.
+    pub smallest: u64,
+    pub smallest_exact: u64,
+}
+
+impl Request {
+    pub fn is_still(&self) -> bool {
+        self.input.frames == 1
+    }
+
+    /// The input padded to whole latent pixels.
+    pub fn input_frame(&self) -> FrameShape {
+        let scale = match self.network.direction {
+            Direction::Encode => self.network.config.spatial_scale(),
+            Direction::Decode => 1,
+        };
+        let whole = |length: u64| length.div_ceil(scale) * scale;
+        FrameShape::new(whole(self.input.height), whole(self.input.width), self.network.input_channels())
+    }
+
+    /// Rows and columns of the latent.
+    pub fn latent(&self) -> (u64, u64) {
+        let (input, output) = (self.input_frame(), self.network.output_shape(self.input_frame()));
+        match self.network.direction {
+            Direction::Encode => (output.height, output.width),
+            Direction::Decode => (input.height, input.width),
+        }
+    }
+
+    pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
+        let (rows, columns) = self.latent();
+        Grid::new(size, rows, columns, self.network.config.spatial_scale(), self.network.direction).map(Arc::new)
+    }
+
+    pub fn requested_tiles(&self) -> Option<Arc<Grid>> {
+        self.tiles.and_then(|size| self.grid(size))
+    }
+
+    /// Tiles of all clips together.
+    pub fn work_items(&self, grid: &Grid) -> u64 {
+        (grid.tiles() as u64).saturating_mul(self.input.batch)
+    }
+
+    /// Whether the requested tiles are too many to schedule.
+    pub fn has_too_many_tiles(&self) -> bool {
+        self.requested_tiles().is_some_and(|grid| self.work_items(&grid) > MAX_WORK_ITEMS)
+    }
+}

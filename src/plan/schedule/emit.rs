@@ -1,0 +1,282 @@
+//! Emits the operations of single layers: which frames go in, where results lie, and what stays cached.
+//!
+//! Owns the caches of a work item. Knows the policy and the sizes; does not know which stage runs next.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
+use super::sink::Sink;
+use super::weights::WeightFetcher;
+use crate::ir::{
+    AttentionOp, ConvFrame, ConvOp, FetchedWeights, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut,
+    PartialSumsSize, Rematerialise, Term, Window,
+};
+use crate::model::Network;
+use crate::plan::arena::{Arena, Lifetime, Slot, Slots};
+use crate::plan::cost::FrameSizes;
+use crate::plan::policy::{CachePolicy, SchedulePolicy};
+
+/// In place of a first cached frame: no frame is cached.
+pub const NONE: u64 = u64::MAX;
+
+/// What is added to a convolution's sum beside its own inputs.
+#[derive(Clone, Copy)]
+pub enum Addend<'a> {
+    None,
+    Residual(&'a [Slot]),
+    Shortcut(&'a [SlotRef]),
+}
+
+impl<'a> Addend<'a> {
+    pub fn residuals(&self) -> Option<&'a [Slot]> {
+        if let Addend::Residual(x) = self { Some(x) } else { None }
+    }
+
+    pub fn residual(&self, frame: usize) -> Option<Slot> {
+        if let Addend::Residual(x) = self { Some(x[frame]) } else { None }
+    }
+
+    pub fn shortcut(&self, frame: usize) -> Option<SlotRef> {
+        if let Addend::Shortcut(x) = self { Some(x[frame]) } else { None }
+    }
+}
+
+/// Emits the layers of one work item.
+#[derive(Debug)]
+pub struct Emitter {
+    pub network: Arc<Network>,
+    pub sizes: Arc<FrameSizes>,
+    pub policy: Arc<SchedulePolicy>,
+    pub caches: Vec<LayerCache>,
+    pub weights: WeightFetcher,
+    /// True if so many slices may come that each must use memory like the one before, up to the last.
+    pub steady_state: bool,
+    /// True if other work items run in between: frames that outlive the turn are pooled.
+    pub interleaved: bool,
+    /// Where the current chunk of a stage ends.
+    pub chunk_end: u64,
+    /// True for the last chunk of a stage: nothing needs to be cached.
+    pub last_chunk: bool,
+    /// How the current stage's head rematerialises frames for the first block.
+    pub rematerialise: Option<Rematerialise<Slots>>,
+    /// The recomputed cache of the stage's first layer.
+    pub recomputed: Vec<SlotRef>,
+}
+
+impl Emitter {
+    /// The outputs of a stage's head. Its inputs are in its queue, and stay there.
+    pub fn head(&mut self, head: LayerId, frames: Range<u64>, first_cached: u64, to: &mut Sink) -> Vec<SlotRef> {
+        if frames.is_empty() {
+            return Vec::new();
+        }
+        self.conv_queued(head, frames, Addend::None, first_cached, to).into_iter().map(FrameRef::Resident).collect()
+    }
+
+    /// A layer's outputs for inputs that other layers read too.
+    pub fn conv(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: &[Slot],
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
+        let weights = self.weights_of(layer, to);
+        let arena = &mut to.arenas.device;
+        match self.sizes.normalised[layer] {
+            Some(bytes) => {
+                let cached = self.first_cached_frame(layer);
+                let normalised = frames.clone().map(|frame| arena.take(bytes, lifetime(cached, frame)));
+                let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(normalised).collect();
+                self.caches[layer].inputs_mut().frames.extend(pairs.iter().map(|(_, to)| *to));
+                self.normalise(layer, weights, pairs, to);
+            }
+            None => {
+                inputs.iter().for_each(|slot| arena.keep(*slot));
+                self.caches[layer].inputs_mut().frames.extend(inputs);
+            }
+        }
+        self.conv_and_drop(layer, frames, addend, first_cached, to)
+    }
+
+    /// A layer's outputs for inputs that no other layer reads.
+    pub fn conv_consuming(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: Vec<SlotRef>,
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
+        if self.policy.caches[layer] != CachePolicy::Resident {
+            let outputs = self.conv_banded(layer, frames, &inputs, true, addend, first_cached, to);
+            drop_frames(inputs, to.arenas);
+            return outputs;
+        }
+        let inputs = resident(&inputs);
+        if self.sizes.normalised[layer].is_some() {
+            let weights = self.weights_of(layer, to);
+            self.normalise(layer, weights, inputs.iter().map(|slot| (*slot, *slot)).collect(), to);
+        }
+        self.caches[layer].inputs_mut().frames.extend(inputs);
+        self.conv_and_drop(layer, frames, addend, first_cached, to)
+    }
+
+    fn normalise(
+        &self,
+        layer: LayerId,
+        weights: Option<FetchedWeights<Slots>>,
+        frames: Vec<(Slot, Slot)>,
+        to: &mut Sink,
+    ) {
+        let (layout, shape) = (self.network.layers[layer].layout, self.sizes.inputs[layer]);
+        to.ops.push_back(Op::Normalise(NormaliseOp { layer, layout, weights, shape, frames }));
+    }
+
+    /// A layer's outputs from its queued inputs; then drops the inputs that no later frame reads.
+    fn conv_and_drop(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
+        let end = frames.end;
+        let outputs = self.conv_queued(layer, frames, addend, first_cached, to);
+        self.drop_inputs_before(layer, end, &mut to.arenas.device);
+        outputs.into_iter().map(FrameRef::Resident).collect()
+    }
+
+    /// A layer's outputs from its queued inputs. Terms of earlier inputs are in its partial sums.
+    fn conv_queued(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<Slot> {
+        let weights = self.weights_of(layer, to);
+        let (partial_sums, before) = self.partial_sums(layer, frames.end, &mut to.arenas.device);
+        let outputs = self.outputs(layer, frames.clone(), addend.residuals(), first_cached, &mut to.arenas.device);
+        let facts = &self.network.layers[layer];
+        let conv = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
+            let mut terms = self.queued_terms(layer, frame, u64::MAX);
+            let shortcut = addend.shortcut(i).map(|input| resident(&[input])[0]);
+            terms.extend(shortcut.map(|frame| Term { frame, slab: facts.layout.slabs as u8 }));
+            ConvFrame { terms, bias: facts.time.recipe(frame).bias, residual: addend.residual(i), out: *out }
+        });
+        to.ops.push_back(Op::Conv(ConvOp {
+            layer,
+            layout: facts.layout,
+            weights,
+            input: self.sizes.inputs[layer],
+            frames: conv.collect(),
+            statistics: facts.statistics,
+            partial_sums,
+        }));
+        before.into_iter().for_each(|slot| to.arenas.device.drop(slot));
+        self.done_with_weights(layer, frames.end, to);
+        outputs
+    }
+
+    /// The terms of an output frame whose inputs are queued and come before frame `end`.
+    fn queued_terms(&self, layer: LayerId, frame: u64, end: u64) -> Vec<Term<Slots>> {
+        let inputs = self.caches[layer].inputs();
+        let recipe = self.network.layers[layer].time.recipe(frame);
+        let queued = recipe.terms().iter().filter(|(input, _)| (inputs.first..end).contains(input));
+        queued.map(|(input, slab)| Term { frame: inputs.at(*input), slab: *slab }).collect()
+    }
+
+    /// The partial sums that outputs up to `end` start from and leave. The caller drops the former.
+    fn partial_sums(&mut self, layer: LayerId, end: u64, arena: &mut Arena) -> (PartialSums<Slots>, Option<Slot>) {
+        let Some(PartialSumsSize { bytes, in_place }) = self.sizes.partial_sums[layer] else {
+            return (PartialSums::NONE, None);
+        };
+        let LayerCache::PartialSums { sums, .. } = &mut self.caches[layer] else {
+            unreachable!("a layer with partial sums caches these")
+        };
+        let before = sums.take();
+        if self.last_chunk {
+            return (PartialSums { before, after: None }, before);
+        }
+        // Partial sums that stay in place, or outlive the turn of an interleaved work item, are pooled.
+        let lifetime = if in_place || self.interleaved { Lifetime::Pooled } else { Lifetime::Packed };
+        let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, lifetime));
+        *sums = Some(into);
+        let (time, read) = (self.network.layers[layer].time, self.oldest_kept(layer, end));
+        let pending = (end..).take_while(|frame| time.oldest(*frame) < read);
+        let pending = pending.map(|frame| self.queued_terms(layer, frame, read)).collect();
+        (PartialSums { before, after: Some(PartialSumsOut { pending, into }) }, before.filter(|_| !in_place))
+    }
+
+    /// Slots for output frames. Residuals are overwritten if nobody else reads them and the device can add in place.
+    pub fn outputs(
+        &self,
+        layer: LayerId,
+        frames: Range<u64>,
+        over: Option<&[Slot]>,
+        first_cached: u64,
+        arena: &mut Arena,
+    ) -> Vec<Slot> {
+        match over.filter(|slots| self.sizes.adds_in_place && slots.iter().all(|slot| arena.is_sole(*slot))) {
+            Some(slots) => {
+                slots.iter().for_each(|slot| arena.keep(*slot));
+                slots.to_vec()
+            }
+            None => frames.map(|frame| arena.take(self.sizes.outputs[layer], lifetime(first_cached, frame))).collect(),
+        }
+    }
+
+    pub fn attention(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Sink) -> Vec<SlotRef> {
+        debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
+        let (shape, bytes) = (self.sizes.inputs[project], self.sizes.outputs[project]);
+        let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, Lifetime::Packed)).collect();
+        let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
+        to.ops.push_back(Op::Attention(AttentionOp { shape, frames }));
+        projections.into_iter().for_each(|slot| to.arenas.device.drop(slot));
+        mixed.into_iter().map(FrameRef::Resident).collect()
+    }
+
+    /// The first input frame of a layer that stays cached on the device after the chunk.
+    pub fn first_cached_frame(&self, layer: LayerId) -> u64 {
+        let caches = (self.steady_state || self.interleaved) && matches!(self.caches[layer], LayerCache::Resident(_));
+        if caches { self.network.layers[layer].time.oldest(self.chunk_end) } else { NONE }
+    }
+
+    /// The oldest input that output frames from `frame` on need, unless the chunk is the last.
+    pub fn oldest_kept(&self, layer: LayerId, frame: u64) -> u64 {
+        let time = self.network.layers[layer].time;
+        match self.sizes.partial_sums[layer] {
+            // All inputs that earlier outputs read are in the partial sums.
+            Some(_) if frame > 0 => time.recipe(frame - 1).terms().last().map_or(0, |(input, _)| input + 1),
+            _ => time.oldest(frame),
+        }
+    }
+
+    /// Drops the inputs that no output frame from `frame` on reads.
+    pub fn drop_inputs_before(&mut self, layer: LayerId, frame: u64, arena: &mut Arena) {
+        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_kept(layer, frame) };
+        self.caches[layer].inputs_mut().drop_before(oldest, arena);
+    }
+
+    pub fn weights_of(&mut self, layer: LayerId, to: &mut Sink) -> Option<FetchedWeights<Slots>> {
+        self.weights.of(layer, (&self.network, &self.sizes), to)
+    }
+
+    /// A layer has computed its frames up to `end`.
+    pub fn done_with_weights(&mut self, layer: LayerId, end: u64, to: &mut Sink) {
+        if end >= self.chunk_end {
+            self.weights.done(layer, to);
+        }
+    }
+}
+
+/// Cached frames are pooled: they form a ring, and each takes the slot of the one it replaces.
+fn lifetime(first_cached: u64, frame: u64) -> Lifetime {
+    if frame >= first_cached { Lifetime::Pooled } else { Lifetime::Packed }
+}

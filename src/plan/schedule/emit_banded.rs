@@ -1,0 +1,220 @@
+//! Emits banded convolutions: for layers whose normalised input, cache or output does not lie whole on the device.
+
+use std::ops::Range;
+
+use super::emit::{Addend, Emitter};
+use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident};
+use super::sink::Sink;
+use crate::ir::{
+    BandedConvOp, BandedFrame, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame, SplitColumns,
+    Term,
+};
+use crate::plan::arena::{Arena, Arenas, Lifetime, Slot, Slots};
+use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
+
+impl Emitter {
+    /// A layer's outputs `frames` for as many fresh inputs. If `consumed`, no other layer reads the inputs, so outputs may
+    /// overwrite them: a band reads its rows before it writes any.
+    #[allow(clippy::too_many_arguments)]
+    pub fn conv_banded(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: &[SlotRef],
+        consumed: bool,
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
+        let weights = self.weights_of(layer, to);
+        let facts = &self.network.layers[layer];
+        let (layout, time, statistics) = (facts.layout, facts.time, facts.statistics);
+        let is_recomputed = self.policy.caches[layer] == CachePolicy::Recomputed;
+        let recomputed = if is_recomputed { std::mem::take(&mut self.recomputed) } else { Vec::new() };
+        let overwritable = if consumed { all_resident(inputs) } else { None };
+        let outputs = self.banded_outputs(layer, frames.clone(), overwritable, addend, first_cached, to.arenas);
+        let cached = self.caches[layer].split_frames();
+        // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
+        let first = frames.start - (cached.len() + recomputed.len()) as u64;
+        let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
+            let recipe = time.recipe(frame);
+            BandedFrame {
+                terms: recipe.terms().iter().map(|(t, slab)| ((*t - first) as usize, *slab)).collect(),
+                shortcut: addend.shortcut(i).map(|input| (input, layout.slabs as u8)),
+                bias: recipe.bias,
+                residual: addend.residual(i),
+                out: *out,
+            }
+        });
+        let banded = banded.collect();
+        let cache_writes = self.write_cache(layer, frames.clone(), to.arenas);
+        let statistics_writes = match is_recomputed {
+            true => self.write_statistics(layer, frames.clone(), recomputed.len(), &mut to.arenas.device),
+            false => Vec::new(),
+        };
+        let recomputes = !recomputed.is_empty();
+        let mut op = BandedConvOp {
+            layer,
+            layout,
+            weights,
+            input: self.sizes.inputs[layer],
+            cached,
+            fresh: [recomputed, inputs.to_vec()].concat(),
+            cache_writes,
+            columns: self.sizes.columns[layer],
+            statistics_writes,
+            frames: banded,
+            rematerialise: None,
+            statistics,
+        };
+        if op.rematerialised_frames() > 0 {
+            op.rematerialise.clone_from(&self.rematerialise);
+        }
+        to.ops.push_back(Op::BandedConv(Box::new(op)));
+        self.done_with_weights(layer, frames.end, to);
+        if let Some(by) = self.rematerialise.take_if(|_| recomputes) {
+            self.drop_inputs_before(by.layer, frames.end.saturating_sub(CACHE_FRAMES), &mut to.arenas.device);
+        }
+        outputs
+    }
+
+    /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
+    fn banded_outputs(
+        &self,
+        layer: LayerId,
+        frames: Range<u64>,
+        overwritable: Option<Vec<Slot>>,
+        addend: Addend,
+        first_cached: u64,
+        arenas: &mut Arenas,
+    ) -> Vec<SlotRef> {
+        if self.policy.offloaded_outputs[layer] {
+            return frames.map(|_| self.offloaded_frame(layer, arenas)).collect();
+        }
+        let own = overwritable.filter(|_| self.sizes.normalised[layer] == Some(self.sizes.outputs[layer]));
+        let over = addend.residuals().or(own.as_deref());
+        let outputs = self.outputs(layer, frames, over, first_cached, &mut arenas.device);
+        outputs.into_iter().map(FrameRef::Resident).collect()
+    }
+
+    /// The outputs of a stage's head in host memory. Its inputs are read in place.
+    pub fn head_offloaded(&mut self, head: LayerId, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
+        let outputs: Vec<SlotRef> = frames.clone().map(|_| self.offloaded_frame(head, to.arenas)).collect();
+        self.head_banded(head, frames, &outputs, to);
+        outputs
+    }
+
+    /// The statistics of a stage head's outputs. Readers rematerialise the outputs themselves.
+    pub fn head_rematerialised(&mut self, head: LayerId, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
+        let mut statistics = || to.arenas.device.take(self.sizes.statistics, Lifetime::Packed);
+        let count = (frames.end - frames.start) as usize;
+        let outputs = (0..count).map(|index| FrameRef::Rematerialised { index, statistics: statistics() });
+        let outputs: Vec<SlotRef> = outputs.collect();
+        self.head_banded(head, frames.clone(), &outputs, to);
+        self.rematerialise = Some(self.rematerialised_by(head, frames));
+        outputs
+    }
+
+    fn head_banded(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
+        debug_assert!(self.sizes.partial_sums[head].is_none(), "bands read whole input frames");
+        let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
+        let banded = frames.zip(outputs).map(|(frame, out)| {
+            let recipe = facts.time.recipe(frame);
+            let terms = recipe.terms().iter().map(|(t, slab)| ((*t - inputs.first) as usize, *slab)).collect();
+            BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
+        });
+        let input = self.sizes.inputs[head];
+        let op = BandedConvOp {
+            layer: head,
+            layout: facts.layout,
+            weights: None,
+            input,
+            cached: vec![],
+            fresh: inputs.frames.iter().map(|slot| FrameRef::Resident(*slot)).collect(),
+            cache_writes: vec![],
+            columns: SplitColumns::all_resident(input.width),
+            statistics_writes: vec![],
+            frames: banded.collect(),
+            rematerialise: None,
+            statistics: facts.statistics,
+        };
+        to.ops.push_back(Op::BandedConv(Box::new(op)));
+    }
+
+    /// Prepares to recompute the cache of `layer`: the frames before `first`.
+    pub fn recompute_cache(&mut self, head: LayerId, layer: LayerId, first: u64) {
+        let LayerCache::Recomputed(statistics) = &self.caches[layer] else {
+            unreachable!("only a recomputed cache is recomputed")
+        };
+        let frames = statistics.iter().enumerate();
+        let frames = frames.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot });
+        self.recomputed = frames.collect();
+        if !self.recomputed.is_empty() {
+            let frames = first - self.recomputed.len() as u64..first;
+            self.rematerialise = Some(self.rematerialised_by(head, frames));
+        }
+    }
+
+    /// How a stage's head computes these output frames again.
+    fn rematerialised_by(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
+        let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
+        let frames = frames.map(|frame| {
+            let recipe = facts.time.recipe(frame);
+            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
+            RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
+        });
+        Rematerialise { layer: head, layout: facts.layout, input: self.sizes.inputs[head], frames: frames.collect() }
+    }
+
+    fn offloaded_frame(&self, layer: LayerId, arenas: &mut Arenas) -> SlotRef {
+        let statistics = arenas.device.take(self.sizes.statistics, Lifetime::Packed);
+        FrameRef::Offloaded { frame: arenas.host.take(self.sizes.outputs[layer], Lifetime::Packed), statistics }
+    }
+
+    /// Places the inputs of `frames` that later frames read into the offloaded cache of a layer: the left columns on the
+    /// device, the others in host memory. Drops older frames. Returns (number among `frames`, slots).
+    fn write_cache(&mut self, layer: LayerId, frames: Range<u64>, arenas: &mut Arenas) -> Vec<(usize, CachedSlots)> {
+        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_kept(layer, frames.end) };
+        let [resident_bytes, host_bytes] = self.sizes.cached[layer];
+        let LayerCache::Offloaded(cache) = &mut self.caches[layer] else { return Vec::new() };
+        let expired = oldest.saturating_sub(frames.start - cache.len() as u64).min(cache.len() as u64) as usize;
+        let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
+        // A resident part can be overwritten: its rows are read before they are written. A host part cannot: two copy
+        // engines read and write it.
+        let mut reused = expired.iter().filter_map(|frame| frame.resident);
+        let written = (oldest.max(frames.start)..frames.end).map(|frame| {
+            let resident = resident_bytes
+                .map(|bytes| reused.next().unwrap_or_else(|| arenas.device.take(bytes, Lifetime::Pooled)));
+            let host = host_bytes.map(|bytes| arenas.host.take(bytes, Lifetime::Pooled));
+            ((frame - frames.start) as usize, CachedFrame { resident, host })
+        });
+        let written: Vec<(usize, CachedSlots)> = written.collect();
+        reused.for_each(|slot| arenas.device.drop(slot));
+        expired.iter().filter_map(|frame| frame.host).for_each(|slot| arenas.host.drop(slot));
+        cache.extend(written.iter().map(|(_, frame)| *frame));
+        written
+    }
+
+    /// Finds slots for the statistics of those of `frames` that will be recomputed. `before` inputs precede them.
+    fn write_statistics(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        before: usize,
+        arena: &mut Arena,
+    ) -> Vec<(usize, Slot)> {
+        let kept = if self.last_chunk { 0 } else { CACHE_FRAMES };
+        let cached = self.chunk_end.saturating_sub(kept).max(frames.start)..frames.end;
+        let bytes = self.sizes.statistics;
+        let written =
+            cached.map(|frame| (before + (frame - frames.start) as usize, arena.take(bytes, Lifetime::Pooled)));
+        let written: Vec<(usize, Slot)> = written.collect();
+        let LayerCache::Recomputed(statistics) = &mut self.caches[layer] else {
+            unreachable!("only a recomputed cache keeps statistics")
+        };
+        statistics.extend(written.iter().map(|(_, slot)| *slot));
+        let expired = statistics.len().saturating_sub(kept as usize);
+        statistics.drain(..expired).for_each(|slot| arena.drop(slot));
+        written
+    }
+}

@@ -1,0 +1,73 @@
+//! Fetches offloaded weights while the layers before them compute. Their slots are free then: wide frames are live at other
+//! times.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use super::sink::Sink;
+use crate::ir::{FetchOp, FetchedWeights, LayerId, Op};
+use crate::model::Network;
+use crate::plan::arena::{Lifetime, Slots};
+use crate::plan::cost::FrameSizes;
+
+/// Layers whose weights are fetched ahead. One is not enough: cache traffic occupies the copy engine within a layer.
+const AHEAD: usize = 2;
+
+/// The fetched weights of a work item, and those that come next.
+#[derive(Debug, Default)]
+pub struct WeightFetcher {
+    /// Layers of the current chunk that are still to be fetched.
+    queue: VecDeque<LayerId>,
+    fetched: Vec<(LayerId, FetchedWeights<Slots>)>,
+    /// Frames of the chunk.
+    frames: Range<u64>,
+    /// The layer that computes.
+    current: Option<LayerId>,
+}
+
+impl WeightFetcher {
+    /// A chunk begins whose offloaded layers are `layers`.
+    pub fn begin(
+        &mut self,
+        layers: VecDeque<LayerId>,
+        frames: Range<u64>,
+        from: (&Network, &FrameSizes),
+        to: &mut Sink,
+    ) {
+        (self.queue, self.frames) = (layers, frames);
+        (0..AHEAD).for_each(|_| self.fetch_next(from, to));
+    }
+
+    fn fetch_next(&mut self, (network, sizes): (&Network, &FrameSizes), to: &mut Sink) {
+        let Some(layer) = self.queue.pop_front() else { return };
+        let time = network.layers[layer].time;
+        let recipes = self.frames.clone().map(|frame| time.recipe(frame));
+        let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
+        let slabs = last.map_or(0, |slab| u64::from(slab) + 1);
+        let bytes = sizes.weights[layer][slabs as usize];
+        let into = FetchedWeights { at: to.arenas.device.take(bytes, Lifetime::Packed), slabs };
+        self.fetched.push((layer, into));
+        to.ops.push_back(Op::Fetch(FetchOp { layer, into }));
+    }
+
+    /// A layer's fetched weights, if they are offloaded. While it computes, the next are fetched.
+    pub fn of(
+        &mut self,
+        layer: LayerId,
+        from: (&Network, &FrameSizes),
+        to: &mut Sink,
+    ) -> Option<FetchedWeights<Slots>> {
+        let (_, fetched) = *self.fetched.iter().find(|(there, _)| *there == layer)?;
+        if self.current.replace(layer) != Some(layer) {
+            self.fetch_next(from, to);
+        }
+        Some(fetched)
+    }
+
+    /// A layer has computed its frames of the chunk.
+    pub fn done(&mut self, layer: LayerId, to: &mut Sink) {
+        if let Some(at) = self.fetched.iter().position(|(there, _)| *there == layer) {
+            to.arenas.device.drop(self.fetched.swap_remove(at).1.at);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! Candidate policies: how many frames at a time, and where caches go.
+
+use std::sync::Arc;
+
+use crate::ir::{BandContents, DeviceProfile, LayerId};
+use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, can_recompute, head_is_transient};
+use crate::plan::request::Request;
+
+/// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices; longer
+/// slices queue more frames at every stage.
+const MAX_SLICE_LATENTS: u64 = 4;
+const SLICE_SHARE: u64 = 8;
+
+/// Policies with everything resident, from the fastest to the smallest.
+pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<SchedulePolicy>> {
+    let network = &request.network;
+    let wish = stage_pixels(network, request.input_frame()).into_iter();
+    let wish: Vec<u64> =
+        wish.map(|pixels| profile.busy_pixels.div_ceil(pixels.max(1)).min(profile.chunk_frames)).collect();
+    let (rows, columns) = request.latent();
+    let slice = (profile.busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MAX_SLICE_LATENTS);
+    let mut policies: Vec<Arc<SchedulePolicy>> = Vec::new();
+    for cap in [profile.chunk_frames, 4, 2, 1] {
+        let slice = request.slice.unwrap_or(slice.min(cap)) * network.latent_rate();
+        let most = request.chunk.unwrap_or(cap).min(cap);
+        let chunks = wish.iter().map(|wish| (*wish).min(most)).collect();
+        let policy = Arc::new(SchedulePolicy::resident(network, slice, chunks));
+        if !policies.contains(&policy) {
+            policies.push(policy);
+        }
+    }
+    policies
+}
+
+/// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of them.
+pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<SchedulePolicy> {
+    let network = &*request.network;
+    if request.is_still() {
+        return vec![SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()])];
+    }
+    let pixels = stage_pixels(network, request.input_frame());
+    let largest = pixels.iter().copied().max().unwrap_or(1);
+    let rates = network.later_stage_frames(network.config.time_scale());
+    let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
+    let mut policies: Vec<SchedulePolicy> = Vec::new();
+    for slice in 1..=MAX_SLICE_LATENTS {
+        let slice = request.slice.unwrap_or(slice) * network.latent_rate();
+        for (most, at_half) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [most, 2 * most].map(|half| (most, half)))
+        {
+            // Frames at full resolution, as many or twice as many at half of it, and twice as many with each further
+            // halving, which has a quarter of the pixels.
+            let chunk = |pixels: &u64| match (largest / pixels.max(&1)).ilog2() / 2 {
+                0 => most,
+                halvings => at_half << (halvings - 1),
+            };
+            // No more than a slice brings.
+            let chunks = pixels.iter().zip(network.later_stage_frames(slice));
+            let chunks: Vec<u64> = chunks.map(|(pixels, frames)| chunk(pixels).clamp(1, allowed.min(frames))).collect();
+            // Or no more at a quarter of the resolution than the chunks at half of it feed, so that none are queued.
+            let mut matched = chunks.clone();
+            if let [Some(half), Some(quarter)] = [4, 16].map(|share| pixels.iter().position(|p| p * share == largest)) {
+                matched[quarter] = chunks[quarter].min((chunks[half] * rates[quarter]).div_ceil(rates[half]));
+            }
+            for policy in [chunks, matched].map(|chunks| SchedulePolicy::resident(network, slice, chunks)) {
+                if !policies.contains(&policy) {
+                    policies.push(policy);
+                }
+            }
+        }
+    }
+    policies
+}
+
+/// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached frame.
+pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
+    let network = &*request.network;
+    let costs = CostModel { network, target: *target };
+    let shapes = network.input_shapes(request.input_frame());
+    let frames = network.later_stage_frames(network.config.time_scale());
+    let cost = |(stage, layer): (usize, LayerId)| {
+        let head = network.stages[stage].head;
+        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], (head, shapes[head]));
+        let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
+        (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)
+    };
+    target.offloadable_caches(network).into_iter().map(cost).collect()
+}
+
+/// The policy with no cache resident. A cache is recomputed if that is faster than moving it.
+pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
+    let network = &*request.network;
+    let recomputable: Vec<LayerId> =
+        (0..network.stages.len()).filter_map(|stage| can_recompute(network, stage)).collect();
+    // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one reason.
+    let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
+    let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));
+    let readers: Vec<LayerId> = stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect();
+    let mut policy = policy.clone();
+    for (layer, cost, _) in offload_costs(request, &policy, target) {
+        let recompute = recomputable.contains(&layer) && !readers.contains(&layer) && cost.recomputed < cost.offloaded;
+        policy.caches[layer] = if recompute { CachePolicy::Recomputed } else { CachePolicy::HOST };
+    }
+    readers.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
+    policy
+}
+
+/// The policy with every cache in host memory, which takes the least.
+pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
+    let mut policy = policy.clone();
+    let layers = target.offloadable_caches(&request.network);
+    layers.into_iter().for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
+    policy
+}
+
+/// The decoder's stage with the widest frames, if the outputs of its head can be rematerialised.
+pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
+    Some(request.network.stages.len() - 1).filter(|stage| can_rematerialise(request, *stage, target))
+}
+
+/// Whether the outputs of a stage's head can be rematerialised for their readers.
+pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bool {
+    let network = &*request.network;
+    let head = network.stages[stage].head;
+    let contents = BandContents { outputs: 1, streamed_outputs: 1, ..BandContents::default() };
+    let shape = network.input_shapes(request.input_frame())[head];
+    let banded = target.sizes.band_bytes(&network.layers[head].layout, shape, contents);
+    target.profile.offloads && head_is_transient(network, stage) && banded.is_some()
+}

@@ -1,0 +1,68 @@
+//! Finds the fastest plan within a limit. Chunks and slices shrink first, then caches and weights are offloaded; both are
+//! exact. Tiles come last.
+//!
+//! Owns the order of preference. Estimates come from `cost`, memory from rehearsed plans.
+
+mod candidates;
+mod restore;
+mod select;
+mod tiles;
+
+pub use restore::{SavedPlan, restore};
+
+use std::cell::RefCell;
+use std::sync::Arc;
+
+use self::candidates::{all_offloaded, resident_policies};
+use self::select::{Search, Smallest};
+use self::tiles::smaller_tiles;
+use super::cost::Target;
+use super::plan::Plan;
+use super::policy::SchedulePolicy;
+use super::request::{Request, Unplannable};
+
+/// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if nothing exact
+/// fits, or if the host asks for them.
+pub fn search(request: &Request, target: &Target) -> Result<Plan, Unplannable> {
+    let (smallest, policies) = (RefCell::new(Smallest::default()), resident_policies(request, &target.profile));
+    let search = Search {
+        request,
+        limit: request.limit,
+        grid: request.requested_tiles(),
+        offloaded_weights: vec![false; request.network.layers.len()].into(),
+        target: *target,
+        smallest: &smallest,
+    };
+    let found = search.first_packed(&policies[..1]);
+    let found = found.or_else(|| search.fastest_anywhere(&policies));
+    let found = found.or_else(|| search.anywhere(Search::offloaded_still));
+    let found = found.or_else(|| if request.allow_tiles { largest_tiles(&policies, &search) } else { None });
+    found.map_or_else(|| smallest_plan(request, smallest.into_inner(), target), Ok)
+}
+
+/// The largest tiles that fit, with the fastest policy.
+fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Plan> {
+    let last = policies.last().expect("there is always one");
+    let mut least = vec![Arc::clone(last)];
+    if whole.target.profile.offloads {
+        least.push(Arc::new(all_offloaded(whole.request, last, &whole.target)));
+    }
+    smaller_tiles(whole.request).into_iter().find_map(|size| {
+        let search = Search { grid: whole.request.grid(size), ..whole.clone() };
+        let fits = search.anywhere(|search| search.first_packed(&least))?;
+        match whole.target.profile.offloads {
+            true => search.fastest_anywhere(policies).or(Some(fits)),
+            false => Some(fits),
+        }
+    })
+}
+
+/// The smallest plan that was met, if it fits once packed.
+fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, Unplannable> {
+    let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
+    let bytes = |found: &Option<Plan>| found.as_ref().map_or(u64::MAX, Plan::device_bytes);
+    let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));
+    let fits = |found: &Plan| found.fits(request.limit, request.host_limit);
+    let fitting = [exact, any].into_iter().flatten().find(fits);
+    fitting.ok_or(Unplannable { smallest, smallest_exact })
+}

@@ -1,0 +1,113 @@
+//! Plans a stream from a saved plan. Anybody may have written it, so it is checked like a host's request.
+
+use std::cmp::Ordering;
+use std::sync::Arc;
+
+use super::candidates::can_rematerialise;
+use crate::plan::cost::{Target, fetchable_weights};
+use crate::plan::plan::Plan;
+use crate::plan::policy::{CachePolicy, SchedulePolicy, can_recompute};
+use crate::plan::request::{MAX_WORK_ITEMS, Request};
+use crate::plan::spec::{ItemOrder, ScheduleSpec};
+use crate::plan::tiles::{Grid, TileSize};
+
+/// More latent frames per slice than any host can ask for.
+const MAX_SLICE_LATENTS: u64 = 1 << 12;
+/// Weights of the fades of all tiles of an axis.
+const MAX_FADES: u64 = 1 << 24;
+
+/// Everything about a plan that a search decides.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SavedPlan {
+    pub policy: SchedulePolicy,
+    pub tiles: Option<TileSize>,
+}
+
+impl ScheduleSpec {
+    pub fn saved_plan(&self) -> SavedPlan {
+        SavedPlan { policy: (*self.policy).clone(), tiles: self.grid.as_ref().map(|grid| grid.size) }
+    }
+}
+
+/// A stream that follows a saved plan, whatever the limits; `None` if the saved plan is not valid for it.
+pub fn restore(request: &Request, saved: &SavedPlan, target: &Target) -> Option<Plan> {
+    if request.input.frames != 0 || !is_valid(request, &saved.policy, target) {
+        return None;
+    }
+    let grid = match saved.tiles {
+        None => None,
+        Some(size) => Some(checked_grid(request, size)?),
+    };
+    let spec = ScheduleSpec {
+        network: Arc::clone(&request.network),
+        batch: request.input.batch,
+        input: request.input_frame(),
+        policy: Arc::new(saved.policy.clone()),
+        grid,
+        order: ItemOrder::SliceBySlice,
+    };
+    Some(Plan::rehearse(request, spec, target).packed(target))
+}
+
+fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool {
+    let network = &*request.network;
+    let (stages, layers, rate) = (network.stages.len(), network.layers.len(), network.latent_rate());
+    let slice = policy.slice > 0 && policy.slice.is_multiple_of(rate) && policy.slice / rate <= MAX_SLICE_LATENTS;
+    let lengths = policy.chunks.len() == stages
+        && policy.materialised.len() == stages
+        && policy.caches.len() == layers
+        && policy.offloaded_weights.len() == layers
+        && policy.offloaded_outputs == vec![false; layers];
+    let chunks = policy.chunks.iter().all(|chunk| (1..=target.profile.chunk_frames).contains(chunk));
+    let fetchable = fetchable_weights(network, request.input_frame(), target);
+    let weights = || policy.offloaded_weights.iter().zip(&fetchable).all(|(offloaded, can)| *can || !offloaded);
+    slice
+        && lengths
+        && chunks
+        && weights()
+        && caches_are_valid(request, &policy.caches, target)
+        && (0..stages).all(|stage| materialised_is_valid(request, policy, stage, target))
+}
+
+/// Readers of rematerialised frames run in bands, and their own cache is not recomputed.
+fn materialised_is_valid(request: &Request, policy: &SchedulePolicy, stage: usize, target: &Target) -> bool {
+    let [first, second] = request.network.stages[stage].blocks[0].layers().map(|layer| policy.caches[layer]);
+    match policy.materialised[stage].cmp(&policy.chunks[stage]) {
+        Ordering::Equal => true,
+        Ordering::Greater => false,
+        Ordering::Less => {
+            let banded = matches!(first, CachePolicy::Offloaded { .. }) && second != CachePolicy::Resident;
+            can_rematerialise(request, stage, target) && banded
+        }
+    }
+}
+
+fn caches_are_valid(request: &Request, caches: &[CachePolicy], target: &Target) -> bool {
+    let offloadable = target.offloadable_caches(&request.network);
+    let offloads = target.profile.offloads;
+    caches.iter().enumerate().all(|(layer, policy)| {
+        let stage = offloadable.iter().find(|(_, offloadable)| *offloadable == layer).map(|(stage, _)| *stage);
+        match (policy, stage) {
+            (CachePolicy::Resident, _) => true,
+            (CachePolicy::Offloaded { resident_shares }, Some(_)) => {
+                offloads && *resident_shares <= CachePolicy::SHARES
+            }
+            (CachePolicy::Recomputed, Some(stage)) => offloads && can_recompute(&request.network, stage) == Some(layer),
+            (CachePolicy::Offloaded { .. } | CachePolicy::Recomputed, None) => false,
+        }
+    })
+}
+
+/// The tiles of this size, if there are any and not too many.
+fn checked_grid(request: &Request, size: TileSize) -> Option<Arc<Grid>> {
+    let scale = request.network.config.spatial_scale();
+    let (rows, columns) = request.latent();
+    for (length, pixels) in [(rows, size.height), (columns, size.width)] {
+        let side = (pixels / scale).clamp(1, length);
+        let spans = length.div_ceil(side - (size.overlap / scale).min(side - 1));
+        if spans > MAX_WORK_ITEMS || spans * side * scale > MAX_FADES {
+            return None;
+        }
+    }
+    request.grid(size).filter(|grid| request.work_items(grid) <= MAX_WORK_ITEMS)
+}

@@ -1,0 +1,356 @@
+//! Selects the fastest policy of those that differ in time and memory only: the whole image, or tiles of one size.
+
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::candidates::{all_offloaded, banded_policies, offload_costs, rematerialising_stage, without_caches};
+use crate::ir::{BandContents, LayerId};
+use crate::model::Direction;
+use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
+use crate::plan::plan::Plan;
+use crate::plan::policy::{CachePolicy, SchedulePolicy, can_offload_output};
+use crate::plan::request::Request;
+use crate::plan::spec::{ItemOrder, ScheduleSpec};
+use crate::plan::tiles::Grid;
+use crate::workers;
+
+/// Policies per full-resolution chunk size that are looked at closely.
+const MAX_PROMISING: usize = 3;
+/// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans whose lower
+/// bound is below this share of the limit; the last one takes what is left.
+const MAX_PACKED: usize = 8;
+const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
+/// Weights below this fraction of the limit are not worth a second search.
+const MIN_WEIGHTS: u64 = 40;
+/// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
+const MAX_WEIGHT_WAIT: f64 = 0.005;
+
+/// Time in steps of half a percent, then bytes: of equally fast plans the smallest comes first.
+type Rank = (i64, u64);
+
+fn rank(plan: &Plan) -> Rank {
+    ((plan.seconds().max(1e-9).ln() / 1.005f64.ln()) as i64, plan.device_bytes())
+}
+
+#[derive(Clone)]
+pub struct Search<'a> {
+    pub request: &'a Request,
+    /// The request's, or less for a policy whose packed plan turned out larger than its lower bound.
+    pub limit: u64,
+    pub grid: Option<Arc<Grid>>,
+    /// Of each layer, whether its weights are offloaded.
+    pub offloaded_weights: Arc<[bool]>,
+    pub target: Target<'a>,
+    pub smallest: &'a RefCell<Smallest>,
+}
+
+/// The smallest plans that were met.
+#[derive(Default)]
+pub struct Smallest {
+    pub any: Option<Plan>,
+    pub exact: Option<Plan>,
+}
+
+impl Smallest {
+    fn meet(&mut self, plan: &Plan) {
+        let smaller = |than: &Option<Plan>| than.as_ref().is_none_or(|than| plan.device_bytes() < than.device_bytes());
+        if smaller(&self.any) {
+            self.any = Some(plan.clone());
+        }
+        if plan.is_exact() && smaller(&self.exact) {
+            self.exact = Some(plan.clone());
+        }
+    }
+}
+
+impl<'a> Search<'a> {
+    /// Maps items on all threads, in order. Each item meets its own smallest plans, compared in that order too, so the result
+    /// does not depend on timing.
+    fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
+        let Search { request, limit, ref grid, ref offloaded_weights, target, smallest } = *self;
+        let found = workers::map(items, |item| {
+            let met = RefCell::default();
+            let (grid, offloaded_weights) = (grid.clone(), Arc::clone(offloaded_weights));
+            let search = Search { request, limit, grid, offloaded_weights, target, smallest: &met };
+            let found = find(&search, item);
+            (found, met.into_inner())
+        });
+        let merge = |(found, met): (R, Smallest)| {
+            let met = met.any.iter().chain(&met.exact);
+            met.for_each(|met| smallest.borrow_mut().meet(met));
+            found
+        };
+        found.into_iter().map(merge).collect()
+    }
+
+    /// The same with weights offloaded, if that makes room.
+    fn offloading_weights(&self) -> Search<'a> {
+        let offloaded = fetchable_weights(&self.request.network, self.request.input_frame(), &self.target);
+        match WeightBytes::new(&self.request.network, &offloaded, &self.target).host >= self.limit / MIN_WEIGHTS {
+            true => Search { offloaded_weights: offloaded.into(), ..self.clone() },
+            false => self.clone(),
+        }
+    }
+
+    /// What is found with offloaded weights, which takes the least device memory; or without, if host memory is short.
+    pub fn anywhere(&self, find: impl Fn(&Search<'a>) -> Option<Plan>) -> Option<Plan> {
+        find(&self.offloading_weights()).or_else(|| find(self))
+    }
+
+    /// The fastest plan, with weights resident or offloaded.
+    pub fn fastest_anywhere(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
+        let offloading = self.offloading_weights();
+        if offloading.offloaded_weights == self.offloaded_weights {
+            return self.fastest(policies);
+        }
+        let found = offloading.fastest(policies);
+        // Offloaded weights leave more room. A plan that does not wait for them loses nothing.
+        if found.as_ref().is_some_and(|found| found.weight_wait_share() < MAX_WEIGHT_WAIT) {
+            return found;
+        }
+        let both = [found, self.fastest(policies)].into_iter().flatten();
+        both.min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
+    }
+
+    /// The specs that a policy can run as.
+    fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
+        let policy = match policy.offloaded_weights[..] == *self.offloaded_weights {
+            true => Arc::clone(policy),
+            false => {
+                let offloaded_weights = self.offloaded_weights.to_vec();
+                Arc::new(SchedulePolicy { offloaded_weights, ..(**policy).clone() })
+            }
+        };
+        let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
+            (0, _) => &[ItemOrder::SliceBySlice],
+            (_, None) => &[ItemOrder::ItemByItem],
+            (_, Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
+        };
+        let spec = |order: &ItemOrder| ScheduleSpec {
+            network: Arc::clone(&self.request.network),
+            batch: self.request.input.batch,
+            input: self.request.input_frame(),
+            policy: Arc::clone(&policy),
+            grid: self.grid.clone(),
+            order: *order,
+        };
+        orders.iter().map(spec).collect()
+    }
+
+    /// The first policy that fits.
+    pub fn first_packed(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
+        let mut specs = policies.iter().flat_map(|policy| self.specs(policy));
+        specs.find_map(|spec| {
+            let found = self.lower_bound(spec)?;
+            Some(found.packed(&self.target)).filter(|packed| self.fits(packed))
+        })
+    }
+
+    /// The fastest of `policies` and of the banded policies, each with as much of the caches resident as fits.
+    fn fastest(&self, policies: &[Arc<SchedulePolicy>]) -> Option<Plan> {
+        let best = self.first_packed(policies);
+        if !self.target.profile.offloads {
+            return best;
+        }
+        let found = self
+            .each(self.promising_policies(), |search, policy| search.most_resident(&policy).map(|plan| (plan, policy)));
+        let mut found: Vec<(Plan, SchedulePolicy)> = found.into_iter().flatten().collect();
+        let faster = |plan: &Plan| best.as_ref().is_none_or(|best| plan.seconds() < best.seconds());
+        // Packed plans exceed their lower bound. If none of the fastest fits, one may that leaves some room.
+        for share in LIMIT_SHARES {
+            let roomy = |plan: &Plan| plan.device_bytes() as f64 <= self.limit as f64 * share;
+            for _ in 0..MAX_PACKED {
+                let candidates = (0..found.len()).filter(|i| faster(&found[*i].0) && roomy(&found[*i].0));
+                let Some(fastest) = candidates.min_by_key(|i| rank(&found[*i].0)) else { break };
+                let (plan, policy) = found.swap_remove(fastest);
+                let bound = plan.device_bytes();
+                let packed = plan.packed(&self.target);
+                if self.fits(&packed) {
+                    return Some(packed);
+                }
+                // The same policy with less of its caches resident may fit.
+                let limit = (self.limit as f64 * bound as f64 / packed.device_bytes() as f64 * 0.995) as u64;
+                let smaller = Search { limit, ..self.clone() }.most_resident(&policy);
+                found.extend(smaller.map(|plan| (plan, policy)));
+            }
+        }
+        best.or_else(|| self.smallest_banded())
+    }
+
+    /// One frame at a time, no cache resident, and everything rematerialised that can be.
+    fn smallest_banded(&self) -> Option<Plan> {
+        let network = &*self.request.network;
+        let slice = self.request.slice.unwrap_or(1) * network.latent_rate();
+        let one = SchedulePolicy::resident(network, slice, vec![1; network.stages.len()]);
+        let stage = rematerialising_stage(self.request, &self.target);
+        let rematerialising = stage.map(|stage| one.with_materialised(stage, 0));
+        let policies = [Some(one), rematerialising].into_iter().flatten();
+        let policies = policies.map(|policy| Arc::new(all_offloaded(self.request, &policy, &self.target)));
+        self.first_packed(&policies.collect::<Vec<_>>())
+    }
+
+    fn fits(&self, plan: &Plan) -> bool {
+        plan.fits(self.limit, self.request.host_limit)
+    }
+
+    /// The first order of a policy whose lower bound fits.
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
+        self.specs(&Arc::new(policy)).into_iter().find_map(|spec| self.lower_bound(spec))
+    }
+
+    /// The lower bound of a spec, if it fits.
+    fn lower_bound(&self, spec: ScheduleSpec) -> Option<Plan> {
+        let found = Plan::rehearse(self.request, spec, &self.target);
+        if found.host_bytes() <= self.request.host_limit {
+            self.smallest.borrow_mut().meet(&found);
+        }
+        Some(found).filter(|found| self.fits(found))
+    }
+
+    /// Per full-resolution chunk size, keeps the three fastest policies that fit with every cache offloaded; and of each,
+    /// variants with fewer materialised frames, which leave more room for caches.
+    fn promising_policies(&self) -> Vec<SchedulePolicy> {
+        let stage = rematerialising_stage(self.request, &self.target);
+        let found = self.each(banded_policies(self.request, &self.target.profile), |search, policy| {
+            let frames = match search.request.network.direction {
+                Direction::Encode => policy.chunks[0],
+                Direction::Decode => policy.chunks[policy.chunks.len() - 1],
+            };
+            (frames, search.most_materialised(policy, stage))
+        });
+        let mut by_frames: BTreeMap<u64, Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
+        found.into_iter().for_each(|(frames, policy)| by_frames.entry(frames).or_default().extend(policy));
+        by_frames
+            .into_values()
+            .flat_map(fastest_and_smaller)
+            .flat_map(|policy| fewer_materialised(policy, stage))
+            .collect()
+    }
+
+    /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank.
+    fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
+        let fits = |policy: &SchedulePolicy| {
+            let found = self.first_that_fits(without_caches(self.request, policy, &self.target));
+            found.map(|found| (rank(&found), policy.clone()))
+        };
+        let found = fits(&policy);
+        let (Some(stage), None) = (stage, &found) else { return found };
+        let none = fits(&policy.with_materialised(stage, 0))?;
+        let fewer = policy.materialised[stage] as usize - 1;
+        let (_, some) = most_that_fits(0, fewer, |frames| fits(&policy.with_materialised(stage, frames as u64)));
+        some.or(Some(none))
+    }
+
+    /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would wait
+    /// longest, and no more than keeps them from waiting.
+    fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
+        let policy = without_caches(self.request, policy, &self.target);
+        let gains = self.residency_gains(&policy);
+        let with = |steps: usize, last: Option<(LayerId, u8)>| {
+            let mut policy = policy.clone();
+            let steps = gains[..steps].iter().map(|(_, layer, shares)| (*layer, *shares));
+            for (layer, resident_shares) in steps.chain(last) {
+                policy.caches[layer] = CachePolicy::Offloaded { resident_shares };
+            }
+            self.first_that_fits(policy)
+        };
+        let (steps, found) = most_that_fits(0, gains.len(), |steps| with(steps, None));
+        // And as much of the next one as fits.
+        let next = gains.get(steps).filter(|(_, layer, _)| policy.caches[*layer] == CachePolicy::HOST);
+        let Some(&(_, layer, shares)) = next else { return found };
+        let reached = gains[..steps].iter().filter(|(_, other, _)| *other == layer).map(|(.., shares)| *shares).max();
+        let (least, most) = (usize::from(reached.unwrap_or(0)), usize::from(shares) - 1);
+        let (_, more) = most_that_fits(least, most, |shares| with(steps, Some((layer, shares as u8))));
+        more.or(found)
+    }
+
+    /// Steps of residency by seconds saved per byte: (gain, layer, resident shares).
+    fn residency_gains(&self, policy: &SchedulePolicy) -> Vec<(f64, LayerId, u8)> {
+        const SHARES: f64 = CachePolicy::SHARES as f64;
+        let contention = self.target.profile.rates.copy_contention;
+        let mut gains: Vec<(f64, LayerId, u8)> = Vec::new();
+        for (layer, cost, bytes) in offload_costs(self.request, policy, &self.target) {
+            match policy.caches[layer] {
+                CachePolicy::HOST => {
+                    // Resident columns are copied within the device; the rest can move during that time.
+                    let waiting = cost.offloaded / (cost.moving + cost.copying);
+                    let shares = (waiting * SHARES).ceil() as u8;
+                    let resident = f64::from(shares) / SHARES;
+                    // More than that only reduces copy contention.
+                    if shares > 0 {
+                        gains.push(((cost.offloaded - cost.copying * resident) / (bytes * resident), layer, shares));
+                        let rest = (contention * cost.moving - cost.copying) / bytes;
+                        gains.push((rest, layer, CachePolicy::SHARES));
+                    }
+                }
+                CachePolicy::Recomputed => gains.push((cost.recomputed / bytes, layer, CachePolicy::SHARES)),
+                CachePolicy::Offloaded { .. } | CachePolicy::Resident => {}
+            }
+        }
+        gains.retain(|(gain, ..)| *gain > 0.0);
+        gains.sort_by(|a, b| b.0.total_cmp(&a.0));
+        gains
+    }
+
+    /// A still image in bands, with as few outputs offloaded as fits, the largest first.
+    pub fn offloaded_still(&self) -> Option<Plan> {
+        if !self.request.is_still() || !self.target.profile.offloads {
+            return None;
+        }
+        let network = &*self.request.network;
+        let shapes = network.input_shapes(self.request.input_frame());
+        let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
+        let mut order: Vec<(u64, LayerId)> = can_offload_output(network)
+            .into_iter()
+            .filter(|layer| {
+                self.target.sizes.band_bytes(&network.layers[*layer].layout, shapes[*layer], contents).is_some()
+            })
+            .map(|layer| {
+                let layout = &network.layers[layer].layout;
+                (self.target.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)
+            })
+            .collect();
+        order.sort_by(|a, b| b.cmp(a));
+        let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
+        let mut policy = all_offloaded(self.request, &one, &self.target);
+        order.into_iter().find_map(|(_, layer)| {
+            policy.offloaded_outputs[layer] = true;
+            self.first_packed(&[Arc::new(policy.clone())])
+        })
+    }
+}
+
+/// The fastest policies, without those that are slower and no smaller than another.
+fn fastest_and_smaller(mut policies: Vec<(Rank, SchedulePolicy)>) -> impl Iterator<Item = SchedulePolicy> {
+    policies.sort_by_key(|(rank, _)| *rank);
+    let mut least = u64::MAX;
+    policies.retain(|((_, bytes), _)| {
+        let smaller = *bytes < least;
+        least = least.min(*bytes);
+        smaller
+    });
+    policies.truncate(MAX_PROMISING);
+    policies.into_iter().map(|(_, policy)| policy)
+}
+
+fn fewer_materialised(policy: SchedulePolicy, stage: Option<usize>) -> Vec<SchedulePolicy> {
+    let Some(stage) = stage else { return vec![policy] };
+    let most = policy.materialised[stage];
+    let mut fewer = vec![most, most * 2 / 3, most / 3];
+    fewer.dedup();
+    fewer.into_iter().map(|frames| policy.with_materialised(stage, frames)).collect()
+}
+
+/// Bisects: `fits` is known to fit, up to `most` is tried. Returns how many fit, and what was found with these.
+fn most_that_fits<T>(fits: usize, most: usize, with: impl Fn(usize) -> Option<T>) -> (usize, Option<T>) {
+    let (mut fits, mut too_many, mut found) = (fits, most + 1, None);
+    while fits + 1 < too_many {
+        let middle = (fits + too_many) / 2;
+        match with(middle) {
+            Some(more) => (found, fits) = (Some(more), middle),
+            None => too_many = middle,
+        }
+    }
+    (fits, found)
+}

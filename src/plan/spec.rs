@@ -1,0 +1,89 @@
+//! What a schedule is made from: network, batch, frame size, policy and tiles.
+//!
+//! Owns the division of a job into work items. Knows no memory.
+
+use std::sync::Arc;
+
+use super::policy::SchedulePolicy;
+use super::tiles::Grid;
+use crate::ir::FrameShape;
+use crate::model::{Direction, Network};
+
+/// Which work item runs next. A work item is one tile of one clip; without tiles, a clip.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ItemOrder {
+    /// One item runs to its end before the next starts. Only one item's caches exist at a time, but with tiles every frame
+    /// of the clip is kept until its last tile.
+    ItemByItem,
+    /// All items run a slice before any starts the next. Frames leave slice by slice, but every item keeps its caches.
+    SliceBySlice,
+}
+
+/// Everything that decides a schedule, except the number of frames.
+#[derive(Debug, Clone)]
+pub struct ScheduleSpec {
+    pub network: Arc<Network>,
+    pub batch: u64,
+    /// The whole input frame, padded to the network's units.
+    pub input: FrameShape,
+    pub policy: Arc<SchedulePolicy>,
+    pub grid: Option<Arc<Grid>>,
+    pub order: ItemOrder,
+}
+
+/// The part of the image that a work item computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Region {
+    pub top: u64,
+    pub left: u64,
+    pub shape: FrameShape,
+}
+
+impl ScheduleSpec {
+    /// Input and output regions of a tile; `None` is the whole image.
+    pub fn regions(&self, tile: Option<usize>) -> (Region, Region) {
+        let output = self.network.output_shape(self.input);
+        let (Some(grid), Some(tile)) = (&self.grid, tile) else {
+            let whole = |shape| Region { top: 0, left: 0, shape };
+            return (whole(self.input), whole(output));
+        };
+        let (rows, columns) = grid.spans(tile);
+        let scale = self.network.config.spatial_scale();
+        let region = |scale: u64, channels| Region {
+            top: rows.start * scale,
+            left: columns.start * scale,
+            shape: FrameShape::new(rows.len() * scale, columns.len() * scale, channels),
+        };
+        let (inward, outward) = match self.network.direction {
+            Direction::Encode => (scale, 1),
+            Direction::Decode => (1, scale),
+        };
+        (region(inward, self.input.channels), region(outward, output.channels))
+    }
+
+    /// The regions of all tiles of a clip.
+    pub fn tile_regions(&self) -> impl Iterator<Item = (Region, Region)> + '_ {
+        (0..self.tiles()).map(|tile| self.regions(self.grid.as_ref().map(|_| tile)))
+    }
+
+    /// Whether work items take turns within a slice.
+    pub fn is_interleaved(&self) -> bool {
+        self.order == ItemOrder::SliceBySlice && self.tiles() as u64 * self.batch > 1
+    }
+
+    /// Tiles of a clip; 1 without tiles.
+    pub fn tiles(&self) -> usize {
+        self.grid.as_ref().map_or(1, |grid| grid.tiles())
+    }
+
+    /// Which tile of its clip a work item is.
+    pub fn tile_of(&self, item: usize) -> Option<usize> {
+        self.grid.as_ref().map(|_| item % self.tiles())
+    }
+
+    /// The same for one clip. Clips that run one after the other need the same memory.
+    pub fn one_clip(&self) -> ScheduleSpec {
+        let batch = if self.order == ItemOrder::ItemByItem { 1 } else { self.batch };
+        ScheduleSpec { batch, ..self.clone() }
+    }
+}

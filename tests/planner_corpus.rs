@@ -1,0 +1,146 @@
+//! The planner corpus: the plans of many jobs on one GPU profile, compared with a committed table.
+//!
+//! It shows what a change to the planner costs or gains in bytes and estimated time. Needs no GPU: sizes follow from shapes,
+//! and the rates are fixed. `VVAE_UPDATE_CORPUS=1` writes the table.
+
+#![cfg(feature = "cuda")]
+
+use std::fmt::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+use video_vae::backend::Precision;
+use video_vae::backend::cuda::{CudaSizes, device_profile};
+use video_vae::ir::{Rates, Shape};
+use video_vae::model::{Config, Direction, Network};
+use video_vae::plan::{CachePolicy, Plan, Request, Target, search};
+
+const GIB: f64 = (1u64 << 30) as f64;
+/// An H200: products and memory as its kernels reach them, copies as bands do.
+const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
+const DEVICE_BYTES: u64 = 139 << 30;
+const HOST_BYTES: u64 = 110 << 30;
+
+/// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
+type SizedJobs = (u64, u64, &'static [(u64, f64)]);
+const JOBS: [SizedJobs; 6] = [
+    (256, 256, &[(1, 0.0), (21, 0.0), (201, 0.75)]),
+    (512, 512, &[(1, 0.0), (5, 0.0), (81, 0.0), (81, 1.25), (81, 0.9)]),
+    (720, 1280, &[(1, 0.0), (21, 0.0), (21, 2.7), (81, 4.0), (201, 3.0), (201, 2.0)]),
+    (
+        1080,
+        1920,
+        &[
+            (1, 0.0),
+            (1, 1.5),
+            (21, 0.0),
+            (21, 5.5),
+            (81, 10.0),
+            (81, 8.0),
+            (81, 6.0),
+            (81, 5.0),
+            (81, 4.0),
+            (201, 6.0),
+            (0, 0.0),
+            (0, 6.0),
+        ],
+    ),
+    (2160, 3840, &[(1, 0.0), (1, 4.0), (21, 0.0), (21, 24.0), (21, 16.0), (21, 6.0)]),
+    (4320, 7680, &[(1, 0.0), (1, 16.0)]),
+];
+
+fn request(network: &Arc<Network>, frames: u64, height: u64, width: u64, limit: f64) -> Request {
+    let input = match network.direction {
+        Direction::Encode => Shape::new(1, 3, frames, height, width),
+        Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
+    };
+    Request {
+        network: Arc::clone(network),
+        input,
+        limit: if limit == 0.0 { DEVICE_BYTES } else { (limit * GIB) as u64 },
+        host_limit: HOST_BYTES,
+        load_bytes: 0,
+        tiles: None,
+        allow_tiles: true,
+        overlap: 128,
+        slice: None,
+        chunk: None,
+    }
+}
+
+fn describe(plan: &Plan, target: &Target) -> String {
+    let (report, saved) = (plan.report(), plan.schedule(target).spec().saved_plan());
+    let cache = |policy: &CachePolicy| match policy {
+        CachePolicy::Resident => "R".to_string(),
+        CachePolicy::Recomputed => "C".to_string(),
+        CachePolicy::Offloaded { resident_shares } => format!("O{resident_shares}"),
+    };
+    let policy = &saved.policy;
+    let caches: Vec<String> = policy.caches.iter().map(cache).collect();
+    let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
+    format!(
+        "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} caches {} outputs \
+         {} weights {}",
+        report.device_bytes,
+        report.host_bytes,
+        plan.seconds(),
+        report.moved_per_frame,
+        report.tiles.0,
+        report.tiles.1,
+        policy.slice,
+        policy.chunks,
+        policy.materialised,
+        caches.join(","),
+        count(&policy.offloaded_outputs),
+        count(&policy.offloaded_weights),
+    )
+}
+
+fn corpus() -> String {
+    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let mut table = String::new();
+    // Also with products 1.5 times as fast: copies then hide less.
+    for faster in [1.0, 1.5] {
+        let profile = device_profile(Rates { products: H200.products * faster, ..H200 });
+        let target = Target { profile, sizes: &sizes, groups: config.groups };
+        for direction in [Direction::Encode, Direction::Decode] {
+            let network = Arc::new(Network::new(&config, direction));
+            let jobs =
+                JOBS.iter().flat_map(|(height, width, jobs)| jobs.iter().map(move |job| (*height, *width, *job)));
+            for (height, width, (frames, limit)) in jobs {
+                let request = request(&network, frames, height, width, limit);
+                let name = if direction == Direction::Encode { "encode" } else { "decode" };
+                let answer = match search(&request, &target) {
+                    Err(none) => format!("none; smallest {}, exact {}", none.smallest, none.smallest_exact),
+                    Ok(plan) => {
+                        assert!(plan.fits(request.limit, request.host_limit), "{}", plan.report());
+                        describe(&plan, &target)
+                    }
+                };
+                writeln!(table, "{faster} {name} {frames}x{height}x{width} {limit} | {answer}").unwrap();
+            }
+        }
+    }
+    table
+}
+
+#[test]
+fn planner_corpus_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/planner_corpus.txt");
+    let found = corpus();
+    if std::env::var_os("VVAE_UPDATE_CORPUS").is_some() {
+        std::fs::write(&path, found).unwrap();
+        return;
+    }
+    let expected = std::fs::read_to_string(&path).unwrap();
+    let differ = expected.lines().zip(found.lines()).filter(|(expected, found)| expected != found);
+    let differ: Vec<String> = differ.map(|(expected, found)| format!("- {expected}\n+ {found}\n")).collect();
+    assert!(
+        expected == found,
+        "{} plans differ; if that is meant, list the changes and run VVAE_UPDATE_CORPUS=1 cargo test --release --test \
+         planner_corpus\n{}",
+        differ.len(),
+        differ.concat()
+    );
+}

@@ -242,8 +242,8 @@ typedef struct {
     uint64_t byte_offset;
 } vvae_tensor;
 
-// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
-// "decode". A result other than 0 cancels the call. Must not throw.
+// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
+// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
 typedef int32_t (*vvae_progress_fn)(void *user, uint64_t done, uint64_t total, const char *stage);
 
 // Options of one run. NULL means all zeros.

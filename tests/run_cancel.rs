@@ -57,7 +57,7 @@ fn progress_rises_to_its_total() {
         let latent = latent(6, 3, 4);
         let mut log = ProgressLog::default();
         vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)).unwrap();
-        assert_eq!(log.stages, ["load", "decode"]);
+        assert_eq!(log.stages, ["plan", "load", "decode"]);
         assert!(log.calls > 20 && !log.decreased && log.last.0 == log.last.1 && log.last.1 > 0);
     });
 }

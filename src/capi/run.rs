@@ -53,12 +53,12 @@ pub unsafe extern "C" fn vvae_plan(
     text: *mut c_char,
     capacity: u64,
 ) -> i32 {
-    guard::exclusive(v, |_, open| {
+    guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for the text and for five numbers.
         let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
         // SAFETY: the host vouches for a struct as long as it says.
         unsafe { sized::check("out", out) }?;
-        let plan = open.session.plan(direction, shape)?;
+        let plan = open.session.plan(direction, shape, handle.cancel_flag())?;
         // SAFETY: the host vouches for a buffer of this capacity.
         let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
         // SAFETY: as above.
@@ -220,6 +220,7 @@ const NOTHING: vvae_run_info = vvae_run_info {
 /// Borrows known stages: progress is reported often.
 fn c_text(stage: &'static str) -> Cow<'static, CStr> {
     match stage {
+        "plan" => Cow::Borrowed(c"plan"),
         "load" => Cow::Borrowed(c"load"),
         "encode" => Cow::Borrowed(c"encode"),
         "decode" => Cow::Borrowed(c"decode"),

@@ -79,6 +79,11 @@ impl Handle {
     }
 
     /// Stops the running call, if there is one.
+    /// Set by a cancel of the call that has taken the handle.
+    pub fn cancel_flag(&self) -> &AtomicBool {
+        &self.cancel
+    }
+
     pub fn request_cancel(&self) {
         let _starting = self.starting.lock();
         self.cancel.store(true, Ordering::Relaxed);

@@ -54,7 +54,7 @@ impl Session for Mock {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: Direction, _: Shape) -> Result<PlanReport> {
+    fn plan(&self, _: Direction, _: Shape, _: &AtomicBool) -> Result<PlanReport> {
         panic!("a panic with {}", "an argument");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {

@@ -134,8 +134,8 @@ pub type vvae_device_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, d
 pub type vvae_device_free_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, device: i32, block: *mut c_void, bytes: u64)>;
 
-/// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
-/// "decode". A result other than 0 cancels the call. Must not throw.
+/// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
+/// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
 pub type vvae_progress_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32>;
 

@@ -33,7 +33,7 @@ pub struct Progress {
     pub done: u64,
     /// 0 where the end is not known, as in a stream that is still being pushed.
     pub total: u64,
-    /// What is being done: "load", "encode" or "decode".
+    /// What is being done: "plan", "load", "encode" or "decode".
     pub stage: &'static str,
 }
 
@@ -120,7 +120,7 @@ pub trait Session: Send {
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     /// `input` is the shape of what would go in: video for encode, latents for decode.
-    fn plan(&self, direction: Direction, input: Shape) -> Result<PlanReport>;
+    fn plan(&self, direction: Direction, input: Shape, cancel: &AtomicBool) -> Result<PlanReport>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
     /// `input` as in `plan`; its frame count is ignored.

@@ -183,7 +183,7 @@ impl<'a, 'c> Watch<'a, 'c> {
 
     /// Work was done; tells the host.
     pub fn advance(&mut self, work: u64) -> Result<()> {
-        self.progress.done += work;
+        self.progress.done = self.progress.done.saturating_add(work);
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }
 

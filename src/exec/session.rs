@@ -6,6 +6,7 @@ mod restore;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
@@ -101,7 +102,7 @@ impl<B: Backend> Engine<B> {
     /// The device, as the planner sees it.
     fn target(&self) -> Target<'_> {
         let groups = self.encoder.network.config.groups;
-        Target { profile: self.backend.profile(), sizes: self.backend.sizes(), groups }
+        Target::new(self.backend.profile(), self.backend.sizes(), groups)
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -147,7 +148,7 @@ impl<B: Backend> Engine<B> {
         let coder = self.coder(call.direction);
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let mut schedule = plan.schedule(&self.target());
-        let total = work(schedule.spec(), call.input.shape().frames);
+        let total = u64::try_from(work(schedule.spec(), call.input.shape().frames)).unwrap_or(u64::MAX);
         let mut watch = Watch::new(control, stage_name(call.direction), total);
         let ends = Ends { input: Some(call.input), output: Some(call.output), logvar: call.logvar, ..Ends::default() };
         let mut runner = Runner {
@@ -229,9 +230,9 @@ impl<B: Backend> Session for Engine<B> {
         Ok(())
     }
 
-    fn plan(&self, direction: Direction, input: Shape) -> Result<PlanReport> {
+    fn plan(&self, direction: Direction, input: Shape, cancel: &AtomicBool) -> Result<PlanReport> {
         check::input_shape(self.config(), direction, input, true)?;
-        Ok(self.find_plan(direction, input, self.limit())?.report())
+        Ok(self.find_plan(direction, input, self.limit(), cancel)?.report())
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
@@ -242,8 +243,10 @@ impl<B: Backend> Session for Engine<B> {
         if let Some(logvar) = call.logvar {
             check::logvar(config, direction, shape, logvar, place, call.output)?;
         }
+        Watch::new(control, "plan", 0).advance(0)?;
+        let plan = self.find_plan(direction, shape, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
-        let (plan, mut workspace) = self.make_ready(direction, shape, control)?;
+        let (plan, mut workspace) = self.make_ready(direction, shape, plan, control)?;
         let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
@@ -259,7 +262,8 @@ impl<B: Backend> Session for Engine<B> {
     fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
-        let (plan, workspace) = self.make_ready(direction, input, control)?;
+        let plan = self.find_plan(direction, input, self.limit(), control.cancel)?;
+        let (plan, workspace) = self.make_ready(direction, input, plan, control)?;
         let schedule = plan.schedule(&self.target());
         self.streaming(plan, schedule, workspace, self.settings.clone(), input)
     }

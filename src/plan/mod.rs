@@ -20,7 +20,7 @@ pub use cost::{Target, WeightBytes, op_work, work};
 pub use plan::Plan;
 pub use policy::{CachePolicy, SchedulePolicy};
 pub use report::{Bytes, PlanReport};
-pub use request::{Request, Unplannable};
+pub use request::{PlanError, Request};
 pub use schedule::{PersistedSlot, Schedule, Wait};
 pub use search::{SavedPlan, restore, search};
 pub use spec::ScheduleSpec;

@@ -64,7 +64,7 @@ impl Plan {
         let is_long = frames.is_none_or(|frames| frames > 1 + (STEADY_SLICES as u64 + 1) * spec.policy.slice);
         let slices = if is_long { STEADY_SLICES } else { usize::MAX };
         let schedule = Schedule::new(spec.one_clip(), frames, Arenas::default(), target);
-        let mut arenas = schedule.rehearse(None, slices, |number, op| {
+        let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != slice.slice {
                 slice = Pace { slice: number, ..Pace::default() };
@@ -83,7 +83,7 @@ impl Plan {
         let total = cost::work(&spec, frames.unwrap_or(STREAM_FRAMES));
         // The rest of a long clip is like the last slice; other clips and tiles are like this one.
         let typical = if is_long { &slice } else { &all };
-        let rest = total.saturating_sub(all.work) as f64 / typical.work.max(1) as f64;
+        let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
         let staged = [largest_load(&spec), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
@@ -114,12 +114,12 @@ impl Plan {
         let spec = self.spec.one_clip();
         let slices = if periodic { PackedLayout::TRACED_SLICES } else { usize::MAX };
         let schedule = Schedule::new(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
-        self.arenas = schedule.rehearse(None, slices, |_, _| {}).pack(periodic);
+        self.arenas = schedule.rehearse(None, slices, target, |_, _| {}).pack(periodic, &|| target.is_cancelled());
         if periodic && !all_pooled {
             for frames in self.endings() {
                 let frames_known = self.frames.map(|_| frames);
                 let schedule = Schedule::new(spec.clone(), frames_known, self.arenas.clone(), target);
-                self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, |_, _| {}));
+                self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, target, |_, _| {}));
             }
         }
         self.add_up(target);

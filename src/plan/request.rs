@@ -31,12 +31,15 @@ pub struct Request {
     pub chunk: Option<u64>,
 }
 
-/// No plan fits.
+/// Why there is no plan.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unplannable {
-    /// Device bytes of the smallest plan, and of the smallest one without tiles.
-    pub smallest: u64,
-    pub smallest_exact: u64,
+pub enum PlanError {
+    Cancelled,
+    /// No plan fits. Device bytes of the smallest one, and of the smallest one without tiles.
+    TooLarge {
+        smallest: u64,
+        smallest_exact: u64,
+    },
 }
 
 impl Request {

@@ -89,7 +89,7 @@ internal static partial class Program
             float[] latent = Noise(shape.Elements, 3), right = new float[video.Elements], again = new float[video.Elements];
             var told = new Told();
             vae.Decode(latent, shape, right, video, new RunOptions { Progress = told });
-            Check.That(told.All.Select(p => p.Stage).Distinct().SequenceEqual(new[] { "load", "decode" }), "stages");
+            Check.That(told.All.Select(p => p.Stage).Distinct().SequenceEqual(new[] { "plan", "load", "decode" }), "stages");
             Check.That(told.All.Last().Fraction == 1, "it ends at its total");
             VaeRunReport report = vae.LastRun;
             VaePlan plan = vae.Plan("decode", shape);

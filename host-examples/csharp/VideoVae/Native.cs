@@ -192,8 +192,8 @@ namespace VideoVae
         public delegate void vvae_device_free_fn(void* user, int device, void* block, ulong bytes);
 
         /// <summary>
-        /// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "load", "encode" or
-        /// "decode". A result other than 0 cancels the call. Must not throw.
+        /// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
+        /// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate int vvae_progress_fn(void* user, ulong done, ulong total, byte* stage);

@@ -20,7 +20,7 @@ namespace VideoVae
         /// <summary>0 where the end is not known.</summary>
         public ulong Total { get; }
 
-        /// <summary>"load", "encode" or "decode".</summary>
+        /// <summary>"plan", "load", "encode" or "decode".</summary>
         public string Stage { get; }
 
         public double Fraction { get { return Total == 0 ? 0 : (double)Done / Total; } }

@@ -1,6 +1,7 @@
 //! From a shape to a plan with its weights loaded and its memory allocated.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
@@ -11,7 +12,7 @@ use crate::exec::workspace::{Workspace, stage_name};
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::Direction;
-use crate::plan::{self, Bytes, Plan, PlanReport, Request, Spacing, TileSize};
+use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
 use crate::workers;
 
 /// Memory that is left to other programs where the host sets no limit: enough to keep a desktop alive.
@@ -61,20 +62,26 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    pub(super) fn find_plan(&self, direction: Direction, input: Shape, limit: u64) -> Result<Plan> {
+    pub(super) fn find_plan(
+        &self,
+        direction: Direction,
+        input: Shape,
+        limit: u64,
+        cancel: &AtomicBool,
+    ) -> Result<Plan> {
         let asked = Asked { direction, input, limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
             Some((same, found)) if *same == asked && found.host_bytes() <= self.host_limit() => Ok(found.clone()),
             _ => {
-                let found = self.search(direction, input, limit)?;
+                let found = self.search(direction, input, limit, cancel)?;
                 *planned = Some((asked, found.clone()));
                 Ok(found)
             }
         }
     }
 
-    fn search(&self, direction: Direction, input: Shape, limit: u64) -> Result<Plan> {
+    fn search(&self, direction: Direction, input: Shape, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
         if tiling.enabled && overlap >= size {
@@ -89,9 +96,11 @@ impl<B: Backend> Engine<B> {
                  larger tiles or less overlap"
             )));
         }
-        let found = workers::with_threads(self.settings.threads, || plan::search(&request, &self.target()));
-        found.map_err(|no| {
-            let (limit, exact, tiled) = (Bytes(limit), no.smallest_exact, no.smallest);
+        let target = self.target().with_cancel(cancel);
+        let found = workers::with_threads(self.settings.threads, || plan::search(&request, &target));
+        found.map_err(|why| {
+            let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return Error::Cancelled };
+            let limit = Bytes(limit);
             Error::Memory(match request.allow_tiles {
                 true => format!(
                     "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \
@@ -122,17 +131,16 @@ impl<B: Backend> Engine<B> {
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
-    /// A plan, with its weights loaded and its memory allocated. If others took memory since it was planned, the job is
-    /// planned again for what is left.
+    /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is planned
+    /// again for what is left.
     pub(super) fn make_ready(
         &mut self,
         direction: Direction,
         input: Shape,
+        mut plan: Plan,
         control: &Control,
     ) -> Result<(Plan, Workspace<B>)> {
-        let mut limit = self.limit();
         loop {
-            let plan = self.find_plan(direction, input, limit)?;
             let report = plan.report();
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
@@ -145,8 +153,9 @@ impl<B: Backend> Engine<B> {
                 Err(Error::Memory(why)) if !B::HOST_MEMORY => {
                     let left = self.backend.free_bytes().saturating_add(self.ledger.idle());
                     // At least a little less each time, as what is free may not be in one piece.
-                    limit = left.min(plan.device_bytes() / 16 * 15);
+                    let limit = left.min(plan.device_bytes() / 16 * 15);
                     control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
+                    plan = self.find_plan(direction, input, limit, control.cancel)?;
                 }
                 Err(error) => return Err(error),
             }

@@ -1,6 +1,7 @@
 //! Opens a stream from a saved state.
 
 use std::io::Read;
+use std::sync::atomic::AtomicBool;
 
 use super::Engine;
 use crate::backend::Backend;
@@ -26,7 +27,7 @@ impl<B: Backend> Engine<B> {
         }
         let (direction, input) = (header.direction, header.input);
         check::input_shape(self.config(), direction, input, true).map_err(refuse)?;
-        let plan = self.saved_plan(&header)?;
+        let plan = self.saved_plan(&header, control.cancel)?;
         let mut schedule = plan.schedule(&self.target());
         schedule.skip_to(header.loaded);
         let frames = schedule.persisted_slots();
@@ -52,15 +53,19 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The plan that a state was made with, if it fits the limits of today.
-    fn saved_plan(&self, header: &StateHeader) -> Result<Plan> {
+    fn saved_plan(&self, header: &StateHeader, cancel: &AtomicBool) -> Result<Plan> {
         if header.plan.tiles.is_some() && !self.settings.allow_tiles {
             let why = "this state is of a stream in tiles; set tiles to auto to continue it";
             return Err(Error::Argument(format!("tiles: never, but {why}")));
         }
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(header.direction, header.input, limit);
-        let restored = || plan::restore(&request, &header.plan, &self.target());
-        let Some(plan) = workers::with_threads(self.settings.threads, restored) else {
+        let target = self.target().with_cancel(cancel);
+        let restored = workers::with_threads(self.settings.threads, || plan::restore(&request, &header.plan, &target));
+        if target.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let Some(plan) = restored else {
             return Err(refuse("is damaged: its plan is not valid for this model and size"));
         };
         let (device, host) = (plan.device_bytes(), plan.host_bytes());

@@ -40,15 +40,16 @@ impl PackedLayout {
     pub const PERIOD: usize = PERIOD;
 
     /// `periodic`: slices after the warm-up repeat, and more may come than were traced.
-    pub fn new(trace: &LifetimeTrace, periodic: bool) -> PackedLayout {
+    /// When `cancelled`, the layout is useless and found at once.
+    pub fn new(trace: &LifetimeTrace, periodic: bool, cancelled: &(dyn Fn() -> bool + Sync)) -> PackedLayout {
         let frames = packed_frames(trace, periodic);
-        let interferes = interferences(&frames);
+        let interferes = interferences(&frames, cancelled);
         let orders = starting_orders(trace, &frames);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
         // The first start that reaches the lower bound wins, whichever thread finishes first.
         let perfect = AtomicUsize::new(usize::MAX);
         let found = workers::map(starts.enumerate().collect(), |(turn, (order, sooner))| {
-            let lost = || perfect.load(Ordering::Relaxed) < turn;
+            let lost = || perfect.load(Ordering::Relaxed) < turn || cancelled();
             let (offsets, bytes) = improve(&frames, &interferes, order, sooner, trace.peak_bytes(), lost);
             if bytes <= trace.peak_bytes() {
                 perfect.fetch_min(turn, Ordering::Relaxed);
@@ -140,8 +141,11 @@ fn packed_frames(trace: &LifetimeTrace, periodic: bool) -> Vec<PackedFrame> {
     frames
 }
 
-fn interferences(frames: &[PackedFrame]) -> Vec<Vec<usize>> {
+fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<usize>> {
     let of = |(i, frame): (usize, &PackedFrame)| {
+        if cancelled() {
+            return Vec::new();
+        }
         let others = frames.iter().enumerate().filter(|(j, other)| i != *j && frame.interferes(other));
         others.map(|(j, _)| j).collect()
     };
@@ -172,7 +176,7 @@ fn improve(
     peak: u64,
     lost: impl Fn() -> bool,
 ) -> (Vec<u64>, u64) {
-    let mut best = (Vec::new(), u64::MAX);
+    let mut best = (vec![0; frames.len()], u64::MAX);
     let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
     for _ in 0..(INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES) {
         if best.1 <= peak || lost() {

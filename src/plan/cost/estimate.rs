@@ -22,7 +22,7 @@ impl Estimate {
     pub fn plus(self, more: Estimate) -> Estimate {
         Estimate {
             seconds: self.seconds + more.seconds,
-            moved: self.moved + more.moved,
+            moved: self.moved.saturating_add(more.moved),
             waited: self.waited + more.waited,
         }
     }

@@ -1,6 +1,7 @@
 //! Bytes of frames and weights on a device, for one network and one input size.
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::ir::{ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns};
 use crate::model::{Layer, Network, Time};
@@ -13,9 +14,25 @@ pub struct Target<'a> {
     pub sizes: &'a dyn Sizes,
     /// Groups of the model's norms: their statistics are stored with each frame.
     pub groups: u64,
+    cancel: &'a AtomicBool,
 }
 
-impl Target<'_> {
+static NEVER: AtomicBool = AtomicBool::new(false);
+
+impl<'a> Target<'a> {
+    pub fn new(profile: DeviceProfile, sizes: &'a dyn Sizes, groups: u64) -> Target<'a> {
+        Target { profile, sizes, groups, cancel: &NEVER }
+    }
+
+    /// Planning for it ends early when `cancel` is set. Its result is then useless.
+    pub fn with_cancel(self, cancel: &'a AtomicBool) -> Target<'a> {
+        Target { cancel, ..self }
+    }
+
+    pub fn is_cancelled(&self) -> bool {
+        self.cancel.load(Ordering::Relaxed)
+    }
+
     pub fn frame_bytes(&self, shape: FrameShape) -> u64 {
         self.sizes.frame_bytes(shape, self.groups)
     }

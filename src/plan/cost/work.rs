@@ -29,13 +29,13 @@ pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
     }
 }
 
-/// The work of all operations for clips of `frames` input frames.
-pub fn work(spec: &ScheduleSpec, frames: u64) -> u64 {
-    let clip: u64 = spec.tile_regions().map(|(input, _)| region_work(&spec.network, input.shape, frames)).sum();
-    clip * spec.batch
+/// The work of all operations for clips of `frames` input frames. 128 bits: long clips pass 2^64.
+pub fn work(spec: &ScheduleSpec, frames: u64) -> u128 {
+    let clip: u128 = spec.tile_regions().map(|(input, _)| region_work(&spec.network, input.shape, frames)).sum();
+    clip * u128::from(spec.batch)
 }
 
-fn region_work(network: &Network, input: FrameShape, frames: u64) -> u64 {
+fn region_work(network: &Network, input: FrameShape, frames: u64) -> u128 {
     let shapes = network.input_shapes(input);
     let of = |layer: LayerId| layer_work(network, layer, shapes[layer]);
     let mut total = 0;
@@ -44,7 +44,8 @@ fn region_work(network: &Network, input: FrameShape, frames: u64) -> u64 {
             Block::Residual { first, second } => of(first) + of(second),
             Block::Attention { qkv, project } => of(qkv) + attention_work(shapes[project]) + of(project),
         });
-        total += count * (of(stage.head) + blocks.sum::<u64>() + stage.tail.map_or(0, of));
+        let frame = of(stage.head) + blocks.sum::<u64>() + stage.tail.map_or(0, of);
+        total += u128::from(count) * u128::from(frame);
     }
     total
 }

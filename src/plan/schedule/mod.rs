@@ -237,10 +237,16 @@ impl Schedule {
 
     /// Goes through the schedule without running it: for a stream of `frames`, and at most the first `slices`. Shows each
     /// operation with the number of its slice. Returns the arenas, which tell the memory.
-    pub fn rehearse(mut self, frames: Option<u64>, slices: usize, mut seen: impl FnMut(usize, &Op<Slots>)) -> Arenas {
+    pub fn rehearse(
+        mut self,
+        frames: Option<u64>,
+        slices: usize,
+        target: &Target,
+        mut seen: impl FnMut(usize, &Op<Slots>),
+    ) -> Arenas {
         loop {
             match self.wait() {
-                _ if self.arenas.device.slices() > slices => return self.arenas,
+                _ if self.arenas.device.slices() > slices || target.is_cancelled() => return self.arenas,
                 Wait::No => {
                     let op = self.queue.pop_front().expect("nothing to wait for");
                     seen(self.arenas.device.slices(), &op);

@@ -19,11 +19,11 @@ use self::tiles::smaller_tiles;
 use super::cost::Target;
 use super::plan::Plan;
 use super::policy::SchedulePolicy;
-use super::request::{Request, Unplannable};
+use super::request::{PlanError, Request};
 
 /// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if nothing exact
 /// fits, or if the host asks for them.
-pub fn search(request: &Request, target: &Target) -> Result<Plan, Unplannable> {
+pub fn search(request: &Request, target: &Target) -> Result<Plan, PlanError> {
     let (smallest, policies) = (RefCell::new(Smallest::default()), resident_policies(request, &target.profile));
     let search = Search {
         request,
@@ -37,7 +37,8 @@ pub fn search(request: &Request, target: &Target) -> Result<Plan, Unplannable> {
     let found = found.or_else(|| search.fastest_anywhere(&policies));
     let found = found.or_else(|| search.anywhere(Search::offloaded_still));
     let found = found.or_else(|| if request.allow_tiles { largest_tiles(&policies, &search) } else { None });
-    found.map_or_else(|| smallest_plan(request, smallest.into_inner(), target), Ok)
+    let found = found.map_or_else(|| smallest_plan(request, smallest.into_inner(), target), Ok);
+    if target.is_cancelled() { Err(PlanError::Cancelled) } else { found }
 }
 
 /// The largest tiles that fit, with the fastest policy.
@@ -58,11 +59,11 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
 }
 
 /// The smallest plan that was met, if it fits once packed.
-fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, Unplannable> {
+fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, PlanError> {
     let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
     let bytes = |found: &Option<Plan>| found.as_ref().map_or(u64::MAX, Plan::device_bytes);
     let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));
     let fits = |found: &Plan| found.fits(request.limit, request.host_limit);
     let fitting = [exact, any].into_iter().flatten().find(fits);
-    fitting.ok_or(Unplannable { smallest, smallest_exact })
+    fitting.ok_or(PlanError::TooLarge { smallest, smallest_exact })
 }

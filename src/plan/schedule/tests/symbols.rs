@@ -47,7 +47,7 @@ impl Device {
             block_granularity: 1,
             host_page: (1, 0),
         };
-        Target { profile, sizes: self, groups: 8 }
+        Target::new(profile, self, 8)
     }
 
     fn keeps_partial_sums(&self, layout: &ConvLayout) -> bool {

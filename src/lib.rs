@@ -8,7 +8,8 @@
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
-//! - [`tensor`], [`error`], [`checksum`], `workers`: the words all of them use, and threads while loading and planning.
+//! - [`ir`]: shapes, operations and device profiles, the words that plan, exec and backend share.
+//! - [`error`], [`checksum`], `workers`: used by all of them.
 
 pub mod backend;
 pub mod capi;

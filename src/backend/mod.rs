@@ -100,8 +100,8 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<()>;
     /// Host tensor to activations.
     fn load(&self, memory: &mut Self::Memory, op: &LoadTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()>;
-    /// Adds a tile to its whole frame. Never ended: it cannot be run again.
-    fn blend(&self, memory: &mut Self::Memory, op: &BlendTile, buffers: &Buffers, stop: &mut Stop) -> Result<()>;
+    /// Adds a tile to its whole frame.
+    fn blend(&self, memory: &mut Self::Memory, op: &BlendTile, buffers: &Buffers) -> Result<()>;
     /// Activations to host tensor.
-    fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()>;
+    fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers) -> Result<()>;
 }

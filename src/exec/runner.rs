@@ -44,7 +44,7 @@ impl<B: Backend> Runner<'_, B> {
     /// Runs the operation in front of the schedule's queue.
     pub fn run(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<()> {
         let Some(op) = schedule.front() else { return Ok(()) };
-        let op = op.clone().relocate(schedule.arenas())?;
+        let op = op.relocate(schedule.arenas())?;
         let spec = schedule.spec();
         match &op {
             Op::Load(load) => self.load(spec, load, stop),
@@ -90,7 +90,7 @@ impl<B: Backend> Runner<'_, B> {
             fades: Fades { rows: &grid.rows.fades[row], columns: &grid.columns.fades[column] },
             clear: op.clear,
         };
-        self.backend.blend(self.memory, &blend, &self.buffers, &mut || false)
+        self.backend.blend(self.memory, &blend, &self.buffers)
     }
 
     /// Never stopped: the host must not get a frame twice.
@@ -117,20 +117,19 @@ impl<B: Backend> Runner<'_, B> {
             frame,
             clip_frame: op.frame,
         };
-        let never = &mut || false;
         match network.direction {
             Direction::Decode => {
                 let map = output_pixels(into.dtype(), settings.pixel_range);
-                self.backend.store(self.memory, &StoreTensor { map, ..plain }, &self.buffers, never)
+                self.backend.store(self.memory, &StoreTensor { map, ..plain }, &self.buffers)
             }
             Direction::Encode => {
                 let sample = (settings.posterior == Latent::Sample)
                     .then_some(Posterior { seed: settings.seed, logvar_channel: latent });
                 let map = Affine { mul: settings.scaling_factor, add: 0.0 };
-                self.backend.store(self.memory, &StoreTensor { map, sample, ..plain }, &self.buffers, never)?;
+                self.backend.store(self.memory, &StoreTensor { map, sample, ..plain }, &self.buffers)?;
                 let Some(into) = self.ends.logvar else { return Ok(()) };
                 let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, ..plain };
-                self.backend.store(self.memory, &logvar, &self.buffers, never)
+                self.backend.store(self.memory, &logvar, &self.buffers)
             }
         }
     }

@@ -111,10 +111,6 @@ impl SplitColumns {
         self.split
     }
 
-    pub fn has_both_parts(self) -> bool {
-        (1..self.width).contains(&self.split)
-    }
-
     pub fn resident(self) -> Range<u64> {
         0..if self.split == 0 { 0 } else { (self.split + 1).min(self.width) }
     }

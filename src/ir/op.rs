@@ -130,7 +130,7 @@ pub struct BandedConvOp<L: Location> {
     /// Which fresh frames enter the causal cache, and where. A resident part may replace one of `cached`.
     pub cache_writes: Vec<(usize, CachedFrame<L>)>,
     pub columns: SplitColumns,
-    /// Which resident fresh frames will be rematerialised later: where to keep their statistics.
+    /// Which resident fresh frames belong to a recomputed cache, and where their statistics are saved.
     pub statistics_writes: Vec<(usize, L::Device)>,
     pub frames: Vec<BandedFrame<L>>,
     pub rematerialise: Option<Rematerialise<L>>,

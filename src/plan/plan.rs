@@ -8,12 +8,12 @@ use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
 use super::report::PlanReport;
 use super::request::Request;
-use super::schedule::{Schedule, is_steady_state};
+use super::schedule::{Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{Buffers, FrameShape, PinnedBytes, Shape};
 use crate::model::{Direction, Network};
 
-/// One way to do a job, with everything a run needs to follow it.
+/// A schedule for a job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) spec: ScheduleSpec,
@@ -44,7 +44,7 @@ struct Pace {
     work: u64,
 }
 
-/// Slices after which every cache is full, and one more.
+/// Slices that are rehearsed for an estimate: two of warm-up, and one that stands for the rest.
 const STEADY_SLICES: usize = 3;
 /// A stream's time is estimated as that of a clip of this many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
@@ -109,7 +109,7 @@ impl Plan {
     /// exactly.
     pub fn packed(mut self, target: &Target) -> Plan {
         let slice = self.spec.policy.slice;
-        let periodic = is_steady_state(self.frames, slice);
+        let periodic = is_periodic(self.frames, slice);
         let all_pooled = self.is_too_long_to_pack();
         let spec = self.spec.one_clip();
         let slices = if periodic { PackedLayout::TRACED_SLICES } else { usize::MAX };

@@ -23,8 +23,6 @@ pub enum CachePolicy {
 impl CachePolicy {
     /// Shares of a row.
     pub const SHARES: u8 = 64;
-    /// The layer runs in bands, but its cache stays on the device.
-    pub const BANDED: CachePolicy = CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES };
     pub const HOST: CachePolicy = CachePolicy::Offloaded { resident_shares: 0 };
 
     /// Whether any of the cache is in host memory.
@@ -89,7 +87,7 @@ pub fn can_offload_cache(layer: &Layer) -> bool {
 }
 
 /// The layer of a stage whose cache can be recomputed: it reads only the head's output, and the head expands its input.
-pub fn can_recompute(network: &Network, stage: usize) -> Option<LayerId> {
+pub fn recomputable_layer(network: &Network, stage: usize) -> Option<LayerId> {
     let head = &network.layers[network.stages[stage].head].layout;
     let expands = match head.window {
         Window::Up => true,
@@ -109,7 +107,7 @@ pub fn head_is_transient(network: &Network, stage: usize) -> bool {
 }
 
 /// Layers whose output can be offloaded: all readers can run in bands.
-pub fn can_offload_output(network: &Network) -> Vec<LayerId> {
+pub fn offloadable_outputs(network: &Network) -> Vec<LayerId> {
     let in_stage = |stage: usize| {
         let residual = network.stages[stage].blocks.iter().filter(|block| matches!(block, Block::Residual { .. }));
         let head = head_is_transient(network, stage).then_some(network.stages[stage].head);

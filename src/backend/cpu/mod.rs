@@ -238,11 +238,11 @@ impl Backend for Cpu {
         pixels::load(&self.pool, memory, op, stop)
     }
 
-    fn blend(&self, memory: &mut CpuMemory, op: &BlendTile, _: &Buffers, stop: &mut Stop) -> Result<()> {
-        pixels::blend(&self.pool, memory, op, stop)
+    fn blend(&self, memory: &mut CpuMemory, op: &BlendTile, _: &Buffers) -> Result<()> {
+        pixels::blend(&self.pool, memory, op, &mut || false)
     }
 
-    fn store(&self, memory: &mut CpuMemory, op: &StoreTensor, _: &Buffers, stop: &mut Stop) -> Result<()> {
-        pixels::store(&self.pool, memory, op, stop)
+    fn store(&self, memory: &mut CpuMemory, op: &StoreTensor, _: &Buffers) -> Result<()> {
+        pixels::store(&self.pool, memory, op, &mut || false)
     }
 }

@@ -364,12 +364,14 @@ impl Backend for Cuda {
         })
     }
 
-    fn blend(&self, memory: &mut JobMemory, op: &BlendTile, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, NOT_COLLECTED, stop, |memory| self.launcher.blend(&memory.block, op, buffers.scratch))
+    fn blend(&self, memory: &mut JobMemory, op: &BlendTile, buffers: &Buffers) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, &mut || false, |memory| {
+            self.launcher.blend(&memory.block, op, buffers.scratch)
+        })
     }
 
-    fn store(&self, memory: &mut JobMemory, op: &StoreTensor, buffers: &Buffers, stop: &mut Stop) -> Result<()> {
-        self.operate(memory, NOT_COLLECTED, stop, |memory| {
+    fn store(&self, memory: &mut JobMemory, op: &StoreTensor, buffers: &Buffers) -> Result<()> {
+        self.operate(memory, NOT_COLLECTED, &mut || false, |memory| {
             memory.staging.store(&self.launcher, &memory.block, op, buffers)
         })
     }

@@ -309,7 +309,7 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let values = vec![f32::NAN; (output.elements() * 3) as usize];
     let into = view(&values, [output.channels, 3, output.height, output.width]);
     for (t, from) in (0..).zip(&out) {
-        backend.store(&mut memory, &plain_store(*from, output, &into, t), &buffers, &mut never()).unwrap();
+        backend.store(&mut memory, &plain_store(*from, output, &into, t), &buffers).unwrap();
     }
     backend.finish(&mut memory, None).unwrap();
     values
@@ -398,7 +398,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     backend.run(&mut memory, &op, &RunArgs { weights: &[], buffers }, &mut never()).unwrap();
     let values = vec![f32::NAN; shape.elements() as usize];
     let into = view(&values, [shape.channels, 1, shape.height, shape.width]);
-    backend.store(&mut memory, &plain_store(to, shape, &into, 0), &buffers, &mut never()).unwrap();
+    backend.store(&mut memory, &plain_store(to, shape, &into, 0), &buffers).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
 }
@@ -451,7 +451,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
             fades: Fades { rows: &fade, columns: &columns },
             clear: i == 0,
         };
-        backend.blend(&mut memory, &op, &buffers, &mut never()).unwrap();
+        backend.blend(&mut memory, &op, &buffers).unwrap();
         backend.finish(&mut memory, None).unwrap();
     }
     let sums: Vec<f32> = (0..8).map(|y| fade.get(y).unwrap_or(&0.0) + if y >= 3 { fade[y - 3] } else { 0.0 }).collect();
@@ -459,7 +459,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let into = view(&values, [3, 1, 8, 7]);
     let divide = Some(Fades { rows: &sums, columns: &columns });
     let op = StoreTensor { divide, ..plain_store(canvas, whole, &into, 0) };
-    backend.store(&mut memory, &op, &buffers, &mut never()).unwrap();
+    backend.store(&mut memory, &op, &buffers).unwrap();
     backend.finish(&mut memory, None).unwrap();
     values
 }
@@ -494,7 +494,7 @@ fn staging_keeps_frames_apart() {
                     break;
                 }
                 let op = plain_store(slot, shape, &into, frame);
-                cuda.store(&mut memory, &op, &buffers, &mut never()).unwrap();
+                cuda.store(&mut memory, &op, &buffers).unwrap();
             }
             cuda.finish(&mut memory, None).unwrap();
         };

@@ -7,4 +7,4 @@ mod pool;
 mod trace;
 
 pub use pack::PackedLayout;
-pub use pool::{Arena, Arenas, Lifetime, Slot, Slots};
+pub use pool::{Arena, Arenas, Slot, SlotKind, Slots};

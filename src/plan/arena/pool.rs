@@ -12,13 +12,13 @@ use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
 
-/// How a frame's memory is found.
+/// How a frame gets its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Lifetime {
-    /// Unknown in advance: the frame takes any free slot of its size. For frames that a host pushes, and for rings of cached
+pub enum SlotKind {
+    /// Its lifetime is unknown in advance: it takes any free slot of its size. For frames that a host pushes, and for rings of cached
     /// frames.
     Pooled,
-    /// Known from the rehearsal: the frame is packed.
+    /// Its lifetime is known from the rehearsal.
     Packed,
 }
 
@@ -105,10 +105,10 @@ pub struct Arena {
 
 impl Arena {
     /// A slot of `bytes` with one use.
-    pub fn take(&mut self, bytes: u64, lifetime: Lifetime) -> Slot {
-        match lifetime {
-            Lifetime::Packed if !self.all_pooled => self.take_packed(bytes),
-            Lifetime::Pooled | Lifetime::Packed => self.take_pooled(bytes),
+    pub fn take(&mut self, bytes: u64, kind: SlotKind) -> Slot {
+        match kind {
+            SlotKind::Packed if !self.all_pooled => self.take_packed(bytes),
+            SlotKind::Pooled | SlotKind::Packed => self.take_pooled(bytes),
         }
     }
 
@@ -373,28 +373,28 @@ mod tests {
     #[test]
     fn a_freed_slot_is_taken_again() {
         let mut arena = Arena::default();
-        let (a, b) = (arena.take(64, Lifetime::Pooled), arena.take(64, Lifetime::Pooled));
+        let (a, b) = (arena.take(64, SlotKind::Pooled), arena.take(64, SlotKind::Pooled));
         arena.keep(a);
         arena.drop(a);
-        assert_ne!(arena.take(64, Lifetime::Pooled), a, "still kept once");
+        assert_ne!(arena.take(64, SlotKind::Pooled), a, "still kept once");
         arena.drop(b);
-        assert_eq!(arena.take(64, Lifetime::Pooled), b);
+        assert_eq!(arena.take(64, SlotKind::Pooled), b);
         assert_eq!(arena.bytes(), 3 * 64);
     }
 
     #[test]
     fn a_run_gets_the_slots_of_its_rehearsal_side_by_side_and_no_more() {
         let mut rehearsal = Arena::default();
-        rehearsal.take(64, Lifetime::Pooled);
-        let b = rehearsal.take(128, Lifetime::Pooled);
+        rehearsal.take(64, SlotKind::Pooled);
+        let b = rehearsal.take(128, SlotKind::Pooled);
         rehearsal.drop(b);
-        rehearsal.take(64, Lifetime::Pooled);
+        rehearsal.take(64, SlotKind::Pooled);
         let mut arena = rehearsal.pack(false, &|| false);
         assert_eq!(arena.bytes(), 256);
         let offsets: Vec<_> =
-            [64, 64, 128].map(|bytes| arena.take(bytes, Lifetime::Pooled)).map(|s| arena.offset(s)).into();
+            [64, 64, 128].map(|bytes| arena.take(bytes, SlotKind::Pooled)).map(|s| arena.offset(s)).into();
         assert_eq!(offsets, [Some(0), Some(64), Some(128)]);
-        let beyond = arena.take(64, Lifetime::Pooled);
+        let beyond = arena.take(64, SlotKind::Pooled);
         assert_eq!(arena.offset(beyond), None);
     }
 
@@ -406,10 +406,10 @@ mod tests {
             if slice > 0 {
                 arena.next_slice(false);
             }
-            let small = arena.take(10, Lifetime::Packed);
-            let large = arena.take(60, Lifetime::Packed);
+            let small = arena.take(10, SlotKind::Packed);
+            let large = arena.take(60, SlotKind::Packed);
             arena.drop(small);
-            let kept = arena.take(10, Lifetime::Packed);
+            let kept = arena.take(10, SlotKind::Packed);
             left.replace(kept).into_iter().for_each(|old| arena.drop(old));
             arena.drop(large);
             offsets.extend([small, large, kept].map(|slot| arena.offset(slot)));
@@ -420,11 +420,11 @@ mod tests {
     #[test]
     fn scheduled_frames_share_memory_with_those_that_live_at_other_times() {
         let mut rehearsal = Arena::default();
-        rehearsal.take(100, Lifetime::Pooled);
+        rehearsal.take(100, SlotKind::Pooled);
         slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
         let mut run = rehearsal.pack(true, &|| false);
         assert_eq!(run.bytes(), 100 + 80, "one large and two small at a time");
-        run.take(100, Lifetime::Pooled);
+        run.take(100, SlotKind::Pooled);
         let offsets = slices(&mut run, 14);
         assert!(offsets.iter().all(|offset| offset.is_some_and(|offset| offset >= 100)));
         let period = 3 * PackedLayout::PERIOD;
@@ -434,9 +434,9 @@ mod tests {
     #[test]
     fn more_than_was_rehearsed_has_no_place() {
         let mut rehearsal = Arena::default();
-        rehearsal.take(10, Lifetime::Packed);
+        rehearsal.take(10, SlotKind::Packed);
         let mut run = rehearsal.pack(false, &|| false);
-        let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, Lifetime::Packed));
+        let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, SlotKind::Packed));
         assert_eq!((run.offset(planned), run.offset(beyond)), (Some(0), None));
     }
 
@@ -448,14 +448,14 @@ mod tests {
         let mut ending = packed.clone();
         slices(&mut ending, 3);
         ending.next_slice(true);
-        let long = ending.take(100, Lifetime::Packed);
+        let long = ending.take(100, SlotKind::Packed);
         assert_eq!(ending.offset(long), None, "nobody has planned for it");
         let mut covered = packed.clone();
         covered.cover_partial(&ending);
         assert!(covered.bytes() >= 100 && covered.bytes() > packed.bytes());
         slices(&mut covered, 3);
         covered.next_slice(true);
-        let long = covered.take(100, Lifetime::Packed);
+        let long = covered.take(100, SlotKind::Packed);
         assert!(covered.offset(long).is_some());
     }
 }

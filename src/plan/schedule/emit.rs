@@ -13,7 +13,7 @@ use crate::ir::{
     PartialSumsSize, Rematerialise, Term, Window,
 };
 use crate::model::Network;
-use crate::plan::arena::{Arena, Lifetime, Slot, Slots};
+use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
 
@@ -50,8 +50,8 @@ pub struct Emitter {
     pub policy: Arc<SchedulePolicy>,
     pub caches: Vec<LayerCache>,
     pub weights: WeightFetcher,
-    /// True if so many slices may come that each must use memory like the one before, up to the last.
-    pub steady_state: bool,
+    /// True if the job has more slices than are traced. Then each slice must take the same slots, also the last.
+    pub periodic: bool,
     /// True if other work items run in between: frames that outlive the turn are pooled.
     pub interleaved: bool,
     /// Where the current chunk of a stage ends.
@@ -88,7 +88,7 @@ impl Emitter {
         match self.sizes.normalised[layer] {
             Some(bytes) => {
                 let cached = self.first_cached_frame(layer);
-                let normalised = frames.clone().map(|frame| arena.take(bytes, lifetime(cached, frame)));
+                let normalised = frames.clone().map(|frame| arena.take(bytes, slot_kind(cached, frame)));
                 let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(normalised).collect();
                 self.caches[layer].inputs_mut().frames.extend(pairs.iter().map(|(_, to)| *to));
                 self.normalise(layer, weights, pairs, to);
@@ -205,16 +205,16 @@ impl Emitter {
             return (PartialSums { before, after: None }, before);
         }
         // Partial sums that stay in place, or outlive the turn of an interleaved work item, are pooled.
-        let lifetime = if in_place || self.interleaved { Lifetime::Pooled } else { Lifetime::Packed };
-        let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, lifetime));
+        let kind = if in_place || self.interleaved { SlotKind::Pooled } else { SlotKind::Packed };
+        let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, kind));
         *sums = Some(into);
-        let (time, read) = (self.network.layers[layer].time, self.oldest_kept(layer, end));
+        let (time, read) = (self.network.layers[layer].time, self.oldest_needed(layer, end));
         let pending = (end..).take_while(|frame| time.oldest(*frame) < read);
         let pending = pending.map(|frame| self.queued_terms(layer, frame, read)).collect();
         (PartialSums { before, after: Some(PartialSumsOut { pending, into }) }, before.filter(|_| !in_place))
     }
 
-    /// Slots for output frames. Residuals are overwritten if nobody else reads them and the device can add in place.
+    /// Slots for output frames: those of `over` if nobody else uses them and the device can write in place, else new ones.
     pub fn outputs(
         &self,
         layer: LayerId,
@@ -228,14 +228,14 @@ impl Emitter {
                 slots.iter().for_each(|slot| arena.keep(*slot));
                 slots.to_vec()
             }
-            None => frames.map(|frame| arena.take(self.sizes.outputs[layer], lifetime(first_cached, frame))).collect(),
+            None => frames.map(|frame| arena.take(self.sizes.outputs[layer], slot_kind(first_cached, frame))).collect(),
         }
     }
 
     pub fn attention(&mut self, project: LayerId, projections: Vec<Slot>, to: &mut Sink) -> Vec<SlotRef> {
         debug_assert_eq!(self.network.layers[project].layout.window, Window::Point);
         let (shape, bytes) = (self.sizes.inputs[project], self.sizes.outputs[project]);
-        let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, Lifetime::Packed)).collect();
+        let mixed: Vec<Slot> = projections.iter().map(|_| to.arenas.device.take(bytes, SlotKind::Packed)).collect();
         let frames = projections.iter().copied().zip(mixed.iter().copied()).collect();
         to.ops.push_back(Op::Attention(AttentionOp { shape, frames }));
         projections.into_iter().for_each(|slot| to.arenas.device.drop(slot));
@@ -244,12 +244,12 @@ impl Emitter {
 
     /// The first input frame of a layer that stays cached on the device after the chunk.
     pub fn first_cached_frame(&self, layer: LayerId) -> u64 {
-        let caches = (self.steady_state || self.interleaved) && matches!(self.caches[layer], LayerCache::Resident(_));
+        let caches = (self.periodic || self.interleaved) && matches!(self.caches[layer], LayerCache::Resident(_));
         if caches { self.network.layers[layer].time.oldest(self.chunk_end) } else { NONE }
     }
 
-    /// The oldest input that output frames from `frame` on need, unless the chunk is the last.
-    pub fn oldest_kept(&self, layer: LayerId, frame: u64) -> u64 {
+    /// The oldest input that output frames from `frame` on read.
+    pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
         let time = self.network.layers[layer].time;
         match self.sizes.partial_sums[layer] {
             // All inputs that earlier outputs read are in the partial sums.
@@ -260,7 +260,7 @@ impl Emitter {
 
     /// Drops the inputs that no output frame from `frame` on reads.
     pub fn drop_inputs_before(&mut self, layer: LayerId, frame: u64, arena: &mut Arena) {
-        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_kept(layer, frame) };
+        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_needed(layer, frame) };
         self.caches[layer].inputs_mut().drop_before(oldest, arena);
     }
 
@@ -277,6 +277,6 @@ impl Emitter {
 }
 
 /// Cached frames are pooled: they form a ring, and each takes the slot of the one it replaces.
-fn lifetime(first_cached: u64, frame: u64) -> Lifetime {
-    if frame >= first_cached { Lifetime::Pooled } else { Lifetime::Packed }
+fn slot_kind(first_cached: u64, frame: u64) -> SlotKind {
+    if frame >= first_cached { SlotKind::Pooled } else { SlotKind::Packed }
 }

@@ -9,7 +9,7 @@ use crate::ir::{
     BandedConvOp, BandedFrame, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame, SplitColumns,
     Term,
 };
-use crate::plan::arena::{Arena, Arenas, Lifetime, Slot, Slots};
+use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
 impl Emitter {
@@ -106,7 +106,7 @@ impl Emitter {
 
     /// The statistics of a stage head's outputs. Readers rematerialise the outputs themselves.
     pub fn head_rematerialised(&mut self, head: LayerId, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
-        let mut statistics = || to.arenas.device.take(self.sizes.statistics, Lifetime::Packed);
+        let mut statistics = || to.arenas.device.take(self.sizes.statistics, SlotKind::Packed);
         let count = (frames.end - frames.start) as usize;
         let outputs = (0..count).map(|index| FrameRef::Rematerialised { index, statistics: statistics() });
         let outputs: Vec<SlotRef> = outputs.collect();
@@ -167,14 +167,14 @@ impl Emitter {
     }
 
     fn offloaded_frame(&self, layer: LayerId, arenas: &mut Arenas) -> SlotRef {
-        let statistics = arenas.device.take(self.sizes.statistics, Lifetime::Packed);
-        FrameRef::Offloaded { frame: arenas.host.take(self.sizes.outputs[layer], Lifetime::Packed), statistics }
+        let statistics = arenas.device.take(self.sizes.statistics, SlotKind::Packed);
+        FrameRef::Offloaded { frame: arenas.host.take(self.sizes.outputs[layer], SlotKind::Packed), statistics }
     }
 
-    /// Places the inputs of `frames` that later frames read into the offloaded cache of a layer: the left columns on the
-    /// device, the others in host memory. Drops older frames. Returns (number among `frames`, slots).
+    /// Takes slots for the inputs of `frames` that later frames read: the left columns on the device, the rest in host
+    /// memory. Drops the slots of older frames. Returns (index in `frames`, slots).
     fn write_cache(&mut self, layer: LayerId, frames: Range<u64>, arenas: &mut Arenas) -> Vec<(usize, CachedSlots)> {
-        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_kept(layer, frames.end) };
+        let oldest = if self.last_chunk { u64::MAX } else { self.oldest_needed(layer, frames.end) };
         let [resident_bytes, host_bytes] = self.sizes.cached[layer];
         let LayerCache::Offloaded(cache) = &mut self.caches[layer] else { return Vec::new() };
         let expired = oldest.saturating_sub(frames.start - cache.len() as u64).min(cache.len() as u64) as usize;
@@ -184,8 +184,8 @@ impl Emitter {
         let mut reused = expired.iter().filter_map(|frame| frame.resident);
         let written = (oldest.max(frames.start)..frames.end).map(|frame| {
             let resident = resident_bytes
-                .map(|bytes| reused.next().unwrap_or_else(|| arenas.device.take(bytes, Lifetime::Pooled)));
-            let host = host_bytes.map(|bytes| arenas.host.take(bytes, Lifetime::Pooled));
+                .map(|bytes| reused.next().unwrap_or_else(|| arenas.device.take(bytes, SlotKind::Pooled)));
+            let host = host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled));
             ((frame - frames.start) as usize, CachedFrame { resident, host })
         });
         let written: Vec<(usize, CachedSlots)> = written.collect();
@@ -203,17 +203,17 @@ impl Emitter {
         before: usize,
         arena: &mut Arena,
     ) -> Vec<(usize, Slot)> {
-        let kept = if self.last_chunk { 0 } else { CACHE_FRAMES };
-        let cached = self.chunk_end.saturating_sub(kept).max(frames.start)..frames.end;
+        let cached_frames = if self.last_chunk { 0 } else { CACHE_FRAMES };
+        let cached = self.chunk_end.saturating_sub(cached_frames).max(frames.start)..frames.end;
         let bytes = self.sizes.statistics;
         let written =
-            cached.map(|frame| (before + (frame - frames.start) as usize, arena.take(bytes, Lifetime::Pooled)));
+            cached.map(|frame| (before + (frame - frames.start) as usize, arena.take(bytes, SlotKind::Pooled)));
         let written: Vec<(usize, Slot)> = written.collect();
         let LayerCache::Recomputed(statistics) = &mut self.caches[layer] else {
             unreachable!("only a recomputed cache keeps statistics")
         };
         statistics.extend(written.iter().map(|(_, slot)| *slot));
-        let expired = statistics.len().saturating_sub(kept as usize);
+        let expired = statistics.len().saturating_sub(cached_frames as usize);
         statistics.drain(..expired).for_each(|slot| arena.drop(slot));
         written
     }

@@ -2,7 +2,6 @@
 //!
 //! Owns work items and the queue of operations. Knows the policy; does not choose it.
 
-mod clip;
 mod emit;
 mod emit_banded;
 mod layer_cache;
@@ -11,16 +10,17 @@ mod snapshot;
 #[cfg(test)]
 mod tests;
 mod weights;
+mod work_item;
 
-pub use clip::is_steady_state;
 pub use snapshot::PersistedSlot;
+pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use self::clip::Clip;
 use self::sink::Sink;
-use super::arena::{Arenas, Lifetime, Slot, Slots};
+use self::work_item::WorkItem;
+use super::arena::{Arenas, Slot, SlotKind, Slots};
 use super::cost::{FrameSizes, Target};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{BlendOp, FrameShape, Op, StoreOp};
@@ -46,7 +46,7 @@ pub struct Schedule {
     spec: ScheduleSpec,
     canvas_bytes: u64,
     arenas: Arenas,
-    items: Vec<Clip>,
+    items: Vec<WorkItem>,
     current: usize,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
     pushed: bool,
@@ -74,7 +74,7 @@ impl Schedule {
             for _ in 0..spec.tiles() {
                 let item = items.len();
                 let sizes = sizes_of(spec.regions(spec.tile_of(item)).0.shape);
-                items.push(Clip::new(&spec, sizes, frames, item, batch));
+                items.push(WorkItem::new(&spec, sizes, frames, item, batch));
             }
         }
         let mut schedule = Schedule {
@@ -130,7 +130,7 @@ impl Schedule {
     }
 
     /// The next operation. It stays in front until [`Schedule::done`], so an interrupted operation runs again.
-    pub fn front(&mut self) -> Option<&Op<Slots>> {
+    pub fn front(&self) -> Option<&Op<Slots>> {
         self.queue.front()
     }
 
@@ -146,7 +146,7 @@ impl Schedule {
             if item.advance(!self.pushed, to, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_item() {
-                return if self.items.iter().all(Clip::is_complete) { Wait::End } else { Wait::Input };
+                return if self.items.iter().all(WorkItem::is_complete) { Wait::End } else { Wait::Input };
             }
         }
         Wait::No
@@ -182,7 +182,7 @@ impl Schedule {
                 // Between slices all items have loaded the same number of frames.
                 let (blocked, complete) = (self.items[0].room() > 0, self.items[0].is_complete());
                 if !blocked && !complete {
-                    self.items.iter_mut().for_each(Clip::next_slice);
+                    self.items.iter_mut().for_each(WorkItem::next_slice);
                     self.arenas.next_slice(self.items[0].is_partial());
                 }
                 !blocked && !complete
@@ -204,7 +204,7 @@ impl Schedule {
 
     fn blend(&mut self, item: usize, batch: u64, frame: u64, from: Slot) {
         let (arena, bytes) = (&mut self.arenas.device, self.canvas_bytes);
-        let canvas = || Canvas { slot: arena.take(bytes, Lifetime::Pooled), tiles: 0 };
+        let canvas = || Canvas { slot: arena.take(bytes, SlotKind::Pooled), tiles: 0 };
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
         self.queue.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));

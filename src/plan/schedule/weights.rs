@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::sink::Sink;
 use crate::ir::{FetchOp, FetchedWeights, LayerId, Op};
 use crate::model::Network;
-use crate::plan::arena::{Lifetime, Slots};
+use crate::plan::arena::{SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 
 /// Layers whose weights are fetched ahead. One is not enough: cache traffic occupies the copy engine within a layer.
@@ -45,7 +45,7 @@ impl WeightFetcher {
         let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
         let slabs = last.map_or(0, |slab| u64::from(slab) + 1);
         let bytes = sizes.weights[layer][slabs as usize];
-        let into = FetchedWeights { at: to.arenas.device.take(bytes, Lifetime::Packed), slabs };
+        let into = FetchedWeights { at: to.arenas.device.take(bytes, SlotKind::Packed), slabs };
         self.fetched.push((layer, into));
         to.ops.push_back(Op::Fetch(FetchOp { layer, into }));
     }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use crate::ir::{BandContents, DeviceProfile, LayerId};
 use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
-use crate::plan::policy::{CachePolicy, SchedulePolicy, can_recompute, head_is_transient};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
 use crate::plan::request::Request;
 
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices; longer
 /// slices queue more frames at every stage.
-const MAX_SLICE_LATENTS: u64 = 4;
+const MAX_PLANNED_SLICE: u64 = 4;
 const SLICE_SHARE: u64 = 8;
 
 /// Policies with everything resident, from the fastest to the smallest.
@@ -19,7 +19,7 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     let wish: Vec<u64> =
         wish.map(|pixels| profile.busy_pixels.div_ceil(pixels.max(1)).min(profile.chunk_frames)).collect();
     let (rows, columns) = request.latent();
-    let slice = (profile.busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MAX_SLICE_LATENTS);
+    let slice = (profile.busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MAX_PLANNED_SLICE);
     let mut policies: Vec<Arc<SchedulePolicy>> = Vec::new();
     for cap in [profile.chunk_frames, 4, 2, 1] {
         let slice = request.slice.unwrap_or(slice.min(cap)) * network.latent_rate();
@@ -44,7 +44,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     let rates = network.later_stage_frames(network.config.time_scale());
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
     let mut policies: Vec<SchedulePolicy> = Vec::new();
-    for slice in 1..=MAX_SLICE_LATENTS {
+    for slice in 1..=MAX_PLANNED_SLICE {
         let slice = request.slice.unwrap_or(slice) * network.latent_rate();
         for (most, at_half) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [most, 2 * most].map(|half| (most, half)))
         {
@@ -91,7 +91,7 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
 pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let network = &*request.network;
     let recomputable: Vec<LayerId> =
-        (0..network.stages.len()).filter_map(|stage| can_recompute(network, stage)).collect();
+        (0..network.stages.len()).filter_map(|stage| recomputable_layer(network, stage)).collect();
     // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one reason.
     let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
     let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));

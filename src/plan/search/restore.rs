@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::candidates::can_rematerialise;
 use crate::plan::cost::{Target, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, can_recompute};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, recomputable_layer};
 use crate::plan::request::{MAX_WORK_ITEMS, Request};
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Grid, TileSize};
 
 /// More latent frames per slice than any host can ask for.
-const MAX_SLICE_LATENTS: u64 = 1 << 12;
+const MAX_SAVED_SLICE: u64 = 1 << 12;
 /// Weights of the fades of all tiles of an axis.
 const MAX_FADES: u64 = 1 << 24;
 
@@ -52,7 +52,7 @@ pub fn restore(request: &Request, saved: &SavedPlan, target: &Target) -> Option<
 fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool {
     let network = &*request.network;
     let (stages, layers, rate) = (network.stages.len(), network.layers.len(), network.latent_rate());
-    let slice = policy.slice > 0 && policy.slice.is_multiple_of(rate) && policy.slice / rate <= MAX_SLICE_LATENTS;
+    let slice = policy.slice > 0 && policy.slice.is_multiple_of(rate) && policy.slice / rate <= MAX_SAVED_SLICE;
     let lengths = policy.chunks.len() == stages
         && policy.materialised.len() == stages
         && policy.caches.len() == layers
@@ -92,7 +92,9 @@ fn caches_are_valid(request: &Request, caches: &[CachePolicy], target: &Target) 
             (CachePolicy::Offloaded { resident_shares }, Some(_)) => {
                 offloads && *resident_shares <= CachePolicy::SHARES
             }
-            (CachePolicy::Recomputed, Some(stage)) => offloads && can_recompute(&request.network, stage) == Some(layer),
+            (CachePolicy::Recomputed, Some(stage)) => {
+                offloads && recomputable_layer(&request.network, stage) == Some(layer)
+            }
             (CachePolicy::Offloaded { .. } | CachePolicy::Recomputed, None) => false,
         }
     })

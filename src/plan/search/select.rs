@@ -9,7 +9,7 @@ use crate::ir::{BandContents, LayerId};
 use crate::model::Direction;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, can_offload_output};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, offloadable_outputs};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -301,7 +301,7 @@ impl<'a> Search<'a> {
         let network = &*self.request.network;
         let shapes = network.input_shapes(self.request.input_frame());
         let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
-        let mut order: Vec<(u64, LayerId)> = can_offload_output(network)
+        let mut order: Vec<(u64, LayerId)> = offloadable_outputs(network)
             .into_iter()
             .filter(|layer| {
                 self.target.sizes.band_bytes(&network.layers[*layer].layout, shapes[*layer], contents).is_some()

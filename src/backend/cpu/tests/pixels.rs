@@ -141,7 +141,7 @@ fn stores_into_every_layout() {
                         frame,
                         clip_frame,
                     };
-                    cpu.store(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
+                    cpu.store(&mut memory, &op, &Buffers::default()).unwrap();
                     for i in 0..3 * 5 * 7u64 {
                         let (c, y, x) = (i % 3, i / 3 / 7, i / 3 % 7);
                         let pixel = (y * 8 + x) as usize * 7;
@@ -188,7 +188,7 @@ fn tiles_blend_into_frames() {
     let mut expected = vec![0.0f32; whole.elements() as usize];
     for (top, left, clear) in [(4, 5, true), (3, 2, false), (0, 0, false)] {
         let op = BlendTile { from, from_shape: tile, into, into_shape: whole, top, left, fades, clear };
-        cpu.blend(&mut memory, &op, &Buffers::default(), &mut || false).unwrap();
+        cpu.blend(&mut memory, &op, &Buffers::default()).unwrap();
         for (i, v) in data.iter().enumerate() {
             let (y, x, c) = (i / 20, i / 5 % 4, i % 5);
             expected[((top as usize + y) * 9 + left as usize + x) * 5 + c] += v * (rows[y] * columns[x]);
@@ -196,5 +196,5 @@ fn tiles_blend_into_frames() {
     }
     assert_eq!(read(&memory, into.0, expected.len()), expected);
     let op = BlendTile { from, from_shape: tile, into, into_shape: whole, top: 5, left: 0, fades, clear: false };
-    assert!(cpu.blend(&mut memory, &op, &Buffers::default(), &mut || false).is_err());
+    assert!(cpu.blend(&mut memory, &op, &Buffers::default()).is_err());
 }

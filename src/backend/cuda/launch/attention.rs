@@ -1,8 +1,8 @@
 //! Launches attention.
 
+use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
 use super::params::AttentionParams;
-use super::slots::Slots;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
@@ -17,8 +17,8 @@ impl Launcher {
                 block.at(from.0, sizes.data_bytes(shape.with_channels(3 * shape.channels)))?;
                 block.at(to.0, sizes.data_bytes(shape))?;
             }
-            let input = Slots::new(frames.iter().map(|f| block.address(f.0)), FRAME_ALIGN)?;
-            let out = Slots::new(frames.iter().map(|f| block.address(f.1)), FRAME_ALIGN)?;
+            let input = FrameStride::new(frames.iter().map(|f| block.address(f.0)), FRAME_ALIGN)?;
+            let out = FrameStride::new(frames.iter().map(|f| block.address(f.1)), FRAME_ALIGN)?;
             let mut params = AttentionParams {
                 input: input.address(),
                 out: out.address(),

@@ -1,10 +1,10 @@
 //! Launches the convolution to pixels. What a frame adds to the next two is handed on as partial sums: 24 bytes a pixel
 //! instead of two cached input frames.
 
+use super::frame_stride::FrameStride;
 use super::launcher::{Launcher, WeightPointers};
 use super::norm::norm_params;
 use super::params::{OutFrameParams, OutParams};
-use super::slots::Slots;
 use super::tiling::{self, CONV_OUT_PIXEL_BYTES, CONV_OUT_THREADS, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::{Error, Result};
@@ -45,8 +45,8 @@ impl Launcher {
             Some(sums) => block.at(sums.0, input.pixels() * CONV_OUT_PIXEL_BYTES),
             None => Ok(0),
         };
-        let from = Slots::new(inputs.iter().map(|input| block.address(*input)), in_bytes)?;
-        let to = Slots::new(frames.iter().map(|frame| block.address(frame.out)), out_bytes)?;
+        let from = FrameStride::new(inputs.iter().map(|input| block.address(*input)), in_bytes)?;
+        let to = FrameStride::new(frames.iter().map(|frame| block.address(frame.out)), out_bytes)?;
         let (rows, columns) = tiling::conv_out_tile(self.sizes.precision);
         let tiles_x = input.width.div_ceil(columns);
         let statistics = from.address() + self.sizes.data_bytes(input);

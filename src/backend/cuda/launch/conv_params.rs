@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use super::frame_stride::FrameStride;
 use super::launcher::WeightPointers;
 use super::norm::norm_params;
 use super::params::{
     ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
 };
 use super::sizes::CudaSizes;
-use super::slots::Slots;
 use super::tensor_map::{output_map, patch_map, residual_map};
 use super::tiling;
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
@@ -77,16 +77,16 @@ impl SplitFrames<'_> {
 
 /// The slots of all input frames.
 struct InputSlots {
-    main: Slots,
+    main: FrameStride,
     /// Resident and host part.
-    split: Option<[Slots; 2]>,
-    shortcut: Option<Slots>,
+    split: Option<[FrameStride; 2]>,
+    shortcut: Option<FrameStride>,
 }
 
 /// The slots of outputs and residuals.
 struct OutputSlots {
-    out: Slots,
-    residual: Slots,
+    out: FrameStride,
+    residual: FrameStride,
 }
 
 pub struct ConvParamsBuilder<'a> {
@@ -135,8 +135,8 @@ impl ConvParamsBuilder<'_> {
         self.band.split.and_then(|split| split.host_part(frame))
     }
 
-    fn slots(&self, addresses: &[u64], shape: FrameShape) -> Result<Slots> {
-        Slots::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.conv.layout.groups))
+    fn slots(&self, addresses: &[u64], shape: FrameShape) -> Result<FrameStride> {
+        FrameStride::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.conv.layout.groups))
     }
 
     fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
@@ -193,7 +193,7 @@ impl ConvParamsBuilder<'_> {
     }
 
     /// The main source, and its frames that are not split.
-    fn main_input(&self, params: &mut ConvParams) -> Result<Slots> {
+    fn main_input(&self, params: &mut ConvParams) -> Result<FrameStride> {
         let (layout, input, seen) = (self.conv.layout, self.conv.input, &self.band.input_rows);
         let extra = self.partial_sums_term()?;
         if let Some(term) = extra {
@@ -217,11 +217,11 @@ impl ConvParamsBuilder<'_> {
     }
 
     /// The two parts of split cached frames, of the same source.
-    fn split_inputs(&self, params: &mut ConvParams) -> Result<Option<[Slots; 2]>> {
+    fn split_inputs(&self, params: &mut ConvParams) -> Result<Option<[FrameStride; 2]>> {
         let Some(SplitFrames { columns, frames }) = self.band.split else { return Ok(None) };
         let (resident, host): (Vec<u64>, Vec<u64>) =
             frames.iter().map(|(resident, host)| (self.block.address(*resident), self.block.address(*host))).unzip();
-        let mut part = |index: usize, addresses: &[u64], columns: Range<u64>| -> Result<Slots> {
+        let mut part = |index: usize, addresses: &[u64], columns: Range<u64>| -> Result<FrameStride> {
             let slots = self.slots(addresses, FrameShape { width: count(&columns), ..self.conv.input })?;
             self.put_part(params, index, (slots, addresses), columns)?;
             Ok(slots)
@@ -231,7 +231,7 @@ impl ConvParamsBuilder<'_> {
         Ok(Some(slots))
     }
 
-    fn shortcut_input(&self, params: &mut ConvParams) -> Result<Option<Slots>> {
+    fn shortcut_input(&self, params: &mut ConvParams) -> Result<Option<FrameStride>> {
         let Some(cin) = self.conv.layout.shortcut else { return Ok(None) };
         let (shape, rows) = (self.output().with_channels(cin), &self.band.rows);
         let last_terms = self.frames.iter().filter_map(|frame| frame.terms.last());
@@ -254,7 +254,7 @@ impl ConvParamsBuilder<'_> {
         &self,
         params: &mut ConvParams,
         index: usize,
-        (slots, addresses): (Slots, &[u64]),
+        (slots, addresses): (FrameStride, &[u64]),
         columns: Range<u64>,
     ) -> Result<()> {
         params.part[index] = FramePart {
@@ -329,7 +329,7 @@ impl ConvParamsBuilder<'_> {
     }
 
     /// Partial sums of another launch, and an extra frame that leaves partial sums only.
-    fn partial_sums(&self, params: &mut ConvParams, main: &Slots) -> Result<()> {
+    fn partial_sums(&self, params: &mut ConvParams, main: &FrameStride) -> Result<()> {
         let sums = self.conv.partial_sums;
         if let Some(PartialSumsSize { bytes, .. }) = self.sizes.partial_sums(self.conv.layout, self.conv.input, 1) {
             let address = |at: Option<DeviceOffset>| at.map_or(Ok(0), |frame| self.block.at(frame.0, bytes));
@@ -351,7 +351,7 @@ impl ConvParamsBuilder<'_> {
         let Some(NextNorm { weights, layout, statistics }) = &self.band.next_norm else { return Ok(()) };
         let at = |frame: &DeviceOffset| self.block.at(frame.0, self.sizes.statistics_bytes(layout.groups));
         let addresses = statistics.iter().map(at).collect::<Result<Vec<u64>>>()?;
-        let slots = Slots::new(addresses.iter().copied(), 8)?;
+        let slots = FrameStride::new(addresses.iter().copied(), 8)?;
         params.norm = norm_params(weights, layout, slots.address(), slots.bytes() / 8);
         for (slot, address) in params.statistics.iter_mut().zip(addresses) {
             *slot = slots.of(address);

@@ -6,6 +6,7 @@ mod conv;
 mod conv_out;
 mod conv_params;
 mod copy;
+mod frame_stride;
 mod graph;
 #[cfg(test)]
 mod kernel_contract;
@@ -16,7 +17,6 @@ mod params;
 mod pixels;
 mod queue;
 mod sizes;
-mod slots;
 mod tensor_map;
 pub mod tiling;
 

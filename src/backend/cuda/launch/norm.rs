@@ -2,9 +2,9 @@
 
 use std::ops::Range;
 
+use super::frame_stride::FrameStride;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
-use super::slots::Slots;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
@@ -68,8 +68,8 @@ impl Launcher {
             block.at(from.0, bytes)?;
             block.at(to.0, (rows.end - rows.start) * row)?;
         }
-        let input = Slots::new(frames.iter().map(|f| block.address(f.0)), bytes)?;
-        let out = Slots::new(frames.iter().map(|f| block.address(f.1)), out_bytes)?;
+        let input = FrameStride::new(frames.iter().map(|f| block.address(f.0)), bytes)?;
+        let out = FrameStride::new(frames.iter().map(|f| block.address(f.1)), out_bytes)?;
         let statistics = input.address() + self.sizes.data_bytes(shape);
         let mut params = NormParams {
             norm: norm_params(weights, layout, statistics, input.bytes() / 8),
@@ -112,7 +112,7 @@ impl Launcher {
             return Ok(());
         }
         let shape = layout.window.output(input, layout.cout);
-        let (slots, count) = (Slots::new(statistics.iter().copied(), 8)?, statistics.len());
+        let (slots, count) = (FrameStride::new(statistics.iter().copied(), 8)?, statistics.len());
         let group_channels = (layout.cout / layout.groups) as i32;
         let slot = std::array::from_fn(|i| statistics.get(i).map_or(0, |address| slots.of(*address)));
         let (statistics, stride) = (slots.address(), slots.bytes() / 8);

@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::copies::{HostFrames, HostRows};
-use super::division::{self, BandRows, Division, InFlightBand, PipelineStages, host_frame};
+use super::division::{self, BandRows, BandSteps, Division, InFlightBand, host_frame};
 use super::weights::PreparedConv;
 use crate::backend::RunArgs;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
@@ -127,7 +127,7 @@ struct BandedConv<'a> {
     params: Option<ConvParams>,
 }
 
-impl PipelineStages for BandedConv<'_> {
+impl BandSteps for BandedConv<'_> {
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
         let buffer = self.pipeline.next_buffer;
         self.pipeline.next_buffer = (buffer + 1) % self.pipeline.buffers.len();

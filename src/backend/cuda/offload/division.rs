@@ -43,7 +43,7 @@ pub struct InFlightBand {
 }
 
 /// What is done with each band.
-pub trait PipelineStages {
+pub trait BandSteps {
     /// Brings a band's input to a band buffer. Reads nothing that the bands above write or cache.
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand>;
     /// Needs the fetched input, and resident cached frames that are not overwritten yet.
@@ -54,7 +54,7 @@ pub trait PipelineStages {
 }
 
 /// Goes through a frame in bands of so many rows.
-pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl PipelineStages) -> Result<()> {
+pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl BandSteps) -> Result<()> {
     let (mut fetched, mut computed): (Option<InFlightBand>, Option<InFlightBand>) = (None, None);
     for top in (0..height).step_by(rows as usize) {
         let above = fetched.as_ref();

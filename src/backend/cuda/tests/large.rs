@@ -56,7 +56,7 @@ fn store(
     let into = view(&values, [count, 1, shape.height, shape.width]);
     let op = StoreTensor { channel, ..plain_store(from, shape, &into, 0) };
     let buffers = Buffers { staging: [0, staging], ..Buffers::default() };
-    cuda.store(memory, &op, &buffers, &mut never()).unwrap();
+    cuda.store(memory, &op, &buffers).unwrap();
     cuda.finish(memory, None).unwrap();
     values
 }

@@ -28,7 +28,7 @@ fn header() -> StateHeader {
                     CachePolicy::HOST,
                     CachePolicy::Recomputed,
                     CachePolicy::Offloaded { resident_shares: 5 },
-                    CachePolicy::BANDED,
+                    CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES },
                 ],
                 offloaded_outputs: vec![false; 5],
                 offloaded_weights: vec![false, true, false, true, true],

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{ConvOp, FetchOp, FetchedWeights, FrameShape, Op, PartialSums, PinnedBytes, Shape};
 use crate::model::{Config, Direction, Network};
-use crate::plan::arena::{Arena, Arenas, Lifetime, Slots};
+use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, WeightArrivals, work};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
@@ -127,7 +127,11 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                 }
             }
         }
-        assert!(seen.contains(&CachePolicy::HOST) && seen.contains(&CachePolicy::BANDED), "{direction:?}: {seen:?}");
+        assert!(
+            seen.contains(&CachePolicy::HOST)
+                && seen.contains(&CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES }),
+            "{direction:?}: {seen:?}"
+        );
         let split = |cache: &CachePolicy| cache.uses_host() && *cache != CachePolicy::HOST;
         assert!(seen.iter().any(split), "{direction:?}: {seen:?}");
         assert!(seen.contains(&CachePolicy::Recomputed), "{direction:?}: {seen:?}");
@@ -199,7 +203,7 @@ fn weights_stay_resident_where_host_memory_is_short() {
 
 #[test]
 fn a_layer_waits_until_its_offloaded_weights_arrive() {
-    let (at, input) = (Arena::default().take(1, Lifetime::Pooled), FrameShape::new(1, 1, 1));
+    let (at, input) = (Arena::default().take(1, SlotKind::Pooled), FrameShape::new(1, 1, 1));
     let into = FetchedWeights::<Slots> { at, slabs: 3 };
     let layout = request(Direction::Encode, clip(Direction::Encode, 1, 1)).network.layers[0].layout;
     let fetch = |layer| Op::Fetch(FetchOp { layer, into });

@@ -2,7 +2,7 @@
 
 use super::symbols::Symbols;
 use super::*;
-use crate::plan::policy::{can_recompute, head_is_transient};
+use crate::plan::policy::{head_is_transient, recomputable_layer};
 
 /// Copies the persisted slots of one schedule to those of another.
 fn carry_over(from: (&Schedule, &Symbols), to: &Schedule) -> Symbols {
@@ -107,7 +107,7 @@ fn offloaded_and_recomputed_caches_are_restored_at_any_frame() {
             let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) };
             let SavedPlan { mut policy, .. } = stream.plan(&FAST_COPIES).unwrap().spec.saved_plan();
             for (stage, layer) in FAST_COPIES.target().offloadable_caches(&stream.network).into_iter().step_by(every) {
-                let recomputes = can_recompute(&stream.network, stage) == Some(layer) && !rematerialise;
+                let recomputes = recomputable_layer(&stream.network, stage) == Some(layer) && !rematerialise;
                 let resident_shares = if layer % 2 == 0 { 0 } else { 5 };
                 let offloaded = CachePolicy::Offloaded { resident_shares };
                 policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };

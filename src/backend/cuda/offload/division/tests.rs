@@ -87,7 +87,7 @@ struct SymbolicRun<'a> {
     buffer: usize,
 }
 
-impl PipelineStages for SymbolicRun<'_> {
+impl BandSteps for SymbolicRun<'_> {
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
         let buffer = self.buffer;
         self.buffer = (buffer + 1) % BANDS_IN_FLIGHT as usize;
@@ -250,7 +250,7 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
         CacheCase::Host | CacheCase::None => SplitColumns::new(input.width, 0, COLUMN_STEP),
         CacheCase::Split => SplitColumns::new(input.width, input.width / 2, COLUMN_STEP),
     };
-    assert_eq!(columns.has_both_parts(), cache == CacheCase::Split);
+    assert_eq!(columns.resident_width() > 0 && columns.host_width() > 0, cache == CacheCase::Split);
     let [resident_row, host_row] =
         [columns.resident_width(), columns.host_width()].map(|width| sizes.row_bytes(FrameShape { width, ..input }));
     let cached: Vec<CachedFrame<Offsets>> = (0..2)
@@ -337,7 +337,7 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
 }
 
 /// Streams may run late: each band is fetched after the one above is computed, as late as events allow.
-fn run_pipeline_late(height: u64, rows: u64, stages: &mut impl PipelineStages) {
+fn run_pipeline_late(height: u64, rows: u64, stages: &mut impl BandSteps) {
     let mut above: Option<InFlightBand> = None;
     for top in (0..height).step_by(rows as usize) {
         let rows = BandRows::new(top, rows, height, above.as_ref().map(|above| &above.rows));

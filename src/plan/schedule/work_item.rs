@@ -12,13 +12,13 @@ use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{LayerId, LoadOp, Op, Window};
 use crate::model::{Block, Network};
-use crate::plan::arena::{Arena, Arenas, Lifetime, PackedLayout, Slot};
+use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CACHE_FRAMES, CachePolicy, can_recompute};
+use crate::plan::policy::{CACHE_FRAMES, CachePolicy, recomputable_layer};
 use crate::plan::spec::ScheduleSpec;
 
 #[derive(Debug)]
-pub struct Clip {
+pub struct WorkItem {
     emitter: Emitter,
     item: usize,
     batch: u64,
@@ -37,20 +37,20 @@ pub struct Clip {
 }
 
 /// Whether a job has more slices than a rehearsal traces; `None` is a stream.
-pub fn is_steady_state(frames: Option<u64>, slice: u64) -> bool {
+pub fn is_periodic(frames: Option<u64>, slice: u64) -> bool {
     frames.is_none_or(|frames| frames > 1 + PackedLayout::TRACED_SLICES as u64 * slice)
 }
 
-impl Clip {
+impl WorkItem {
     /// `frames`: how many there will be, if that is known.
-    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, frames: Option<u64>, item: usize, batch: u64) -> Clip {
+    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, frames: Option<u64>, item: usize, batch: u64) -> WorkItem {
         let (network, policy) = (Arc::clone(&spec.network), Arc::clone(&spec.policy));
         let caches = policy.caches.iter().zip(&sizes.partial_sums);
         let caches = caches.map(|(policy, partial)| LayerCache::new(*policy, partial.is_some())).collect();
         // A shorter slice comes first: it has no cache yet that would have to move for few frames.
         let first = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % policy.slice);
         let stages = network.stages.len();
-        let mut clip = Clip {
+        let mut item_state = WorkItem {
             item,
             batch,
             computed: vec![0; stages],
@@ -61,7 +61,7 @@ impl Clip {
             first_queued: vec![0; stages],
             early: vec![Vec::new(); stages],
             emitter: Emitter {
-                steady_state: is_steady_state(frames, policy.slice),
+                periodic: is_periodic(frames, policy.slice),
                 interleaved: spec.is_interleaved(),
                 network,
                 sizes,
@@ -74,8 +74,8 @@ impl Clip {
                 recomputed: Vec::new(),
             },
         };
-        clip.look_ahead();
-        clip
+        item_state.look_ahead();
+        item_state
     }
 
     fn network(&self) -> &Arc<Network> {
@@ -87,13 +87,13 @@ impl Clip {
         let made = self.network().stage_frames(self.slice_end);
         for (stage, made) in made.into_iter().enumerate() {
             let head = self.network().stages[stage].head;
-            self.first_queued[stage] = self.emitter.oldest_kept(head, made.saturating_sub(self.reread(stage)));
+            self.first_queued[stage] = self.emitter.oldest_needed(head, made.saturating_sub(self.reread(stage)));
         }
     }
 
     /// The layer of a stage whose cache its head recomputes.
     fn recomputes(&self, stage: usize) -> Option<LayerId> {
-        let layer = can_recompute(self.network(), stage)?;
+        let layer = recomputable_layer(self.network(), stage)?;
         (self.emitter.policy.caches[layer] == CachePolicy::Recomputed).then_some(layer)
     }
 
@@ -148,7 +148,7 @@ impl Clip {
     pub fn load(&mut self, to: &mut Sink) {
         let arena = &mut to.arenas.device;
         // A stream's host pushes frames at any time.
-        let into = arena.take(self.emitter.sizes.input_bytes, Lifetime::Pooled);
+        let into = arena.take(self.emitter.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
         let head = self.network().stages[0].head;
         self.emitter.caches[head].inputs_mut().frames.push_back(into);
@@ -228,8 +228,8 @@ impl Clip {
         if let Some(layer) = self.recomputes(stage) {
             self.emitter.recompute_cache(layers.head, layer, first);
         }
-        let (entry, rest) = layers.blocks.split_first().expect("a stage has blocks");
-        let mut x = self.enter(stage, entry, frames.clone(), to);
+        let (first_block, rest) = layers.blocks.split_first().expect("a stage has blocks");
+        let mut x = self.head_and_first_block(stage, first_block, frames.clone(), to);
         for (i, block) in rest.iter().enumerate() {
             x = self.block(block, frames.clone(), x, self.first_cached_input(stage, i + 2), to);
         }
@@ -248,10 +248,10 @@ impl Clip {
 
     fn set_chunk_end(&mut self, stage: usize, end: u64) {
         self.emitter.chunk_end = end;
-        self.emitter.last_chunk = !self.emitter.steady_state && self.ends.get(stage) == Some(&end);
+        self.emitter.last_chunk = !self.emitter.periodic && self.ends.get(stage) == Some(&end);
     }
 
-    /// The first frame that outlives the turn of an interleaved work item: any may.
+    /// Interleaved: every frame may outlive the item's turn, so all are pooled from frame 0 on. Otherwise none.
     fn outlives_turn(&self) -> u64 {
         if self.emitter.interleaved { 0 } else { NONE }
     }
@@ -272,7 +272,13 @@ impl Clip {
     }
 
     /// Frames through the head of a stage and its first block.
-    fn enter(&mut self, stage: usize, entry: &Block, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
+    fn head_and_first_block(
+        &mut self,
+        stage: usize,
+        first_block: &Block,
+        frames: Range<u64>,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
         let head = self.network().stages[stage].head;
         let materialised = frames.end.min(frames.start + self.emitter.policy.materialised[stage]);
         let early = self.early[stage].len().min(frames.clone().count());
@@ -290,12 +296,12 @@ impl Clip {
                 let end = frames.end.saturating_sub(self.reread(stage));
                 self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
             }
-            return self.block(entry, frames, x, first_cached, to);
+            return self.block(first_block, frames, x, first_cached, to);
         }
         let oldest = self.network().layers[head].time.oldest(materialised);
         self.emitter.caches[head].inputs_mut().drop_before(oldest, &mut to.arenas.device);
         x.extend(self.emitter.head_rematerialised(head, materialised..frames.end, to));
-        let out = self.block(entry, frames.clone(), x, first_cached, to);
+        let out = self.block(first_block, frames.clone(), x, first_cached, to);
         self.emitter.rematerialise = None;
         self.emitter.drop_inputs_before(head, frames.end, &mut to.arenas.device);
         out
@@ -342,8 +348,8 @@ impl Clip {
         out
     }
 
-    /// The first input frame of block `block` of a stage that stays cached; for the last block + 1, of the stage's output.
-    /// Blocks add in place, so a frame lives on until a shortcut makes a new one.
+    /// The first input frame of block `block` that stays cached; `block` may be one past the last, for the stage's output.
+    /// A frame that blocks add to in place lives until a block with a shortcut writes a new one.
     fn first_cached_input(&self, stage: usize, block: usize) -> u64 {
         let (emitter, layers) = (&self.emitter, &self.network().stages[stage]);
         let Some(block_layers) = layers.blocks.get(block) else {

@@ -4,19 +4,19 @@ use crate::error::{Error, Result};
 
 /// The step is the largest that all distances between the frames are multiples of.
 #[derive(Clone, Copy)]
-pub struct Slots {
+pub struct FrameStride {
     base: u64,
     step: u64,
 }
 
-impl Slots {
+impl FrameStride {
     /// `bytes`: the step where there is one frame only.
-    pub fn new(addresses: impl Iterator<Item = u64> + Clone, bytes: u64) -> Result<Slots> {
+    pub fn new(addresses: impl Iterator<Item = u64> + Clone, bytes: u64) -> Result<FrameStride> {
         let (base, last) = (addresses.clone().min().unwrap_or(0), addresses.clone().max().unwrap_or(0));
         let step = addresses.fold(0, |step, address| common_divisor(step, address - base));
         let step = if step == 0 { bytes } else { step };
         match i32::try_from((last - base) / step) {
-            Ok(_) => Ok(Slots { base, step }),
+            Ok(_) => Ok(FrameStride { base, step }),
             Err(_) => Err(Error::Internal(format!("frames {} bytes apart in steps of {step}", last - base))),
         }
     }
@@ -35,7 +35,7 @@ impl Slots {
         self.step as i64
     }
 
-    /// Slots up to the last of these frames.
+    /// FrameStride up to the last of these frames.
     pub fn count(&self, addresses: &[u64]) -> u64 {
         addresses.iter().map(|address| self.of(*address)).max().unwrap_or(0) as u64 + 1
     }
@@ -52,14 +52,14 @@ mod tests {
     #[test]
     fn slots_step_by_the_greatest_common_distance() {
         let addresses = [4096, 4096 + 768, 4096 + 1280];
-        let slots = Slots::new(addresses.into_iter(), 64).unwrap();
+        let slots = FrameStride::new(addresses.into_iter(), 64).unwrap();
         assert_eq!((slots.address(), slots.bytes(), slots.count(&addresses)), (4096, 256, 6));
         assert_eq!(addresses.map(|address| slots.of(address)), [0, 3, 5]);
-        assert_eq!(Slots::new([7].into_iter(), 64).unwrap().bytes(), 64);
+        assert_eq!(FrameStride::new([7].into_iter(), 64).unwrap().bytes(), 64);
     }
 
     #[test]
     fn slots_refuse_more_than_a_kernel_can_count() {
-        assert!(Slots::new([0, 1 << 40, (1 << 40) + 16].into_iter(), 64).is_err());
+        assert!(FrameStride::new([0, 1 << 40, (1 << 40) + 16].into_iter(), 64).is_err());
     }
 }

@@ -130,6 +130,9 @@
 // A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
 #define VVAE_PARAM_BYTES 4
 
+// A text in a form of its own, such as that of "rates".
+#define VVAE_PARAM_TEXT 5
+
 // vvae_param_desc.flags: the value may be "auto".
 #define VVAE_PARAM_HAS_AUTO 1
 

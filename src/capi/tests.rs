@@ -12,7 +12,7 @@ use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
-use crate::ir::{Shape, View};
+use crate::ir::{Rates, Shape, View};
 use crate::model::{Config, Direction};
 use crate::node;
 use crate::plan::PlanReport;
@@ -138,6 +138,7 @@ fn plan() -> PlanReport {
         tile_size: (8, 4),
         tile_overlap: 0,
         exact: false,
+        rates: Rates { products: 1e12, memory: 1e11, copies: 1e10, copy_contention: 0.0 },
     }
 }
 

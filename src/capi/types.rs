@@ -71,6 +71,8 @@ pub const VVAE_PARAM_BOOL: u32 = 2;
 pub const VVAE_PARAM_CHOICE: u32 = 3;
 /// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
 pub const VVAE_PARAM_BYTES: u32 = 4;
+/// A text in a form of its own, such as that of "rates".
+pub const VVAE_PARAM_TEXT: u32 = 5;
 /// vvae_param_desc.flags: the value may be "auto".
 pub const VVAE_PARAM_HAS_AUTO: u32 = 1;
 /// vvae_param_desc.flags: min, max and step are meaningful.

@@ -101,8 +101,9 @@ impl<B: Backend> Engine<B> {
 
     /// The device, as the planner sees it.
     fn target(&self) -> Target<'_> {
-        let groups = self.encoder.network.config.groups;
-        Target::new(self.backend.profile(), self.backend.sizes(), groups)
+        let (mut profile, groups) = (self.backend.profile(), self.encoder.network.config.groups);
+        profile.rates = self.settings.rates.or(profile.rates);
+        Target::new(profile, self.backend.sizes(), groups)
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.

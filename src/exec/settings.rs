@@ -2,6 +2,7 @@
 
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
+use crate::ir::GivenRates;
 use crate::model::Direction;
 
 /// How much memory a job may take.
@@ -72,6 +73,8 @@ pub struct Settings {
     pub slice_frames: Option<u64>,
     /// The most frames that any level computes at a time; `None`: by plan.
     pub chunk_frames: Option<u64>,
+    /// What plans are compared by. Rates that are not given are the device's.
+    pub rates: GivenRates,
 }
 
 impl Settings {

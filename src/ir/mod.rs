@@ -20,7 +20,7 @@ pub use op::{
     AttentionOp, BandContents, BandedConvOp, BandedFrame, BlendOp, ConvFrame, ConvOp, FetchOp, FetchedWeights, LoadOp,
     NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,
 };
-pub use profile::{DeviceProfile, PartialSumsSize, Rates, Sizes};
+pub use profile::{DeviceProfile, GivenRates, PartialSumsSize, Rates, Sizes};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};
 pub use view::{TensorDevice, View};

@@ -1,5 +1,7 @@
 //! What planning knows about a device: one value of facts, and one trait for sizes that depend on shapes.
 
+use std::fmt;
+
 use super::{BandContents, ConvLayout, FrameShape};
 
 /// How fast a device is. Good enough to choose between plans.
@@ -13,6 +15,32 @@ pub struct Rates {
     pub copies: f64,
     /// Copy contention: how much copies slow the arithmetic beside them, as a share of the copies' time.
     pub copy_contention: f64,
+}
+
+/// As the parameter `rates` takes them: the shortest digits that parse back to the same numbers.
+impl fmt::Display for Rates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "products={:e},memory={:e},copies={:e}", self.products, self.memory, self.copies)
+    }
+}
+
+/// Rates that the host gives. They replace those of the device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct GivenRates {
+    pub products: Option<f64>,
+    pub memory: Option<f64>,
+    pub copies: Option<f64>,
+}
+
+impl GivenRates {
+    pub fn or(self, device: Rates) -> Rates {
+        Rates {
+            products: self.products.unwrap_or(device.products),
+            memory: self.memory.unwrap_or(device.memory),
+            copies: self.copies.unwrap_or(device.copies),
+            ..device
+        }
+    }
 }
 
 /// The facts about a device that do not depend on shapes. Made by a backend, read by the planner.

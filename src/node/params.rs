@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::exec::{Latent, Limit, PixelRange, Settings};
+use crate::ir::GivenRates;
 use crate::model::Direction;
 
 /// The values of a parameter.
@@ -31,6 +32,11 @@ pub enum ParamKind {
         max: u64,
         step: u64,
     },
+    /// Some of the device's rates by their names, or "auto".
+    Rates {
+        min: f64,
+        max: f64,
+    },
 }
 
 /// An accepted value.
@@ -43,6 +49,7 @@ pub enum Value {
     /// The index into the choices.
     Choice(usize),
     Percent(u64),
+    Rates(GivenRates),
 }
 
 impl Value {
@@ -68,6 +75,10 @@ impl Value {
 
     fn bool(self) -> bool {
         self == Value::Bool(true)
+    }
+
+    fn rates(self) -> GivenRates {
+        if let Value::Rates(given) = self { given } else { GivenRates::default() }
     }
 
     fn choice<T: Copy, const N: usize>(self, meanings: [T; N]) -> T {
@@ -279,5 +290,14 @@ pub static PARAMS: &[Param] = &[
         help: c"The most frames in a chunk, which a level computes at a time; auto plans it. Results do not depend on it.",
         only: None,
         set: |s, v| s.chunk_frames = v.number(),
+    },
+    Param {
+        key: c"rates",
+        kind: ParamKind::Rates { min: 1e6, max: 1e18 },
+        default: c"auto",
+        unit: c"",
+        help: c"Rates per second that plans are compared by: products (multiplications), memory (bytes of device memory), copies (bytes from host memory while as many go to it). auto takes them from the device; copies of a GPU are measured once per process. The text of a plan ends with its rates. The same rates and limits give the same plan in every process. Results do not depend on it.",
+        only: None,
+        set: |s, v| s.rates = v.rates(),
     },
 ];

@@ -2,11 +2,16 @@
 
 use super::{Param, ParamKind, Value};
 use crate::error::{Error, Result};
+use crate::ir::GivenRates;
 
 const UNITS: [(&str, u64); 6] =
     [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30), ("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000)];
 
 pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
+    let refuse = |refused: &str| {
+        let key = param.key();
+        Error::Argument(format!("{key}: \"{refused}\" is not accepted; {key} takes {}", accepted(&param.kind)))
+    };
     let parsed = match param.kind {
         ParamKind::Int { auto, min, max, .. } => match text {
             "auto" | "0" if auto => Some(Value::Auto),
@@ -27,11 +32,12 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
             _ if text.ends_with('%') => percent(text).map(Value::Percent),
             _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
         },
+        ParamKind::Rates { min, max } => Some(match text {
+            "auto" => Value::Auto,
+            _ => Value::Rates(rates(text, min, max).map_err(refuse)?),
+        }),
     };
-    parsed.ok_or_else(|| {
-        let key = param.key();
-        Error::Argument(format!("{key}: \"{text}\" is not accepted; {key} takes {}", accepted(&param.kind)))
-    })
+    parsed.ok_or_else(|| refuse(text))
 }
 
 /// The values of a parameter, in words.
@@ -54,6 +60,10 @@ pub(super) fn accepted(kind: &ParamKind) -> String {
                 units.join(", ")
             )
         }
+        ParamKind::Rates { min, max } => format!(
+            "auto, or any of products, memory and copies, each once and from {min:e} to {max:e}, such as \
+             products=3.2e14,memory=3.6e12,copies=5e10"
+        ),
     }
 }
 
@@ -70,6 +80,26 @@ fn bytes(text: &str) -> Option<u64> {
     let (number, unit) =
         UNITS.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit))).unwrap_or((text, 1));
     digits(number)?.checked_mul(unit)
+}
+
+/// The error is the part that is wrong.
+fn rates(text: &str, min: f64, max: f64) -> std::result::Result<GivenRates, &str> {
+    let mut given = GivenRates::default();
+    for part in text.split(',') {
+        let (name, number) = part.split_once('=').ok_or(part)?;
+        let rate = match name {
+            "products" => &mut given.products,
+            "memory" => &mut given.memory,
+            "copies" => &mut given.copies,
+            _ => return Err(part),
+        };
+        // A NaN is in no range.
+        let number = number.parse().ok().filter(|x| (min..=max).contains(x)).ok_or(part)?;
+        if rate.replace(number).is_some() {
+            return Err(part);
+        }
+    }
+    Ok(given)
 }
 
 #[cfg(test)]
@@ -122,6 +152,33 @@ mod tests {
         assert_eq!(parse("scaling_factor", "2e-3"), Ok(Value::Float(0.002)));
         for text in ["", "nan", "NaN", "inf", "-inf", "1e40", "0", "-1", "1e-50", "0,9", " 1", "1.0f"] {
             assert!(parse("scaling_factor", text).is_err(), "{text:?}");
+        }
+    }
+
+    #[test]
+    fn rates_are_named_numbers() {
+        let given = |products, memory, copies| Ok(Value::Rates(GivenRates { products, memory, copies }));
+        assert_eq!(parse("rates", "auto"), Ok(Value::Auto));
+        assert_eq!(parse("rates", "memory=3.6e12"), given(None, Some(3.6e12), None));
+        assert_eq!(parse("rates", "copies=50000000000,products=1e18"), given(Some(1e18), None, Some(5e10)));
+        for (text, refused) in [
+            ("", ""),
+            ("products", "products"),
+            ("products=", "products="),
+            ("products=1e9,", ""),
+            ("products=1e9, memory=1e9", " memory=1e9"),
+            ("products=1e9,speed=1e9", "speed=1e9"),
+            ("copies=1e9,copies=1e9", "copies=1e9"),
+            ("memory=nan", "memory=nan"),
+            ("memory=inf", "memory=inf"),
+            ("memory=-1e9", "memory=-1e9"),
+            ("memory=0", "memory=0"),
+            ("memory=9e5", "memory=9e5"),
+            ("memory=1.1e18", "memory=1.1e18"),
+            ("copies=5GB", "copies=5GB"),
+        ] {
+            let error = parse("rates", text).unwrap_err().to_string();
+            assert!(error.contains(&format!("rates: \"{refused}\" is not")) && error.contains("from 1e6"), "{error}");
         }
     }
 

@@ -10,7 +10,7 @@ use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{Buffers, FrameShape, PinnedBytes, Shape};
+use crate::ir::{Buffers, FrameShape, PinnedBytes, Rates, Shape};
 use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
@@ -34,6 +34,8 @@ pub struct Plan {
     input: Shape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
     estimate: Estimate,
+    /// Those that it was estimated with.
+    rates: Rates,
 }
 
 /// Time and work of a slice, or of all slices.
@@ -98,6 +100,7 @@ impl Plan {
             load_bytes: request.load_bytes,
             input: request.input,
             estimate: all.estimate.plus(typical.estimate.times(rest)),
+            rates: target.profile.rates,
             spec,
             arenas,
         };
@@ -253,6 +256,7 @@ impl Plan {
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),
             exact: self.is_exact(),
+            rates: self.rates,
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::ir::Shape;
+use crate::ir::{Rates, Shape};
 use crate::model::Direction;
 
 /// What a job takes. The run takes exactly this.
@@ -39,6 +39,8 @@ pub struct PlanReport {
     pub tile_overlap: u64,
     /// Same numbers as the authors' implementation, untiled.
     pub exact: bool,
+    /// Those that `seconds` follows from. The text ends with them.
+    pub rates: Rates,
 }
 
 impl fmt::Display for PlanReport {
@@ -86,11 +88,13 @@ impl fmt::Display for PlanReport {
             writeln!(f, "time: about {}", Seconds(self.seconds))?;
         }
         if self.exact {
-            write!(f, "untiled: exact")
+            writeln!(f, "untiled: exact")?;
         } else {
             let ((rows, columns), (height, width)) = (self.tiles, self.tile_size);
-            write!(f, "tiled: not exact; {rows} x {columns} tiles of {width} x {height}, overlap {}", self.tile_overlap)
+            let overlap = self.tile_overlap;
+            writeln!(f, "tiled: not exact; {rows} x {columns} tiles of {width} x {height}, overlap {overlap}")?;
         }
+        write!(f, "rates: {}", self.rates)
     }
 }
 

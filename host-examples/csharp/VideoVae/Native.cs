@@ -149,6 +149,11 @@ namespace VideoVae
         public const int VVAE_PARAM_BYTES = 4;
 
         /// <summary>
+        /// A text in a form of its own, such as that of "rates".
+        /// </summary>
+        public const int VVAE_PARAM_TEXT = 5;
+
+        /// <summary>
         /// vvae_param_desc.flags: the value may be "auto".
         /// </summary>
         public const int VVAE_PARAM_HAS_AUTO = 1;

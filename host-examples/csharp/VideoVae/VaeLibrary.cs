@@ -46,6 +46,7 @@ namespace VideoVae
         Bool = Native.VVAE_PARAM_BOOL,
         Choice = Native.VVAE_PARAM_CHOICE,
         Bytes = Native.VVAE_PARAM_BYTES,
+        Text = Native.VVAE_PARAM_TEXT,
     }
 
     /// <summary>A key of <see cref="Vae.Configure(string, string)"/>.</summary>

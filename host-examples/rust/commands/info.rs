@@ -113,6 +113,7 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
         VVAE_PARAM_FLOAT => "number".to_owned(),
         VVAE_PARAM_BOOL => "true or false".to_owned(),
         VVAE_PARAM_BYTES => "bytes, such as 8GiB".to_owned(),
+        VVAE_PARAM_TEXT => "text".to_owned(),
         VVAE_PARAM_CHOICE => {
             // SAFETY: takes numbers.
             let choice = |i| text(unsafe { (api.vvae_choice)(node, index, i) });

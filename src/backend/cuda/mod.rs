@@ -131,18 +131,20 @@ impl Drop for Cuda {
     }
 }
 
-/// Loads kernels, and measures rates, once for all handles on a GPU with the same precision and kernel architecture.
+/// Kernels are loaded once for all handles on a GPU with the same precision and kernel architecture. Rates are measured
+/// once for all handles that the process ever has, so that those make the same plans.
 fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
     type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
     static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
     let (mut loaded, key) = (LOADED.lock(), (context.gpu.index, context.gpu.kernel_arch(), precision));
     let known = loaded.iter().find(|(known, ..)| *known == key);
-    if let Some(found) = known.and_then(|(_, kernels, rates)| Some((kernels.upgrade()?, *rates))) {
-        return Ok(found);
+    let measured = known.map(|(.., rates)| *rates);
+    if let (Some(kernels), Some(rates)) = (known.and_then(|(_, kernels, _)| kernels.upgrade()), measured) {
+        return Ok((kernels, rates));
     }
     let kernels = Arc::new(Kernels::new(context, precision)?);
-    let rates = profile::measure_rates(context, precision)?;
-    loaded.retain(|(_, kernels, _)| kernels.strong_count() > 0);
+    let rates = measured.map_or_else(|| profile::measure_rates(context, precision), Ok)?;
+    loaded.retain(|(known, ..)| *known != key);
     loaded.push((key, Arc::downgrade(&kernels), rates));
     Ok((kernels, rates))
 }

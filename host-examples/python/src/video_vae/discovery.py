@@ -24,6 +24,7 @@ KINDS = {
     _abi.VVAE_PARAM_BOOL: "bool",
     _abi.VVAE_PARAM_CHOICE: "choice",
     _abi.VVAE_PARAM_BYTES: "bytes",
+    _abi.VVAE_PARAM_TEXT: "text",
 }
 
 

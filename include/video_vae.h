@@ -493,7 +493,8 @@ int32_t vvae_stream_close(vvae_stream *s);
 int32_t vvae_stream_save(vvae_stream *s, void *state, uint64_t capacity, uint64_t *size);
 
 // Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-// then, and after a failure. [handle]
+// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
+// file is refused. [handle]
 int32_t vvae_stream_save_file(vvae_stream *s, const char *path);
 
 // Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,

@@ -728,7 +728,8 @@ namespace VideoVae
 
         /// <summary>
         /// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-        /// then, and after a failure. [handle]
+        /// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
+        /// file is refused. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_save_file(StreamHandle s, byte* path);

@@ -10,9 +10,10 @@ use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::ptr::null;
 
 use common::safetensors::Folder;
-use common::{Stream, Vae, small};
+use common::{Buffer, Stream, Vae, api, outcome, run_info, small};
 use video_vae::capi::*;
 
 unsafe extern "C" {
@@ -79,4 +80,64 @@ fn a_state_replaces_regular_files_only() {
     assert!(fs::symlink_metadata(at("to-file")).unwrap().is_symlink(), "the link stays");
     assert!(fs::read(&real).unwrap() == state, "the file that it leads to is replaced");
     assert_eq!(names(&at("elsewhere")), ["real"]);
+}
+
+/// A tensor inside the memory of a buffer.
+fn within(buffer: &Buffer, byte_offset: u64, shape: &[i64; 5], strides: Option<&[i64; 5]>) -> vvae_tensor {
+    let strides = strides.map_or(null(), |strides| strides.as_ptr());
+    vvae_tensor { byte_offset, shape: shape.as_ptr(), strides, ..buffer.tensor() }
+}
+
+#[test]
+fn an_output_needs_memory_of_its_own() {
+    const VIDEO: [i64; 5] = [1, 3, 1, 16, 16];
+    let vae = Vae::open(&small()).unwrap();
+    let encode = |video: &vvae_tensor, latent: &vvae_tensor, logvar: *const vvae_tensor| {
+        let run = vvae_run_info { logvar, ..run_info() };
+        // SAFETY: the tensors describe memory of their buffers.
+        outcome(vae.0, unsafe { (api().vvae_encode)(vae.0, video, latent, &run) })
+    };
+    let mut video = Buffer::new(VVAE_DTYPE_F32, VIDEO);
+    video.f32_mut().iter_mut().enumerate().for_each(|(i, v)| *v = (i as f32 * 0.37).sin());
+    let before = video.bytes().to_vec();
+    let (mean, logvar) = (Buffer::new(VVAE_DTYPE_F32, LATENT), Buffer::new(VVAE_DTYPE_F32, LATENT));
+    encode(&video.tensor(), &mean.tensor(), &logvar.tensor()).unwrap();
+
+    let last = 3 * 16 * 16 * 4 - 4;
+    for offset in [0, 256, last] {
+        let inside = within(&video, offset, &LATENT, None);
+        encode(&video.tensor(), &inside, null()).unwrap_err().says(VVAE_ERROR_TENSOR, &["latent and video"]);
+        encode(&video.tensor(), &mean.tensor(), &inside)
+            .unwrap_err()
+            .says(VVAE_ERROR_TENSOR, &["logvar and video", "memory of its own"]);
+    }
+    assert!(video.bytes() == before, "nothing was written");
+    encode(&video.tensor(), &mean.tensor(), &mean.tensor())
+        .unwrap_err()
+        .says(VVAE_ERROR_TENSOR, &["logvar and latent"]);
+    // SAFETY: the tensors describe memory of their buffers.
+    let decoded = unsafe { (api().vvae_decode)(vae.0, &within(&video, 64, &LATENT, None), &video.tensor(), null()) };
+    outcome(vae.0, decoded).unwrap_err().says(VVAE_ERROR_TENSOR, &["video and latent"]);
+
+    let stream = vae.stream("encode", VIDEO).unwrap();
+    stream.push(Some(&video.tensor())).unwrap();
+    let both = mean.tensor();
+    let run = vvae_run_info { logvar: &both, ..run_info() };
+    stream.pull(&both, Some(&run)).unwrap_err().says(VVAE_ERROR_TENSOR, &["logvar and out"]);
+
+    // Halves of one buffer, as planes and with channels last.
+    let planes = [128, 4, 4, 2, 1];
+    let channels_last = [128, 1, 128, 64, 32];
+    for (strides, second) in [(planes, 16 * 4 * 4), (channels_last, 16 * 4)] {
+        let whole = Buffer::new(VVAE_DTYPE_F32, [1, 32, 1, 2, 2]);
+        let halves = [0, second].map(|offset| within(&whole, offset, &LATENT, Some(&strides)));
+        encode(&video.tensor(), &halves[0], &halves[1]).unwrap();
+        for (half, expected) in [(0, &mean), (second, &logvar)] {
+            for (n, expected) in expected.f32().iter().enumerate() {
+                let (c, h, w) = (n / 4, n / 2 % 2, n % 2);
+                let at = c as i64 * strides[1] + h as i64 * strides[3] + w as i64 * strides[4];
+                assert_eq!(whole.f32()[half as usize / 4 + at as usize].to_bits(), expected.to_bits());
+            }
+        }
+    }
 }

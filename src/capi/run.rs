@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
 use std::time::Instant;
 
+use super::overlap::check_disjoint;
 use super::table::{FinishedRun, Handle};
 use super::types::*;
 use super::{guard, sized, tensor, text};
@@ -117,12 +118,14 @@ unsafe fn run_call(
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
         // SAFETY: the caller's promise.
-        let (input, output) =
-            unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
+        let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { RunArgs::read(run, direction) }?;
+        check_disjoint((output.0, &to), (input.0, &from))?;
+        run.check_logvar((input.0, &from))?;
+        run.check_logvar((output.0, &to))?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
-        let call = Call { direction, input: &input, output: &output, logvar, stream };
+        let call = Call { direction, input: &from, output: &to, logvar, stream };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
         *handle.last_run.lock() = Some(FinishedRun { plan, seconds: started.elapsed().as_secs_f64() });
@@ -186,6 +189,11 @@ impl RunArgs {
             }
         };
         Ok(RunArgs { info, logvar })
+    }
+
+    /// The log-variance needs memory of its own.
+    pub fn check_logvar(&self, other: (&str, &View)) -> Result<()> {
+        self.logvar.as_ref().map_or(Ok(()), |logvar| check_disjoint(("logvar", logvar), other))
     }
 
     /// The host's CUDA stream, if it gave one.

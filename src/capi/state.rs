@@ -1,14 +1,13 @@
 //! Saving and restoring streams, in memory and in files. This file becomes a part of the header.
 
 use std::ffi::{c_char, c_void};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::Read;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::path::Path;
 
 use super::table::{self, OpenStream};
 use super::types::*;
-use super::{guard, text};
+use super::{file, guard, text};
 use crate::error::{Error, Result};
 
 /// ---- State: a stream that is saved, and restored later or elsewhere ----
@@ -50,7 +49,8 @@ pub unsafe extern "C" fn vvae_stream_save(
 }
 
 /// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-/// then, and after a failure. [handle]
+/// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
+/// file is refused. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const c_char) -> i32 {
     guard::on_stream(s, |handle, open| {
@@ -59,8 +59,7 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
         let control = handle.control();
         // Checked first: a stream that cannot be saved creates no file.
         open.stream.state_bytes()?;
-        let unfinished = Unfinished::new(path)?;
-        unfinished.fill(|file| open.stream.save(file, control.cancel))?;
+        file::replace(path, |file| open.stream.save(file, control.cancel))?;
         Ok(VVAE_OK)
     })
 }
@@ -133,50 +132,4 @@ fn open_file(path: &Path) -> Result<(File, u64)> {
     let file = File::open(path).map_err(|why| fail(&why))?;
     let bytes = file.metadata().map_err(|why| fail(&why))?.len();
     Ok((file, bytes))
-}
-
-/// A file that has a temporary name until it is complete, and is removed if it never is.
-struct Unfinished<'a> {
-    path: &'a Path,
-    temporary: PathBuf,
-    file: Option<File>,
-}
-
-impl<'a> Unfinished<'a> {
-    fn new(path: &'a Path) -> Result<Unfinished<'a>> {
-        // Two streams may be saved to one path at the same time; the last to finish wins.
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let mut name = path.as_os_str().to_owned();
-        name.push(format!(".{}-{}.partial", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed)));
-        let temporary = PathBuf::from(name);
-        let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
-        let file = file.map_err(|why| cannot_write(&temporary, &why))?;
-        Ok(Unfinished { path, temporary, file: Some(file) })
-    }
-
-    fn fill(mut self, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-        let Some(mut file) = self.file.take() else { return Ok(()) };
-        let written = write(&mut file).and_then(|()| {
-            // A power failure after the rename must not leave an empty file.
-            file.sync_all().map_err(|why| cannot_write(self.path, &why))
-        });
-        // Some systems rename and remove closed files only.
-        drop(file);
-        written?;
-        fs::rename(&self.temporary, self.path).map_err(|why| cannot_write(self.path, &why))?;
-        self.temporary.clear();
-        Ok(())
-    }
-}
-
-impl Drop for Unfinished<'_> {
-    fn drop(&mut self) {
-        if !self.temporary.as_os_str().is_empty() {
-            let _ = fs::remove_file(&self.temporary);
-        }
-    }
-}
-
-fn cannot_write(path: &Path, why: &std::io::Error) -> Error {
-    Error::Checkpoint(format!("path: {} cannot be written: {why}", path.display()))
 }

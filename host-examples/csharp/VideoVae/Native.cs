@@ -298,6 +298,10 @@ namespace VideoVae
         /// It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
         /// columns. Strides describe the memory layout: interleaved pixels [T, H, W, 3] have the strides
         /// { T*H*W*3, 1, H*W*3, W*3, 3 }.
+        ///
+        /// An output must not share a byte with another tensor of the call: VVAE_ERROR_TENSOR. Address ranges may overlap if the
+        /// elements do not: latent and logvar may be the two halves of one [B, 2*C, T, H, W] buffer, in any layout. The check is
+        /// exact for slices of permuted or padded buffers. Layouts that take too long to check are refused.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_tensor
@@ -733,7 +737,8 @@ namespace VideoVae
 
         /// <summary>
         /// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-        /// then, and after a failure. [handle]
+        /// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
+        /// file is refused. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_save_file(StreamHandle s, byte* path);

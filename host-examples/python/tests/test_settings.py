@@ -1,5 +1,6 @@
 """Parameters, plans, memory, discovery, and errors of every kind."""
 
+import os
 import subprocess
 import sys
 
@@ -17,6 +18,7 @@ from video_vae import (
     VideoVae,
     VideoVaeError,
 )
+from video_vae.__main__ import _save
 
 
 def test_every_parameter_is_a_keyword_and_an_attribute(vae):
@@ -115,4 +117,17 @@ def test_the_module_runs(tmp_path):
     done = run("roundtrip", video, out, "--weights", SMALL, "--set", "threads=1")
     assert done.returncode == 0, done.stderr
     assert np.load(out).shape == (3, 20, 20, 3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.npy", "out.npy"]
     assert "CheckpointError" in run("roundtrip", video, out, "--weights", "absent").stderr
+
+
+def test_the_module_replaces_regular_files_only(tmp_path):
+    fifo, file, link = tmp_path / "fifo.npy", tmp_path / "file.npy", tmp_path / "link.npy"
+    os.mkfifo(fifo)
+    with pytest.raises(OSError, match="regular"):
+        _save(str(fifo), np.zeros(3))
+    file.write_bytes(b"old")
+    link.symlink_to(file)
+    _save(str(link), np.ones(3))
+    assert link.is_symlink() and np.load(file).sum() == 3 and fifo.is_fifo()
+    assert len(list(tmp_path.iterdir())) == 3

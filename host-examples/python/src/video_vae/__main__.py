@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
+import secrets
 import sys
+from typing import TYPE_CHECKING
 
 from . import VideoVae, VideoVaeError, devices, nodes, version
 from .discovery import Parameter
+
+if TYPE_CHECKING:
+    import numpy
 
 
 def show() -> None:
@@ -43,7 +49,27 @@ def roundtrip(options: argparse.Namespace) -> None:
         latent = vae.encode(video, progress=True)
         print(vae.plan_decode(latent.shape))
         out = numpy.empty(video.shape, video.dtype)
-        numpy.save(options.out, vae.decode(latent, out=out, progress=True))
+        _save(options.out, vae.decode(latent, out=out, progress=True))
+
+
+def _save(path: str, array: numpy.ndarray) -> None:
+    """Writes a new file beside `path` and renames it. Only a regular file is replaced, never a pipe or a device."""
+    import numpy
+
+    path = os.path.realpath(path if path.endswith(".npy") else path + ".npy")
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise OSError(f"{path} exists and is not a regular file")
+    temporary = os.path.join(os.path.dirname(path), f"vvae-{secrets.token_hex(8)}.partial")
+    file = open(temporary, "xb")
+    try:
+        with file:
+            numpy.save(file, array)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
 
 
 def main() -> int:

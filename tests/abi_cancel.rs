@@ -26,7 +26,8 @@ struct Long {
     rest: [u8; 4096 - size_of::<vvae_run_info>()],
 }
 
-/// A second thread watches until the handle is busy, and cancels at once: often before the run has even read its tensors.
+/// A second thread watches until the handle is busy, and cancels at once: often before the run has even read its
+/// tensors.
 #[test]
 fn a_cancel_at_the_very_start_of_a_run_acts() {
     let vae = Vae::open(&small()).unwrap();

@@ -1,7 +1,7 @@
 //! The planner corpus: the plans of many jobs on one GPU profile, compared with a committed table.
 //!
-//! It shows what a change to the planner costs or gains in bytes and estimated time. Needs no GPU: sizes follow from shapes,
-//! and the rates are fixed. `VVAE_UPDATE_CORPUS=1` writes the table.
+//! It shows what a change to the planner costs or gains in bytes and estimated time. Needs no GPU: sizes follow from
+//! shapes, and the rates are fixed. `VVAE_UPDATE_CORPUS=1` writes the table.
 
 #![cfg(feature = "cuda")]
 

@@ -233,7 +233,8 @@ struct OffloadedPlans {
     weights: u64,
 }
 
-/// Runs under decreasing limits, down to `least` percent or until tiles are needed, and compares bits and planned bytes.
+/// Runs under decreasing limits, down to `least` percent or until tiles are needed, and compares bits and planned
+/// bytes.
 fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str)) -> OffloadedPlans {
     let expected = run(vae, work);
     let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;

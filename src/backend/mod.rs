@@ -1,7 +1,7 @@
 //! The arithmetic: memory, weights, and operations on frames of activations.
 //!
-//! A result depends on the input frames only; not on how many frames share a call, nor on the number of threads. That makes
-//! bits independent of how a clip is cut. Knows no model, no plan and no clip.
+//! A result depends on the input frames only; not on how many frames share a call, nor on the number of threads. That
+//! makes bits independent of how a clip is cut. Knows no model, no plan and no clip.
 
 pub mod cpu;
 #[cfg(feature = "cuda")]
@@ -23,8 +23,8 @@ use crate::ir::{
 };
 
 /// Asked now and then on the calling thread while an operation runs. `true` ends it with
-/// [`Error::Cancelled`](crate::error::Error::Cancelled). An ended operation may be run again; operations that overwrite their
-/// input are never ended.
+/// [`Error::Cancelled`](crate::error::Error::Cancelled). An ended operation may be run again; operations that overwrite
+/// their input are never ended.
 pub type Stop<'a> = dyn FnMut() -> bool + 'a;
 
 /// What operations of a job share.
@@ -43,8 +43,8 @@ pub enum Residency {
     Host,
 }
 
-/// One device. A method may return before its result exists; the next method is ordered after it, and [`Backend::finish`] waits
-/// for all. Memory and weights must live until then.
+/// One device. A method may return before its result exists; the next method is ordered after it, and
+/// [`Backend::finish`] waits for all. Memory and weights must live until then.
 pub trait Backend: Send + Sync + 'static {
     /// Whether the device's memory is the host's.
     const HOST_MEMORY: bool;
@@ -58,8 +58,8 @@ pub trait Backend: Send + Sync + 'static {
     fn precision(&self) -> Precision;
     fn profile(&self) -> DeviceProfile;
     fn sizes(&self) -> &dyn Sizes;
-    /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says which is
-    /// missing and what to use instead. Asked once, before anything is loaded.
+    /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
+    /// which is missing and what to use instead. Asked once, before anything is loaded.
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()>;
     /// Free device memory, as far as the device can tell.
     fn free_bytes(&self) -> u64;
@@ -68,7 +68,8 @@ pub trait Backend: Send + Sync + 'static {
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<Self::Memory>;
     /// Whether some of the host memory could not be pinned. Copies then take longer than planned.
     fn is_pageable(&self, memory: &Self::Memory) -> bool;
-    /// Orders what follows after the host's stream. The calling thread then waits for nothing until [`Backend::finish`].
+    /// Orders what follows after the host's stream. The calling thread then waits for nothing until
+    /// [`Backend::finish`].
     fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream: orders it after everything. Without one: waits until every host tensor is written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
@@ -81,7 +82,8 @@ pub trait Backend: Send + Sync + 'static {
     fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Self::Store>;
     /// Whether offloaded weights could not be pinned.
     fn is_pageable_store(&self, store: &Self::Store) -> bool;
-    /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Reads one slab at a time.
+    /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Reads one slab at a
+    /// time.
     fn prepare(
         &self,
         store: &Self::Store,

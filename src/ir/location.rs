@@ -88,8 +88,8 @@ impl<L: Location> CachedFrame<L> {
     }
 }
 
-/// Splits the columns of a cached frame: the left ones on the device, the others in host memory. Both parts hold the columns
-/// next to the split, so every tile of a convolution reads one part only.
+/// Splits the columns of a cached frame: the left ones on the device, the others in host memory. Both parts hold the
+/// columns next to the split, so every tile of a convolution reads one part only.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct SplitColumns {
     width: u64,

@@ -1,4 +1,5 @@
-//! The words that the planner, the runner and the backends share: shapes, tensors, layouts, operations, device profiles.
+//! The words that the planner, the runner and the backends share: shapes, tensors, layouts, operations, device
+//! profiles.
 //!
 //! Owns plain data only. Knows no model, no plan and no device.
 

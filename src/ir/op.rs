@@ -77,8 +77,8 @@ pub struct ConvOp<L: Location> {
     pub partial_sums: PartialSums<L>,
 }
 
-/// Partial sums: products of earlier input frames, kept in f32 in place of those frames. They are the first terms of their
-/// sums, so the bits do not depend on where launches end.
+/// Partial sums: products of earlier input frames, kept in f32 in place of those frames. They are the first terms of
+/// their sums, so the bits do not depend on where launches end.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartialSums<L: Location> {
     /// What the first output frames of the operation start from.
@@ -115,8 +115,9 @@ pub struct BandedFrame<L: Location> {
     pub out: FrameRef<L>,
 }
 
-/// A convolution that runs in bands of rows, so that its normalised input never exists whole on the device. Offloaded frames
-/// are streamed per band; rematerialised ones are computed per band. Without a norm, fresh frames are read in place.
+/// A convolution that runs in bands of rows, so that its normalised input never exists whole on the device. Offloaded
+/// frames are streamed per band; rematerialised ones are computed per band. Without a norm, fresh frames are read in
+/// place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BandedConvOp<L: Location> {
     pub layer: LayerId,
@@ -207,8 +208,8 @@ pub struct NormaliseOp<L: Location> {
     pub frames: Vec<(L::Device, L::Device)>,
 }
 
-/// `out = softmax(q k^T) v` over the pixels of each frame. The input has q, k and v side by side in 3 x `channels` channels;
-/// the usual scale is folded into q.
+/// `out = softmax(q k^T) v` over the pixels of each frame. The input has q, k and v side by side in 3 x `channels`
+/// channels; the usual scale is folded into q.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AttentionOp<L: Location> {
     /// Shape of an output frame.

@@ -95,8 +95,8 @@ pub trait Sizes: Send + Sync {
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     /// `shape` is that of the result.
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
-    /// All band buffers of a banded convolution. More output frames mean fewer rows a band. The result also suffices for
-    /// fewer frames in bands of as many rows. `None` if the device cannot run this layout in bands.
+    /// All band buffers of a banded convolution. More output frames mean fewer rows a band. The result also suffices
+    /// for fewer frames in bands of as many rows. `None` if the device cannot run this layout in bands.
     fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64>;
     /// Partial sums for `pending` later outputs, in place of cached frames. `None` if no kernel keeps them.
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize>;
@@ -104,7 +104,7 @@ pub trait Sizes: Send + Sync {
     fn staging_bytes(&self, shape: FrameShape) -> u64;
     /// Scratch for the fades of tiles that are blended into a frame.
     fn fade_bytes(&self, shape: FrameShape) -> u64;
-    /// Bytes that must precede the band buffers in the block. Bands of a rematerialised frame are addressed through a tensor
-    /// map whose base is the start of the whole frame.
+    /// Bytes that must precede the band buffers in the block. Bands of a rematerialised frame are addressed through a
+    /// tensor map whose base is the start of the whole frame.
     fn tensor_map_headroom(&self, shape: FrameShape) -> u64;
 }

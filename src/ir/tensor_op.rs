@@ -26,8 +26,8 @@ pub struct Affine {
     pub add: f32,
 }
 
-/// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and columns
-/// beyond the host's image repeat its last ones.
+/// Frame `frame` of clip `batch` of a host tensor, from (`top`, `left`) on, becomes a frame of activations. Rows and
+/// columns beyond the host's image repeat its last ones.
 #[derive(Debug, Clone, Copy)]
 pub struct LoadTensor<'a> {
     pub from: &'a View,
@@ -69,8 +69,8 @@ pub struct Posterior {
     pub logvar_channel: u64,
 }
 
-/// Channels of a frame of activations, from `channel` on, become frame `frame` of clip `batch` of a host tensor; as many as
-/// the tensor has. Rows and columns beyond the host's image are dropped.
+/// Channels of a frame of activations, from `channel` on, become frame `frame` of clip `batch` of a host tensor; as
+/// many as the tensor has. Rows and columns beyond the host's image are dropped.
 #[derive(Debug, Clone, Copy)]
 pub struct StoreTensor<'a> {
     pub from: DeviceOffset,

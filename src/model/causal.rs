@@ -2,8 +2,8 @@
 //! A clip is padded by repeating its first frame. Taps on repetitions are summed at load time, into slabs for the first
 //! frames: frame 0 costs one tap instead of three, so a still image is a two-dimensional network.
 
-/// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the frame
-/// offset of a folded 1x1x1 convolution before it (0 without one).
+/// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the
+/// frame offset of a folded 1x1x1 convolution before it (0 without one).
 pub type Product = (usize, usize);
 
 /// The temporal behaviour of a convolution.

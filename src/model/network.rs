@@ -1,6 +1,6 @@
-//! The layers of encoder and decoder, in order, and their tensors.
-//! Both are chains of stages. A stage has one resolution and one frame rate. Its head is the convolution that changes to
-//! them: the first one, a downsampler or a folded upsampler.
+//! The layers of encoder and decoder, in order, and their tensors. Both are chains of stages. A stage has one
+//! resolution and one frame rate. Its head is the convolution that changes to them: the first one, a downsampler or a
+//! folded upsampler.
 
 use super::causal::Time;
 use super::config::Config;

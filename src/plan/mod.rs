@@ -1,7 +1,7 @@
 //! From a request and a memory limit to a plan: a schedule with its bytes and its estimated time.
 //!
-//! A plan is a rehearsal: the run later emits the same operations into the same slots, so it takes what was planned, to the
-//! byte. Knows a [`DeviceProfile`](crate::ir::DeviceProfile) and sizes, never a device.
+//! A plan is a rehearsal: the run later emits the same operations into the same slots, so it takes what was planned, to
+//! the byte. Knows a [`DeviceProfile`](crate::ir::DeviceProfile) and sizes, never a device.
 
 mod arena;
 mod cost;

@@ -50,8 +50,8 @@ struct Pace {
 const STEADY_SLICES: usize = 3;
 /// A stream's time is estimated as that of a clip of this many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
-/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too long. The
-/// planner itself never chooses more.
+/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
+/// long. The planner itself never chooses more.
 const MAX_PACKED_LATENTS: u64 = 6;
 
 impl Plan {
@@ -108,8 +108,8 @@ impl Plan {
         plan
     }
 
-    /// The same with an offset for every frame. Takes a little more than the lower bound: frames of many sizes never fit
-    /// exactly.
+    /// The same with an offset for every frame. Takes a little more than the lower bound: frames of many sizes never
+    /// fit exactly.
     pub fn packed(mut self, target: &Target) -> Plan {
         let slice = self.spec.policy.slice;
         let periodic = is_periodic(self.frames, slice);

@@ -79,8 +79,8 @@ impl SchedulePolicy {
     }
 }
 
-/// Whether a layer's cache can leave the device, if partial sums do not replace it. Only convolutions with a norm run in
-/// bands.
+/// Whether a layer's cache can leave the device, if partial sums do not replace it. Only convolutions with a norm run
+/// in bands.
 pub fn can_offload_cache(layer: &Layer) -> bool {
     let layout = &layer.layout;
     layer.time == Time::Causal && layout.window == Window::Same && layout.prologue != Prologue::None

@@ -12,8 +12,8 @@ use crate::model::{Direction, Network};
 /// Which work item runs next. A work item is one tile of one clip; without tiles, a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ItemOrder {
-    /// One item runs to its end before the next starts. Only one item's caches exist at a time, but with tiles every frame
-    /// of the clip is kept until its last tile.
+    /// One item runs to its end before the next starts. Only one item's caches exist at a time, but with tiles every
+    /// frame of the clip is kept until its last tile.
     ItemByItem,
     /// All items run a slice before any starts the next. Frames leave slice by slice, but every item keeps its caches.
     SliceBySlice,

@@ -12,7 +12,8 @@ thread_local! {
     pub(super) static DEVICE: RefCell<CString> = RefCell::new(c"cpu".to_owned());
 }
 
-/// The devices of this machine, by the ids that `vvae_create` takes. With VVAE_REQUIRE_CUDA, a missing GPU is a failure.
+/// The devices of this machine, by the ids that `vvae_create` takes. With VVAE_REQUIRE_CUDA, a missing GPU is a
+/// failure.
 pub fn devices() -> Vec<String> {
     // SAFETY: takes nothing.
     let count = unsafe { (api().vvae_device_count)() };

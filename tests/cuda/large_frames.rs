@@ -1,6 +1,6 @@
-//! Images with activations of more than 2^31 elements, compared row by row with smaller ones.
-//! All input rows are equal, so each result row, except near the edges, must equal the row one period above it, bit by
-//! bit. Rows near an edge are compared with those of an image of half the height, where norms see nearly the same values.
+//! Images with activations of more than 2^31 elements, compared row by row with smaller ones. All input rows are equal,
+//! so each result row, except near the edges, must equal the row one period above it, bit by bit. Rows near an edge are
+//! compared with those of an image of half the height, where norms see nearly the same values.
 
 use std::path::Path;
 

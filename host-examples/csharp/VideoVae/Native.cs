@@ -299,9 +299,9 @@ namespace VideoVae
         /// columns. Strides describe the memory layout: interleaved pixels [T, H, W, 3] have the strides
         /// { T*H*W*3, 1, H*W*3, W*3, 3 }.
         ///
-        /// An output must not share a byte with another tensor of the call: VVAE_ERROR_TENSOR. Address ranges may overlap if the
-        /// elements do not: latent and logvar may be the two halves of one [B, 2*C, T, H, W] buffer, in any layout. The check is
-        /// exact for slices of permuted or padded buffers. Layouts that take too long to check are refused.
+        /// An output must not share a byte with another tensor of the call: VVAE_ERROR_TENSOR. Address ranges may overlap if
+        /// the elements do not: latent and logvar may be the two halves of one [B, 2*C, T, H, W] buffer, in any layout. The
+        /// check is exact for slices of permuted or padded buffers. Layouts that take too long to check are refused.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_tensor

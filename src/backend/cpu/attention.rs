@@ -14,8 +14,8 @@ const KEYS: usize = 56;
 /// The most panels of queries that share the copy of a tile of keys.
 const PANELS: usize = 8;
 
-/// Scratch of a slot, in floats: keys and values of a tile; queries; sums; scores; then maximum, total and factor of each
-/// query.
+/// Scratch of a slot, in floats: keys and values of a tile; queries; sums; scores; then maximum, total and factor of
+/// each query.
 #[derive(Clone, Copy)]
 struct AttentionScratch {
     panels: usize,

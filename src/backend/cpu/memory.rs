@@ -15,8 +15,8 @@ pub(super) const ALIGN: u64 = 64;
 pub type AllocFn = unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void;
 pub type FreeFn = unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64);
 
-/// The host's own allocator. Its maker guarantees that both functions may be called with `user` from any thread, as long
-/// as anything allocated through it lives.
+/// The host's own allocator. Its maker guarantees that both functions may be called with `user` from any thread, as
+/// long as anything allocated through it lives.
 #[derive(Debug, Clone, Copy)]
 pub struct HostCallbacks {
     pub alloc: AllocFn,

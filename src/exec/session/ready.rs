@@ -131,8 +131,8 @@ impl<B: Backend> Engine<B> {
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
-    /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is planned
-    /// again for what is left.
+    /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is
+    /// planned again for what is left.
     pub(super) fn make_ready(
         &mut self,
         direction: Direction,

@@ -38,8 +38,8 @@ pub(super) fn canonical(name: &str) -> Cow<'_, str> {
     renamed().map_or(Cow::Borrowed(name), Cow::Owned)
 }
 
-/// Whether a tensor of shape `expected` may have shape `found` in a file. Older files have attention's matrices, the only
-/// tensors of two dimensions, as convolutions with kernel 1.
+/// Whether a tensor of shape `expected` may have shape `found` in a file. Older files have attention's matrices, the
+/// only tensors of two dimensions, as convolutions with kernel 1.
 pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
     let matrix = expected.len() == 2 && found.len() <= 5;
     found == expected || matrix && found.starts_with(expected) && found[2..].iter().all(|dim| *dim == 1)
@@ -133,8 +133,8 @@ impl TensorTable {
     }
 }
 
-/// The configuration that the shapes imply, with `groups` from the file's metadata. Reads only the shapes that it needs;
-/// the comparison with the table checks all of them.
+/// The configuration that the shapes imply, with `groups` from the file's metadata. Reads only the shapes that it
+/// needs; the comparison with the table checks all of them.
 pub(super) fn config_of(shapes: &ShapesByName, groups: Option<u64>) -> Check<Config> {
     let levels = count(shapes, "encoder.down_blocks.", ".resnets.", "resolution levels", MAX_LEVELS)?;
     let layers = count(shapes, "encoder.down_blocks.0.resnets.", ".", "residual blocks a level", MAX_LAYERS)?;

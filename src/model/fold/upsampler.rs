@@ -1,5 +1,5 @@
-//! The upsampler multiplied out. A 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time, and
-//! a causal 3x3x3 convolution become four interleaved convolutions with 2 x 2 taps over the small image.
+//! The upsampler multiplied out. A 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time,
+//! and a causal 3x3x3 convolution become four interleaved convolutions with 2 x 2 taps over the small image.
 
 use std::cmp::Reverse;
 use std::sync::OnceLock;

@@ -14,8 +14,8 @@ use crate::workers;
 const WARM_UP: usize = 2;
 /// Slices after its own in which a frame may still be live.
 const REACH: usize = 3;
-/// Slices after which frames get the same offsets again. Cached frames form rings of two, three or more slices; this is a
-/// common multiple of most.
+/// Slices after which frames get the same offsets again. Cached frames form rings of two, three or more slices; this is
+/// a common multiple of most.
 const PERIOD: usize = 6;
 /// Tries for each starting order: fewer where more frames interfere, within bounds.
 const INTERFERENCES: usize = 300_000;

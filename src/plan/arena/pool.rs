@@ -15,8 +15,8 @@ use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
 /// How a frame gets its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SlotKind {
-    /// Its lifetime is unknown in advance: it takes any free slot of its size. For frames that a host pushes, and for rings of cached
-    /// frames.
+    /// Its lifetime is unknown in advance: it takes any free slot of its size. For frames that a host pushes, and for
+    /// rings of cached frames.
     Pooled,
     /// Its lifetime is known from the rehearsal.
     Packed,

@@ -126,7 +126,8 @@ impl CostModel<'_> {
         (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up + down)
     }
 
-    /// The cost of taking the cache of `layer` off the device, for one chunk; `head` is that of its stage, with its input.
+    /// The cost of taking the cache of `layer` off the device, for one chunk; `head` is that of its stage, with its
+    /// input.
     pub fn offload_cost(
         &self,
         layer: LayerId,

@@ -1,6 +1,7 @@
 //! What things take: bytes of frames and buffers, multiplications, seconds.
 //!
-//! Owns all arithmetic over [`DeviceProfile`](crate::ir::DeviceProfile) and [`Sizes`](crate::ir::Sizes). Decides nothing.
+//! Owns all arithmetic over [`DeviceProfile`](crate::ir::DeviceProfile) and [`Sizes`](crate::ir::Sizes). Decides
+//! nothing.
 
 mod buffers;
 mod estimate;

@@ -160,8 +160,8 @@ impl WeightBytes {
 /// Weights below this fraction of all weights are not worth fetching.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
-/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer. Stages at full
-/// resolution are excluded because they run most often.
+/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer. Stages at
+/// full resolution are excluded because they run most often.
 pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) -> Vec<bool> {
     if !target.profile.offloads {
         return vec![false; network.layers.len()];

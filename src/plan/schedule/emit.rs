@@ -214,7 +214,8 @@ impl Emitter {
         (PartialSums { before, after: Some(PartialSumsOut { pending, into }) }, before.filter(|_| !in_place))
     }
 
-    /// Slots for output frames: those of `over` if nobody else uses them and the device can write in place, else new ones.
+    /// Slots for output frames: those of `over` if nobody else uses them and the device can write in place, else new
+    /// ones.
     pub fn outputs(
         &self,
         layer: LayerId,

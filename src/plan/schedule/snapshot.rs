@@ -1,5 +1,6 @@
-//! The persisted state of a waiting stream. A schedule follows from frame counts, so only the number of loaded frames and the
-//! contents of cached frames are saved; a new schedule reaches the same point by replaying its operations without running them.
+//! The persisted state of a waiting stream. A schedule follows from frame counts, so only the number of loaded frames
+//! and the contents of cached frames are saved; a new schedule reaches the same point by replaying its operations
+//! without running them.
 
 use super::{Schedule, Wait};
 use crate::plan::arena::Slot;
@@ -40,7 +41,8 @@ impl Schedule {
         PersistedSlot { slot, on_host, bytes: arena.slot_bytes(slot) }
     }
 
-    /// Brings a new stream schedule to where one waits that has loaded `loaded` frames. The contents of its slots are missing.
+    /// Brings a new stream schedule to where one waits that has loaded `loaded` frames. The contents of its slots are
+    /// missing.
     pub fn skip_to(&mut self, loaded: u64) {
         let slice = self.spec.policy.slice;
         // Slices repeat after the warm-up, so most of a long clip is only counted.

@@ -1,7 +1,7 @@
 //! The schedule of one work item: a clip, or one tile of it. Decides which stage computes which frames next.
 //!
-//! Stages run as deep as they can before new input is loaded, so few frames are live. Everything depends on frame counts
-//! only; a rehearsal without computing tells the memory.
+//! Stages run as deep as they can before new input is loaded, so few frames are live. Everything depends on frame
+//! counts only; a rehearsal without computing tells the memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -170,8 +170,8 @@ impl WorkItem {
         }
     }
 
-    /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`, loads
-    /// input as needed. Finished frames are appended to `finished`.
+    /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`,
+    /// loads input as needed. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
         if !may_load && self.room() > 0 {
             // Work starts with the whole slice, so that memory does not depend on how the host pushes.
@@ -202,8 +202,8 @@ impl WorkItem {
         self.network().layers[head].time.outputs(queued) - self.computed[stage]
     }
 
-    /// Frames of a stage's next chunk. Where caches are offloaded, an incomplete chunk comes first: there is no cache to move
-    /// yet, and at the end it would move all of it for few frames.
+    /// Frames of a stage's next chunk. Where caches are offloaded, an incomplete chunk comes first: there is no cache
+    /// to move yet, and at the end it would move all of it for few frames.
     fn chunk(&self, stage: usize) -> u64 {
         let policy = &self.emitter.policy;
         let chunk = policy.chunks[stage];
@@ -348,8 +348,8 @@ impl WorkItem {
         out
     }
 
-    /// The first input frame of block `block` that stays cached; `block` may be one past the last, for the stage's output.
-    /// A frame that blocks add to in place lives until a block with a shortcut writes a new one.
+    /// The first input frame of block `block` that stays cached; `block` may be one past the last, for the stage's
+    /// output. A frame that blocks add to in place lives until a block with a shortcut writes a new one.
     fn first_cached_input(&self, stage: usize, block: usize) -> u64 {
         let (emitter, layers) = (&self.emitter, &self.network().stages[stage]);
         let Some(block_layers) = layers.blocks.get(block) else {

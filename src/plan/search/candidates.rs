@@ -7,8 +7,8 @@ use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
 use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
 use crate::plan::request::Request;
 
-/// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices; longer
-/// slices queue more frames at every stage.
+/// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices;
+/// longer slices queue more frames at every stage.
 const MAX_PLANNED_SLICE: u64 = 4;
 const SLICE_SHARE: u64 = 8;
 
@@ -33,7 +33,8 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     policies
 }
 
-/// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of them.
+/// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of
+/// them.
 pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<SchedulePolicy> {
     let network = &*request.network;
     if request.is_still() {
@@ -72,7 +73,8 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     policies
 }
 
-/// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached frame.
+/// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached
+/// frame.
 pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
     let network = &*request.network;
     let costs = CostModel { network, target: *target };
@@ -92,7 +94,8 @@ pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Targe
     let network = &*request.network;
     let recomputable: Vec<LayerId> =
         (0..network.stages.len()).filter_map(|stage| recomputable_layer(network, stage)).collect();
-    // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one reason.
+    // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one
+    // reason.
     let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
     let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));
     let readers: Vec<LayerId> = stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect();

@@ -1,5 +1,5 @@
-//! Finds the fastest plan within a limit. Chunks and slices shrink first, then caches and weights are offloaded; both are
-//! exact. Tiles come last.
+//! Finds the fastest plan within a limit. Chunks and slices shrink first, then caches and weights are offloaded; both
+//! are exact. Tiles come last.
 //!
 //! Owns the order of preference. Estimates come from `cost`, memory from rehearsed plans.
 
@@ -21,8 +21,8 @@ use super::plan::Plan;
 use super::policy::SchedulePolicy;
 use super::request::{PlanError, Request};
 
-/// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if nothing exact
-/// fits, or if the host asks for them.
+/// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if
+/// nothing exact fits, or if the host asks for them.
 pub fn search(request: &Request, target: &Target) -> Result<Plan, PlanError> {
     let (smallest, policies) = (RefCell::new(Smallest::default()), resident_policies(request, &target.profile));
     let search = Search {

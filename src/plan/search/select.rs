@@ -17,8 +17,8 @@ use crate::workers;
 
 /// Policies per full-resolution chunk size that are looked at closely.
 const MAX_PROMISING: usize = 3;
-/// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans whose lower
-/// bound is below this share of the limit; the last one takes what is left.
+/// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
+/// whose lower bound is below this share of the limit; the last one takes what is left.
 const MAX_PACKED: usize = 8;
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 /// Weights below this fraction of the limit are not worth a second search.
@@ -65,8 +65,8 @@ impl Smallest {
 }
 
 impl<'a> Search<'a> {
-    /// Maps items on all threads, in order. Each item meets its own smallest plans, compared in that order too, so the result
-    /// does not depend on timing.
+    /// Maps items on all threads, in order. Each item meets its own smallest plans, compared in that order too, so the
+    /// result does not depend on timing.
     fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
         let Search { request, limit, ref grid, ref offloaded_weights, target, smallest } = *self;
         let found = workers::map(items, |item| {
@@ -208,8 +208,8 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per full-resolution chunk size, keeps the three fastest policies that fit with every cache offloaded; and of each,
-    /// variants with fewer materialised frames, which leave more room for caches.
+    /// Per full-resolution chunk size, keeps the three fastest policies that fit with every cache offloaded; and of
+    /// each, variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
         let found = self.each(banded_policies(self.request, &self.target.profile), |search, policy| {
@@ -242,8 +242,8 @@ impl<'a> Search<'a> {
         some.or(Some(none))
     }
 
-    /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would wait
-    /// longest, and no more than keeps them from waiting.
+    /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
+    /// wait longest, and no more than keeps them from waiting.
     fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
         let policy = without_caches(self.request, policy, &self.target);
         let gains = self.residency_gains(&policy);

@@ -9,9 +9,9 @@ use crate::ir::{ConvLayout, ConvSource, Prologue};
 
 /// The packed weights of one convolution.
 ///
-/// Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have 32
-/// output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input channel], for
-/// `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
+/// Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have
+/// 32 output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input
+/// channel], for `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
 pub struct ConvWeights {
     pub(super) layout: ConvLayout,
     block: HostBlock,

@@ -1,5 +1,5 @@
-//! A symbolic device: a frame's content is a hash of how it was made. A wrong frame, slab or slot gives another hash, and
-//! policies that must give the same bits must give the same hashes.
+//! A symbolic device: a frame's content is a hash of how it was made. A wrong frame, slab or slot gives another hash,
+//! and policies that must give the same bits must give the same hashes.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -305,7 +305,8 @@ impl Symbols {
     }
 }
 
-/// The bands of the operation in front fit into the planned band buffers, in the smallest bands: those of the most frames.
+/// The bands of the operation in front fit into the planned band buffers, in the smallest bands: those of the most
+/// frames.
 fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
     if let Some(Op::BandedConv(op)) = schedule.front() {
         let contents = BandContents { outputs: device.target().profile.chunk_frames, ..op.band_contents() };

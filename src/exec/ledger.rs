@@ -33,9 +33,13 @@ impl Ledger {
     }
 
     pub fn hold(self: &Arc<Ledger>, bytes: u64) -> Held {
+        self.add(bytes);
+        Held { ledger: Arc::clone(self), bytes }
+    }
+
+    fn add(&self, bytes: u64) {
         let now = self.now.fetch_add(bytes, Relaxed) + bytes;
         self.peak.fetch_max(now, Relaxed);
-        Held { ledger: Arc::clone(self), bytes }
     }
 
     /// Says how much of what is held only waits for the next call.
@@ -57,9 +61,8 @@ impl Ledger {
 
 impl Held {
     pub fn grow(&mut self, bytes: u64) {
-        let more = self.ledger.hold(bytes);
-        self.bytes += more.bytes;
-        std::mem::forget(more);
+        self.ledger.add(bytes);
+        self.bytes += bytes;
     }
 
     pub fn bytes(&self) -> u64 {
@@ -84,5 +87,15 @@ mod tests {
         drop(ledger.hold(50));
         drop(a);
         assert_eq!((ledger.figures().now, ledger.figures().peak), (0, 150));
+    }
+
+    #[test]
+    fn growing_keeps_no_ledger_alive() {
+        let ledger = Arc::new(Ledger::default());
+        let mut held = ledger.hold(100);
+        held.grow(50);
+        assert_eq!((ledger.figures().now, held.bytes(), Arc::strong_count(&ledger)), (150, 150, 2));
+        drop(held);
+        assert_eq!((ledger.figures().now, ledger.figures().peak, Arc::strong_count(&ledger)), (0, 150, 1));
     }
 }

@@ -152,14 +152,15 @@ typedef struct vvae_stream vvae_stream;
 typedef void (*vvae_log_fn)(void *user, int32_t level, const char *message);
 
 // Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
+// Functions of this library that take a handle, and vvae_create, return VVAE_ERROR_STATE in it; vvae_cancel works.
 typedef void *(*vvae_alloc_fn)(void *user, uint64_t bytes, uint64_t align);
 
-// Frees a block. Called from any thread; must not throw.
+// Frees a block. Called as vvae_alloc_fn is.
 typedef void (*vvae_free_fn)(void *user, void *block, uint64_t bytes);
 
 // Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
-// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
-// must not call this library.
+// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw.
+// It may call this library as vvae_alloc_fn may.
 typedef void *(*vvae_device_alloc_fn)(void *user, int32_t device, uint64_t bytes);
 
 // Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
@@ -418,7 +419,8 @@ int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 // Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
 // within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
 // when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-// any other time does nothing, also to the next call. [any-thread]
+// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
+// the handle is open. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
 // Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the

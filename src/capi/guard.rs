@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use super::table::{self, Handle, Open, OpenStream};
 use super::text;
 use super::types::*;
+use crate::backend::host_callback;
 use crate::error::{Error, Result};
 
 /// The result of a call that did not fail: `VVAE_OK` or flow control.
@@ -65,11 +66,22 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     with_handle(|| table::find_stream(s), close)
 }
 
+/// Refuses calls that could wait for themselves.
+pub(super) fn check_caller() -> Result<()> {
+    if host_callback::is_inside() {
+        return Err(Error::State(
+            "the call came from an allocator of the host, which the library is waiting for; call when it has returned"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
 fn with_handle(
     find: impl FnOnce() -> Result<Arc<Handle>>,
     body: impl FnOnce(&Arc<Handle>) -> Result<Status>,
 ) -> Status {
-    match caught(find).unwrap_or_else(Err) {
+    match caught(|| check_caller().and_then(|()| find())).unwrap_or_else(Err) {
         Ok(handle) => {
             let outcome = caught(|| body(&handle)).unwrap_or_else(|panic| {
                 handle.mark_broken();

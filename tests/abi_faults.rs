@@ -276,3 +276,18 @@ fn an_allocator_that_calls_the_library_gets_an_error() {
     drop(vae);
     other.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).expect("the other handle is as it was");
 }
+
+#[test]
+fn a_relative_checkpoint_survives_chdir() {
+    if !is_alone() {
+        alone("a_relative_checkpoint_survives_chdir");
+        return;
+    }
+    let folder = Folder::new("chdir");
+    std::env::set_current_dir(small().parent().unwrap()).unwrap();
+    let vae = Vae::open(Path::new("small.safetensors")).unwrap();
+    std::env::set_current_dir(&folder.0).unwrap();
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+    vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).expect("the weights are loaded from where they were");
+    new_stream(&vae).save().expect("the file is identified");
+}

@@ -142,6 +142,9 @@
 // VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
 // callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
 // Handles are independent of each other.
+//
+// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
+// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
 typedef struct vvae vvae;
 
 // A clip in pieces. It belongs to its handle and is closed with it.
@@ -423,8 +426,8 @@ int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 // the handle is open. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
-// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
 // without the NUL; `text` may be NULL. [any-thread]
 int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 

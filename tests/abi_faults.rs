@@ -24,6 +24,10 @@ use video_vae::capi::*;
 unsafe extern "C" {
     fn mkfifo(path: *const c_char, mode: u32) -> c_int;
     fn signal(number: c_int, handler: usize) -> usize;
+    fn fork() -> c_int;
+    fn waitpid(child: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn alarm(seconds: u32) -> u32;
+    fn _exit(code: c_int) -> !;
     fn pthread_self() -> usize;
     fn pthread_kill(thread: usize, number: c_int) -> c_int;
 }
@@ -290,4 +294,56 @@ fn a_relative_checkpoint_survives_chdir() {
     let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
     vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).expect("the weights are loaded from where they were");
     new_stream(&vae).save().expect("the file is identified");
+}
+
+/// The calls of a forked child. Returns the number of the first that is wrong.
+fn calls_after_fork(vae: &Vae, stream: &Stream, weights: &CString) -> c_int {
+    let (video, latent) = (Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]), Buffer::new(VVAE_DTYPE_F32, LATENT));
+    let mut v = null_mut();
+    // SAFETY: the arguments are valid.
+    let statuses = unsafe {
+        [
+            (api().vvae_memory)(vae.0, &mut sized()),
+            (api().vvae_encode)(vae.0, &video.tensor(), &latent.tensor(), null()),
+            (api().vvae_trim)(vae.0, VVAE_TRIM_WEIGHTS),
+            (api().vvae_cancel)(vae.0),
+            (api().vvae_create)(&create_info(weights), &mut v),
+            (api().vvae_stream_push)(stream.s, null(), null_mut()),
+            (api().vvae_stream_close)(stream.s),
+            (api().vvae_free)(vae.0),
+        ]
+    };
+    match statuses.iter().position(|status| *status != VVAE_ERROR_STATE) {
+        Some(wrong) => 1 + wrong as c_int,
+        None if !error_text(vae.0).contains("fork") => 100,
+        None => 0,
+    }
+}
+
+#[test]
+fn a_forked_child_gets_errors() {
+    if !is_alone() {
+        let text = alone("a_forked_child_gets_errors");
+        assert!(!text.contains("panicked"), "{text}");
+        return;
+    }
+    let (vae, weights) = (Vae::open(&small()).unwrap(), CString::new(small().to_str().unwrap()).unwrap());
+    vae.configure("threads", "3").unwrap();
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+    let encode = || vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).unwrap();
+    encode();
+    let stream = new_stream(&vae);
+    // SAFETY: the child calls the library, and ends without running anything else.
+    unsafe {
+        let child = fork();
+        if child == 0 {
+            alarm(20);
+            _exit(calls_after_fork(&vae, &stream, &weights));
+        }
+        let mut status = -1;
+        assert_eq!(waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child's exit code is the number of the wrong call, times 256");
+    }
+    encode();
+    stream.save().expect("the parent goes on");
 }

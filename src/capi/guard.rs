@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::table::{self, Handle, Open, OpenStream};
 use super::text;
@@ -66,8 +66,27 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     with_handle(|| table::find_stream(s), close)
 }
 
-/// Refuses calls that could wait for themselves.
+/// The process that created the first handle; 0: none yet.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Called before anything is created that a fork would break: threads, locks, device contexts.
+pub(super) fn own_process() {
+    let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Whether this is a child of the process that the handles are in. Safe in a signal handler.
+pub(super) fn is_forked() -> bool {
+    ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+}
+
+/// Refuses calls that could wait for themselves, or for threads that are not there.
 pub(super) fn check_caller() -> Result<()> {
+    if is_forked() {
+        return Err(Error::State(
+            "this process was forked from one that had created a handle; fork before the first vvae_create, or exec"
+                .into(),
+        ));
+    }
     if host_callback::is_inside() {
         return Err(Error::State(
             "the call came from an allocator of the host, which the library is waiting for; call when it has returned"

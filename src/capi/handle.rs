@@ -27,6 +27,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { out.write_unaligned(std::ptr::null_mut()) };
         guard::check_caller()?;
+        guard::own_process();
         // SAFETY: the host vouches for a struct as long as it says.
         let info = unsafe { sized::read("info", info) }?;
         check_version(info.abi_version)?;
@@ -103,22 +104,20 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     // A signal handler gets no further than this: the rest locks and allocates.
-    if cancel::request(v.addr()) {
+    if !guard::is_forked() && cancel::request(v.addr()) {
         return VVAE_OK;
     }
     guard::any_time(v, |handle| handle.check_intact().map(|()| VVAE_OK))
 }
 
-/// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-/// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+/// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+/// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
 /// without the NUL; `text` may be NULL. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u64) -> i64 {
     guard::value(i64::from(VVAE_ERROR_INTERNAL), || {
-        let message = match table::find(v) {
-            Ok(handle) => handle.error.lock().clone(),
-            Err(_) => text::last_error(),
-        };
+        let handle = guard::check_caller().and_then(|()| table::find(v));
+        let message = handle.map_or_else(|_| text::last_error(), |handle| handle.error.lock().clone());
         // SAFETY: the host vouches for a buffer of this capacity.
         unsafe { text::write(&message, text, capacity) as i64 }
     })

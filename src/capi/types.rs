@@ -82,6 +82,9 @@ pub const VVAE_PARAM_HAS_RANGE: u32 = 2;
 /// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
 /// callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
 /// Handles are independent of each other.
+///
+/// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
+/// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
 pub struct vvae {
     _private: (),
 }

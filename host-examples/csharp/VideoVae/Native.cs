@@ -622,8 +622,8 @@ namespace VideoVae
         public static extern int vvae_cancel(VaeHandle v);
 
         /// <summary>
-        /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-        /// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+        /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+        /// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
         /// without the NUL; `text` may be NULL. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]

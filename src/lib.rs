@@ -8,13 +8,15 @@
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
-//! - [`tensor`], [`error`], [`checksum`], `workers`: the words all of them use, and threads while loading and planning.
+//! - [`tensor`], [`error`], [`checksum`], `workers`, `float_mode`: the words all of them use, threads while loading and
+//!   planning, and the floating-point mode of threads.
 
 pub mod backend;
 pub mod capi;
 pub mod checksum;
 pub mod error;
 pub mod exec;
+mod float_mode;
 pub mod ir;
 pub mod model;
 pub mod node;

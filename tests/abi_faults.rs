@@ -347,3 +347,51 @@ fn a_forked_child_gets_errors() {
     encode();
     stream.save().expect("the parent goes on");
 }
+
+#[cfg(target_arch = "x86_64")]
+mod float_mode {
+    use super::*;
+    use std::arch::asm;
+
+    const DEFAULT: u32 = 0x1f80;
+    /// Rounds up; denormals are zero.
+    const STRANGE: u32 = DEFAULT | 0x4000 | 0x8040;
+
+    fn set(mode: u32) {
+        // SAFETY: a valid mode. What is computed in it is not relied on.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &mode, options(nostack, readonly)) };
+    }
+
+    fn get() -> u32 {
+        let mut mode = 0u32;
+        // SAFETY: writes the number.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &mut mode, options(nostack)) };
+        mode
+    }
+
+    /// Loads weights and runs in a mode. A handle of its own: weights are shared while one is open.
+    fn results(mode: u32, video: &Buffer) -> [Vec<u8>; 2] {
+        set(mode);
+        let vae = Vae::open(&small()).unwrap();
+        vae.configure("threads", "2").unwrap();
+        let (mut latent, mut decoded) = (Buffer::new(VVAE_DTYPE_F32, [1, 16, 2, 4, 4]), video.clone());
+        vae.encode(video, &mut latent).unwrap();
+        vae.decode(&latent, &mut decoded).unwrap();
+        let left = get() & !0x3f;
+        set(DEFAULT);
+        assert_eq!(left, mode, "the caller's mode is as it was");
+        [latent.bytes().to_vec(), decoded.bytes().to_vec()]
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_the_callers_float_mode() {
+        if !is_alone() {
+            alone("float_mode::bits_do_not_depend_on_the_callers_float_mode");
+            return;
+        }
+        let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 5, 32, 32]);
+        video.f32_mut().iter_mut().enumerate().for_each(|(i, v)| *v = (i as f32 * 0.37).sin());
+        let strange = results(STRANGE, &video);
+        assert!(strange == results(DEFAULT, &video));
+    }
+}

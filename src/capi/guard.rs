@@ -11,6 +11,7 @@ use super::text;
 use super::types::*;
 use crate::backend::host_callback;
 use crate::error::{Error, Result};
+use crate::float_mode::DefaultMode;
 
 /// The result of a call that did not fail: `VVAE_OK` or flow control.
 pub(super) type Status = i32;
@@ -22,6 +23,7 @@ pub(super) fn value<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 
 /// Functions without a handle.
 pub(super) fn call(body: impl FnOnce() -> Result<Status>) -> Status {
+    let _mode = DefaultMode::enter();
     settle(None, caught(body).unwrap_or_else(Err))
 }
 
@@ -100,6 +102,7 @@ fn with_handle(
     find: impl FnOnce() -> Result<Arc<Handle>>,
     body: impl FnOnce(&Arc<Handle>) -> Result<Status>,
 ) -> Status {
+    let _mode = DefaultMode::enter();
     match caught(|| check_caller().and_then(|()| find())).unwrap_or_else(Err) {
         Ok(handle) => {
             let outcome = caught(|| body(&handle)).unwrap_or_else(|panic| {

@@ -83,6 +83,9 @@ pub const VVAE_PARAM_HAS_RANGE: u32 = 2;
 /// callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
 /// Handles are independent of each other.
 ///
+/// Calls compute in the processor's default floating-point mode, whatever the caller's: round to nearest, keep
+/// denormals. The caller's mode is restored. Callbacks run in the default mode.
+///
 /// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
 /// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
 pub struct vvae {

@@ -145,6 +145,12 @@
 // VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
 // callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
 // Handles are independent of each other.
+//
+// Calls compute in the processor's default floating-point mode, whatever the caller's: round to nearest, keep
+// denormals. The caller's mode is restored. Callbacks run in the default mode.
+//
+// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
+// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
 typedef struct vvae vvae;
 
 // A clip in pieces. It belongs to its handle and is closed with it.
@@ -155,14 +161,15 @@ typedef struct vvae_stream vvae_stream;
 typedef void (*vvae_log_fn)(void *user, int32_t level, const char *message);
 
 // Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
+// Functions of this library that take a handle, and vvae_create, return VVAE_ERROR_STATE in it; vvae_cancel works.
 typedef void *(*vvae_alloc_fn)(void *user, uint64_t bytes, uint64_t align);
 
-// Frees a block. Called from any thread; must not throw.
+// Frees a block. Called as vvae_alloc_fn is.
 typedef void (*vvae_free_fn)(void *user, void *block, uint64_t bytes);
 
 // Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
-// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
-// must not call this library.
+// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw.
+// It may call this library as vvae_alloc_fn may.
 typedef void *(*vvae_device_alloc_fn)(void *user, int32_t device, uint64_t bytes);
 
 // Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
@@ -421,11 +428,12 @@ int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 // Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
 // within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
 // when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-// any other time does nothing, also to the next call. [any-thread]
+// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
+// the handle is open. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
-// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
 // without the NUL; `text` may be NULL. [any-thread]
 int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 

@@ -5,6 +5,8 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism, scope};
 
+use crate::float_mode;
+
 /// Below this many elements, starting threads costs more than they save.
 const WORTH_A_THREAD: usize = 1 << 17;
 
@@ -69,9 +71,14 @@ pub fn for_each<T: Send, S>(
             work(&mut state, item);
         }
     };
+    let run_on_thread = || {
+        float_mode::set_default();
+        run();
+    };
     scope(|in_scope| {
         // If the system refuses a thread, the others do its items.
-        let started: Vec<_> = (0..threads).filter_map(|_| Builder::new().spawn_scoped(in_scope, run).ok()).collect();
+        let started: Vec<_> =
+            (0..threads).filter_map(|_| Builder::new().spawn_scoped(in_scope, run_on_thread).ok()).collect();
         if started.is_empty() {
             run();
         }

@@ -5,20 +5,37 @@
 
 mod common;
 
-use std::ffi::{CString, c_char, c_int};
+use std::ffi::{CString, c_char, c_int, c_void};
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
-use std::ptr::null;
+use std::process::{Command, Stdio};
+use std::ptr::{null, null_mut, without_provenance_mut};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::Relaxed};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use common::safetensors::Folder;
-use common::{Buffer, Stream, Vae, api, outcome, run_info, small};
+use common::{Buffer, Stream, Vae, api, create_info, error_text, outcome, run_info, sized, small};
 use video_vae::capi::*;
 
 unsafe extern "C" {
     fn mkfifo(path: *const c_char, mode: u32) -> c_int;
+    fn signal(number: c_int, handler: usize) -> usize;
+    fn fork() -> c_int;
+    fn waitpid(child: c_int, status: *mut c_int, options: c_int) -> c_int;
+    fn alarm(seconds: u32) -> u32;
+    fn _exit(code: c_int) -> !;
+    fn pthread_self() -> usize;
+    fn pthread_kill(thread: usize, number: c_int) -> c_int;
 }
+
+#[cfg(target_os = "linux")]
+const SIGUSR1: c_int = 10;
+#[cfg(not(target_os = "linux"))]
+const SIGUSR1: c_int = 30;
 
 const LATENT: [i64; 5] = [1, 16, 1, 2, 2];
 
@@ -139,5 +156,242 @@ fn an_output_needs_memory_of_its_own() {
                 assert_eq!(whole.f32()[half as usize / 4 + at as usize].to_bits(), expected.to_bits());
             }
         }
+    }
+}
+
+/// Runs a test of this file in a process of its own, which may hang or crash. Returns what it wrote, if it passed.
+fn alone(test: &str) -> String {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--nocapture", "--include-ignored"])
+        .env("VVAE_ALONE", "1")
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let started = Instant::now();
+    let status = loop {
+        match child.try_wait().unwrap() {
+            Some(status) => break Some(status),
+            None if started.elapsed() > Duration::from_secs(60) => break None,
+            None => thread::sleep(Duration::from_millis(20)),
+        }
+    };
+    child.kill().ok();
+    let output = child.wait_with_output().unwrap();
+    let text = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    assert!(status.expect("it hangs").success(), "{text}");
+    text
+}
+
+fn is_alone() -> bool {
+    std::env::var_os("VVAE_ALONE").is_some()
+}
+
+static CANCELLED: AtomicPtr<vvae> = AtomicPtr::new(null_mut());
+static CANCELS: AtomicU32 = AtomicU32::new(0);
+
+extern "C" fn cancel_in_handler(_: c_int) {
+    // SAFETY: a handle that stays open.
+    if unsafe { (api().vvae_cancel)(CANCELLED.load(Relaxed)) } == VVAE_OK {
+        CANCELS.fetch_add(1, Relaxed);
+    }
+}
+
+/// Signals interrupt a thread wherever it is, also while it holds a lock of the library.
+#[test]
+fn cancel_works_in_a_signal_handler() {
+    if !is_alone() {
+        alone("cancel_works_in_a_signal_handler");
+        return;
+    }
+    let vae = Vae::open(&small()).unwrap();
+    CANCELLED.store(vae.0, Relaxed);
+    // SAFETY: the handler calls a function that is safe in handlers.
+    let me = unsafe {
+        signal(SIGUSR1, cancel_in_handler as extern "C" fn(c_int) as usize);
+        pthread_self()
+    };
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Relaxed) {
+                // SAFETY: the thread outlives this one.
+                unsafe { pthread_kill(me, SIGUSR1) };
+                thread::sleep(Duration::from_micros(20));
+            }
+        });
+        let (mut latent, started) = (Buffer::new(VVAE_DTYPE_F32, LATENT), Instant::now());
+        let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+        let mut stopped = 0;
+        while started.elapsed() < Duration::from_secs(3) {
+            for _ in 0..1000 {
+                vae.memory();
+                // SAFETY: nothing to trim is an error, but takes the handle.
+                unsafe { (api().vvae_trim)(vae.0, 0) };
+            }
+            stopped += u32::from(vae.encode(&video, &mut latent).is_err_and(|e| e.status == VVAE_ERROR_CANCELLED));
+        }
+        done.store(true, Relaxed);
+        assert!(stopped > 0 && CANCELS.load(Relaxed) > 100, "{stopped} stopped, {CANCELS:?} cancels");
+    });
+}
+
+/// The statuses of calls that an allocator of the host made.
+static INNER: Mutex<Vec<i32>> = Mutex::new(Vec::new());
+
+unsafe extern "C" fn calling_alloc(other: *mut c_void, bytes: u64, align: u64) -> *mut c_void {
+    let other = other.cast::<vvae>();
+    let (video, latent) = (Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]), Buffer::new(VVAE_DTYPE_F32, LATENT));
+    let weights = CString::new(small().to_str().unwrap()).unwrap();
+    let mut v = without_provenance_mut(16);
+    // SAFETY: the arguments are valid, and `other` is open.
+    unsafe {
+        assert_eq!((api().vvae_cancel)(other), VVAE_OK);
+        let mut inner = INNER.lock().unwrap();
+        inner.push((api().vvae_memory)(other, &mut sized()));
+        inner.push((api().vvae_encode)(other, &video.tensor(), &latent.tensor(), null()));
+        inner.push((api().vvae_trim)(other, VVAE_TRIM_WEIGHTS));
+        inner.push((api().vvae_create)(&create_info(&weights), &mut v));
+        assert!(v.is_null());
+        assert!(error_text(null_mut()).contains("allocator of the host"));
+        inner.push((api().vvae_free)(other));
+        std::alloc::alloc(std::alloc::Layout::from_size_align(bytes as usize, align as usize).unwrap()).cast()
+    }
+}
+
+unsafe extern "C" fn free_of_alloc(_: *mut c_void, block: *mut c_void, bytes: u64) {
+    // SAFETY: from `calling_alloc`, which got this alignment.
+    unsafe { std::alloc::dealloc(block.cast(), std::alloc::Layout::from_size_align(bytes as usize, 64).unwrap()) };
+}
+
+#[test]
+fn an_allocator_that_calls_the_library_gets_an_error() {
+    if !is_alone() {
+        alone("an_allocator_that_calls_the_library_gets_an_error");
+        return;
+    }
+    let (weights, other) = (CString::new(small().to_str().unwrap()).unwrap(), Vae::open(&small()).unwrap());
+    let (alloc, free, alloc_user) = (Some(calling_alloc as _), Some(free_of_alloc as _), other.0.cast());
+    let vae = Vae::create(&vvae_create_info { alloc, free, alloc_user, ..create_info(&weights) }).unwrap();
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+    vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).unwrap();
+    let inner = INNER.lock().unwrap();
+    assert!(!inner.is_empty() && inner.iter().all(|status| *status == VVAE_ERROR_STATE), "{inner:?}");
+    drop(vae);
+    other.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).expect("the other handle is as it was");
+}
+
+#[test]
+fn a_relative_checkpoint_survives_chdir() {
+    if !is_alone() {
+        alone("a_relative_checkpoint_survives_chdir");
+        return;
+    }
+    let folder = Folder::new("chdir");
+    std::env::set_current_dir(small().parent().unwrap()).unwrap();
+    let vae = Vae::open(Path::new("small.safetensors")).unwrap();
+    std::env::set_current_dir(&folder.0).unwrap();
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+    vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).expect("the weights are loaded from where they were");
+    new_stream(&vae).save().expect("the file is identified");
+}
+
+/// The calls of a forked child. Returns the number of the first that is wrong.
+fn calls_after_fork(vae: &Vae, stream: &Stream, weights: &CString) -> c_int {
+    let (video, latent) = (Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]), Buffer::new(VVAE_DTYPE_F32, LATENT));
+    let mut v = null_mut();
+    // SAFETY: the arguments are valid.
+    let statuses = unsafe {
+        [
+            (api().vvae_memory)(vae.0, &mut sized()),
+            (api().vvae_encode)(vae.0, &video.tensor(), &latent.tensor(), null()),
+            (api().vvae_trim)(vae.0, VVAE_TRIM_WEIGHTS),
+            (api().vvae_cancel)(vae.0),
+            (api().vvae_create)(&create_info(weights), &mut v),
+            (api().vvae_stream_push)(stream.s, null(), null_mut()),
+            (api().vvae_stream_close)(stream.s),
+            (api().vvae_free)(vae.0),
+        ]
+    };
+    match statuses.iter().position(|status| *status != VVAE_ERROR_STATE) {
+        Some(wrong) => 1 + wrong as c_int,
+        None if !error_text(vae.0).contains("fork") => 100,
+        None => 0,
+    }
+}
+
+#[test]
+fn a_forked_child_gets_errors() {
+    if !is_alone() {
+        let text = alone("a_forked_child_gets_errors");
+        assert!(!text.contains("panicked"), "{text}");
+        return;
+    }
+    let (vae, weights) = (Vae::open(&small()).unwrap(), CString::new(small().to_str().unwrap()).unwrap());
+    vae.configure("threads", "3").unwrap();
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+    let encode = || vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT)).unwrap();
+    encode();
+    let stream = new_stream(&vae);
+    // SAFETY: the child calls the library, and ends without running anything else.
+    unsafe {
+        let child = fork();
+        if child == 0 {
+            alarm(20);
+            _exit(calls_after_fork(&vae, &stream, &weights));
+        }
+        let mut status = -1;
+        assert_eq!(waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child's exit code is the number of the wrong call, times 256");
+    }
+    encode();
+    stream.save().expect("the parent goes on");
+}
+
+#[cfg(target_arch = "x86_64")]
+mod float_mode {
+    use super::*;
+    use std::arch::asm;
+
+    const DEFAULT: u32 = 0x1f80;
+    /// Rounds up; denormals are zero.
+    const STRANGE: u32 = DEFAULT | 0x4000 | 0x8040;
+
+    fn set(mode: u32) {
+        // SAFETY: a valid mode. What is computed in it is not relied on.
+        unsafe { asm!("ldmxcsr [{}]", in(reg) &mode, options(nostack, readonly)) };
+    }
+
+    fn get() -> u32 {
+        let mut mode = 0u32;
+        // SAFETY: writes the number.
+        unsafe { asm!("stmxcsr [{}]", in(reg) &mut mode, options(nostack)) };
+        mode
+    }
+
+    /// Loads weights and runs in a mode. A handle of its own: weights are shared while one is open.
+    fn results(mode: u32, video: &Buffer) -> [Vec<u8>; 2] {
+        set(mode);
+        let vae = Vae::open(&small()).unwrap();
+        vae.configure("threads", "2").unwrap();
+        let (mut latent, mut decoded) = (Buffer::new(VVAE_DTYPE_F32, [1, 16, 2, 4, 4]), video.clone());
+        vae.encode(video, &mut latent).unwrap();
+        vae.decode(&latent, &mut decoded).unwrap();
+        let left = get() & !0x3f;
+        set(DEFAULT);
+        assert_eq!(left, mode, "the caller's mode is as it was");
+        [latent.bytes().to_vec(), decoded.bytes().to_vec()]
+    }
+
+    #[test]
+    fn bits_do_not_depend_on_the_callers_float_mode() {
+        if !is_alone() {
+            alone("float_mode::bits_do_not_depend_on_the_callers_float_mode");
+            return;
+        }
+        let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 5, 32, 32]);
+        video.f32_mut().iter_mut().enumerate().for_each(|(i, v)| *v = (i as f32 * 0.37).sin());
+        let strange = results(STRANGE, &video);
+        assert!(strange == results(DEFAULT, &video));
     }
 }

@@ -8,6 +8,7 @@ pub mod cpu;
 pub mod cuda;
 mod device;
 mod device_memory;
+pub mod host_callback;
 mod host_stream;
 mod precision;
 

@@ -4,12 +4,14 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::table::{self, Handle, Open, OpenStream};
 use super::text;
 use super::types::*;
+use crate::backend::host_callback;
 use crate::error::{Error, Result};
+use crate::float_mode::DefaultMode;
 
 /// The result of a call that did not fail: `VVAE_OK` or flow control.
 pub(super) type Status = i32;
@@ -21,6 +23,7 @@ pub(super) fn value<T>(otherwise: T, body: impl FnOnce() -> T) -> T {
 
 /// Functions without a handle.
 pub(super) fn call(body: impl FnOnce() -> Result<Status>) -> Status {
+    let _mode = DefaultMode::enter();
     settle(None, caught(body).unwrap_or_else(Err))
 }
 
@@ -65,11 +68,42 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     with_handle(|| table::find_stream(s), close)
 }
 
+/// The process that created the first handle; 0: none yet.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+
+/// Called before anything is created that a fork would break: threads, locks, device contexts.
+pub(super) fn own_process() {
+    let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+}
+
+/// Whether this is a child of the process that the handles are in. Safe in a signal handler.
+pub(super) fn is_forked() -> bool {
+    ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+}
+
+/// Refuses calls that could wait for themselves, or for threads that are not there.
+pub(super) fn check_caller() -> Result<()> {
+    if is_forked() {
+        return Err(Error::State(
+            "this process was forked from one that had created a handle; fork before the first vvae_create, or exec"
+                .into(),
+        ));
+    }
+    if host_callback::is_inside() {
+        return Err(Error::State(
+            "the call came from an allocator of the host, which the library is waiting for; call when it has returned"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
 fn with_handle(
     find: impl FnOnce() -> Result<Arc<Handle>>,
     body: impl FnOnce(&Arc<Handle>) -> Result<Status>,
 ) -> Status {
-    match caught(find).unwrap_or_else(Err) {
+    let _mode = DefaultMode::enter();
+    match caught(|| check_caller().and_then(|()| find())).unwrap_or_else(Err) {
         Ok(handle) => {
             let outcome = caught(|| body(&handle)).unwrap_or_else(|panic| {
                 handle.mark_broken();

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use super::log::Log;
 use super::table::{self, Handle};
 use super::types::*;
-use super::{guard, sized, text};
+use super::{cancel, guard, sized, text};
 use crate::backend::cpu::{HostAllocator, HostCallbacks};
 use crate::backend::{DeviceAllocator, DeviceCallbacks};
 use crate::error::{Error, Result};
@@ -26,6 +26,8 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         }
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { out.write_unaligned(std::ptr::null_mut()) };
+        guard::check_caller()?;
+        guard::own_process();
         // SAFETY: the host vouches for a struct as long as it says.
         let info = unsafe { sized::read("info", info) }?;
         check_version(info.abi_version)?;
@@ -97,26 +99,25 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
 /// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
 /// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
 /// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-/// any other time does nothing, also to the next call. [any-thread]
+/// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
+/// the handle is open. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
-        handle.request_cancel();
-        Ok(VVAE_OK)
-    })
+    // A signal handler gets no further than this: the rest locks and allocates.
+    if !guard::is_forked() && cancel::request(v.addr()) {
+        return VVAE_OK;
+    }
+    guard::any_time(v, |handle| handle.check_intact().map(|()| VVAE_OK))
 }
 
-/// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-/// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+/// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+/// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
 /// without the NUL; `text` may be NULL. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u64) -> i64 {
     guard::value(i64::from(VVAE_ERROR_INTERNAL), || {
-        let message = match table::find(v) {
-            Ok(handle) => handle.error.lock().clone(),
-            Err(_) => text::last_error(),
-        };
+        let handle = guard::check_caller().and_then(|()| table::find(v));
+        let message = handle.map_or_else(|_| text::last_error(), |handle| handle.error.lock().clone());
         // SAFETY: the host vouches for a buffer of this capacity.
         unsafe { text::write(&message, text, capacity) as i64 }
     })

@@ -103,7 +103,7 @@ mod tests {
             let at = |elements: usize| f32s(1 << 20 | elements * 4, SHAPE, strides);
             assert!(!share_bytes(&at(0), &at(apart)) && !share_bytes(&at(apart), &at(0)), "{strides:?}");
             assert!(share_bytes(&at(0), &at(0)));
-            assert!(share_bytes(&at(0), &at(apart + 60 * 32)), "the second clip of one is the first of the other");
+            assert!(share_bytes(&at(0), &at(60 * 32)), "the second clip of one is the first of the other");
         }
         let reversed = f32s((1 << 20) + 4 * (16 * 60 + 59), SHAPE, Some([32 * 60, 60, -20, -5, -1]));
         assert!(!share_bytes(&f32s(1 << 20, SHAPE, planes), &reversed));

@@ -120,7 +120,7 @@ unsafe fn run_call(
         // SAFETY: the caller's promise.
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
-        let run = unsafe { RunArgs::read(run, direction) }?;
+        let run = unsafe { CallArgs::read(run, direction) }?;
         check_disjoint((output.0, &to), (input.0, &from))?;
         run.check_logvar((input.0, &from))?;
         run.check_logvar((output.0, &to))?;
@@ -156,15 +156,15 @@ pub(super) unsafe fn node_and_shape(
 }
 
 /// A checked `vvae_run_info`.
-pub(super) struct RunArgs {
+pub(super) struct CallArgs {
     info: vvae_run_info,
     pub logvar: Option<View>,
 }
 
-impl RunArgs {
+impl CallArgs {
     /// # Safety
     /// `info` is null or as the header asks.
-    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<RunArgs> {
+    pub unsafe fn read(info: *const vvae_run_info, direction: Direction) -> Result<CallArgs> {
         let info = if info.is_null() {
             NOTHING
         } else {
@@ -188,7 +188,7 @@ impl RunArgs {
                 return Err(Error::Argument("run: logvar must be null; only encode has a log-variance".into()));
             }
         };
-        Ok(RunArgs { info, logvar })
+        Ok(CallArgs { info, logvar })
     }
 
     /// The log-variance needs memory of its own.

@@ -3,7 +3,7 @@
 use std::ffi::c_char;
 use std::time::Instant;
 
-use super::run::{RunArgs, node_and_shape};
+use super::run::{CallArgs, node_and_shape};
 use super::table::{self, FinishedRun, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
@@ -91,7 +91,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         // SAFETY: the host vouches for its tensor.
         let out = unsafe { tensor::view("out", out, true) }?;
         // SAFETY: the host vouches for its run info.
-        let run = unsafe { RunArgs::read(run, open.direction) }?;
+        let run = unsafe { CallArgs::read(run, open.direction) }?;
         run.check_logvar(("out", &out))?;
         let mut count = 0;
         let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };

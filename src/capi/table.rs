@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
+use super::cancel::CancelSlot;
 use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
@@ -21,8 +22,8 @@ pub(super) struct Handle {
     /// After a panic the handle can only be freed.
     broken: AtomicBool,
     /// Asks the running call to stop.
-    cancel: AtomicBool,
-    /// Held to take the handle and clear `cancel` in one step, so that no cancel falls between the two.
+    cancel: CancelSlot,
+    /// Held to take the handle. Whoever finds it taken then cancels a call that no longer clears `cancel`.
     starting: Mutex<()>,
     pub config: Config,
     pub log: Log,
@@ -60,7 +61,7 @@ impl Handle {
             streams: AtomicU32::new(0),
             open: Mutex::new(Some(Open { session, streams: BTreeMap::new() })),
             broken: AtomicBool::new(false),
-            cancel: AtomicBool::new(false),
+            cancel: CancelSlot::claim(),
             starting: Mutex::default(),
             error: Mutex::default(),
             last_run: Mutex::default(),
@@ -71,28 +72,23 @@ impl Handle {
     /// call. Cancels from before are not for this call; all later ones are.
     pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
         let _starting = self.starting.lock();
-        let open = self.open.try_lock().ok_or_else(|| {
+        if !self.open.is_locked() {
+            self.cancel.requested().store(false, Ordering::Relaxed);
+        }
+        self.open.try_lock().ok_or_else(|| {
             Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
-        })?;
-        self.cancel.store(false, Ordering::Relaxed);
-        Ok(open)
+        })
     }
 
-    /// Stops the running call, if there is one.
-    /// Set by a cancel of the call that has taken the handle.
+    /// Set by a cancel of the running call.
     pub fn cancel_flag(&self) -> &AtomicBool {
-        &self.cancel
-    }
-
-    pub fn request_cancel(&self) {
-        let _starting = self.starting.lock();
-        self.cancel.store(true, Ordering::Relaxed);
+        self.cancel.requested()
     }
 
     /// For the running call.
     pub fn control(&self) -> Control<'_> {
         let log = self.log.callback.is_some().then_some(&self.log as &dyn LogSink);
-        Control { log, ..Control::new(&self.cancel) }
+        Control { log, ..Control::new(self.cancel.requested()) }
     }
 
     pub fn check_intact(&self) -> Result<()> {
@@ -106,6 +102,7 @@ impl Handle {
 
     pub fn mark_broken(&self) {
         self.broken.store(true, Ordering::Release);
+        self.cancel.close();
     }
 }
 
@@ -133,7 +130,9 @@ impl HandleTable {
 static TABLE: Mutex<HandleTable> = Mutex::new(HandleTable { last: 0, objects: BTreeMap::new() });
 
 pub(super) fn insert(handle: Handle) -> *mut vvae {
-    let id = TABLE.lock().insert(Object::Handle(Arc::new(handle)));
+    let handle = Arc::new(handle);
+    let id = TABLE.lock().insert(Object::Handle(Arc::clone(&handle)));
+    handle.cancel.open(id);
     std::ptr::without_provenance_mut(id)
 }
 

@@ -84,6 +84,12 @@ pub const VVAE_PARAM_HAS_RANGE: u32 = 2;
 /// VVAE_ERROR_STATE. Functions tagged [handle] are for one thread at a time: if the handle is in use, also in a
 /// callback of a call on it, they return VVAE_ERROR_STATE at once. Functions tagged [any-thread] work at any time.
 /// Handles are independent of each other.
+///
+/// Calls compute in the processor's default floating-point mode, whatever the caller's: round to nearest, keep
+/// denormals. The caller's mode is restored. Callbacks run in the default mode.
+///
+/// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
+/// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
 pub struct vvae {
     _private: (),
 }
@@ -126,14 +132,15 @@ pub struct vvae_tensor {
 pub type vvae_log_fn = Option<unsafe extern "C" fn(user: *mut c_void, level: i32, message: *const c_char)>;
 
 /// Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
+/// Functions of this library that take a handle, and vvae_create, return VVAE_ERROR_STATE in it; vvae_cancel works.
 pub type vvae_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void>;
 
-/// Frees a block. Called from any thread; must not throw.
+/// Frees a block. Called as vvae_alloc_fn is.
 pub type vvae_free_fn = Option<unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64)>;
 
 /// Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
-/// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
-/// must not call this library.
+/// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw.
+/// It may call this library as vvae_alloc_fn may.
 pub type vvae_device_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, device: i32, bytes: u64) -> *mut c_void>;
 
 /// Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.

@@ -188,6 +188,9 @@ pub fn open(
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
+    // The file is opened again later, when the process may be in another folder.
+    let weights = &std::path::absolute(weights)
+        .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.display())))?;
     match device {
         #[cfg(not(feature = "cuda"))]
         DeviceName::Cuda(index) => {

@@ -172,20 +172,21 @@ namespace VideoVae
 
         /// <summary>
         /// Allocates host memory, aligned to `align` (a power of two), or returns NULL. Called from any thread; must not throw.
+        /// Functions of this library that take a handle, and vvae_create, return VVAE_ERROR_STATE in it; vvae_cancel works.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void* vvae_alloc_fn(void* user, ulong bytes, ulong align);
 
         /// <summary>
-        /// Frees a block. Called from any thread; must not throw.
+        /// Frees a block. Called as vvae_alloc_fn is.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void vvae_free_fn(void* user, void* block, ulong bytes);
 
         /// <summary>
         /// Allocates memory on CUDA device `device`, aligned to 256 bytes, or returns NULL. No work of the host may still use
-        /// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw, and
-        /// must not call this library.
+        /// the block, on any stream. Called from any thread, with the device's primary context current. Must not throw.
+        /// It may call this library as vvae_alloc_fn may.
         /// </summary>
         [UnmanagedFunctionPointer(CallingConvention.Cdecl)]
         public delegate void* vvae_device_alloc_fn(void* user, int device, ulong bytes);
@@ -619,14 +620,15 @@ namespace VideoVae
         /// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
         /// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
         /// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-        /// any other time does nothing, also to the next call. [any-thread]
+        /// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
+        /// the handle is open. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_cancel(VaeHandle v);
 
         /// <summary>
-        /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that is not open: of the
-        /// calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
+        /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
+        /// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
         /// without the NUL; `text` may be NULL. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]

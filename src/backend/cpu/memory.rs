@@ -6,6 +6,7 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
+use crate::backend::host_callback;
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, PersistedRegion};
 
@@ -82,7 +83,7 @@ fn map(len: usize) -> Result<HostBlock> {
 
 fn ask(callbacks: HostCallbacks, len: usize) -> Result<HostBlock> {
     // SAFETY: the maker of the callbacks guarantees that they take these arguments.
-    let start = unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) };
+    let start = host_callback::call(|| unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) });
     let Some(start) = NonNull::new(start.cast::<u8>()) else {
         return Err(Error::Memory(format!("the host's allocator refused {len} bytes")));
     };
@@ -138,7 +139,7 @@ impl Drop for HostBlock {
     fn drop(&mut self) {
         if let BlockOwner::Host(callbacks) = &self.owner {
             // SAFETY: this block came from `alloc` of the same callbacks, with the same size, and is freed once.
-            unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) };
+            host_callback::call(|| unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) });
         }
     }
 }

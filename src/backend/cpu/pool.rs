@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::backend::Stop;
 use crate::error::{Error, Result};
+use crate::float_mode;
 
 /// Runs task `task` on the thread with number `slot`. Long tasks poll `stop` and return early if it is `true`.
 pub(super) type Task<'a> = dyn Fn(usize, usize, &mut Stop) + Sync + 'a;
@@ -135,6 +136,7 @@ impl Drop for Pool {
 }
 
 fn serve(shared: &PoolShared, slot: usize) {
+    float_mode::set_default();
     let mut seen = 0;
     let mut state = shared.state.lock();
     loop {

@@ -7,7 +7,7 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::Context;
 use super::error::check;
 use super::stream::{self, CudaStream};
-use crate::backend::{DeviceAllocator, DeviceCallbacks};
+use crate::backend::{DeviceAllocator, DeviceCallbacks, host_callback};
 use crate::error::{Error, Result};
 use crate::ir::DeviceOffset;
 
@@ -86,7 +86,7 @@ fn allocate_from_driver(bytes: u64) -> Result<CUdeviceptr> {
 
 fn allocate_from_host(callbacks: DeviceCallbacks, device: u32, bytes: u64) -> Result<CUdeviceptr> {
     // SAFETY: the maker of the callbacks vouches that they may be called with these arguments.
-    let block = unsafe { (callbacks.alloc)(callbacks.user, device as i32, bytes) };
+    let block = host_callback::call(|| unsafe { (callbacks.alloc)(callbacks.user, device as i32, bytes) });
     if block.is_null() {
         return Err(Error::Memory(format!(
             "the host's allocator refused {bytes} bytes on the GPU; lower memory_limit"
@@ -112,7 +112,7 @@ impl Drop for DeviceBlock {
             DeviceAllocator::Host(DeviceCallbacks { free, user, .. }) => {
                 let block = std::ptr::without_provenance_mut(self.address as usize);
                 // SAFETY: as above, from the same allocator.
-                unsafe { free(user, device as i32, block, self.bytes) };
+                host_callback::call(|| unsafe { free(user, device as i32, block, self.bytes) });
             }
         }
     }

@@ -1,30 +1,48 @@
 //! The header of a safetensors file: eight bytes of length, then JSON with the type, shape and offsets of each tensor.
+//! Entries are parsed one by one, so that memory stays below four times the text.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::ops::Range;
 
-use serde_json::{Map, Value};
+use serde::Deserializer;
+use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde_json::value::RawValue;
 
-use super::keys;
-use super::names::{Check, quoted};
+use super::names::{self, Check, quoted};
 use crate::ir::DType;
 
-/// The format allows 100 MB. This model's header has 30 KB, and parsed JSON takes tens of times its text.
+/// The format allows 100 MB. This model's header has 30 KB.
 const MAX_HEADER: u64 = 16 << 20;
+/// The largest configuration has about 3,000.
+pub(super) const MAX_TENSORS: usize = 65_536;
+/// Bytes of a field's text. The longest valid one, a shape, has fewer than 200 without spaces.
+const MAX_FIELD: usize = 1024;
 const LENGTH_BYTES: usize = 8;
 const MAX_RANK: usize = 8;
 
 /// A tensor's entry in the header.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub(super) struct TensorEntry {
-    pub name: String,
+    /// The current name.
+    pub name: Box<str>,
+    /// The name in the file, if it is an older one.
+    older_name: Option<Box<str>>,
     pub dtype: DType,
-    pub shape: Vec<u64>,
+    pub shape: Box<[u64]>,
     /// Its values' bytes in the file.
     pub range: Range<usize>,
 }
 
+impl TensorEntry {
+    pub fn file_name(&self) -> &str {
+        self.older_name.as_deref().unwrap_or(&self.name)
+    }
+}
+
 #[derive(Debug)]
 pub(super) struct CheckpointHeader {
+    /// Sorted by name.
     pub entries: Vec<TensorEntry>,
     /// The number of groups in the metadata, if any.
     pub groups: Option<u64>,
@@ -32,25 +50,38 @@ pub(super) struct CheckpointHeader {
 
 pub(super) fn parse(file: &[u8]) -> Check<CheckpointHeader> {
     let (text, data_start) = text(file)?;
-    let json: Value = serde_json::from_str(text).map_err(|e| format!("the header is not valid JSON: {e}"))?;
-    if let Some(key) = keys::duplicate(text) {
-        return Err(format!("the header has the key {} twice", quoted(&key)));
-    }
-    let Value::Object(object) = json else {
+    if !text.trim_ascii_start().starts_with('{') {
         return Err("the header is not a JSON object of tensors".into());
-    };
-    let mut header = CheckpointHeader { entries: Vec::with_capacity(object.len()), groups: None };
-    for (name, value) in object {
-        if name == "__metadata__" {
-            header.groups = groups(&value)?;
-        } else {
-            let entry = entry(&name, &value, data_start, file.len());
-            header.entries.push(entry.map_err(|why| format!("tensor {}: {why}", quoted(&name)))?);
-        }
     }
-    refuse_overlaps(&mut header.entries)?;
-    Ok(header)
+    // Counted first, because a vector that grows takes up to three times its memory.
+    let mut count = 0;
+    members(text, |name, _| {
+        count += usize::from(name != METADATA);
+        Ok(())
+    })?;
+    if count > MAX_TENSORS {
+        return Err(format!("the header has {count} tensors, expected at most {MAX_TENSORS}"));
+    }
+    let mut entries = Vec::with_capacity(count);
+    let mut metadata = None;
+    members(text, |name, value| {
+        if name == METADATA {
+            return set(&mut metadata, value, METADATA);
+        }
+        let fields = fields(value, data_start, file.len());
+        let (dtype, shape, range) = fields.map_err(|why| format!("tensor {}: {why}", quoted(&name)))?;
+        let (name, older_name) = match names::canonical(&name) {
+            Cow::Owned(current) => (current, Some(name.into())),
+            Cow::Borrowed(_) => (name, None),
+        };
+        entries.push(TensorEntry { name: name.into(), older_name, dtype, shape, range });
+        Ok(())
+    })?;
+    refuse_overlaps(&mut entries)?;
+    Ok(CheckpointHeader { entries, groups: metadata.map(groups).transpose()?.flatten() })
 }
+
+const METADATA: &str = "__metadata__";
 
 fn text(file: &[u8]) -> Check<(&str, usize)> {
     let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
@@ -69,38 +100,96 @@ fn text(file: &[u8]) -> Check<(&str, usize)> {
     Ok((text, LENGTH_BYTES + header.len()))
 }
 
-fn groups(metadata: &Value) -> Check<Option<u64>> {
-    let Value::Object(metadata) = metadata else {
-        return Err("__metadata__ is not a JSON object".into());
-    };
-    let Some(value) = metadata.get("norm_num_groups") else {
+/// Calls `each` with the members of a JSON object, one by one: the key, and the text of the value.
+fn members<'a>(object: &'a str, mut each: impl FnMut(String, &'a str) -> Check<()>) -> Check<()> {
+    let mut outcome = Ok(());
+    let visitor = Members(|key, value| {
+        if outcome.is_ok() {
+            outcome = each(key, value);
+        }
+    });
+    let mut json = serde_json::Deserializer::from_str(object);
+    let read = json.deserialize_map(visitor).and_then(|()| json.end());
+    read.map_err(|e| format!("the header is not valid JSON: {e}"))?;
+    outcome
+}
+
+struct Members<F>(F);
+
+impl<'a, F: FnMut(String, &'a str)> Visitor<'a> for Members<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<M: MapAccess<'a>>(mut self, mut map: M) -> Result<(), M::Error> {
+        while let Some(key) = map.next_key()? {
+            self.0(key, map.next_value::<&RawValue>()?.get());
+        }
+        Ok(())
+    }
+}
+
+/// Sets a member that must not occur twice.
+fn set<'a>(member: &mut Option<&'a str>, value: &'a str, key: &str) -> Check<()> {
+    match member.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(format!("the header has the key {} twice", quoted(key))),
+    }
+}
+
+/// The value of a field, if it has the right type and no absurd length.
+fn field<T: DeserializeOwned>(text: Option<&str>) -> Option<T> {
+    text.filter(|text| text.len() <= MAX_FIELD).and_then(|text| serde_json::from_str(text).ok())
+}
+
+fn groups(metadata: &str) -> Check<Option<u64>> {
+    const KEY: &str = "norm_num_groups";
+    if !metadata.starts_with('{') {
+        return Err(format!("{METADATA} is not a JSON object"));
+    }
+    let mut value = None;
+    members(metadata, |key, text| if key == KEY { set(&mut value, text, KEY) } else { Ok(()) })?;
+    let Some(text) = value else {
         return Ok(None);
     };
-    match value.as_str().and_then(|text| text.parse().ok()).filter(|n| *n > 0) {
+    match field::<String>(value).and_then(|text| text.parse().ok()).filter(|n| *n > 0) {
         Some(groups) => Ok(Some(groups)),
         None => Err(format!(
-            "norm_num_groups in the file's metadata is {}, expected a positive whole number as a string",
-            quoted(&value.to_string())
+            "{KEY} in the file's metadata is {}, expected a positive whole number as a string",
+            quoted(text)
         )),
     }
 }
 
-fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Check<TensorEntry> {
-    let Value::Object(fields) = value else {
+/// The type, shape and bytes of a tensor.
+fn fields(entry: &str, data_start: usize, file_length: usize) -> Check<(DType, Box<[u64]>, Range<usize>)> {
+    if !entry.starts_with('{') {
         return Err("its entry in the header is not a JSON object".into());
-    };
-    let dtype = match fields.get("dtype").and_then(Value::as_str) {
+    }
+    let [mut dtype, mut shape, mut offsets] = [None; 3];
+    members(entry, |key, value| match key.as_str() {
+        "dtype" => set(&mut dtype, value, &key),
+        "shape" => set(&mut shape, value, &key),
+        "data_offsets" => set(&mut offsets, value, &key),
+        _ => Ok(()),
+    })?;
+    let dtype = match field::<String>(dtype).as_deref() {
         Some("F16") => DType::F16,
         Some("BF16") => DType::BF16,
         Some("F32") => DType::F32,
         Some(other) => return Err(format!("dtype is {}, expected F16, BF16 or F32", quoted(other))),
         None => return Err("dtype is missing, expected F16, BF16 or F32".into()),
     };
-    let shape = numbers(fields, "shape")?;
+    let numbers = |text, name: &str| {
+        field::<Vec<u64>>(text).ok_or_else(|| format!("{name} is missing or not an array of whole numbers"))
+    };
+    let shape = numbers(shape, "shape")?;
     if shape.len() > MAX_RANK {
         return Err(format!("shape has {} dimensions, expected at most {MAX_RANK}", shape.len()));
     }
-    let offsets = numbers(fields, "data_offsets")?;
+    let offsets = numbers(offsets, "data_offsets")?;
     let &[begin, end] = offsets.as_slice() else {
         return Err(format!("data_offsets has {} numbers, expected begin and end", offsets.len()));
     };
@@ -119,23 +208,24 @@ fn entry(name: &str, value: &Value, data_start: usize, file_length: usize) -> Ch
     }
     // Both are at most the file's length, so they fit in usize.
     let range = data_start + begin as usize..data_start + end as usize;
-    Ok(TensorEntry { name: name.into(), dtype, shape, range })
+    Ok((dtype, shape.into(), range))
 }
 
-fn numbers(fields: &Map<String, Value>, field: &str) -> Check<Vec<u64>> {
-    fields
-        .get(field)
-        .and_then(Value::as_array)
-        .and_then(|array| array.iter().map(Value::as_u64).collect())
-        .ok_or_else(|| format!("{field} is missing or not an array of whole numbers"))
-}
-
-/// Sorts the entries by offset, and refuses overlaps.
+/// Refuses tensors that are there twice, or overlap. Sorts the entries by name.
 fn refuse_overlaps(entries: &mut [TensorEntry]) -> Check<()> {
-    entries.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));
-    for pair in entries.windows(2) {
+    entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
+    for pair in entries.windows(2).filter(|pair| pair[0].name == pair[1].name) {
+        let (one, other) = (quoted(pair[1].file_name()), quoted(pair[0].file_name()));
+        if pair[1].file_name() == pair[0].file_name() {
+            return Err(format!("the header has the key {one} twice"));
+        }
+        return Err(format!("tensor {one}: it is also present as {other}, expected one of the two names"));
+    }
+    let mut by_offset: Vec<&TensorEntry> = entries.iter().collect();
+    by_offset.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));
+    for pair in by_offset.windows(2) {
         if pair[1].range.start < pair[0].range.end {
-            let (one, other) = (quoted(&pair[1].name), quoted(&pair[0].name));
+            let (one, other) = (quoted(pair[1].file_name()), quoted(pair[0].file_name()));
             return Err(format!("tensor {one}: its data overlap those of tensor {other}, expected separate ones"));
         }
     }

@@ -6,7 +6,6 @@ mod file_tensor;
 mod fingerprint;
 mod header;
 mod identity;
-mod keys;
 mod names;
 mod open;
 #[cfg(test)]

@@ -1,5 +1,7 @@
 //! Synthetic checkpoints for tests.
 
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -109,4 +111,39 @@ pub(in crate::model) fn checkpoint(config: &Config, dtype: DType) -> Checkpoint 
 
 pub(in crate::model) fn golden(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
+}
+
+/// Counts the bytes that each thread holds.
+struct Counting;
+
+thread_local! {
+    static LIVE: Cell<isize> = const { Cell::new(0) };
+    static PEAK: Cell<isize> = const { Cell::new(0) };
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+// SAFETY: `System` does the work, with the same arguments. The counters allocate nothing.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LIVE.set(LIVE.get() + layout.size() as isize);
+        PEAK.set(PEAK.get().max(LIVE.get()));
+        // SAFETY: the caller's promises are those of `System`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, block: *mut u8, layout: Layout) {
+        LIVE.set(LIVE.get() - layout.size() as isize);
+        // SAFETY: as in `alloc`.
+        unsafe { System.dealloc(block, layout) }
+    }
+}
+
+/// The result of `work`, and the most bytes that this thread held for it.
+pub(in crate::model) fn peak_bytes<R>(work: impl FnOnce() -> R) -> (R, usize) {
+    let before = LIVE.get();
+    PEAK.set(before);
+    let result = work();
+    (result, (PEAK.get() - before) as usize)
 }

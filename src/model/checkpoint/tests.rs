@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use super::contents::Contents;
+use super::header::MAX_TENSORS;
 use super::names::quoted;
 use super::testing::*;
 use super::*;
@@ -129,11 +130,55 @@ fn damaged_headers_are_refused() {
     assert_refused(&u64::MAX.to_le_bytes(), &["the header claims 18446744073709551615 bytes, expected at most"]);
     assert_refused(&[200, 0, 0, 0, 0, 0, 0, 0, b'{'], &["the header claims 200 bytes, but only 1 follow"]);
     assert_refused(&with_header("{\"a\":", &[]), &["the header is not valid JSON", "line 1"]);
-    assert_refused(&with_header(&"[".repeat(1 << 20), &[]), &["the header is not valid JSON: recursion limit"]);
+    assert_refused(&with_header(&"[".repeat(1 << 20), &[]), &["not a JSON object"]);
     assert_refused(&with_header("[1, 2]", &[]), &["not a JSON object"]);
     assert_refused(&[&[2, 0, 0, 0, 0, 0, 0, 0][..], &[0xff, 0xfe]].concat(), &["the header is not UTF-8"]);
     assert_refused(&with_header("{}", &[]), &["\"encoder.down_blocks.0.resnets....\" is missing"]);
-    assert_refused(&with_header(r#"{"a":{},"a":{}}"#, &[]), &["the key \"a\" twice"]);
+}
+
+#[test]
+fn keys_that_occur_twice_are_refused() {
+    let entry = r#"{"dtype":"F32","shape":[0],"data_offsets":[0,0]}"#;
+    for twice in ["a", r"\u0061"] {
+        assert_refused(&with_header(&format!(r#"{{"a":{entry},"{twice}":{entry}}}"#), &[]), &["the key \"a\" twice"]);
+    }
+    assert_refused(&with_header(r#"{"a":{"dtype":"F32","dtype":"F32"}}"#, &[]), &["the key \"dtype\" twice"]);
+    let metadata = r#"{"__metadata__":{"norm_num_groups":"2","norm_num_groups":"2"}}"#;
+    assert_refused(&with_header(metadata, &[]), &["the key \"norm_num_groups\" twice"]);
+    assert_refused(&with_header(r#"{"__metadata__":{},"__metadata__":{}}"#, &[]), &["the key \"__metadata__\" twice"]);
+}
+
+/// Headers that ask for much memory, each of about a megabyte, and a word of the refusal.
+fn greedy_headers() -> Vec<(String, &'static str)> {
+    const SIZE: usize = 1 << 20;
+    let entry = r#"{"dtype":"F16","shape":[0],"data_offsets":[0,0]}"#;
+    let list = |count: usize, one: &dyn Fn(usize) -> String| (0..count).map(one).collect::<Vec<String>>().join(",");
+    let with = |field: String| format!(r#"{{"t":{{{field}}}}}"#);
+    vec![
+        (format!("{{{}}}", list(SIZE / 60, &|i| format!(r#""{i:x}":{entry}"#))), "is missing"),
+        (format!("{{{}}}", list(MAX_TENSORS + 1, &|i| format!(r#""{i:x}":0"#))), "has 65537 tensors, expected at most"),
+        (with(format!(r#""shape":[{}]"#, list(SIZE / 2, &|_| "0".into()))), "dtype is missing"),
+        (with(format!(r#""dtype":"F16","shape":[{}]"#, list(SIZE / 2, &|_| "0".into()))), "shape is missing"),
+        (with(format!(r#""dtype":"{}""#, "F".repeat(SIZE))), "dtype is missing"),
+        (with(format!(r#""x":{}{}"#, "[".repeat(SIZE / 2), "]".repeat(SIZE / 2))), "dtype is missing"),
+        (with(list(SIZE / 9, &|i| format!(r#""{i:x}":{{}}"#))), "dtype is missing"),
+        (format!(r#"{{"__metadata__":{{{}}}}}"#, list(SIZE / 9, &|i| format!(r#""{i:x}":[]"#))), "is missing"),
+        (format!(r#"{{"__metadata__":{{"norm_num_groups":"{}"}}}}"#, "\\n".repeat(SIZE / 2)), "norm_num_groups"),
+        (format!(r#"{{"{}":{entry}}}"#, "n".repeat(SIZE)), "is missing"),
+        (format!(r#"{{"\n{}":{entry}}}"#, "n".repeat(SIZE)), "is missing"),
+        (format!(r#"{{".attentions.0.query.{}":{entry}}}"#, "n".repeat(SIZE)), "is missing"),
+    ]
+}
+
+#[test]
+fn headers_take_at_most_four_times_their_size() {
+    for (header, why) in greedy_headers() {
+        let file = with_header(&header, &[]);
+        let (refused, peak) = peak_bytes(|| Contents::check(&file).unwrap_err());
+        let start = &header[..60];
+        assert!(refused.contains(why), "{start}: {refused}");
+        assert!(peak <= 3 * header.len(), "{start}: {peak} bytes beside the {} of the text", header.len());
+    }
 }
 
 #[test]

@@ -222,12 +222,15 @@ fn fields(entry: &str, data: &Range<u64>) -> Check<(DType, Box<[u64]>, Range<u64
 /// Refuses tensors that are there twice, or overlap. Sorts the entries by name.
 fn refuse_overlaps(entries: &mut [TensorEntry]) -> Check<()> {
     entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
-    for pair in entries.windows(2).filter(|pair| pair[0].name == pair[1].name) {
-        let (one, other) = (quoted(pair[1].file_name()), quoted(pair[0].file_name()));
-        if pair[1].file_name() == pair[0].file_name() {
-            return Err(format!("the header has the key {one} twice"));
-        }
-        return Err(format!("tensor {one}: it is also present as {other}, expected one of the two names"));
+    if let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        let (one, other) = (pair[1].file_name(), pair[0].file_name());
+        return Err(match one == other {
+            true => format!("the header has the key {} twice", quoted(one)),
+            false => {
+                let (one, other) = (quoted(one), quoted(other));
+                format!("tensor {one}: it is also present as {other}, expected one of the two names")
+            }
+        });
     }
     let mut by_offset: Vec<&TensorEntry> = entries.iter().collect();
     by_offset.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));

@@ -114,6 +114,32 @@ fn old_attention_names_give_the_same_video() {
 }
 
 #[test]
+fn files_cut_short_by_another_process_are_an_error() {
+    let folder = Folder::new("cut");
+    let whole = std::fs::read(golden("medium.safetensors")).unwrap();
+    let path = folder.0.join("file.safetensors");
+    let mut cuts = 0;
+    for round in 0..40 {
+        std::fs::write(&path, &whole).unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        let cut = std::thread::spawn(move || {
+            std::thread::sleep(std::time::Duration::from_millis(2 * round));
+            file.set_len(4096).unwrap();
+        });
+        let video = Vae::open(&path).and_then(|vae| {
+            let input = Buffer::new(VVAE_DTYPE_F32, [1, 16, 1, 1, 1]);
+            vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 8, 8]))
+        });
+        cut.join().unwrap();
+        if let Err(failure) = video {
+            failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors"]);
+            cuts += 1;
+        }
+    }
+    assert!(cuts > 0);
+}
+
+#[test]
 fn changed_files_are_detected_at_first_use() {
     let folder = Folder::new("changes");
     let (tensors, groups) = tiny();

@@ -47,7 +47,7 @@ unsafe extern "C" fn stop(_: *mut std::ffi::c_void, _: u64, _: u64, stage: *cons
 fn one_round(round: usize) {
     assert!(Vae::open(&small().with_file_name("absent.safetensors")).is_err(), "a missing file is refused");
     let vae = Vae::open(&small()).unwrap();
-    assert_eq!(mappings_of("small.safetensors"), 0, "the file is mapped only while it is read");
+    assert_eq!(mappings_of("small.safetensors"), 0, "the file is never mapped");
     vae.configure("threads", "3").unwrap();
     let latent = Buffer::new(VVAE_DTYPE_F32, [1, 16, 2, 3, 3]);
     let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 5, 24, 24]);

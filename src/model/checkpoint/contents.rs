@@ -2,9 +2,10 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use super::file_tensor::FileTensor;
+use super::file_tensor;
 use super::header::{self, CheckpointHeader, TensorEntry};
 use super::names::{self, Check, ShapesByName, quoted};
+use super::source::{PIECE, Source};
 use crate::model::config::Config;
 use crate::workers;
 
@@ -16,8 +17,8 @@ pub(super) struct Contents {
 }
 
 impl Contents {
-    pub fn check(file: &[u8]) -> Check<Contents> {
-        let CheckpointHeader { entries: mut tensors, groups } = header::parse(file)?;
+    pub fn check(file: &Source) -> Check<Contents> {
+        let CheckpointHeader { entries: mut tensors, groups } = header::read(file)?;
         let shapes: ShapesByName = tensors.iter().map(|entry| (&*entry.name, &*entry.shape)).collect();
         let config = names::config_of(&shapes, groups)?;
         compare(&mut tensors, &config)?;
@@ -26,55 +27,57 @@ impl Contents {
         Ok(contents)
     }
 
-    pub fn tensor<'a>(&'a self, file: &'a [u8], name: &str) -> Option<FileTensor<'a>> {
-        find(&self.tensors, name).map(|at| tensor(&self.tensors[at], file))
+    pub fn tensor(&self, name: &str) -> Option<&TensorEntry> {
+        find(&self.tensors, name).map(|at| &self.tensors[at])
     }
 
-    pub fn tensors<'a>(&'a self, file: &'a [u8]) -> impl Iterator<Item = FileTensor<'a>> {
-        self.tensors.iter().map(|entry| tensor(entry, file))
+    /// Sorted by name.
+    pub fn tensors(&self) -> &[TensorEntry] {
+        &self.tensors
     }
 
-    /// Tensors with their current names, sorted by name.
-    pub fn named<'a>(&'a self, file: &'a [u8]) -> impl Iterator<Item = (&'a str, FileTensor<'a>)> {
-        self.tensors.iter().map(|entry| (&*entry.name, tensor(entry, file)))
-    }
-
-    fn refuse_non_finite(&self, file: &[u8]) -> Check<()> {
-        const PIECE: usize = 1 << 20;
-        let entries = &self.tensors;
-        let mut pieces = Vec::new();
+    fn refuse_non_finite(&self, file: &Source) -> Check<()> {
+        const UNIT: u64 = 4 << 20;
+        let mut units = Vec::new();
         let mut elements = 0;
-        for (index, entry) in entries.iter().enumerate() {
-            let tensor = tensor(entry, file);
-            elements += tensor.elements();
-            pieces.extend((0..tensor.elements()).step_by(PIECE).map(|first| (index, first)));
+        for (index, entry) in self.tensors.iter().enumerate() {
+            elements += entry.elements();
+            units.extend(entry.range.clone().step_by(UNIT as usize).map(|start| (index, start)));
         }
-        let found: Mutex<Option<(usize, usize)>> = Mutex::new(None);
+        // The first one, so that the message does not depend on the threads.
+        let found: Mutex<Check<Option<(usize, u64, f32)>>> = Mutex::new(Ok(None));
         workers::for_each(
-            workers::threads_for(elements),
-            pieces,
-            || (),
-            |(), (index, first)| {
-                if let Some(at) = tensor(&entries[index], file).part(first, PIECE).first_non_finite() {
-                    // Keep the first, so that the message does not depend on the threads.
-                    let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                    *found = Some(found.map_or((index, first + at), |other| other.min((index, first + at))));
+            workers::threads_for(elements as usize),
+            units,
+            || Box::new([0; PIECE]),
+            |buffer, (index, start)| {
+                let TensorEntry { dtype, range, .. } = &self.tensors[index];
+                let mut first = None;
+                let read = file.pieces(buffer, start..range.end.min(start + UNIT), |at, piece| {
+                    let found = file_tensor::first_non_finite(*dtype, piece);
+                    let place = |element| (at - range.start) / dtype.bytes() + element as u64;
+                    first = first.or(found.map(|(element, value)| (index, place(element), value)));
+                });
+                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
+                match (read, &mut *found) {
+                    (Err(why), _) => *found = Err(why),
+                    (Ok(()), Ok(known)) => {
+                        let both = [*known, first].into_iter().flatten();
+                        *known = both.min_by_key(|(index, element, _)| (*index, *element));
+                    }
+                    (Ok(()), Err(_)) => {}
                 }
             },
         );
-        match found.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        match found.into_inner().unwrap_or_else(PoisonError::into_inner)? {
             None => Ok(()),
-            Some((index, element)) => {
-                let (name, tensor) = (quoted(entries[index].file_name()), tensor(&entries[index], file));
-                let (value, place) = (tensor.value(element), coordinates(tensor.shape, element));
+            Some((index, element, value)) => {
+                let entry = &self.tensors[index];
+                let (name, place) = (quoted(entry.file_name()), coordinates(&entry.shape, element));
                 Err(format!("tensor {name}: element {element}, at {place:?}, is {value}; expected finite values"))
             }
         }
     }
-}
-
-fn tensor<'a>(entry: &'a TensorEntry, file: &'a [u8]) -> FileTensor<'a> {
-    FileTensor { dtype: entry.dtype, shape: &entry.shape, bytes: &file[entry.range.clone()] }
 }
 
 fn find(tensors: &[TensorEntry], name: &str) -> Option<usize> {
@@ -105,8 +108,8 @@ fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
     Ok(())
 }
 
-fn coordinates(shape: &[u64], element: usize) -> Vec<u64> {
-    let mut rest = element as u64;
+fn coordinates(shape: &[u64], element: u64) -> Vec<u64> {
+    let mut rest = element;
     let mut place: Vec<u64> = shape
         .iter()
         .rev()

@@ -5,12 +5,12 @@ use half::slice::HalfFloatSliceExt;
 
 use crate::ir::DType;
 
-/// A tensor's values in the file, little-endian and unaligned.
-#[derive(Debug, Clone, Copy)]
+/// A tensor's values as the file has them, little-endian and unaligned.
+#[derive(Debug)]
 pub struct FileTensor<'a> {
     pub dtype: DType,
     pub shape: &'a [u64],
-    pub(super) bytes: &'a [u8],
+    pub(super) bytes: Vec<u8>,
 }
 
 const AT_ONCE: usize = 512;
@@ -23,30 +23,7 @@ impl FileTensor<'_> {
     /// Reads the values from element `first` on. Exact for every type.
     pub fn widen(&self, first: usize, into: &mut [f32]) {
         let size = self.dtype.bytes() as usize;
-        let bytes = &self.bytes[first * size..(first + into.len()) * size];
-        match self.dtype {
-            DType::F32 => {
-                for (value, bits) in into.iter_mut().zip(words(bytes)) {
-                    *value = f32::from_bits(bits);
-                }
-            }
-            DType::BF16 => {
-                for (value, bits) in into.iter_mut().zip(half_words(bytes)) {
-                    *value = f32::from_bits(u32::from(bits) << 16);
-                }
-            }
-            DType::F16 => {
-                // The processor converts aligned values only.
-                let mut aligned = [f16::ZERO; AT_ONCE];
-                for (values, bytes) in into.chunks_mut(AT_ONCE).zip(bytes.chunks(2 * AT_ONCE)) {
-                    for (value, bits) in aligned.iter_mut().zip(half_words(bytes)) {
-                        *value = f16::from_bits(bits);
-                    }
-                    aligned[..values.len()].convert_to_f32_slice(values);
-                }
-            }
-            DType::U8 | DType::U16 => unreachable!("the header admits floats only"),
-        }
+        widen(self.dtype, &self.bytes[first * size..(first + into.len()) * size], into);
     }
 
     pub fn widen_f64(&self, first: usize, into: &mut [f64]) {
@@ -59,33 +36,50 @@ impl FileTensor<'_> {
             }
         }
     }
+}
 
-    /// The first element that is infinite or NaN.
-    pub(super) fn first_non_finite(&self) -> Option<usize> {
-        // Adding one to the exponent carries into the sign exactly where the exponent is all ones.
-        let suspicious = |bytes: &[u8]| match self.dtype {
-            DType::F32 => words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff_ffff) + 0x0080_0000)) >> 31 != 0,
-            DType::BF16 => half_words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff) + 0x0080)) >> 15 != 0,
-            _ => half_words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff) + 0x0400)) >> 15 != 0,
-        };
-        let size = self.dtype.bytes() as usize;
-        let chunk = self.bytes.chunks(size * AT_ONCE).position(suspicious)?;
-        let elements = chunk * AT_ONCE..self.elements();
-        elements.into_iter().find(|&element| !self.value(element).is_finite())
+fn widen(dtype: DType, bytes: &[u8], into: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (value, bits) in into.iter_mut().zip(words(bytes)) {
+                *value = f32::from_bits(bits);
+            }
+        }
+        DType::BF16 => {
+            for (value, bits) in into.iter_mut().zip(half_words(bytes)) {
+                *value = f32::from_bits(u32::from(bits) << 16);
+            }
+        }
+        DType::F16 => {
+            // The processor converts aligned values only.
+            let mut aligned = [f16::ZERO; AT_ONCE];
+            for (values, bytes) in into.chunks_mut(AT_ONCE).zip(bytes.chunks(2 * AT_ONCE)) {
+                for (value, bits) in aligned.iter_mut().zip(half_words(bytes)) {
+                    *value = f16::from_bits(bits);
+                }
+                aligned[..values.len()].convert_to_f32_slice(values);
+            }
+        }
+        DType::U8 | DType::U16 => unreachable!("the header admits floats only"),
     }
+}
 
-    pub(super) fn value(&self, element: usize) -> f32 {
+/// The first element that is infinite or NaN, and its value.
+pub(super) fn first_non_finite(dtype: DType, bytes: &[u8]) -> Option<(usize, f32)> {
+    // Adding one to the exponent carries into the sign exactly where the exponent is all ones.
+    let suspicious = |bytes: &[u8]| match dtype {
+        DType::F32 => words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff_ffff) + 0x0080_0000)) >> 31 != 0,
+        DType::BF16 => half_words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff) + 0x0080)) >> 15 != 0,
+        _ => half_words(bytes).fold(0, |all, bits| all | ((bits & 0x7fff) + 0x0400)) >> 15 != 0,
+    };
+    let size = dtype.bytes() as usize;
+    let chunk = bytes.chunks(size * AT_ONCE).position(suspicious)?;
+    let mut values = bytes.chunks_exact(size).enumerate().skip(chunk * AT_ONCE).map(|(element, bytes)| {
         let mut value = [0.0];
-        self.widen(element, &mut value);
-        value[0]
-    }
-
-    /// Up to `count` elements from `first` on.
-    pub(super) fn part(&self, first: usize, count: usize) -> Self {
-        let size = self.dtype.bytes() as usize;
-        let end = (first + count).min(self.elements());
-        FileTensor { bytes: &self.bytes[first * size..end * size], ..*self }
-    }
+        widen(dtype, bytes, &mut value);
+        (element, value[0])
+    });
+    values.find(|(_, value)| !value.is_finite())
 }
 
 fn words(bytes: &[u8]) -> impl Iterator<Item = u32> {
@@ -109,14 +103,14 @@ mod tests {
             [(DType::F16, |b| f16::from_bits(b).to_f32()), (DType::BF16, |b| bf16::from_bits(b).to_f32())];
         for (dtype, expected) in types {
             // One byte in, so that nothing is aligned.
-            let tensor = FileTensor { dtype, shape: &[1 << 16], bytes: &all[1..] };
+            let bytes = &all[1..];
             let mut values = vec![0.0; 1 << 16];
-            tensor.widen(0, &mut values);
+            widen(dtype, bytes, &mut values);
             for (bits, value) in (0..=u16::MAX).zip(values) {
                 let right = expected(bits);
                 assert!(value.to_bits() == right.to_bits() || value.is_nan() && right.is_nan(), "{dtype:?} {bits:#x}");
-                let alone = tensor.part(usize::from(bits), 1);
-                assert_eq!(alone.first_non_finite().is_none(), right.is_finite(), "{dtype:?} {bits:#x}");
+                let alone = &bytes[2 * usize::from(bits)..][..2];
+                assert_eq!(first_non_finite(dtype, alone).is_none(), right.is_finite(), "{dtype:?} {bits:#x}");
             }
         }
     }
@@ -128,8 +122,7 @@ mod tests {
                 let mut values = vec![f32::MAX; 1300];
                 values[at] = bad;
                 let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-                let tensor = FileTensor { dtype: DType::F32, shape: &[1300], bytes: &bytes };
-                assert_eq!(tensor.first_non_finite(), Some(at));
+                assert_eq!(first_non_finite(DType::F32, &bytes).map(|(element, _)| element), Some(at));
             }
         }
     }

@@ -5,8 +5,10 @@ use std::path::PathBuf;
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
+use super::header::TensorEntry;
 use super::identity::FileIdentity;
 use super::open::Checkpoint;
+use super::source::PIECE;
 use crate::checksum::Checksum;
 use crate::error::{Error, Result};
 use crate::workers;
@@ -31,7 +33,7 @@ impl Fingerprint {
                 let why = "the file has changed since the handle was created; create a new handle";
                 return Err(Error::Checkpoint(format!("{}: {why}", self.path.display())));
             }
-            let value = checkpoint.fingerprint();
+            let value = checkpoint.fingerprint()?;
             checkpoint.verify_unchanged().map(|()| value)
         });
         value.copied()
@@ -40,29 +42,32 @@ impl Fingerprint {
 
 impl Checkpoint {
     /// Covers names, types, shapes and values, and the number of groups, which is in no tensor.
-    fn fingerprint(&self) -> u64 {
-        const PIECE: usize = 8 << 20;
+    fn fingerprint(&self) -> Result<u64> {
+        const UNIT: u64 = 8 << 20;
         let mut all = Checksum::default();
         all.add(&self.config().groups.to_le_bytes());
-        let mut pieces: Vec<&[u8]> = Vec::new();
-        for (name, tensor) in self.contents.named(&self.map) {
+        let mut units = Vec::new();
+        for TensorEntry { name, dtype, shape, range, .. } in self.contents.tensors() {
             all.add(name.as_bytes());
-            all.add(tensor.dtype.name().as_bytes());
-            tensor.shape.iter().for_each(|n| all.add(&n.to_le_bytes()));
-            pieces.extend(tensor.bytes.chunks(PIECE));
+            all.add(dtype.name().as_bytes());
+            shape.iter().for_each(|n| all.add(&n.to_le_bytes()));
+            units.extend(range.clone().step_by(UNIT as usize).map(|start| start..range.end.min(start + UNIT)));
         }
-        let sums = Mutex::new(vec![0; pieces.len()]);
-        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        let sums = Mutex::new(vec![Ok(0); units.len()]);
+        let bytes: u64 = units.iter().map(|unit| unit.end - unit.start).sum();
         workers::for_each(
-            workers::threads_for(bytes / size_of::<u64>()),
-            pieces.into_iter().enumerate().collect(),
-            || (),
-            |(), (index, piece)| {
-                let sum = Checksum::of(piece);
-                sums.lock()[index] = sum;
+            workers::threads_for(bytes as usize / size_of::<u64>()),
+            units.into_iter().enumerate().collect(),
+            || Box::new([0; PIECE]),
+            |buffer, (index, unit)| {
+                let mut sum = Checksum::default();
+                let read = self.source.pieces(buffer, unit, |_, piece| sum.add(piece));
+                sums.lock()[index] = read.map(|()| sum.value());
             },
         );
-        sums.into_inner().iter().for_each(|sum: &u64| all.add(&sum.to_le_bytes()));
-        all.value()
+        for sum in sums.into_inner() {
+            all.add(&sum.map_err(|why| self.fail(why))?.to_le_bytes());
+        }
+        Ok(all.value())
     }
 }

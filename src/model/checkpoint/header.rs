@@ -10,6 +10,7 @@ use serde::de::{DeserializeOwned, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::names::{self, Check, quoted};
+use super::source::Source;
 use crate::ir::DType;
 
 /// The format allows 100 MB. This model's header has 30 KB.
@@ -18,7 +19,7 @@ const MAX_HEADER: u64 = 16 << 20;
 pub(super) const MAX_TENSORS: usize = 65_536;
 /// Bytes of a field's text. The longest valid one, a shape, has fewer than 200 without spaces.
 const MAX_FIELD: usize = 1024;
-const LENGTH_BYTES: usize = 8;
+const LENGTH_BYTES: u64 = 8;
 const MAX_RANK: usize = 8;
 
 /// A tensor's entry in the header.
@@ -31,10 +32,14 @@ pub(super) struct TensorEntry {
     pub dtype: DType,
     pub shape: Box<[u64]>,
     /// Its values' bytes in the file.
-    pub range: Range<usize>,
+    pub range: Range<u64>,
 }
 
 impl TensorEntry {
+    pub fn elements(&self) -> u64 {
+        self.shape.iter().product()
+    }
+
     pub fn file_name(&self) -> &str {
         self.older_name.as_deref().unwrap_or(&self.name)
     }
@@ -48,8 +53,10 @@ pub(super) struct CheckpointHeader {
     pub groups: Option<u64>,
 }
 
-pub(super) fn parse(file: &[u8]) -> Check<CheckpointHeader> {
-    let (text, data_start) = text(file)?;
+/// Reads the header and parses it.
+pub(super) fn read(file: &Source) -> Check<CheckpointHeader> {
+    let text = &text(file)?;
+    let data = LENGTH_BYTES + text.len() as u64..file.length;
     if !text.trim_ascii_start().starts_with('{') {
         return Err("the header is not a JSON object of tensors".into());
     }
@@ -68,7 +75,7 @@ pub(super) fn parse(file: &[u8]) -> Check<CheckpointHeader> {
         if name == METADATA {
             return set(&mut metadata, value, METADATA);
         }
-        let fields = fields(value, data_start, file.len());
+        let fields = fields(value, &data);
         let (dtype, shape, range) = fields.map_err(|why| format!("tensor {}: {why}", quoted(&name)))?;
         let (name, older_name) = match names::canonical(&name) {
             Cow::Owned(current) => (current, Some(name.into())),
@@ -83,21 +90,24 @@ pub(super) fn parse(file: &[u8]) -> Check<CheckpointHeader> {
 
 const METADATA: &str = "__metadata__";
 
-fn text(file: &[u8]) -> Check<(&str, usize)> {
-    let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(format!("the file has {} bytes, too few for a safetensors file", file.len()));
+fn text(file: &Source) -> Check<String> {
+    let Some(available) = file.length.checked_sub(LENGTH_BYTES) else {
+        return Err(format!("the file has {} bytes, too few for a safetensors file", file.length));
     };
-    let length = u64::from_le_bytes(*length);
+    let mut length = [0; LENGTH_BYTES as usize];
+    file.read(&mut length, 0)?;
+    let length = u64::from_le_bytes(length);
     if length > MAX_HEADER {
         return Err(format!(
             "the header claims {length} bytes, expected at most {MAX_HEADER}; this is not a safetensors file"
         ));
     }
-    let Some(header) = usize::try_from(length).ok().and_then(|n| rest.get(..n)) else {
-        return Err(format!("the header claims {length} bytes, but only {} follow; the file is truncated", rest.len()));
-    };
-    let text = std::str::from_utf8(header).map_err(|e| format!("the header is not UTF-8 text: {e}"))?;
-    Ok((text, LENGTH_BYTES + header.len()))
+    if length > available {
+        return Err(format!("the header claims {length} bytes, but only {available} follow; the file is truncated"));
+    }
+    let mut text = vec![0; length as usize];
+    file.read(&mut text, LENGTH_BYTES)?;
+    String::from_utf8(text).map_err(|e| format!("the header is not UTF-8 text: {e}"))
 }
 
 /// Calls `each` with the members of a JSON object, one by one: the key, and the text of the value.
@@ -164,7 +174,7 @@ fn groups(metadata: &str) -> Check<Option<u64>> {
 }
 
 /// The type, shape and bytes of a tensor.
-fn fields(entry: &str, data_start: usize, file_length: usize) -> Check<(DType, Box<[u64]>, Range<usize>)> {
+fn fields(entry: &str, data: &Range<u64>) -> Check<(DType, Box<[u64]>, Range<u64>)> {
     if !entry.starts_with('{') {
         return Err("its entry in the header is not a JSON object".into());
     }
@@ -193,7 +203,7 @@ fn fields(entry: &str, data_start: usize, file_length: usize) -> Check<(DType, B
     let &[begin, end] = offsets.as_slice() else {
         return Err(format!("data_offsets has {} numbers, expected begin and end", offsets.len()));
     };
-    let available = (file_length - data_start) as u64;
+    let available = data.end - data.start;
     if begin > end || end > available {
         return Err(format!(
             "data_offsets are [{begin}, {end}], expected an interval within the {available} bytes after the header; \
@@ -206,20 +216,21 @@ fn fields(entry: &str, data_start: usize, file_length: usize) -> Check<(DType, B
         let (found, dtype) = (end - begin, dtype.name());
         return Err(format!("it has {found} bytes of data, expected {expected} for shape {shape:?} in {dtype}"));
     }
-    // Both are at most the file's length, so they fit in usize.
-    let range = data_start + begin as usize..data_start + end as usize;
-    Ok((dtype, shape.into(), range))
+    Ok((dtype, shape.into(), data.start + begin..data.start + end))
 }
 
 /// Refuses tensors that are there twice, or overlap. Sorts the entries by name.
 fn refuse_overlaps(entries: &mut [TensorEntry]) -> Check<()> {
     entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
-    for pair in entries.windows(2).filter(|pair| pair[0].name == pair[1].name) {
-        let (one, other) = (quoted(pair[1].file_name()), quoted(pair[0].file_name()));
-        if pair[1].file_name() == pair[0].file_name() {
-            return Err(format!("the header has the key {one} twice"));
-        }
-        return Err(format!("tensor {one}: it is also present as {other}, expected one of the two names"));
+    if let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
+        let (one, other) = (pair[1].file_name(), pair[0].file_name());
+        return Err(match one == other {
+            true => format!("the header has the key {} twice", quoted(one)),
+            false => {
+                let (one, other) = (quoted(one), quoted(other));
+                format!("tensor {one}: it is also present as {other}, expected one of the two names")
+            }
+        });
     }
     let mut by_offset: Vec<&TensorEntry> = entries.iter().collect();
     by_offset.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));

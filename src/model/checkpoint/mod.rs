@@ -1,4 +1,4 @@
-//! Checkpoints: safetensors files, mapped into memory and checked as a whole before use.
+//! Checkpoints: safetensors files, checked as a whole before use and read a tensor at a time.
 //! May read files. Must not know layers or devices.
 
 mod contents;
@@ -8,6 +8,7 @@ mod header;
 mod identity;
 mod names;
 mod open;
+mod source;
 #[cfg(test)]
 pub(super) mod testing;
 #[cfg(test)]

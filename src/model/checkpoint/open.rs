@@ -1,12 +1,12 @@
-//! Opens a checkpoint: maps the safetensors file and checks all of it.
+//! Opens a checkpoint: checks all of the safetensors file, and reads its tensors when they are asked for.
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-
-use memmap2::Mmap;
 
 use super::contents::Contents;
 use super::file_tensor::FileTensor;
 use super::identity::FileIdentity;
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::ir::DType;
 use crate::model::config::Config;
@@ -16,7 +16,7 @@ use crate::model::config::Config;
 pub struct Checkpoint {
     path: PathBuf,
     identity: FileIdentity,
-    pub(super) map: Mmap,
+    pub(super) source: Source,
     pub(super) contents: Contents,
 }
 
@@ -44,11 +44,9 @@ impl Checkpoint {
         if metadata.len() == 0 {
             return Err(fail("is empty, expected a safetensors file".into()));
         }
-        // SAFETY: the mapping is read-only and private to this struct. If another program changes the file, values
-        // change. No code relies on their not changing: offsets and shapes are copies.
-        let map = unsafe { Mmap::map(&file) }.map_err(|e| cannot("mapped into memory", e))?;
-        let contents = Contents::check(&map).map_err(fail)?;
-        Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), map, contents })
+        let source = Source { file, length: metadata.len() };
+        let contents = Contents::check(&source).map_err(fail)?;
+        Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), source, contents })
     }
 
     pub fn path(&self) -> &Path {
@@ -63,21 +61,24 @@ impl Checkpoint {
         &self.identity
     }
 
+    pub(super) fn fail(&self, why: String) -> Error {
+        Error::Checkpoint(format!("{}: {why}", self.path.display()))
+    }
+
     /// Fails when the file is no longer the one that was opened.
     pub fn verify_unchanged(&self) -> Result<()> {
-        let fail = |why: String| Err(Error::Checkpoint(format!("{}: {why}", self.path.display())));
         match fs::metadata(&self.path) {
             Ok(metadata) if FileIdentity::of(&metadata) == self.identity => Ok(()),
-            Ok(_) => fail("has changed since it was opened, expected the same file".into()),
-            Err(e) => fail(format!("can no longer be found where it was opened: {e}")),
+            Ok(_) => Err(self.fail("has changed since it was opened, expected the same file".into())),
+            Err(e) => Err(self.fail(format!("can no longer be found where it was opened: {e}"))),
         }
     }
 
     pub fn summary(&self) -> Summary {
         let mut summary = Summary { dtypes: Vec::new(), tensors: 0, parameters: 0 };
-        for tensor in self.contents.tensors(&self.map) {
+        for tensor in self.contents.tensors() {
             summary.tensors += 1;
-            summary.parameters += tensor.elements() as u64;
+            summary.parameters += tensor.elements();
             if !summary.dtypes.contains(&tensor.dtype) {
                 summary.dtypes.push(tensor.dtype);
             }
@@ -86,13 +87,20 @@ impl Checkpoint {
         summary
     }
 
-    /// A tensor by its current name, also if the file has its older name.
+    /// Reads a tensor by its current name, also if the file has its older name.
     pub fn tensor(&self, name: &str) -> Result<FileTensor<'_>> {
         let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
-        self.contents.tensor(&self.map, name).ok_or_else(unknown)
+        let entry = self.contents.tensor(name).ok_or_else(unknown)?;
+        let length = (entry.range.end - entry.range.start) as usize;
+        let mut bytes = Vec::new();
+        let full = |_| Error::Memory(format!("tensor {name:?}: no memory for the {length} bytes of its values"));
+        bytes.try_reserve_exact(length).map_err(full)?;
+        bytes.resize(length, 0);
+        self.source.read(&mut bytes, entry.range.start).map_err(|why| self.fail(why))?;
+        Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }
 
-    /// Reads a whole tensor.
+    /// Reads a whole tensor as f32.
     pub fn read(&self, name: &str, into: &mut [f32]) -> Result<()> {
         let tensor = self.tensor(name)?;
         if tensor.elements() != into.len() {

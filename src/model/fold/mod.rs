@@ -15,7 +15,7 @@ use crate::workers;
 use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
 
-/// The weights of one layer, folded slab by slab from the tensors in the file.
+/// The weights of one layer, folded slab by slab. Holds the layer's tensors as the file has them.
 pub struct LayerWeights<'a> {
     layout: ConvLayout,
     time: Time,
@@ -38,7 +38,7 @@ enum FoldInputs<'a> {
 }
 
 impl<'a> LayerWeights<'a> {
-    /// `layer` must belong to the network of the checkpoint's configuration.
+    /// Reads the layer's tensors. `layer` must belong to the network of the checkpoint's configuration.
     pub fn new(checkpoint: &'a Checkpoint, layer: &Layer) -> Result<LayerWeights<'a>> {
         let ConvLayout { cin, cout, window, .. } = layer.layout;
         let affine = |name: &str, weight: &[u64]| weight_and_bias(checkpoint, name, weight);
@@ -145,12 +145,30 @@ impl ConvSource for LayerWeights<'_> {
 
 /// Upper bound of the memory that folding a layer takes, besides the slab or bias that it fills.
 pub fn transient_bytes(layer: &Layer) -> u64 {
-    let bias = 2 * 8 * layer.layout.bias_elements();
+    let bias = 2 * 8 * layer.layout.bias_elements() + file_bytes(layer);
     let threads = workers::threads_for(usize::MAX).max(1) as u64;
     match layer.layout.window {
         Window::Up => bias + upsampler::transient_bytes(&layer.layout, layer.time, threads),
         _ => bias + taps::transient_bytes(layer.layout.cin, threads),
     }
+}
+
+/// Upper bound of the layer's tensors in the file, where no type is larger than f32.
+fn file_bytes(layer: &Layer) -> u64 {
+    let ConvLayout { cin, cout, window, shortcut, .. } = layer.layout;
+    let weights = match layer.tensors {
+        Tensors::Conv { .. } => {
+            let depth = if layer.time == Time::Still { 1 } else { 3 };
+            (cin * depth * window.side() * window.side() + shortcut.unwrap_or(0)) * cout
+        }
+        Tensors::Upsampler { .. } => {
+            let frames = if layer.time == Time::Double { 2 } else { 1 };
+            (4 * frames * (cin + 1) + 27 * cout) * cin
+        }
+        Tensors::Qkv { .. } | Tensors::Project { .. } => cin * cout,
+    };
+    // Biases, and weight and bias of the norm.
+    size_of::<f32>() as u64 * (weights + 2 * cout + 2 * cin)
 }
 
 /// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's table.

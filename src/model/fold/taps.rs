@@ -29,7 +29,6 @@ impl Rounded for f64 {
 }
 
 /// Weight and bias of a convolution, a projection or a norm.
-#[derive(Clone, Copy)]
 pub(super) struct WeightAndBias<'a> {
     pub weight: FileTensor<'a>,
     pub bias: FileTensor<'a>,

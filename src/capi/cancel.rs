@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 const FREE: usize = 0;
 const CLOSED: usize = usize::MAX;
 
-struct Slot {
+struct CancelEntry {
     /// The number of the handle, `CLOSED` or `FREE`.
     handle: AtomicUsize,
     /// Requests that are using the slot. It is not given to another handle meanwhile.
@@ -18,27 +18,25 @@ struct Slot {
 const BLOCK_SLOTS: usize = 64;
 
 /// Blocks are never freed, so that they can be read without a lock.
-struct Block {
-    slots: [Slot; BLOCK_SLOTS],
-    next: AtomicPtr<Block>,
+struct CancelBlock {
+    slots: [CancelEntry; BLOCK_SLOTS],
+    next: AtomicPtr<CancelBlock>,
 }
 
-impl Block {
-    const fn new() -> Block {
-        const SLOT: Slot =
-            Slot { handle: AtomicUsize::new(FREE), readers: AtomicUsize::new(0), requested: AtomicBool::new(false) };
-        Block { slots: [SLOT; BLOCK_SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
+impl CancelBlock {
+    const fn new() -> CancelBlock {
+        CancelBlock { slots: [const { CancelEntry::free() }; BLOCK_SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    fn next(&self) -> Option<&'static Block> {
+    fn next(&self) -> Option<&'static CancelBlock> {
         // SAFETY: null, or a block that was leaked.
         unsafe { self.next.load(SeqCst).as_ref() }
     }
 }
 
-static FIRST: Block = Block::new();
+static FIRST: CancelBlock = CancelBlock::new();
 
-fn slots() -> impl Iterator<Item = &'static Slot> {
+fn slots() -> impl Iterator<Item = &'static CancelEntry> {
     std::iter::successors(Some(&FIRST), |block| block.next()).flat_map(|block| &block.slots)
 }
 
@@ -47,7 +45,11 @@ pub(super) fn request(handle: usize) -> bool {
     handle != FREE && handle != CLOSED && slots().any(|slot| slot.request(handle))
 }
 
-impl Slot {
+impl CancelEntry {
+    const fn free() -> CancelEntry {
+        CancelEntry { handle: AtomicUsize::new(FREE), readers: AtomicUsize::new(0), requested: AtomicBool::new(false) }
+    }
+
     fn request(&self, handle: usize) -> bool {
         if self.handle.load(SeqCst) != handle {
             return false;
@@ -64,12 +66,12 @@ impl Slot {
 }
 
 /// The slot of a handle, given back when dropped.
-pub(super) struct CancelSlot(&'static Slot);
+pub(super) struct CancelSlot(&'static CancelEntry);
 
 impl CancelSlot {
     /// A slot that no request finds yet.
     pub fn claim() -> CancelSlot {
-        let free = |slot: &&Slot| {
+        let free = |slot: &&CancelEntry| {
             let claimed = slot.handle.compare_exchange(FREE, CLOSED, SeqCst, SeqCst).is_ok();
             let used = claimed && slot.readers.load(SeqCst) != 0;
             if used {
@@ -106,7 +108,7 @@ impl Drop for CancelSlot {
 }
 
 fn add_block() {
-    let new = Box::leak(Box::new(Block::new()));
+    let new = Box::leak(Box::new(CancelBlock::new()));
     let mut last = &FIRST;
     // Another thread may add one too; then this one goes after it.
     while last.next.compare_exchange(ptr::null_mut(), new, SeqCst, SeqCst).is_err() {

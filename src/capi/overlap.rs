@@ -100,7 +100,7 @@ mod tests {
         let channels_last = Some([60 * 32, 1, 20 * 32, 5 * 32, 32]);
         let pairs = Some([16 * 120, 120, 40, 10, 2]);
         for (strides, apart) in [(planes, 16 * 60), (channels_last, 16), (pairs, 1)] {
-            let at = |elements: usize| f32s(1 << 20 | elements * 4, SHAPE, strides);
+            let at = |elements: usize| f32s((1 << 20) | (elements * 4), SHAPE, strides);
             assert!(!share_bytes(&at(0), &at(apart)) && !share_bytes(&at(apart), &at(0)), "{strides:?}");
             assert!(share_bytes(&at(0), &at(0)));
             assert!(share_bytes(&at(0), &at(60 * 32)), "the second clip of one is the first of the other");

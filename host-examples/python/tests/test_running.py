@@ -26,7 +26,7 @@ LARGE = (1, 16, 3, 135, 240)
 def test_progress_rises_to_its_total(vae):
     told = []
     vae.decode(random_latent(1, 16, 3, 4, 4), progress=lambda *values: told.append(values))
-    assert [stage for stage in dict.fromkeys(stage for _, _, stage in told)] == ["load", "decode"]
+    assert [stage for stage in dict.fromkeys(stage for _, _, stage in told)] == ["plan", "load", "decode"]
     done = [done for done, _, stage in told if stage == "decode"]
     assert done == sorted(done) and done[-1] == told[-1][1]
 

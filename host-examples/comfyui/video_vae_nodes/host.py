@@ -14,7 +14,7 @@ def progress() -> Callable[[int, int, str], None]:
 
     def tell(done: int, total: int, stage: str) -> None:
         comfy.model_management.throw_exception_if_processing_interrupted()
-        if total and stage != "load":
+        if total and stage not in ("plan", "load"):
             if stage not in bars:
                 bars[stage] = comfy.utils.ProgressBar(total)
             bars[stage].update_absolute(done, total)

@@ -428,13 +428,13 @@ int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 // Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
 // within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
 // when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
-// the handle is open. [any-thread]
+// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library,
+// while the handle is open. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
 // Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
-// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
-// without the NUL; `text` may be NULL. [any-thread]
+// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole
+// text without the NUL; `text` may be NULL. [any-thread]
 int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 
 // The memory that the handle holds, also while a call is running. [any-thread]

@@ -99,8 +99,8 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
 /// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
 /// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
 /// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-/// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while
-/// the handle is open. [any-thread]
+/// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library,
+/// while the handle is open. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     // A signal handler gets no further than this: the rest locks and allocates.
@@ -111,8 +111,8 @@ pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
 }
 
 /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
-/// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole text
-/// without the NUL; `text` may be NULL. [any-thread]
+/// the calling thread. The text is cut to `capacity` bytes and always ends with a NUL. Returns the length of the whole
+/// text without the NUL; `text` may be NULL. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u64) -> i64 {
     guard::value(i64::from(VVAE_ERROR_INTERNAL), || {

@@ -22,7 +22,7 @@ const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
 
 /// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip.
 #[derive(Clone, Copy, Default)]
-pub struct Ends<'a> {
+pub struct HostTensors<'a> {
     pub input: Option<&'a View>,
     pub input_first: u64,
     pub output: Option<&'a View>,
@@ -37,7 +37,7 @@ pub struct Runner<'a, B: Backend> {
     pub memory: &'a mut B::Memory,
     pub buffers: Buffers,
     pub settings: &'a Settings,
-    pub ends: Ends<'a>,
+    pub tensors: HostTensors<'a>,
 }
 
 impl<B: Backend> Runner<'_, B> {
@@ -58,12 +58,12 @@ impl<B: Backend> Runner<'_, B> {
     }
 
     fn load(&mut self, spec: &ScheduleSpec, op: &LoadOp<Offsets>, stop: &mut Stop) -> Result<()> {
-        let from = self.ends.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
+        let from = self.tensors.input.ok_or_else(|| Error::Internal("a load without an input tensor".into()))?;
         let region = spec.regions(spec.tile_of(op.item)).0;
         let load = LoadTensor {
             from,
             batch: op.batch,
-            frame: op.frame - self.ends.input_first,
+            frame: op.frame - self.tensors.input_first,
             top: region.top,
             left: region.left,
             map: self.input_map(spec.network.direction, from.dtype()),
@@ -95,8 +95,8 @@ impl<B: Backend> Runner<'_, B> {
 
     /// Never stopped: the host must not get a frame twice.
     fn store(&mut self, spec: &ScheduleSpec, op: &StoreOp<Offsets>) -> Result<()> {
-        let into = self.ends.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
-        let frame = op.frame - self.ends.output_first;
+        let into = self.tensors.output.ok_or_else(|| Error::Internal("a store without an output tensor".into()))?;
+        let frame = op.frame - self.tensors.output_first;
         if frame >= into.shape().frames {
             // Padding of the encoder's input comes out as frames that the host does not want.
             return Ok(());
@@ -127,7 +127,7 @@ impl<B: Backend> Runner<'_, B> {
                     .then_some(Posterior { seed: settings.seed, logvar_channel: latent });
                 let map = Affine { mul: settings.scaling_factor, add: 0.0 };
                 self.backend.store(self.memory, &StoreTensor { map, sample, ..plain }, &self.buffers)?;
-                let Some(into) = self.ends.logvar else { return Ok(()) };
+                let Some(into) = self.tensors.logvar else { return Ok(()) };
                 let logvar = StoreTensor { channel: latent, clamp: Some(LOGVAR_RANGE), into, ..plain };
                 self.backend.store(self.memory, &logvar, &self.buffers)
             }

@@ -12,10 +12,10 @@ use parking_lot::Mutex;
 
 use self::ready::Asked;
 use super::ledger::Ledger;
-use super::runner::{Ends, Runner, Watch};
+use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
-use super::weights::{self, Share, WeightsKey};
+use super::weights::{self, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stage_name, stream_for};
 use super::{Allocators, Call, Control, FrameStream, Session, Trim, check};
 use crate::backend::Backend;
@@ -49,7 +49,7 @@ pub struct Engine<B: Backend> {
 /// The encoder or the decoder.
 struct Coder<B: Backend> {
     network: Arc<Network>,
-    weights: Option<Share<B>>,
+    weights: Option<SharedWeights<B>>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -133,7 +133,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Weights that no stream needs.
-    fn idle_weights(&self) -> impl Iterator<Item = &Share<B>> {
+    fn idle_weights(&self) -> impl Iterator<Item = &SharedWeights<B>> {
         [&self.encoder, &self.decoder]
             .into_iter()
             .filter_map(|coder| coder.weights.as_ref())
@@ -142,7 +142,7 @@ impl<B: Backend> Engine<B> {
 
     fn tell_idle(&self) {
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(Share::bytes).sum::<u64>());
+        self.ledger.set_idle(workspace + self.idle_weights().map(SharedWeights::bytes).sum::<u64>());
     }
 
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
@@ -151,14 +151,19 @@ impl<B: Backend> Engine<B> {
         let mut schedule = plan.schedule(&self.target());
         let total = u64::try_from(work(schedule.spec(), call.input.shape().frames)).unwrap_or(u64::MAX);
         let mut watch = Watch::new(control, stage_name(call.direction), total);
-        let ends = Ends { input: Some(call.input), output: Some(call.output), logvar: call.logvar, ..Ends::default() };
+        let tensors = HostTensors {
+            input: Some(call.input),
+            output: Some(call.output),
+            logvar: call.logvar,
+            ..HostTensors::default()
+        };
         let mut runner = Runner {
             backend: &*self.backend,
             weights,
             memory,
             buffers: plan.buffers(),
             settings: &self.settings,
-            ends,
+            tensors,
         };
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;

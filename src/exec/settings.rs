@@ -71,7 +71,7 @@ pub struct Settings {
     pub decode_tiling: Tiling,
     /// Latent frames per slice; `None`: by plan.
     pub slice_frames: Option<u64>,
-    /// The most frames that any level computes at a time; `None`: by plan.
+    /// The most frames that any stage computes at a time; `None`: by plan.
     pub chunk_frames: Option<u64>,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,

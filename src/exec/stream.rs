@@ -9,9 +9,9 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use super::runner::{Ends, Runner, Watch};
+use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
-use super::weights::Share;
+use super::weights::SharedWeights;
 use super::workspace::{Workspace, stage_name, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, check};
 use crate::backend::Backend;
@@ -22,7 +22,7 @@ use crate::plan::{Plan, PlanReport, Schedule, Wait, op_work};
 
 pub struct Streaming<B: Backend> {
     backend: Arc<B>,
-    weights: Share<B>,
+    weights: SharedWeights<B>,
     workspace: Workspace<B>,
     plan: Plan,
     schedule: Schedule,
@@ -42,7 +42,7 @@ pub struct Streaming<B: Backend> {
 impl<B: Backend> Streaming<B> {
     pub fn new(
         backend: Arc<B>,
-        weights: Share<B>,
+        weights: SharedWeights<B>,
         workspace: Workspace<B>,
         (plan, schedule): (Plan, Schedule),
         settings: Settings,
@@ -74,14 +74,14 @@ impl<B: Backend> Streaming<B> {
     }
 
     /// Runs the steps that a call with these tensors can run.
-    fn runner<'a>(&'a mut self, ends: Ends<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
+    fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
         let runner = Runner {
             backend: &*self.backend,
             weights: &self.weights,
             memory: &mut self.workspace.memory,
             buffers: self.plan.buffers(),
             settings: &self.settings,
-            ends,
+            tensors,
         };
         (runner, &mut self.schedule)
     }
@@ -111,8 +111,8 @@ impl<B: Backend> FrameStream for Streaming<B> {
         check::input(&network.config, network.direction, view, self.place)?;
         check::continues(network.direction, view.shape(), self.input)?;
         let taken = self.schedule.room().min(view.shape().frames);
-        let ends = Ends { input: Some(view), input_first: self.schedule.loaded(), ..Ends::default() };
-        let (mut runner, schedule) = self.runner(ends);
+        let tensors = HostTensors { input: Some(view), input_first: self.schedule.loaded(), ..HostTensors::default() };
+        let (mut runner, schedule) = self.runner(tensors);
         for _ in 0..taken {
             schedule.load();
         }
@@ -142,7 +142,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let mut watch = Watch::new(control, stage_name(network.direction), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, schedule) =
-            self.runner(Ends { output: Some(output), logvar, output_first: first, ..Ends::default() });
+            self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });
         let result = loop {
             match schedule.wait() {
                 Wait::Input if *written == 0 => break Ok(Pull::NeedsInput),

@@ -71,7 +71,7 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
 }
 
 /// A session's share of some weights.
-pub struct Share<B: Backend> {
+pub struct SharedWeights<B: Backend> {
     offloaded: Vec<bool>,
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
@@ -82,10 +82,10 @@ pub struct Share<B: Backend> {
     pinned: Arc<Held>,
 }
 
-impl<B: Backend> Clone for Share<B> {
-    fn clone(&self) -> Share<B> {
-        let Share { offloaded, weights, _entry, held, pinned } = self;
-        Share {
+impl<B: Backend> Clone for SharedWeights<B> {
+    fn clone(&self) -> SharedWeights<B> {
+        let SharedWeights { offloaded, weights, _entry, held, pinned } = self;
+        SharedWeights {
             offloaded: offloaded.clone(),
             weights: Arc::clone(weights),
             _entry: Arc::clone(_entry),
@@ -95,7 +95,7 @@ impl<B: Backend> Clone for Share<B> {
     }
 }
 
-impl<B: Backend> Share<B> {
+impl<B: Backend> SharedWeights<B> {
     /// Whether no stream needs them.
     pub fn is_idle(&self) -> bool {
         Arc::strong_count(&self.held) == 1
@@ -116,7 +116,7 @@ impl<B: Backend> Share<B> {
     }
 }
 
-impl<B: Backend> std::ops::Deref for Share<B> {
+impl<B: Backend> std::ops::Deref for SharedWeights<B> {
     type Target = Weights<B>;
     fn deref(&self) -> &Weights<B> {
         &self.weights
@@ -136,7 +136,8 @@ pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     moments.max().unwrap_or(0)
 }
 
-/// One slab in plain form, the layer's tensors as read, and what folding takes. Host memory, so nothing to a device that has its own.
+/// One slab in plain form, the layer's tensors as read, and what folding takes. Host memory, so nothing to a device
+/// that has its own.
 fn transient_bytes(layer: &Layer) -> u64 {
     let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
@@ -150,7 +151,7 @@ pub fn share<B: Backend>(
     (network, bytes): (&Network, WeightBytes),
     ledger: &Arc<Ledger>,
     cancel: &AtomicBool,
-) -> Result<Share<B>> {
+) -> Result<SharedWeights<B>> {
     let entry = entry(key);
     let mut weights = wait(&entry, cancel)?;
     let pinned = Arc::new(ledger.hold_pinned(bytes.host));
@@ -166,7 +167,7 @@ pub fn share<B: Backend>(
         }
     };
     drop(weights);
-    Ok(Share { offloaded: key.offloaded.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
+    Ok(SharedWeights { offloaded: key.offloaded.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
 }
 
 /// A store, and the bytes that are taken.

@@ -1,3 +1,5 @@
+//! The memory of a job beside its frames: device buffers, and pinned host bytes.
+
 /// Pinned host memory of a job, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PinnedBytes {

@@ -287,7 +287,7 @@ pub static PARAMS: &[Param] = &[
         kind: FRAMES,
         default: c"auto",
         unit: c"frames",
-        help: c"The most frames in a chunk, which a level computes at a time; auto plans it. Results do not depend on it.",
+        help: c"The most frames in a chunk, which a stage computes at a time; auto plans it. Results do not depend on it.",
         only: None,
         set: |s, v| s.chunk_frames = v.number(),
     },

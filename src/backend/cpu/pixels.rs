@@ -84,8 +84,8 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor,
     each_row(pool, op.shape.height as usize, width * channels, stop, &|y| {
         let row = (op.top + y as u64).min(host.height - 1) as isize * by_row + first as isize * by_column;
         let from = op.from.frame(op.batch, op.frame).cast::<E>().wrapping_offset(row).cast_const();
-        // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees. Rows of the output
-        // are inside the region checked above, and each belongs to one task.
+        // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees. Rows of the
+        // output are inside the region checked above, and each belongs to one task.
         unsafe {
             let into = into.get().add(y * width * channels);
             for c in 0..channels {
@@ -131,8 +131,8 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
     let pitch = op.shape.width as usize * op.shape.channels as usize;
     each_row(pool, height, width * host.channels as usize, stop, &|y| {
         let into = op.into.frame(op.batch, op.frame).cast::<E>().wrapping_offset(y as isize * by_row);
-        // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which the
-        // maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
+        // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which
+        // the maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
         unsafe {
             let from = from.get().add(y * pitch).cast_const();
             for c in 0..host.channels {

@@ -148,8 +148,8 @@ fn serve(shared: &PoolShared, slot: usize) {
         let Some(BatchPointer(batch)) = state.batch else { continue };
         state.active += 1;
         drop(state);
-        // SAFETY: `Pool::run` waits until `active` is zero before the batch goes out of scope. `active` was raised under
-        // the same lock that the batch was read under.
+        // SAFETY: `Pool::run` waits until `active` is zero before the batch goes out of scope. `active` was raised
+        // under the same lock that the batch was read under.
         let batch = unsafe { &*batch };
         if slot < batch.tasks {
             batch.take_part(slot, &mut || batch.halt.load(Ordering::Relaxed));

@@ -7,7 +7,7 @@ use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::settings::{Settings, Tiling};
-use crate::exec::weights::{self, Share};
+use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::{Workspace, stage_name};
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
@@ -38,7 +38,7 @@ impl<B: Backend> Engine<B> {
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let pinned = pinned + self.idle_weights().map(Share::host_bytes).sum::<u64>();
+        let pinned = pinned + self.idle_weights().map(SharedWeights::host_bytes).sum::<u64>();
         let free = host_memory().1.saturating_add(pinned);
         self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
     }
@@ -171,7 +171,7 @@ impl<B: Backend> Engine<B> {
             Direction::Encode => &mut self.decoder,
             Direction::Decode => &mut self.encoder,
         };
-        let both_fit = |share: &Share<B>| {
+        let both_fit = |share: &SharedWeights<B>| {
             share.bytes().saturating_add(plan.device_bytes()) <= limit
                 && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit
         };

@@ -1,5 +1,5 @@
-//! The file of a checkpoint, read by position. It is never mapped: if another process cuts a mapped file short, the next
-//! access ends this process.
+//! The file of a checkpoint, read by position. It is never mapped: if another process cuts a mapped file short, the
+//! next access ends this process.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};

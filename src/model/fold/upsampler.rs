@@ -189,8 +189,8 @@ fn add_product(upscale: &[f64], first: usize, conv: &[f64], cin: usize, cout: us
         }
         return;
     }
-    // SAFETY: by the asserts, these exist for m < cin, i < rows and o < cout: element (m, i) of `upscale`, at
-    // `m * cin + first + i`; (m, o) of `conv`, at `m * cout + o`; (i, o) of `into`, at `i * cout + o`. `into` is borrowed
+    // SAFETY: by the asserts, these exist for m < cin, i < rows and o < cout: element (m, i) of `upscale`, at `m * cin
+    // + first + i`; (m, o) of `conv`, at `m * cout + o`; (i, o) of `into`, at `i * cout + o`. `into` is borrowed
     // exclusively, so it shares no memory with the other two.
     unsafe {
         gemm::gemm(

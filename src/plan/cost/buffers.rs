@@ -22,18 +22,15 @@ impl<'a> BufferBytes<'a> {
         let sizes = self.target.sizes;
         match op {
             Op::Conv(conv) => {
-                let frames = conv.frames.len() as u64;
-                let bytes = || sizes.conv_scratch(&conv.layout, conv.input, frames);
-                self.scratch.entry((Some(conv.layer), conv.input, frames)).or_insert_with(bytes);
+                self.record_conv(conv.layer, &conv.layout, conv.input, conv.frames.len() as u64);
             }
             Op::Attention(attention) => {
                 let (shape, frames) = (attention.shape, attention.frames.len() as u64);
                 self.scratch.entry((None, shape, frames)).or_insert_with(|| sizes.attention_scratch(shape, frames));
             }
             Op::BandedConv(conv) => {
-                let (layout, frames) = (conv.layout, conv.frames.len() as u64);
-                let bytes = || sizes.conv_scratch(&layout, conv.input, frames);
-                self.scratch.entry((Some(conv.layer), conv.input, frames)).or_insert_with(bytes);
+                let layout = conv.layout;
+                self.record_conv(conv.layer, &layout, conv.input, conv.frames.len() as u64);
                 let bands = self.bands.entry((conv.layer, conv.input)).or_insert_with(|| (layout, HashSet::new()));
                 bands.1.insert(conv.band_contents());
                 let for_statistics = conv.frames.iter().any(|frame| frame.out.is_rematerialised());
@@ -48,6 +45,11 @@ impl<'a> BufferBytes<'a> {
             }
             Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => {}
         }
+    }
+
+    fn record_conv(&mut self, layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: u64) {
+        let bytes = || self.target.sizes.conv_scratch(layout, input, frames);
+        self.scratch.entry((Some(layer), input, frames)).or_insert_with(bytes);
     }
 
     pub fn scratch(&self) -> u64 {

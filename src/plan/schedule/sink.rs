@@ -1,3 +1,5 @@
+//! What scheduling writes to: a queue of operations, and the memory of their frames.
+
 use std::collections::VecDeque;
 
 use crate::ir::Op;

@@ -1,3 +1,5 @@
+//! Tile sizes that a limit may force. Knows the request; does not plan.
+
 use crate::plan::request::{MAX_WORK_ITEMS, Request};
 use crate::plan::tiles::{Spacing, TileSize};
 

@@ -1,6 +1,7 @@
-"""Puts the library into the wheel. Everything else is in pyproject.toml.
+"""Puts library, command and demo checkpoint into the wheel. Everything else is in pyproject.toml.
 
-The library is $VIDEO_VAE_LIBRARY, or the repository's target/release, where cargo builds it if it is not there yet.
+The library is $VIDEO_VAE_LIBRARY, or the repository's target/release, where cargo builds it if it is not there yet. The
+command is $VIDEO_VAE_COMMAND, or built the same way. packaging/build.sh sets both, and what else it needs.
 """
 
 import os
@@ -19,22 +20,34 @@ except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
 HERE = Path(__file__).resolve().parent
-REPOSITORY = HERE.parents[1]
-NAME = {"win32": "video_vae.dll", "darwin": "libvideo_vae.dylib"}.get(sys.platform, "libvideo_vae.so")
+REPOSITORY = Path(os.environ.get("VIDEO_VAE_ROOT", HERE.parents[1]))
+LIBRARY = {"win32": "video_vae.dll", "darwin": "libvideo_vae.dylib"}.get(sys.platform, "libvideo_vae.so")
+COMMAND = "examples/vvae.exe" if sys.platform == "win32" else "examples/vvae"
 
 
-def library() -> Path:
-    named = os.environ.get("VIDEO_VAE_LIBRARY")
+def built(variable: str, name: str, *target: str) -> Path:
+    """The file that `variable` names, or what cargo builds as `name`."""
+    named = os.environ.get(variable)
     if named:
         if not Path(named).is_file():
-            raise SystemExit(f"VIDEO_VAE_LIBRARY is {named}, and there is no such file")
+            raise SystemExit(f"{variable} is {named}, and there is no such file")
         return Path(named)
-    built = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release" / NAME
-    if not built.is_file():
-        if not (REPOSITORY / "Cargo.toml").is_file():
-            raise SystemExit(f"no {NAME}: install from a clone of the repository, or set VIDEO_VAE_LIBRARY")
-        subprocess.run(["cargo", "build", "--release", "--lib"], cwd=REPOSITORY, check=True)
-    return built
+    if not (REPOSITORY / "Cargo.toml").is_file():
+        raise SystemExit(f"no {name}: install from a clone of the repository, or set {variable}")
+    # Cargo knows whether the sources are newer than the file.
+    subprocess.run(["cargo", "build", "--release", *target], cwd=REPOSITORY, check=True)
+    return Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target")) / "release" / name
+
+
+def contents() -> list:
+    """What goes into the package beside the sources."""
+    files = [
+        built("VIDEO_VAE_LIBRARY", LIBRARY, "--lib"),
+        built("VIDEO_VAE_COMMAND", COMMAND, "--example", "vvae"),
+        REPOSITORY / "host-examples" / "assets" / "demo.safetensors",
+    ]
+    notices = os.environ.get("VIDEO_VAE_NOTICES")
+    return [*files, Path(notices)] if notices else files
 
 
 def version() -> str:
@@ -50,7 +63,8 @@ class WithLibrary(build_py):
         super().run()
         # Also for `pip install -e`, which imports from the checkout and finds target/release from there.
         if not self.editable_mode:
-            shutil.copy2(library(), Path(self.build_lib) / "video_vae" / NAME)
+            for file in contents():
+                shutil.copy2(file, Path(self.build_lib) / "video_vae" / file.name)
 
 
 class AnyPython(bdist_wheel):

@@ -95,7 +95,8 @@ fn open() -> Result<Api> {
     Ok(api)
 }
 
-/// $VIDEO_VAE_LIBRARY, else beside the executable, one folder up (where Cargo puts it for an example), or in deps.
+/// $VIDEO_VAE_LIBRARY, else beside the executable, one folder up (where Cargo puts it for an example), in deps, or in
+/// the lib folder of the prefix it is installed in.
 fn find() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VIDEO_VAE_LIBRARY") {
         return Ok(PathBuf::from(path));
@@ -103,7 +104,8 @@ fn find() -> Result<PathBuf> {
     let name = libloading::library_filename("video_vae");
     let executable = std::env::current_exe().map_err(|why| format!("cannot tell where this command lies: {why}"))?;
     let folders: Vec<_> = executable.ancestors().skip(1).take(2).collect();
-    let places = folders.iter().map(|f| f.to_path_buf()).chain(folders.iter().map(|f| f.join("deps")));
+    let within = |name: &'static str| folders.iter().map(move |folder| folder.join(name));
+    let places = within("").chain(within("deps")).chain(within("lib"));
     places.map(|folder| folder.join(&name)).find(|path| path.exists()).ok_or_else(|| {
         let place = folders.first().map(|f| f.display().to_string()).unwrap_or_default();
         let name = name.to_string_lossy();

@@ -27,8 +27,9 @@ Video:
   --y4m LAYOUT        layout of a written y4m: 444, 422, 420, 420mpeg2, 444p10, 422p10, 420p10, ...
 ";
 
-/// The checkpoint that the project ships.
+/// The checkpoint that the project ships: in the source tree, in an installed prefix, beside the command in a wheel.
 pub const DEMO_WEIGHTS: &str = "host-examples/assets/demo.safetensors";
+const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.safetensors"];
 
 #[derive(Debug, Clone)]
 pub struct VideoOptions {
@@ -63,14 +64,16 @@ pub fn named_weights(args: &Args) -> Option<PathBuf> {
     args.option("weights").map(PathBuf::from).or_else(|| std::env::var_os("VIDEO_VAE_WEIGHTS").map(PathBuf::from))
 }
 
-/// As `named_weights`, else the demo's: in the source tree this was built from, or in one around the executable.
+/// As `named_weights`, else the demo's: around the executable, or in the source tree that this was built from.
 pub fn weights(args: &Args) -> Result<PathBuf> {
     if let Some(path) = named_weights(args) {
         return Ok(path);
     }
     let executable = std::env::current_exe().unwrap_or_default();
-    let roots = executable.ancestors().skip(1).chain([Path::new(env!("CARGO_MANIFEST_DIR"))]);
-    roots.map(|root| root.join(DEMO_WEIGHTS)).find(|path| path.is_file()).ok_or_else(|| {
+    let folders = || executable.ancestors().skip(1);
+    let installed = folders().take(2).flat_map(|folder| INSTALLED_WEIGHTS.map(|name| folder.join(name)));
+    let sources = folders().chain([Path::new(env!("CARGO_MANIFEST_DIR"))]).map(|root| root.join(DEMO_WEIGHTS));
+    installed.chain(sources).find(|path| path.is_file()).ok_or_else(|| {
         format!(
             "there is no checkpoint: {DEMO_WEIGHTS} is not here, so pass one with --weights FILE (`vvae make-weights` \
                  makes a random one)"

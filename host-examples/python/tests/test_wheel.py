@@ -1,4 +1,4 @@
-"""The wheel: one file with the library inside, imported from a folder of its own."""
+"""The wheel: one file with library, command and demo checkpoint inside, used from a folder of its own."""
 
 import os
 import shutil
@@ -14,6 +14,8 @@ from conftest import SMALL
 from video_vae._library import NAME, find
 
 PACKAGE = Path(__file__).resolve().parents[1]
+REPOSITORY = PACKAGE.parents[1]
+COMMAND = "vvae.exe" if sys.platform == "win32" else "vvae"
 
 
 def test_wheel(tmp_path):
@@ -24,20 +26,25 @@ def test_wheel(tmp_path):
     # In a copy, so that the build leaves nothing in the checkout.
     sources = tmp_path / "sources"
     shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
-    environment = {**os.environ, "VIDEO_VAE_LIBRARY": str(find())}
+    # cargo test builds the command as well. The sources are a copy, so they do not know the repository.
+    command = find().parent / "examples" / COMMAND
+    files = {"VIDEO_VAE_LIBRARY": find(), "VIDEO_VAE_COMMAND": command, "VIDEO_VAE_ROOT": REPOSITORY}
+    environment = {**os.environ, **{name: str(path) for name, path in files.items()}}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]
     build = [*pip, "wheel", "-q", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(sources)]
     subprocess.run(build, check=True, env=environment)
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-" in wheel.name and not wheel.name.endswith("-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert {f"video_vae/{NAME}", "video_vae/py.typed", "video_vae/vae.py"} <= set(names)
+    brought = (NAME, COMMAND, "demo.safetensors", "py.typed", "vae.py")
+    assert {f"video_vae/{name}" for name in brought} <= set(names)
 
     target = tmp_path / "site"
     install = [*pip, "install", "-q", "--no-deps", "--no-index", "--target", str(target), str(wheel)]
     subprocess.run(install, check=True)
     environment = {**environment, "PYTHONPATH": str(target)}
-    del environment["VIDEO_VAE_LIBRARY"]
+    for name in files:
+        del environment[name]
     program = f"""
 import numpy, video_vae
 from video_vae import _library
@@ -50,6 +57,12 @@ with video_vae.VideoVae({str(SMALL)!r}, "cpu") as vae:
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()) == (target / "video_vae" / NAME).resolve()
+
+    program = "from video_vae import _command; raise SystemExit(_command.main())"
+    demo = [sys.executable, "-c", program, "demo", "--shape", "1x64x64", "--device", "cpu"]
+    done = subprocess.run(demo, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert str(target) in done.stdout and (tmp_path / "vvae-demo" / "contact-sheet.png").is_file()
 
 
 def _missing() -> str:

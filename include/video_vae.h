@@ -39,7 +39,7 @@
 // and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 4
+#define VVAE_ABI_MINOR 5
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -461,6 +461,35 @@ int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_inf
 // bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
 int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capacity);
 
+// ---- Ranges: some frames of a clip, with the bits of the whole clip. Since ABI 1.5 ----
+//
+// Frames of a range count the output: video frames for decode, latent frames for encode. Convolutions look back a
+// bounded number of frames, so a range needs its own input and some frames before it. Every layer computes only the
+// frames that the range depends on.
+//
+//     vvae_range_inputs(v, "decode", latent_frames, 1000, 100, &first, &count);
+//     // latent: frames first to first + count - 1 of the clip; video: 100 frames
+//     vvae_decode_range(v, &latent, latent_frames, 1000, &video, NULL);
+//
+// Says which input frames a range needs: `*input_count` frames from `*input_first` on. `node` is "encode" or "decode",
+// `clip_frames` the number of input frames of the whole clip. The range is `count` output frames from `first` on.
+// With `count` 0 the range has no end, as in a stream: the input goes on to the end of the clip. [any-thread]
+int32_t vvae_range_inputs(vvae *v, const char *node, int64_t clip_frames, int64_t first, int64_t count, int64_t *input_first, int64_t *input_count);
+
+// Video to latent, for a range of latent frames. `video` has the frames that vvae_range_inputs says, of a clip of
+// `clip_frames` video frames. `latent` gets as many latent frames as it has room for, from `first` on. `run` may be
+// NULL. [handle]
+int32_t vvae_encode_range(vvae *v, const vvae_tensor *video, int64_t clip_frames, int64_t first, const vvae_tensor *latent, const vvae_run_info *run);
+
+// Latent to video, for a range of video frames. `latent` has the frames that vvae_range_inputs says, of a clip of
+// `clip_frames` latent frames. `video` gets as many frames as it has room for, from `first` on. `run` may be NULL.
+// [handle]
+int32_t vvae_decode_range(vvae *v, const vvae_tensor *latent, int64_t clip_frames, int64_t first, const vvae_tensor *video, const vvae_run_info *run);
+
+// Plans a range under the present settings: vvae_plan for `count` output frames from `first` on. `shape` is that of
+// the whole clip's input, five numbers. input_shape of `out` is that of the input which the range needs. [handle]
+int32_t vvae_plan_range(vvae *v, const char *node, const int64_t *shape, int64_t first, int64_t count, vvae_plan_info *out, char *text, uint64_t capacity);
+
 // ---- Streams: a clip of any length at constant memory ----
 //
 // Push input frames, pull results. Every call moves as many frames as it can, from the front of the tensor, and
@@ -482,6 +511,11 @@ int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capaci
 // Opens a stream. `node` is "encode" or "decode". `shape` is that of the input, five numbers; the number of frames is
 // ignored. The stream keeps the present settings of the handle. [handle]
 int32_t vvae_stream_open(vvae *v, const char *node, const int64_t *shape, vvae_stream **s);
+
+// Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
+// vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
+// vvae_stream_open. Since ABI 1.5. [handle]
+int32_t vvae_stream_open_at(vvae *v, const char *node, const int64_t *shape, int64_t first, vvae_stream **s);
 
 // Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
 // VVAE_AGAIN: not all were taken; pull, then push the rest. `frames` NULL ends the clip; `taken` may then be NULL.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::{env, fs, process};
 
 /// The sources of the header, in its order.
-const SOURCES: [&str; 6] = ["types", "handle", "run", "stream", "state", "discovery"];
+const SOURCES: [&str; 7] = ["types", "handle", "run", "range", "stream", "state", "discovery"];
 
 fn main() {
     let root = PathBuf::from(env::var("CARGO_MANIFEST_DIR").expect("cargo sets it"));

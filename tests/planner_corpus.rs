@@ -12,7 +12,7 @@ use std::sync::Arc;
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, device_profile};
 use video_vae::ir::{Rates, Shape};
-use video_vae::model::{Config, Direction, Network};
+use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
 use video_vae::plan::{CachePolicy, Plan, Request, Target, search};
 
 const GIB: f64 = (1u64 << 30) as f64;
@@ -55,6 +55,7 @@ fn request(network: &Arc<Network>, frames: u64, height: u64, width: u64, limit: 
         Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
     };
     Request {
+        cone: Arc::new(Cone::new(network, FrameRange::WHOLE)),
         network: Arc::clone(network),
         input,
         limit: if limit == 0.0 { DEVICE_BYTES } else { (limit * GIB) as u64 },

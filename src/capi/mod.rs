@@ -1,5 +1,5 @@
-//! The C ABI: the only `extern "C"` of the crate. `types`, `handle`, `run`, `stream`, `state` and `discovery` become
-//! `include/video_vae.h`. `guard` wraps every call, `table` and `cancel` own the handles, `file` writes files. `sized`,
+//! The C ABI: the only `extern "C"` of the crate. `types`, `handle`, `run`, `range`, `stream`, `state` and `discovery`
+//! become `include/video_vae.h`. `guard` wraps every call, `table` and `cancel` own the handles, `file` writes files. `sized`,
 //! `tensor`, `overlap` and `text` check what the host passes. Must not compute.
 
 #![allow(clippy::missing_safety_doc, reason = "the header's own comments are the contract, for C as for Rust")]
@@ -11,6 +11,7 @@ mod guard;
 mod handle;
 mod log;
 mod overlap;
+mod range;
 mod run;
 mod sized;
 mod state;
@@ -25,6 +26,7 @@ mod tests;
 
 pub use discovery::*;
 pub use handle::*;
+pub use range::*;
 pub use run::*;
 pub use state::*;
 pub use stream::*;

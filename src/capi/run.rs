@@ -10,7 +10,7 @@ use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, Control, Progress};
+use crate::exec::{Call, ClipRange, Control, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -26,7 +26,7 @@ pub unsafe extern "C" fn vvae_encode(
     run: *const vvae_run_info,
 ) -> i32 {
     // SAFETY: the host vouches for its tensors and its run info.
-    unsafe { run_call(v, Direction::Encode, ("video", video), ("latent", latent), run) }
+    unsafe { run_call(v, Direction::Encode, ("video", video), ("latent", latent), None, run) }
 }
 
 /// Latent to video. The video may be up to time_scale - 1 frames shorter and spatial_scale - 1 rows or columns smaller
@@ -39,7 +39,7 @@ pub unsafe extern "C" fn vvae_decode(
     run: *const vvae_run_info,
 ) -> i32 {
     // SAFETY: the host vouches for its tensors and its run info.
-    unsafe { run_call(v, Direction::Decode, ("latent", latent), ("video", video), run) }
+    unsafe { run_call(v, Direction::Decode, ("latent", latent), ("video", video), None, run) }
 }
 
 /// Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
@@ -59,12 +59,9 @@ pub unsafe extern "C" fn vvae_plan(
         let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
         // SAFETY: the host vouches for a struct as long as it says.
         unsafe { sized::check("out", out) }?;
-        let plan = open.session.plan(direction, shape, handle.cancel_flag())?;
-        // SAFETY: the host vouches for a buffer of this capacity.
-        let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
-        // SAFETY: as above.
-        unsafe { sized::write("out", out, report(&plan, text_length)) }?;
-        Ok(VVAE_OK)
+        let plan = open.session.plan(direction, shape, None, handle.cancel_flag())?;
+        // SAFETY: the host vouches for the struct and for a buffer of this capacity.
+        unsafe { write_plan(&plan, out, text, capacity) }
     })
 }
 
@@ -107,13 +104,33 @@ pub unsafe extern "C" fn vvae_last_run(
     })
 }
 
+/// Tells the host a plan.
+///
+/// # Safety
+/// `out` is as long as it says, and `text` null or a buffer of this capacity.
+pub(super) unsafe fn write_plan(
+    plan: &PlanReport,
+    out: *mut vvae_plan_info,
+    text: *mut c_char,
+    capacity: u64,
+) -> Result<i32> {
+    // SAFETY: the caller's promise.
+    let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
+    // SAFETY: as above.
+    unsafe { sized::write("out", out, report(plan, text_length)) }?;
+    Ok(VVAE_OK)
+}
+
+/// Runs a clip, or the range of it that has as many output frames as it is called with.
+///
 /// # Safety
 /// Tensors and run info are as the header asks.
-unsafe fn run_call(
+pub(super) unsafe fn run_call(
     v: *const vvae,
     direction: Direction,
     input: (&str, *const vvae_tensor),
     output: (&str, *const vvae_tensor),
+    range: Option<&dyn Fn(u64) -> Result<ClipRange>>,
     run: *const vvae_run_info,
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
@@ -125,7 +142,8 @@ unsafe fn run_call(
         run.check_logvar((input.0, &from))?;
         run.check_logvar((output.0, &to))?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
-        let call = Call { direction, input: &from, output: &to, logvar, stream };
+        let range = range.map(|range| range(to.shape().frames)).transpose()?;
+        let call = Call { direction, range, input: &from, output: &to, logvar, stream };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
         *handle.last_run.lock() = Some(FinishedRun { plan, seconds: started.elapsed().as_secs_f64() });

@@ -37,15 +37,38 @@ pub unsafe extern "C" fn vvae_stream_open(
     shape: *const i64,
     s: *mut *mut vvae_stream,
 ) -> i32 {
+    // SAFETY: the host vouches for its pointers.
+    unsafe { open_at(v, node, shape, 0, s) }
+}
+
+/// Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
+/// vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
+/// vvae_stream_open. Since ABI 1.5. [handle]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_stream_open_at(
+    v: *mut vvae,
+    node: *const c_char,
+    shape: *const i64,
+    first: i64,
+    s: *mut *mut vvae_stream,
+) -> i32 {
+    // SAFETY: the host vouches for its pointers.
+    unsafe { open_at(v, node, shape, first, s) }
+}
+
+/// # Safety
+/// The pointers are as the header asks.
+unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i64, s: *mut *mut vvae_stream) -> i32 {
     guard::exclusive(v, |handle, open| {
         if s.is_null() {
             return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
         }
-        // SAFETY: the host vouches for a pointer that is not null.
+        // SAFETY: the caller vouches for a pointer that is not null.
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
-        // SAFETY: the host vouches for the text and for five numbers.
+        // SAFETY: the caller vouches for the text and for five numbers.
         let (direction, shape) = unsafe { node_and_shape(node, shape, true) }?;
-        let stream = open.session.open_stream(direction, shape, &handle.control())?;
+        let first = u64::try_from(first).map_err(|_| Error::Argument(format!("first: {first} is negative")))?;
+        let stream = open.session.open_stream(direction, shape, first, &handle.control())?;
         let id = table::insert_stream(handle.clone());
         open.streams.insert(id, OpenStream { direction, stream });
         // SAFETY: as above.

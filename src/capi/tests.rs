@@ -11,9 +11,9 @@ use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
-use crate::exec::{Call, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
+use crate::exec::{Call, ClipRange, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
 use crate::ir::{Rates, Shape, View};
-use crate::model::{Config, Direction};
+use crate::model::{Config, Direction, FrameRange};
 use crate::node;
 use crate::plan::PlanReport;
 
@@ -54,7 +54,7 @@ impl Session for Mock {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: Direction, _: Shape, _: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, _: Direction, _: Shape, _: Option<ClipRange>, _: &AtomicBool) -> Result<PlanReport> {
         panic!("a panic with {}", "an argument");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {
@@ -63,7 +63,7 @@ impl Session for Mock {
         }
         if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: Direction, _: Shape, _: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, _: Direction, _: Shape, _: u64, _: &Control) -> Result<Box<dyn FrameStream>> {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
@@ -121,6 +121,7 @@ impl FrameStream for MockStream {
 fn plan() -> PlanReport {
     PlanReport {
         direction: Direction::Encode,
+        range: FrameRange::WHOLE,
         input: Shape::new(1, 3, 1, 8, 8),
         output: Shape::new(1, 16, 1, 1, 1),
         device_bytes: 1000,

@@ -1,8 +1,9 @@
 //! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
 
 use crate::error::{Error, Result};
+use crate::exec::ClipRange;
 use crate::ir::{AXES, DType, Shape, TensorDevice, View};
-use crate::model::{Config, Direction};
+use crate::model::{Cone, Config, Direction, FrameRange, Network};
 
 /// What a tensor at the boundary holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,6 +33,9 @@ fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Tensor(why))
 }
 
+/// Frames of a clip that is passed as a whole, at most.
+const MOST_CLIP_FRAMES: u64 = 1 << 32;
+
 /// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
 pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: bool) -> Result<()> {
     let content = ends(direction).0;
@@ -48,7 +52,7 @@ pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: 
         return refuse(format!("{name}: C is {}, but this model's {name} has {channels} channels", shape.channels));
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
-    const MOST: [u64; 5] = [1 << 16, 1 << 16, 1 << 32, 1 << 17, 1 << 17];
+    const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];
     let scale = if content == Content::Latent { config.spatial_scale() } else { 1 };
     if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
     {
@@ -61,6 +65,49 @@ pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: 
         return refuse(format!("{name}: B is {}; a stream takes {MOST_STREAMED} clips at a time at most", shape.batch));
     }
     Ok(())
+}
+
+/// More frames than any clip has, and few enough to be counted at every rate.
+pub const MOST_FRAMES: u64 = 1 << 40;
+
+/// Checks that a range lies in its clip. Returns what it depends on.
+pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
+    let ClipRange { clip_frames, first, count } = range;
+    let (input, output) = ends(network.direction);
+    let (input, output) = (input.name(), output.name());
+    if clip_frames == 0 || clip_frames > MOST_CLIP_FRAMES {
+        return Err(Error::Argument(format!(
+            "clip_frames: {clip_frames}, but a clip has from 1 to {MOST_CLIP_FRAMES} {input} frames"
+        )));
+    }
+    if count == Some(0) {
+        return Err(Error::Argument("count: 0 frames are no range; the least is 1".into()));
+    }
+    let outputs = network.output_frames(clip_frames);
+    let end = count.map(|count| first.saturating_add(count));
+    if first >= outputs || end.is_some_and(|end| end > outputs) {
+        let last = end.map_or(first, |end| end - 1);
+        let clip = format!("{clip_frames} {input} frames make {outputs} {output} frames, 0 to {}", outputs - 1);
+        return Err(Error::Argument(format!("first: frames {first} to {last} are not all in the clip; its {clip}")));
+    }
+    Ok(Cone::new(network, FrameRange { first, end }))
+}
+
+/// Checks that the input of a range has the frames that it needs: `count` from `first` on.
+pub fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Result<()> {
+    if found == count {
+        return Ok(());
+    }
+    let (name, last) = (ends(direction).0.name(), first + count - 1);
+    refuse(format!("{name}: T is {found}, expected {count}: the range needs frames {first} to {last} of the clip"))
+}
+
+/// Checks where a stream begins.
+pub fn first_frame(network: &Network, first: u64) -> Result<Cone> {
+    if first > MOST_FRAMES {
+        return Err(Error::Argument(format!("first: {first} is more than the last frame of any clip, {MOST_FRAMES}")));
+    }
+    Ok(Cone::new(network, FrameRange { first, end: None }))
 }
 
 fn place(name: &str, view: &View, device: TensorDevice) -> Result<()> {

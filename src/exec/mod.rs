@@ -16,6 +16,7 @@ pub use settings::{Latent, Limit, PixelRange, Settings, Tiling};
 
 use std::fmt;
 use std::io::{Read, Write};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -24,7 +25,7 @@ use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
 use crate::backend::{DeviceAllocator, HostStream, Precision};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice, View};
-use crate::model::{Checkpoint, Config, Direction};
+use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
@@ -74,9 +75,26 @@ impl<'a> Control<'a> {
     }
 }
 
+/// Output frames of a clip: latent frames for encode, video frames for decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClipRange {
+    /// Input frames of the whole clip.
+    pub clip_frames: u64,
+    pub first: u64,
+    /// `None`: to the end of the clip.
+    pub count: Option<u64>,
+}
+
+/// The input frames that a range needs.
+pub fn range_inputs(config: &Config, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
+    Ok(check::range(&Network::new(config, direction), range)?.inputs(range.clip_frames))
+}
+
 /// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
 pub struct Call<'a> {
     pub direction: Direction,
+    /// `None`: the whole clip. Otherwise the input is what the range needs.
+    pub range: Option<ClipRange>,
     pub input: &'a View,
     pub output: &'a View,
     /// Where encode writes the log-variance, if the host wants it.
@@ -119,12 +137,24 @@ pub trait Session: Send {
     fn settings(&self) -> &Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
-    /// `input` is the shape of what would go in: video for encode, latents for decode.
-    fn plan(&self, direction: Direction, input: Shape, cancel: &AtomicBool) -> Result<PlanReport>;
+    /// `input` is the shape of the clip that would go in: video for encode, latents for decode.
+    fn plan(
+        &self,
+        direction: Direction,
+        input: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<PlanReport>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
-    /// `input` as in `plan`; its frame count is ignored.
-    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>>;
+    /// `input` as in `plan`; its frame count is ignored. The output begins with frame `first` of the clip.
+    fn open_stream(
+        &mut self,
+        direction: Direction,
+        input: Shape,
+        first: u64,
+        control: &Control,
+    ) -> Result<Box<dyn FrameStream>>;
     /// A stream that continues from the `bytes` bytes that [`FrameStream::save`] wrote.
     fn restore_stream(
         &mut self,

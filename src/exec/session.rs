@@ -10,19 +10,19 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use self::ready::Asked;
+use self::ready::{Asked, Job};
 use super::ledger::Ledger;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stage_name, stream_for};
-use super::{Allocators, Call, Control, FrameStream, Session, Trim, check};
+use super::{Allocators, Call, ClipRange, Control, FrameStream, Session, Trim, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, Shape, TensorDevice};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
-use crate::model::{Checkpoint, Config, Direction, Network};
+use crate::model::{Checkpoint, Cone, Config, Direction, FrameRange, Network};
 use crate::plan::{Bytes, Plan, PlanReport, Schedule, Target, Wait, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
@@ -99,6 +99,18 @@ impl<B: Backend> Engine<B> {
         }
     }
 
+    /// The whole of a clip of this shape, or a range of it with the input that the range needs.
+    fn job(&self, direction: Direction, clip: Shape, range: Option<ClipRange>) -> Result<Job> {
+        let network = &self.coder(direction).network;
+        let Some(range) = range else {
+            return Ok(Job { direction, input: clip, cone: Arc::new(Cone::new(network, FrameRange::WHOLE)) });
+        };
+        let cone = check::range(network, range)?;
+        let inputs = cone.inputs(range.clip_frames);
+        let input = Shape { frames: inputs.end - inputs.start, ..clip };
+        Ok(Job { direction, input, cone: Arc::new(cone) })
+    }
+
     /// The device, as the planner sees it.
     fn target(&self) -> Target<'_> {
         let (mut profile, groups) = (self.backend.profile(), self.encoder.network.config.groups);
@@ -149,13 +161,16 @@ impl<B: Backend> Engine<B> {
         let coder = self.coder(call.direction);
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let mut schedule = plan.schedule(&self.target());
-        let total = u64::try_from(work(schedule.spec(), call.input.shape().frames)).unwrap_or(u64::MAX);
+        let cone = Arc::clone(&schedule.spec().cone);
+        let end = cone.first_input() + call.input.shape().frames;
+        let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
         let mut watch = Watch::new(control, stage_name(call.direction), total);
         let tensors = HostTensors {
             input: Some(call.input),
+            input_first: cone.first_input(),
             output: Some(call.output),
             logvar: call.logvar,
-            ..HostTensors::default()
+            output_first: cone.range().first,
         };
         let mut runner = Runner {
             backend: &*self.backend,
@@ -236,23 +251,32 @@ impl<B: Backend> Session for Engine<B> {
         Ok(())
     }
 
-    fn plan(&self, direction: Direction, input: Shape, cancel: &AtomicBool) -> Result<PlanReport> {
-        check::input_shape(self.config(), direction, input, true)?;
-        Ok(self.find_plan(direction, input, self.limit(), cancel)?.report())
+    fn plan(
+        &self,
+        direction: Direction,
+        input: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<PlanReport> {
+        check::input_shape(self.config(), direction, input, range.is_none())?;
+        Ok(self.find_plan(&self.job(direction, input, range)?, self.limit(), cancel)?.report())
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (config, place, direction) = (self.config(), self.place, call.direction);
         let shape = call.input.shape();
         check::input(config, direction, call.input, place)?;
-        check::output(config, direction, shape, call.output, place, true)?;
+        let whole = call.range.is_none();
+        check::output(config, direction, shape, call.output, place, whole)?;
         if let Some(logvar) = call.logvar {
             check::logvar(config, direction, shape, logvar, place, call.output)?;
         }
+        let job = self.job(direction, shape, call.range)?;
+        check::range_input(direction, shape.frames, job.input.frames, job.cone.first_input())?;
         Watch::new(control, "plan", 0).advance(0)?;
-        let plan = self.find_plan(direction, shape, self.limit(), control.cancel)?;
+        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
-        let (plan, mut workspace) = self.make_ready(direction, shape, plan, control)?;
+        let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
         let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
@@ -265,11 +289,19 @@ impl<B: Backend> Session for Engine<B> {
         result.and(finished).map(|()| plan.report())
     }
 
-    fn open_stream(&mut self, direction: Direction, input: Shape, control: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(
+        &mut self,
+        direction: Direction,
+        input: Shape,
+        first: u64,
+        control: &Control,
+    ) -> Result<Box<dyn FrameStream>> {
         let input = Shape { frames: 0, ..input };
         check::input_shape(self.config(), direction, input, true)?;
-        let plan = self.find_plan(direction, input, self.limit(), control.cancel)?;
-        let (plan, workspace) = self.make_ready(direction, input, plan, control)?;
+        let cone = Arc::new(check::first_frame(&self.coder(direction).network, first)?);
+        let job = Job { direction, input, cone };
+        let plan = self.find_plan(&job, self.limit(), control.cancel)?;
+        let (plan, workspace) = self.make_ready(&job, plan, control)?;
         let schedule = plan.schedule(&self.target());
         self.streaming(plan, schedule, workspace, self.settings.clone(), input)
     }

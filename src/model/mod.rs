@@ -3,11 +3,13 @@
 
 pub mod causal;
 pub mod checkpoint;
+pub mod cone;
 pub mod config;
 pub mod fold;
 pub mod network;
 
 pub use causal::{Recipe, Time};
 pub use checkpoint::Checkpoint;
+pub use cone::{Cone, FrameRange};
 pub use config::Config;
 pub use network::{Block, Direction, Layer, Network, Stage};

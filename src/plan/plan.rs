@@ -17,6 +17,7 @@ use crate::model::{Direction, Network};
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub(super) spec: ScheduleSpec,
+    /// Where the input ends, if that is known.
     frames: Option<u64>,
     arenas: Arenas,
     scratch: u64,
@@ -46,25 +47,28 @@ struct Pace {
     work: u64,
 }
 
-/// Slices that are rehearsed for an estimate: two of warm-up, and one that stands for the rest.
+/// Slices that are rehearsed for an estimate, after those that fill the cone: two of warm-up, and one that stands for
+/// the rest.
 const STEADY_SLICES: usize = 3;
 /// A stream's time is estimated as that of a clip of this many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
 /// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
 /// long. The planner itself never chooses more.
 const MAX_PACKED_LATENTS: u64 = 6;
+/// Slices in which a stream of interleaved items may end in different ways, after those that fill the cone.
+const INTERLEAVED_ENDINGS: u64 = 3;
 
 impl Plan {
     /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet.
     pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
         let network = Arc::clone(&request.network);
-        let frames = (request.input.frames > 0).then_some(request.input.frames);
+        let frames = request.input_end();
         let mut buffers = BufferBytes::new(*target);
         let costs = CostModel { network: &network, target: *target };
         let mut arrivals = WeightArrivals::new(target.profile.rates.copies);
         let (mut all, mut slice) = (Pace::default(), Pace::default());
-        let is_long = frames.is_none_or(|frames| frames > 1 + (STEADY_SLICES as u64 + 1) * spec.policy.slice);
-        let slices = if is_long { STEADY_SLICES } else { usize::MAX };
+        let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
+        let slices = if is_long { spec.filling_slices(frames) + STEADY_SLICES } else { usize::MAX };
         let schedule = Schedule::new(spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
@@ -80,9 +84,9 @@ impl Plan {
         let output = network.output_shape(spec.input);
         if let (Some(frames), Some(_), ItemOrder::ItemByItem) = (frames, &spec.grid, spec.order) {
             // Every frame of the clip is kept until its last tile.
-            arenas.device.provide(target.frame_bytes(output), network.output_frames(frames));
+            arenas.device.provide(target.frame_bytes(output), spec.cone.output_frames(&network, frames));
         }
-        let total = cost::work(&spec, frames.unwrap_or(STREAM_FRAMES));
+        let total = cost::work(&spec, frames.unwrap_or(spec.cone.fill_end() + STREAM_FRAMES - 1));
         // The rest of a long clip is like the last slice; other clips and tiles are like this one.
         let typical = if is_long { &slice } else { &all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
@@ -111,13 +115,13 @@ impl Plan {
     /// The same with an offset for every frame. Takes a little more than the lower bound: frames of many sizes never
     /// fit exactly.
     pub fn packed(mut self, target: &Target) -> Plan {
-        let slice = self.spec.policy.slice;
-        let periodic = is_periodic(self.frames, slice);
+        let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
         let all_pooled = self.is_too_long_to_pack();
         let spec = self.spec.one_clip();
-        let slices = if periodic { PackedLayout::TRACED_SLICES } else { usize::MAX };
+        let slices = if periodic { filling + PackedLayout::TRACED_SLICES } else { usize::MAX };
         let schedule = Schedule::new(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
-        self.arenas = schedule.rehearse(None, slices, target, |_, _| {}).pack(periodic, &|| target.is_cancelled());
+        let traced = schedule.rehearse(None, slices, target, |_, _| {});
+        self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic && !all_pooled {
             for frames in self.endings() {
                 let frames_known = self.frames.map(|_| frames);
@@ -129,23 +133,30 @@ impl Plan {
         self
     }
 
+    /// Whether its slices repeat after the warm-up.
+    #[cfg(test)]
+    pub fn is_periodic(&self) -> bool {
+        is_periodic(&self.spec, self.frames)
+    }
+
     fn is_too_long_to_pack(&self) -> bool {
-        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX));
+        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX) - self.spec.cone.first_input());
         slice > MAX_PACKED_LATENTS * self.spec.network.latent_rate()
     }
 
-    /// Clip lengths that stand for all ends of a long job: a partial last slice must find room too.
+    /// Ends of the input that stand for all ends of a long job: a partial last slice must find room too.
     fn endings(&self) -> Vec<u64> {
-        let (slice, rate) = (self.spec.policy.slice, self.spec.network.latent_rate());
+        let (slice, rate, start) = (self.spec.policy.slice, self.spec.network.latent_rate(), self.spec.slices_start());
+        let filling = self.spec.filling_slices(self.frames) as u64;
         let (traced, period) = (PackedLayout::TRACED_SLICES as u64, PackedLayout::PERIOD as u64 * slice);
         match self.frames {
             // The same length without whole periods.
-            Some(frames) => vec![frames - (frames - 2 - traced * slice) / period * period],
+            Some(end) => vec![end - (end - start - 1 - (filling + traced) * slice) / period * period],
             // A stream may end within any slice. Interleaved items keep nothing packed from slice to slice.
             None => {
-                let before = if self.spec.is_interleaved() { vec![0, 1, 2] } else { (0..traced).collect() };
-                let within = |m: u64| (0..slice / rate).map(move |r| 1 + m * slice + r * rate);
-                before.into_iter().flat_map(within).collect()
+                let last = filling + if self.spec.is_interleaved() { INTERLEAVED_ENDINGS } else { traced };
+                let within = |m: u64| (0..slice / rate).map(move |r| start + m * slice + r * rate);
+                (0..last).flat_map(within).filter(|end| *end > self.spec.cone.first_input()).collect()
             }
         }
     }
@@ -230,7 +241,7 @@ impl Plan {
             Direction::Decode => 1,
         };
         let shape = network.output_shape(self.spec.input);
-        let frames = self.frames.map_or(0, |n| network.output_frames(n));
+        let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
         let image = match network.direction {
             Direction::Encode => (self.spec.input.height, self.spec.input.width),
             Direction::Decode => (shape.height, shape.width),
@@ -239,12 +250,13 @@ impl Plan {
         let chunks = policy.chunks.iter().zip(&policy.materialised);
         PlanReport {
             direction: network.direction,
+            range: self.spec.cone.range(),
             input: self.input,
             output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),
             host_bytes: self.host_bytes(),
             offloaded_bytes: self.pinned().offloaded,
-            moved_per_frame: self.frames.map_or(0, |n| self.estimate.moved / network.output_frames(n).max(1)),
+            moved_per_frame: self.estimate.moved.checked_div(frames).unwrap_or(0),
             seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weights.device(),
             offloaded_weight_bytes: self.weights.host,

@@ -3,12 +3,13 @@
 use std::fmt;
 
 use crate::ir::{Rates, Shape};
-use crate::model::Direction;
+use crate::model::{Direction, FrameRange};
 
 /// What a job takes. The run takes exactly this.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanReport {
     pub direction: Direction,
+    pub range: FrameRange,
     pub input: Shape,
     pub output: Shape,
     /// Device memory in all. On the CPU this is host memory.
@@ -50,8 +51,13 @@ impl fmt::Display for PlanReport {
             Direction::Decode => "decode",
         };
         match (self.input.frames, self.output.frames) {
-            (0, _) => writeln!(f, "{name} a stream of frames {} x {}", self.input.width, self.input.height)?,
-            _ => writeln!(f, "{name} {} to {}", self.input, self.output)?,
+            (0, _) => write!(f, "{name} a stream of frames {} x {}", self.input.width, self.input.height)?,
+            _ => write!(f, "{name} {} to {}", self.input, self.output)?,
+        }
+        match self.range {
+            FrameRange { first: 0, end: None } => writeln!(f)?,
+            FrameRange { first, end: None } => writeln!(f, ", from frame {first} on")?,
+            FrameRange { first, end: Some(end) } => writeln!(f, ", frames {first} to {}", end - 1)?,
         }
         writeln!(
             f,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::tiles::{Grid, TileSize};
 use crate::ir::{FrameShape, Shape};
-use crate::model::{Direction, Network};
+use crate::model::{Cone, Direction, Network};
 
 /// Tiles of all clips together that a job may have. Each is scheduled on its own.
 pub const MAX_WORK_ITEMS: u64 = 1 << 14;
@@ -12,7 +12,9 @@ pub const MAX_WORK_ITEMS: u64 = 1 << 14;
 #[derive(Debug, Clone)]
 pub struct Request {
     pub network: Arc<Network>,
-    /// The shape that the host passes in. `frames == 0` stands for a stream.
+    /// The frames that each layer computes.
+    pub cone: Arc<Cone>,
+    /// The shape that the host passes in: of a range, the frames that it needs. `frames == 0` stands for a stream.
     pub input: Shape,
     /// Device bytes for weights and workspace together.
     pub limit: u64,
@@ -45,6 +47,11 @@ pub enum PlanError {
 impl Request {
     pub fn is_still(&self) -> bool {
         self.input.frames == 1
+    }
+
+    /// Where the input ends, in frames of the clip; `None` for a stream.
+    pub fn input_end(&self) -> Option<u64> {
+        (self.input.frames > 0).then(|| self.cone.first_input() + self.input.frames)
     }
 
     /// The input padded to whole latent pixels.

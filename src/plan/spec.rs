@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::policy::SchedulePolicy;
 use super::tiles::Grid;
 use crate::ir::FrameShape;
-use crate::model::{Direction, Network};
+use crate::model::{Cone, Direction, Network};
 
 /// Which work item runs next. A work item is one tile of one clip; without tiles, a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ pub enum ItemOrder {
 #[derive(Debug, Clone)]
 pub struct ScheduleSpec {
     pub network: Arc<Network>,
+    /// The frames that each layer computes.
+    pub cone: Arc<Cone>,
     pub batch: u64,
     /// The whole input frame, padded to the network's units.
     pub input: FrameShape,
@@ -64,6 +66,36 @@ impl ScheduleSpec {
     /// The regions of all tiles of a clip.
     pub fn tile_regions(&self) -> impl Iterator<Item = (Region, Region)> + '_ {
         (0..self.tiles()).map(|tile| self.regions(self.grid.as_ref().map(|_| tile)))
+    }
+
+    /// Where the first slice ends. Input ends at `frames`, if that is known; then a shorter slice comes first: it has
+    /// no cache yet that would have to move for few frames.
+    pub fn first_slice_end(&self, frames: Option<u64>) -> u64 {
+        let (slice, start) = (self.policy.slice, self.slices_start());
+        let first = frames.map_or(0, |end| self.network.padded_frames(end).saturating_sub(start) % slice);
+        start + if first == 0 { slice } else { first }
+    }
+
+    /// Slices end whole numbers of latent frames after this frame. The first slice may have one more, or less.
+    pub fn slices_start(&self) -> u64 {
+        let (first, rate) = (self.cone.first_input(), self.network.latent_rate());
+        1 + first.saturating_sub(1) / rate * rate
+    }
+
+    /// Slices of input that ends at `frames`.
+    fn slices(&self, frames: u64) -> u64 {
+        frames.saturating_sub(self.slices_start()).div_ceil(self.policy.slice).max(1)
+    }
+
+    /// Slices before the first one that makes an output frame. 0 at the beginning of a clip.
+    pub fn filling_slices(&self, frames: Option<u64>) -> usize {
+        let missing = self.cone.fill_end().saturating_sub(self.first_slice_end(frames));
+        missing.div_ceil(self.policy.slice) as usize
+    }
+
+    /// Whether more than `slices` follow those that fill the cone; `None` is a stream.
+    pub fn is_longer_than(&self, slices: usize, frames: Option<u64>) -> bool {
+        frames.is_none_or(|end| self.slices(end) > (self.filling_slices(frames) + slices) as u64)
     }
 
     /// Whether work items take turns within a slice.

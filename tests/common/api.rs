@@ -48,8 +48,13 @@ api! {
     vvae_encode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_range_inputs(*mut vvae, *const c_char, i64, i64, i64, *mut i64, *mut i64) -> i32;
+    vvae_encode_range(*mut vvae, *const vvae_tensor, i64, i64, *const vvae_tensor, *const vvae_run_info) -> i32;
+    vvae_decode_range(*mut vvae, *const vvae_tensor, i64, i64, *const vvae_tensor, *const vvae_run_info) -> i32;
+    vvae_plan_range(*mut vvae, *const c_char, *const i64, i64, i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
     vvae_last_run(*mut vvae, *mut vvae_run_report, *mut c_char, u64) -> i32;
     vvae_stream_open(*mut vvae, *const c_char, *const i64, *mut *mut vvae_stream) -> i32;
+    vvae_stream_open_at(*mut vvae, *const c_char, *const i64, i64, *mut *mut vvae_stream) -> i32;
     vvae_stream_push(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;
     vvae_stream_close(*mut vvae_stream) -> i32;

@@ -76,6 +76,59 @@ impl Vae {
         outcome(self.0, status).map(|_| Stream { vae: self, s })
     }
 
+    /// First and count of the input frames of a range.
+    pub fn range_inputs(&self, node: &str, clip: i64, first: i64, count: i64) -> Result<(i64, i64), Failure> {
+        let node = CString::new(node).expect("no NUL");
+        let (mut from, mut frames) = (-1, -1);
+        // SAFETY: every pointer is valid.
+        let status =
+            unsafe { (api().vvae_range_inputs)(self.0, node.as_ptr(), clip, first, count, &mut from, &mut frames) };
+        outcome(self.0, status).map(|_| (from, frames))
+    }
+
+    /// Runs `node` on the input of a range.
+    pub fn run_range(
+        &self,
+        node: &str,
+        input: &vvae_tensor,
+        (clip, first): (i64, i64),
+        output: &vvae_tensor,
+        run: &vvae_run_info,
+    ) -> Result<i32, Failure> {
+        let function = if node == "encode" { api().vvae_encode_range } else { api().vvae_decode_range };
+        // SAFETY: the test's tensors and run info are valid.
+        outcome(self.0, unsafe { function(self.0, input, clip, first, output, run) })
+    }
+
+    pub fn plan_range(
+        &self,
+        node: &str,
+        shape: [i64; 5],
+        first: i64,
+        count: i64,
+    ) -> Result<(vvae_plan_info, String), Failure> {
+        let node = CString::new(node).expect("no NUL");
+        let (mut info, mut text) = (sized::<vvae_plan_info>(), vec![0 as c_char; 4096]);
+        let (out, capacity) = (text.as_mut_ptr(), text.len() as u64);
+        // SAFETY: every pointer is valid.
+        let status = unsafe {
+            (api().vvae_plan_range)(self.0, node.as_ptr(), shape.as_ptr(), first, count, &mut info, out, capacity)
+        };
+        // SAFETY: the buffer has a NUL.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned();
+        outcome(self.0, status).map(|_| (info, text))
+    }
+
+    /// A stream that begins with output frame `first`.
+    pub fn stream_at(&self, node: &str, shape: [i64; 5], first: i64) -> Result<Stream<'_>, Failure> {
+        let node = CString::new(node).expect("no NUL");
+        let mut s = null_mut();
+        // SAFETY: every pointer is valid.
+        let status = unsafe { (api().vvae_stream_open_at)(self.0, node.as_ptr(), shape.as_ptr(), first, &mut s) };
+        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if the call succeeds");
+        outcome(self.0, status).map(|_| Stream { vae: self, s })
+    }
+
     pub fn restore(&self, state: &[u8]) -> Result<Stream<'_>, Failure> {
         let mut s = null_mut();
         // SAFETY: every pointer is valid.

@@ -11,7 +11,7 @@ use crate::exec::weights::{self, SharedWeights};
 use crate::exec::workspace::{Workspace, stage_name};
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
-use crate::model::Direction;
+use crate::model::{Cone, Direction};
 use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
 use crate::workers;
 
@@ -22,10 +22,18 @@ const HOST_MARGIN: u64 = 1 << 30;
 /// What a plan depends on, but for the host's free memory.
 #[derive(Clone, PartialEq)]
 pub(super) struct Asked {
-    direction: Direction,
-    input: Shape,
+    job: Job,
     limit: u64,
     settings: Settings,
+}
+
+/// What is to be run.
+#[derive(Clone, PartialEq)]
+pub(super) struct Job {
+    pub direction: Direction,
+    /// Of what goes in; 0 frames for a stream.
+    pub input: Shape,
+    pub cone: Arc<Cone>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -44,13 +52,14 @@ impl<B: Backend> Engine<B> {
     }
 
     /// What the settings ask for, of a job within `limit`.
-    pub(super) fn request(&self, direction: Direction, input: Shape, limit: u64) -> Request {
-        let network = &self.coder(direction).network;
-        let Tiling { enabled, size, overlap } = self.settings.tiling(direction);
+    pub(super) fn request(&self, job: &Job, limit: u64) -> Request {
+        let network = &self.coder(job.direction).network;
+        let Tiling { enabled, size, overlap } = self.settings.tiling(job.direction);
         let asked = TileSize { height: size, width: size, overlap, spacing: Spacing::Strided };
         Request {
             network: Arc::clone(network),
-            input,
+            cone: Arc::clone(&job.cone),
+            input: job.input,
             limit,
             host_limit: self.host_limit(),
             load_bytes: weights::load_bytes(&*self.backend, network),
@@ -62,26 +71,21 @@ impl<B: Backend> Engine<B> {
         }
     }
 
-    pub(super) fn find_plan(
-        &self,
-        direction: Direction,
-        input: Shape,
-        limit: u64,
-        cancel: &AtomicBool,
-    ) -> Result<Plan> {
-        let asked = Asked { direction, input, limit, settings: self.settings.clone() };
+    pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
+        let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
             Some((same, found)) if *same == asked && found.host_bytes() <= self.host_limit() => Ok(found.clone()),
             _ => {
-                let found = self.search(direction, input, limit, cancel)?;
+                let found = self.search(job, limit, cancel)?;
                 *planned = Some((asked, found.clone()));
                 Ok(found)
             }
         }
     }
 
-    fn search(&self, direction: Direction, input: Shape, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
+    fn search(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
+        let Job { direction, input, .. } = *job;
         let tiling = self.settings.tiling(direction);
         let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
         if tiling.enabled && overlap >= size {
@@ -89,7 +93,7 @@ impl<B: Backend> Engine<B> {
                 "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
             )));
         }
-        let request = self.request(direction, input, limit);
+        let request = self.request(job, limit);
         if request.has_too_many_tiles() {
             return Err(Error::Argument(format!(
                 "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use \
@@ -133,13 +137,8 @@ impl<B: Backend> Engine<B> {
 
     /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is
     /// planned again for what is left.
-    pub(super) fn make_ready(
-        &mut self,
-        direction: Direction,
-        input: Shape,
-        mut plan: Plan,
-        control: &Control,
-    ) -> Result<(Plan, Workspace<B>)> {
+    pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
+        let direction = job.direction;
         loop {
             let report = plan.report();
             control.log(LogLevel::Debug, format_args!("{report}"));
@@ -155,7 +154,7 @@ impl<B: Backend> Engine<B> {
                     // At least a little less each time, as what is free may not be in one piece.
                     let limit = left.min(plan.device_bytes() / 16 * 15);
                     control.warn(format_args!("{why}; planning again with {}", Bytes(limit)));
-                    plan = self.find_plan(direction, input, limit, control.cancel)?;
+                    plan = self.find_plan(job, limit, control.cancel)?;
                 }
                 Err(error) => return Err(error),
             }

@@ -1,9 +1,11 @@
 //! Opens a stream from a saved state.
 
 use std::io::Read;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::Engine;
+use super::ready::Job;
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
@@ -27,7 +29,12 @@ impl<B: Backend> Engine<B> {
         }
         let (direction, input) = (header.direction, header.input);
         check::input_shape(self.config(), direction, input, true).map_err(refuse)?;
-        let plan = self.saved_plan(&header, control.cancel)?;
+        let cone = check::first_frame(&self.coder(direction).network, header.first).map_err(refuse)?;
+        if header.loaded < cone.first_input() {
+            return Err(refuse("is damaged: it has taken fewer frames than come before its first"));
+        }
+        let job = Job { direction, input, cone: Arc::new(cone) };
+        let plan = self.saved_plan(&header, &job, control.cancel)?;
         let mut schedule = plan.schedule(&self.target());
         schedule.skip_to(header.loaded);
         let frames = schedule.persisted_slots();
@@ -53,13 +60,13 @@ impl<B: Backend> Engine<B> {
     }
 
     /// The plan that a state was made with, if it fits the limits of today.
-    fn saved_plan(&self, header: &StateHeader, cancel: &AtomicBool) -> Result<Plan> {
+    fn saved_plan(&self, header: &StateHeader, job: &Job, cancel: &AtomicBool) -> Result<Plan> {
         if header.plan.tiles.is_some() && !self.settings.allow_tiles {
             let why = "this state is of a stream in tiles; set tiles to auto to continue it";
             return Err(Error::Argument(format!("tiles: never, but {why}")));
         }
         let (limit, host_limit) = (self.limit(), self.host_limit());
-        let request = self.request(header.direction, header.input, limit);
+        let request = self.request(job, limit);
         let target = self.target().with_cancel(cancel);
         let restored = workers::with_threads(self.settings.threads, || plan::restore(&request, &header.plan, &target));
         if target.is_cancelled() {

@@ -4,6 +4,7 @@ use super::sealed::SEAL;
 use super::{SealedReader, refuse};
 use crate::backend::Precision;
 use crate::error::Result;
+use crate::exec::check::MOST_FRAMES;
 use crate::exec::settings::{Latent, PixelRange, Settings};
 use crate::ir::{Shape, TensorDevice};
 use crate::model::Direction;
@@ -11,7 +12,7 @@ use crate::plan::{CachePolicy, SavedPlan, SchedulePolicy, Spacing, TileSize};
 
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// How a state is written. Raise it with any change to this header.
-const FORMAT: u64 = 8;
+const FORMAT: u64 = 9;
 /// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
 /// `tests/stream_state_golden.rs` fails if the persisted regions change.
 const REVISION: u64 = 1;
@@ -23,8 +24,6 @@ const PREAMBLE: u64 = 24;
 const MOST_BYTES: u64 = 1 << 16;
 /// Longer than any text of a header.
 const MOST_LETTERS: usize = 40;
-/// More frames than any clip has, and few enough to be counted at every rate.
-const MOST_FRAMES: u64 = 1 << 40;
 
 /// Values by their number in a state, which never changes.
 const DIRECTIONS: [Direction; 2] = [Direction::Encode, Direction::Decode];
@@ -90,7 +89,8 @@ pub struct StateHeader {
     pub input: Shape,
     pub numbers: Numbers,
     pub plan: SavedPlan,
-    /// Input frames taken so far.
+    /// The first output frame, and the next input frame.
+    pub first: u64,
     pub loaded: u64,
 }
 
@@ -127,6 +127,7 @@ impl StateHeader {
             let TileSize { height, width, overlap, spacing } = *tiles;
             [height, width, overlap, index(&SPACINGS, spacing)]
         }));
+        body.number(self.first);
         body.number(self.loaded);
         let preamble = [FORMAT, body.0.len() as u64].map(u64::to_le_bytes).concat();
         [&MAGIC[..], &preamble, &body.0].concat()
@@ -188,14 +189,14 @@ impl StateHeader {
             }),
             _ => return Err(nonsense()),
         };
-        let loaded = body.number()?;
-        if loaded > MOST_FRAMES || !body.0.is_empty() {
+        let (first, loaded) = (body.number()?, body.number()?);
+        if first.max(loaded) > MOST_FRAMES || !body.0.is_empty() {
             return Err(nonsense());
         }
         let input = Shape::new(batch, channels, 0, height, width);
         let offloaded_outputs = vec![false; caches.len()];
         let policy = SchedulePolicy { slice, chunks, materialised, caches, offloaded_outputs, offloaded_weights };
-        Ok(StateHeader { model, direction, input, numbers, plan: SavedPlan { policy, tiles }, loaded })
+        Ok(StateHeader { model, direction, input, numbers, plan: SavedPlan { policy, tiles }, first, loaded })
     }
 }
 

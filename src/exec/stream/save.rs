@@ -55,6 +55,7 @@ impl<B: Backend> Streaming<B> {
             input: self.input,
             numbers: Numbers::of(&self.settings),
             plan: spec.saved_plan(),
+            first: spec.cone.range().first,
             loaded: self.schedule.loaded(),
         }
     }

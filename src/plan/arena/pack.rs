@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use super::trace::LifetimeTrace;
 use crate::workers;
 
-/// Slices at the start that differ from later ones.
+/// Slices that differ from later ones, from the first one with an output frame on.
 const WARM_UP: usize = 2;
 /// Slices after its own in which a frame may still be live.
 const REACH: usize = 3;
@@ -28,21 +28,23 @@ const HALFWAY: usize = 2;
 /// The offset of each frame of each kind of slice.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedLayout {
-    periodic: bool,
+    /// The first slice of a periodic job that is like later ones.
+    steady: Option<usize>,
     offsets: Vec<Vec<u64>>,
     bytes: u64,
 }
 
 impl PackedLayout {
-    /// Slices that a rehearsal must show of a job that goes on in the same way.
+    /// Slices that a rehearsal must show of a job that goes on in the same way, after those that fill the cone.
     pub const TRACED_SLICES: usize = WARM_UP + PERIOD + REACH;
     /// Slices after which frames get the same offsets again.
     pub const PERIOD: usize = PERIOD;
 
-    /// `periodic`: slices after the warm-up repeat, and more may come than were traced.
-    /// When `cancelled`, the layout is useless and found at once.
-    pub fn new(trace: &LifetimeTrace, periodic: bool, cancelled: &(dyn Fn() -> bool + Sync)) -> PackedLayout {
-        let frames = packed_frames(trace, periodic);
+    /// `filling`: of a periodic job, the slices that fill the cone. Slices after these and the warm-up repeat, and more
+    /// may come than were traced. When `cancelled`, the layout is useless and found at once.
+    pub fn new(trace: &LifetimeTrace, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> PackedLayout {
+        let steady = filling.map(|filling| filling + WARM_UP);
+        let frames = packed_frames(trace, steady);
         let interferes = interferences(&frames, cancelled);
         let orders = starting_orders(trace, &frames);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
@@ -57,13 +59,13 @@ impl PackedLayout {
             (offsets, bytes)
         });
         let (offsets, bytes) = found.into_iter().min_by_key(|(_, bytes)| *bytes).expect("there are several orders");
-        let mut layout = PackedLayout { periodic, offsets: Vec::new(), bytes };
+        let mut layout = PackedLayout { steady, offsets: Vec::new(), bytes };
         frames.iter().zip(offsets).for_each(|(frame, offset)| layout.set(frame.kind, frame.index, offset));
         layout
     }
 
     pub fn is_periodic(&self) -> bool {
-        self.periodic
+        self.steady.is_some()
     }
 
     pub fn bytes(&self) -> u64 {
@@ -72,7 +74,7 @@ impl PackedLayout {
 
     /// The offset of frame `index` of a slice; `u64::MAX` if the rehearsal had none.
     pub fn offset(&self, slice: usize, index: usize) -> u64 {
-        let offsets = self.offsets.get(slice_kind(slice, self.periodic));
+        let offsets = self.offsets.get(slice_kind(slice, self.steady));
         offsets.and_then(|offsets| offsets.get(index)).copied().unwrap_or(u64::MAX)
     }
 
@@ -89,8 +91,8 @@ impl PackedLayout {
 }
 
 /// Slices of one kind have the same frames at the same offsets.
-fn slice_kind(slice: usize, periodic: bool) -> usize {
-    if periodic && slice >= WARM_UP { WARM_UP + slice % PERIOD } else { slice }
+fn slice_kind(slice: usize, steady: Option<usize>) -> usize {
+    steady.filter(|steady| slice >= *steady).map_or(slice, |steady| steady + slice % PERIOD)
 }
 
 /// A frame of a kind of slice, with its lifetimes in all slices of that kind, in order.
@@ -123,11 +125,11 @@ impl PackedFrame {
     }
 }
 
-fn packed_frames(trace: &LifetimeTrace, periodic: bool) -> Vec<PackedFrame> {
+fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFrame> {
     let mut known: HashMap<(usize, usize), usize> = HashMap::new();
     let mut frames: Vec<PackedFrame> = Vec::new();
     for traced in trace.frames() {
-        let kind = slice_kind(traced.slice, periodic);
+        let kind = slice_kind(traced.slice, steady);
         let at = *known.entry((kind, traced.index)).or_insert_with(|| {
             frames.push(PackedFrame { kind, index: traced.index, bytes: 0, lifetimes: Vec::new() });
             frames.len() - 1

@@ -229,10 +229,10 @@ impl Arena {
         empty
     }
 
-    /// Ends the rehearsal and packs its trace. `periodic`: slices after the warm-up repeat, and more may come.
-    pub fn pack(mut self, periodic: bool, cancelled: &(dyn Fn() -> bool + Sync)) -> Arena {
+    /// Ends the rehearsal and packs its trace. `filling`: of a periodic job, the slices that fill the cone.
+    pub fn pack(mut self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arena {
         if let Placement::Tracing(trace) = &self.placement {
-            self.placement = Placement::Packed(Arc::new(PackedLayout::new(trace, periodic, cancelled)));
+            self.placement = Placement::Packed(Arc::new(PackedLayout::new(trace, filling, cancelled)));
         }
         self.reserve();
         self
@@ -342,8 +342,8 @@ impl Arenas {
         self.host.set_partial(partial);
     }
 
-    pub fn pack(self, periodic: bool, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {
-        Arenas { device: self.device.pack(periodic, cancelled), host: self.host.pack(periodic, cancelled) }
+    pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {
+        Arenas { device: self.device.pack(filling, cancelled), host: self.host.pack(filling, cancelled) }
     }
 
     pub fn cover_partial(&mut self, other: &Arenas) {
@@ -389,7 +389,7 @@ mod tests {
         let b = rehearsal.take(128, SlotKind::Pooled);
         rehearsal.drop(b);
         rehearsal.take(64, SlotKind::Pooled);
-        let mut arena = rehearsal.pack(false, &|| false);
+        let mut arena = rehearsal.pack(None, &|| false);
         assert_eq!(arena.bytes(), 256);
         let offsets: Vec<_> =
             [64, 64, 128].map(|bytes| arena.take(bytes, SlotKind::Pooled)).map(|s| arena.offset(s)).into();
@@ -422,7 +422,7 @@ mod tests {
         let mut rehearsal = Arena::default();
         rehearsal.take(100, SlotKind::Pooled);
         slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
-        let mut run = rehearsal.pack(true, &|| false);
+        let mut run = rehearsal.pack(Some(0), &|| false);
         assert_eq!(run.bytes(), 100 + 80, "one large and two small at a time");
         run.take(100, SlotKind::Pooled);
         let offsets = slices(&mut run, 14);
@@ -435,7 +435,7 @@ mod tests {
     fn more_than_was_rehearsed_has_no_place() {
         let mut rehearsal = Arena::default();
         rehearsal.take(10, SlotKind::Packed);
-        let mut run = rehearsal.pack(false, &|| false);
+        let mut run = rehearsal.pack(None, &|| false);
         let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, SlotKind::Packed));
         assert_eq!((run.offset(planned), run.offset(beyond)), (Some(0), None));
     }
@@ -444,7 +444,7 @@ mod tests {
     fn a_shorter_last_slice_finds_gaps_for_itself() {
         let mut rehearsal = Arena::default();
         slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
-        let packed = rehearsal.pack(true, &|| false);
+        let packed = rehearsal.pack(Some(0), &|| false);
         let mut ending = packed.clone();
         slices(&mut ending, 3);
         ending.next_slice(true);

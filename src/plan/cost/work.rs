@@ -29,23 +29,25 @@ pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
     }
 }
 
-/// The work of all operations for clips of `frames` input frames. 128 bits: long clips pass 2^64.
-pub fn work(spec: &ScheduleSpec, frames: u64) -> u128 {
-    let clip: u128 = spec.tile_regions().map(|(input, _)| region_work(&spec.network, input.shape, frames)).sum();
+/// The work of all operations for input that ends at frame `end`. 128 bits: long clips pass 2^64.
+pub fn work(spec: &ScheduleSpec, end: u64) -> u128 {
+    let clip: u128 = spec.tile_regions().map(|(input, _)| region_work(spec, input.shape, end)).sum();
     clip * u128::from(spec.batch)
 }
 
-fn region_work(network: &Network, input: FrameShape, frames: u64) -> u128 {
-    let shapes = network.input_shapes(input);
-    let of = |layer: LayerId| layer_work(network, layer, shapes[layer]);
+fn region_work(spec: &ScheduleSpec, input: FrameShape, end: u64) -> u128 {
+    let (network, shapes) = (&*spec.network, spec.network.input_shapes(input));
     let mut total = 0;
-    for (stage, count) in network.stages.iter().zip(network.stage_frames(frames)) {
+    for (stage, end) in network.stages.iter().zip(spec.cone.stage_ends(network, end)) {
+        let frames = |layer: LayerId| u128::from(end.saturating_sub(spec.cone.first(layer)));
+        let of = |layer: LayerId| frames(layer) * u128::from(layer_work(network, layer, shapes[layer]));
         let blocks = stage.blocks.iter().map(|block| match *block {
             Block::Residual { first, second } => of(first) + of(second),
-            Block::Attention { qkv, project } => of(qkv) + attention_work(shapes[project]) + of(project),
+            Block::Attention { qkv, project } => {
+                of(qkv) + frames(project) * u128::from(attention_work(shapes[project])) + of(project)
+            }
         });
-        let frame = of(stage.head) + blocks.sum::<u64>() + stage.tail.map_or(0, of);
-        total += u128::from(count) * u128::from(frame);
+        total += of(stage.head) + blocks.sum::<u128>() + stage.tail.map_or(0, of);
     }
     total
 }

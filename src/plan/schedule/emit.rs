@@ -12,7 +12,7 @@ use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FetchedWeights, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut,
     PartialSumsSize, Rematerialise, Term, Window,
 };
-use crate::model::Network;
+use crate::model::{Cone, Network};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
@@ -46,9 +46,12 @@ impl<'a> Addend<'a> {
 #[derive(Debug)]
 pub struct Emitter {
     pub network: Arc<Network>,
+    pub cone: Arc<Cone>,
     pub sizes: Arc<FrameSizes>,
     pub policy: Arc<SchedulePolicy>,
     pub caches: Vec<LayerCache>,
+    /// Of each layer, input frames that wait for its first output: where a range begins within a clip.
+    pub waiting: Vec<Vec<SlotRef>>,
     pub weights: WeightFetcher,
     /// True if the job has more slices than are traced. Then each slice must take the same slots, also the last.
     pub periodic: bool,
@@ -73,8 +76,47 @@ impl Emitter {
         self.conv_queued(head, frames, Addend::None, first_cached, to).into_iter().map(FrameRef::Resident).collect()
     }
 
-    /// A layer's outputs for inputs that other layers read too.
+    pub fn is_banded(&self, layer: LayerId) -> bool {
+        self.policy.caches[layer] != CachePolicy::Resident
+    }
+
+    /// The inputs of a layer that waited for its first output. `None` if `frames` is empty: then these wait too.
+    fn waited(
+        &mut self,
+        layer: LayerId,
+        frames: &Range<u64>,
+        inputs: &[SlotRef],
+        arena: &mut Arena,
+    ) -> Option<Vec<SlotRef>> {
+        if !frames.is_empty() {
+            return Some(std::mem::take(&mut self.waiting[layer]));
+        }
+        resident(inputs).into_iter().for_each(|slot| arena.keep(slot));
+        self.waiting[layer].extend(inputs);
+        None
+    }
+
+    /// A layer's outputs for inputs that other layers read too. There may be more inputs than outputs at first.
     pub fn conv(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: &[SlotRef],
+        addend: Addend,
+        first_cached: u64,
+        to: &mut Sink,
+    ) -> Vec<SlotRef> {
+        let Some(waited) = self.waited(layer, &frames, inputs, &mut to.arenas.device) else { return Vec::new() };
+        let inputs = [&waited, inputs].concat();
+        let outputs = match self.is_banded(layer) {
+            true => self.conv_banded(layer, frames, &inputs, false, addend, first_cached, to),
+            false => self.conv_resident(layer, frames, &resident(&inputs), addend, first_cached, to),
+        };
+        drop_frames(waited, to.arenas);
+        outputs
+    }
+
+    fn conv_resident(
         &mut self,
         layer: LayerId,
         frames: Range<u64>,
@@ -88,7 +130,8 @@ impl Emitter {
         match self.sizes.normalised[layer] {
             Some(bytes) => {
                 let cached = self.first_cached_frame(layer);
-                let normalised = frames.clone().map(|frame| arena.take(bytes, slot_kind(cached, frame)));
+                let numbers = frames.end - inputs.len() as u64..frames.end;
+                let normalised = numbers.map(|frame| arena.take(bytes, slot_kind(cached, frame)));
                 let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(normalised).collect();
                 self.caches[layer].inputs_mut().frames.extend(pairs.iter().map(|(_, to)| *to));
                 self.normalise(layer, weights, pairs, to);
@@ -111,7 +154,12 @@ impl Emitter {
         first_cached: u64,
         to: &mut Sink,
     ) -> Vec<SlotRef> {
-        if self.policy.caches[layer] != CachePolicy::Resident {
+        let Some(waited) = self.waited(layer, &frames, &inputs, &mut to.arenas.device) else {
+            drop_frames(inputs, to.arenas);
+            return Vec::new();
+        };
+        let inputs = [waited, inputs].concat();
+        if self.is_banded(layer) {
             let outputs = self.conv_banded(layer, frames, &inputs, true, addend, first_cached, to);
             drop_frames(inputs, to.arenas);
             return outputs;
@@ -249,12 +297,19 @@ impl Emitter {
         if caches { self.network.layers[layer].time.oldest(self.chunk_end) } else { NONE }
     }
 
+    /// The first input frame of a layer that still waits after the chunk, where its slot must not be packed.
+    pub fn first_waiting_frame(&self, layer: LayerId) -> u64 {
+        if self.interleaved && self.chunk_end <= self.cone.first(layer) { 0 } else { NONE }
+    }
+
     /// The oldest input that output frames from `frame` on read.
     pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
         let time = self.network.layers[layer].time;
         match self.sizes.partial_sums[layer] {
             // All inputs that earlier outputs read are in the partial sums.
-            Some(_) if frame > 0 => time.recipe(frame - 1).terms().last().map_or(0, |(input, _)| input + 1),
+            Some(_) if frame > self.cone.first(layer) => {
+                time.recipe(frame - 1).terms().last().map_or(0, |(input, _)| input + 1)
+            }
             _ => time.oldest(frame),
         }
     }

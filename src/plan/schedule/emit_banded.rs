@@ -13,7 +13,7 @@ use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
 impl Emitter {
-    /// A layer's outputs `frames` for as many fresh inputs. If `consumed`, no other layer reads the inputs, so outputs
+    /// A layer's outputs `frames` for fresh inputs that end with the same frame. If `consumed`, no other layer reads the inputs, so outputs
     /// may overwrite them: a band reads its rows before it writes any.
     #[allow(clippy::too_many_arguments)]
     pub fn conv_banded(
@@ -34,8 +34,9 @@ impl Emitter {
         let overwritable = if consumed { all_resident(inputs) } else { None };
         let outputs = self.banded_outputs(layer, frames.clone(), overwritable, addend, first_cached, to.arenas);
         let cached = self.caches[layer].split_frames();
+        let fresh = frames.end - inputs.len() as u64..frames.end;
         // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
-        let first = frames.start - (cached.len() + recomputed.len()) as u64;
+        let first = fresh.start - (cached.len() + recomputed.len()) as u64;
         let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             BandedFrame {
@@ -47,9 +48,9 @@ impl Emitter {
             }
         });
         let banded = banded.collect();
-        let cache_writes = self.write_cache(layer, frames.clone(), to.arenas);
+        let cache_writes = self.write_cache(layer, fresh.clone(), to.arenas);
         let statistics_writes = match is_recomputed {
-            true => self.write_statistics(layer, frames.clone(), recomputed.len(), &mut to.arenas.device),
+            true => self.write_statistics(layer, fresh, recomputed.len(), &mut to.arenas.device),
             false => Vec::new(),
         };
         let recomputes = !recomputed.is_empty();
@@ -92,7 +93,8 @@ impl Emitter {
             return frames.map(|_| self.offloaded_frame(layer, arenas)).collect();
         }
         let own = overwritable.filter(|_| self.sizes.normalised[layer] == Some(self.sizes.outputs[layer]));
-        let over = addend.residuals().or(own.as_deref());
+        let own = own.as_ref().map(|own| &own[own.len() - frames.clone().count()..]);
+        let over = addend.residuals().or(own);
         let outputs = self.outputs(layer, frames, over, first_cached, &mut arenas.device);
         outputs.into_iter().map(FrameRef::Resident).collect()
     }

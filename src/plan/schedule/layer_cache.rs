@@ -12,7 +12,7 @@ pub type SlotRef = FrameRef<Slots>;
 pub type CachedSlots = CachedFrame<Slots>;
 
 /// Consecutive input frames of a layer. The front one is frame `first` of the clip.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct FrameQueue {
     pub frames: VecDeque<Slot>,
     pub first: u64,
@@ -51,12 +51,12 @@ pub enum LayerCache {
 }
 
 impl LayerCache {
-    pub fn new(policy: CachePolicy, keeps_partial_sums: bool) -> LayerCache {
+    /// `first`: the layer's first input frame.
+    pub fn new(policy: CachePolicy, keeps_partial_sums: bool, first: u64) -> LayerCache {
+        let inputs = FrameQueue { frames: VecDeque::new(), first };
         match policy {
-            CachePolicy::Resident if keeps_partial_sums => {
-                LayerCache::PartialSums { inputs: FrameQueue::default(), sums: None }
-            }
-            CachePolicy::Resident => LayerCache::Resident(FrameQueue::default()),
+            CachePolicy::Resident if keeps_partial_sums => LayerCache::PartialSums { inputs, sums: None },
+            CachePolicy::Resident => LayerCache::Resident(inputs),
             CachePolicy::Offloaded { .. } => LayerCache::Offloaded(VecDeque::new()),
             CachePolicy::Recomputed => LayerCache::Recomputed(VecDeque::new()),
         }
@@ -120,7 +120,7 @@ pub fn drop_cached(frame: CachedSlots, arenas: &mut Arenas) {
     frame.host.into_iter().for_each(|slot| arenas.host.drop(slot));
 }
 
-pub fn drop_frames(frames: Vec<SlotRef>, arenas: &mut Arenas) {
+pub fn drop_frames(frames: impl IntoIterator<Item = SlotRef>, arenas: &mut Arenas) {
     for frame in frames {
         match frame {
             FrameRef::Resident(slot) => arenas.device.drop(slot),

@@ -59,7 +59,7 @@ pub struct Schedule {
 }
 
 impl Schedule {
-    /// `frames`: how many go in, or `None` for a stream.
+    /// `frames`: where the input ends, or `None` for a stream.
     pub fn new(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut sizes_of = |input: FrameShape| {
@@ -77,6 +77,7 @@ impl Schedule {
                 items.push(WorkItem::new(&spec, sizes, frames, item, batch));
             }
         }
+        let first = spec.cone.range().first;
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..spec.batch).map(|_| VecDeque::new()).collect(),
@@ -87,7 +88,7 @@ impl Schedule {
             pushed: frames.is_none(),
             queue: VecDeque::new(),
             canvases: BTreeMap::new(),
-            stored: 0,
+            stored: first,
             finished: Vec::new(),
         };
         if let Some(frames) = frames {
@@ -109,7 +110,7 @@ impl Schedule {
         if self.queue.is_empty() { self.items[0].room() } else { 0 }
     }
 
-    /// Input frames loaded so far.
+    /// The next input frame to load.
     pub fn loaded(&self) -> u64 {
         self.items[0].loaded()
     }
@@ -121,7 +122,7 @@ impl Schedule {
         }
     }
 
-    /// Sets how many frames go in.
+    /// Sets where the input ends.
     pub fn set_total(&mut self, frames: u64) {
         for item in &mut self.items {
             item.set_total(frames, &mut self.arenas);

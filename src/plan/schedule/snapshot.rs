@@ -5,6 +5,9 @@
 use super::{Schedule, Wait};
 use crate::plan::arena::Slot;
 
+/// Slices that are replayed to restore a stream, after those that fill the cone.
+const REPLAYED_SLICES: usize = 4;
+
 /// A slot whose contents later frames need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PersistedSlot {
@@ -28,8 +31,7 @@ impl Schedule {
     /// The slots of a waiting schedule, in an order that depends on its spec and the frames loaded only.
     pub fn persisted_slots(&self) -> Vec<PersistedSlot> {
         debug_assert!(self.queue.is_empty() && self.canvases.is_empty() && self.outbox.iter().all(|o| o.is_empty()));
-        let cached = self.items.iter().flat_map(|item| item.caches()).flat_map(|cache| cache.slots());
-        let slots = cached.flat_map(|frame| {
+        let slots = self.items.iter().flat_map(|item| item.kept_slots()).flat_map(|frame| {
             let resident = frame.resident.map(|slot| self.persisted_slot(slot, false));
             resident.into_iter().chain(frame.host.map(|slot| self.persisted_slot(slot, true)))
         });
@@ -46,7 +48,8 @@ impl Schedule {
     pub fn skip_to(&mut self, loaded: u64) {
         let slice = self.spec.policy.slice;
         // Slices repeat after the warm-up, so most of a long clip is only counted.
-        let skipped = loaded.saturating_sub(1 + 4 * slice) / slice * slice;
+        let replayed = (self.spec.filling_slices(None) + REPLAYED_SLICES) as u64 * slice;
+        let skipped = loaded.saturating_sub(self.spec.slices_start() + replayed) / slice * slice;
         loop {
             match self.wait() {
                 Wait::No => self.done(),

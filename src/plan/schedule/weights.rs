@@ -16,32 +16,24 @@ const AHEAD: usize = 2;
 /// The fetched weights of a work item, and those that come next.
 #[derive(Debug, Default)]
 pub struct WeightFetcher {
-    /// Layers of the current chunk that are still to be fetched.
-    queue: VecDeque<LayerId>,
+    /// Layers of the current chunk that are still to be fetched, and the frames that they compute.
+    queue: VecDeque<(LayerId, Range<u64>)>,
     fetched: Vec<(LayerId, FetchedWeights<Slots>)>,
-    /// Frames of the chunk.
-    frames: Range<u64>,
     /// The layer that computes.
     current: Option<LayerId>,
 }
 
 impl WeightFetcher {
     /// A chunk begins whose offloaded layers are `layers`.
-    pub fn begin(
-        &mut self,
-        layers: VecDeque<LayerId>,
-        frames: Range<u64>,
-        from: (&Network, &FrameSizes),
-        to: &mut Sink,
-    ) {
-        (self.queue, self.frames) = (layers, frames);
+    pub fn begin(&mut self, layers: VecDeque<(LayerId, Range<u64>)>, from: (&Network, &FrameSizes), to: &mut Sink) {
+        self.queue = layers;
         (0..AHEAD).for_each(|_| self.fetch_next(from, to));
     }
 
     fn fetch_next(&mut self, (network, sizes): (&Network, &FrameSizes), to: &mut Sink) {
-        let Some(layer) = self.queue.pop_front() else { return };
+        let Some((layer, frames)) = self.queue.pop_front() else { return };
         let time = network.layers[layer].time;
-        let recipes = self.frames.clone().map(|frame| time.recipe(frame));
+        let recipes = frames.map(|frame| time.recipe(frame));
         let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
         let slabs = last.map_or(0, |slab| u64::from(slab) + 1);
         let bytes = sizes.weights[layer][slabs as usize];

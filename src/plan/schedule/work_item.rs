@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::emit::{Addend, Emitter, NONE};
-use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
+use super::layer_cache::{CachedSlots, LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{LayerId, LoadOp, Op, Window};
@@ -22,12 +22,12 @@ pub struct WorkItem {
     emitter: Emitter,
     item: usize,
     batch: u64,
-    /// Frames that each stage has computed.
+    /// Of each stage, the next frame to compute.
     computed: Vec<u64>,
-    /// Input frames loaded so far, and where the current slice ends.
+    /// The next input frame to load, and where the current slice ends.
     loaded: u64,
     slice_end: u64,
-    /// Input frames in all, once known, and the frames that each stage then computes in all.
+    /// Where the input ends, once known, and where the frames of each stage then end.
     total: Option<u64>,
     ends: Vec<u64>,
     /// Of each stage, the first input frame that is still queued when the current slice is done.
@@ -37,33 +37,37 @@ pub struct WorkItem {
 }
 
 /// Whether a job has more slices than a rehearsal traces; `None` is a stream.
-pub fn is_periodic(frames: Option<u64>, slice: u64) -> bool {
-    frames.is_none_or(|frames| frames > 1 + PackedLayout::TRACED_SLICES as u64 * slice)
+pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
+    spec.is_longer_than(PackedLayout::TRACED_SLICES, frames)
 }
 
 impl WorkItem {
-    /// `frames`: how many there will be, if that is known.
+    /// `frames`: where the input ends, if that is known.
     pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, frames: Option<u64>, item: usize, batch: u64) -> WorkItem {
         let (network, policy) = (Arc::clone(&spec.network), Arc::clone(&spec.policy));
-        let caches = policy.caches.iter().zip(&sizes.partial_sums);
-        let caches = caches.map(|(policy, partial)| LayerCache::new(*policy, partial.is_some())).collect();
-        // A shorter slice comes first: it has no cache yet that would have to move for few frames.
-        let first = frames.map_or(0, |frames| network.padded_frames(frames).saturating_sub(1) % policy.slice);
+        let cone = Arc::clone(&spec.cone);
+        let new_cache = |layer: LayerId| {
+            let first = network.layers[layer].time.oldest(cone.first(layer));
+            LayerCache::new(policy.caches[layer], sizes.partial_sums[layer].is_some(), first)
+        };
+        let caches = (0..network.layers.len()).map(new_cache).collect();
         let stages = network.stages.len();
         let mut item_state = WorkItem {
             item,
             batch,
-            computed: vec![0; stages],
-            loaded: 0,
-            slice_end: 1 + if first == 0 { policy.slice } else { first },
+            computed: network.stages.iter().map(|stage| cone.first(stage.head)).collect(),
+            loaded: cone.first_input(),
+            slice_end: spec.first_slice_end(frames),
             total: None,
             ends: Vec::new(),
             first_queued: vec![0; stages],
             early: vec![Vec::new(); stages],
             emitter: Emitter {
-                periodic: is_periodic(frames, policy.slice),
+                periodic: is_periodic(spec, frames),
                 interleaved: spec.is_interleaved(),
+                waiting: vec![Vec::new(); network.layers.len()],
                 network,
+                cone,
                 sizes,
                 policy,
                 caches,
@@ -87,8 +91,28 @@ impl WorkItem {
         let made = self.network().stage_frames(self.slice_end);
         for (stage, made) in made.into_iter().enumerate() {
             let head = self.network().stages[stage].head;
-            self.first_queued[stage] = self.emitter.oldest_needed(head, made.saturating_sub(self.reread(stage)));
+            let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
+            self.first_queued[stage] = self.emitter.oldest_needed(head, next.max(self.first(stage)));
         }
+    }
+
+    /// The first frame of a stage.
+    fn first(&self, stage: usize) -> u64 {
+        self.emitter.cone.first(self.network().stages[stage].head)
+    }
+
+    /// Up to which frame a stage computes whose input suffices for frames up to `end`. Rematerialised frames cannot
+    /// wait: the first chunk with some reaches to the first output of the layer that reads them.
+    fn reachable(&self, stage: usize, end: u64) -> u64 {
+        let (first, policy) = (self.first(stage), &self.emitter.policy);
+        let rematerialises = policy.materialised[stage] < policy.chunks[stage];
+        if end < first + if rematerialises { self.least_first_chunk(stage) } else { 0 } { first } else { end }
+    }
+
+    /// Frames of a stage up to the first output of its first block's first layer.
+    fn least_first_chunk(&self, stage: usize) -> u64 {
+        let [reader, _] = self.network().stages[stage].blocks[0].layers();
+        self.emitter.cone.first(reader) + 1 - self.first(stage)
     }
 
     /// The layer of a stage whose cache its head recomputes.
@@ -116,9 +140,14 @@ impl WorkItem {
         self.total == Some(self.loaded)
     }
 
-    /// Whether the current slice is the last and, even padded, shorter than others.
+    /// Whether the current slice is the last and, even padded, makes less than others.
     pub fn is_partial(&self) -> bool {
-        self.total.is_some_and(|total| total == 0 || self.network().padded_frames(total) < self.slice_end)
+        let Some(total) = self.total else { return false };
+        if total == self.emitter.cone.first_input() {
+            return true;
+        }
+        let end = self.network().padded_frames(total);
+        end < self.slice_end || end == self.slice_end && self.emitter.cone.is_trimmed()
     }
 
     pub fn next_slice(&mut self) {
@@ -126,11 +155,11 @@ impl WorkItem {
         self.look_ahead();
     }
 
-    /// Sets the number of input frames. Must be called before the last slice ends.
+    /// Sets where the input ends. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, arenas: &mut Arenas) {
         self.total = Some(total);
-        if total > 0 {
-            self.ends = self.network().stage_frames(total);
+        if total > self.emitter.cone.first_input() {
+            self.ends = self.emitter.cone.stage_ends(self.network(), total);
         }
         self.pad(&mut arenas.device);
     }
@@ -138,10 +167,16 @@ impl WorkItem {
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.emitter.caches.iter_mut().for_each(|cache| cache.clear(arenas));
+        self.emitter.waiting.iter_mut().for_each(|inputs| drop_frames(inputs.drain(..), arenas));
     }
 
-    pub fn caches(&self) -> &[LayerCache] {
-        &self.emitter.caches
+    /// Every slot that outlives a slice, in an order that depends on the policy and the frame count only.
+    pub fn kept_slots(&self) -> impl Iterator<Item = CachedSlots> + '_ {
+        let Emitter { caches, waiting, .. } = &self.emitter;
+        caches.iter().zip(waiting).flat_map(|(cache, waiting)| {
+            let waiting = resident(waiting).into_iter().map(|slot| CachedSlots { resident: Some(slot), host: None });
+            cache.slots().into_iter().chain(waiting)
+        })
     }
 
     /// Loads the next input frame.
@@ -158,7 +193,7 @@ impl WorkItem {
 
     /// Repeats the last frame of a clip until its length fits the latent frame rate.
     fn pad(&mut self, arena: &mut Arena) {
-        if self.total != Some(self.loaded) || self.loaded == 0 {
+        if self.total != Some(self.loaded) || self.loaded == self.emitter.cone.first_input() {
             return;
         }
         let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head);
@@ -199,19 +234,23 @@ impl WorkItem {
     fn ready(&self, stage: usize) -> u64 {
         let head = self.network().stages[stage].head;
         let queued = self.emitter.caches[head].inputs().end();
-        self.network().layers[head].time.outputs(queued) - self.computed[stage]
+        let end = self.network().layers[head].time.outputs(queued).min(self.ends.get(stage).copied().unwrap_or(NONE));
+        self.reachable(stage, end).saturating_sub(self.computed[stage])
     }
 
     /// Frames of a stage's next chunk. Where caches are offloaded, an incomplete chunk comes first: there is no cache
     /// to move yet, and at the end it would move all of it for few frames.
     fn chunk(&self, stage: usize) -> u64 {
-        let policy = &self.emitter.policy;
+        let (policy, first) = (&self.emitter.policy, self.first(stage));
         let chunk = policy.chunks[stage];
-        let offloads = || self.network().stages[stage].body().any(|layer| policy.caches[layer].uses_host());
-        if self.computed[stage] > 0 || !offloads() {
+        if self.computed[stage] > first {
             return chunk;
         }
-        (self.network().stage_frames(self.slice_end)[stage] - 1) % chunk + 1
+        let least = if policy.materialised[stage] < chunk { self.least_first_chunk(stage) } else { 1 };
+        let offloads = self.network().stages[stage].body().any(|layer| policy.caches[layer].uses_host());
+        let made = self.network().stage_frames(self.slice_end)[stage].saturating_sub(first);
+        let incomplete = if offloads && made > 0 { (made - 1) % chunk + 1 } else { chunk };
+        incomplete.max(least)
     }
 
     /// Computes one chunk of a stage: head, blocks, tail.
@@ -222,9 +261,10 @@ impl WorkItem {
         self.computed[stage] += count;
         self.set_chunk_end(stage, frames.end);
         let layers = &network.stages[stage];
-        let offloaded = layers.body().filter(|layer| self.emitter.policy.offloaded_weights[*layer]).collect();
-        let Emitter { weights, sizes, .. } = &mut self.emitter;
-        weights.begin(offloaded, frames.clone(), (&network, sizes), to);
+        let Emitter { weights, sizes, policy, cone, .. } = &mut self.emitter;
+        let computing = layers.body().map(|layer| (layer, cone.outputs(layer, &frames)));
+        let offloaded = computing.filter(|(layer, own)| policy.offloaded_weights[*layer] && !own.is_empty());
+        weights.begin(offloaded.collect(), (&network, sizes), to);
         if let Some(layer) = self.recomputes(stage) {
             self.emitter.recompute_cache(layers.head, layer, first);
         }
@@ -235,8 +275,9 @@ impl WorkItem {
         }
         match (layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
-                let out = self.emitter.conv_consuming(tail, frames, x, Addend::None, self.outlives_turn(), to);
-                finished.extend((first..).zip(resident(&out)));
+                let own = self.emitter.cone.outputs(tail, &frames);
+                let out = self.emitter.conv_consuming(tail, own.clone(), x, Addend::None, self.outlives_turn(), to);
+                finished.extend(own.zip(resident(&out)));
             }
             (None, Some(next)) => {
                 self.emitter.caches[next.head].inputs_mut().frames.extend(resident(&x));
@@ -316,32 +357,36 @@ impl WorkItem {
         first_cached: u64,
         to: &mut Sink,
     ) -> Vec<SlotRef> {
+        if x.is_empty() {
+            return x;
+        }
         let emitter = &mut self.emitter;
         let out = match *block {
             Block::Residual { first, second } => {
                 let has_shortcut = emitter.network.layers[second].layout.shortcut.is_some();
-                let banded = |layer: LayerId| emitter.policy.caches[layer] != CachePolicy::Resident;
                 // A banded second layer with a shortcut overwrites its input.
-                let h_cached = match banded(second) && has_shortcut {
+                let h_cached = match emitter.is_banded(second) && has_shortcut {
                     true => first_cached,
                     false => emitter.first_cached_frame(second),
                 };
-                let h = match banded(first) {
-                    true => emitter.conv_banded(first, frames.clone(), &x, false, Addend::None, h_cached, to),
-                    false => emitter.conv(first, frames.clone(), &resident(&x), Addend::None, h_cached, to),
-                };
-                match has_shortcut {
-                    true => emitter.conv_consuming(second, frames, h, Addend::Shortcut(&x), first_cached, to),
-                    false => {
-                        emitter.conv_consuming(second, frames, h, Addend::Residual(&resident(&x)), first_cached, to)
-                    }
+                let h_cached = h_cached.min(emitter.first_waiting_frame(second));
+                let [h_frames, out_frames] = [first, second].map(|layer| emitter.cone.outputs(layer, &frames));
+                let h = emitter.conv(first, h_frames, &x, Addend::None, h_cached, to);
+                let added = &x[x.len() - out_frames.clone().count()..];
+                let (residuals, addend);
+                if has_shortcut {
+                    addend = Addend::Shortcut(added);
+                } else {
+                    residuals = resident(added);
+                    addend = Addend::Residual(&residuals);
                 }
+                emitter.conv_consuming(second, out_frames, h, addend, first_cached, to)
             }
             Block::Attention { qkv, project } => {
-                let x = resident(&x);
-                let projections = emitter.conv(qkv, frames.clone(), &x, Addend::None, NONE, to);
+                let own = emitter.cone.outputs(project, &frames);
+                let projections = emitter.conv(qkv, own.clone(), &x, Addend::None, NONE, to);
                 let mixed = emitter.attention(project, resident(&projections), to);
-                emitter.conv_consuming(project, frames, mixed, Addend::Residual(&x), first_cached, to)
+                emitter.conv_consuming(project, own, mixed, Addend::Residual(&resident(&x)), first_cached, to)
             }
         };
         drop_frames(x, to.arenas);
@@ -354,7 +399,7 @@ impl WorkItem {
         let (emitter, layers) = (&self.emitter, &self.network().stages[stage]);
         let Some(block_layers) = layers.blocks.get(block) else {
             return match layers.tail {
-                Some(tail) => emitter.first_cached_frame(tail),
+                Some(tail) => emitter.first_cached_frame(tail).min(emitter.first_waiting_frame(tail)),
                 None if emitter.interleaved => self.first_queued[stage + 1],
                 None => NONE,
             };
@@ -362,6 +407,7 @@ impl WorkItem {
         let [first, second] = block_layers.layers();
         let flows_on = emitter.sizes.adds_in_place && self.network().layers[second].layout.shortcut.is_none();
         let after = if flows_on { self.first_cached_input(stage, block + 1) } else { NONE };
+        let after = after.min(emitter.first_waiting_frame(first));
         // A layer that normalises its input itself caches it as it is.
         match emitter.sizes.normalised[first] {
             None => after.min(emitter.first_cached_frame(first)),

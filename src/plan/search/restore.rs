@@ -40,6 +40,7 @@ pub fn restore(request: &Request, saved: &SavedPlan, target: &Target) -> Option<
     };
     let spec = ScheduleSpec {
         network: Arc::clone(&request.network),
+        cone: Arc::clone(&request.cone),
         batch: request.input.batch,
         input: request.input_frame(),
         policy: Arc::new(saved.policy.clone()),

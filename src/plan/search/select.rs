@@ -129,6 +129,7 @@ impl<'a> Search<'a> {
         };
         let spec = |order: &ItemOrder| ScheduleSpec {
             network: Arc::clone(&self.request.network),
+            cone: Arc::clone(&self.request.cone),
             batch: self.request.input.batch,
             input: self.request.input_frame(),
             policy: Arc::clone(&policy),

@@ -10,35 +10,43 @@ use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::{Error, Result};
 use crate::ir::{ConvOp, DeviceOffset, Offsets, Sizes, Term};
 
-/// The slabs that an input frame goes with: for the output frame of the same number, and for the next two. Outputs that
-/// nothing continues take any slab.
-fn slabs_of(op: &ConvOp<Offsets>, frame: usize, input: DeviceOffset) -> [i32; 3] {
+/// The input frames of a launch, in order. The newest input of each output frame; where the sums of the first output
+/// frame are not those of an earlier launch, its older inputs come before. Returns them with the number of the latter.
+fn inputs_of(op: &ConvOp<Offsets>) -> Result<(Vec<DeviceOffset>, usize)> {
+    let first = op.frames.first().map_or(&[][..], |frame| &frame.terms);
+    let older = first.split_last().map_or(&[][..], |(_, older)| older);
+    let newest = op.frames.iter().map(|frame| frame.terms.last());
+    let terms: Option<Vec<&Term<Offsets>>> = older.iter().map(Some).chain(newest).collect();
+    let terms = terms.ok_or_else(|| Error::Internal("an output frame without input".into()))?;
+    Ok((terms.into_iter().map(|term| term.frame).collect(), older.len()))
+}
+
+/// The slabs that input number `at` goes with: for the output frame of the same number, and for the next two. Outputs
+/// that nothing continues, and those of the `older` inputs, take any slab.
+fn slabs_of(op: &ConvOp<Offsets>, at: usize, input: DeviceOffset, older: usize) -> [i32; 3] {
     let pending = op.partial_sums.after.iter().flat_map(|after| after.pending.iter());
-    let outputs = op.frames.iter().map(|frame| &frame.terms).chain(pending);
+    let outputs = op.frames.iter().map(|frame| &frame.terms).chain(pending).map(Some);
+    let outputs = std::iter::repeat_n(None, older).chain(outputs);
     let mut slabs = [0; 3];
-    for (slab, terms) in slabs.iter_mut().zip(outputs.skip(frame)) {
-        let term = terms.iter().find(|term| term.frame == input);
+    for (slab, terms) in slabs.iter_mut().zip(outputs.skip(at)) {
+        let term = terms.and_then(|terms| terms.iter().find(|term| term.frame == input));
         *slab = term.map_or(0, |term| i32::from(term.slab));
     }
     slabs
 }
 
-/// The newest input frame of each output frame. Older ones are in the launch too, or in the partial sums.
-fn inputs_of(op: &ConvOp<Offsets>) -> Result<Vec<DeviceOffset>> {
-    let newest = op.frames.iter().map(|frame| frame.terms.last().map(|Term { frame, .. }| *frame));
-    newest.collect::<Option<_>>().ok_or_else(|| Error::Internal("an output frame without input".into()))
-}
-
 impl Launcher {
     pub fn conv_out(&self, block: &DeviceBlock, weights: &WeightPointers, op: &ConvOp<Offsets>) -> Result<()> {
         let (layout, input, frames) = (&op.layout, op.input, &op.frames);
-        if frames.len() > MAX_FRAMES {
-            return Err(Error::Internal(format!("{} frames at a time were planned", frames.len())));
+        let ((inputs, older), output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
+        if inputs.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{} frames at a time were planned", inputs.len())));
         }
-        let (inputs, output) = (inputs_of(op)?, layout.window.output(input, layout.cout));
         let [in_bytes, out_bytes] = [input, output].map(|shape| self.sizes.frame_bytes(shape, layout.groups));
-        for (frame, input) in frames.iter().zip(&inputs) {
+        for input in &inputs {
             block.at(input.0, in_bytes)?;
+        }
+        for frame in frames {
             block.at(frame.out.0, self.sizes.data_bytes(output))?;
         }
         let partial_sums = |at: Option<DeviceOffset>| match at {
@@ -65,13 +73,15 @@ impl Launcher {
             channels: tiling::channel_stride(layout.cin) as i32,
             cout: tiling::output_stride(layout.cout) as i32,
             tiles_x: tiles_x as i32,
-            count: frames.len() as i32,
+            count: inputs.len() as i32,
             ..OutParams::default()
         };
-        for (i, (params, (frame, input))) in params.frame.iter_mut().zip(frames.iter().zip(&inputs)).enumerate() {
+        for (i, (params, input)) in params.frame.iter_mut().zip(&inputs).enumerate() {
+            // What comes out for older inputs is not whole: each thread overwrites it with the first frame's pixel.
+            let frame = &frames[i.saturating_sub(older)];
             *params = OutFrameParams {
                 slot: from.of(block.address(*input)),
-                slab: slabs_of(op, i, *input),
+                slab: slabs_of(op, i, *input, older),
                 bias: i32::from(frame.bias),
                 out: to.of(block.address(frame.out)),
             };

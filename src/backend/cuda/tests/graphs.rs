@@ -43,7 +43,14 @@ impl LatentClip {
 
     fn run(&mut self, session: &mut dyn Session) {
         let (input, output) = (view(&self.latent, self.latents), view(&self.frames, self.pixels));
-        let job = Call { direction: Direction::Decode, input: &input, output: &output, logvar: None, stream: None };
+        let job = Call {
+            direction: Direction::Decode,
+            range: None,
+            input: &input,
+            output: &output,
+            logvar: None,
+            stream: None,
+        };
         let cancel = AtomicBool::new(false);
         session.run(&job, &mut Control::new(&cancel)).unwrap();
     }
@@ -54,7 +61,7 @@ impl LatentClip {
         let plane = (rows * columns) as usize;
         let shape = Shape::new(1, channels, 0, rows, columns);
         let control = Control::new(&cancel);
-        let mut stream = session.open_stream(Direction::Decode, shape, &control).unwrap();
+        let mut stream = session.open_stream(Direction::Decode, shape, 0, &control).unwrap();
         let (mut pushed, mut pulled) = (0, 0);
         let pixels = (self.pixels[2] * self.pixels[3]) as usize;
         let room = vec![f32::NAN; 3 * pixels];

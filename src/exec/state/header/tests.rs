@@ -35,6 +35,7 @@ fn header() -> StateHeader {
             },
             tiles: Some(TileSize { height: 512, width: 256, overlap: 64, spacing: Spacing::Even }),
         },
+        first: 2_999_000,
         loaded: 1_000_000,
     }
 }

@@ -1,5 +1,6 @@
 //! Tests of schedules and plans on a symbolic device.
 
+mod ranges;
 mod snapshot;
 mod symbols;
 
@@ -8,7 +9,7 @@ use std::sync::Arc;
 
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{ConvOp, FetchOp, FetchedWeights, FrameShape, Op, PartialSums, PinnedBytes, Shape};
-use crate::model::{Config, Direction, Network};
+use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, WeightArrivals, work};
 use crate::plan::plan::Plan;
@@ -21,8 +22,10 @@ use crate::plan::tiles::{Spacing, TileSize};
 
 fn request(direction: Direction, input: Shape) -> Request {
     let config = Config { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
+    let network = Network::new(&config, direction);
     Request {
-        network: Arc::new(Network::new(&config, direction)),
+        cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
+        network: Arc::new(network),
         input,
         limit: u64::MAX,
         host_limit: u64::MAX,

@@ -46,7 +46,7 @@ fn check(request: &Request, device: &Device, frames: u64) {
     check_plan(request, &request.plan(device).unwrap(), device, frames);
 }
 
-fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) {
+pub fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) {
     let again = request.restore(&plan.spec.saved_plan(), device).expect("a saved plan is valid");
     assert_eq!((again.device_bytes(), again.pinned()), (plan.device_bytes(), plan.pinned()));
     let whole = |schedule: &mut Schedule, symbols: &mut Symbols, pushed| {
@@ -58,11 +58,12 @@ fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) {
         assert_eq!(schedule.wait(), Wait::End);
     };
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    whole(&mut schedule, &mut symbols, 0);
+    whole(&mut schedule, &mut symbols, plan.spec.cone.first_input());
     let expected = symbols.sorted();
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    for pushed in 0..frames {
-        run_on(&mut schedule, &mut symbols, pushed.saturating_sub(1), pushed);
+    let first = plan.spec.cone.first_input();
+    for pushed in first..frames {
+        run_on(&mut schedule, &mut symbols, pushed.saturating_sub(1).max(first), pushed);
         assert!(schedule.is_waiting());
         let mut next = again.schedule(&device.target());
         next.skip_to(pushed);

@@ -316,7 +316,7 @@ fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
 }
 
 /// Runs all operations that need no more input.
-fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
+pub fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
     while schedule.wait() == Wait::No {
         check_bands(schedule, plan, &symbols.device);
         symbols.run(schedule);

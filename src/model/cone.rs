@@ -1,0 +1,203 @@
+//! The cone of a range: of each layer, the frames that a range of the network's output depends on.
+//! Asks every layer's recipes, from the output back to the input. Must not know schedules.
+
+use std::ops::Range;
+
+use super::network::Network;
+use crate::ir::LayerId;
+
+/// Output frames of a clip: latent frames for encode, video frames for decode.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FrameRange {
+    pub first: u64,
+    /// `None`: to the end of the clip.
+    pub end: Option<u64>,
+}
+
+impl FrameRange {
+    pub const WHOLE: FrameRange = FrameRange { first: 0, end: None };
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Cone {
+    range: FrameRange,
+    /// Of each layer, the first output frame. A layer's input begins where the layers before it begin.
+    firsts: Vec<u64>,
+    /// The first input frame of the network, and where the input ends that the first output frame needs.
+    first_input: u64,
+    fill_end: u64,
+    /// Where the input of the range ends, if the range has an end.
+    input_end: Option<u64>,
+    /// Of each stage, frames at the end that its input suffices for, but that the range does not depend on.
+    trims: Vec<u64>,
+}
+
+impl Cone {
+    pub fn new(network: &Network, range: FrameRange) -> Cone {
+        let mut firsts = vec![0; network.layers.len()];
+        // The first output of a layer that is needed from `first` on; returns its first input.
+        let mut begin = |layer: LayerId, first: u64| {
+            firsts[layer] = first;
+            network.layers[layer].time.oldest(first)
+        };
+        let first_input = network.stages.iter().rev().fold(range.first, |first, stage| {
+            // A block adds its input frame by frame, and its layers reach back at least as far.
+            let body: Vec<LayerId> = stage.body().collect();
+            let first = body.into_iter().rev().fold(first, |first, layer| begin(layer, first));
+            begin(stage.head, first)
+        });
+        let stage_ends = range.end.map(|end| ends_before(network, end));
+        let trims = stage_ends.as_ref().map_or_else(
+            || vec![0; network.stages.len()],
+            |(ends, input)| network.stage_frames(*input).iter().zip(ends).map(|(made, end)| made - end).collect(),
+        );
+        let fill_end = ends_before(network, range.first + 1).1;
+        Cone { range, firsts, first_input, fill_end, input_end: stage_ends.map(|(_, input)| input), trims }
+    }
+
+    pub fn range(&self) -> FrameRange {
+        self.range
+    }
+
+    /// The first input frame of the network.
+    pub fn first_input(&self) -> u64 {
+        self.first_input
+    }
+
+    /// Where the input ends that the first output frame needs.
+    pub fn fill_end(&self) -> u64 {
+        self.fill_end
+    }
+
+    /// Input frames of the range within a clip of `frames` input frames.
+    pub fn inputs(&self, frames: u64) -> Range<u64> {
+        self.first_input..self.input_end.map_or(frames, |end| end.min(frames))
+    }
+
+    /// The first output frame of a layer.
+    pub fn first(&self, layer: LayerId) -> u64 {
+        self.firsts[layer]
+    }
+
+    /// Those of `frames` that a layer computes.
+    pub fn outputs(&self, layer: LayerId, frames: &Range<u64>) -> Range<u64> {
+        let first = self.firsts[layer];
+        frames.start.max(first)..frames.end.max(first)
+    }
+
+    /// Where the frames of each stage end, for input up to `end`.
+    pub fn stage_ends(&self, network: &Network, end: u64) -> Vec<u64> {
+        network.stage_frames(end).iter().zip(&self.trims).map(|(made, trim)| made.saturating_sub(*trim)).collect()
+    }
+
+    /// Output frames for input up to `end`.
+    pub fn output_frames(&self, network: &Network, end: u64) -> u64 {
+        let last = self.stage_ends(network, end).last().copied();
+        last.unwrap_or(0).saturating_sub(self.range.first)
+    }
+
+    /// Whether the last frames of some stage are not computed.
+    pub fn is_trimmed(&self) -> bool {
+        self.trims.iter().any(|trim| *trim > 0)
+    }
+}
+
+/// Where the frames of each stage end that outputs before `end` depend on, and where the input does.
+fn ends_before(network: &Network, mut end: u64) -> (Vec<u64>, u64) {
+    let newest = |layer: LayerId, end: u64| {
+        let recipe = network.layers[layer].time.recipe(end - 1);
+        recipe.terms().last().map_or(0, |(input, _)| input + 1)
+    };
+    let mut ends = vec![0; network.stages.len()];
+    for (stage, stage_end) in network.stages.iter().zip(&mut ends).rev() {
+        // The layers of a body read no frame after their own.
+        debug_assert!(stage.body().all(|layer| newest(layer, end) == end));
+        *stage_end = end;
+        end = newest(stage.head, end);
+    }
+    (ends, end)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::model::network::Block;
+    use crate::model::{Config, Direction};
+
+    fn networks() -> Vec<Network> {
+        let config = |levels, layers, temporal_levels| Config {
+            channels: vec![8; levels],
+            layers,
+            groups: 8,
+            latent: 4,
+            temporal_levels,
+        };
+        let configs = [config(4, 2, 2), config(3, 1, 2), config(4, 1, 1), config(2, 3, 0)];
+        let both = |config: &Config| [Direction::Encode, Direction::Decode].map(|d| Network::new(config, d));
+        configs.iter().flat_map(both).collect()
+    }
+
+    /// The input frames of a layer that its outputs `frames` read.
+    fn read_by(network: &Network, layer: LayerId, frames: &BTreeSet<u64>) -> BTreeSet<u64> {
+        let recipe = |frame: &u64| network.layers[layer].time.recipe(*frame);
+        frames.iter().flat_map(|f| recipe(f).terms().iter().map(|(t, _)| *t).collect::<Vec<_>>()).collect()
+    }
+
+    /// The definition: frame by frame, which outputs of each layer a range depends on, and which inputs.
+    fn dependencies(network: &Network, range: Range<u64>) -> (Vec<BTreeSet<u64>>, BTreeSet<u64>) {
+        let mut outputs = vec![BTreeSet::new(); network.layers.len()];
+        let mut needed: BTreeSet<u64> = range.collect();
+        for stage in network.stages.iter().rev() {
+            if let Some(tail) = stage.tail {
+                outputs[tail] = needed.clone();
+                needed = read_by(network, tail, &needed);
+            }
+            for block in stage.blocks.iter().rev() {
+                let [first, second] = block.layers();
+                outputs[second] = needed.clone();
+                outputs[first] = read_by(network, second, &needed);
+                let read = read_by(network, first, &outputs[first]);
+                let (Block::Residual { .. } | Block::Attention { .. }) = block;
+                needed.extend(read);
+            }
+            outputs[stage.head] = needed.clone();
+            needed = read_by(network, stage.head, &needed);
+        }
+        (outputs, needed)
+    }
+
+    #[test]
+    fn the_cone_is_what_the_recipes_need_and_no_more() {
+        for network in networks() {
+            for (first, count) in [(0, 1), (0, 7), (1, 1), (2, 5), (5, 3), (17, 1), (60, 4), (61, 2), (62, 9), (99, 30)]
+            {
+                let cone = Cone::new(&network, FrameRange { first, end: Some(first + count) });
+                let (outputs, inputs) = dependencies(&network, first..first + count);
+                let span = |frames: &BTreeSet<u64>| *frames.first().unwrap()..*frames.last().unwrap() + 1;
+                assert_eq!(cone.inputs(u64::MAX), span(&inputs));
+                let ends = cone.stage_ends(&network, cone.inputs(u64::MAX).end);
+                for (stage, end) in network.stages.iter().zip(ends) {
+                    for layer in [stage.head].into_iter().chain(stage.body()) {
+                        assert_eq!(cone.first(layer)..end, span(&outputs[layer]), "layer {layer}, {first} + {count}");
+                        assert_eq!(outputs[layer].len() as u64, end - cone.first(layer));
+                    }
+                }
+                let fill = dependencies(&network, first..first + 1).1;
+                assert_eq!(cone.fill_end(), *fill.last().unwrap() + 1);
+                assert_eq!(cone.output_frames(&network, cone.inputs(u64::MAX).end), count);
+            }
+        }
+    }
+
+    #[test]
+    fn a_whole_clip_begins_with_every_layers_first_frame() {
+        for network in networks() {
+            let cone = Cone::new(&network, FrameRange::WHOLE);
+            assert!((0..network.layers.len()).all(|layer| cone.first(layer) == 0));
+            assert_eq!((cone.inputs(9), cone.fill_end(), cone.is_trimmed()), (0..9, 1, false));
+            assert_eq!(cone.stage_ends(&network, 9), network.stage_frames(9));
+        }
+    }
+}

@@ -157,6 +157,11 @@ struct FreeHandle {
 
 } // namespace detail
 
+// Frames of a clip.
+struct FrameRange {
+    int64_t first, count;
+};
+
 struct Plan {
     vvae_plan_info info;
     std::string text;
@@ -270,18 +275,49 @@ public:
         call.check(vvae_decode(raw(), &in, &out, call.info()));
     }
 
-    // What a job would take; node is "encode" or "decode", shape that of what goes in.
-    Plan plan(const char *node, const Shape &shape) const {
-        Plan plan{detail::sized<vvae_plan_info>(), {}};
-        detail::check(vvae_plan(raw(), node, shape.data(), &plan.info, nullptr, 0));
-        plan.text.resize(static_cast<std::size_t>(plan.info.text_length));
-        detail::check(vvae_plan(raw(), node, shape.data(), &plan.info, plan.text.data(), plan.text.size() + 1));
-        return plan;
+    // The input frames that a range of output frames needs, of a clip of clip_frames input frames. A count of 0 in
+    // `range` stands for all frames up to the end of the clip.
+    FrameRange range_inputs(const char *node, int64_t clip_frames, FrameRange range) const {
+        FrameRange inputs{0, 0};
+        detail::check(vvae_range_inputs(raw(), node, clip_frames, range.first, range.count, &inputs.first,
+                                        &inputs.count));
+        return inputs;
     }
 
-    Stream stream(const char *node, const Shape &shape) {
+    // A range of latent frames: as many as `latent` has, from `first` on. `video` has what range_inputs says.
+    void encode_range(const Tensor &video, int64_t clip_frames, int64_t first, const Tensor &latent,
+                      const Run &run = {}) {
+        vvae_tensor in = video.raw(), out = latent.raw();
+        detail::RunCall call(run);
+        call.check(vvae_encode_range(raw(), &in, clip_frames, first, &out, call.info()));
+    }
+
+    // A range of video frames: as many as `video` has, from `first` on. `latent` has what range_inputs says.
+    void decode_range(const Tensor &latent, int64_t clip_frames, int64_t first, const Tensor &video,
+                      const Run &run = {}) {
+        vvae_tensor in = latent.raw(), out = video.raw();
+        detail::RunCall call(run);
+        call.check(vvae_decode_range(raw(), &in, clip_frames, first, &out, call.info()));
+    }
+
+    // What a job would take; node is "encode" or "decode", shape that of what goes in.
+    Plan plan(const char *node, const Shape &shape) const {
+        return plan_with([&](vvae_plan_info *info, char *text, uint64_t capacity) {
+            return vvae_plan(raw(), node, shape.data(), info, text, capacity);
+        });
+    }
+
+    // The same for a range of the output; shape is that of the whole clip.
+    Plan plan_range(const char *node, const Shape &shape, FrameRange range) const {
+        return plan_with([&](vvae_plan_info *info, char *text, uint64_t capacity) {
+            return vvae_plan_range(raw(), node, shape.data(), range.first, range.count, info, text, capacity);
+        });
+    }
+
+    // With `first` the output begins with that frame of the clip, and the input where range_inputs says.
+    Stream stream(const char *node, const Shape &shape, int64_t first = 0) {
         vvae_stream *s = nullptr;
-        detail::check(vvae_stream_open(raw(), node, shape.data(), &s));
+        detail::check(vvae_stream_open_at(raw(), node, shape.data(), first, &s));
         return Stream(s);
     }
 
@@ -329,6 +365,14 @@ public:
     ::vvae *raw() const noexcept { return handle_.get(); }
 
 private:
+    template <class Ask> static Plan plan_with(const Ask &ask) {
+        Plan plan{detail::sized<vvae_plan_info>(), {}};
+        detail::check(ask(&plan.info, nullptr, 0));
+        plan.text.resize(static_cast<std::size_t>(plan.info.text_length));
+        detail::check(ask(&plan.info, plan.text.data(), plan.text.size() + 1));
+        return plan;
+    }
+
     static void log(void *user, int32_t level, const char *message) noexcept {
         static_cast<Options *>(user)->log(level, message);
     }

@@ -260,7 +260,7 @@ fn progress_counts_the_work_of_the_range() {
             let (first, frames) = (clip.outputs() / 2, 3);
             let (from, inputs) = vae.range_inputs(clip.node, clip.frames(), first, frames).unwrap();
             let (input, output) = (part(&clip.input, from, inputs), part(&clip.output, first, frames));
-            let mut told = (0, 0);
+            let mut told = (0u64, 0u64);
             let user = (&raw mut told).cast();
             let run = vvae_run_info { progress: Some(count), progress_user: user, ..run_info() };
             vae.run_range(clip.node, &input.tensor(), (clip.frames(), first), &output.tensor(), &run).unwrap();

@@ -53,8 +53,9 @@ functions! {
     vvae_encode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan: fn(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_range_inputs: fn(*mut vvae, *const c_char, i64, i64, i64, *mut i64, *mut i64) -> i32;
     vvae_last_run: fn(*mut vvae, *mut vvae_run_report, *mut c_char, u64) -> i32;
-    vvae_stream_open: fn(*mut vvae, *const c_char, *const i64, *mut *mut vvae_stream) -> i32;
+    vvae_stream_open_at: fn(*mut vvae, *const c_char, *const i64, i64, *mut *mut vvae_stream) -> i32;
     vvae_stream_push: fn(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull: fn(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;
     vvae_stream_close: fn(*mut vvae_stream) -> i32;

@@ -17,6 +17,7 @@ mod options;
 mod pipeline;
 mod progress;
 mod random_weights;
+mod range;
 mod say;
 mod sha256;
 mod tensor;

@@ -104,12 +104,27 @@ impl Vae {
         Ok(report)
     }
 
-    /// `shape`: of what goes in; its number of frames does not matter.
-    pub fn stream(&self, node: &str, shape: [i64; 5]) -> Result<Stream<'_>> {
+    /// First and count of the input frames that a range of output frames needs; a count of 0: to the clip's end.
+    pub fn range_inputs(&self, node: &str, clip_frames: u64, first: u64, count: u64) -> Result<(u64, u64)> {
+        let node = c_text(node)?;
+        let number = |n: u64| i64::try_from(n).map_err(|_| format!("{n} is more frames than any clip has"));
+        let (clip, first, count) = (number(clip_frames)?, number(first)?, number(count)?);
+        let (mut from, mut frames) = (0, 0);
+        // SAFETY: every pointer is valid.
+        self.check(unsafe {
+            (self.api.vvae_range_inputs)(self.raw, node.as_ptr(), clip, first, count, &mut from, &mut frames)
+        })?;
+        Ok((from as u64, frames as u64))
+    }
+
+    /// `shape`: of what goes in; its number of frames does not matter. What comes out begins with frame `first` of the
+    /// clip.
+    pub fn stream(&self, node: &str, shape: [i64; 5], first: u64) -> Result<Stream<'_>> {
         let node = c_text(node)?;
         let mut raw = null_mut();
+        let first = i64::try_from(first).map_err(|_| format!("{first} is no frame of any clip"))?;
         // SAFETY: every pointer is valid.
-        self.check(unsafe { (self.api.vvae_stream_open)(self.raw, node.as_ptr(), shape.as_ptr(), &mut raw) })?;
+        self.check(unsafe { (self.api.vvae_stream_open_at)(self.raw, node.as_ptr(), shape.as_ptr(), first, &mut raw) })?;
         Ok(Stream { vae: self, raw })
     }
 

@@ -11,6 +11,7 @@ mod host_streams;
 mod large_frames;
 mod memory_figures;
 mod memory_limits;
+mod ranges;
 mod run_results;
 mod stream_state;
 mod strided_tensor;

@@ -123,6 +123,65 @@ internal static partial class Program
         }
     }
 
+    /// <summary>Some frames of a clip, from the input that they need: the bits of the whole.</summary>
+    private static void Ranges()
+    {
+        using (Vae vae = Open())
+        {
+            var latentShape = new Shape(1, 16, 16, 2, 3);
+            var videoShape = new Shape(1, 3, 61, 16, 24);
+            float[] latent = Noise(latentShape.Elements, 3), video = new float[videoShape.Elements];
+            var encoded = new float[latentShape.Elements];
+            vae.Decode(latent, latentShape, video, videoShape);
+            vae.Encode(video, videoShape, encoded, latentShape);
+            foreach (var frames in new[] { new FrameRange(0, 1), new FrameRange(37, 6), new FrameRange(60, 1) })
+            {
+                FrameRange inputs = vae.RangeInputs("decode", 16, frames);
+                float[] part = Frames(latent, latentShape, inputs), expected = Frames(video, videoShape, frames);
+                var found = new float[expected.Length];
+                vae.DecodeRange<float, float>(part, latentShape.WithFrames(inputs.Count), 16, frames.First, found,
+                                              videoShape.WithFrames(frames.Count));
+                Check.That(found.SequenceEqual(expected), $"decode from {frames.First}");
+            }
+            var last = new FrameRange(13, 3);
+            FrameRange needed = vae.RangeInputs("encode", 61, last);
+            Check.That(needed.First > 0 && needed.First + needed.Count == 61, "frames that encode needs");
+            var made = new float[16 * last.Count * 6];
+            vae.EncodeRange<float, float>(Frames(video, videoShape, needed), videoShape.WithFrames(needed.Count), 61, 13, made,
+                                          latentShape.WithFrames(last.Count));
+            Check.That(made.SequenceEqual(Frames(encoded, latentShape, last)), "encode from 13");
+
+            VaePlan plan = vae.PlanRange("decode", latentShape, new FrameRange(40, 8));
+            Check.That(plan.OutputShape.Frames == 8 && plan.ToString().Contains("frames 40 to 47"), "the plan of a range");
+            Check.Throws<VaeArgumentException>(() => vae.RangeInputs("decode", 16, new FrameRange(61, 1)), "61 video frames");
+            using (VaeStream stream = vae.OpenStream("decode", latentShape, 57))
+            {
+                FrameRange rest = vae.RangeInputs("decode", 16, new FrameRange(57, 0));
+                float[] input = Frames(latent, latentShape, rest), room = new float[3 * 16 * 24];
+                long pushed = 0;
+                for (var status = VaeStatus.Again; status != VaeStatus.Ok;)
+                {
+                    var one = Frames(input, latentShape.WithFrames(rest.Count), new FrameRange(pushed, 1));
+                    pushed += stream.Push<float>(one, latentShape.WithFrames(1));
+                    status = stream.Pull<float>(room, videoShape.WithFrames(1)).Status;
+                }
+                Check.That(room.SequenceEqual(Frames(video, videoShape, new FrameRange(57, 1))), "a stream from frame 57");
+            }
+        }
+    }
+
+    /// <summary>Some frames of a compact clip.</summary>
+    private static float[] Frames(float[] clip, Shape shape, FrameRange frames)
+    {
+        int plane = (int)(shape.Height * shape.Width), all = (int)shape.Frames * plane, some = (int)frames.Count * plane;
+        var part = new float[shape.Batch * shape.Channels * some];
+        for (int channel = 0; channel < shape.Batch * shape.Channels; channel++)
+        {
+            Array.Copy(clip, channel * all + (int)frames.First * plane, part, channel * some, some);
+        }
+        return part;
+    }
+
     /// <summary>A stream that was saved goes on in another, and ends with the same last frame.</summary>
     private static void Interrupted(Vae vae, float[] latent, Shape shape, byte[] last)
     {

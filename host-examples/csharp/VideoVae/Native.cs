@@ -17,7 +17,7 @@ namespace VideoVae
         /// </summary>
         public const int VVAE_ABI_MAJOR = 1;
 
-        public const int VVAE_ABI_MINOR = 4;
+        public const int VVAE_ABI_MINOR = 5;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -677,6 +677,47 @@ namespace VideoVae
         public static extern int vvae_last_run(VaeHandle v, vvae_run_report* @out, byte* text, ulong capacity);
 
         /// <summary>
+        /// ---- Ranges: some frames of a clip, with the bits of the whole clip. Since ABI 1.5 ----
+        ///
+        /// Frames of a range count the output: video frames for decode, latent frames for encode. Convolutions look back a
+        /// bounded number of frames, so a range needs its own input and some frames before it. Every layer computes only the
+        /// frames that the range depends on.
+        ///
+        /// vvae_range_inputs(v, "decode", latent_frames, 1000, 100, &amp;first, &amp;count);
+        /// // latent: frames first to first + count - 1 of the clip; video: 100 frames
+        /// vvae_decode_range(v, &amp;latent, latent_frames, 1000, &amp;video, NULL);
+        ///
+        /// Says which input frames a range needs: `*input_count` frames from `*input_first` on. `node` is "encode" or "decode",
+        /// `clip_frames` the number of input frames of the whole clip. The range is `count` output frames from `first` on.
+        /// With `count` 0 the range has no end, as in a stream: the input goes on to the end of the clip. [any-thread]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_range_inputs(VaeHandle v, byte* node, long clip_frames, long first, long count, long* input_first, long* input_count);
+
+        /// <summary>
+        /// Video to latent, for a range of latent frames. `video` has the frames that vvae_range_inputs says, of a clip of
+        /// `clip_frames` video frames. `latent` gets as many latent frames as it has room for, from `first` on. `run` may be
+        /// NULL. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_encode_range(VaeHandle v, vvae_tensor* video, long clip_frames, long first, vvae_tensor* latent, vvae_run_info* run);
+
+        /// <summary>
+        /// Latent to video, for a range of video frames. `latent` has the frames that vvae_range_inputs says, of a clip of
+        /// `clip_frames` latent frames. `video` gets as many frames as it has room for, from `first` on. `run` may be NULL.
+        /// [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_decode_range(VaeHandle v, vvae_tensor* latent, long clip_frames, long first, vvae_tensor* video, vvae_run_info* run);
+
+        /// <summary>
+        /// Plans a range under the present settings: vvae_plan for `count` output frames from `first` on. `shape` is that of
+        /// the whole clip's input, five numbers. input_shape of `out` is that of the input which the range needs. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_plan_range(VaeHandle v, byte* node, long* shape, long first, long count, vvae_plan_info* @out, byte* text, ulong capacity);
+
+        /// <summary>
         /// ---- Streams: a clip of any length at constant memory ----
         ///
         /// Push input frames, pull results. Every call moves as many frames as it can, from the front of the tensor, and
@@ -700,6 +741,14 @@ namespace VideoVae
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_open(VaeHandle v, byte* node, long* shape, out StreamHandle s);
+
+        /// <summary>
+        /// Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
+        /// vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
+        /// vvae_stream_open. Since ABI 1.5. [handle]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_stream_open_at(VaeHandle v, byte* node, long* shape, long first, out StreamHandle s);
 
         /// <summary>
         /// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.

@@ -3,6 +3,18 @@ using System.Runtime.InteropServices;
 
 namespace VideoVae
 {
+    /// <summary>Consecutive frames of a clip.</summary>
+    public struct FrameRange
+    {
+        public readonly long First, Count;
+
+        public FrameRange(long first, long count)
+        {
+            First = first;
+            Count = count;
+        }
+    }
+
     /// <summary>Clips, channels, frames, rows, columns; or the steps in memory from one to the next, in elements.</summary>
     [StructLayout(LayoutKind.Sequential)]
     public struct Shape : IEquatable<Shape>

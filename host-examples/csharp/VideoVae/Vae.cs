@@ -160,6 +160,23 @@ namespace VideoVae
             }
         }
 
+        /// <summary>The same for a range of the output. The shape is that of the whole clip.</summary>
+        public VaePlan PlanRange(string node, Shape shape, FrameRange frames)
+        {
+            var info = new Native.vvae_plan_info { struct_size = (uint)sizeof(Native.vvae_plan_info) };
+            fixed (byte* name = Utf8.Bytes(node))
+            {
+                Error.Check(Native.vvae_plan_range(handle, name, (long*)&shape, frames.First, frames.Count, &info, null, 0));
+                var text = new byte[info.text_length + 1];
+                fixed (byte* words = text)
+                {
+                    Error.Check(Native.vvae_plan_range(handle, name, (long*)&shape, frames.First, frames.Count, &info, words,
+                                                       (ulong)text.Length));
+                    return new VaePlan(&info, Utf8.Text(words, text.Length));
+                }
+            }
+        }
+
         /// <summary>About the last encode, decode, or pull that wrote frames. From any thread.</summary>
         public VaeRunReport LastRun
         {
@@ -179,8 +196,20 @@ namespace VideoVae
         /// <summary>Opens a stream: a clip of any length in pieces. The shape is that of what goes in; its length is ignored.</summary>
         public VaeStream OpenStream(string node, Shape shape)
         {
+            return OpenStream(node, shape, 0);
+        }
+
+        /// <summary>
+        /// The same in the middle of a clip: the output begins with frame <paramref name="first"/>, the input where
+        /// <see cref="RangeInputs"/> says for a count of 0.
+        /// </summary>
+        public VaeStream OpenStream(string node, Shape shape, long first)
+        {
             StreamHandle stream;
-            fixed (byte* name = Utf8.Bytes(node)) Error.Check(Native.vvae_stream_open(handle, name, (long*)&shape, out stream));
+            fixed (byte* name = Utf8.Bytes(node))
+            {
+                Error.Check(Native.vvae_stream_open_at(handle, name, (long*)&shape, first, out stream));
+            }
             return Opened(stream);
         }
 

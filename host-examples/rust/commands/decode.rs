@@ -11,6 +11,7 @@ use crate::options::{self, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::tensor::{Dtype, FrameKind};
+use crate::range;
 use crate::units::Rate;
 use crate::vae::Vae;
 
@@ -23,14 +24,15 @@ Decodes latents of any length, at constant memory. IN is what `vvae encode` wrot
 `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are those of the
 original video where IN tells them.
 ",
-    help: &[options::MODEL_HELP, options::VIDEO_HELP, files::OUTPUTS],
+    help: &[range::HELP, options::MODEL_HELP, options::VIDEO_HELP, files::OUTPUTS],
     examples: "  vvae decode holiday.safetensors holiday.mp4\n  \
                vvae decode clip.safetensors frames/ --bits 16\n  \
+               vvae decode film.safetensors shot.mp4 --frames 1000:1100\n  \
                vvae decode clip.safetensors numbers.safetensors --set pixel_range=0..1\n",
     takes: Takes {
         required: &["IN.safetensors", "OUT"],
         optional: &[],
-        valued: &[options::MODEL, options::VIDEO],
+        valued: &[range::OPTION, options::MODEL, options::VIDEO],
         flags: &[],
     },
     run,
@@ -47,13 +49,19 @@ fn run(args: &Args) -> Result<()> {
             vae.configure("scaling_factor", factor)?;
         }
     }
-    let clip = original(&latents, &vae, &video)?;
+    let mut clip = original(&latents, &vae, &video)?;
+    let (mut source, mut first) = (latents.source, 0);
+    if let Some(range) = range::read(args, &vae, "decode", Some(latents.frames))? {
+        clip.frames = clip.frames.map(|frames| range.within(frames)).transpose()?;
+        first = range.first;
+        source = range.of(source);
+    }
     let (kind, sink) = files::create(output, &clip, &video)?;
-    let stages = vec![Stage::new(vae.stream("decode", latents.kind.shape(0))?, kind)];
+    let stages = vec![Stage::new(vae.stream("decode", latents.kind.shape(0), first)?, kind)];
     let mut progress = Progress::new("decode", clip.frames);
     let read = AtomicU64::new(0);
     let pipeline = Pipeline {
-        source: latents.source,
+        source,
         kind: latents.kind,
         stages,
         sink,

@@ -63,7 +63,7 @@ fn open_streams<'a>(vae: &'a Vae, args: &Args, video: FrameKind, latent: FrameKi
     let (video, latent) = (video.shape(0), latent.shape(0));
     let asked = options::settings(args)?.into_iter().rev().find(|(key, _)| *key == "memory_limit");
     let Some(limit) = asked.and_then(|(_, value)| units::parse_bytes(value)) else {
-        return Ok([vae.stream("encode", video)?, vae.stream("decode", latent)?]);
+        return Ok([vae.stream("encode", video, 0)?, vae.stream("decode", latent, 0)?]);
     };
     let plan = |node, shape, limit: u64| {
         vae.configure("memory_limit", &limit.to_string())?;
@@ -88,7 +88,7 @@ fn open_streams<'a>(vae: &'a Vae, args: &Args, video: FrameKind, latent: FrameKi
         )
     })?;
     vae.configure("memory_limit", &encoder.to_string())?;
-    let encoder = vae.stream("encode", video)?;
+    let encoder = vae.stream("encode", video, 0)?;
     vae.configure("memory_limit", &decoder.to_string())?;
-    Ok([encoder, vae.stream("decode", latent)?])
+    Ok([encoder, vae.stream("decode", latent, 0)?])
 }

@@ -132,16 +132,15 @@ pub struct Writer {
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
-/// `video_frames` holds the length of the video by the time the file is finished.
+/// `video_frames` holds the length of the video by the time the file is finished; `None` for a range of a clip.
 pub fn create_latents(
     path: &Path,
     kind: FrameKind,
     metadata: Vec<(&'static str, String)>,
-    video_frames: std::sync::Arc<std::sync::atomic::AtomicU64>,
+    video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 ) -> Result<Writer> {
     let draft = Draft::new(path)?;
     let file = draft.create()?;
-    let video_frames = Some(video_frames);
     let order = Order::FramesFirst;
     Ok(Writer { draft, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
 }

@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 4
+VVAE_ABI_MINOR = 5
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -260,8 +260,16 @@ SIGNATURES: dict[str, tuple] = {
     "vvae_encode": (c_int32, [_handle, _tensor, _tensor, _run]),
     "vvae_decode": (c_int32, [_handle, _tensor, _tensor, _run]),
     "vvae_plan": (c_int32, [_handle, c_char_p, _count, POINTER(vvae_plan_info), c_char_p, c_uint64]),
+    "vvae_range_inputs": (c_int32, [_handle, c_char_p, c_int64, c_int64, c_int64, _count, _count]),
+    "vvae_encode_range": (c_int32, [_handle, _tensor, c_int64, c_int64, _tensor, _run]),
+    "vvae_decode_range": (c_int32, [_handle, _tensor, c_int64, c_int64, _tensor, _run]),
+    "vvae_plan_range": (
+        c_int32,
+        [_handle, c_char_p, _count, c_int64, c_int64, POINTER(vvae_plan_info), c_char_p, c_uint64],
+    ),
     "vvae_last_run": (c_int32, [_handle, POINTER(vvae_run_report), c_char_p, c_uint64]),
     "vvae_stream_open": (c_int32, [_handle, c_char_p, _count, POINTER(_handle)]),
+    "vvae_stream_open_at": (c_int32, [_handle, c_char_p, _count, c_int64, POINTER(_handle)]),
     "vvae_stream_push": (c_int32, [_handle, _tensor, _count]),
     "vvae_stream_pull": (c_int32, [_handle, _tensor, _run, _count]),
     "vvae_stream_close": (c_int32, [_handle]),

@@ -110,6 +110,11 @@ class View:
         self.struct.data = (self.struct.data or 0) + count * self._strides[2] * size
         self._shape[2] -= count
 
+    def keep_frames(self, frames: slice) -> None:
+        """Leaves only these frames, without touching the array."""
+        self.drop_frames(frames.start)
+        self._shape[2] = frames.stop - frames.start
+
     @property
     def frames(self) -> int:
         return self._shape[2]

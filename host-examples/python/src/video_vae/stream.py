@@ -23,9 +23,9 @@ class Stream:
     """A clip in pieces. Push frames as they come, pull results as they get ready; `VideoVae.stream_encode` and
     `stream_decode` do both. Keeps the settings that the object had when it was opened."""
 
-    def __init__(self, vae: VideoVae, node: str, shape: Sequence[int]) -> None:
-        handle = ctypes.c_void_p()
-        status = library().vvae_stream_open(vae._handle, node.encode(), _abi.Five(*shape), ctypes.byref(handle))
+    def __init__(self, vae: VideoVae, node: str, shape: Sequence[int], first: int = 0) -> None:
+        handle, five = ctypes.c_void_p(), _abi.Five(*shape)
+        status = library().vvae_stream_open_at(vae._handle, node.encode(), five, first, ctypes.byref(handle))
         check(status, vae._handle)
         self._hold(vae, node, handle)
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 from . import _abi, _arrays, discovery, errors
 from ._library import library
 from ._progress import Progress
+from ._ranges import FrameRange
 from ._run import Run, inside_callback
 from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, layout_of, to_five
 from .errors import StateError, check
@@ -168,6 +169,7 @@ class VideoVae:
         self,
         video: Any,
         *,
+        frames: slice | range | None = None,
         out: Any = None,
         logvar: Any = False,
         layout: str | None = None,
@@ -183,15 +185,54 @@ class VideoVae:
         The latent is the same kind of array on the same device, of the video's type if that is a float and float32
         otherwise, or of `dtype`; or it is written to `out`. `logvar=True` returns (latent, logvar); an array as
         `logvar` is written to. `progress` as in `video_vae.Progress`.
+
+        `frames=slice(250, 275)` computes these latent frames only, the same to the bit.
         """
         source = View.of(video, "video", layout, VIDEO_LAYOUTS)
         shape = self._model.latent_shape(source.shape)
+        part = self._range("encode", frames, source.shape[2], shape)
+        if part is not None:
+            source.keep_frames(part.inputs)
+        return self._encode(video, source, shape, part, out, logvar, dtype, progress)
+
+    def encode_range(
+        self,
+        video: Any,
+        frames: slice | range,
+        clip_frames: int,
+        *,
+        out: Any = None,
+        logvar: Any = False,
+        layout: str | None = None,
+        dtype: Any = None,
+        progress: Progress = None,
+    ) -> Any:
+        """As `encode` with `frames`, where `video` has only the frames that `range_inputs` says, of a clip of
+        `clip_frames` frames."""
+        source = View.of(video, "video", layout, VIDEO_LAYOUTS)
+        shape = self._model.latent_shape((*source.shape[:2], clip_frames, *source.shape[3:]))
+        part = self._range("encode", frames, clip_frames, shape)
+        return self._encode(video, source, shape, part, out, logvar, dtype, progress)
+
+    def _encode(
+        self,
+        video: Any,
+        source: View,
+        shape: tuple[int, ...],
+        part: FrameRange | None,
+        out: Any,
+        logvar: Any,
+        dtype: Any,
+        progress: Progress,
+    ) -> Any:
+        if part is not None:
+            shape = part.of_shape(shape)
         target = self._target(source, out, "out", shape, "BCTHW", dtype, LATENT_LAYOUTS)
         second = None
         if logvar is not None and logvar is not False:
             given = None if logvar is True else logvar
             second = self._target(source, given, "logvar", shape, "BCTHW", dtype or target.dtype, LATENT_LAYOUTS)
-        self._run(library().vvae_encode, source, target, progress, second)
+        self._run("encode", source, target, progress, second, part)
         latent = _arrays.finished(target.array, video)
         return latent if second is None else (latent, _arrays.finished(second.array, video))
 
@@ -199,6 +240,7 @@ class VideoVae:
         self,
         latent: Any,
         *,
+        frames: slice | range | None = None,
         out: Any = None,
         size: Size | None = None,
         layout: str | None = None,
@@ -210,14 +252,64 @@ class VideoVae:
         The video is the same kind of array on the same device, [B, 3, T, H, W] of the latent's type with values in
         `pixel_range`; `layout="THWC", dtype="uint8"` makes frames to show. `size=(frames, height, width)` drops what
         encode padded; None in it stands for all. Or it is written to `out`, whose size counts.
+
+        `frames=slice(1000, 1100)` computes these video frames only, the same to the bit.
         """
         source = View.of(latent, "latent", None, LATENT_LAYOUTS)
         shape = self._model.video_shape(source.shape, size)
+        part = self._range("decode", frames, source.shape[2], shape)
+        if part is not None:
+            source.keep_frames(part.inputs)
+        return self._decode(latent, source, shape, part, out, layout, dtype, progress)
+
+    def decode_range(
+        self,
+        latent: Any,
+        frames: slice | range,
+        clip_frames: int,
+        *,
+        out: Any = None,
+        size: Size | None = None,
+        layout: str | None = None,
+        dtype: Any = None,
+        progress: Progress = None,
+    ) -> Any:
+        """As `decode` with `frames`, where `latent` has only the frames that `range_inputs` says, of a clip of
+        `clip_frames` latent frames."""
+        source = View.of(latent, "latent", None, LATENT_LAYOUTS)
+        shape = self._model.video_shape((*source.shape[:2], clip_frames, *source.shape[3:]), size)
+        part = self._range("decode", frames, clip_frames, shape)
+        return self._decode(latent, source, shape, part, out, layout, dtype, progress)
+
+    def _decode(
+        self,
+        latent: Any,
+        source: View,
+        shape: tuple[int, ...],
+        part: FrameRange | None,
+        out: Any,
+        layout: str | None,
+        dtype: Any,
+        progress: Progress,
+    ) -> Any:
+        if part is not None:
+            shape = part.of_shape(shape)
         if out is None and layout is None:
             layout = "BCTHW"
         target = self._target(source, out, "out", shape, layout, dtype, VIDEO_LAYOUTS)
-        self._run(library().vvae_decode, source, target, progress)
+        self._run("decode", source, target, progress, None, part)
         return _arrays.finished(target.array, latent)
+
+    def range_inputs(self, node: str, frames: slice | range, clip_frames: int) -> slice:
+        """The input frames that a range of the output needs: video frames for "encode", latent frames for "decode".
+        `clip_frames` is the number of all input frames of the clip.
+
+            part = vae.range_inputs("decode", slice(1000, 1100), 251)
+            video = vae.decode_range(latent[:, :, part], slice(1000, 1100), 251)
+        """
+        one = (1, 1, clip_frames, 1, 1)
+        shape = self._model.latent_shape(one) if node == "encode" else self._model.video_shape(one)
+        return FrameRange.of(self._handle, node, frames, clip_frames, shape[2]).inputs
 
     def cancel(self) -> None:
         """Stops the call that is running in another thread, which raises Cancelled. Does nothing if there is none."""
@@ -264,10 +356,11 @@ class VideoVae:
         check_layout(layout)
         return drain(self, "decode", _pieces(latents), None, layout, size, dtype, progress)
 
-    def open_stream(self, node: str, shape: Sequence[int]) -> Stream:
+    def open_stream(self, node: str, shape: Sequence[int], first: int = 0) -> Stream:
         """A stream to push to and pull from by hand. `node` is "encode" or "decode", `shape` [B, C, T, H, W] of what
-        goes in, of which T is ignored."""
-        return Stream(self, node, shape)
+        goes in, of which T is ignored. With `first` the output begins with that frame of the clip, and the input with
+        the frame that `range_inputs` says for `slice(first, None)`."""
+        return Stream(self, node, shape, first)
 
     def restore_stream(self, node: str, state: Any) -> Stream:
         """A stream that goes on where `Stream.save` was called on another one, to the bit. `node` is that stream's,
@@ -276,13 +369,17 @@ class VideoVae:
 
     # ---- What it takes ----
 
-    def plan_encode(self, shape: Sequence[int], *, layout: str | None = None) -> Plan:
-        """What encoding a video of this shape would take under the present settings."""
-        return self._plan("encode", to_five(shape, layout_of(len(shape), layout, "shape", VIDEO_LAYOUTS)))
+    def plan_encode(
+        self, shape: Sequence[int], *, layout: str | None = None, frames: slice | range | None = None
+    ) -> Plan:
+        """What encoding a video of this shape, or a range of it, would take under the present settings."""
+        five = to_five(shape, layout_of(len(shape), layout, "shape", VIDEO_LAYOUTS))
+        return self._plan("encode", five, self._range("encode", frames, five[2], self._model.latent_shape(five)))
 
-    def plan_decode(self, shape: Sequence[int]) -> Plan:
-        """What decoding a latent of this shape would take under the present settings."""
-        return self._plan("decode", to_five(shape, layout_of(len(shape), None, "shape", LATENT_LAYOUTS)))
+    def plan_decode(self, shape: Sequence[int], *, frames: slice | range | None = None) -> Plan:
+        """What decoding a latent of this shape, or a range of its video, would take under the present settings."""
+        five = to_five(shape, layout_of(len(shape), None, "shape", LATENT_LAYOUTS))
+        return self._plan("decode", five, self._range("decode", frames, five[2], self._model.video_shape(five)))
 
     def memory_info(self) -> Memory:
         """The memory held now, also while a call is running."""
@@ -375,16 +472,39 @@ class VideoVae:
         name = source.float_dtype if dtype is None else _arrays.dtype_name(dtype)
         return source.make(shape, layout or "BCTHW", name)
 
-    def _run(self, entry: Any, source: View, target: View, progress: Progress, logvar: View | None = None) -> None:
+    def _range(
+        self, node: str, frames: slice | range | None, clip_frames: int, output: Sequence[int]
+    ) -> FrameRange | None:
+        return None if frames is None else FrameRange.of(self._handle, node, frames, clip_frames, output[2])
+
+    def _run(
+        self,
+        node: str,
+        source: View,
+        target: View,
+        progress: Progress,
+        logvar: View | None,
+        part: FrameRange | None,
+    ) -> None:
         views = [source, target] if logvar is None else [source, target, logvar]
         with Run(self._handle, views, progress, logvar) as run:
-            status = entry(self._handle, source.reference, target.reference, run.info)
+            if part is None:
+                entry = library().vvae_encode if node == "encode" else library().vvae_decode
+                status = entry(self._handle, source.reference, target.reference, run.info)
+            else:
+                entry = library().vvae_encode_range if node == "encode" else library().vvae_decode_range
+                place = (part.clip_frames, part.first)
+                status = entry(self._handle, source.reference, *place, target.reference, run.info)
         check(status, self._handle)
 
-    def _plan(self, node: str, shape: Sequence[int]) -> Plan:
+    def _plan(self, node: str, shape: Sequence[int], part: FrameRange | None) -> Plan:
         info, five = _abi.sized(_abi.vvae_plan_info), _abi.Five(*shape)
         text = ctypes.create_string_buffer(4096)
-        status = library().vvae_plan(self._handle, node.encode(), five, ctypes.byref(info), text, len(text))
+        out = (ctypes.byref(info), text, len(text))
+        if part is None:
+            status = library().vvae_plan(self._handle, node.encode(), five, *out)
+        else:
+            status = library().vvae_plan_range(self._handle, node.encode(), five, part.first, part.count, *out)
         check(status, self._handle)
         return Plan(
             exact=bool(info.exact),

@@ -1,0 +1,86 @@
+//! `--frames FIRST:END`: some frames of the output, from the input that they need.
+
+use crate::Result;
+use crate::args::Args;
+use crate::files::Source;
+use crate::vae::Vae;
+
+pub const OPTION: &[&str] = &["frames"];
+pub const HELP: &str = "\
+Range:
+  --frames FIRST:END  only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip.
+                      They are the same to the bit as in the whole. Encode counts latent frames, decode video frames
+";
+
+/// Output frames, and the input frames that they need. Without a count: to the end of the clip.
+pub struct Range {
+    pub first: u64,
+    pub count: Option<u64>,
+    pub input_first: u64,
+    pub input_count: Option<u64>,
+}
+
+/// What `--frames` asks for. `clip_frames`: of the whole input, if that is known.
+pub fn read(args: &Args, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
+    let Some(text) = args.option("frames") else { return Ok(None) };
+    let bad = || format!("--frames: \"{text}\" is no range; write it like 1000:1100, 1000: or :100");
+    let (first, end) = text.split_once(':').ok_or_else(bad)?;
+    let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
+    let first = if first.is_empty() { 0 } else { number(first)? };
+    let end = if end.is_empty() { None } else { Some(number(end)?) };
+    let count = end.map(|end| end.checked_sub(first).filter(|count| *count > 0).ok_or_else(bad)).transpose()?;
+    // Of a clip whose length is not known, as many frames as the range needs.
+    let least = end.unwrap_or(first + 1);
+    let assumed = if node == "encode" { vae.video_frames(least) } else { vae.latent_frames(least) };
+    let inputs = vae.range_inputs(node, clip_frames.unwrap_or(assumed), first, count.unwrap_or(0))?;
+    let input_count = count.map(|_| inputs.1);
+    Ok(Some(Range { first, count, input_first: inputs.0, input_count }))
+}
+
+impl Range {
+    /// The input frames of the range.
+    pub fn of(&self, source: Box<dyn Source>) -> Box<dyn Source> {
+        Box::new(Part { source, skip: self.input_first, left: self.input_count })
+    }
+
+    /// Its frames in a clip of `frames` output frames. Fails if the clip has fewer.
+    pub fn within(&self, frames: u64) -> Result<u64> {
+        let left = frames.checked_sub(self.first).filter(|left| *left >= self.count.unwrap_or(1));
+        let left = left.ok_or_else(|| format!("--frames: the clip has {frames} frames; name an earlier range"))?;
+        Ok(self.count.unwrap_or(left))
+    }
+
+    /// Fails if a clip of unknown length turned out too short.
+    pub fn check(&self, written: u64) -> Result<()> {
+        match self.count {
+            Some(count) if written < count => {
+                Err(format!("--frames: the clip ends with frame {}; name an earlier range", self.first + written))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Some frames of a source.
+struct Part {
+    source: Box<dyn Source>,
+    skip: u64,
+    left: Option<u64>,
+}
+
+impl Source for Part {
+    fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
+        while self.skip > 0 {
+            if !self.source.read(frame)? {
+                return Ok(false);
+            }
+            self.skip -= 1;
+        }
+        match &mut self.left {
+            Some(0) => return Ok(false),
+            Some(left) => *left -= 1,
+            None => {}
+        }
+        self.source.read(frame)
+    }
+}

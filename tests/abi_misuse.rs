@@ -136,6 +136,11 @@ fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
     says(failure!(v, vvae_decode(v, &latent, &video, null())));
     says(failure!(v, vvae_plan(v, node, VIDEO.as_ptr(), &mut sized(), null_mut(), 0)));
     says(failure!(v, vvae_stream_open(v, node, VIDEO.as_ptr(), &mut s)));
+    says(failure!(v, vvae_stream_open_at(v, node, VIDEO.as_ptr(), 1, &mut s)));
+    says(failure!(v, vvae_range_inputs(v, node, 5, 0, 1, &mut 0, &mut 0)));
+    says(failure!(v, vvae_encode_range(v, &video, 5, 0, &latent, null())));
+    says(failure!(v, vvae_decode_range(v, &latent, 2, 0, &video, null())));
+    says(failure!(v, vvae_plan_range(v, node, VIDEO.as_ptr(), 0, 1, &mut sized(), null_mut(), 0)));
     says(failure!(v, vvae_stream_restore(v, VIDEO.as_ptr().cast(), 40, &mut s)));
     says(failure!(v, vvae_stream_restore_file(v, c"no such file".as_ptr(), &mut s)));
     says(failure!(v, vvae_model_info(v, &mut sized())));
@@ -300,6 +305,30 @@ fn invalid_plans_are_refused() {
     v.plan("encode", VIDEO).unwrap_err().says(VVAE_ERROR_MEMORY, &["memory_limit"]);
     v.trim(0).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["VVAE_TRIM_WORKSPACE"]);
     v.trim(4).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["0x4"]);
+}
+
+#[test]
+fn invalid_ranges_are_refused() {
+    let v = Vae::open(&small()).unwrap();
+    let (node, mut info, mut s) = (c"encode".as_ptr(), sized(), null_mut());
+    failure!(v.0, vvae_range_inputs(v.0, null(), 5, 0, 1, &mut 0, &mut 0)).says(VVAE_ERROR_ARGUMENT, &["node is null"]);
+    failure!(v.0, vvae_range_inputs(v.0, node, 5, 0, 1, null_mut(), &mut 0))
+        .says(VVAE_ERROR_ARGUMENT, &["input_first is null"]);
+    failure!(v.0, vvae_range_inputs(v.0, node, 5, 0, 1, &mut 0, null_mut()))
+        .says(VVAE_ERROR_ARGUMENT, &["input_count is null"]);
+    v.range_inputs("upscale", 5, 0, 1).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["\"upscale\""]);
+    v.range_inputs("decode", i64::MAX, 0, 1).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["clip_frames"]);
+    failure!(v.0, vvae_plan_range(v.0, node, null(), 0, 1, &mut info, null_mut(), 0))
+        .says(VVAE_ERROR_ARGUMENT, &["shape is null"]);
+    failure!(v.0, vvae_plan_range(v.0, node, VIDEO.as_ptr(), 0, 1, null_mut(), null_mut(), 0))
+        .says(VVAE_ERROR_ARGUMENT, &["out is null"]);
+    v.plan_range("encode", [1, 3, 0, 16, 16], 0, 1).unwrap_err().says(VVAE_ERROR_TENSOR, &["T is 0"]);
+    failure!(v.0, vvae_stream_open_at(v.0, node, VIDEO.as_ptr(), 1, null_mut()))
+        .says(VVAE_ERROR_ARGUMENT, &["s is null"]);
+    failure!(v.0, vvae_stream_open_at(v.0, node, null(), 1, &mut s)).says(VVAE_ERROR_ARGUMENT, &["shape is null"]);
+    let tensor = video().tensor();
+    failure!(v.0, vvae_encode_range(v.0, null(), 5, 0, &tensor, null())).says(VVAE_ERROR_ARGUMENT, &["video is null"]);
+    failure!(v.0, vvae_encode_range(v.0, &tensor, 5, 0, null(), null())).says(VVAE_ERROR_ARGUMENT, &["latent is null"]);
 }
 
 #[test]

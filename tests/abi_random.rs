@@ -274,6 +274,13 @@ impl World {
         let run = if self.random.one_in(2) { null() } else { run.as_ptr().cast() };
         let input: *const vvae_tensor = if self.random.one_in(40) { null() } else { &input.raw };
         let output: *const vvae_tensor = if self.random.one_in(40) { null() } else { &output.raw };
+        if self.random.one_in(4) {
+            let (clip, first) = (self.frame_number(ends[0][2]), self.frame_number(0));
+            let function = if encode { api().vvae_encode_range } else { api().vvae_decode_range };
+            // SAFETY: as below.
+            let status = unsafe { function(v, input, clip, first, output, run) };
+            return self.settle(status);
+        }
         let function = if encode { api().vvae_encode } else { api().vvae_decode };
         // SAFETY: tensors that pass the checks are inside their arenas; the struct has enough memory.
         let status = unsafe { function(v, input, output, run) };
@@ -293,6 +300,21 @@ impl World {
         (if self.random.one_in(30) { null() } else { node.as_ptr() }, shape)
     }
 
+    /// Mostly `usual`.
+    fn frame_number(&mut self, usual: i64) -> i64 {
+        if self.random.one_in(2) { usual } else { self.random.pick(&[-1, 0, 1, 2, 5, 1 << 33, i64::MAX, i64::MIN]) }
+    }
+
+    fn range_inputs(&mut self) {
+        let (v, (node, shape)) = (self.handle(), self.node_and_shape());
+        let (first, count) = (self.frame_number(1), self.frame_number(1));
+        let (mut from, mut frames) = (0, 0);
+        let from: *mut i64 = if self.random.one_in(30) { null_mut() } else { &mut from };
+        // SAFETY: pointers are null or valid.
+        let status = unsafe { (api().vvae_range_inputs)(v, node, shape[2], first, count, from, &mut frames) };
+        self.settle(status);
+    }
+
     fn plan(&mut self) {
         let v = self.handle();
         let (node, shape) = self.node_and_shape();
@@ -300,8 +322,15 @@ impl World {
         let mut text = [0 as c_char; 64];
         let capacity = self.random.below(65);
         let shape = if self.random.one_in(30) { null() } else { shape.as_ptr() };
+        let (out, text) = (out.as_mut_ptr().cast(), text.as_mut_ptr());
+        if self.random.one_in(3) {
+            let (first, count) = (self.frame_number(0), self.frame_number(1));
+            // SAFETY: as below.
+            let status = unsafe { (api().vvae_plan_range)(v, node, shape, first, count, out, text, capacity) };
+            return self.settle(status);
+        }
         // SAFETY: pointers are null or valid; nothing beyond the struct is written.
-        let status = unsafe { (api().vvae_plan)(v, node, shape, out.as_mut_ptr().cast(), text.as_mut_ptr(), capacity) };
+        let status = unsafe { (api().vvae_plan)(v, node, shape, out, text, capacity) };
         self.settle(status);
     }
 
@@ -313,8 +342,9 @@ impl World {
             return;
         }
         let mut s = null_mut();
+        let first = if self.random.one_in(2) { 0 } else { self.frame_number(1) };
         // SAFETY: pointers are null or valid.
-        let status = unsafe { (api().vvae_stream_open)(v, node, shape.as_ptr(), &mut s) };
+        let status = unsafe { (api().vvae_stream_open_at)(v, node, shape.as_ptr(), first, &mut s) };
         self.settle(status);
         if status == VVAE_OK {
             self.streams.push(s);
@@ -428,7 +458,7 @@ fn random_calls_give_errors_or_results() {
             world.create();
         }
         for _ in 0..1 + world.random.below(8) {
-            match world.random.below(17) {
+            match world.random.below(18) {
                 0 if world.random.one_in(10) => world.free(),
                 0..=2 => world.configure(),
                 3..=6 => world.run(),
@@ -438,6 +468,7 @@ fn random_calls_give_errors_or_results() {
                 12 | 13 => world.stream_pull(),
                 14 => world.stream_close(),
                 15 => world.stream_save(),
+                16 => world.range_inputs(),
                 _ => world.ask(),
             }
         }

@@ -124,7 +124,9 @@ impl Vae {
         let mut raw = null_mut();
         let first = i64::try_from(first).map_err(|_| format!("{first} is no frame of any clip"))?;
         // SAFETY: every pointer is valid.
-        self.check(unsafe { (self.api.vvae_stream_open_at)(self.raw, node.as_ptr(), shape.as_ptr(), first, &mut raw) })?;
+        self.check(unsafe {
+            (self.api.vvae_stream_open_at)(self.raw, node.as_ptr(), shape.as_ptr(), first, &mut raw)
+        })?;
         Ok(Stream { vae: self, raw })
     }
 

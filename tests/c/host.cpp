@@ -94,8 +94,8 @@ void use(const std::string &weights) {
     expect(refused.status() == VVAE_ERROR_ARGUMENT, "a range outside the clip");
     std::vector<float> again(model.latent_channels * 3 * 4);
     inputs = vae.range_inputs("encode", 29, {5, 3});
-    video_vae::Shape frames{1, 3, inputs.count, 16, 16}, of_whole{0, 29 * 256, 256, 16, 1};
-    vae.encode_range(Tensor::of(whole.data() + inputs.first * 256, frames, of_whole), 29, 5,
+    video_vae::Shape some{1, 3, inputs.count, 16, 16}, of_whole{0, 29 * 256, 256, 16, 1};
+    vae.encode_range(Tensor::of(whole.data() + inputs.first * 256, some, of_whole), 29, 5,
                      Tensor::of(again.data(), {1, model.latent_channels, 3, 2, 2}));
     expect(again != std::vector<float>(again.size()), "encode of a range");
     auto middle = vae.stream("decode", clip_shape, 26);

@@ -120,10 +120,9 @@ fn cost_of_a_cut_at_1080p() {
     let Some(weights) = std::env::var_os("VIDEO_VAE_WEIGHTS") else { return println!("set VIDEO_VAE_WEIGHTS") };
     let vae = open(Path::new(&weights));
     let (latents, video) = ([1, 16, 1001, 135, 240], [1, 3, 4001, 1080, 1920]);
-    for (node, shape, output, first, counts, most) in [
-        ("decode", latents, video, 2000, [40, 120], 27.0),
-        ("encode", video, latents, 500, [10, 30], 105.0),
-    ] {
+    for (node, shape, output, first, counts, most) in
+        [("decode", latents, video, 2000, [40, 120], 27.0), ("encode", video, latents, 500, [10, 30], 105.0)]
+    {
         let seconds = |count: i64| {
             let (_, frames) = vae.range_inputs(node, shape[2], first, count).unwrap();
             let dtype = |shape: [i64; 5]| if shape[1] == 3 { VVAE_DTYPE_U8 } else { VVAE_DTYPE_F16 };

@@ -10,8 +10,8 @@ use crate::files::{self, Clip};
 use crate::options::{self, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
-use crate::tensor::{Dtype, FrameKind};
 use crate::range;
+use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 use crate::vae::Vae;
 

@@ -1,0 +1,80 @@
+//! Plans of ranges for the full-size model on one GPU profile: what a cut costs, with and without limits.
+
+#![cfg(feature = "cuda")]
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use video_vae::backend::Precision;
+use video_vae::backend::cuda::{CudaSizes, device_profile};
+use video_vae::ir::{Rates, Shape};
+use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::plan::{Plan, Request, Target, Wait, op_work, search};
+
+/// As in `planner_corpus.rs`.
+const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
+
+fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
+    let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });
+    let inputs = cone.inputs(u64::MAX);
+    let frames = inputs.end - inputs.start;
+    let input = match network.direction {
+        Direction::Encode => Shape::new(1, 3, frames, 1080, 1920),
+        Direction::Decode => Shape::new(1, 16, frames, 135, 240),
+    };
+    Request {
+        network: Arc::clone(network),
+        cone: Arc::new(cone),
+        input,
+        limit: limit << 30,
+        host_limit: 110 << 30,
+        load_bytes: 0,
+        tiles: None,
+        allow_tiles: false,
+        overlap: 128,
+        slice: None,
+        chunk: None,
+    }
+}
+
+/// Multiplications of all operations.
+fn work(plan: &Plan, target: &Target) -> f64 {
+    let (mut schedule, mut done) = (plan.schedule(target), 0.0);
+    let network = Arc::clone(&schedule.spec().network);
+    while schedule.wait() == Wait::No {
+        done += schedule.front().map_or(0, |op| op_work(op, &network)) as f64;
+        schedule.done();
+    }
+    done
+}
+
+#[test]
+fn a_cut_costs_few_frames_also_within_limits() {
+    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let target = Target::new(device_profile(H200), &sizes, config.groups);
+    for (direction, first, counts, video_frames, most) in
+        [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
+    {
+        let network = Arc::new(Network::new(&config, direction));
+        for limit in [139, 8] {
+            let started = Instant::now();
+            let plans = counts.map(|count| search(&request(&network, first, count, limit), &target).unwrap());
+            let seconds = started.elapsed().as_secs_f64() / 2.0;
+            // Of frames beyond the fill, which are those of a long run.
+            let [frames, more] = counts.map(|count| count as f64);
+            let cut = |short: f64, long: f64| (short / ((long - short) / (more - frames)) - frames) * video_frames;
+            let [short, long] = [0, 1].map(|i| work(&plans[i], &target));
+            let [time, longer] = [0, 1].map(|i| plans[i].seconds());
+            let (products, time) = (cut(short, long), cut(time, longer));
+            println!(
+                "{direction:?} within {limit} GiB: a cut costs {products:.1} frames' products, about {time:.1} frames' \
+                 time; planned in {seconds:.1} s, {:.2} GiB",
+                plans[1].device_bytes() as f64 / f64::from(1 << 30)
+            );
+            assert!(plans.iter().all(|plan| plan.fits(limit << 30, 110 << 30) && plan.is_exact()));
+            assert!(products > 0.0 && products <= most, "{direction:?}: {products:.1}");
+            assert!(time <= most * 1.15, "{direction:?}: {time:.1}");
+        }
+    }
+}

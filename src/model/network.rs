@@ -1,6 +1,5 @@
-//! The layers of encoder and decoder, in order, and their tensors. Both are chains of stages. A stage has one
-//! resolution and one frame rate. Its head is the convolution that changes to them: the first one, a downsampler or a
-//! folded upsampler.
+//! The layers of encoder and decoder, in order, and their tensors. Both are chains of stages of one resolution and
+//! frame rate each. The head of a stage changes to them: the first convolution, a downsampler or a folded upsampler.
 
 use super::causal::Time;
 use super::config::Config;
@@ -12,26 +11,44 @@ pub enum Direction {
     Decode,
 }
 
-/// The checkpoint tensors of a layer, by the name before `.weight` and `.bias`.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Tensors {
-    /// A convolution, the norm before it, and the 1x1x1 shortcut added to it.
-    Conv { conv: String, norm: Option<String>, shortcut: Option<String> },
-    /// A 1x1x1 convolution to 4 or 8 times the channels, unfolded into space and time, then a 3x3x3 convolution.
-    Upsampler { upscale: String, conv: String },
-    /// The concatenated projections `.to_q`, `.to_k` and `.to_v`, after `.group_norm`.
-    Qkv { attention: String },
-    /// The projection after attention.
-    Project { attention: String },
+/// A weight and its bias in a checkpoint.
+#[derive(Debug, Clone)]
+pub struct Affine {
+    /// Without `.weight` and `.bias`.
+    pub name: String,
+    /// Shape of the weight. The bias has its first dimension.
+    pub shape: Vec<u64>,
+}
+
+impl Affine {
+    fn new(name: String, shape: &[u64]) -> Affine {
+        Affine { name, shape: shape.into() }
+    }
+
+    /// Names and shapes of both tensors.
+    pub fn tensors(&self) -> [(String, &[u64]); 2] {
+        [(format!("{}.weight", self.name), &self.shape), (format!("{}.bias", self.name), &self.shape[..1])]
+    }
 }
 
 #[derive(Debug, Clone)]
 pub struct Layer {
     pub layout: ConvLayout,
     pub time: Time,
-    pub tensors: Tensors,
+    /// The norm before it.
+    pub norm: Option<Affine>,
+    /// What it is folded from. [`Window::Point`]: matrices, side by side. [`Window::Up`]: a 1x1x1 convolution to 4 or 8
+    /// times the channels, unfolded into space and time, then a 3x3x3 one. Others: the convolution and its shortcut.
+    pub weights: Vec<Affine>,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
+}
+
+impl Layer {
+    /// Its tensors in the checkpoint.
+    pub fn affine(&self) -> impl Iterator<Item = &Affine> {
+        self.norm.iter().chain(&self.weights)
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,8 +244,8 @@ impl Network {
         self
     }
 
-    fn push(&mut self, layout: ConvLayout, time: Time, tensors: Tensors) -> LayerId {
-        self.layers.push(Layer { layout, time, tensors, statistics: true });
+    fn push(&mut self, layout: ConvLayout, time: Time, norm: Option<Affine>, weights: Vec<Affine>) -> LayerId {
+        self.layers.push(Layer { layout, time, norm, weights, statistics: true });
         self.layers.len() - 1
     }
 
@@ -246,62 +263,60 @@ impl Network {
     }
 
     fn conv(&mut self, name: &str, cin: u64, cout: u64, window: Window, time: Time) -> LayerId {
-        let tensors = Tensors::Conv { conv: name.into(), norm: None, shortcut: None };
-        self.push(self.layout(cin, cout, window, time, Prologue::None), time, tensors)
+        let depth = if time == Time::Still { 1 } else { 3 };
+        let weights = vec![Affine::new(name.into(), &[cout, cin, depth, 3, 3])];
+        self.push(self.layout(cin, cout, window, time, Prologue::None), time, None, weights)
+    }
+
+    /// A causal convolution after a norm.
+    fn norm_conv(&mut self, [norm, conv]: [String; 2], cin: u64, cout: u64) -> LayerId {
+        let layout = self.layout(cin, cout, Window::Same, Time::Causal, Prologue::NormSilu);
+        let (norm, weights) = (Affine::new(norm, &[cin]), vec![Affine::new(conv, &[cout, cin, 3, 3, 3])]);
+        self.push(layout, Time::Causal, Some(norm), weights)
     }
 
     fn residual(&mut self, name: &str, cin: u64, cout: u64) -> Block {
-        let layout = |cin| self.layout(cin, cout, Window::Same, Time::Causal, Prologue::NormSilu);
-        let tensors = |conv: &str, norm: &str, shortcut: Option<String>| Tensors::Conv {
-            conv: format!("{name}.{conv}"),
-            norm: Some(format!("{name}.{norm}")),
-            shortcut,
-        };
-        let shortcut = (cin != cout).then_some(cin);
-        let (one, two) = (layout(cin), ConvLayout { shortcut, ..layout(cout) });
-        let shortcut = shortcut.map(|_| format!("{name}.conv_shortcut"));
-        let first = self.push(one, Time::Causal, tensors("conv1", "norm1", None));
-        let second = self.push(two, Time::Causal, tensors("conv2", "norm2", shortcut));
+        let first = self.norm_conv(["norm1", "conv1"].map(|part| format!("{name}.{part}")), cin, cout);
+        let second = self.norm_conv(["norm2", "conv2"].map(|part| format!("{name}.{part}")), cout, cout);
+        if cin != cout {
+            let layer = &mut self.layers[second];
+            layer.layout.shortcut = Some(cin);
+            layer.weights.push(Affine::new(format!("{name}.conv_shortcut"), &[cout, cin, 1, 1, 1]));
+        }
         Block::Residual { first, second }
     }
 
     fn middle(&mut self, name: &str, channels: u64) -> Vec<Block> {
         let before = self.residual(&format!("{name}.resnets.0"), channels, channels);
-        let attention = format!("{name}.attentions.0");
         let layout = |cout, prologue| self.layout(channels, cout, Window::Point, Time::Still, prologue);
         let (into, out) = (layout(3 * channels, Prologue::Norm), layout(channels, Prologue::None));
-        let qkv = self.push(into, Time::Still, Tensors::Qkv { attention: attention.clone() });
+        let part = |part: &str| format!("{name}.attentions.0.{part}");
+        let matrix = |name: &str| Affine::new(part(name), &[channels, channels]);
+        let norm = Affine::new(part("group_norm"), &[channels]);
+        let qkv = self.push(into, Time::Still, Some(norm), ["to_q", "to_k", "to_v"].map(matrix).into());
         self.layers[qkv].statistics = false;
-        let project = self.push(out, Time::Still, Tensors::Project { attention });
+        let project = self.push(out, Time::Still, None, vec![matrix("to_out.0")]);
         let after = self.residual(&format!("{name}.resnets.1"), channels, channels);
         vec![before, Block::Attention { qkv, project }, after]
     }
 
     fn upsampler(&mut self, name: &str, channels: u64, level: usize) -> LayerId {
-        let time = if self.config.doubles_time(level) { Time::Double } else { Time::Causal };
-        let tensors = Tensors::Upsampler { upscale: format!("{name}.upscale_conv"), conv: format!("{name}.conv") };
-        self.push(self.layout(channels, channels, Window::Up, time, Prologue::None), time, tensors)
+        let (time, frames) = if self.config.doubles_time(level) { (Time::Double, 2) } else { (Time::Causal, 1) };
+        let upscale = Affine::new(format!("{name}.upscale_conv"), &[4 * frames * channels, channels, 1, 1, 1]);
+        let conv = Affine::new(format!("{name}.conv"), &[channels, channels, 3, 3, 3]);
+        self.push(self.layout(channels, channels, Window::Up, time, Prologue::None), time, None, vec![upscale, conv])
     }
 
     /// The next head has no norm before it, so the statistics of this stage's last layer are not needed.
     fn end_stage(&mut self, head: LayerId, blocks: Vec<Block>) {
-        let last = match blocks.last() {
-            None => head,
-            Some(Block::Residual { second, .. }) => *second,
-            Some(Block::Attention { project, .. }) => *project,
-        };
+        let last = blocks.last().map_or(head, |block| block.layers()[1]);
         self.layers[last].statistics = false;
         self.stages.push(Stage { head, blocks, tail: None });
     }
 
     fn end_network(&mut self, head: LayerId, blocks: Vec<Block>, name: &str, cin: u64) {
-        let layout = self.layout(cin, self.output_channels(), Window::Same, Time::Causal, Prologue::NormSilu);
-        let tensors = Tensors::Conv {
-            conv: format!("{name}.conv_out"),
-            norm: Some(format!("{name}.conv_norm_out")),
-            shortcut: None,
-        };
-        let tail = self.push(layout, Time::Causal, tensors);
+        let names = ["conv_norm_out", "conv_out"].map(|part| format!("{name}.{part}"));
+        let tail = self.norm_conv(names, cin, self.output_channels());
         self.layers[tail].statistics = false;
         self.stages.push(Stage { head, blocks, tail: Some(tail) });
     }

@@ -87,19 +87,19 @@ fn find(tensors: &[TensorEntry], name: &str) -> Option<usize> {
 /// Compares the file's tensors with the expected ones, and gives each its expected shape.
 fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
     let table = names::expected(config);
-    for expected in &table {
-        let Some(at) = find(tensors, &expected.name) else {
-            return Err(format!("tensor {:?} is missing, expected with shape {:?}", expected.name, expected.shape));
+    for (name, shape) in &table {
+        let Some(at) = find(tensors, name) else {
+            return Err(format!("tensor {name:?} is missing, expected with shape {shape:?}"));
         };
         let entry = &mut tensors[at];
-        if !names::same_shape(&expected.shape, &entry.shape) {
+        if !names::same_shape(shape, &entry.shape) {
             let (name, found) = (quoted(entry.file_name()), &entry.shape);
-            return Err(format!("tensor {name}: shape is {found:?}, expected {:?}", expected.shape));
+            return Err(format!("tensor {name}: shape is {found:?}, expected {shape:?}"));
         }
-        entry.shape = expected.shape.as_slice().into();
+        entry.shape = shape.as_slice().into();
     }
     if tensors.len() > table.len() {
-        let known: std::collections::HashSet<&str> = table.iter().map(|t| t.name.as_str()).collect();
+        let known: std::collections::HashSet<&str> = table.iter().map(|(name, _)| name.as_str()).collect();
         if let Some(entry) = tensors.iter().find(|entry| !known.contains(&*entry.name)) {
             let name = quoted(entry.file_name());
             return Err(format!("tensor {name} is not part of this model, expected only its {} tensors", table.len()));

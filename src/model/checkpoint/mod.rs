@@ -1,5 +1,5 @@
 //! Checkpoints: safetensors files, checked as a whole before use and read a tensor at a time.
-//! May read files. Must not know layers or devices.
+//! May read files. Must not know devices.
 
 mod contents;
 mod file_tensor;

@@ -11,20 +11,21 @@ fn config() -> Config {
 }
 
 /// Frames, rows, columns, channels.
-#[derive(Clone)]
 struct PlainClip {
     size: [usize; 4],
     values: Vec<f64>,
 }
 
 impl PlainClip {
-    fn zeros(size: [usize; 4]) -> PlainClip {
-        PlainClip { size, values: vec![0.0; size.iter().product()] }
+    fn new(size: [usize; 4], mut value: impl FnMut(usize, usize, usize, usize) -> f64) -> PlainClip {
+        let mut values = Vec::new();
+        each(size, |t, y, x, c| values.push(value(t, y, x, c)));
+        PlainClip { size, values }
     }
 
     fn noise(size: [usize; 4]) -> PlainClip {
         let mut noise = Noise(3);
-        PlainClip { size, values: (0..size.iter().product()).map(|_| f64::from(noise.value())).collect() }
+        PlainClip::new(size, |_, _, _, _| f64::from(noise.value()))
     }
 
     /// Zero outside the image.
@@ -33,21 +34,11 @@ impl PlainClip {
         let inside = (0..h as isize).contains(&y) && (0..w as isize).contains(&x);
         if inside { self.values[((t * h + y as usize) * w + x as usize) * channels + c] } else { 0.0 }
     }
+}
 
-    fn add(&mut self, t: usize, y: usize, x: usize, c: usize, value: f64) {
-        let [_, h, w, channels] = self.size;
-        self.values[((t * h + y) * w + x) * channels + c] += value;
-    }
-
-    fn each(size: [usize; 4], mut f: impl FnMut(usize, usize, usize, usize)) {
-        for t in 0..size[0] {
-            for y in 0..size[1] {
-                for x in 0..size[2] {
-                    (0..size[3]).for_each(|c| f(t, y, x, c));
-                }
-            }
-        }
-    }
+fn each(size: [usize; 4], mut visit: impl FnMut(usize, usize, usize, usize)) {
+    let [_, h, w, c] = size;
+    (0..size.iter().product()).for_each(|i| visit(i / (h * w * c), i / (w * c) % h, i / c % w, i % c));
 }
 
 fn read(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f64>) {
@@ -70,40 +61,37 @@ fn causal_conv(
     let (shape, weight) = read(checkpoint, &format!("{name}.weight"));
     let (_, bias) = read(checkpoint, &format!("{name}.bias"));
     let [_, cin, depth, height, width] = shape[..] else { panic!() };
-    let mut y = PlainClip::zeros(size);
-    PlainClip::each(size, |t, row, column, co| {
+    PlainClip::new(size, |t, row, column, co| {
         let mut sum = bias[co];
-        PlainClip::each([depth, height, width, cin], |dt, dy, dx, ci| {
+        each([depth, height, width, cin], |dt, dy, dx, ci| {
             let frame = (t * strides[0] + dt).saturating_sub(depth - 1);
             let at = |p: usize, d: usize| (p * strides[1] + d) as isize - pad as isize;
             let weight = weight[(((co * cin + ci) * depth + dt) * height + dy) * width + dx];
             sum += weight * x.at(frame, at(row, dy), at(column, dx), ci);
         });
-        y.add(t, row, column, co, sum);
-    });
-    y
+        sum
+    })
 }
 
 /// 1x1x1 convolution and unfolding. Where time is doubled, the first input keeps one of its frames.
 fn unfold(checkpoint: &Checkpoint, name: &str, x: &PlainClip, frames: usize) -> PlainClip {
     let [t, h, w, c] = x.size;
     let wide = causal_conv(checkpoint, name, x, [1, 1], 0, [t, h, w, 4 * frames * c]);
-    let mut y = PlainClip::zeros([t * frames - (frames - 1), 2 * h, 2 * w, c]);
-    PlainClip::each(y.size, |f, row, column, channel| {
+    PlainClip::new([t * frames - (frames - 1), 2 * h, 2 * w, c], |f, row, column, channel| {
         let unfolded = if f == 0 { 0 } else { f + frames - 1 };
         let part = ((row % 2 * 2 + column % 2) * frames + unfolded % frames) * c + channel;
-        y.values[((f * 2 * h + row) * 2 * w + column) * c + channel] =
-            wide.at(unfolded / frames, row as isize / 2, column as isize / 2, part);
-    });
-    y
+        wide.at(unfolded / frames, row as isize / 2, column as isize / 2, part)
+    })
 }
 
+/// Slabs, and biases.
+type Folded = (Vec<Vec<f64>>, Vec<Vec<f64>>);
+
 /// Applies slabs and biases as [`ConvLayout`] describes them. A shortcut reads `x` too.
-fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &PlainClip, size: [usize; 4]) -> PlainClip {
+fn apply(layer: &Layer, (slabs, biases): &Folded, x: &PlainClip, size: [usize; 4]) -> PlainClip {
     let ConvLayout { cin, cout, window, .. } = layer.layout;
     let (cin, cout, side) = (cin as usize, cout as usize, window.side() as usize);
-    let mut out = PlainClip::zeros(size);
-    PlainClip::each(size, |t, row, column, co| {
+    PlainClip::new(size, |t, row, column, co| {
         let recipe = layer.time.recipe(t as u64);
         let (phase, edge, origin): (usize, usize, [isize; 2]) = match window {
             Window::Point => (0, 0, [row as isize, column as isize]),
@@ -116,10 +104,9 @@ fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &PlainClip, 
                 (2 * r + s, edge, [(row / 2 + r) as isize - 1, (column / 2 + s) as isize - 1])
             }
         };
-        let mut sum =
-            biases[usize::from(recipe.bias)][(phase * if window == Window::Up { 4 } else { 1 } + edge) * cout + co];
+        let mut sum = biases[usize::from(recipe.bias)][(phase * 4 + edge) * cout + co];
         for (frame, slab) in recipe.terms() {
-            PlainClip::each([1, side, side, cin], |_, i, j, ci| {
+            each([1, side, side, cin], |_, i, j, ci| {
                 let weight = slabs[usize::from(*slab)][(((phase * side + i) * side + j) * cin + ci) * cout + co];
                 sum += weight * x.at(*frame as usize, origin[0] + i as isize, origin[1] + j as isize, ci);
             });
@@ -129,42 +116,21 @@ fn apply(layer: &Layer, slabs: &[Vec<f64>], biases: &[Vec<f64>], x: &PlainClip, 
             let at = |ci| x.at(t, row as isize, column as isize, ci);
             sum += (0..cin as usize).map(|ci| shortcut[ci * cout + co] * at(ci)).sum::<f64>();
         }
-        out.add(t, row, column, co, sum);
-    });
-    out
+        sum
+    })
 }
 
-fn exact(weights: &LayerWeights) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
+/// Everything that is folded, rounded to `T`.
+fn folded<T: Rounded + Clone + Into<f64>>(weights: &LayerWeights) -> Folded {
     let layout = weights.layout;
-    let slab = |s| {
-        let mut values = vec![f64::NAN; layout.slab_elements(s) as usize];
-        weights.fill_slab(s, &mut values);
-        values
+    let filled = |elements: u64, fill: &dyn Fn(&mut [T])| -> Vec<f64> {
+        let mut values = vec![T::round(f64::NAN); elements as usize];
+        fill(&mut values);
+        values.into_iter().map(Into::into).collect()
     };
-    let slabs = (0..layout.slab_count()).map(slab).collect();
-    let bias = |b| {
-        let mut values = vec![f64::NAN; layout.bias_elements() as usize];
-        weights.fill_bias(b, &mut values);
-        values
-    };
-    (slabs, (0..layout.biases).map(bias).collect())
-}
-
-fn rounded(weights: &mut LayerWeights) -> (Vec<Vec<f64>>, Vec<Vec<f64>>) {
-    let layout = weights.layout;
-    let wide = |values: Vec<f32>| values.into_iter().map(f64::from).collect();
-    let slab = |s| {
-        let mut values = vec![f32::NAN; layout.slab_elements(s) as usize];
-        ConvSource::slab(weights, s, &mut values);
-        wide(values)
-    };
-    let slabs = (0..layout.slab_count()).map(slab).collect();
-    let bias = |b| {
-        let mut values = vec![f32::NAN; layout.bias_elements() as usize];
-        ConvSource::bias(weights, b, &mut values);
-        wide(values)
-    };
-    (slabs, (0..layout.biases).map(bias).collect())
+    let slab = |s| filled(layout.slab_elements(s), &|into| weights.fill_slab(s, into));
+    let bias = |b| filled(layout.bias_elements(), &|into| weights.fill_bias(b, into));
+    ((0..layout.slab_count()).map(slab).collect(), (0..layout.biases).map(bias).collect())
 }
 
 #[track_caller]
@@ -181,35 +147,22 @@ fn assert_near(found: &PlainClip, expected: &PlainClip, tolerance: f64, what: &s
 fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &PlainClip) -> PlainClip {
     let [t, h, w, _] = x.size;
     let cout = layer.layout.cout as usize;
-    match &layer.tensors {
-        Tensors::Conv { conv, shortcut, .. } => {
-            let (strides, pad, size) = match (layer.layout.window, layer.time) {
-                (Window::Down, Time::Halve) => ([2, 2], 0, [t.div_ceil(2), h / 2, w / 2, cout]),
-                (Window::Down, _) => ([1, 2], 0, [t, h / 2, w / 2, cout]),
-                _ => ([1, 1], 1, [t, h, w, cout]),
-            };
-            let mut y = causal_conv(checkpoint, conv, x, strides, pad, size);
-            if let Some(shortcut) = shortcut {
-                let narrow = x.clone().keep_channels(layer.layout.shortcut.unwrap() as usize);
-                let other = causal_conv(checkpoint, shortcut, &narrow, [1, 1], 0, size);
-                y.values.iter_mut().zip(other.values).for_each(|(sum, term)| *sum += term);
-            }
-            y
+    let names: Vec<&str> = layer.weights.iter().map(|weight| weight.name.as_str()).collect();
+    let (strides, pad, size) = match (layer.layout.window, layer.time) {
+        (Window::Up, time) => {
+            let unfolded = unfold(checkpoint, names[0], x, if time == Time::Double { 2 } else { 1 });
+            return causal_conv(checkpoint, names[1], &unfolded, [1, 1], 1, unfolded.size);
         }
-        Tensors::Upsampler { upscale, conv } => {
-            let frames = if layer.time == Time::Double { 2 } else { 1 };
-            let unfolded = unfold(checkpoint, upscale, x, frames);
-            causal_conv(checkpoint, conv, &unfolded, [1, 1], 1, unfolded.size)
-        }
-        other => panic!("{other:?} is not a convolution"),
+        (Window::Down, Time::Halve) => ([2, 2], 0, [t.div_ceil(2), h / 2, w / 2, cout]),
+        (Window::Down, _) => ([1, 2], 0, [t, h / 2, w / 2, cout]),
+        _ => ([1, 1], 1, [t, h, w, cout]),
+    };
+    let mut y = causal_conv(checkpoint, names[0], x, strides, pad, size);
+    for shortcut in &names[1..] {
+        let other = causal_conv(checkpoint, shortcut, x, [1, 1], 0, size);
+        y.values.iter_mut().zip(other.values).for_each(|(sum, term)| *sum += term);
     }
-}
-
-impl PlainClip {
-    fn keep_channels(self, channels: usize) -> PlainClip {
-        let values = self.values.chunks(self.size[3]).flat_map(|pixel| pixel[..channels].to_vec()).collect();
-        PlainClip { size: [self.size[0], self.size[1], self.size[2], channels], values }
-    }
+    y
 }
 
 #[test]
@@ -218,12 +171,12 @@ fn folded_convolutions_match_their_definition() {
     let mut seen = Vec::new();
     for direction in [Direction::Encode, Direction::Decode] {
         for layer in Network::new(&config(), direction).layers {
-            if matches!(layer.tensors, Tensors::Qkv { .. } | Tensors::Project { .. }) {
+            if layer.layout.window == Window::Point {
                 continue;
             }
             seen.push((layer.layout.window, layer.time, layer.layout.shortcut.is_some()));
-            let mut weights = LayerWeights::new(&checkpoint, &layer).unwrap();
-            let (exact, rounded) = (exact(&weights), rounded(&mut weights));
+            let weights = LayerWeights::new(&checkpoint, &layer).unwrap();
+            let (exact, rounded) = (folded::<f64>(&weights), folded::<f32>(&weights));
             // A downsampler needs even sizes.
             let sizes = match layer.layout.window {
                 Window::Down => vec![(4, 6), (2, 2), (2, 8)],
@@ -235,25 +188,23 @@ fn folded_convolutions_match_their_definition() {
                 for t in [1, 2, 5] {
                     let x = PlainClip::noise([t, h, w, channels]);
                     let expected = definition(&checkpoint, &layer, &x);
-                    let what = format!("{:?} on {t}x{h}x{w}", layer.tensors);
-                    let found = apply(&layer, &exact.0, &exact.1, &x, expected.size);
-                    assert_near(&found, &expected, 1e-12, &what);
-                    let found = apply(&layer, &rounded.0, &rounded.1, &x, expected.size);
-                    assert_near(&found, &expected, 1e-6, &what);
+                    let what = format!("{:?} on {t}x{h}x{w}", layer.weights);
+                    assert_near(&apply(&layer, &exact, &x, expected.size), &expected, 1e-12, &what);
+                    assert_near(&apply(&layer, &rounded, &x, expected.size), &expected, 1e-6, &what);
                 }
             }
         }
     }
-    for (window, time) in [
-        (Window::Up, Time::Double),
-        (Window::Up, Time::Causal),
-        (Window::Down, Time::Halve),
-        (Window::Down, Time::Still),
-        (Window::Same, Time::Causal),
+    for kind in [
+        (Window::Up, Time::Double, false),
+        (Window::Up, Time::Causal, false),
+        (Window::Down, Time::Halve, false),
+        (Window::Down, Time::Still, false),
+        (Window::Same, Time::Causal, false),
+        (Window::Same, Time::Causal, true),
     ] {
-        assert!(seen.contains(&(window, time, false)), "{window:?} {time:?} was not tested");
+        assert!(seen.contains(&kind), "{kind:?} was not tested");
     }
-    assert!(seen.contains(&(Window::Same, Time::Causal, true)));
 }
 
 #[test]
@@ -261,10 +212,11 @@ fn projections_are_concatenated_with_scaled_queries() {
     let checkpoint = checkpoint(&config(), DType::BF16);
     let network = Network::new(&config(), Direction::Decode);
     let c = 3;
-    let qkv = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Qkv { .. })).unwrap();
+    let mut attention = network.layers.iter().filter(|layer| layer.layout.window == Window::Point);
+    let (qkv, project) = (attention.next().unwrap(), attention.next().unwrap());
     assert_eq!(qkv.layout.prologue, Prologue::Norm);
     let mut weights = LayerWeights::new(&checkpoint, qkv).unwrap();
-    let (slabs, biases) = exact(&weights);
+    let (slabs, biases) = folded::<f64>(&weights);
     for (part, name) in ["to_q", "to_k", "to_v"].into_iter().enumerate() {
         let scale = if part == 0 { 1.0 / f64::from(c as u32).sqrt() } else { 1.0 };
         let (_, weight) = read(&checkpoint, &format!("decoder.mid_block.attentions.0.{name}.weight"));
@@ -283,8 +235,7 @@ fn projections_are_concatenated_with_scaled_queries() {
     checkpoint.read("decoder.mid_block.attentions.0.group_norm.bias", &mut expected).unwrap();
     assert_eq!(beta, expected);
 
-    let project = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Project { .. })).unwrap();
-    let (slabs, biases) = exact(&LayerWeights::new(&checkpoint, project).unwrap());
+    let (slabs, biases) = folded::<f64>(&LayerWeights::new(&checkpoint, project).unwrap());
     let (_, weight) = read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.weight");
     assert!((0..c * c).all(|at| slabs[0][at] == weight[at % c * c + at / c]));
     assert_eq!(biases[0], read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.bias").1);
@@ -311,11 +262,11 @@ fn wide_upsamplers_match_their_definition() {
     let wide = Config { channels: vec![134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
     let checkpoint = checkpoint(&wide, DType::F16);
     let network = Network::new(&wide, Direction::Decode);
-    let layer = network.layers.iter().find(|l| matches!(l.tensors, Tensors::Upsampler { .. })).unwrap();
-    let (slabs, biases) = exact(&LayerWeights::new(&checkpoint, layer).unwrap());
+    let layer = network.layers.iter().find(|layer| layer.layout.window == Window::Up).unwrap();
+    let folded = folded::<f64>(&LayerWeights::new(&checkpoint, layer).unwrap());
     let x = PlainClip::noise([2, 1, 2, 134]);
     let expected = definition(&checkpoint, layer, &x);
-    assert_near(&apply(layer, &slabs, &biases, &x, expected.size), &expected, 1e-12, "wide upsampler");
+    assert_near(&apply(layer, &folded, &x, expected.size), &expected, 1e-12, "wide upsampler");
 }
 
 #[test]

@@ -28,14 +28,12 @@ fn packs(cin: usize, cout: usize) -> bool {
 }
 
 pub(super) struct Upsampler<'a> {
-    upscale: WeightAndBias<'a>,
-    conv: WeightAndBias<'a>,
+    upscale: &'a WeightAndBias<'a>,
+    conv: &'a WeightAndBias<'a>,
     /// Frames that one frame is unfolded into.
     frames: usize,
     cin: usize,
     cout: usize,
-    /// [`Upsampler::multiply_bias`], computed when first needed.
-    bias_terms: OnceLock<Vec<f64>>,
 }
 
 /// The kernel offsets in one direction that tap `tap` of output phase `phase` sums, each with the phase of the unfolded
@@ -63,9 +61,9 @@ struct Factor {
 }
 
 impl<'a> Upsampler<'a> {
-    pub fn new(upscale: WeightAndBias<'a>, conv: WeightAndBias<'a>, frames: usize) -> Upsampler<'a> {
+    pub fn new(upscale: &'a WeightAndBias<'a>, conv: &'a WeightAndBias<'a>) -> Upsampler<'a> {
         let (cin, cout) = (conv.weight.shape[1] as usize, conv.weight.shape[0] as usize);
-        Upsampler { upscale, conv, frames, cin, cout, bias_terms: OnceLock::new() }
+        Upsampler { upscale, conv, frames: upscale.bias.elements() / (PHASES * cin), cin, cout }
     }
 
     fn factor(&self, frame: usize, products: &[Product]) -> Factor {
@@ -123,12 +121,12 @@ impl<'a> Upsampler<'a> {
     }
 
     /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [phase row, phase column,
-    /// edge, output channel].
-    pub fn bias(&self, products: &[Product], into: &mut [f64]) {
+    /// edge, output channel]. `terms` are those of [`Upsampler::multiply_bias`], computed when first needed.
+    pub fn bias(&self, products: &[Product], terms: &OnceLock<Vec<f64>>, into: &mut [f64]) {
         let (cout, frames) = (self.cout, self.frames);
         let mut own = vec![0.0; cout];
         self.conv.bias.widen_f64(0, &mut own);
-        let terms = self.bias_terms.get_or_init(|| self.multiply_bias());
+        let terms = terms.get_or_init(|| self.multiply_bias());
         for (index, into) in into.chunks_exact_mut(cout).enumerate() {
             let (r, s, outer_row, outer_column) = (index >> 3 & 1, index >> 2 & 1, index & 1 == 1, index >> 1 & 1 == 1);
             into.copy_from_slice(&own);

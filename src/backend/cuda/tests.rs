@@ -150,10 +150,99 @@ struct BlockPlaces {
 
 impl BlockPlaces {
     fn take(&mut self, bytes: u64) -> DeviceOffset {
-        let start = self.end.next_multiple_of(4096);
+        let start = self.end.next_multiple_of(FRAME_ALIGN);
         self.end = start + bytes;
         DeviceOffset(start)
     }
+
+    fn frames(&mut self, bytes: u64, count: usize) -> Vec<DeviceOffset> {
+        (0..count).map(|_| self.take(bytes)).collect()
+    }
+}
+
+/// Bytes that a job has besides its frames.
+#[derive(Default)]
+struct Room {
+    scratch: u64,
+    /// Of the largest frame of a host tensor.
+    staging: u64,
+    bands: u64,
+    /// In host memory.
+    offloaded: u64,
+}
+
+/// A backend and memory on it that was poisoned.
+struct Job<'a, B: Poison> {
+    backend: &'a B,
+    memory: B::Memory,
+    buffers: Buffers,
+}
+
+impl<'a, B: Poison> Job<'a, B> {
+    fn new(backend: &'a B, mut places: BlockPlaces, room: Room) -> Job<'a, B> {
+        let Room { scratch, staging, bands, offloaded } = room;
+        let buffers = Buffers {
+            scratch: places.take(scratch).0,
+            bands: (places.take(bands).0, bands),
+            staging: [0; 2].map(|_| places.take(staging).0),
+        };
+        let host = PinnedBytes { load: 2 * staging, store: 2 * staging, offloaded };
+        let mut memory = backend.allocate(places.end, host).unwrap();
+        backend.poison(&mut memory, places.end);
+        Job { backend, memory, buffers }
+    }
+
+    fn load(&mut self, op: &LoadTensor) {
+        self.backend.load(&mut self.memory, op, &self.buffers, &mut never()).unwrap();
+    }
+
+    /// Loads frames of random values.
+    fn load_random(&mut self, random: &mut SeededRandom, shape: FrameShape, frames: &[DeviceOffset]) {
+        let values = random.values(shape.elements() * frames.len() as u64, 1.0);
+        let from = view(&values, dims(shape, frames));
+        (0..).zip(frames).for_each(|(t, into)| self.load(&plain_load(&from, t, shape, *into)));
+        self.finish();
+    }
+
+    /// Runs an operation. Its layers are numbered as in `weights`.
+    fn run(&mut self, op: Op<Offsets>, weights: &[B::Conv]) {
+        let args = RunArgs { weights, buffers: self.buffers };
+        self.backend.run(&mut self.memory, &op, &args, &mut never()).unwrap();
+    }
+
+    /// [channel][frame][row][column]
+    fn store(&mut self, shape: FrameShape, frames: &[DeviceOffset]) -> Vec<f32> {
+        let values = vec![f32::NAN; shape.elements() as usize * frames.len()];
+        let into = view(&values, dims(shape, frames));
+        for (t, from) in (0..).zip(frames) {
+            self.backend.store(&mut self.memory, &plain_store(*from, shape, &into, t), &self.buffers).unwrap();
+        }
+        self.finish();
+        values
+    }
+
+    fn finish(&mut self) {
+        self.backend.finish(&mut self.memory, None).unwrap();
+    }
+
+    fn write(&mut self, to: DeviceOffset, from: &[u8]) {
+        self.backend.write(&mut self.memory, PersistedRegion::Device(to), from).unwrap();
+    }
+
+    /// So many bytes of each frame.
+    fn read(&mut self, frames: &[DeviceOffset], bytes: u64) -> Vec<Vec<u8>> {
+        self.finish();
+        let read = |frame: &DeviceOffset| {
+            let mut content = vec![0; bytes as usize];
+            self.backend.read(&mut self.memory, PersistedRegion::Device(*frame), &mut content).unwrap();
+            content
+        };
+        frames.iter().map(read).collect()
+    }
+}
+
+fn dims(shape: FrameShape, frames: &[DeviceOffset]) -> [u64; 4] {
+    [shape.channels, frames.len() as u64, shape.height, shape.width]
 }
 
 fn view(values: &[f32], [c, t, h, w]: [u64; 4]) -> View {
@@ -189,13 +278,6 @@ fn plain_store(from: DeviceOffset, shape: FrameShape, into: &View, frame: u64) -
     }
 }
 
-/// Runs an operation of layer 0 with this scratch.
-fn run_op<B: Backend>(backend: &B, memory: &mut B::Memory, op: Op<Offsets>, weights: &B::Conv, scratch: u64) {
-    let buffers = Buffers { scratch, ..Buffers::default() };
-    let args = RunArgs { weights: std::slice::from_ref(weights), buffers };
-    backend.run(memory, &op, &args, &mut never()).unwrap();
-}
-
 /// A convolution of layer 0.
 fn conv_op(
     layout: &ConvLayout,
@@ -216,64 +298,38 @@ fn normalise_op(layout: &ConvLayout, shape: FrameShape, frames: Vec<(DeviceOffse
 fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let (layout, input) = (&case.layout, case.input);
     let output = layout.window.output(input, layout.cout);
-    let first = ConvLayout {
-        slabs: 1,
-        biases: 1,
-        groups: layout.groups,
-        ..self::layout(input.channels, input.channels, Window::Point, Prologue::None)
-    };
-    let makes_input = input.channels > 3;
-    let sizes = backend.sizes();
-    let bytes = |shape| sizes.frame_bytes(shape, layout.groups);
-    // Slots: three raw inputs, three inputs, three normalised ones, residuals, outputs.
-    let mut offset = 0;
-    let mut take = |shape: FrameShape, count: u64| {
-        offset = u64::next_multiple_of(offset, bytes(shape));
-        let frames: Vec<DeviceOffset> = (0..count).map(|i| DeviceOffset(offset + i * bytes(shape))).collect();
-        offset += count * bytes(shape);
-        frames
-    };
-    let (raw, made, normalised) = (take(input, 3), take(input, 3), take(input, 3));
     let shortcut_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
-    let (shortcut, residual, out) = (take(shortcut_shape, 3), take(output, 3), take(output, 3));
-    let scratch = offset.next_multiple_of(4096);
-    let most = [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
-    let conv_scratch = sizes.conv_scratch(layout, input, 3).max(sizes.conv_scratch(&first, input, 3));
-    let staging = scratch + conv_scratch.next_multiple_of(4096);
-    let total = staging + 2 * most;
-    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
-    let mut memory = backend.allocate(total, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
-    backend.poison(&mut memory, total);
+    let point = self::layout(input.channels, input.channels, Window::Point, Prologue::None);
+    let first = ConvLayout { slabs: 1, biases: 1, groups: layout.groups, ..point };
+    let makes_input = input.channels > 3;
+    let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
+    let mut take = |shape: FrameShape| places.frames(sizes.frame_bytes(shape, layout.groups), 3);
+    let (raw, made, normalised) = (take(input), take(input), take(input));
+    let (shortcut, residual, out) = (take(shortcut_shape), take(output), take(output));
+    let staging = [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
+    let scratch = sizes.conv_scratch(layout, input, 3).max(sizes.conv_scratch(&first, input, 3));
+    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
 
     let mut random = SeededRandom(99);
-    let mut load = |memory: &mut B::Memory, shape: FrameShape, frames: &[DeviceOffset]| {
-        let values = random.values(shape.elements() * 3, 1.0);
-        let from = view(&values, [shape.channels, 3, shape.height, shape.width]);
-        for (t, into) in (0..).zip(frames) {
-            backend.load(memory, &plain_load(&from, t, shape, *into), &buffers, &mut never()).unwrap();
-        }
-        backend.finish(memory, None).unwrap();
-    };
-    load(&mut memory, input, if makes_input { &raw } else { &made });
+    job.load_random(&mut random, input, if makes_input { &raw } else { &made });
     if case.residual {
-        load(&mut memory, output, &residual);
+        job.load_random(&mut random, output, &residual);
     }
     if layout.shortcut.is_some() {
-        load(&mut memory, shortcut_shape, &shortcut);
+        job.load_random(&mut random, shortcut_shape, &shortcut);
     }
     if makes_input {
-        let prepared = prepare(backend, &first, 5);
         let frames = raw.iter().zip(&made).map(|(from, to)| frame(&[(*from, 0)], 0, None, *to)).collect();
-        let op = conv_op(&first, input, frames, true, PartialSums::NONE);
-        run_op(backend, &mut memory, op, &prepared, scratch);
-        backend.finish(&mut memory, None).unwrap();
+        let weights = [prepare(backend, &first, 5)];
+        job.run(conv_op(&first, input, frames, true, PartialSums::NONE), &weights);
+        job.finish();
     }
-    let prepared = prepare(backend, layout, 6);
+    let weights = [prepare(backend, layout, 6)];
     let has_partial_sums = sizes.partial_sums(layout, input, 2).is_some();
     let fuses_norm = backend.profile().fuses_norm || has_partial_sums;
     let inputs = if layout.prologue != Prologue::None && !fuses_norm {
         let frames = made.iter().copied().zip(normalised.iter().copied()).collect();
-        run_op(backend, &mut memory, normalise_op(layout, input, frames), &prepared, scratch);
+        job.run(normalise_op(layout, input, frames), &weights);
         &normalised
     } else {
         &made
@@ -292,8 +348,7 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     };
     let mut convolve = |launch: Range<usize>, partial_sums: PartialSums<Offsets>| {
         let frames = launch.clone().map(|i| conv_frame(i, launch.start)).collect();
-        let op = conv_op(layout, input, frames, layout.cout > 3, partial_sums);
-        run_op(backend, &mut memory, op, &prepared, scratch);
+        job.run(conv_op(layout, input, frames, layout.cout > 3, partial_sums), &weights);
     };
     if has_partial_sums {
         // The first frame alone, so that its partial sums go through memory.
@@ -305,14 +360,7 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     } else {
         convolve(0..3, PartialSums::NONE);
     }
-
-    let values = vec![f32::NAN; (output.elements() * 3) as usize];
-    let into = view(&values, [output.channels, 3, output.height, output.width]);
-    for (t, from) in (0..).zip(&out) {
-        backend.store(&mut memory, &plain_store(*from, output, &into, t), &buffers).unwrap();
-    }
-    backend.finish(&mut memory, None).unwrap();
-    values
+    job.store(output, &out)
 }
 
 fn as_terms(terms: &[(DeviceOffset, u8)]) -> Vec<Term<Offsets>> {
@@ -354,13 +402,12 @@ fn conv_matches_the_cpu() {
                     continue;
                 }
                 for prologue in [Prologue::None, Prologue::NormSilu, Prologue::Norm] {
-                    let plain = layout(cin, cout, window, prologue);
-                    let residual = window != Window::Up;
                     let shortcut = (window == Window::Same && cin != cout).then_some(cin + 8);
+                    let layout = ConvLayout { shortcut, ..layout(cin, cout, window, prologue) };
                     check(&ConvCase {
-                        layout: ConvLayout { shortcut, ..plain },
+                        layout,
                         input: FrameShape::new(height, width, cin),
-                        residual,
+                        residual: window != Window::Up,
                     });
                 }
             }
@@ -382,25 +429,13 @@ fn conv_matches_the_cpu() {
 
 fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let wide = shape.with_channels(3 * shape.channels);
-    let sizes = backend.sizes();
-    let (from, to) = (DeviceOffset(0), DeviceOffset(sizes.frame_bytes(wide, 1).next_multiple_of(4096)));
-    let scratch = (to.0 + sizes.frame_bytes(shape, 1)).next_multiple_of(4096);
-    let most = sizes.staging_bytes(wide);
-    let staging = scratch + sizes.attention_scratch(shape, 1).next_multiple_of(4096);
-    let bytes = staging + 2 * most;
-    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
-    let mut memory = backend.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
-    backend.poison(&mut memory, bytes);
-    let values = SeededRandom(3).values(wide.elements(), 1.0);
-    let input = view(&values, [wide.channels, 1, shape.height, shape.width]);
-    backend.load(&mut memory, &plain_load(&input, 0, wide, from), &buffers, &mut never()).unwrap();
-    let op = Op::Attention(AttentionOp { shape, frames: vec![(from, to)] });
-    backend.run(&mut memory, &op, &RunArgs { weights: &[], buffers }, &mut never()).unwrap();
-    let values = vec![f32::NAN; shape.elements() as usize];
-    let into = view(&values, [shape.channels, 1, shape.height, shape.width]);
-    backend.store(&mut memory, &plain_store(to, shape, &into, 0), &buffers).unwrap();
-    backend.finish(&mut memory, None).unwrap();
-    values
+    let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
+    let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
+    let (scratch, staging) = (sizes.attention_scratch(shape, 1), sizes.staging_bytes(wide));
+    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
+    job.load_random(&mut SeededRandom(3), wide, &[from]);
+    job.run(Op::Attention(AttentionOp { shape, frames: vec![(from, to)] }), &[]);
+    job.store(shape, &[to])
 }
 
 #[test]
@@ -415,52 +450,36 @@ fn attention_matches_the_cpu() {
 
 /// Two tiles into a frame, divided by the sum of their fades.
 fn blended<B: Poison>(backend: &B) -> Vec<f32> {
-    let (tile, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(8, 7, 3));
-    let (from, canvas) = (DeviceOffset(0), DeviceOffset(1 << 20));
-    let (sizes, scratch) = (backend.sizes(), 2 << 20);
-    let most = sizes.staging_bytes(whole).max(sizes.staging_bytes(tile.with_channels(8)));
+    let (tile, deep, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(5, 7, 8), FrameShape::new(8, 7, 3));
     let layout =
         |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };
     let (first, layout) = (layout(8, Window::Point, Prologue::None), layout(3, Window::Same, Prologue::NormSilu));
-    let conv_scratch = [&first, &layout].map(|layout| sizes.conv_scratch(layout, tile.with_channels(8), 1));
-    let most_scratch = conv_scratch.into_iter().fold(sizes.fade_bytes(whole), u64::max);
-    let staging = scratch + most_scratch.next_multiple_of(4096);
-    let bytes = staging + 2 * most;
-    let buffers = Buffers { scratch, staging: [staging, staging + most], ..Buffers::default() };
-    let mut memory = backend.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
-    backend.poison(&mut memory, bytes);
-    let (makes, prepared) = (prepare(backend, &first, 1), prepare(backend, &layout, 2));
+    let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
+    let [raw, source, from, canvas] = [deep, deep, tile, whole].map(|shape| places.take(sizes.frame_bytes(shape, 2)));
+    let conv_scratch = [&first, &layout].map(|layout| sizes.conv_scratch(layout, deep, 1));
+    let scratch = conv_scratch.into_iter().fold(sizes.fade_bytes(whole), u64::max);
+    let staging = sizes.staging_bytes(whole).max(sizes.staging_bytes(deep));
+    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
+    let (makes, prepared) = ([prepare(backend, &first, 1)], [prepare(backend, &layout, 2)]);
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
-        let deep = tile.with_channels(8);
-        let values = SeededRandom(i as u64).values(deep.elements(), 1.0);
-        let input = view(&values, [8, 1, 5, 7]);
-        let (raw, source) = (DeviceOffset(1 << 18), DeviceOffset(1 << 19));
-        backend.load(&mut memory, &plain_load(&input, 0, deep, raw), &buffers, &mut never()).unwrap();
+        job.load_random(&mut SeededRandom(i as u64), deep, &[raw]);
         let frames = vec![frame(&[(raw, 0)], 0, None, source)];
-        run_op(backend, &mut memory, conv_op(&first, deep, frames, true, PartialSums::NONE), &makes, scratch);
+        job.run(conv_op(&first, deep, frames, true, PartialSums::NONE), &makes);
         let frames = vec![frame(&[(source, 0)], 0, None, from)];
-        run_op(backend, &mut memory, conv_op(&layout, deep, frames, false, PartialSums::NONE), &prepared, scratch);
-        let op = BlendTile {
-            from,
-            from_shape: tile,
-            into: canvas,
-            into_shape: whole,
-            top,
-            left: 0,
-            fades: Fades { rows: &fade, columns: &columns },
-            clear: i == 0,
-        };
-        backend.blend(&mut memory, &op, &buffers).unwrap();
-        backend.finish(&mut memory, None).unwrap();
+        job.run(conv_op(&layout, deep, frames, false, PartialSums::NONE), &prepared);
+        let (fades, clear) = (Fades { rows: &fade, columns: &columns }, i == 0);
+        let op = BlendTile { from, from_shape: tile, into: canvas, into_shape: whole, top, left: 0, fades, clear };
+        backend.blend(&mut job.memory, &op, &job.buffers).unwrap();
+        job.finish();
     }
     let sums: Vec<f32> = (0..8).map(|y| fade.get(y).unwrap_or(&0.0) + if y >= 3 { fade[y - 3] } else { 0.0 }).collect();
     let values = vec![f32::NAN; whole.elements() as usize];
     let into = view(&values, [3, 1, 8, 7]);
     let divide = Some(Fades { rows: &sums, columns: &columns });
     let op = StoreTensor { divide, ..plain_store(canvas, whole, &into, 0) };
-    backend.store(&mut memory, &op, &buffers).unwrap();
-    backend.finish(&mut memory, None).unwrap();
+    backend.store(&mut job.memory, &op, &job.buffers).unwrap();
+    job.finish();
     values
 }
 
@@ -478,12 +497,10 @@ fn staging_keeps_frames_apart() {
     let dims = [shape.channels, count, shape.height, shape.width];
     let input = view(&values, dims);
     for cuda in &gpus() {
-        let (sizes, slot) = (cuda.sizes(), DeviceOffset(0));
-        let (most, staging) = (sizes.staging_bytes(shape), sizes.frame_bytes(shape, 1).next_multiple_of(4096));
-        let bytes = staging + 2 * most;
-        let buffers = Buffers { staging: [staging, staging + most], ..Buffers::default() };
-        let mut memory = cuda.allocate(bytes, PinnedBytes { load: 2 * most, store: 2 * most, offloaded: 0 }).unwrap();
-        cuda.poison(&mut memory, bytes);
+        let (sizes, mut places) = (cuda.sizes(), BlockPlaces::default());
+        let slot = places.take(sizes.frame_bytes(shape, 1));
+        let room = Room { staging: sizes.staging_bytes(shape), ..Room::default() };
+        let Job { mut memory, buffers, .. } = Job::new(cuda, places, room);
         let found = vec![f32::NAN; values.len()];
         let into = view(&found, dims);
         let mut pass = |frames: Range<u64>, cancelled: u64| {

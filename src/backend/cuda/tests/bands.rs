@@ -36,14 +36,11 @@ fn outputs(
     let sizes = gpu.sizes();
     let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.groups);
     let mut places = BlockPlaces::default();
-    let mut frames = |bytes: u64| -> Vec<DeviceOffset> { (0..FRAMES).map(|_| places.take(bytes)).collect() };
-    let (raw, made) = (frames(bytes(pixels)), frames(bytes(input)));
-    let (normalised, out) = (frames(bytes(input)), frames(bytes(input)));
-    let statistics: Vec<DeviceOffset> = frames(bytes(FrameShape::new(0, 0, 1)));
-    let resident: Vec<DeviceOffset> = (0..CACHE_FRAMES).map(|_| places.take(bytes(input))).collect();
+    let mut frames = |shape: FrameShape| places.frames(bytes(shape), FRAMES);
+    let (raw, made, normalised, out) = (frames(pixels), frames(input), frames(input), frames(input));
+    let statistics = frames(FrameShape::new(0, 0, 1));
+    let resident = places.frames(bytes(input), CACHE_FRAMES);
     let chunk = FRAMES as u64;
-    let scratch = places.take(sizes.conv_scratch(layer, input, chunk).max(sizes.conv_scratch(head, pixels, chunk))).0;
-    let staging = places.take(2 * sizes.staging_bytes(pixels)).0;
     let most = BandContents {
         fresh: 2,
         cached: 2,
@@ -52,20 +49,15 @@ fn outputs(
         outputs: 2,
         ..BandContents::default()
     };
-    let band_bytes = sizes.band_bytes(layer, input, most).unwrap();
-    let bands = (places.take(band_bytes).0, band_bytes);
-    let buffers = Buffers { scratch, bands, staging: [staging; 2] };
-    let host = PinnedBytes { load: 2 * sizes.staging_bytes(pixels), store: 0, offloaded: 2 * chunk * bytes(input) };
-    let mut memory = gpu.allocate(places.end, host).unwrap();
-    gpu.poison(&mut memory, places.end);
-
-    let values = SeededRandom(99).values(pixels.elements() * chunk, 1.0);
-    let from = view(&values, [pixels.channels, chunk, pixels.height, pixels.width]);
-    for (t, into) in (0..).zip(&raw) {
-        gpu.load(&mut memory, &plain_load(&from, t, pixels, *into), &buffers, &mut never()).unwrap();
-    }
-    let args = RunArgs { weights: &weights, buffers };
-    let mut run = |op: Op<Offsets>| gpu.run(&mut memory, &op, &args, &mut never()).unwrap();
+    let room = Room {
+        scratch: sizes.conv_scratch(layer, input, chunk).max(sizes.conv_scratch(head, pixels, chunk)),
+        staging: sizes.staging_bytes(pixels),
+        bands: sizes.band_bytes(layer, input, most).unwrap(),
+        offloaded: 2 * chunk * bytes(input),
+    };
+    let mut job = Job::new(gpu, places, room);
+    job.load_random(&mut SeededRandom(99), pixels, &raw);
+    let mut run = |op: Op<Offsets>| job.run(op, &weights);
     let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
         recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()
     };
@@ -81,7 +73,7 @@ fn outputs(
         run(Op::Normalise(NormaliseOp { layer: 1, layout: *layer, weights: None, shape: input, frames }));
         let frames = (0..FRAMES).map(|t| frame(&terms(&normalised, t), 1, None, out[t])).collect();
         run(conv(1, layer, input, frames));
-        return read(gpu, &mut memory, &out, bytes(input));
+        return job.read(&out, bytes(input));
     };
     let resident_columns = if let Cache::Split(columns) = cache { columns } else { input.width };
     let columns = SplitColumns::new(input.width, resident_columns, gpu.profile().column_step);
@@ -131,17 +123,7 @@ fn outputs(
             statistics: true,
         })));
     }
-    read(gpu, &mut memory, &out, bytes(input))
-}
-
-fn read(gpu: &Cuda, memory: &mut JobMemory, frames: &[DeviceOffset], bytes: u64) -> Vec<Vec<u8>> {
-    gpu.finish(memory, None).unwrap();
-    let read = |frame: &DeviceOffset| {
-        let mut content = vec![0; bytes as usize];
-        gpu.read(memory, PersistedRegion::Device(*frame), &mut content).unwrap();
-        content
-    };
-    frames.iter().map(read).collect()
+    job.read(&out, bytes(input))
 }
 
 #[test]

@@ -37,27 +37,13 @@ impl RepeatedRows {
     }
 }
 
-fn load(cuda: &Cuda, memory: &mut JobMemory, rows: &RepeatedRows, shape: FrameShape, into: DeviceOffset) {
-    let from = rows.view(shape.height);
-    cuda.load(memory, &plain_load(&from, 0, shape, into), &Buffers::default(), &mut never()).unwrap();
-}
-
-/// The first or last channels of a frame: [channel][row][column].
-fn store(
-    cuda: &Cuda,
-    memory: &mut JobMemory,
-    from: DeviceOffset,
-    shape: FrameShape,
-    channels: [u64; 2],
-    staging: u64,
-) -> Vec<f32> {
-    let [channel, count] = channels;
+/// Channels from `channel` on of a frame: [channel][row][column].
+fn store(job: &mut Job<Cuda>, from: DeviceOffset, shape: FrameShape, channel: u64, count: u64) -> Vec<f32> {
     let values = vec![f32::NAN; (count * shape.pixels()) as usize];
     let into = view(&values, [count, 1, shape.height, shape.width]);
     let op = StoreTensor { channel, ..plain_store(from, shape, &into, 0) };
-    let buffers = Buffers { staging: [0, staging], ..Buffers::default() };
-    cuda.store(memory, &op, &buffers).unwrap();
-    cuda.finish(memory, None).unwrap();
+    job.backend.store(&mut job.memory, &op, &job.buffers).unwrap();
+    job.finish();
     values
 }
 
@@ -87,28 +73,22 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let [a, b, d, e] = [0; 4].map(|_| places.take(bytes(wide)));
     let c = places.take(bytes(small));
     let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
-    let most = work.map(|(layout, input)| sizes.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
-    let staging = sizes.staging_bytes(pixels);
-    let (scratch, place) = (places.take(most).0, places.take(staging).0);
-    let mut memory = cuda.allocate(places.end, PinnedBytes { load: 0, store: 2 * staging, offloaded: 0 }).unwrap();
-    cuda.poison(&mut memory, places.end);
-
-    let rows = RepeatedRows::new(cuda, 3, WIDTH);
-    load(cuda, &mut memory, &rows, pixels, first);
+    let scratch = work.map(|(layout, input)| sizes.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
+    let room = Room { scratch, staging: sizes.staging_bytes(pixels), ..Room::default() };
+    let mut job = Job::new(cuda, places, room);
+    job.load(&plain_load(&RepeatedRows::new(cuda, 3, WIDTH).view(height), 0, pixels, first));
     let mut conv = |layout: &ConvLayout, input, terms: &[(DeviceOffset, u8)], residual, out, statistics| {
-        let prepared = prepare(cuda, layout, 4);
+        let weights = [prepare(cuda, layout, 4)];
         let terms = match layout.prologue {
             Prologue::NormSilu if layout.cout > 3 => {
-                let op = normalise_op(layout, input, vec![(terms[0].0, a)]);
-                run_op(cuda, &mut memory, op, &prepared, scratch);
+                job.run(normalise_op(layout, input, vec![(terms[0].0, a)]), &weights);
                 &[(a, 0)]
             }
             _ => terms,
         };
         let frames = vec![frame(terms, 0, residual, out)];
-        let op = conv_op(layout, input, frames, statistics, PartialSums::NONE);
-        run_op(cuda, &mut memory, op, &prepared, scratch);
-        cuda.finish(&mut memory, None).unwrap();
+        job.run(conv_op(layout, input, frames, statistics, PartialSums::NONE), &weights);
+        job.finish();
     };
     conv(&enter, pixels, &[(first, 0)], None, a, false);
     conv(&same, wide, &[(a, 0)], Some(a), b, false);
@@ -116,11 +96,11 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     conv(&up, small, &[(c, 0)], None, d, false);
     conv(&mixed, wide, &[(b, 0), (d, 1)], None, e, groups.is_some());
     if groups.is_none() {
-        return store(cuda, &mut memory, e, wide, [0, 3], place);
+        return store(&mut job, e, wide, 0, 3);
     }
     conv(&normed, wide, &[(e, 0)], None, b, true);
     conv(&leave, wide, &[(b, 0)], None, last, false);
-    store(cuda, &mut memory, last, pixels, [0, 3], place)
+    store(&mut job, last, pixels, 0, 3)
 }
 
 fn row(values: &[f32], height: u64, channel: u64, y: u64) -> &[f32] {
@@ -190,16 +170,11 @@ fn attention_reaches_past_2_31_elements() {
             let wide = shape.with_channels(3 * channels);
             let (sizes, mut places) = (cuda.sizes(), BlockPlaces::default());
             let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
-            let staging = sizes.staging_bytes(shape.with_channels(8));
-            let (scratch, place) = (places.take(sizes.attention_scratch(shape, 1)).0, places.take(staging).0);
-            let mut memory =
-                cuda.allocate(places.end, PinnedBytes { load: 0, store: 2 * staging, offloaded: 0 }).unwrap();
-            cuda.poison(&mut memory, places.end);
-            load(cuda, &mut memory, &RepeatedRows::new(cuda, wide.channels, width), wide, from);
-            let op = Op::Attention(AttentionOp { shape, frames: vec![(from, to)] });
-            let buffers = Buffers { scratch, ..Buffers::default() };
-            cuda.run(&mut memory, &op, &RunArgs { weights: &[], buffers }, &mut never()).unwrap();
-            store(cuda, &mut memory, to, shape, [channels - 8, 8], place)
+            let (scratch, staging) = (sizes.attention_scratch(shape, 1), sizes.staging_bytes(shape.with_channels(8)));
+            let mut job = Job::new(cuda, places, Room { scratch, staging, ..Room::default() });
+            job.load(&plain_load(&RepeatedRows::new(cuda, wide.channels, width).view(height), 0, wide, from));
+            job.run(Op::Attention(AttentionOp { shape, frames: vec![(from, to)] }), &[]);
+            store(&mut job, to, shape, channels - 8, 8)
         };
         let height = 1024;
         assert!(3 * channels * width * height > 1 << 31);

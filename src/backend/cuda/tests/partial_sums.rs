@@ -10,29 +10,14 @@ const OUTPUTS: usize = 3;
 /// read is lost.
 fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
     let output = layout.window.output(input, layout.cout);
-    let sizes = gpu.sizes();
+    let (sizes, mut places) = (gpu.sizes(), BlockPlaces::default());
     let [in_bytes, out_bytes] = [input, output].map(|shape| sizes.frame_bytes(shape, layout.groups));
-    let sums_bytes = sizes.partial_sums(layout, input, 1).unwrap().bytes;
-    let mut end = 0;
-    let mut take = |bytes: u64, count: usize| {
-        let frames: Vec<DeviceOffset> = (0..count as u64).map(|i| DeviceOffset(end + i * bytes)).collect();
-        end += bytes * count as u64;
-        frames
-    };
-    let (inputs, outs, sums) = (take(in_bytes, INPUTS), take(out_bytes, OUTPUTS), take(sums_bytes, 2));
-    let scratch = end;
-    let staging = scratch + sizes.conv_scratch(layout, input, OUTPUTS as u64).next_multiple_of(FRAME_ALIGN);
-    let load_bytes = sizes.staging_bytes(input);
-    let host = PinnedBytes { load: 2 * load_bytes, store: 0, offloaded: 0 };
-    let mut memory = gpu.allocate(staging + load_bytes, host).unwrap();
-    gpu.poison(&mut memory, staging + load_bytes);
-    let values = SeededRandom(7).values(input.elements() * INPUTS as u64, 1.0);
-    let from = view(&values, [input.channels, INPUTS as u64, input.height, input.width]);
-    let buffers = Buffers { scratch, staging: [staging; 2], ..Buffers::default() };
-    for (frame, into) in (0..).zip(&inputs) {
-        gpu.load(&mut memory, &plain_load(&from, frame, input, *into), &buffers, &mut never()).unwrap();
-    }
-    let prepared = prepare(gpu, layout, 6);
+    let (inputs, outs) = (places.frames(in_bytes, INPUTS), places.frames(out_bytes, OUTPUTS));
+    let sums = places.frames(sizes.partial_sums(layout, input, 1).unwrap().bytes, 2);
+    let (scratch, staging) = (sizes.conv_scratch(layout, input, OUTPUTS as u64), sizes.staging_bytes(input));
+    let mut job = Job::new(gpu, places, Room { scratch, staging, ..Room::default() });
+    job.load_random(&mut SeededRandom(7), input, &inputs);
+    let weights = [prepare(gpu, layout, 6)];
     for (i, launch) in launches.iter().enumerate() {
         let frames = launch.clone().map(|f| {
             let terms: &[(usize, u8)] = match f {
@@ -48,17 +33,11 @@ fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usi
         let after = PartialSumsOut { pending: vec![as_terms(&[(seen_again, 0)])], into: sums[i % 2] };
         let partial_sums =
             PartialSums { before: (i > 0).then(|| sums[1 - i % 2]), after: (launch.end < OUTPUTS).then_some(after) };
-        run_op(gpu, &mut memory, conv_op(layout, input, frames, true, partial_sums), &prepared, scratch);
-        gpu.finish(&mut memory, None).unwrap();
-        gpu.write(&mut memory, PersistedRegion::Device(seen_again), &vec![0xff; in_bytes as usize]).unwrap();
+        job.run(conv_op(layout, input, frames, true, partial_sums), &weights);
+        job.finish();
+        job.write(seen_again, &vec![0xff; in_bytes as usize]);
     }
-    let made = gpu.launcher.sizes.data_bytes(output) + layout.groups * 8;
-    let read = |out: &DeviceOffset| {
-        let mut bytes = vec![0; made as usize];
-        gpu.read(&mut memory, PersistedRegion::Device(*out), &mut bytes).unwrap();
-        bytes
-    };
-    outs.iter().map(read).collect()
+    job.read(&outs, gpu.launcher.sizes.data_bytes(output) + layout.groups * 8)
 }
 
 #[test]

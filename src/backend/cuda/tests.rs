@@ -6,11 +6,13 @@ mod graphs;
 mod large;
 mod partial_sums;
 
+use std::ffi::c_void;
 use std::ops::Range;
 
 use cudarc::driver::sys;
 
 use super::*;
+use crate::backend::DeviceCallbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::ir::{
     Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
@@ -525,5 +527,74 @@ fn staging_keeps_frames_apart() {
         }
         pass(half..count, count);
         assert!(found == values, "{}", name(cuda));
+    }
+}
+
+/// Enough pixels that blocks go round more than once.
+#[test]
+fn norm_in_place_matches_another_place_bit_for_bit() {
+    let (shape, groups) = (FrameShape::new(300, 701, 64), 16);
+    for cuda in &gpus() {
+        let (sizes, mut places) = (cuda.launcher.sizes, BlockPlaces::default());
+        let frames = places.frames(sizes.frame_bytes(shape, groups), 4);
+        let mut job = Job::new(cuda, places, Room { staging: sizes.staging_bytes(shape), ..Room::default() });
+        let statistics: Vec<u8> = (0..2 * groups).flat_map(|i| (0.5 + i as f32 / 100.0).to_le_bytes()).collect();
+        for prologue in [Prologue::Norm, Prologue::NormSilu] {
+            let layout = ConvLayout { groups, ..layout(64, 64, Window::Same, prologue) };
+            let weights = [prepare(cuda, &layout, 3)];
+            job.load_random(&mut SeededRandom(8), shape, &frames[..2]);
+            frames[..2]
+                .iter()
+                .for_each(|frame| job.write(DeviceOffset(frame.0 + sizes.data_bytes(shape)), &statistics));
+            let other_place = (0..2).map(|i| (frames[i], frames[i + 2])).collect();
+            job.run(normalise_op(&layout, shape, other_place), &weights);
+            let in_place = (0..2).map(|i| (frames[i], frames[i])).collect();
+            job.run(normalise_op(&layout, shape, in_place), &weights);
+            let made = job.read(&frames, sizes.data_bytes(shape));
+            assert!(made[..2] == made[2..] && made[0] != made[1], "{prologue:?} in {}", name(cuda));
+        }
+    }
+}
+
+/// A stream of ours, and whether it was idle when a block was freed.
+struct FreeProbe {
+    stream: sys::CUstream,
+    idle: Option<bool>,
+}
+
+unsafe extern "C" fn allocate(_: *mut c_void, _: i32, bytes: u64) -> *mut c_void {
+    let mut address = 0;
+    // SAFETY: a context is current.
+    driver::check("allocating", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) }).unwrap();
+    std::ptr::without_provenance_mut(address as usize)
+}
+
+unsafe extern "C" fn free(probe: *mut c_void, _: i32, block: *mut c_void, _: u64) {
+    // SAFETY: the test passes its probe, whose stream lives; the block is one of `allocate`.
+    unsafe {
+        let probe = &mut *probe.cast::<FreeProbe>();
+        probe.idle = Some(sys::cuStreamQuery(probe.stream) == sys::CUresult::CUDA_SUCCESS);
+        sys::cuMemFree_v2(block.addr() as u64);
+    }
+}
+
+#[test]
+fn memory_is_freed_when_no_stream_uses_it() {
+    for cuda in gpus().iter().take(1) {
+        let mut probe = FreeProbe { stream: cuda.launcher.queue.stream().handle(), idle: None };
+        let callbacks = DeviceCallbacks { alloc: allocate, free, user: (&raw mut probe).cast() };
+        let bytes = 1 << 30;
+        let block = DeviceBlock::new(cuda.context(), DeviceAllocator::Host(callbacks), bytes).unwrap();
+        let _current = cuda.context().enter().unwrap();
+        for _ in 0..200 {
+            let address = block.at(0, bytes).unwrap();
+            // SAFETY: the block is that long, and freeing it waits.
+            let answer = unsafe { sys::cuMemsetD8Async(address, 0, bytes as usize, probe.stream) };
+            driver::check("filling memory", answer).unwrap();
+        }
+        // SAFETY: the stream lives.
+        assert_eq!(unsafe { sys::cuStreamQuery(probe.stream) }, sys::CUresult::CUDA_ERROR_NOT_READY);
+        drop(block);
+        assert_eq!(probe.idle, Some(true));
     }
 }

@@ -137,3 +137,17 @@ fn max_frames_is_defined_once_in_the_kernels() {
     let definitions: usize = texts.map(|text| text.matches("MAX_FRAMES = ").count()).sum();
     assert_eq!((definitions, constant("common.cuh", "MAX_FRAMES")), (1, tiling::MAX_FRAMES as u64));
 }
+
+/// A non-coherent load may miss what the same launch writes.
+#[test]
+fn norms_that_run_in_place_load_pixels_coherently() {
+    for precision in Precision::ALL {
+        let text = source(&format!("ptx/{}/norm.ptx", precision.name()));
+        for name in ["norm_apply", "norm_silu"] {
+            let (_, kernel) = text.split_once(&format!(".entry {name}(")).unwrap();
+            let kernel = kernel.split(".entry ").next().unwrap();
+            let pixels: Vec<&str> = kernel.lines().filter(|line| line.contains("L1::no_allocate.v4")).collect();
+            assert!(!pixels.is_empty() && pixels.iter().all(|load| !load.contains(".nc.")), "{name}: {pixels:?}");
+        }
+    }
+}

@@ -129,6 +129,37 @@ fn conv_reaches_past_2_31_elements() {
     }
 }
 
+/// `conv_out` counts its input in units of 16 bytes: 2^31 of them are 32 GiB.
+#[test]
+fn conv_out_reaches_past_2_31_units() {
+    const BEYOND: u64 = 512;
+    let _alone = ALONE.lock();
+    let layout = ConvLayout { slabs: 1, biases: 1, groups: 1, ..layout(128, 3, Window::Same, Prologue::NormSilu) };
+    for cuda in &gpus() {
+        let sizes = cuda.launcher.sizes;
+        let last_rows = |height: u64| {
+            let (shape, output) = (FrameShape::new(height, WIDTH, 128), FrameShape::new(height, WIDTH, 3));
+            let mut places = BlockPlaces::default();
+            let [input, out] = [shape, output].map(|shape| places.take(sizes.frame_bytes(shape, 1)));
+            let mut job = Job::new(cuda, places, Room::default());
+            job.load(&plain_load(&RepeatedRows::new(cuda, 128, WIDTH).view(height), 0, shape, input));
+            // The same for every height: mean 0, deviation 1.
+            let statistics = [0.0f32, 1.0].map(f32::to_le_bytes).concat();
+            job.write(DeviceOffset(input.0 + sizes.data_bytes(shape)), &statistics);
+            let (weights, frames) = ([prepare(cuda, &layout, 4)], vec![frame(&[(input, 0)], 0, None, out)]);
+            job.run(conv_op(&layout, shape, frames, false, PartialSums::NONE), &weights);
+            let row = WIDTH * 3 * sizes.element();
+            job.read(&[DeviceOffset(out.0 + (height - SHORT) * row)], SHORT * row)
+        };
+        let tall = (32 << 30) / sizes.row_bytes(FrameShape::new(1, WIDTH, 128)) + BEYOND;
+        if cuda.free_bytes() < 36 << 30 {
+            println!("skipped: 36 GiB are needed");
+            continue;
+        }
+        assert!(last_rows(tall) == last_rows(2 * SHORT), "{}", name(cuda));
+    }
+}
+
 /// Statistics see the whole frame, so rows are compared with rows of the same frame, and the edges loosely with those
 /// of a frame of half the height.
 #[test]

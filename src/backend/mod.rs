@@ -3,17 +3,16 @@
 //! A result depends on the input frames only; not on how many frames share a call, nor on the number of threads. That
 //! makes bits independent of how a clip is cut. Knows no model, no plan and no clip.
 
+pub mod allocator;
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
-mod device_memory;
-pub mod host_callback;
 mod host_stream;
 mod precision;
 
+pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
-pub use device_memory::{DeviceAllocFn, DeviceAllocator, DeviceCallbacks, DeviceFreeFn};
 pub use host_stream::HostStream;
 pub use precision::Precision;
 

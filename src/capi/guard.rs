@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::table::{self, Handle, Open, OpenStream};
 use super::text;
 use super::types::*;
-use crate::backend::host_callback;
+use crate::backend::allocator;
 use crate::error::{Error, Result};
 use crate::float_mode::DefaultMode;
 
@@ -89,7 +89,7 @@ pub(super) fn check_caller() -> Result<()> {
                 .into(),
         ));
     }
-    if host_callback::is_inside() {
+    if allocator::is_inside() {
         return Err(Error::State(
             "the call came from an allocator of the host, which the library is waiting for; call when it has returned"
                 .into(),

@@ -1,6 +1,6 @@
 //! Handles: create, configure, query, free. This file becomes a part of the header.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
@@ -8,8 +8,7 @@ use super::log::Log;
 use super::table::{self, Handle};
 use super::types::*;
 use super::{cancel, guard, sized, text};
-use crate::backend::cpu::{HostAllocator, HostCallbacks};
-use crate::backend::{DeviceAllocator, DeviceCallbacks};
+use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
 use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::model::Config;
@@ -185,19 +184,18 @@ pub(super) fn parse_device(text: &str) -> Result<DeviceName> {
 }
 
 fn allocators(info: &vvae_create_info) -> Result<Allocators> {
-    let host = match (info.alloc, info.free, info.alloc_user) {
-        (None, None, _) => HostAllocator::System,
-        (Some(alloc), Some(free), user) => HostAllocator::Host(HostCallbacks { alloc, free, user }),
-        _ => return Err(Error::Argument("alloc and free must be given together, or both be null".into())),
-    };
-    let device = match (info.device_alloc, info.device_free, info.device_alloc_user) {
-        (None, None, _) => DeviceAllocator::Driver,
-        (Some(alloc), Some(free), user) => DeviceAllocator::Host(DeviceCallbacks { alloc, free, user }),
-        _ => {
-            return Err(Error::Argument("device_alloc and device_free must be given together, or both be null".into()));
-        }
-    };
-    Ok(Allocators { host, device })
+    Ok(Allocators {
+        host: allocator("alloc and free", info.alloc, info.free, info.alloc_user)?,
+        device: allocator("device_alloc and device_free", info.device_alloc, info.device_free, info.device_alloc_user)?,
+    })
+}
+
+fn allocator<A, F>(names: &str, alloc: Option<A>, free: Option<F>, user: *mut c_void) -> Result<Allocator<A, F>> {
+    match (alloc, free) {
+        (None, None) => Ok(Allocator::System),
+        (Some(alloc), Some(free)) => Ok(Allocator::Host(Callbacks { alloc, free, user })),
+        _ => Err(Error::Argument(format!("{names} must be given together, or both be null"))),
+    }
 }
 
 fn describe(config: &Config) -> String {

@@ -21,8 +21,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-use crate::backend::cpu::{Cpu, CpuOptions, HostAllocator};
-use crate::backend::{DeviceAllocator, HostStream, Precision};
+use crate::backend::cpu::{Cpu, CpuOptions};
+use crate::backend::{DeviceAllocator, HostAllocator, HostStream, Precision};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Config, Direction, Network};

@@ -1,53 +1,20 @@
 //! Blocks of host memory, from the operating system or the host's own allocator.
 //! All large memory of this backend comes from here.
 
-use std::ffi::c_void;
 use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
-use crate::backend::host_callback;
+use crate::backend::HostAllocator;
+use crate::backend::allocator::{self, AllocFn, Callbacks, FreeFn};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, PersistedRegion};
 
 /// A cache line, and the widest vector.
 pub(super) const ALIGN: u64 = 64;
 
-pub type AllocFn = unsafe extern "C" fn(user: *mut c_void, bytes: u64, align: u64) -> *mut c_void;
-pub type FreeFn = unsafe extern "C" fn(user: *mut c_void, block: *mut c_void, bytes: u64);
-
-/// The host's own allocator. Its maker guarantees that both functions may be called with `user` from any thread, as
-/// long as anything allocated through it lives.
-#[derive(Debug, Clone, Copy)]
-pub struct HostCallbacks {
-    pub alloc: AllocFn,
-    pub free: FreeFn,
-    pub user: *mut c_void,
-}
-
-// SAFETY: the maker guarantees calls from any thread.
-unsafe impl Send for HostCallbacks {}
-// SAFETY: as above.
-unsafe impl Sync for HostCallbacks {}
-
-impl PartialEq for HostCallbacks {
-    fn eq(&self, other: &HostCallbacks) -> bool {
-        std::ptr::fn_addr_eq(self.alloc, other.alloc)
-            && std::ptr::fn_addr_eq(self.free, other.free)
-            && self.user == other.user
-    }
-}
-
-/// Where blocks come from.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub enum HostAllocator {
-    /// Mappings of the operating system, so that a dropped block is returned to it.
-    #[default]
-    System,
-    Host(HostCallbacks),
-}
-
 impl HostAllocator {
+    /// Blocks of the system are mappings, so that a dropped one is returned to it.
     pub(super) fn block(&self, bytes: u64) -> Result<HostBlock> {
         let len = usize::try_from(bytes).ok().filter(|len| *len <= isize::MAX as usize);
         let Some(len) = len else {
@@ -81,9 +48,9 @@ fn map(len: usize) -> Result<HostBlock> {
     Ok(HostBlock { start, len, owner: BlockOwner::System(map) })
 }
 
-fn ask(callbacks: HostCallbacks, len: usize) -> Result<HostBlock> {
+fn ask(callbacks: Callbacks<AllocFn, FreeFn>, len: usize) -> Result<HostBlock> {
     // SAFETY: the maker of the callbacks guarantees that they take these arguments.
-    let start = host_callback::call(|| unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) });
+    let start = allocator::call(|| unsafe { (callbacks.alloc)(callbacks.user, len as u64, ALIGN) });
     let Some(start) = NonNull::new(start.cast::<u8>()) else {
         return Err(Error::Memory(format!("the host's allocator refused {len} bytes")));
     };
@@ -97,7 +64,7 @@ fn ask(callbacks: HostCallbacks, len: usize) -> Result<HostBlock> {
 enum BlockOwner {
     Nobody,
     System(#[allow(dead_code, reason = "owns the mapping")] MmapMut),
-    Host(HostCallbacks),
+    Host(Callbacks<AllocFn, FreeFn>),
 }
 
 /// One aligned block of bytes, freed when dropped. Its initial contents are unspecified.
@@ -139,7 +106,7 @@ impl Drop for HostBlock {
     fn drop(&mut self) {
         if let BlockOwner::Host(callbacks) = &self.owner {
             // SAFETY: this block came from `alloc` of the same callbacks, with the same size, and is freed once.
-            host_callback::call(|| unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) });
+            allocator::call(|| unsafe { (callbacks.free)(callbacks.user, self.start().cast(), self.len as u64) });
         }
     }
 }
@@ -200,6 +167,7 @@ impl SharedPointer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::ffi::c_void;
     use std::sync::atomic::{AtomicI64, Ordering};
 
     unsafe extern "C" fn refuse(_: *mut c_void, _: u64, _: u64) -> *mut c_void {
@@ -224,8 +192,7 @@ mod tests {
 
     #[test]
     fn refusals_name_the_requested_bytes() {
-        let refusing =
-            HostAllocator::Host(HostCallbacks { alloc: refuse, free: uncounted, user: std::ptr::null_mut() });
+        let refusing = HostAllocator::Host(Callbacks { alloc: refuse, free: uncounted, user: std::ptr::null_mut() });
         let error = refusing.block(12345).err().unwrap();
         assert!(matches!(&error, Error::Memory(text) if text.contains("12345")), "{error}");
         let error = HostAllocator::System.block(1 << 60).err().unwrap();
@@ -237,8 +204,7 @@ mod tests {
     fn host_blocks_are_freed_by_the_host() {
         let count = AtomicI64::new(0);
         let user = (&raw const count).cast_mut().cast();
-        let host = HostAllocator::Host(HostCallbacks { alloc: counted, free: uncounted, user });
-        assert_eq!(host, host.clone());
+        let host = HostAllocator::Host(Callbacks { alloc: counted, free: uncounted, user });
         assert_ne!(host, HostAllocator::System);
         let block = host.block(1000).unwrap();
         assert_eq!(count.load(Ordering::SeqCst), 1000);

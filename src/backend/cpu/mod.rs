@@ -13,10 +13,10 @@ mod simd;
 mod tests;
 
 pub use conv::ConvWeights;
-pub use memory::{AllocFn, CpuMemory, FreeFn, HostAllocator, HostCallbacks};
+pub use memory::CpuMemory;
 pub use simd::Instructions;
 
-use super::{Backend, HostStream, Precision, Residency, RunArgs, Stop};
+use super::{Backend, HostAllocator, HostStream, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
@@ -69,10 +69,6 @@ impl Cpu {
     /// The instruction set in use.
     pub fn instructions(&self) -> Instructions {
         self.instructions
-    }
-
-    pub fn allocator(&self) -> &HostAllocator {
-        &self.allocator
     }
 }
 

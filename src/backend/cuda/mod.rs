@@ -43,6 +43,8 @@ pub struct Cuda {
     allocator: DeviceAllocator,
 }
 
+type Args<'a> = RunArgs<'a, PreparedConv>;
+
 /// The memory of a job, and the copies and bands in flight in it.
 pub struct JobMemory {
     _graphs: GraphGuard,
@@ -151,7 +153,7 @@ fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<K
 
 /// The operations.
 impl Cuda {
-    fn fetch(&self, memory: &mut JobMemory, op: &FetchOp<Offsets>, args: &RunArgs<PreparedConv>) -> Result<()> {
+    fn fetch(&self, memory: &mut JobMemory, op: &FetchOp<Offsets>, args: &Args) -> Result<()> {
         let _current = self.context().enter()?;
         let offloaded = args.weights[op.layer].offloaded(op.into.slabs)?;
         let to = memory.block.at(op.into.at.0, offloaded.map(<[u8]>::len).iter().sum::<usize>() as u64)?;
@@ -164,23 +166,17 @@ impl Cuda {
         memory: &mut JobMemory,
         layer: LayerId,
         fetched: Option<FetchedWeights<Offsets>>,
-        args: &RunArgs<PreparedConv>,
+        args: &Args,
     ) -> Result<WeightPointers> {
         let weights = &args.weights[layer];
         let Some(FetchedWeights { at, slabs }) = fetched else { return weights.pointers() };
         let _current = self.context().enter()?;
         let address = memory.block.address(at);
         memory.staging.await_weights(address, self.launcher.queue.stream())?;
-        weights.fetched(slabs, address).pointers()
+        Ok(weights.fetched(slabs, address))
     }
 
-    fn conv(
-        &self,
-        memory: &mut JobMemory,
-        op: &ConvOp<Offsets>,
-        args: &RunArgs<PreparedConv>,
-        stop: &mut Stop,
-    ) -> Result<()> {
+    fn conv(&self, memory: &mut JobMemory, op: &ConvOp<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
         let elements = output.elements() * op.frames.len() as u64;
         let weights = self.weights(memory, op.layer, op.weights, args)?;
@@ -209,7 +205,7 @@ impl Cuda {
         &self,
         memory: &mut JobMemory,
         op: &BandedConvOp<Offsets>,
-        args: &RunArgs<PreparedConv>,
+        args: &Args,
         stop: &mut Stop,
     ) -> Result<()> {
         if op.frames.len() > MAX_FRAMES {
@@ -221,13 +217,7 @@ impl Cuda {
         })
     }
 
-    fn normalise(
-        &self,
-        memory: &mut JobMemory,
-        op: &NormaliseOp<Offsets>,
-        args: &RunArgs<PreparedConv>,
-        stop: &mut Stop,
-    ) -> Result<()> {
+    fn normalise(&self, memory: &mut JobMemory, op: &NormaliseOp<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {
         let elements = op.shape.elements() * op.frames.len() as u64;
         let weights = self.weights(memory, op.layer, op.weights, args)?;
         self.operate(memory, elements, stop, |memory| {
@@ -338,13 +328,7 @@ impl Backend for Cuda {
         PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
     }
 
-    fn run(
-        &self,
-        memory: &mut JobMemory,
-        op: &Op<Offsets>,
-        args: &RunArgs<PreparedConv>,
-        stop: &mut Stop,
-    ) -> Result<()> {
+    fn run(&self, memory: &mut JobMemory, op: &Op<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {
         match op {
             Op::Fetch(op) => self.fetch(memory, op, args),
             Op::Conv(op) => self.conv(memory, op, args, stop),

@@ -79,7 +79,7 @@ fn memory_rate(gpu: &Gpu) -> f64 {
 /// Bytes a second to the device while as many come from it.
 fn copy_rate(context: &Arc<Context>) -> Result<f64> {
     let (block, host) = (
-        DeviceBlock::new(context, DeviceAllocator::Driver, 2 * PROBE_BYTES)?,
+        DeviceBlock::new(context, DeviceAllocator::System, 2 * PROBE_BYTES)?,
         PinnedMemory::new(context, 2 * PROBE_BYTES)?,
     );
     let (upload, download) = (CudaStream::new(context)?, CudaStream::new(context)?);

@@ -12,7 +12,7 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::*;
-use crate::backend::DeviceCallbacks;
+use crate::backend::Callbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::ir::{
     Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
@@ -23,7 +23,7 @@ use crate::ir::{
 /// no GPU.
 fn gpus() -> Vec<Cuda> {
     let open = |arch: Option<&str>, precision| {
-        Cuda::with_kernel_arch(0, precision, DeviceAllocator::Driver, arch.map(str::to_owned))
+        Cuda::with_kernel_arch(0, precision, DeviceAllocator::System, arch.map(str::to_owned))
     };
     // 8.6 also has less shared memory.
     let older = |precision| open(Some("8.6"), precision).or_else(|_| open(Some("8.0"), precision)).unwrap();
@@ -582,9 +582,9 @@ unsafe extern "C" fn free(probe: *mut c_void, _: i32, block: *mut c_void, _: u64
 fn memory_is_freed_when_no_stream_uses_it() {
     for cuda in gpus().iter().take(1) {
         let mut probe = FreeProbe { stream: cuda.launcher.queue.stream().handle(), idle: None };
-        let callbacks = DeviceCallbacks { alloc: allocate, free, user: (&raw mut probe).cast() };
+        let host = DeviceAllocator::Host(Callbacks { alloc: allocate, free, user: (&raw mut probe).cast() });
         let bytes = 1 << 30;
-        let block = DeviceBlock::new(cuda.context(), DeviceAllocator::Host(callbacks), bytes).unwrap();
+        let block = DeviceBlock::new(cuda.context(), host, bytes).unwrap();
         let _current = cuda.context().enter().unwrap();
         for _ in 0..200 {
             let address = block.at(0, bytes).unwrap();

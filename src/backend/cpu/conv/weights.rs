@@ -2,7 +2,8 @@
 
 use super::grid::{COMPONENTS, uses_winograd};
 use super::winograd::transform_weight;
-use crate::backend::cpu::memory::{ALIGN, HostAllocator, HostBlock};
+use crate::backend::HostAllocator;
+use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, panel_count, panel_width};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, Prologue};

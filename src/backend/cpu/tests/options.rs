@@ -2,6 +2,7 @@
 
 use super::case::{PlainWeights, layout};
 use super::*;
+use crate::backend::Callbacks;
 
 unsafe extern "C" fn refuse(user: *mut std::ffi::c_void, bytes: u64, _: u64) -> *mut std::ffi::c_void {
     // SAFETY: the test passes its counter.
@@ -14,8 +15,8 @@ unsafe extern "C" fn forget(_: *mut std::ffi::c_void, _: *mut std::ffi::c_void, 
 #[test]
 fn memory_comes_from_the_allocator_only() {
     let mut asked = 0u64;
-    let callbacks = HostCallbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() };
-    let cpu = Cpu::new(CpuOptions { allocator: HostAllocator::Host(callbacks), ..CpuOptions::default() }).unwrap();
+    let allocator = HostAllocator::Host(Callbacks { alloc: refuse, free: forget, user: (&raw mut asked).cast() });
+    let cpu = Cpu::new(CpuOptions { allocator, ..CpuOptions::default() }).unwrap();
     let error = cpu.allocate(777, PinnedBytes::default()).err().unwrap();
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);

@@ -15,18 +15,12 @@ fn uuid(gpu: &Gpu) -> Result<String> {
     check("asking for a GPU's UUID", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, gpu.handle) })?;
     // A part of a GPU has a UUID of its own.
     let kind = if gpu.name.contains(" MIG ") { "MIG" } else { "GPU" };
-    Ok(format!("{kind}-{}", dashed(&uuid.bytes.map(|byte| byte as u8))))
+    Ok(format!("{kind}-{}", dashed(uuid.bytes.map(|byte| byte as u8))))
 }
 
-fn dashed(uuid: &[u8; 16]) -> String {
-    let mut text = String::with_capacity(36);
-    for (at, byte) in uuid.iter().enumerate() {
-        if matches!(at, 4 | 6 | 8 | 10) {
-            text.push('-');
-        }
-        text += &format!("{byte:02x}");
-    }
-    text
+fn dashed(uuid: [u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(uuid));
+    [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]).join("-")
 }
 
 /// Only a context can tell. Where none is active, none is created just to ask: then all memory counts as free.
@@ -62,6 +56,6 @@ mod tests {
     #[test]
     fn dashed_writes_a_uuid_in_five_parts() {
         let bytes = std::array::from_fn(|i| 0xe0 + i as u8);
-        assert_eq!(super::dashed(&bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
+        assert_eq!(super::dashed(bytes), "e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef");
     }
 }

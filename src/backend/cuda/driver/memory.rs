@@ -7,7 +7,8 @@ use cudarc::driver::sys::{self, CUdeviceptr};
 use super::context::Context;
 use super::error::check;
 use super::stream::{self, CudaStream};
-use crate::backend::{DeviceAllocator, DeviceCallbacks, host_callback};
+use crate::backend::allocator::{self, DeviceAllocFn, DeviceFreeFn};
+use crate::backend::{Callbacks, DeviceAllocator};
 use crate::error::{Error, Result};
 use crate::ir::DeviceOffset;
 
@@ -27,8 +28,8 @@ impl DeviceBlock {
         let _current = context.enter()?;
         let address = match allocator {
             _ if bytes == 0 => 0,
-            DeviceAllocator::Driver => allocate_from_driver(bytes)?,
-            DeviceAllocator::Host(callbacks) => allocate_from_host(callbacks, context.gpu.index, bytes)?,
+            DeviceAllocator::System => allocate_from_driver(bytes)?,
+            DeviceAllocator::Host(host) => allocate_from_host(&host, context.gpu.index, bytes)?,
         };
         let block = DeviceBlock { context: Arc::clone(context), allocator, address, bytes };
         if !address.is_multiple_of(BLOCK_ALIGN) {
@@ -84,9 +85,9 @@ fn allocate_from_driver(bytes: u64) -> Result<CUdeviceptr> {
     Ok(address)
 }
 
-fn allocate_from_host(callbacks: DeviceCallbacks, device: u32, bytes: u64) -> Result<CUdeviceptr> {
+fn allocate_from_host(host: &Callbacks<DeviceAllocFn, DeviceFreeFn>, device: u32, bytes: u64) -> Result<CUdeviceptr> {
     // SAFETY: the maker of the callbacks vouches that they may be called with these arguments.
-    let block = host_callback::call(|| unsafe { (callbacks.alloc)(callbacks.user, device as i32, bytes) });
+    let block = allocator::call(|| unsafe { (host.alloc)(host.user, device as i32, bytes) });
     if block.is_null() {
         return Err(Error::Memory(format!(
             "the host's allocator refused {bytes} bytes on the GPU; lower memory_limit"
@@ -104,15 +105,15 @@ impl Drop for DeviceBlock {
         // Handles share weights, so any of our streams may still use the block. The next owner may write at once.
         stream::synchronise_all(device);
         match self.allocator {
-            DeviceAllocator::Driver if current.is_ok() => {
+            DeviceAllocator::System if current.is_ok() => {
                 // SAFETY: allocated in `new`, and nothing of ours touches it any more.
                 unsafe { sys::cuMemFree_v2(self.address) };
             }
-            DeviceAllocator::Driver => {}
-            DeviceAllocator::Host(DeviceCallbacks { free, user, .. }) => {
+            DeviceAllocator::System => {}
+            DeviceAllocator::Host(Callbacks { free, user, .. }) => {
                 let block = std::ptr::without_provenance_mut(self.address as usize);
                 // SAFETY: as above, from the same allocator.
-                host_callback::call(|| unsafe { free(user, device as i32, block, self.bytes) });
+                allocator::call(|| unsafe { free(user, device as i32, block, self.bytes) });
             }
         }
     }

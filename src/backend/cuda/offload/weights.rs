@@ -45,15 +45,10 @@ impl Drop for HostWeights {
 
 /// The weights of one convolution, packed.
 pub struct PreparedConv {
-    home: WeightHome,
+    store: WeightStore,
+    /// Where in the store they begin.
+    offset: u64,
     layout: WeightLayout,
-}
-
-enum WeightHome {
-    /// At an offset in a store.
-    Stored(WeightStore, u64),
-    /// At an address in the block of a job.
-    Fetched(u64),
 }
 
 impl PreparedConv {
@@ -65,8 +60,7 @@ impl PreparedConv {
         layout: &ConvLayout,
         source: &mut dyn ConvSource,
     ) -> Result<PreparedConv> {
-        let home = WeightHome::Stored(store.clone(), offset);
-        let conv = PreparedConv { home, layout: sizes.weight_layout(layout) };
+        let conv = PreparedConv { store: store.clone(), offset, layout: sizes.weight_layout(layout) };
         match sizes.precision {
             Precision::Fp16 => conv.write::<f16>(stream, layout, source)?,
             Precision::Bf16 => conv.write::<bf16>(stream, layout, source)?,
@@ -110,56 +104,48 @@ impl PreparedConv {
     }
 
     fn put<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
-        match &self.home {
-            WeightHome::Stored(WeightStore::Device(block), start) => block.write(stream, start + offset, from),
-            WeightHome::Stored(WeightStore::Host(weights), start) => {
+        match &self.store {
+            WeightStore::Device(block) => block.write(stream, self.offset + offset, from),
+            WeightStore::Host(weights) => {
                 let bytes = size_of_val(from);
-                let to = weights.memory.at(start + offset, bytes as u64)?;
+                let to = weights.memory.at(self.offset + offset, bytes as u64)?;
                 // SAFETY: both are that long, and nobody else knows this part of the store yet.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, bytes) };
                 Ok(())
             }
-            WeightHome::Fetched(_) => Err(Error::Internal("weights are prepared in the block of a job".into())),
         }
     }
 
     /// The first `slabs` slabs, and everything after the slabs, in host memory.
     pub fn offloaded(&self, slabs: u64) -> Result<[&[u8]; 2]> {
-        let WeightHome::Stored(WeightStore::Host(weights), start) = &self.home else {
+        let WeightStore::Host(weights) = &self.store else {
             return Err(Error::Internal("weights are fetched that are resident".into()));
         };
         let part = |from: u64, to: u64| -> Result<&[u8]> {
-            let address = weights.memory.at(start + from, to - from)?;
+            let address = weights.memory.at(self.offset + from, to - from)?;
             // SAFETY: that long, and not written any more once it is prepared.
             Ok(unsafe { std::slice::from_raw_parts(address, (to - from) as usize) })
         };
         Ok([part(0, slabs * self.layout.slab_bytes)?, part(self.layout.shortcut, self.layout.end)?])
     }
 
-    /// The same, once both parts lie one after the other at an address in the block of a job.
-    pub fn fetched(&self, slabs: u64, address: u64) -> PreparedConv {
-        let WeightLayout { slab_bytes, shortcut, bias, gamma, beta, end } = self.layout;
-        let omitted = shortcut - slabs * slab_bytes;
-        let [shortcut, bias, gamma, beta, end] = [shortcut, bias, gamma, beta, end].map(|offset| offset - omitted);
-        let layout = WeightLayout { slab_bytes, shortcut, bias, gamma, beta, end };
-        PreparedConv { home: WeightHome::Fetched(address), layout }
+    /// Resident weights.
+    pub fn pointers(&self) -> Result<WeightPointers> {
+        let WeightStore::Device(block) = &self.store else {
+            return Err(Error::Internal("weights are needed that were not fetched".into()));
+        };
+        Ok(self.pointers_at(block.at(self.offset, self.layout.end)?, 0))
     }
 
-    pub fn pointers(&self) -> Result<WeightPointers> {
-        let WeightLayout { shortcut, bias, gamma, beta, end, .. } = self.layout;
-        let base = match &self.home {
-            WeightHome::Stored(WeightStore::Device(block), start) => block.at(*start, end)?,
-            WeightHome::Stored(WeightStore::Host(_), _) => {
-                return Err(Error::Internal("weights are needed that were not fetched".into()));
-            }
-            WeightHome::Fetched(address) => *address,
-        };
-        Ok(WeightPointers {
-            slabs: base,
-            shortcut: base + shortcut,
-            bias: base + bias,
-            gamma: base + gamma,
-            beta: base + beta,
-        })
+    /// Weights whose [`PreparedConv::offloaded`] parts lie one after the other at an address.
+    pub fn fetched(&self, slabs: u64, address: u64) -> WeightPointers {
+        self.pointers_at(address, self.layout.shortcut - slabs * self.layout.slab_bytes)
+    }
+
+    /// `omitted`: bytes of slabs that are not there.
+    fn pointers_at(&self, address: u64, omitted: u64) -> WeightPointers {
+        let WeightLayout { shortcut, bias, gamma, beta, .. } = self.layout;
+        let [shortcut, bias, gamma, beta] = [shortcut, bias, gamma, beta].map(|offset| address + offset - omitted);
+        WeightPointers { slabs: address, shortcut, bias, gamma, beta }
     }
 }

@@ -10,48 +10,31 @@ use crate::ir::{ConvLayout, Sizes, SplitColumns, Window};
 
 const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
 
-/// Which row of which frame.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SymbolicRow {
-    /// Of an input, normalised; cached ones are counted first.
-    Input(usize, u64),
-    /// Of a fresh frame before its norm.
-    Raw(usize, u64),
-    /// Of an output's shortcut.
-    Shortcut(usize, u64),
-    Out(usize, u64),
-    /// Of a fresh frame in the resident cache.
-    Cached(usize, u64),
-}
+/// A kind of frame, its number and a row. An "input" is normalised; cached ones are counted first. A "raw" frame is a
+/// fresh one before its norm. A "cached" one is fresh and in the resident cache.
+type SymbolicRow = (&'static str, usize, u64);
 
 /// Rows by their first byte, with their end.
 #[derive(Clone, Default)]
 struct SymbolicMemory(BTreeMap<u64, (u64, SymbolicRow)>);
 
 impl SymbolicMemory {
-    fn read(&self, at: u64, row: SymbolicRow) {
-        assert_eq!(self.0.get(&at).map(|(_, found)| *found), Some(row), "at {at}");
+    fn read(&self, kind: &'static str, frame: usize, rows: Range<u64>, at: impl Fn(u64) -> u64) {
+        for row in rows {
+            let found = self.0.get(&at(row)).map(|(_, found)| *found);
+            assert_eq!(found, Some((kind, frame, row)), "at {}", at(row));
+        }
     }
 
     /// Erases every row that it overlaps.
-    fn write(&mut self, at: u64, bytes: u64, row: SymbolicRow) {
-        let lost: Vec<u64> =
-            self.0.range(..at + bytes).rev().take_while(|(_, (end, _))| *end > at).map(|r| *r.0).collect();
-        self.0.retain(|start, _| !lost.contains(start));
-        self.0.insert(at, (at + bytes, row));
-    }
-}
-
-/// Whole frames on the device, one after the other.
-struct FrameAllocator {
-    end: u64,
-    bytes: u64,
-}
-
-impl FrameAllocator {
-    fn next(&mut self) -> DeviceOffset {
-        self.end += self.bytes;
-        DeviceOffset(self.end - self.bytes)
+    fn write(&mut self, kind: &'static str, frame: usize, rows: Range<u64>, bytes: u64, at: impl Fn(u64) -> u64) {
+        for row in rows {
+            let (start, end) = (at(row), at(row) + bytes);
+            let overlapping = self.0.range(..end).rev().take_while(|(_, (end, _))| *end > start);
+            let lost: Vec<u64> = overlapping.map(|(start, _)| *start).collect();
+            self.0.retain(|start, _| !lost.contains(start));
+            self.0.insert(start, (end, (kind, frame, row)));
+        }
     }
 }
 
@@ -79,258 +62,218 @@ enum CacheCase {
 struct SymbolicRun<'a> {
     division: Division<'a>,
     memory: SymbolicMemory,
-    row: u64,
-    resident_row: u64,
-    host_row: u64,
-    shortcut_row: u64,
-    buffer_bytes: u64,
     buffer: usize,
+}
+
+impl SymbolicRun<'_> {
+    /// Rows that the band above has are copied from there.
+    fn share(
+        &mut self,
+        input: usize,
+        rows: Range<u64>,
+        bytes: u64,
+        [from, to]: [&InFlightBand; 2],
+        at: impl Fn(&Division, &InFlightBand, u64) -> u64,
+    ) {
+        self.memory.read("input", input, rows.clone(), |row| at(&self.division, from, row));
+        self.memory.write("input", input, rows, bytes, |row| at(&self.division, to, row));
+    }
 }
 
 impl BandSteps for SymbolicRun<'_> {
     fn fetch(&mut self, rows: BandRows, above: Option<&InFlightBand>) -> Result<InFlightBand> {
-        let buffer = self.buffer;
-        self.buffer = (buffer + 1) % BANDS_IN_FLIGHT as usize;
-        let (division, row) = (&self.division, self.row);
-        let op = division.op;
-        let band = InFlightBand { buffer, rows };
-        let rows = &band.rows;
-        for (i, part) in division.inputs.iter().take(op.cached.len()).enumerate() {
-            let Some(part) = *part else { continue };
-            let row = self.host_row;
-            for r in rows.shared(above).end..rows.input.end {
-                self.memory.write(division.host_part_row(&band, part, r), row, SymbolicRow::Input(i, r));
-            }
-            for r in rows.shared(above) {
-                let above = above.expect("somebody shares these");
-                self.memory.read(division.host_part_row(above, part, r), SymbolicRow::Input(i, r));
-                self.memory.write(division.host_part_row(&band, part, r), row, SymbolicRow::Input(i, r));
+        let band = InFlightBand { buffer: self.buffer, rows };
+        self.buffer = (self.buffer + 1) % BANDS_IN_FLIGHT as usize;
+        let op = self.division.op;
+        let (row, host_row) = (SIZES.row_bytes(op.input), SIZES.row_bytes(self.division.host_shape()));
+        let shared = band.rows.shared(above);
+        let new = shared.end..band.rows.input.end;
+        for (i, part) in self.division.inputs.clone().into_iter().take(op.cached.len()).enumerate() {
+            let Some(part) = part else { continue };
+            let at = |division: &Division, band: &InFlightBand, row| division.host_part_row(band, part, row);
+            self.memory.write("input", i, new.clone(), host_row, |row| at(&self.division, &band, row));
+            if let Some(above) = above {
+                self.share(i, shared.clone(), host_row, [above, &band], at);
             }
         }
-        for (i, at) in op.fresh.iter().enumerate() {
-            let (input, part) = (op.cached.len() + i, division.fresh_part(buffer, i));
-            let place = |r: u64| part + (r - rows.input.start) * row;
-            match *at {
+        for (i, fresh) in op.fresh.iter().enumerate() {
+            let input = op.cached.len() + i;
+            let at = |division: &Division, band: &InFlightBand, row| division.fresh_row(band, i, row);
+            let (computed, copied) = match *fresh {
                 FrameRef::Resident(frame) => {
-                    for r in rows.shared(above).end..rows.input.end {
-                        self.memory.read(frame.0 + r * row, SymbolicRow::Raw(i, r));
-                        self.memory.write(place(r), row, SymbolicRow::Input(input, r));
-                    }
-                    for r in rows.shared(above) {
-                        let above = above.expect("somebody shares these");
-                        self.memory.read(division.fresh_row(above, i, r), SymbolicRow::Input(input, r));
-                        self.memory.write(place(r), row, SymbolicRow::Input(input, r));
-                    }
+                    self.memory.read("raw", i, new.clone(), |r| frame.0 + r * row);
+                    (new.clone(), shared.clone())
                 }
-                FrameRef::Offloaded { .. } => {
-                    rows.input.clone().for_each(|r| self.memory.write(place(r), row, SymbolicRow::Input(input, r)))
-                }
+                FrameRef::Offloaded { .. } => (band.rows.input.clone(), 0..0),
                 FrameRef::Rematerialised { .. } => {
+                    let made = &band.rows.rematerialised;
                     let whole = |r: u64| r.is_multiple_of(REMATERIALISED_LEAD) || r == op.input.height;
-                    assert!(
-                        whole(rows.rematerialised.start) && whole(rows.rematerialised.end),
-                        "{:?}",
-                        rows.rematerialised
-                    );
-                    if let Some(above) = above {
-                        for r in rows.input.start..rows.rematerialised.start {
-                            let from = division.fresh_part(above.buffer, i) + (r - above.rows.input.start) * row;
-                            self.memory.read(from, SymbolicRow::Input(input, r));
-                            self.memory.write(place(r), row, SymbolicRow::Input(input, r));
-                        }
-                    }
-                    rows.rematerialised
-                        .clone()
-                        .for_each(|r| self.memory.write(place(r), row, SymbolicRow::Input(input, r)));
+                    assert!(whole(made.start) && whole(made.end), "{made:?}");
+                    (made.clone(), band.rows.input.start..made.start)
                 }
+            };
+            if let Some(above) = above {
+                self.share(input, copied, row, [above, &band], at);
             }
+            self.memory.write("input", input, computed, row, |row| at(&self.division, &band, row));
         }
-        for (i, (frame, part)) in op.frames.iter().zip(&division.shortcuts).enumerate() {
+        let shortcut_row = SIZES.row_bytes(self.division.shortcut_shape());
+        for (i, (frame, part)) in op.frames.iter().zip(&self.division.shortcuts).enumerate() {
             if let (Some((FrameRef::Offloaded { .. }, _)), Some(part)) = (frame.shortcut, part) {
-                for r in rows.own.clone() {
-                    let to = division.buffer(buffer) + part + (r - rows.own.start) * self.shortcut_row;
-                    self.memory.write(to, self.shortcut_row, SymbolicRow::Shortcut(i, r));
-                }
+                let (own, start) = (&band.rows.own, self.division.buffer(band.buffer) + part);
+                let at = |row| start + (row - own.start) * shortcut_row;
+                self.memory.write("shortcut", i, own.clone(), shortcut_row, at);
             }
         }
         Ok(band)
     }
 
     fn compute(&mut self, band: &InFlightBand) -> Result<()> {
-        let (division, InFlightBand { buffer, rows }) = (&self.division, band);
-        let (op, place) = (division.op, division.buffer(*buffer));
+        let (division, own, input_rows) = (&self.division, &band.rows.own, &band.rows.input);
+        let (op, buffer) = (division.op, division.buffer(band.buffer));
+        let [row, resident_row, host_row, shortcut_row] =
+            [op.input, division.resident_shape(), division.host_shape(), division.shortcut_shape()]
+                .map(|shape| SIZES.row_bytes(shape));
         let (frames, split) = (division.conv_frames(band), division.split_frames(band));
+        let shortcut_at = |term: &Term<Offsets>, row| term.frame.0 + (row - own.start) * shortcut_row;
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
             if let (Some((FrameRef::Rematerialised { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
-                for r in rows.own.clone() {
-                    self.memory.write(
-                        term.frame.0 + (r - rows.own.start) * self.shortcut_row,
-                        self.shortcut_row,
-                        SymbolicRow::Shortcut(i, r),
-                    );
-                }
+                self.memory.write("shortcut", i, own.clone(), shortcut_row, |row| shortcut_at(term, row));
             }
         }
+        let seen = own.start.saturating_sub(1)..(own.end + 1).min(op.input.height);
+        assert!(input_rows.start <= seen.start && seen.end <= input_rows.end);
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
             for (term, (input, _)) in frame.terms.iter().zip(&banded.terms) {
-                for r in rows.own.clone().flat_map(|r| r.saturating_sub(1)..(r + 2).min(op.input.height)) {
-                    assert!(rows.input.contains(&r));
-                    let at = |frame: DeviceOffset, row: u64| frame.0 + (r - rows.input.start) * row;
-                    match split.iter().find(|(resident, _)| *resident == term.frame) {
-                        Some((resident, host)) => {
-                            self.memory.read(at(*resident, self.resident_row), SymbolicRow::Input(*input, r));
-                            self.memory.read(at(*host, self.host_row), SymbolicRow::Input(*input, r));
-                        }
-                        None => self.memory.read(at(term.frame, self.row), SymbolicRow::Input(*input, r)),
-                    }
+                let parts = match split.iter().find(|(resident, _)| *resident == term.frame) {
+                    Some((resident, host)) => vec![(*resident, resident_row), (*host, host_row)],
+                    None => vec![(term.frame, row)],
+                };
+                for (part, bytes) in parts {
+                    self.memory.read("input", *input, seen.clone(), |row| part.0 + (row - input_rows.start) * bytes);
                 }
             }
             if let (Some(_), Some(term)) = (banded.shortcut, frame.terms.last()) {
-                let read = |r: u64| {
-                    self.memory
-                        .read(term.frame.0 + (r - rows.own.start) * self.shortcut_row, SymbolicRow::Shortcut(i, r))
-                };
-                rows.own.clone().for_each(read);
+                self.memory.read("shortcut", i, own.clone(), |row| shortcut_at(term, row));
             }
         }
         for (i, (frame, part)) in frames.iter().zip(&division.outs).enumerate() {
-            for r in rows.own.clone() {
-                let to = frame.out.0.wrapping_add(r * self.row);
-                assert!(part.is_none() || (place..place + self.buffer_bytes - self.row + 1).contains(&to));
-                self.memory.write(to, self.row, SymbolicRow::Out(i, r));
-            }
+            let at = |r: u64| frame.out.0.wrapping_add(r * row);
+            let backed = buffer..division.buffer(band.buffer + 1) - row + 1;
+            assert!(part.is_none() || own.clone().all(|r| backed.contains(&at(r))));
+            self.memory.write("out", i, own.clone(), row, at);
         }
         Ok(())
     }
 
     fn cache(&mut self, band: &InFlightBand, _: Option<&InFlightBand>) -> Result<()> {
-        for (i, to) in &self.division.op.cache_writes {
+        let (division, own) = (&self.division, &band.rows.own);
+        for (i, to) in &division.op.cache_writes {
             let Some(to) = to.resident else { continue };
-            for r in band.rows.own.clone() {
-                let input = SymbolicRow::Input(self.division.op.cached.len() + i, r);
-                self.memory.read(self.division.fresh_row(band, *i, r), input);
-                let bytes = self.division.resident_row(to, 1) - to.0;
-                self.memory.write(self.division.resident_row(to, r), bytes, SymbolicRow::Cached(*i, r));
-            }
+            let input = division.op.cached.len() + i;
+            self.memory.read("input", input, own.clone(), |row| division.fresh_row(band, *i, row));
+            let bytes = SIZES.row_bytes(division.resident_shape());
+            self.memory.write("cached", *i, own.clone(), bytes, |row| division.resident_row(to, row));
         }
         Ok(())
     }
 }
 
 fn layout(shortcut: Option<u64>) -> ConvLayout {
-    ConvLayout {
-        cin: 16,
-        cout: 16,
-        window: Window::Same,
-        prologue: Prologue::NormSilu,
-        slabs: 3,
-        shortcut,
-        biases: 1,
-        groups: 4,
+    let (window, prologue) = (Window::Same, Prologue::NormSilu);
+    ConvLayout { cin: 16, cout: 16, window, prologue, slabs: 3, shortcut, biases: 1, groups: 4 }
+}
+
+/// An operation without caches.
+fn plain_op(layout: ConvLayout, input: FrameShape) -> BandedConvOp<Offsets> {
+    BandedConvOp {
+        layer: 0,
+        layout,
+        weights: None,
+        input,
+        cached: Vec::new(),
+        fresh: Vec::new(),
+        cache_writes: Vec::new(),
+        columns: SplitColumns::new(input.width, 0, COLUMN_STEP),
+        statistics_writes: Vec::new(),
+        frames: Vec::new(),
+        rematerialise: None,
+        statistics: false,
     }
 }
 
 fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offloaded: bool, room: u64) {
-    let sizes = SIZES;
     let input = FrameShape::new(height, 70, 16);
-    let shortcut_channels = if fresh == FreshCase::InPlace { Some(32) } else { None };
-    let layout = layout(shortcut_channels);
-    let row = sizes.row_bytes(input);
-    let shortcut_row = sizes.row_bytes(input.with_channels(32));
-    let mut memory = SymbolicMemory::default();
-    let mut whole = FrameAllocator { end: 0, bytes: height * shortcut_row };
-    let mut put = |memory: &mut SymbolicMemory, of: &dyn Fn(u64) -> SymbolicRow, bytes: u64| {
-        let frame = whole.next();
-        (0..height).for_each(|r| memory.write(frame.0 + r * bytes, bytes, of(r)));
-        frame
+    let layout = layout((fresh == FreshCase::InPlace).then_some(32));
+    let (row, shortcut_row) = (SIZES.row_bytes(input), SIZES.row_bytes(input.with_channels(32)));
+    let (mut memory, mut end) = (SymbolicMemory::default(), 0);
+    // Whole frames on the device, one after the other.
+    let mut put = |kind: &'static str, number: usize, bytes: u64| {
+        let start = end;
+        memory.write(kind, number, 0..height, bytes, |row| start + row * bytes);
+        end += height * shortcut_row;
+        DeviceOffset(start)
     };
-    let elsewhere = |i: usize| HostOffset(i as u64 * 1000);
+    let no_statistics = DeviceOffset(0);
+    let offloaded = |i: usize| FrameRef::Offloaded { frame: HostOffset(i as u64 * 1000), statistics: no_statistics };
+    let rematerialised = |index: usize| FrameRef::Rematerialised { index, statistics: no_statistics };
     let columns = match cache {
         CacheCase::Resident | CacheCase::Recomputed => SplitColumns::all_resident(input.width),
         CacheCase::Host | CacheCase::None => SplitColumns::new(input.width, 0, COLUMN_STEP),
         CacheCase::Split => SplitColumns::new(input.width, input.width / 2, COLUMN_STEP),
     };
-    assert_eq!(columns.resident_width() > 0 && columns.host_width() > 0, cache == CacheCase::Split);
     let [resident_row, host_row] =
-        [columns.resident_width(), columns.host_width()].map(|width| sizes.row_bytes(FrameShape { width, ..input }));
-    let cached: Vec<CachedFrame<Offsets>> = (0..2)
-        .map(|i| CachedFrame {
-            resident: (resident_row > 0).then(|| put(&mut memory, &|r| SymbolicRow::Input(i, r), resident_row)),
-            host: (host_row > 0).then(|| elsewhere(i)),
-        })
-        .collect();
-    let cached_frames = if matches!(cache, CacheCase::None | CacheCase::Recomputed) { &[][..] } else { &cached[..] };
+        [columns.resident_width(), columns.host_width()].map(|width| SIZES.row_bytes(FrameShape { width, ..input }));
+    assert_eq!(resident_row > 0 && host_row > 0, cache == CacheCase::Split);
+    let cached_frame = |i| CachedFrame {
+        resident: (resident_row > 0).then(|| put("input", i, resident_row)),
+        host: (host_row > 0).then_some(HostOffset(i as u64 * 1000)),
+    };
+    let all_cached: Vec<CachedFrame<Offsets>> = (0..2).map(cached_frame).collect();
+    let cached = if matches!(cache, CacheCase::None | CacheCase::Recomputed) { Vec::new() } else { all_cached.clone() };
     let recomputed = if cache == CacheCase::Recomputed { 2 } else { 0 };
-    let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count)
-        .map(|i| match fresh {
-            _ if i < recomputed => FrameRef::Rematerialised { index: i, statistics: DeviceOffset(0) },
-            FreshCase::Host => FrameRef::Offloaded { frame: elsewhere(9 + i), statistics: DeviceOffset(0) },
-            FreshCase::Rematerialised if i > recomputed => {
-                FrameRef::Rematerialised { index: i - 1, statistics: DeviceOffset(0) }
-            }
-            _ => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Raw(i, r), row)),
-        })
-        .collect();
-    let frames = (0..count)
-        .map(|i| {
-            let shortcut = shortcut_channels.map(|_| match i % 3 {
-                0 => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Shortcut(i, r), shortcut_row)),
-                1 => FrameRef::Offloaded { frame: elsewhere(20 + i), statistics: DeviceOffset(0) },
-                _ => FrameRef::Rematerialised { index: i, statistics: DeviceOffset(0) },
-            });
-            let out = match (fresh, inputs[recomputed + i]) {
-                (FreshCase::InPlace, own) => own,
-                _ if out_offloaded => FrameRef::Offloaded { frame: elsewhere(30 + i), statistics: DeviceOffset(0) },
-                _ => FrameRef::Resident(put(&mut memory, &|r| SymbolicRow::Out(usize::MAX, r), row)),
-            };
-            let input = cached_frames.len() + recomputed + i;
-            let terms = (input.saturating_sub(2)..=input).zip(0u8..).collect();
-            BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
-        })
-        .collect();
-    let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(cached.iter().copied());
-    let op = BandedConvOp {
-        layer: 0,
-        layout,
-        weights: None,
-        input,
-        cached: cached_frames.to_vec(),
-        cache_writes: cache_writes.collect(),
-        fresh: inputs,
-        columns,
-        statistics_writes: Vec::new(),
-        frames,
-        rematerialise: None,
-        statistics: false,
+    let fresh_frame = |i| match fresh {
+        _ if i < recomputed => rematerialised(i),
+        FreshCase::Host => offloaded(9 + i),
+        FreshCase::Rematerialised if i > recomputed => rematerialised(i - 1),
+        _ => FrameRef::Resident(put("raw", i, row)),
     };
-    let planned = sizes.band_bytes(&layout, input, op.band_contents()).expect("groups of four channels");
-    let division = Division::new(sizes, &op, (whole.end, planned * room)).unwrap();
-    let buffer_bytes = planned * room / BANDS_IN_FLIGHT;
-    let rows = division.layout.rows;
-    let mut run = SymbolicRun {
-        division,
-        memory: memory.clone(),
-        row,
-        resident_row,
-        host_row,
-        shortcut_row,
-        buffer_bytes,
-        buffer: 0,
+    let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
+    let banded_frame = |i| {
+        let shortcut = layout.shortcut.map(|_| match i % 3 {
+            0 => FrameRef::Resident(put("shortcut", i, shortcut_row)),
+            1 => offloaded(20 + i),
+            _ => rematerialised(i),
+        });
+        let out = match fresh {
+            FreshCase::InPlace => inputs[recomputed + i],
+            _ if out_offloaded => offloaded(30 + i),
+            _ => FrameRef::Resident(put("out", usize::MAX, row)),
+        };
+        let input = cached.len() + recomputed + i;
+        let terms = (input.saturating_sub(2)..=input).zip(0u8..).collect();
+        BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
     };
+    let frames = (0..count).map(banded_frame).collect();
+    let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(all_cached).collect();
+    let op = BandedConvOp { cached, cache_writes, fresh: inputs, columns, frames, ..plain_op(layout, input) };
+    let planned = SIZES.band_bytes(&layout, input, op.band_contents()).expect("groups of four channels");
     for late in [false, true] {
-        (run.memory, run.buffer) = (memory.clone(), 0);
+        let division = Division::new(SIZES, &op, (end, planned * room)).unwrap();
+        let rows = division.layout.rows;
+        let mut run = SymbolicRun { division, memory: memory.clone(), buffer: 0 };
         match late {
             false => run_pipeline(height, rows, &mut run).unwrap(),
             true => run_pipeline_late(height, rows, &mut run),
         }
         for (i, to) in &op.cache_writes {
             if let Some(to) = to.resident {
-                (0..height).for_each(|r| run.memory.read(to.0 + r * resident_row, SymbolicRow::Cached(*i, r)));
+                run.memory.read("cached", *i, 0..height, |row| to.0 + row * resident_row);
             }
         }
         for (i, frame) in op.frames.iter().enumerate() {
             if let FrameRef::Resident(out) = frame.out {
-                (0..height).for_each(|r| run.memory.read(out.0 + r * row, SymbolicRow::Out(i, r)));
+                run.memory.read("out", i, 0..height, |r| out.0 + r * row);
             }
         }
     }
@@ -343,9 +286,7 @@ fn run_pipeline_late(height: u64, rows: u64, stages: &mut impl BandSteps) {
         let rows = BandRows::new(top, rows, height, above.as_ref().map(|above| &above.rows));
         let band = stages.fetch(rows, above.as_ref()).unwrap();
         stages.compute(&band).unwrap();
-        if let Some(above) = &above {
-            stages.cache(above, Some(&band)).unwrap();
-        }
+        above.iter().for_each(|above| stages.cache(above, Some(&band)).unwrap());
         above = Some(band);
     }
     above.iter().for_each(|last| stages.cache(last, None).unwrap());
@@ -353,11 +294,10 @@ fn run_pipeline_late(height: u64, rows: u64, stages: &mut impl BandSteps) {
 
 #[test]
 fn pipeline_finds_every_row_that_a_band_reads() {
+    use CacheCase::{Host, None, Recomputed, Resident, Split};
     for height in [2, 16, 18, 52, 100, 160, 262] {
         for count in [1, 2, 3, 5] {
-            for cache in
-                [CacheCase::None, CacheCase::Host, CacheCase::Resident, CacheCase::Split, CacheCase::Recomputed]
-            {
+            for cache in [None, Host, Resident, Split, Recomputed] {
                 for fresh in [FreshCase::Device, FreshCase::InPlace, FreshCase::Host, FreshCase::Rematerialised] {
                     for (out_offloaded, room) in [(false, 1), (true, 1), (false, 3)] {
                         check(height, count, cache, fresh, out_offloaded, room);
@@ -370,24 +310,11 @@ fn pipeline_finds_every_row_that_a_band_reads() {
 
 #[test]
 fn division_refuses_a_buffer_that_was_not_planned() {
-    let layout = layout(None);
     let input = FrameShape::new(64, 64, 16);
     let (fresh, out) = (FrameRef::Resident(DeviceOffset(0)), FrameRef::Resident(DeviceOffset(1 << 20)));
-    let op = BandedConvOp {
-        layer: 0,
-        layout,
-        weights: None,
-        input,
-        cached: Vec::new(),
-        fresh: vec![fresh],
-        cache_writes: Vec::new(),
-        columns: SplitColumns::new(input.width, 0, COLUMN_STEP),
-        statistics_writes: Vec::new(),
-        frames: vec![BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out }],
-        rematerialise: None,
-        statistics: false,
-    };
-    let planned = SIZES.band_bytes(&layout, input, op.band_contents()).unwrap();
+    let frame = BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out };
+    let op = BandedConvOp { fresh: vec![fresh], frames: vec![frame], ..plain_op(layout(None), input) };
+    let planned = SIZES.band_bytes(&op.layout, input, op.band_contents()).unwrap();
     assert!(Division::new(SIZES, &op, (2 << 20, planned)).is_ok());
     assert!(Division::new(SIZES, &op, (2 << 20, planned / 4)).is_err());
 }

@@ -17,4 +17,4 @@ mod tests;
 pub use file_tensor::FileTensor;
 pub use fingerprint::Fingerprint;
 pub use identity::FileIdentity;
-pub use open::{Checkpoint, Summary};
+pub use open::Checkpoint;

@@ -8,7 +8,6 @@ use super::file_tensor::FileTensor;
 use super::identity::FileIdentity;
 use super::source::Source;
 use crate::error::{Error, Result};
-use crate::ir::DType;
 use crate::model::config::Config;
 
 /// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
@@ -18,15 +17,6 @@ pub struct Checkpoint {
     identity: FileIdentity,
     pub(super) source: Source,
     pub(super) contents: Contents,
-}
-
-/// Facts about a checkpoint besides its configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Summary {
-    /// All element types in the file.
-    pub dtypes: Vec<DType>,
-    pub tensors: usize,
-    pub parameters: u64,
 }
 
 impl Checkpoint {
@@ -74,19 +64,6 @@ impl Checkpoint {
         }
     }
 
-    pub fn summary(&self) -> Summary {
-        let mut summary = Summary { dtypes: Vec::new(), tensors: 0, parameters: 0 };
-        for tensor in self.contents.tensors() {
-            summary.tensors += 1;
-            summary.parameters += tensor.elements();
-            if !summary.dtypes.contains(&tensor.dtype) {
-                summary.dtypes.push(tensor.dtype);
-            }
-        }
-        summary.dtypes.sort_unstable_by_key(|dtype| dtype.name());
-        summary
-    }
-
     /// Reads a tensor by its current name, also if the file has its older name.
     pub fn tensor(&self, name: &str) -> Result<FileTensor<'_>> {
         let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
@@ -98,16 +75,5 @@ impl Checkpoint {
         bytes.resize(length, 0);
         self.source.read(&mut bytes, entry.range.start).map_err(|why| self.fail(why))?;
         Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, bytes })
-    }
-
-    /// Reads a whole tensor as f32.
-    pub fn read(&self, name: &str, into: &mut [f32]) -> Result<()> {
-        let tensor = self.tensor(name)?;
-        if tensor.elements() != into.len() {
-            let (has, room) = (tensor.elements(), into.len());
-            return Err(Error::Internal(format!("tensor {name:?} has {has} values, but the buffer has {room}")));
-        }
-        tensor.widen(0, into);
-        Ok(())
     }
 }

@@ -16,20 +16,12 @@ use crate::model::config::Config;
 pub(in crate::model) struct Noise(pub u64);
 
 impl Noise {
-    pub fn bits(&mut self) -> u64 {
+    /// Between -1 and 1.
+    pub fn value(&mut self) -> f32 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
         self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.bits() >> 16) as usize % limit
-    }
-
-    /// Between -1 and 1.
-    pub fn value(&mut self) -> f32 {
-        (self.bits() >> 40) as f32 / (1 << 23) as f32 - 1.0
+        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
     }
 }
 

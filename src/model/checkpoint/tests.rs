@@ -1,12 +1,10 @@
 //! Checkpoints open, and refusals name the file, the tensor and what was expected.
 
 use std::fs::File;
-use std::io::{Seek, SeekFrom, Write};
 use std::path::Path;
 
 use super::contents::Contents;
-use super::file_tensor::first_non_finite;
-use super::header::{MAX_TENSORS, TensorEntry};
+use super::header::MAX_TENSORS;
 use super::names::quoted;
 use super::source::Source;
 use super::testing::*;
@@ -44,36 +42,29 @@ fn assert_refused(bytes: &[u8], parts: &[&str]) {
 
 #[test]
 fn golden_checkpoints_open_with_their_configurations() {
-    let small = Checkpoint::open(&golden("small.safetensors")).unwrap();
-    let expected = Config { channels: vec![16, 32, 32, 32], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
-    assert_eq!(*small.config(), expected);
-    let summary = small.summary();
-    assert_eq!((summary.dtypes, summary.tensors), (vec![DType::F32], 182));
-
-    let medium = Checkpoint::open(&golden("medium.safetensors")).unwrap();
-    let expected = Config { channels: vec![32, 32, 32, 64], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
-    assert_eq!(*medium.config(), expected);
-    let summary = medium.summary();
-    assert_eq!((summary.dtypes, summary.tensors), (vec![DType::F16], 246));
-    assert!(medium.path().ends_with("medium.safetensors"));
+    for (name, channels, layers, groups) in [("small", [16, 32, 32, 32], 1, 16), ("medium", [32, 32, 32, 64], 2, 32)] {
+        let open = Checkpoint::open(&golden(&format!("{name}.safetensors"))).unwrap();
+        let expected = Config { channels: channels.to_vec(), layers, groups, latent: 16, temporal_levels: 2 };
+        assert_eq!(*open.config(), expected);
+        assert!(open.path().ends_with(format!("{name}.safetensors")));
+    }
 }
 
 #[test]
 fn values_come_back_in_every_type() {
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        let written = random(&small(), dtype);
         let open = checkpoint(&small(), dtype);
         assert_eq!(*open.config(), small());
-        assert_eq!(open.summary().dtypes, [dtype]);
-        for tensor in &written {
-            let file_tensor = FileTensor { dtype, shape: &tensor.shape, bytes: tensor.bytes.clone() };
-            let (mut expected, mut found) = (vec![0.0; file_tensor.elements()], vec![1.0; file_tensor.elements()]);
-            file_tensor.widen(0, &mut expected);
-            open.read(&tensor.name, &mut found).unwrap();
-            assert_eq!(found, expected, "{}", tensor.name);
+        for tensor in random(&small(), dtype) {
+            let found = open.tensor(&tensor.name).unwrap();
+            assert_eq!(
+                (found.dtype, found.shape, found.bytes),
+                (dtype, &*tensor.shape, tensor.bytes),
+                "{}",
+                tensor.name
+            );
         }
-        assert!(open.read("encoder.conv_in.bias", &mut [0.0; 5]).is_err());
-        assert!(open.read("encoder.conv_in.bias.x", &mut []).is_err());
+        assert!(open.tensor("encoder.conv_in.bias.x").is_err());
     }
 }
 
@@ -367,40 +358,4 @@ fn files_cut_short_before_they_are_read_are_an_error() {
         let source = Source { file: File::open(&file.0).unwrap(), length: whole.len() as u64 };
         assert_eq!(Contents::check(&source).unwrap_err(), "the file was cut short while it was read");
     }
-}
-
-#[test]
-fn damaged_files_never_panic() {
-    let whole = std::fs::read(golden("small.safetensors")).unwrap();
-    let header = 8 + u64::from_le_bytes(whole[..8].try_into().unwrap());
-    let file = TemporaryFile::new(&whole);
-    let mut damage = std::fs::OpenOptions::new().write(true).open(&file.0).unwrap();
-    let mut write = |at: u64, byte: u8| {
-        damage.seek(SeekFrom::Start(at)).unwrap();
-        damage.write_all(&[byte]).unwrap();
-    };
-    let mut source = Source { file: File::open(&file.0).unwrap(), length: whole.len() as u64 };
-    let mut noise = Noise(7);
-    for round in 0..10_000 {
-        // Mostly in the header. Damage in the data only makes values that are not finite.
-        let reach = if round % 10 == 0 { whole.len() } else { header as usize };
-        let flips: Vec<(usize, u8)> =
-            (0..1 + noise.below(3)).map(|_| (noise.below(reach), 1 << noise.below(8))).collect();
-        for &(at, bit) in &flips {
-            write(at as u64, whole[at] ^ bit);
-        }
-        source.length = if round % 4 == 0 { noise.below(reach) } else { whole.len() } as u64;
-        if let Ok(contents) = Contents::check(&source) {
-            for TensorEntry { dtype, range, .. } in contents.tensors() {
-                let mut bytes = vec![0; (range.end - range.start) as usize];
-                source.read(&mut bytes, range.start).unwrap();
-                assert_eq!(first_non_finite(*dtype, &bytes), None);
-            }
-        }
-        for &(at, _) in &flips {
-            write(at as u64, whole[at]);
-        }
-    }
-    source.length = whole.len() as u64;
-    assert!(std::fs::read(&file.0).unwrap() == whole && Contents::check(&source).is_ok());
 }

@@ -1,4 +1,4 @@
-//! Cancel requests, one slot per handle. Signal handlers write them: no lock, no allocation.
+//! Cancel requests, one entry per handle. Signal handlers write them: no lock, no allocation.
 
 use std::ptr;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
@@ -7,55 +7,36 @@ use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering::SeqCst};
 const FREE: usize = 0;
 const CLOSED: usize = usize::MAX;
 
+/// Entries are never freed, so that they can be read without a lock. They are used again.
 struct CancelEntry {
     /// The number of the handle, `CLOSED` or `FREE`.
     handle: AtomicUsize,
-    /// Requests that are using the slot. It is not given to another handle meanwhile.
+    /// Requests that are using the entry. It is not given to another handle meanwhile.
     readers: AtomicUsize,
     requested: AtomicBool,
+    next: AtomicPtr<CancelEntry>,
 }
 
-const BLOCK_SLOTS: usize = 64;
+static FIRST: AtomicPtr<CancelEntry> = AtomicPtr::new(ptr::null_mut());
 
-/// Blocks are never freed, so that they can be read without a lock.
-struct CancelBlock {
-    slots: [CancelEntry; BLOCK_SLOTS],
-    next: AtomicPtr<CancelBlock>,
-}
-
-impl CancelBlock {
-    const fn new() -> CancelBlock {
-        CancelBlock { slots: [const { CancelEntry::free() }; BLOCK_SLOTS], next: AtomicPtr::new(ptr::null_mut()) }
-    }
-
-    fn next(&self) -> Option<&'static CancelBlock> {
-        // SAFETY: null, or a block that was leaked.
-        unsafe { self.next.load(SeqCst).as_ref() }
-    }
-}
-
-static FIRST: CancelBlock = CancelBlock::new();
-
-fn slots() -> impl Iterator<Item = &'static CancelEntry> {
-    std::iter::successors(Some(&FIRST), |block| block.next()).flat_map(|block| &block.slots)
+fn entries() -> impl Iterator<Item = &'static CancelEntry> {
+    // SAFETY: null, or an entry that was leaked.
+    let load = |at: &AtomicPtr<CancelEntry>| unsafe { at.load(SeqCst).as_ref::<'static>() };
+    std::iter::successors(load(&FIRST), move |entry| load(&entry.next))
 }
 
 /// Asks the running call of a handle to stop. `false` if there is no such handle. Safe in a signal handler.
 pub(super) fn request(handle: usize) -> bool {
-    handle != FREE && handle != CLOSED && slots().any(|slot| slot.request(handle))
+    handle != FREE && handle != CLOSED && entries().any(|entry| entry.request(handle))
 }
 
 impl CancelEntry {
-    const fn free() -> CancelEntry {
-        CancelEntry { handle: AtomicUsize::new(FREE), readers: AtomicUsize::new(0), requested: AtomicBool::new(false) }
-    }
-
     fn request(&self, handle: usize) -> bool {
         if self.handle.load(SeqCst) != handle {
             return false;
         }
         self.readers.fetch_add(1, SeqCst);
-        // Again: the handle may have been freed, and the slot given to another, before it was counted.
+        // Again: the handle may have been freed, and the entry given to another, before it was counted.
         let same = self.handle.load(SeqCst) == handle;
         if same {
             self.requested.store(true, SeqCst);
@@ -65,26 +46,21 @@ impl CancelEntry {
     }
 }
 
-/// The slot of a handle, given back when dropped.
+/// The entry of a handle, given back when dropped.
 pub(super) struct CancelSlot(&'static CancelEntry);
 
 impl CancelSlot {
-    /// A slot that no request finds yet.
+    /// An entry that no request finds yet.
     pub fn claim() -> CancelSlot {
-        let free = |slot: &&CancelEntry| {
-            let claimed = slot.handle.compare_exchange(FREE, CLOSED, SeqCst, SeqCst).is_ok();
-            let used = claimed && slot.readers.load(SeqCst) != 0;
+        let is_free = |entry: &&CancelEntry| {
+            let claimed = entry.handle.compare_exchange(FREE, CLOSED, SeqCst, SeqCst).is_ok();
+            let used = claimed && entry.readers.load(SeqCst) != 0;
             if used {
-                slot.handle.store(FREE, SeqCst);
+                entry.handle.store(FREE, SeqCst);
             }
             claimed && !used
         };
-        loop {
-            if let Some(slot) = slots().find(free) {
-                return CancelSlot(slot);
-            }
-            add_block();
-        }
+        CancelSlot(entries().find(is_free).unwrap_or_else(add_entry))
     }
 
     pub fn open(&self, handle: usize) {
@@ -107,13 +83,20 @@ impl Drop for CancelSlot {
     }
 }
 
-fn add_block() {
-    let new = Box::leak(Box::new(CancelBlock::new()));
-    let mut last = &FIRST;
-    // Another thread may add one too; then this one goes after it.
-    while last.next.compare_exchange(ptr::null_mut(), new, SeqCst, SeqCst).is_err() {
-        last = last.next().expect("it was not null");
-    }
+/// Adds a closed entry at the front.
+fn add_entry() -> &'static CancelEntry {
+    let new = Box::leak(Box::new(CancelEntry {
+        handle: AtomicUsize::new(CLOSED),
+        readers: AtomicUsize::new(0),
+        requested: AtomicBool::new(false),
+        next: AtomicPtr::default(),
+    }));
+    let linked = |first| {
+        new.next.store(first, SeqCst);
+        Some(ptr::from_ref(new).cast_mut())
+    };
+    FIRST.fetch_update(SeqCst, SeqCst, linked).expect("it always gives one");
+    new
 }
 
 #[cfg(test)]
@@ -122,7 +105,7 @@ mod tests {
 
     #[test]
     fn a_request_finds_its_handle_only() {
-        let numbers = 1 << 40..(1 << 40) + 3 * BLOCK_SLOTS;
+        let numbers = 1 << 40..(1 << 40) + 200;
         let claimed: Vec<_> = numbers.clone().map(|n| (n, CancelSlot::claim())).collect();
         for (n, slot) in &claimed {
             assert!(!request(*n), "not open yet");

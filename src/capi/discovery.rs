@@ -38,8 +38,7 @@ pub unsafe extern "C" fn vvae_device_info(index: u32, out: *mut vvae_device_desc
         let devices = backend::devices();
         let device = item("index", &devices, index)?;
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, describe_device(device)) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, describe_device(device)) }
     })
 }
 
@@ -62,8 +61,7 @@ pub unsafe extern "C" fn vvae_node_info(node: u32, out: *mut vvae_node_desc) -> 
             help: node.help.as_ptr(),
         };
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, info) }
     })
 }
 
@@ -91,8 +89,7 @@ pub unsafe extern "C" fn vvae_port_info(node: u32, port: u32, out: *mut vvae_por
             help: port.help.as_ptr(),
         };
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, info) }
     })
 }
 
@@ -110,8 +107,7 @@ pub unsafe extern "C" fn vvae_param_info(node: u32, param: u32, out: *mut vvae_p
         let node = item("node", NODES, node)?;
         let param = find_param(node, param).ok_or_else(|| no_such("param", param, node.params().count()))?;
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, describe_param(param)) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, describe_param(param)) }
     })
 }
 

@@ -90,8 +90,7 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
             time_scale: config.time_scale() as u32,
         };
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, info) }
     })
 }
 
@@ -137,8 +136,7 @@ pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -
             host: memory.host,
         };
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, info) }
     })
 }
 

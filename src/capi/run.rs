@@ -99,8 +99,7 @@ pub unsafe extern "C" fn vvae_last_run(
             text_length,
         };
         // SAFETY: as above.
-        unsafe { sized::write("out", out, report) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, report) }
     })
 }
 
@@ -117,8 +116,7 @@ pub(super) unsafe fn write_plan(
     // SAFETY: the caller's promise.
     let text_length = unsafe { text::write(&plan.to_string(), text, capacity) };
     // SAFETY: as above.
-    unsafe { sized::write("out", out, report(plan, text_length)) }?;
-    Ok(VVAE_OK)
+    unsafe { sized::write("out", out, report(plan, text_length)) }
 }
 
 /// Runs a clip, or the range of it that has as many output frames as it is called with.

@@ -82,11 +82,11 @@ pub(super) unsafe fn check<T: SizedStruct>(argument: &str, to: *mut T) -> Result
     unsafe { size::<T>(argument, to) }.map(|_| ())
 }
 
-/// Writes the host's struct, except its size.
+/// Writes the host's struct, except its size, as the last step of a call.
 ///
 /// # Safety
 /// As for [`check`].
-pub(super) unsafe fn write<T: SizedStruct>(argument: &str, to: *mut T, value: T) -> Result<()> {
+pub(super) unsafe fn write<T: SizedStruct>(argument: &str, to: *mut T, value: T) -> Result<i32> {
     const SIZE: usize = size_of::<u32>();
     // SAFETY: the caller's promise.
     let theirs = unsafe { size::<T>(argument, to) }?;
@@ -94,7 +94,7 @@ pub(super) unsafe fn write<T: SizedStruct>(argument: &str, to: *mut T, value: T)
     let from = (&raw const value).cast::<u8>();
     // SAFETY: `bytes` more than `SIZE` are within our value, and within those that the caller vouches for.
     unsafe { from.add(SIZE).copy_to_nonoverlapping(to.cast::<u8>().add(SIZE), bytes) };
-    Ok(())
+    Ok(VVAE_OK)
 }
 
 /// # Safety
@@ -150,7 +150,7 @@ mod tests {
         unsafe { read("info", (&raw const *value).cast()) }
     }
 
-    fn write_as_now<T>(value: &mut T) -> Result<()> {
+    fn write_as_now<T>(value: &mut T) -> Result<i32> {
         // SAFETY: the tests' structs are as long as they say.
         unsafe { write("info", (&raw mut *value).cast(), Now { struct_size: 99, a: 1, b: 2 }) }
     }

@@ -2,12 +2,10 @@
 
 use std::ffi::{c_char, c_void};
 use std::fs::{self, File};
-use std::io::Read;
 use std::path::Path;
 
-use super::table::{self, OpenStream};
 use super::types::*;
-use super::{file, guard, text};
+use super::{file, guard, stream, text};
 use crate::error::{Error, Result};
 
 /// ---- State: a stream that is saved, and restored later or elsewhere ----
@@ -76,45 +74,28 @@ pub unsafe extern "C" fn vvae_stream_restore(
     size: u64,
     s: *mut *mut vvae_stream,
 ) -> i32 {
-    let source = || {
-        if state.is_null() {
-            return Err(Error::Argument("state is null; it must point to what vvae_stream_save wrote".into()));
-        }
-        // SAFETY: the host vouches for so many bytes, which stay as they are during the call.
-        Ok((unsafe { std::slice::from_raw_parts(state.cast::<u8>(), length(size)?) }, size))
-    };
-    // SAFETY: the host vouches for where the stream goes.
-    unsafe { restore(v, s, source) }
+    // SAFETY: the host vouches for where the stream goes, and for so many bytes, which stay as they are.
+    unsafe {
+        stream::open(v, s, |session, control| {
+            if state.is_null() {
+                return Err(Error::Argument("state is null; it must point to what vvae_stream_save wrote".into()));
+            }
+            let mut bytes = std::slice::from_raw_parts(state.cast::<u8>(), length(size)?);
+            session.restore_stream(&mut bytes, size, control)
+        })
+    }
 }
 
 /// Restores a stream from a file. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore_file(v: *mut vvae, path: *const c_char, s: *mut *mut vvae_stream) -> i32 {
-    // SAFETY: the host vouches for a NUL-terminated text.
-    let source = || open_file(Path::new(unsafe { text::read("path", path) }?));
-    // SAFETY: the host vouches for where the stream goes.
-    unsafe { restore(v, s, source) }
-}
-
-/// Opens a stream from a reader and its number of bytes.
-///
-/// # Safety
-/// `s` is null or can be written to.
-unsafe fn restore<R: Read>(v: *mut vvae, s: *mut *mut vvae_stream, source: impl FnOnce() -> Result<(R, u64)>) -> i32 {
-    guard::exclusive(v, |handle, open| {
-        if s.is_null() {
-            return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
-        }
-        // SAFETY: the caller's promise.
-        unsafe { s.write_unaligned(std::ptr::null_mut()) };
-        let (mut state, bytes) = source()?;
-        let (direction, stream) = open.session.restore_stream(&mut state, bytes, &handle.control())?;
-        let id = table::insert_stream(handle.clone());
-        open.streams.insert(id, OpenStream { direction, stream });
-        // SAFETY: as above.
-        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
-        Ok(VVAE_OK)
-    })
+    // SAFETY: the host vouches for where the stream goes, and for a NUL-terminated text.
+    unsafe {
+        stream::open(v, s, |session, control| {
+            let (mut file, bytes) = open_file(Path::new(text::read("path", path)?))?;
+            session.restore_stream(&mut file, bytes, control)
+        })
+    }
 }
 
 /// As the length of a slice.

@@ -8,7 +8,8 @@ use super::table::{self, FinishedRun, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::{Error, Result};
-use crate::exec::{Outputs, Pull};
+use crate::exec::{Control, FrameStream, Outputs, Pull, Session};
+use crate::model::Direction;
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -59,22 +60,14 @@ pub unsafe extern "C" fn vvae_stream_open_at(
 /// # Safety
 /// The pointers are as the header asks.
 unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i64, s: *mut *mut vvae_stream) -> i32 {
-    guard::exclusive(v, |handle, open| {
-        if s.is_null() {
-            return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
-        }
-        // SAFETY: the caller vouches for a pointer that is not null.
-        unsafe { s.write_unaligned(std::ptr::null_mut()) };
-        // SAFETY: the caller vouches for the text and for five numbers.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, true) }?;
-        let first = u64::try_from(first).map_err(|_| Error::Argument(format!("first: {first} is negative")))?;
-        let stream = open.session.open_stream(direction, shape, first, &handle.control())?;
-        let id = table::insert_stream(handle.clone());
-        open.streams.insert(id, OpenStream { direction, stream });
-        // SAFETY: as above.
-        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
-        Ok(VVAE_OK)
-    })
+    // SAFETY: the caller's promise.
+    unsafe {
+        open(v, s, |session, control| {
+            let (direction, shape) = node_and_shape(node, shape, true)?;
+            let first = u64::try_from(first).map_err(|_| Error::Argument(format!("first: {first} is negative")))?;
+            Ok((direction, session.open_stream(direction, shape, first, control)?))
+        })
+    }
 }
 
 /// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
@@ -141,6 +134,30 @@ pub unsafe extern "C" fn vvae_stream_close(s: *mut vvae_stream) -> i32 {
         return VVAE_OK;
     }
     guard::close_stream(s)
+}
+
+/// Writes a new stream to `s`; NULL if there is none.
+///
+/// # Safety
+/// `s` is null or can be written to.
+pub(super) unsafe fn open(
+    v: *mut vvae,
+    s: *mut *mut vvae_stream,
+    make: impl FnOnce(&mut dyn Session, &Control) -> Result<(Direction, Box<dyn FrameStream>)>,
+) -> i32 {
+    guard::exclusive(v, |handle, open| {
+        if s.is_null() {
+            return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
+        }
+        // SAFETY: the caller's promise.
+        unsafe { s.write_unaligned(std::ptr::null_mut()) };
+        let (direction, stream) = make(&mut *open.session, &handle.control())?;
+        let id = table::insert_stream(handle.clone());
+        open.streams.insert(id, OpenStream { direction, stream });
+        // SAFETY: as above.
+        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
+        Ok(VVAE_OK)
+    })
 }
 
 /// Sets a count to 0, which is right if the call fails.

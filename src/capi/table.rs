@@ -106,48 +106,50 @@ impl Handle {
     }
 }
 
-enum Object {
-    Handle(Arc<Handle>),
-    /// The handle that owns the stream.
-    Stream(Arc<Handle>),
+/// What a number stands for.
+struct Entry {
+    /// Itself, or the owner of the stream.
+    handle: Arc<Handle>,
+    is_stream: bool,
 }
 
 struct HandleTable {
     last: usize,
-    objects: BTreeMap<usize, Object>,
+    entries: BTreeMap<usize, Entry>,
 }
 
 impl HandleTable {
-    fn insert(&mut self, object: Object) -> usize {
+    fn insert(&mut self, handle: Arc<Handle>, is_stream: bool) -> usize {
         self.last += 1;
         // Shifted to look like an aligned address.
         let id = self.last << 4;
-        self.objects.insert(id, object);
+        self.entries.insert(id, Entry { handle, is_stream });
         id
+    }
+
+    fn find(&self, id: usize, is_stream: bool) -> Option<Arc<Handle>> {
+        self.entries.get(&id).filter(|entry| entry.is_stream == is_stream).map(|entry| entry.handle.clone())
     }
 }
 
-static TABLE: Mutex<HandleTable> = Mutex::new(HandleTable { last: 0, objects: BTreeMap::new() });
+static TABLE: Mutex<HandleTable> = Mutex::new(HandleTable { last: 0, entries: BTreeMap::new() });
 
 pub(super) fn insert(handle: Handle) -> *mut vvae {
     let handle = Arc::new(handle);
-    let id = TABLE.lock().insert(Object::Handle(Arc::clone(&handle)));
+    let id = TABLE.lock().insert(Arc::clone(&handle), false);
     handle.cancel.open(id);
     std::ptr::without_provenance_mut(id)
 }
 
 pub(super) fn insert_stream(owner: Arc<Handle>) -> usize {
-    TABLE.lock().insert(Object::Stream(owner))
+    TABLE.lock().insert(owner, true)
 }
 
 pub(super) fn find(v: *const vvae) -> Result<Arc<Handle>> {
     if v.is_null() {
         return Err(Error::Argument("v is null; it must be a handle from vvae_create".into()));
     }
-    match TABLE.lock().objects.get(&v.addr()) {
-        Some(Object::Handle(handle)) => Ok(handle.clone()),
-        _ => Err(not_open(v)),
-    }
+    TABLE.lock().find(v.addr(), false).ok_or_else(|| not_open(v))
 }
 
 pub(super) fn not_open(v: *const vvae) -> Error {
@@ -159,10 +161,7 @@ pub(super) fn find_stream(s: *const vvae_stream) -> Result<Arc<Handle>> {
     if s.is_null() {
         return Err(Error::Argument("s is null; it must be a stream from vvae_stream_open".into()));
     }
-    match TABLE.lock().objects.get(&s.addr()) {
-        Some(Object::Stream(owner)) => Ok(owner.clone()),
-        _ => Err(stream_not_open(s)),
-    }
+    TABLE.lock().find(s.addr(), true).ok_or_else(|| stream_not_open(s))
 }
 
 pub(super) fn stream_not_open(s: *const vvae_stream) -> Error {
@@ -173,12 +172,9 @@ pub(super) fn stream_not_open(s: *const vvae_stream) -> Error {
 
 /// Removes a handle and its streams from the table. The caller drops them.
 pub(super) fn remove(handle: &Arc<Handle>) {
-    let of_another = |object: &Object| match object {
-        Object::Handle(h) | Object::Stream(h) => !Arc::ptr_eq(h, handle),
-    };
-    TABLE.lock().objects.retain(|_, object| of_another(object));
+    TABLE.lock().entries.retain(|_, entry| !Arc::ptr_eq(&entry.handle, handle));
 }
 
 pub(super) fn remove_stream(s: *const vvae_stream) {
-    TABLE.lock().objects.remove(&s.addr());
+    TABLE.lock().entries.remove(&s.addr());
 }

@@ -158,11 +158,6 @@ fn tensor() -> vvae_tensor {
     }
 }
 
-/// A tensor that shares no memory with [`tensor`].
-fn other_tensor() -> vvae_tensor {
-    vvae_tensor { byte_offset: 4096, ..tensor() }
-}
-
 fn error(v: *mut vvae) -> String {
     let mut text = [0; 512];
     // SAFETY: the buffer has the capacity given.
@@ -178,14 +173,39 @@ fn open_stream(v: *mut vvae) -> *mut vvae_stream {
     s
 }
 
+fn free(v: *mut vvae) -> i32 {
+    // SAFETY: any number is allowed.
+    unsafe { vvae_free(v) }
+}
+
+fn trim(v: *mut vvae, what: u32) -> i32 {
+    // SAFETY: any number is allowed, and any flags.
+    unsafe { vvae_trim(v, what) }
+}
+
+/// `run`: may be null.
+fn encode(v: *mut vvae, run: *const vvae_run_info) -> i32 {
+    // SAFETY: the tensors share no memory, and the mock touches no element.
+    unsafe { vvae_encode(v, &tensor(), &vvae_tensor { byte_offset: 4096, ..tensor() }, run) }
+}
+
+fn end_stream(s: *mut vvae_stream) -> i32 {
+    // SAFETY: null is allowed.
+    unsafe { vvae_stream_push(s, std::ptr::null(), null_mut()) }
+}
+
+fn close(s: *mut vvae_stream) -> i32 {
+    // SAFETY: any number is allowed.
+    unsafe { vvae_stream_close(s) }
+}
+
 #[test]
 fn a_panic_breaks_the_handle_and_nothing_else() {
     let alive = Arc::new(AtomicU32::new(0));
     let v = Mock::open(&alive, None, false);
     let s = open_stream(v);
     assert_eq!(alive.load(Ordering::SeqCst), 2);
-    // SAFETY: a handle, and any flags.
-    assert_eq!(unsafe { vvae_trim(v, 1) }, VVAE_ERROR_INTERNAL);
+    assert_eq!(trim(v, 1), VVAE_ERROR_INTERNAL);
     assert_eq!(error(v), "internal error: a panic");
     assert_eq!(alive.load(Ordering::SeqCst), 0, "what the panic went through is gone at once");
 
@@ -194,47 +214,32 @@ fn a_panic_breaks_the_handle_and_nothing_else() {
     assert!(error(v).contains("broken"), "{}", error(v));
     // SAFETY: a handle.
     assert_eq!(unsafe { vvae_cancel(v) }, VVAE_ERROR_STATE);
-    // SAFETY: null is allowed.
-    assert_eq!(unsafe { vvae_stream_push(s, std::ptr::null(), null_mut()) }, VVAE_ERROR_STATE);
-    // SAFETY: a stream of a broken handle can be closed, once; a broken handle can be freed, once.
-    unsafe {
-        assert_eq!(vvae_stream_close(s), VVAE_OK);
-        assert_eq!(vvae_stream_close(s), VVAE_ERROR_STATE);
-        assert_eq!(vvae_free(v), VVAE_OK);
-        assert_eq!(vvae_free(v), VVAE_ERROR_STATE);
-    }
+    assert_eq!(end_stream(s), VVAE_ERROR_STATE);
+    // A stream of a broken handle can be closed, once; a broken handle can be freed, once.
+    assert_eq!((close(s), close(s)), (VVAE_OK, VVAE_ERROR_STATE));
+    assert_eq!((free(v), free(v)), (VVAE_OK, VVAE_ERROR_STATE));
     assert!(error(v).contains("is not an open handle"), "{}", error(v));
 }
 
 #[test]
 fn a_panic_with_arguments_keeps_its_words() {
     let v = Mock::open(&Arc::default(), None, false);
-    let mut info = vvae_plan_info { struct_size: size_of::<vvae_plan_info>() as u32, ..report_nothing() };
+    // SAFETY: integers only.
+    let mut info = unsafe { std::mem::zeroed::<vvae_plan_info>() };
+    info.struct_size = size_of::<vvae_plan_info>() as u32;
     // SAFETY: every pointer is valid or null.
     let status = unsafe { vvae_plan(v, c"encode".as_ptr(), SHAPE.as_ptr(), &mut info, null_mut(), 0) };
     assert_eq!((status, error(v).as_str()), (VVAE_ERROR_INTERNAL, "internal error: a panic with an argument"));
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
-}
-
-fn report_nothing() -> vvae_plan_info {
-    // SAFETY: integers only.
-    unsafe { std::mem::zeroed() }
+    assert_eq!(free(v), VVAE_OK);
 }
 
 #[test]
 fn a_panic_in_drop_stops_at_the_boundary_too() {
     let alive = Arc::new(AtomicU32::new(0));
     let v = Mock::open(&alive, None, true);
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_trim(v, 1) }, VVAE_ERROR_INTERNAL);
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    assert_eq!((trim(v, 1), free(v)), (VVAE_ERROR_INTERNAL, VVAE_OK));
     let v = Mock::open(&alive, None, true);
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_ERROR_INTERNAL);
-    // SAFETY: no handle any more, which is allowed.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_ERROR_STATE);
+    assert_eq!((free(v), free(v)), (VVAE_ERROR_INTERNAL, VVAE_ERROR_STATE));
     assert_eq!(alive.load(Ordering::SeqCst), 0);
 }
 
@@ -242,13 +247,9 @@ fn a_panic_in_drop_stops_at_the_boundary_too() {
 fn a_panic_in_a_stream_breaks_its_handle() {
     let v = Mock::open(&Arc::default(), None, false);
     let s = open_stream(v);
-    // SAFETY: null is allowed.
-    assert_eq!(unsafe { vvae_stream_push(s, std::ptr::null(), null_mut()) }, VVAE_ERROR_INTERNAL);
+    assert_eq!(end_stream(s), VVAE_ERROR_INTERNAL);
     assert!(error(v).contains("a panic in a stream"));
-    // SAFETY: a handle; its stream goes with it.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
-    // SAFETY: no stream any more, which is allowed.
-    assert_eq!(unsafe { vvae_stream_close(s) }, VVAE_ERROR_STATE);
+    assert_eq!((free(v), close(s)), (VVAE_OK, VVAE_ERROR_STATE), "the stream goes with its handle");
 }
 
 #[test]
@@ -263,14 +264,12 @@ fn a_panic_in_a_state_stops_at_the_boundary_and_leaves_no_file() {
     let name = path.file_name().unwrap().to_str().unwrap();
     let left = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name());
     assert_eq!(left.filter(|left| left.to_str().is_some_and(|left| left.starts_with(name))).count(), 0);
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    assert_eq!(free(v), VVAE_OK);
     let v = Mock::open(&Arc::default(), None, false);
     // SAFETY: four bytes.
     assert_eq!(unsafe { vvae_stream_restore(v, [0u8; 4].as_ptr().cast(), 4, &mut s) }, VVAE_ERROR_INTERNAL);
     assert!(s.is_null() && error(v).contains("a panic in a state"));
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    assert_eq!(free(v), VVAE_OK);
 }
 
 /// Does, from within a run, what is refused there and what is not.
@@ -279,14 +278,13 @@ unsafe extern "C" fn meddle(v: *mut c_void, _: u64, _: u64, stage: *const c_char
     // SAFETY: the stage is a text.
     assert_eq!(unsafe { CStr::from_ptr(stage) }, c"encode");
     let mut memory = vvae_memory_info { struct_size: 40, streams: 0, now: 0, peak: 0, reserved: 0, host: 0 };
-    // SAFETY: a handle, and pointers that are valid.
-    unsafe {
-        assert_eq!(vvae_free(v), VVAE_ERROR_STATE);
-        assert_eq!(vvae_encode(v, &tensor(), &other_tensor(), std::ptr::null()), VVAE_ERROR_STATE);
-        assert!(error(v).contains("busy"), "{}", error(v));
-        assert_eq!((vvae_memory(v, &mut memory), memory.struct_size), (VVAE_OK, 40));
-        assert_eq!(vvae_cancel(v), VVAE_OK);
-    }
+    assert_eq!(free(v), VVAE_ERROR_STATE);
+    assert_eq!(encode(v, std::ptr::null()), VVAE_ERROR_STATE);
+    assert!(error(v).contains("busy"), "{}", error(v));
+    // SAFETY: a handle, and a struct as long as it says.
+    assert_eq!((unsafe { vvae_memory(v, &mut memory) }, memory.struct_size), (VVAE_OK, 40));
+    // SAFETY: a handle.
+    assert_eq!(unsafe { vvae_cancel(v) }, VVAE_OK);
     0
 }
 
@@ -301,14 +299,11 @@ fn a_callback_may_look_and_cancel_but_not_run() {
         progress_user: v.cast(),
         logvar: std::ptr::null(),
     };
-    // SAFETY: a handle, and pointers that are valid; the mock touches no element.
-    unsafe {
-        assert_eq!(vvae_encode(v, &tensor(), &other_tensor(), &run), VVAE_ERROR_CANCELLED);
-        assert!(error(v).contains("cancelled"));
-        run.progress = None;
-        assert_eq!(vvae_encode(v, &tensor(), &other_tensor(), &run), VVAE_OK, "a cancel is for one call only");
-        assert_eq!(vvae_free(v), VVAE_OK);
-    }
+    assert_eq!(encode(v, &run), VVAE_ERROR_CANCELLED);
+    assert!(error(v).contains("cancelled"));
+    run.progress = None;
+    assert_eq!(encode(v, &run), VVAE_OK, "a cancel is for one call only");
+    assert_eq!(free(v), VVAE_OK);
 }
 
 #[test]
@@ -320,20 +315,14 @@ fn a_cancel_right_after_the_start_of_a_call_acts() {
     // SAFETY: a stream and a buffer as long as said.
     let status = unsafe { vvae_stream_save(s, state.as_mut_ptr().cast(), 4, &mut size) };
     CANCELLED_HANDLE.set(None);
-    assert_eq!(status, VVAE_ERROR_CANCELLED);
-    // SAFETY: a handle.
-    assert_eq!(unsafe { vvae_free(v) }, VVAE_OK);
+    assert_eq!((status, free(v)), (VVAE_ERROR_CANCELLED, VVAE_OK));
 }
 
 #[test]
 fn a_log_costs_no_second_plan() {
     // The mock's plan panics; a run plans by itself.
     let v = Mock::open(&Arc::default(), Some(ignore_log), false);
-    // SAFETY: a handle, and pointers that are valid; the mock touches no element.
-    unsafe {
-        assert_eq!(vvae_encode(v, &tensor(), &other_tensor(), std::ptr::null()), VVAE_OK);
-        assert_eq!(vvae_free(v), VVAE_OK);
-    }
+    assert_eq!((encode(v, std::ptr::null()), free(v)), (VVAE_OK, VVAE_OK));
 }
 
 unsafe extern "C" fn ignore_log(_: *mut c_void, _: i32, _: *const c_char) {}
@@ -349,12 +338,7 @@ unsafe extern "C" fn count_log(_: *mut c_void, level: i32, message: *const c_cha
 #[test]
 fn failures_reach_the_log() {
     let v = Mock::open(&Arc::default(), Some(count_log), false);
-    // SAFETY: a handle, and any flags.
-    unsafe {
-        assert_eq!(vvae_trim(v, 0), VVAE_ERROR_ARGUMENT);
-        assert_eq!(vvae_trim(v, 8), VVAE_ERROR_ARGUMENT);
-        assert_eq!(vvae_trim(v, 1), VVAE_ERROR_INTERNAL);
-        assert_eq!(vvae_free(v), VVAE_OK);
-    }
+    assert_eq!([0, 8, 1].map(|what| trim(v, what)), [VVAE_ERROR_ARGUMENT, VVAE_ERROR_ARGUMENT, VVAE_ERROR_INTERNAL]);
+    assert_eq!(free(v), VVAE_OK);
     assert_eq!(LOGGED.load(Ordering::SeqCst), 1 << (8 * VVAE_LOG_ERROR) | 2 << (8 * VVAE_LOG_WARNING));
 }

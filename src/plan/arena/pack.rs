@@ -1,5 +1,4 @@
 //! Packs frames with known lifetimes into little memory: each as low as the frames allow that interfere with it.
-//!
 //! The order of placement decides. Several orders are tried, each improved a few times: frames that end above the best
 //! result so far are placed sooner.
 
@@ -79,13 +78,9 @@ impl PackedLayout {
     }
 
     fn set(&mut self, kind: usize, index: usize, offset: u64) {
-        if self.offsets.len() <= kind {
-            self.offsets.resize(kind + 1, Vec::new());
-        }
+        self.offsets.resize(self.offsets.len().max(kind + 1), Vec::new());
         let offsets = &mut self.offsets[kind];
-        if offsets.len() <= index {
-            offsets.resize(index + 1, u64::MAX);
-        }
+        offsets.resize(offsets.len().max(index + 1), u64::MAX);
         offsets[index] = offset;
     }
 }
@@ -198,7 +193,7 @@ fn improve(
     best
 }
 
-/// First fit: places frames in this order, each at the lowest offset that is free. Returns the offsets and the bytes.
+/// Places frames in this order, each by first fit. Returns the offsets and the bytes.
 fn place(frames: &[PackedFrame], interferes: &[Vec<usize>], order: &[usize]) -> (Vec<u64>, u64) {
     const UNPLACED: u64 = u64::MAX;
     let (mut offsets, mut bytes) = (vec![UNPLACED; frames.len()], 0);
@@ -206,15 +201,20 @@ fn place(frames: &[PackedFrame], interferes: &[Vec<usize>], order: &[usize]) -> 
         let placed = interferes[i].iter().filter(|j| offsets[**j] != UNPLACED);
         let mut taken: Vec<(u64, u64)> = placed.map(|j| (offsets[*j], offsets[*j] + frames[*j].bytes)).collect();
         taken.sort_unstable();
-        let mut start = 0;
-        for (from, to) in taken {
-            if from >= start + frames[i].bytes {
-                break;
-            }
-            start = start.max(to);
-        }
-        offsets[i] = start;
-        bytes = bytes.max(start + frames[i].bytes);
+        offsets[i] = first_fit(taken.into_iter(), frames[i].bytes);
+        bytes = bytes.max(offsets[i] + frames[i].bytes);
     }
     (offsets, bytes)
+}
+
+/// The lowest offset with room for `bytes`, given what is taken, in order.
+pub fn first_fit(taken: impl Iterator<Item = (u64, u64)>, bytes: u64) -> u64 {
+    let mut start = 0;
+    for (from, to) in taken {
+        if from >= start + bytes {
+            break;
+        }
+        start = start.max(to);
+    }
+    start
 }

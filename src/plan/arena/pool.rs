@@ -1,13 +1,11 @@
-//! Slots for frames. A frame keeps its slot from the layer that writes it to its last reader; cached frames just keep
-//! it longer, so nothing is copied to be cached.
-//!
-//! Takes and drops repeat from slice to slice after the warm-up. A rehearsal traces a few slices, all packed frames get
-//! offsets for that trace, and the run finds each frame's offset by counting takes.
+//! Slots for frames. A frame keeps its slot from the layer that writes it to its last reader.
+//! Takes and drops repeat from slice to slice after the warm-up. So a rehearsal traces a few slices, all packed frames
+//! get offsets for that trace, and the run finds each frame's offset by counting takes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::pack::PackedLayout;
+use super::pack::{self, PackedLayout};
 use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
@@ -125,7 +123,9 @@ impl Arena {
     fn take_packed(&mut self, bytes: u64) -> Slot {
         let start = match &mut self.placement {
             Placement::Tracing(trace) => trace.take(self.slice, self.taken, bytes),
-            Placement::Packed(_) if self.partial => self.first_gap(bytes),
+            Placement::Packed(_) if self.partial => {
+                pack::first_fit(self.live.iter().map(|(at, live)| (*at, at + live.bytes)), bytes)
+            }
             Placement::Packed(layout) => layout.offset(self.slice, self.taken),
         };
         if self.partial {
@@ -135,18 +135,6 @@ impl Arena {
         debug_assert!(self.is_free(start, bytes), "two frames at one offset");
         self.live.insert(start, LiveFrame { bytes, uses: 1 });
         Slot::Packed { start, bytes }
-    }
-
-    /// The lowest offset with room for `bytes`.
-    fn first_gap(&self, bytes: u64) -> u64 {
-        let mut start = 0;
-        for (at, live) in &self.live {
-            if *at >= start + bytes {
-                break;
-            }
-            start = start.max(at + live.bytes);
-        }
-        start
     }
 
     fn is_free(&self, start: u64, bytes: u64) -> bool {
@@ -322,24 +310,9 @@ impl Arenas {
         Arenas { device: self.device.emptied(all_pooled), host: self.host.emptied(all_pooled) }
     }
 
-    pub fn next_slice(&mut self, partial: bool) {
-        self.device.next_slice(partial);
-        self.host.next_slice(partial);
-    }
-
-    pub fn next_item(&mut self) {
-        self.device.next_item();
-        self.host.next_item();
-    }
-
-    pub fn first_slice(&mut self, partial: bool) {
-        self.device.first_slice(partial);
-        self.host.first_slice(partial);
-    }
-
-    pub fn set_partial(&mut self, partial: bool) {
-        self.device.set_partial(partial);
-        self.host.set_partial(partial);
+    pub fn each(&mut self, change: impl Fn(&mut Arena)) {
+        change(&mut self.device);
+        change(&mut self.host);
     }
 
     pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {

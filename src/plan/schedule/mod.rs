@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use self::sink::Sink;
 use self::work_item::WorkItem;
-use super::arena::{Arenas, Slot, SlotKind, Slots};
+use super::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use super::cost::{FrameSizes, Target};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{BlendOp, FrameShape, Op, StoreOp};
@@ -127,7 +127,7 @@ impl Schedule {
         for item in &mut self.items {
             item.set_total(frames, &mut self.arenas);
         }
-        self.arenas.set_partial(self.items[0].is_partial());
+        self.arenas.each(|arena| arena.set_partial(self.items[0].is_partial()));
     }
 
     /// The next operation. It stays in front until [`Schedule::done`], so an interrupted operation runs again.
@@ -160,7 +160,7 @@ impl Schedule {
                 let blocked = self.items[self.current].room() > 0;
                 if !blocked {
                     self.items[self.current].next_slice();
-                    self.arenas.next_slice(self.items[self.current].is_partial());
+                    self.arenas.each(|arena| arena.next_slice(self.items[self.current].is_partial()));
                 }
                 !blocked
             }
@@ -169,13 +169,13 @@ impl Schedule {
                 if more {
                     self.items[self.current].clear(&mut self.arenas);
                     self.current += 1;
-                    self.arenas.first_slice(self.items[self.current].is_partial());
+                    self.arenas.each(|arena| arena.first_slice(self.items[self.current].is_partial()));
                 }
                 more
             }
             ItemOrder::SliceBySlice => {
                 self.current += 1;
-                self.arenas.next_item();
+                self.arenas.each(Arena::next_item);
                 if self.current < self.items.len() {
                     return true;
                 }
@@ -184,7 +184,7 @@ impl Schedule {
                 let (blocked, complete) = (self.items[0].room() > 0, self.items[0].is_complete());
                 if !blocked && !complete {
                     self.items.iter_mut().for_each(WorkItem::next_slice);
-                    self.arenas.next_slice(self.items[0].is_partial());
+                    self.arenas.each(|arena| arena.next_slice(self.items[0].is_partial()));
                 }
                 !blocked && !complete
             }

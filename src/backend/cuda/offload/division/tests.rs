@@ -32,7 +32,9 @@ impl SymbolicMemory {
             let (start, end) = (at(row), at(row) + bytes);
             let overlapping = self.0.range(..end).rev().take_while(|(_, (end, _))| *end > start);
             let lost: Vec<u64> = overlapping.map(|(start, _)| *start).collect();
-            self.0.retain(|start, _| !lost.contains(start));
+            for start in lost {
+                self.0.remove(&start);
+            }
             self.0.insert(start, (end, (kind, frame, row)));
         }
     }

@@ -1,7 +1,7 @@
 //! The devices of this machine, and how much memory the host has.
 
 #[cfg(not(windows))]
-mod cgroup;
+mod linux_memory;
 
 /// What a host shows its user to choose from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -38,21 +38,8 @@ pub fn devices() -> Vec<DeviceInfo> {
 /// Total and available bytes of host memory. `u64::MAX` where the system does not say.
 #[cfg(not(windows))]
 pub fn host_memory() -> (u64, u64) {
-    let memory = linux_memory(std::path::Path::new("/"));
+    let memory = linux_memory::memory(std::path::Path::new("/"));
     (memory.total, memory.available)
-}
-
-/// What the machine has, within what the process's control groups leave it.
-#[cfg(not(windows))]
-fn linux_memory(root: &std::path::Path) -> cgroup::Ram {
-    let text = std::fs::read_to_string(root.join("proc/meminfo")).unwrap_or_default();
-    let field = |name: &str| {
-        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
-        Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
-    };
-    let (total, available) = (field("MemTotal"), field("MemAvailable"));
-    let machine = cgroup::Ram { total: total.unwrap_or(u64::MAX), available: available.unwrap_or(u64::MAX) };
-    machine.min(cgroup::memory(root))
 }
 
 /// As above.
@@ -85,32 +72,4 @@ fn processor_name() -> String {
         text.lines().find_map(|line| line.strip_prefix("model name")?.split_once(':').map(|(_, name)| name.trim()));
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     format!("{}, {cores} cores", model.unwrap_or("CPU"))
-}
-
-#[cfg(all(test, not(windows)))]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_container_has_no_more_than_its_limit() {
-        let root = std::env::temp_dir().join(format!("vvae-meminfo-{}", std::process::id()));
-        let write = |path: &str, text: &str| {
-            let path = root.join(path);
-            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
-            std::fs::write(path, text).unwrap();
-        };
-        write("proc/meminfo", "MemTotal:       1000 kB\nMemFree:  1 kB\nMemAvailable:    900 kB\n");
-        let figures = || {
-            let memory = linux_memory(&root);
-            (memory.total / 1024, memory.available / 1024)
-        };
-        assert_eq!(figures(), (1000, 900));
-        write("proc/self/cgroup", "0::/box\n");
-        write("sys/fs/cgroup/box/memory.max", "409600\n");
-        write("sys/fs/cgroup/box/memory.current", "102400\n");
-        assert_eq!(figures(), (400, 300));
-        write("sys/fs/cgroup/box/memory.max", "max\n");
-        assert_eq!(figures(), (1000, 900));
-        std::fs::remove_dir_all(root).unwrap();
-    }
 }

@@ -1,5 +1,5 @@
-//! Memory limits that control groups set on this process, as containers do. Reads the system's files under a given
-//! root; knows no device.
+//! What the machine has of host memory, within what control groups leave this process, as in a container. Reads the
+//! system's files under a given root; knows no device.
 
 use std::fs::read_to_string;
 use std::path::Path;
@@ -43,10 +43,10 @@ const V2: Version = Version {
     cache: "inactive_file",
 };
 
-/// The tightest limits of the process's groups and of all groups around them.
+/// The tightest limits: of the machine, of the process's groups, and of all groups around them.
 pub fn memory(root: &Path) -> Ram {
+    let mut tightest = machine(root);
     let text = read_to_string(root.join("proc/self/cgroup")).unwrap_or_default();
-    let mut tightest = Ram::UNLIMITED;
     for (version, path) in text.lines().filter_map(group) {
         for mount in version.mounts {
             let mount = root.join("sys/fs/cgroup").join(mount);
@@ -58,6 +58,16 @@ pub fn memory(root: &Path) -> Ram {
         }
     }
     tightest
+}
+
+fn machine(root: &Path) -> Ram {
+    let text = read_to_string(root.join("proc/meminfo")).unwrap_or_default();
+    let field = |name: &str| {
+        let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+        Some(line.trim_start_matches(':').split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    };
+    let [total, available] = ["MemTotal", "MemAvailable"].map(|name| field(name).unwrap_or(u64::MAX));
+    Ram { total, available }
 }
 
 /// A line of /proc/self/cgroup, if it is about memory: "0::/path" for v2, "4:memory:/path" for v1.
@@ -84,39 +94,26 @@ fn limit(group: &Path, version: &Version) -> Ram {
 mod tests {
     use super::*;
     use std::fs::{create_dir_all, remove_dir_all, write};
-    use std::path::PathBuf;
 
-    /// A system of these files, gone at the end.
-    struct Root(PathBuf);
-
-    impl Root {
-        fn new(name: &str, files: &[(&str, &str)]) -> Root {
-            let root = std::env::temp_dir().join(format!("vvae-cgroup-{}-{name}", std::process::id()));
-            for (path, text) in files {
-                let path = root.join(path);
-                create_dir_all(path.parent().unwrap()).unwrap();
-                write(path, text).unwrap();
-            }
-            Root(root)
+    /// What a system of these files has.
+    #[track_caller]
+    fn assert_memory(what: &str, files: &[(&str, &str)], total: u64, available: u64) {
+        let root = std::env::temp_dir().join(format!("vvae-memory-{}-{}", std::process::id(), what.replace(' ', "-")));
+        for (path, text) in files {
+            let path = root.join(path);
+            create_dir_all(path.parent().unwrap()).unwrap();
+            write(path, text).unwrap();
         }
-    }
-
-    impl Drop for Root {
-        fn drop(&mut self) {
-            let _ = remove_dir_all(&self.0);
-        }
-    }
-
-    fn found(name: &str, files: &[(&str, &str)]) -> (u64, u64) {
-        let Ram { total, available } = memory(&Root::new(name, files).0);
-        (total, available)
+        let found = memory(&root);
+        let _ = remove_dir_all(&root);
+        assert_eq!(found, Ram { total, available }, "{what}");
     }
 
     const STAT: &str = "anon 500\nfile 300\ninactive_file 200\nactive_file 100\n";
 
     #[test]
-    fn the_tightest_group_counts() {
-        let files = [
+    fn the_tightest_limit_counts() {
+        let container = [
             ("proc/self/cgroup", "0::/kubepods/pod1/main\n"),
             ("sys/fs/cgroup/kubepods/pod1/main/memory.max", "5000\n"),
             ("sys/fs/cgroup/kubepods/pod1/main/memory.high", "max\n"),
@@ -127,48 +124,48 @@ mod tests {
             ("sys/fs/cgroup/kubepods/memory.max", "max\n"),
             ("sys/fs/cgroup/kubepods/memory.current", "999999\n"),
         ];
-        assert_eq!(found("nested", &files), (5000, 2500), "the pod has 2500 left, the container 4200");
-    }
-
-    #[test]
-    fn a_high_mark_is_a_limit_and_inactive_cache_is_free() {
-        let files = [
+        assert_memory("the pod has 2500 left and the container 4200", &container, 5000, 2500);
+        let high = [
             ("proc/self/cgroup", "0::/\n"),
             ("sys/fs/cgroup/memory.max", "9000\n"),
             ("sys/fs/cgroup/memory.high", "4000\n"),
             ("sys/fs/cgroup/memory.current", "1000\n"),
             ("sys/fs/cgroup/memory.stat", STAT),
         ];
-        assert_eq!(found("high", &files), (4000, 3200));
+        assert_memory("a high mark is a limit and inactive cache is free", &high, 4000, 3200);
+        let machine = [
+            ("proc/meminfo", "MemTotal:       4 kB\nMemFree:  1 kB\nMemAvailable:    3 kB\n"),
+            ("proc/self/cgroup", "0::/box\n"),
+            ("sys/fs/cgroup/box/memory.max", "4000\n"),
+            ("sys/fs/cgroup/box/memory.current", "100\n"),
+        ];
+        assert_memory("a container on a machine", &machine, 4000, 3072);
+        assert_memory("a machine alone", &machine[..2], 4096, 3072);
     }
 
     #[test]
-    fn version_one_is_read_too() {
-        let files = [
+    fn both_versions_of_groups_are_read() {
+        let first = [
             ("proc/self/cgroup", "5:cpu,cpuacct:/x\n4:hugetlb,memory:/docker/abc\n0::/\n"),
             // Inside a container its own group is the mount.
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "7000\n"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "3000\n"),
             ("sys/fs/cgroup/memory/memory.stat", "inactive_file 1\ntotal_inactive_file 500\n"),
         ];
-        assert_eq!(found("v1", &files), (7000, 4500));
-    }
-
-    #[test]
-    fn both_versions_at_once_are_read() {
-        let files = [
+        assert_memory("version one", &first, 7000, 4500);
+        let both = [
             ("proc/self/cgroup", "4:memory:/a\n0::/a\n"),
             ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "9223372036854771712\n"),
             ("sys/fs/cgroup/unified/a/memory.max", "800\n"),
             ("sys/fs/cgroup/unified/a/memory.current", "1000\n"),
         ];
-        assert_eq!(found("both", &files), (800, 0), "more is in use than a limit that was lowered");
+        assert_memory("more is in use than a limit that was lowered", &both, 800, 0);
     }
 
     #[test]
     fn without_groups_or_limits_there_is_no_limit() {
-        assert_eq!(found("none", &[]), (u64::MAX, u64::MAX));
+        assert_memory("no files", &[], u64::MAX, u64::MAX);
         let files = [("proc/self/cgroup", "nonsense\n0::/a/../../b\n"), ("sys/fs/cgroup/a/memory.max", "max\n")];
-        assert_eq!(found("odd", &files), (u64::MAX, u64::MAX));
+        assert_memory("odd lines", &files, u64::MAX, u64::MAX);
     }
 }

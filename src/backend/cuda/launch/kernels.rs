@@ -38,46 +38,14 @@ pub struct Kernels {
     _modules: Vec<Module>,
 }
 
-/// The PTX of a precision.
-struct Sources {
-    conv_mma: &'static str,
-    /// Where the precision has one.
-    conv_wgmma: Option<&'static str>,
-    conv_in: &'static str,
-    conv_out: &'static str,
-    norm: &'static str,
-    attention: &'static str,
-    pixels: &'static str,
-}
-
 macro_rules! ptx {
-    ($precision:literal, $name:literal) => {
-        include_str!(concat!("../kernels/ptx/", $precision, "/", $name, ".ptx"))
-    };
-}
-
-macro_rules! sources {
-    ($precision:literal, $wgmma:expr) => {
-        Sources {
-            conv_mma: ptx!($precision, "conv_mma"),
-            conv_wgmma: $wgmma,
-            conv_in: ptx!($precision, "conv_in"),
-            conv_out: ptx!($precision, "conv_out"),
-            norm: ptx!($precision, "norm"),
-            attention: ptx!($precision, "attention"),
-            pixels: ptx!($precision, "pixels"),
+    ($precision:expr, $name:literal) => {
+        match $precision {
+            Precision::Fp16 => include_str!(concat!("../kernels/ptx/fp16/", $name, ".ptx")),
+            Precision::Bf16 => include_str!(concat!("../kernels/ptx/bf16/", $name, ".ptx")),
+            Precision::Fp32 => include_str!(concat!("../kernels/ptx/fp32/", $name, ".ptx")),
         }
     };
-}
-
-impl Sources {
-    fn of(precision: Precision) -> Sources {
-        match precision {
-            Precision::Fp16 => sources!("fp16", Some(ptx!("fp16", "conv_wgmma"))),
-            Precision::Bf16 => sources!("bf16", Some(ptx!("bf16", "conv_wgmma"))),
-            Precision::Fp32 => sources!("fp32", None),
-        }
-    }
 }
 
 impl Kernels {
@@ -85,11 +53,15 @@ impl Kernels {
     pub fn new(context: &Arc<Context>, precision: Precision) -> Result<Kernels> {
         let gpu = &context.gpu;
         let module = |ptx| Module::new(context, ptx);
-        let ptx = Sources::of(precision);
-        let (conv_in, conv_out) = (module(ptx.conv_in)?, module(ptx.conv_out)?);
-        let (norm, attention, pixels) = (module(ptx.norm)?, module(ptx.attention)?, module(ptx.pixels)?);
-        let conv = module(ptx.conv_mma)?;
-        let wgmma = ptx.conv_wgmma.filter(|_| gpu.kernel_arch().has_wgmma()).map(module).transpose()?;
+        let (conv_in, conv_out) = (module(ptx!(precision, "conv_in"))?, module(ptx!(precision, "conv_out"))?);
+        let (norm, attention) = (module(ptx!(precision, "norm"))?, module(ptx!(precision, "attention"))?);
+        let (conv, pixels) = (module(ptx!(precision, "conv_mma"))?, module(ptx!(precision, "pixels"))?);
+        let wgmma = match precision {
+            Precision::Fp16 => Some(include_str!("../kernels/ptx/fp16/conv_wgmma.ptx")),
+            Precision::Bf16 => Some(include_str!("../kernels/ptx/bf16/conv_wgmma.ptx")),
+            Precision::Fp32 => None,
+        };
+        let wgmma = wgmma.filter(|_| gpu.kernel_arch().has_wgmma()).map(module).transpose()?;
         let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
             Ok(ConvKernels { plain: module.kernel(plain, shared)?, partial_sums: module.kernel(sums, shared)? })
         };

@@ -1,8 +1,7 @@
 //! Small operations go to the GPU as graphs, with the same results.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::AtomicBool;
-use std::time::Instant;
 
 use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
@@ -11,14 +10,11 @@ use crate::ir::Shape;
 use crate::model::Direction;
 use crate::node;
 
-fn checkpoint(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
-}
-
-fn open(weights: &Path, keys: &[(&str, &str)]) -> Box<dyn Session> {
+fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
+    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"));
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(DeviceName::Cuda(0), weights, Allocators::default(), settings).unwrap()
+    exec::open(DeviceName::Cuda(0), &weights, Allocators::default(), settings).unwrap()
 }
 
 /// A clip of latents, and room for its frames.
@@ -37,11 +33,6 @@ impl LatentClip {
     }
 
     fn decode(&mut self, session: &mut dyn Session) -> Vec<f32> {
-        self.run(session);
-        self.frames.clone()
-    }
-
-    fn run(&mut self, session: &mut dyn Session) {
         let (input, output) = (view(&self.latent, self.latents), view(&self.frames, self.pixels));
         let job = Call {
             direction: Direction::Decode,
@@ -53,6 +44,7 @@ impl LatentClip {
         };
         let cancel = AtomicBool::new(false);
         session.run(&job, &mut Control::new(&cancel)).unwrap();
+        self.frames.clone()
     }
 
     /// Pushes one latent at a time, and pulls all frames there are.
@@ -94,18 +86,13 @@ impl LatentClip {
     }
 }
 
-fn no_gpu() -> bool {
-    gpus().is_empty()
-}
-
 #[test]
 fn graphs_of_a_small_clip_change_no_bits() {
-    if no_gpu() {
+    if gpus().is_empty() {
         return;
     }
     for (model, precision) in [("small", "fp16"), ("medium", "fp16"), ("small", "bf16"), ("small", "fp32")] {
-        let weights = checkpoint(&format!("tests/golden/{model}.safetensors"));
-        let mut session = open(&weights, &[("slice_frames", "1"), ("precision", precision)]);
+        let mut session = open(model, &[("slice_frames", "1"), ("precision", precision)]);
         let mut clip = LatentClip::new(9, 5, 4);
         OFF.set(true);
         LAUNCHED.set(0);
@@ -127,10 +114,10 @@ fn graphs_of_a_small_clip_change_no_bits() {
 
 #[test]
 fn graphs_are_not_used_for_large_frames() {
-    if no_gpu() {
+    if gpus().is_empty() {
         return;
     }
-    let mut session = open(&checkpoint("tests/golden/small.safetensors"), &[]);
+    let mut session = open("small", &[]);
     let mut clip = LatentClip::new(2, 192, 192);
     LAUNCHED.set(0);
     let (first, again) = (clip.decode(&mut *session), clip.decode(&mut *session));
@@ -138,44 +125,4 @@ fn graphs_are_not_used_for_large_frames() {
     // What is left are the few operations at the size of the latent.
     println!("{} graphs", LAUNCHED.get());
     assert!(LAUNCHED.get() < 10, "{}", LAUNCHED.get());
-}
-
-/// Where graphs pay. VIDEO_VAE_WEIGHTS names the checkpoint; `vvae bench --random` leaves one of the real size in the
-/// temporary folder.
-#[test]
-#[ignore = "a measurement"]
-fn graphs_time_against_plain_launches() {
-    if no_gpu() {
-        return;
-    }
-    let named = std::env::var_os("VIDEO_VAE_WEIGHTS").map(PathBuf::from);
-    let weights = named.unwrap_or_else(|| checkpoint("host-examples/assets/demo.safetensors"));
-    println!("{}\nlatents     pixels   plain ms  graphs ms    gain   graphs of a run", weights.display());
-    for latents in [1, 5, 17] {
-        for side in [8, 16, 32, 64] {
-            let mut session = open(&weights, &[]);
-            let mut clip = LatentClip::new(latents, side, side);
-            let mut measure = |off: bool| {
-                OFF.set(off);
-                (0..3).for_each(|_| clip.run(&mut *session));
-                LAUNCHED.set(0);
-                let mut times: Vec<f64> = (0..9)
-                    .map(|_| {
-                        let started = Instant::now();
-                        clip.run(&mut *session);
-                        started.elapsed().as_secs_f64() * 1e3
-                    })
-                    .collect();
-                times.sort_by(f64::total_cmp);
-                (times[4], LAUNCHED.get() / 9)
-            };
-            // Both in turn, and twice, as the card's clock changes with time.
-            let [(a, _), (b, graphs), (c, _), (d, _)] = [true, false, true, false].map(&mut measure);
-            let (plain, collected) = (a.min(c), b.min(d));
-            let gain = (plain / collected - 1.0) * 100.0;
-            let pixels = format!("{0}x{0}", 8 * side);
-            println!("{latents:>7} {pixels:>10} {plain:>10.3} {collected:>10.3} {gain:>6.1} % {graphs:>10}");
-        }
-    }
-    OFF.set(false);
 }

@@ -46,11 +46,21 @@ pub fn with_threads<R>(most: Option<u64>, work: impl FnOnce() -> R) -> R {
 
 /// Maps each item by long work, and keeps their order.
 pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
-    let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
-    let items = items.into_iter().zip(&mut made).collect();
     // The only thread that is allowed is the calling one.
     let threads = if MOST.get() > 1 { threads().min(MOST.get()) } else { 0 };
-    for_each(threads, items, || (), |(), (item, made)| *made = Some(work(item)));
+    map_on(threads, items, || (), |(), item| work(item))
+}
+
+/// Maps each item as [`for_each`] visits it, and keeps their order.
+pub fn map_on<T: Send, S, R: Send>(
+    threads: usize,
+    items: Vec<T>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) -> R + Sync,
+) -> Vec<R> {
+    let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let items = items.into_iter().zip(&mut made).collect();
+    for_each(threads, items, state, |state, (item, made)| *made = Some(work(state, item)));
     made.into_iter().map(|made| made.expect("every item is done")).collect()
 }
 

@@ -1,7 +1,5 @@
 //! Checks a checkpoint's bytes: header, names, shapes and values.
 
-use std::sync::{Mutex, PoisonError};
-
 use super::file_tensor;
 use super::header::{self, CheckpointHeader, TensorEntry};
 use super::names::{self, Check, ShapesByName, quoted};
@@ -44,9 +42,7 @@ impl Contents {
             elements += entry.elements();
             units.extend(entry.range.clone().step_by(UNIT as usize).map(|start| (index, start)));
         }
-        // The first one, so that the message does not depend on the threads.
-        let found: Mutex<Check<Option<(usize, u64, f32)>>> = Mutex::new(Ok(None));
-        workers::for_each(
+        let found = workers::map_on(
             workers::threads_for(elements as usize),
             units,
             || Box::new([0; PIECE]),
@@ -58,25 +54,20 @@ impl Contents {
                     let place = |element| (at - range.start) / dtype.bytes() + element as u64;
                     first = first.or(found.map(|(element, value)| (index, place(element), value)));
                 });
-                let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-                match (read, &mut *found) {
-                    (Err(why), _) => *found = Err(why),
-                    (Ok(()), Ok(known)) => {
-                        let both = [*known, first].into_iter().flatten();
-                        *known = both.min_by_key(|(index, element, _)| (*index, *element));
-                    }
-                    (Ok(()), Err(_)) => {}
-                }
+                read.map(|()| first)
             },
         );
-        match found.into_inner().unwrap_or_else(PoisonError::into_inner)? {
-            None => Ok(()),
-            Some((index, element, value)) => {
+        // The first one, so that the message does not depend on the threads.
+        for found in found {
+            if let Some((index, element, value)) = found? {
                 let entry = &self.tensors[index];
                 let (name, place) = (quoted(entry.file_name()), coordinates(&entry.shape, element));
-                Err(format!("tensor {name}: element {element}, at {place:?}, is {value}; expected finite values"))
+                return Err(format!(
+                    "tensor {name}: element {element}, at {place:?}, is {value}; expected finite values"
+                ));
             }
         }
+        Ok(())
     }
 }
 
@@ -109,16 +100,11 @@ fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
 }
 
 fn coordinates(shape: &[u64], element: u64) -> Vec<u64> {
-    let mut rest = element;
-    let mut place: Vec<u64> = shape
-        .iter()
-        .rev()
-        .map(|dim| {
-            let index = rest % dim;
-            rest /= dim;
-            index
-        })
-        .collect();
-    place.reverse();
-    place
+    let mut size: u64 = shape.iter().product();
+    let index = |dim: &u64| {
+        let (of_all, within) = (element % size, size / dim);
+        size = within;
+        of_all / within
+    };
+    shape.iter().map(index).collect()
 }

@@ -3,7 +3,6 @@
 use std::path::PathBuf;
 
 use once_cell::sync::OnceCell;
-use parking_lot::Mutex;
 
 use super::header::TensorEntry;
 use super::identity::FileIdentity;
@@ -53,19 +52,18 @@ impl Checkpoint {
             shape.iter().for_each(|n| all.add(&n.to_le_bytes()));
             units.extend(range.clone().step_by(UNIT as usize).map(|start| start..range.end.min(start + UNIT)));
         }
-        let sums = Mutex::new(vec![Ok(0); units.len()]);
         let bytes: u64 = units.iter().map(|unit| unit.end - unit.start).sum();
-        workers::for_each(
+        let sums = workers::map_on(
             workers::threads_for(bytes as usize / size_of::<u64>()),
-            units.into_iter().enumerate().collect(),
+            units,
             || Box::new([0; PIECE]),
-            |buffer, (index, unit)| {
+            |buffer, unit| {
                 let mut sum = Checksum::default();
                 let read = self.source.pieces(buffer, unit, |_, piece| sum.add(piece));
-                sums.lock()[index] = read.map(|()| sum.value());
+                read.map(|()| sum.value())
             },
         );
-        for sum in sums.into_inner() {
+        for sum in sums {
             all.add(&sum.map_err(|why| self.fail(why))?.to_le_bytes());
         }
         Ok(all.value())

@@ -3,7 +3,7 @@
 use std::ffi::{CStr, CString, c_void};
 use std::sync::Arc;
 
-use cudarc::driver::sys::{self, CUfunction, CUmodule, CUstream};
+use cudarc::driver::sys::{self, CUfunction, CUmodule};
 
 use super::context::Context;
 use super::error::check;
@@ -91,27 +91,14 @@ impl Kernel {
     /// # Safety
     /// `Params` is the kernel's one parameter in its own layout, and everything it points at lives until the stream has
     /// passed the launch.
-    pub unsafe fn launch<Params>(
+    pub unsafe fn launch<Params: ?Sized>(
         &self,
         stream: &CudaStream,
         grid: [u32; 2],
         threads: u32,
         params: &Params,
     ) -> Result<()> {
-        // SAFETY: the caller's promise.
-        unsafe { self.launch_raw(stream.handle(), grid, threads, std::ptr::from_ref(params).cast()) }
-    }
-
-    /// # Safety
-    /// As for `launch`, with the address of the parameter and a stream that lives.
-    pub unsafe fn launch_raw(
-        &self,
-        stream: CUstream,
-        grid: [u32; 2],
-        threads: u32,
-        params: *const c_void,
-    ) -> Result<()> {
-        let mut arguments = [params.cast_mut()];
+        let mut arguments = [std::ptr::from_ref(params).cast::<c_void>().cast_mut()];
         // SAFETY: one parameter, as the caller vouches; the driver copies it before it returns.
         let answer = unsafe {
             sys::cuLaunchKernel(
@@ -123,7 +110,7 @@ impl Kernel {
                 1,
                 1,
                 self.shared_bytes,
-                stream,
+                stream.handle(),
                 arguments.as_mut_ptr(),
                 std::ptr::null_mut(),
             )

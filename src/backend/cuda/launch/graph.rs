@@ -1,9 +1,6 @@
-//! Collects the launches of small operations and launches them as a CUDA graph: launching a small kernel by itself
-//! costs as much as running it.
-//!
-//! A batch is known by its kernels and their grids. The first of a kind is launched plainly and remembered; the second
-//! is made into a graph; later ones update the parameters that changed and launch that graph. Whatever fails, the batch
-//! is launched plainly instead.
+//! Collects launches of small operations into a CUDA graph: launching one alone costs as much as running it. The first
+//! batch of some kernels and grids is launched plainly, the second becomes a graph, later ones update its parameters.
+//! Whatever fails, the batch is launched plainly instead.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,16 +22,11 @@ const MOST_BATCHES: usize = 64;
 /// A kernel's one parameter, kept until the launch.
 pub trait KernelParams: Any + Send {
     fn same(&self, other: &dyn KernelParams) -> bool;
-    fn address(&self) -> *const std::ffi::c_void;
 }
 
 impl<T: PartialEq + Send + 'static> KernelParams for T {
     fn same(&self, other: &dyn KernelParams) -> bool {
         (other as &dyn Any).downcast_ref::<T>() == Some(self)
-    }
-
-    fn address(&self) -> *const std::ffi::c_void {
-        std::ptr::from_ref(self).cast()
     }
 }
 
@@ -53,7 +45,7 @@ impl RecordedLaunch {
 
     fn launch(&self, stream: &CudaStream) -> Result<()> {
         // SAFETY: the caller that recorded the launch vouched for its parameter.
-        unsafe { self.kernel.launch_raw(stream.handle(), self.grid, self.threads, self.params.address()) }
+        unsafe { self.kernel.launch(stream, self.grid, self.threads, &*self.params) }
     }
 }
 
@@ -182,7 +174,7 @@ unsafe impl Send for LaunchGraph {}
 
 /// Describes a launch as a graph node.
 fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> T {
-    let mut arguments = [launch.params.address().cast_mut()];
+    let mut arguments = [std::ptr::from_ref(&*launch.params).cast::<std::ffi::c_void>().cast_mut()];
     with(&sys::CUDA_KERNEL_NODE_PARAMS {
         func: launch.kernel.function(),
         gridDimX: launch.grid[0],

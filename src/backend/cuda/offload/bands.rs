@@ -1,10 +1,6 @@
 //! Convolutions in bands of rows, for layers with offloaded inputs, causal caches or outputs. While one band computes,
-//! the copy engines fetch for the next one and offload the last one's results. Band buffers are reused in turn, also
-//! across layers.
-//!
-//! A band is only a few tiles a multiprocessor, so some would idle at its end. So bands alternate between two compute
-//! streams, each waiting for its own input alone, and inputs are prepared in the launch queue: idle multiprocessors
-//! take work that is ready.
+//! the copy engines fetch for the next one and offload the last one's results. Bands alternate between two compute
+//! streams, so that multiprocessors that idle at the end of one begin the next.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -16,7 +16,7 @@ use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::stream::Streaming;
 use super::weights::{self, SharedWeights, WeightsKey};
-use super::workspace::{Workspace, stage_name, stream_for};
+use super::workspace::{Workspace, stream_for};
 use super::{Allocators, Call, ClipRange, Control, FrameStream, Session, Trim, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -164,7 +164,7 @@ impl<B: Backend> Engine<B> {
         let cone = Arc::clone(&schedule.spec().cone);
         let end = cone.first_input() + call.input.shape().frames;
         let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
-        let mut watch = Watch::new(control, stage_name(call.direction), total);
+        let mut watch = Watch::new(control, call.direction.name(), total);
         let tensors = HostTensors {
             input: Some(call.input),
             input_first: cone.first_input(),

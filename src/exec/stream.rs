@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::Settings;
 use super::weights::SharedWeights;
-use super::workspace::{Workspace, stage_name, stream_for};
+use super::workspace::{Workspace, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, check};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
@@ -139,7 +139,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         }
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
         self.backend.begin(&mut self.workspace.memory, stream)?;
-        let mut watch = Watch::new(control, stage_name(network.direction), 0);
+        let mut watch = Watch::new(control, network.direction.name(), 0);
         let (first, batch) = (self.pulled, self.input.batch);
         let (mut runner, schedule) =
             self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });

@@ -7,7 +7,6 @@ use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, HostStream};
 use crate::error::Result;
 use crate::ir::{PinnedBytes, TensorDevice, View};
-use crate::model::Direction;
 use crate::plan::Plan;
 
 /// One block of device memory and pinned host memory beside it. Reused by the next call if it fits.
@@ -42,11 +41,4 @@ pub fn stream_for<const N: usize>(
 ) -> Option<HostStream> {
     let on_device = |view: &View| view.device() == place && place != TensorDevice::Cpu;
     stream.filter(|_| tensors.into_iter().flatten().all(on_device))
-}
-
-pub fn stage_name(direction: Direction) -> &'static str {
-    match direction {
-        Direction::Encode => "encode",
-        Direction::Decode => "decode",
-    }
 }

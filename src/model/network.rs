@@ -11,6 +11,17 @@ pub enum Direction {
     Decode,
 }
 
+impl Direction {
+    pub const ALL: [Direction; 2] = [Direction::Encode, Direction::Decode];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Encode => "encode",
+            Direction::Decode => "decode",
+        }
+    }
+}
+
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone)]
 pub struct Affine {
@@ -45,7 +56,6 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// Its tensors in the checkpoint.
     pub fn affine(&self) -> impl Iterator<Item = &Affine> {
         self.norm.iter().chain(&self.weights)
     }
@@ -100,7 +110,6 @@ impl Network {
         }
     }
 
-    /// Channels of the input activations.
     pub fn input_channels(&self) -> u64 {
         match self.direction {
             Direction::Encode => Config::PIXEL_CHANNELS,

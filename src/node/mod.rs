@@ -70,7 +70,6 @@ pub fn defaults() -> Settings {
     settings
 }
 
-/// The node with this id.
 pub fn find(id: &str) -> Result<&'static Node> {
     NODES.iter().find(|n| n.id() == id).ok_or_else(|| {
         let ids: Vec<_> = NODES.iter().map(|n| format!("\"{}\"", n.id())).collect();
@@ -90,7 +89,6 @@ fn unknown_key(key: &str) -> String {
     format!("key: \"{key}\" is unknown; {hint}keys are {}", keys.join(", "))
 }
 
-/// The edit distance of two words.
 fn distance(a: &str, b: &str) -> usize {
     // A key may be of any length, and the cost is quadratic. One this long resembles no other.
     if a.len() > 64 {

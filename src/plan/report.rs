@@ -46,10 +46,7 @@ pub struct PlanReport {
 
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = match self.direction {
-            Direction::Encode => "encode",
-            Direction::Decode => "decode",
-        };
+        let name = self.direction.name();
         match (self.input.frames, self.output.frames) {
             (0, _) => write!(f, "{name} a stream of frames {} x {}", self.input.width, self.input.height)?,
             _ => write!(f, "{name} {} to {}", self.input, self.output)?,

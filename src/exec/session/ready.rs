@@ -8,7 +8,7 @@ use crate::backend::{Backend, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::settings::{Settings, Tiling};
 use crate::exec::weights::{self, SharedWeights};
-use crate::exec::workspace::{Workspace, stage_name};
+use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
@@ -87,7 +87,7 @@ impl<B: Backend> Engine<B> {
     fn search(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
         let Job { direction, input, .. } = *job;
         let tiling = self.settings.tiling(direction);
-        let (size, overlap, node) = (tiling.size, tiling.overlap, stage_name(direction));
+        let (size, overlap, node) = (tiling.size, tiling.overlap, direction.name());
         if tiling.enabled && overlap >= size {
             return Err(Error::Argument(format!(
                 "{node}_tile_overlap: {overlap} must be less than {node}_tile_size, which is {size}"
@@ -127,7 +127,7 @@ impl<B: Backend> Engine<B> {
         if plan.exact {
             return;
         }
-        let (node, (rows, columns)) = (stage_name(plan.direction), plan.tiles);
+        let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);
         let why = match self.settings.tiling(plan.direction).enabled {
             true => format!("{node}_tiled asks for it"),
             false => "the whole image does not fit in memory_limit; raise that, or set tiles to never to fail".into(),

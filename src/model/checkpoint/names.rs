@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use crate::model::config::Config;
 use crate::model::network::{Affine, Direction, Layer, Network};
 
-/// The shapes of a file's tensors.
 pub(super) type ShapesByName<'a> = BTreeMap<&'a str, &'a [u64]>;
 
 /// An error says what is wrong with a file, without the file's name.
@@ -50,7 +49,7 @@ pub(super) fn quoted(text: &str) -> String {
 
 /// Name and shape of every tensor of a checkpoint.
 pub(super) fn expected(config: &Config) -> Vec<(String, Vec<u64>)> {
-    let networks = [Direction::Encode, Direction::Decode].map(|direction| Network::new(config, direction));
+    let networks = Direction::ALL.map(|direction| Network::new(config, direction));
     let affine = networks.iter().flat_map(|network| &network.layers).flat_map(Layer::affine);
     affine.flat_map(Affine::tensors).map(|(name, shape)| (name, shape.to_vec())).collect()
 }

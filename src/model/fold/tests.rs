@@ -169,7 +169,7 @@ fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &PlainClip) -> PlainCli
 fn folded_convolutions_match_their_definition() {
     let checkpoint = checkpoint(&config(), DType::F32);
     let mut seen = Vec::new();
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for layer in Network::new(&config(), direction).layers {
             if layer.layout.window == Window::Point {
                 continue;

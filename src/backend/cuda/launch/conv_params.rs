@@ -42,7 +42,6 @@ pub struct ConvBand<'a> {
 }
 
 impl ConvBand<'_> {
-    /// All rows.
     pub fn whole(layout: &ConvLayout, input: FrameShape) -> Self {
         let rows = 0..tiling::tile_grid(layout, input).height;
         ConvBand { rows, input_rows: 0..input.height, split: None, stream: None, next_norm: None }
@@ -75,7 +74,6 @@ impl SplitFrames<'_> {
     }
 }
 
-/// The slots of all input frames.
 struct InputSlots {
     main: FrameStride,
     /// Resident and host part.
@@ -83,7 +81,6 @@ struct InputSlots {
     shortcut: Option<FrameStride>,
 }
 
-/// The slots of outputs and residuals.
 struct OutputSlots {
     out: FrameStride,
     residual: FrameStride,
@@ -94,7 +91,6 @@ pub struct ConvParamsBuilder<'a> {
     pub block: &'a DeviceBlock,
     pub weights: &'a WeightPointers,
     pub conv: &'a ConvLaunch<'a>,
-    /// The output frames of this launch.
     pub frames: &'a [ConvFrame<Offsets>],
     pub band: &'a ConvBand<'a>,
     pub tile: (i32, i32),

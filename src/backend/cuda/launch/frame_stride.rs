@@ -21,12 +21,10 @@ impl FrameStride {
         }
     }
 
-    /// The slot of a frame.
     pub fn of(&self, address: u64) -> i32 {
         ((address - self.base) / self.step) as i32
     }
 
-    /// The address of slot 0.
     pub fn address(&self) -> u64 {
         self.base
     }
@@ -35,7 +33,7 @@ impl FrameStride {
         self.step as i64
     }
 
-    /// FrameStride up to the last of these frames.
+    /// Slots up to the last of these frames.
     pub fn count(&self, addresses: &[u64]) -> u64 {
         addresses.iter().map(|address| self.of(*address)).max().unwrap_or(0) as u64 + 1
     }

@@ -172,7 +172,6 @@ struct LaunchGraph {
 // SAFETY: a graph may be used from any thread, one at a time.
 unsafe impl Send for LaunchGraph {}
 
-/// Describes a launch as a graph node.
 fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> T {
     let mut arguments = [std::ptr::from_ref(&*launch.params).cast::<std::ffi::c_void>().cast_mut()];
     with(&sys::CUDA_KERNEL_NODE_PARAMS {

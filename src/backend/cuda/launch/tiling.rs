@@ -260,7 +260,7 @@ mod tests {
 
     fn error_in(precision: Precision, channels: &[u64], latent: u64) -> Option<String> {
         let config = Config { channels: channels.to_vec(), layers: 1, groups: 1, latent, temporal_levels: 0 };
-        let answer = [Direction::Encode, Direction::Decode].into_iter().try_for_each(|direction| {
+        let answer = Direction::ALL.into_iter().try_for_each(|direction| {
             let network = Network::new(&config, direction);
             let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
             check_layers(precision, &layouts, &network.attention_channels())

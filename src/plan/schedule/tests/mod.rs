@@ -61,7 +61,7 @@ fn clip(direction: Direction, batch: u64, frames: u64) -> Shape {
 
 #[test]
 fn every_policy_makes_every_frame_the_same_way() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for frames in [1, 2, 3, 5, 9, 14, 23] {
             let base = request(direction, clip(direction, 1, frames));
             let whole = Request { slice: Some(1000), chunk: Some(8), ..base.clone() };
@@ -89,7 +89,7 @@ fn every_policy_makes_every_frame_the_same_way() {
 
 #[test]
 fn separate_norms_run_in_any_slices_and_chunks() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let base = request(direction, clip(direction, 2, 14));
         let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
         for (slice, chunk) in [(1, 1), (2, 3), (3, 2)] {
@@ -101,7 +101,7 @@ fn separate_norms_run_in_any_slices_and_chunks() {
 
 #[test]
 fn offloaded_and_recomputed_caches_change_no_frame() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let (mut seen, mut rematerialised) = (HashSet::new(), 0);
         for frames in [2, 14] {
             let free = request(direction, clip(direction, 2, frames));
@@ -166,7 +166,7 @@ fn caches_are_offloaded_only_as_far_as_the_limit_asks() {
 
 #[test]
 fn weights_are_offloaded_where_device_memory_is_short() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let free = request(direction, clip(direction, 2, 23));
         let whole = free.plan(&FAST_COPIES).unwrap();
         assert!(!whole.offloaded_weights().contains(&true));
@@ -248,7 +248,7 @@ fn a_still_image_caches_nothing() {
 
 #[test]
 fn a_still_image_offloads_outputs_that_do_not_fit() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let free = request(direction, clip(direction, 2, 1));
         let whole = free.plan(&FAST_COPIES).unwrap();
         assert_eq!(whole.pinned().offloaded, 0);
@@ -271,7 +271,7 @@ fn a_still_image_offloads_outputs_that_do_not_fit() {
 #[test]
 fn staging_buffers_follow_the_band_buffers() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let whole = request(direction, clip(direction, 1, 9)).plan(&SEPARATE).unwrap();
         let tiled = Request { tiles, ..request(direction, clip(direction, 1, 9)) }.plan(&SEPARATE).unwrap();
         for plan in [&whole, &tiled] {
@@ -286,7 +286,7 @@ fn staging_buffers_follow_the_band_buffers() {
 
 #[test]
 fn clips_of_a_batch_do_not_mix() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let one = request(direction, clip(direction, 1, 9)).plan(&FUSED).unwrap();
         let three = request(direction, clip(direction, 3, 9)).plan(&FUSED).unwrap();
         assert_eq!(one.workspace_bytes(), three.workspace_bytes(), "clips go one after the other");
@@ -302,9 +302,7 @@ fn clips_of_a_batch_do_not_mix() {
 #[test]
 fn tiles_are_the_same_in_any_order_and_from_a_stream() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for (direction, costs) in
-        [Direction::Encode, Direction::Decode].into_iter().flat_map(|d| [(d, FUSED), (d, FAST_COPIES)])
-    {
+    for (direction, costs) in Direction::ALL.into_iter().flat_map(|d| [(d, FUSED), (d, FAST_COPIES)]) {
         let base = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
         let whole = base.plan(&costs).unwrap();
         let expected = run(&whole, &costs);
@@ -323,7 +321,7 @@ fn tiles_are_the_same_in_any_order_and_from_a_stream() {
 
 #[test]
 fn a_longer_clip_takes_no_more_memory() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for slice in [None, Some(1), Some(3)] {
             let bytes = |frames| {
                 let request = Request { slice, ..request(direction, clip(direction, 1, frames)) };
@@ -338,7 +336,7 @@ fn a_longer_clip_takes_no_more_memory() {
 
 #[test]
 fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for frames in [61, 62, 67, 100] {
             for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
                 let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
@@ -351,7 +349,7 @@ fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
 
 #[test]
 fn a_stream_may_end_anywhere() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (slice, costs) in [(1, FUSED), (3, FUSED), (3, SEPARATE), (7, SEPARATE), (3, FAST_COPIES)] {
             let request = Request { slice: Some(slice), ..request(direction, clip(direction, 2, 0)) };
             let plan = request.plan(&costs).unwrap();
@@ -397,7 +395,7 @@ fn tiles_made_by_the_limit_are_even_and_fit() {
 
 #[test]
 fn the_operations_add_up_to_the_work_that_progress_counts() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
             let request = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
             let plan = request.plan(&FUSED).unwrap();
@@ -406,29 +404,34 @@ fn the_operations_add_up_to_the_work_that_progress_counts() {
     }
 }
 
+/// What `of` finds in the operations of nine frames, in order.
+fn rehearsed<T>(
+    request: &Request,
+    policy: SchedulePolicy,
+    device: &Device,
+    of: impl Fn(&Op<Slots>) -> Option<T>,
+) -> Vec<T> {
+    let (target, mut found) = (device.target(), Vec::new());
+    let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(device).unwrap().spec };
+    let schedule = Schedule::new(spec, Some(9), Arenas::default(), &target);
+    schedule.rehearse(None, usize::MAX, &target, |_, op| found.extend(of(op)));
+    found
+}
+
 /// It has no cache to move yet.
 #[test]
 fn an_incomplete_chunk_comes_first() {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 9));
     let network = &request.network;
     let mut policy = SchedulePolicy::resident(network, 3, vec![3, 6, 6, 6]);
-    FAST_COPIES
-        .target()
-        .offloadable_caches(network)
-        .into_iter()
-        .for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
-    let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(&FAST_COPIES).unwrap().spec };
+    for (_, layer) in FAST_COPIES.target().offloadable_caches(network) {
+        policy.caches[layer] = CachePolicy::HOST;
+    }
     let last = network.stages.last().unwrap().blocks[1].layers()[0];
-    let mut chunks = Vec::new();
-    Schedule::new(spec, Some(9), Arenas::default(), &FAST_COPIES.target()).rehearse(
-        None,
-        usize::MAX,
-        &FAST_COPIES.target(),
-        |_, op| match op {
-            Op::BandedConv(conv) if conv.layer == last => chunks.push((conv.cached.len(), conv.frames.len())),
-            _ => {}
-        },
-    );
+    let chunks = rehearsed(&request, policy, &FAST_COPIES, |op| match op {
+        Op::BandedConv(conv) if conv.layer == last => Some((conv.cached.len(), conv.frames.len())),
+        _ => None,
+    });
     assert_eq!(chunks, [(0, 3), (2, 6), (2, 6), (2, 6), (2, 6), (2, 6)]);
 }
 
@@ -437,19 +440,12 @@ fn an_incomplete_chunk_comes_first() {
 fn a_downsampler_runs_early_for_queued_frames() {
     let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
     let network = &request.network;
-    let policy = Arc::new(SchedulePolicy::resident(network, 4, vec![1, 4, 2, 1]));
-    let spec = ScheduleSpec { policy, ..request.plan(&SEPARATE).unwrap().spec };
+    let policy = SchedulePolicy::resident(network, 4, vec![1, 4, 2, 1]);
     let [head, first] = [network.stages[1].head, network.stages[1].blocks[0].layers()[0]];
-    let mut chunks = Vec::new();
-    Schedule::new(spec, Some(9), Arenas::default(), &SEPARATE.target()).rehearse(
-        None,
-        usize::MAX,
-        &SEPARATE.target(),
-        |_, op| match op {
-            Op::Conv(conv) if [head, first].contains(&conv.layer) => chunks.push((conv.layer, conv.frames.len())),
-            _ => {}
-        },
-    );
+    let chunks = rehearsed(&request, policy, &SEPARATE, |op| match op {
+        Op::Conv(conv) if [head, first].contains(&conv.layer) => Some((conv.layer, conv.frames.len())),
+        _ => None,
+    });
     // The first slice has a frame more.
     let four = [(head, 1), (head, 1), (head, 1), (head, 1), (first, 4)];
     assert_eq!(chunks, [&four[..], &[(head, 1), (first, 1)], &four[..]].concat());
@@ -460,23 +456,15 @@ fn a_downsampler_runs_early_for_queued_frames() {
 fn a_downsampler_in_time_keeps_partial_sums() {
     let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
     let head = request.network.stages[2].head;
-    let launches = |costs: &Device| {
-        let policy = Arc::new(SchedulePolicy::resident(&request.network, 4, vec![4, 4, 2, 1]));
-        let spec = ScheduleSpec { policy, ..request.plan(costs).unwrap().spec };
-        let mut launches = Vec::new();
-        Schedule::new(spec, Some(9), Arenas::default(), &costs.target()).rehearse(
-            None,
-            usize::MAX,
-            &costs.target(),
-            |_, op| match op {
-                Op::Conv(conv) if conv.layer == head => {
-                    let terms: Vec<usize> = conv.frames.iter().map(|frame| frame.terms.len()).collect();
-                    launches.push((terms, conv.partial_sums.before.is_some(), conv.partial_sums.after.is_some()));
-                }
-                _ => {}
-            },
-        );
-        launches
+    let launches = |device: &Device| {
+        let policy = SchedulePolicy::resident(&request.network, 4, vec![4, 4, 2, 1]);
+        rehearsed(&request, policy, device, |op| match op {
+            Op::Conv(conv) if conv.layer == head => {
+                let terms: Vec<usize> = conv.frames.iter().map(|frame| frame.terms.len()).collect();
+                Some((terms, conv.partial_sums.before.is_some(), conv.partial_sums.after.is_some()))
+            }
+            _ => None,
+        })
     };
     let whole = [vec![1, 3], vec![3], vec![3, 3]].map(|terms| (terms, false, false));
     assert_eq!(launches(&SEPARATE), whole);
@@ -486,7 +474,7 @@ fn a_downsampler_in_time_keeps_partial_sums() {
 
 #[test]
 fn the_estimate_of_a_long_clip_is_that_of_all_its_operations() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let request = request(direction, clip(direction, 1, 61));
         let mut policy = SchedulePolicy::resident(&request.network, 2 * request.network.latent_rate(), vec![2; 4]);
         let offloadable = SLOW_COPIES.target().offloadable_caches(&request.network);

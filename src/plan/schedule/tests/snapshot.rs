@@ -79,7 +79,7 @@ pub fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) 
 
 #[test]
 fn a_stream_is_restored_at_any_frame() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (device, batch) in [(FUSED, 2), (SEPARATE, 1)] {
             for slice in [1, 2, 3] {
                 let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) };
@@ -92,7 +92,7 @@ fn a_stream_is_restored_at_any_frame() {
 #[test]
 fn tiles_are_restored_at_any_frame() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let stream = Request { tiles, slice: Some(1), ..request(direction, clip(direction, 2, 0)) };
         [FUSED, FAST_COPIES].iter().for_each(|device| check(&stream, device, 14));
     }
@@ -101,7 +101,7 @@ fn tiles_are_restored_at_any_frame() {
 /// Every cache that can be is offloaded or recomputed, or every other one.
 #[test]
 fn offloaded_and_recomputed_caches_are_restored_at_any_frame() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (slice, every, batch, rematerialise) in
             [(1, 1, 1, false), (2, 2, 2, false), (1, 3, 1, false), (2, 1, 1, true)]
         {

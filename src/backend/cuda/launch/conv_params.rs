@@ -131,8 +131,9 @@ impl ConvParamsBuilder<'_> {
         self.band.split.and_then(|split| split.host_part(frame))
     }
 
-    fn slots(&self, addresses: &[u64], shape: FrameShape) -> Result<FrameStride> {
-        FrameStride::new(addresses.iter().copied(), self.sizes.frame_bytes(shape, self.conv.layout.groups))
+    fn slots(&self, frames: impl Iterator<Item = DeviceOffset> + Clone, shape: FrameShape) -> Result<FrameStride> {
+        let bytes = self.sizes.frame_bytes(shape, self.conv.layout.groups);
+        FrameStride::new(frames.map(|frame| self.block.address(frame)), bytes)
     }
 
     fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
@@ -197,8 +198,7 @@ impl ConvParamsBuilder<'_> {
         }
         let terms = self.frames.iter().flat_map(|frame| frame.terms.iter()).chain(&extra);
         let whole = terms.filter(|term| u64::from(term.slab) < layout.slabs && self.host_part(term.frame).is_none());
-        let addresses = distinct(whole.map(|term| self.block.address(term.frame)));
-        let slots = self.slots(&addresses, input)?;
+        let slots = self.slots(whole.map(|term| term.frame), input)?;
         let channels = tiling::input_stride(layout.cin);
         params.source[0] = SourceParams {
             weights: self.weights.slabs,
@@ -208,21 +208,18 @@ impl ConvParamsBuilder<'_> {
             ..patches(layout.window, self.tile)
         };
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
-        self.put_part(params, MAIN, (slots, &addresses), 0..input.width)?;
+        self.put_part(params, MAIN, &slots, 0..input.width)?;
         Ok(slots)
     }
 
     /// The two parts of split cached frames, of the same source.
     fn split_inputs(&self, params: &mut ConvParams) -> Result<Option<[FrameStride; 2]>> {
         let Some(SplitFrames { columns, frames }) = self.band.split else { return Ok(None) };
-        let (resident, host): (Vec<u64>, Vec<u64>) =
-            frames.iter().map(|(resident, host)| (self.block.address(*resident), self.block.address(*host))).unzip();
-        let mut part = |index: usize, addresses: &[u64], columns: Range<u64>| -> Result<FrameStride> {
-            let slots = self.slots(addresses, FrameShape { width: count(&columns), ..self.conv.input })?;
-            self.put_part(params, index, (slots, addresses), columns)?;
-            Ok(slots)
-        };
-        let slots = [part(RESIDENT, &resident, columns.resident())?, part(HOST, &host, columns.host())?];
+        let (resident, host) = (frames.iter().map(|(resident, _)| *resident), frames.iter().map(|(_, host)| *host));
+        let part = |columns: &Range<u64>| FrameShape { width: count(columns), ..self.conv.input };
+        let slots = [self.slots(resident, part(&columns.resident()))?, self.slots(host, part(&columns.host()))?];
+        self.put_part(params, RESIDENT, &slots[0], columns.resident())?;
+        self.put_part(params, HOST, &slots[1], columns.host())?;
         params.split_column = columns.split() as i32;
         Ok(Some(slots))
     }
@@ -231,8 +228,7 @@ impl ConvParamsBuilder<'_> {
         let Some(cin) = self.conv.layout.shortcut else { return Ok(None) };
         let (shape, rows) = (self.output().with_channels(cin), &self.band.rows);
         let last_terms = self.frames.iter().filter_map(|frame| frame.terms.last());
-        let addresses: Vec<u64> = last_terms.map(|term| self.block.address(term.frame)).collect();
-        let slots = self.slots(&addresses, shape)?;
+        let slots = self.slots(last_terms.map(|term| term.frame), shape)?;
         params.source[1] = SourceParams {
             weights: self.weights.shortcut,
             height: count(rows) as i32,
@@ -241,18 +237,12 @@ impl ConvParamsBuilder<'_> {
             ..patches(Window::Point, self.tile)
         };
         params.source[1].plane[0].dy -= rows.start as i32;
-        self.put_part(params, SHORTCUT, (slots, &addresses), 0..shape.width)?;
+        self.put_part(params, SHORTCUT, &slots, 0..shape.width)?;
         Ok(Some(slots))
     }
 
     /// Where input frames lie, or these columns of them.
-    fn put_part(
-        &self,
-        params: &mut ConvParams,
-        index: usize,
-        (slots, addresses): (FrameStride, &[u64]),
-        columns: Range<u64>,
-    ) -> Result<()> {
+    fn put_part(&self, params: &mut ConvParams, index: usize, slots: &FrameStride, columns: Range<u64>) -> Result<()> {
         params.part[index] = FramePart {
             frames: slots.address(),
             slot_bytes: slots.bytes(),
@@ -261,8 +251,7 @@ impl ConvParamsBuilder<'_> {
         };
         if self.tensor_maps {
             let source = &params.source[usize::from(index == SHORTCUT)];
-            let map = patch_map(self.sizes, source, &params.part[index], slots.count(addresses))?;
-            params.input_map[index] = map;
+            params.input_map[index] = patch_map(self.sizes, source, &params.part[index], slots.count())?;
         }
         Ok(())
     }
@@ -270,20 +259,19 @@ impl ConvParamsBuilder<'_> {
     /// Outputs, residuals and statistics records.
     fn outputs(&self, params: &mut ConvParams) -> Result<OutputSlots> {
         let (conv, output, sizes) = (self.conv, self.output(), self.sizes);
-        let outs: Vec<u64> = self.frames.iter().map(|frame| self.block.address(frame.out)).collect();
+        let out = self.slots(self.frames.iter().map(|frame| frame.out), output)?;
         let added = self.frames.iter().filter_map(|frame| frame.residual);
-        let added: Vec<u64> = added.map(|frame| self.block.address(frame)).collect();
-        let (out, residual) = (self.slots(&outs, output)?, self.slots(&added, output)?);
+        let residual = self.slots(added.clone(), output)?;
         params.out = out.address();
         params.out_slot_bytes = out.bytes();
-        if !added.is_empty() {
+        if added.count() > 0 {
             params.residual = residual.address();
             params.residual_slot_bytes = residual.bytes();
         }
         if self.tensor_maps {
-            params.out_map = output_map(sizes, params, output, out.count(&outs))?;
+            params.out_map = output_map(sizes, params, output, out.count())?;
             if params.residual != 0 {
-                params.residual_map = residual_map(sizes, params, output, residual.count(&added))?;
+                params.residual_map = residual_map(sizes, params, output, residual.count())?;
             }
         }
         if conv.statistics && tiling::has_statistics_records(conv.layout) {
@@ -387,11 +375,4 @@ fn patches(window: Window, tile: (i32, i32)) -> SourceParams {
 
 fn count(range: &Range<u64>) -> u64 {
     range.end - range.start
-}
-
-fn distinct(addresses: impl Iterator<Item = u64>) -> Vec<u64> {
-    let mut all: Vec<u64> = addresses.collect();
-    all.sort_unstable();
-    all.dedup();
-    all
 }

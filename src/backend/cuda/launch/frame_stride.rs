@@ -7,6 +7,8 @@ use crate::error::{Error, Result};
 pub struct FrameStride {
     base: u64,
     step: u64,
+    /// Slots up to the last frame.
+    count: i32,
 }
 
 impl FrameStride {
@@ -15,8 +17,8 @@ impl FrameStride {
         let (base, last) = (addresses.clone().min().unwrap_or(0), addresses.clone().max().unwrap_or(0));
         let step = addresses.fold(0, |step, address| common_divisor(step, address - base));
         let step = if step == 0 { bytes } else { step };
-        match i32::try_from((last - base) / step) {
-            Ok(_) => Ok(FrameStride { base, step }),
+        match i32::try_from((last - base) / step + 1) {
+            Ok(count) => Ok(FrameStride { base, step, count }),
             Err(_) => Err(Error::Internal(format!("frames {} bytes apart in steps of {step}", last - base))),
         }
     }
@@ -33,9 +35,8 @@ impl FrameStride {
         self.step as i64
     }
 
-    /// Slots up to the last of these frames.
-    pub fn count(&self, addresses: &[u64]) -> u64 {
-        addresses.iter().map(|address| self.of(*address)).max().unwrap_or(0) as u64 + 1
+    pub fn count(&self) -> u64 {
+        self.count as u64
     }
 }
 
@@ -51,7 +52,7 @@ mod tests {
     fn slots_step_by_the_greatest_common_distance() {
         let addresses = [4096, 4096 + 768, 4096 + 1280];
         let slots = FrameStride::new(addresses.into_iter(), 64).unwrap();
-        assert_eq!((slots.address(), slots.bytes(), slots.count(&addresses)), (4096, 256, 6));
+        assert_eq!((slots.address(), slots.bytes(), slots.count()), (4096, 256, 6));
         assert_eq!(addresses.map(|address| slots.of(address)), [0, 3, 5]);
         assert_eq!(FrameStride::new([7].into_iter(), 64).unwrap().bytes(), 64);
     }

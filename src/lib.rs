@@ -21,4 +21,6 @@ pub mod ir;
 pub mod model;
 pub mod node;
 pub mod plan;
+#[cfg(test)]
+mod testing;
 mod workers;

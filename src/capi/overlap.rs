@@ -121,11 +121,8 @@ mod tests {
 
     #[test]
     fn the_answer_is_that_of_trying_every_byte() {
-        let mut seed = 5u64;
-        let mut random = |below: u64| {
-            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (seed >> 33) % below
-        };
+        let mut lcg = crate::testing::Lcg(5);
+        let mut random = |below: u64| lcg.bits() % below;
         let mut shared = 0;
         for _ in 0..4000 {
             let mut make = || {

@@ -9,20 +9,7 @@ mod simd;
 
 use super::*;
 use crate::ir::{AttentionOp, ConvFrame, DeviceOffset, PartialSums, Prologue, Term, Window};
-
-/// A linear congruential generator of values between -1 and 1.
-struct Lcg(u64);
-
-impl Lcg {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn fill(&mut self, len: usize) -> Vec<f32> {
-        (0..len).map(|_| self.next()).collect()
-    }
-}
+use crate::testing::Lcg;
 
 fn cpu(instructions: Instructions, threads: usize) -> Cpu {
     Cpu::new(CpuOptions { threads: Some(threads), instructions, ..CpuOptions::default() }).unwrap()

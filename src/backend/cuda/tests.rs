@@ -18,6 +18,7 @@ use crate::ir::{
     Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
     Term, View, Window,
 };
+use crate::testing::Lcg;
 
 /// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
 /// no GPU.
@@ -77,36 +78,22 @@ fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl 
     }
 }
 
-/// Numbers in -1..1, the same in every run.
-struct SeededRandom(u64);
-
-impl SeededRandom {
-    fn next(&mut self) -> f32 {
-        self.0 = self.0.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-
-    fn values(&mut self, count: u64, scale: f32) -> Vec<f32> {
-        (0..count).map(|_| self.next() * scale).collect()
-    }
-}
-
 struct RandomWeights {
-    random: SeededRandom,
+    seed: u64,
     scale: f32,
 }
 
 impl ConvSource for RandomWeights {
     fn slab(&mut self, slab: u64, into: &mut [f32]) {
-        let mut random = SeededRandom(self.random.0 ^ slab << 32);
+        let mut random = Lcg(self.seed ^ slab << 32);
         into.iter_mut().for_each(|w| *w = random.next() * self.scale);
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
-        let mut random = SeededRandom(self.random.0 ^ bias << 40);
+        let mut random = Lcg(self.seed ^ bias << 40);
         into.iter_mut().for_each(|b| *b = random.next());
     }
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
-        let mut random = SeededRandom(self.random.0 ^ 7);
+        let mut random = Lcg(self.seed ^ 7);
         gamma.iter_mut().for_each(|g| *g = 1.0 + random.next() * 0.3);
         beta.iter_mut().for_each(|b| *b = random.next() * 0.3);
     }
@@ -114,7 +101,7 @@ impl ConvSource for RandomWeights {
 
 fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
     let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
-    RandomWeights { random: SeededRandom(seed), scale: (3.0 / fan_in as f32).sqrt() }
+    RandomWeights { seed, scale: (3.0 / fan_in as f32).sqrt() }
 }
 
 /// Random weights, not at the beginning of their block.
@@ -199,8 +186,8 @@ impl<'a, B: Poison> Job<'a, B> {
     }
 
     /// Loads frames of random values.
-    fn load_random(&mut self, random: &mut SeededRandom, shape: FrameShape, frames: &[DeviceOffset]) {
-        let values = random.values(shape.elements() * frames.len() as u64, 1.0);
+    fn load_random(&mut self, random: &mut Lcg, shape: FrameShape, frames: &[DeviceOffset]) {
+        let values = random.fill(shape.elements() as usize * frames.len());
         let from = view(&values, dims(shape, frames));
         (0..).zip(frames).for_each(|(t, into)| self.load(&plain_load(&from, t, shape, *into)));
         self.finish();
@@ -312,7 +299,7 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let scratch = sizes.conv_scratch(layout, input, 3).max(sizes.conv_scratch(&first, input, 3));
     let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
 
-    let mut random = SeededRandom(99);
+    let mut random = Lcg(99);
     job.load_random(&mut random, input, if makes_input { &raw } else { &made });
     if case.residual {
         job.load_random(&mut random, output, &residual);
@@ -435,7 +422,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
     let (scratch, staging) = (sizes.attention_scratch(shape, 1), sizes.staging_bytes(wide));
     let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
-    job.load_random(&mut SeededRandom(3), wide, &[from]);
+    job.load_random(&mut Lcg(3), wide, &[from]);
     job.run(Op::Attention(AttentionOp { shape, frames: vec![(from, to)] }), &[]);
     job.store(shape, &[to])
 }
@@ -465,7 +452,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let (makes, prepared) = ([prepare(backend, &first, 1)], [prepare(backend, &layout, 2)]);
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
-        job.load_random(&mut SeededRandom(i as u64), deep, &[raw]);
+        job.load_random(&mut Lcg(i as u64), deep, &[raw]);
         let frames = vec![frame(&[(raw, 0)], 0, None, source)];
         job.run(conv_op(&first, deep, frames, true, PartialSums::NONE), &makes);
         let frames = vec![frame(&[(source, 0)], 0, None, from)];
@@ -542,7 +529,7 @@ fn norm_in_place_matches_another_place_bit_for_bit() {
         for prologue in [Prologue::Norm, Prologue::NormSilu] {
             let layout = ConvLayout { groups, ..layout(64, 64, Window::Same, prologue) };
             let weights = [prepare(cuda, &layout, 3)];
-            job.load_random(&mut SeededRandom(8), shape, &frames[..2]);
+            job.load_random(&mut Lcg(8), shape, &frames[..2]);
             frames[..2]
                 .iter()
                 .for_each(|frame| job.write(DeviceOffset(frame.0 + sizes.data_bytes(shape)), &statistics));

@@ -40,6 +40,12 @@ fn assert_refused(bytes: &[u8], parts: &[&str]) {
     assert!(parts.iter().all(|part| message.contains(part)), "{message:?} lacks one of {parts:?}");
 }
 
+/// Of a file with two groups.
+#[track_caller]
+fn assert_tensors_refused(tensors: &[TestTensor], parts: &[&str]) {
+    assert_refused(&write(tensors, 2), parts);
+}
+
 #[test]
 fn golden_checkpoints_open_with_their_configurations() {
     for (name, channels, layers, groups) in [("small", [16, 32, 32, 32], 1, 16), ("medium", [32, 32, 32, 64], 2, 32)] {
@@ -102,8 +108,8 @@ fn older_attention_files_hold_the_same_weights() {
     let mut older = find(&mut both, "decoder.mid_block.attentions.0.to_k.weight").clone();
     older.name = older.name.replace("to_k", "key");
     both.push(older);
-    assert_refused(
-        &write(&both, 2),
+    assert_tensors_refused(
+        &both,
         &["attentions.0.key.weight\"", "also present as", "attentions.0.to_k.weight\"", "expected one"],
     );
 }
@@ -213,14 +219,11 @@ fn missing_and_extra_tensors_are_named() {
     for tensor in tensors() {
         let mut without = tensors();
         without.retain(|t| t.name != tensor.name);
-        assert_refused(&write(&without, 2), &[&format!("tensor {:?} is missing", tensor.name)]);
+        assert_tensors_refused(&without, &[&format!("tensor {:?} is missing", tensor.name)]);
     }
     let mut more = tensors();
     more.push(TestTensor::new("decoder.conv_in.scale", DType::F16, &[1], &[0.0]));
-    assert_refused(
-        &write(&more, 2),
-        &["tensor \"decoder.conv_in.scale\" is not part of this model", "expected only its"],
-    );
+    assert_tensors_refused(&more, &["tensor \"decoder.conv_in.scale\" is not part of this model", "expected only its"]);
 }
 
 #[test]
@@ -239,10 +242,7 @@ fn wrong_shapes_are_named_with_the_right_one() {
     );
     let mut turned = tensors();
     find(&mut turned, "decoder.up_blocks.0.upsamplers.0.upscale_conv.weight").shape.swap(0, 1);
-    assert_refused(
-        &write(&turned, 2),
-        &["upscale_conv.weight\": shape is [4, 32, 1, 1, 1], expected [32, 4, 1, 1, 1]"],
-    );
+    assert_tensors_refused(&turned, &["upscale_conv.weight\": shape is [4, 32, 1, 1, 1], expected [32, 4, 1, 1, 1]"]);
 }
 
 #[test]
@@ -250,19 +250,16 @@ fn implausible_configurations_are_refused() {
     // Without values, so that files stay small.
     let tensor = |name: &str, shape: &[u64]| TestTensor::new(name, DType::F16, shape, &[]);
     let conv1 = |level: u64| format!("encoder.down_blocks.{level}.resnets.0.conv1.weight");
-    assert_refused(&write(&[tensor(&conv1(8), &[0])], 1), &["imply 9 resolution levels, expected 1 to 8"]);
+    assert_tensors_refused(&[tensor(&conv1(8), &[0])], &["imply 9 resolution levels, expected 1 to 8"]);
     let levels = u64::MAX;
-    assert_refused(&write(&[tensor(&conv1(levels), &[0])], 1), &["resolution levels, expected 1 to 8"]);
+    assert_tensors_refused(&[tensor(&conv1(levels), &[0])], &["resolution levels, expected 1 to 8"]);
     let layer = "encoder.down_blocks.0.resnets.16.conv1.weight";
-    assert_refused(&write(&[tensor(layer, &[0])], 1), &["imply 17 residual blocks a level, expected 1 to 16"]);
+    assert_tensors_refused(&[tensor(layer, &[0])], &["imply 17 residual blocks a level, expected 1 to 16"]);
     let wide = [tensor(&conv1(0), &[16385, 0])];
-    assert_refused(
-        &write(&wide, 1),
-        &[&conv1(0), "shape is [16385, 0], with 16385 output channels; expected 1 to 16384"],
-    );
-    assert_refused(&write(&[tensor(&conv1(0), &[0])], 1), &["with 0 output channels; expected 1 to"]);
+    assert_tensors_refused(&wide, &[&conv1(0), "shape is [16385, 0], with 16385 output channels; expected 1 to 16384"]);
+    assert_tensors_refused(&[tensor(&conv1(0), &[0])], &["with 0 output channels; expected 1 to"]);
     let latent = [TestTensor::new(&conv1(0), DType::F16, &[1], &[0.0]), tensor("decoder.conv_in.weight", &[1, 0])];
-    assert_refused(&write(&latent, 1), &["decoder.conv_in.weight", "with 0 input channels"]);
+    assert_tensors_refused(&latent, &["decoder.conv_in.weight", "with 0 input channels"]);
 }
 
 #[test]
@@ -277,14 +274,11 @@ fn temporal_downsamplers_must_be_innermost() {
             tensor.name = name(0);
         }
     }
-    assert_refused(&write(&swapped, 2), &[&name(1), "[4, 4, 1, 3, 3]", "temporal kernel 3 to be the innermost"]);
+    assert_tensors_refused(&swapped, &[&name(1), "[4, 4, 1, 3, 3]", "temporal kernel 3 to be the innermost"]);
     let mut deep = random(&config, DType::F16);
     let tensor = find(&mut deep, &name(1));
     (tensor.shape[2], tensor.shape[3]) = (9, 1);
-    assert_refused(
-        &write(&deep, 2),
-        &[&name(1), "shape is [4, 4, 9, 1, 3], expected five dimensions, the third 1 or 3"],
-    );
+    assert_tensors_refused(&deep, &[&name(1), "shape is [4, 4, 9, 1, 3], expected five dimensions, the third 1 or 3"]);
 }
 
 #[test]
@@ -313,7 +307,7 @@ fn non_finite_values_are_named_with_their_coordinates() {
         let element = 81 + 27 + 9 + 3 + 2;
         tensor.bytes[2 * element..].copy_from_slice(&whole.bytes[2 * element..]);
         let message = format!("element {element}, at [1, 1, 1, 1, 2], is {shown}; expected finite values");
-        assert_refused(&write(&damaged, 2), &[name, &message]);
+        assert_tensors_refused(&damaged, &[name, &message]);
     }
 }
 

@@ -56,7 +56,7 @@ fn outputs(
         offloaded: 2 * chunk * bytes(input),
     };
     let mut job = Job::new(gpu, places, room);
-    job.load_random(&mut SeededRandom(99), pixels, &raw);
+    job.load_random(&mut Lcg(99), pixels, &raw);
     let mut run = |op: Op<Offsets>| job.run(op, &weights);
     let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
         recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()

@@ -28,7 +28,7 @@ struct LatentClip {
 impl LatentClip {
     fn new(frames: u64, rows: u64, columns: u64) -> LatentClip {
         let (latents, pixels) = ([16, frames, rows, columns], [3, 4 * frames - 3, 8 * rows, 8 * columns]);
-        let latent = SeededRandom(12).values(latents.iter().product(), 1.0);
+        let latent = Lcg(12).fill(latents.iter().product::<u64>() as usize);
         LatentClip { latent, frames: vec![f32::NAN; pixels.iter().product::<u64>() as usize], latents, pixels }
     }
 

@@ -23,7 +23,7 @@ struct RepeatedRows {
 
 impl RepeatedRows {
     fn new(cuda: &Cuda, channels: u64, columns: u64) -> RepeatedRows {
-        let values = SeededRandom(17).values(channels * columns, 1.0);
+        let values = Lcg(17).fill((channels * columns) as usize);
         let block = DeviceBlock::new(cuda.context(), cuda.allocator, channels * columns * 4).unwrap();
         let _current = cuda.context().enter().unwrap();
         block.write(cuda.launcher.queue.stream(), 0, &values).unwrap();

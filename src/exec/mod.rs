@@ -247,13 +247,13 @@ pub fn open(
         DeviceName::Cpu => {
             let checkpoint = Checkpoint::open(weights)?;
             let place = ("cpu".to_string(), TensorDevice::Cpu);
-            let blocks = allocators.host.clone();
+            let blocks = allocators.host;
             let make = Box::new(move |settings: &Settings| {
                 check_cpu_precision(settings.precision)?;
                 Cpu::new(CpuOptions {
                     threads: settings.threads.map(|n| n as usize),
                     instructions: settings.instructions,
-                    allocator: blocks.clone(),
+                    allocator: blocks,
                 })
             });
             let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;

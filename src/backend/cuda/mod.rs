@@ -15,12 +15,11 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event};
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event, PinnedMemory};
 use self::launch::tiling::{ConvKernel, FRAME_ALIGN, MAX_FRAMES};
 use self::launch::{ConvLaunch, GraphGuard, Kernels, LaunchQueue, Launcher, WeightPointers, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
-use self::offload::weights::HostWeights;
 use super::{Backend, DeviceAllocator, HostStream, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -48,6 +47,8 @@ type Args<'a> = RunArgs<'a, PreparedConv>;
 /// The memory of a job, and the copies and bands in flight in it.
 pub struct JobMemory {
     _graphs: GraphGuard,
+    /// Waits for all streams when it is dropped, so it is dropped before them.
+    block: DeviceBlock,
     staging: Staging,
     bands: BandPipeline,
     /// Recorded after each operation, in turn.
@@ -55,7 +56,6 @@ pub struct JobMemory {
     next_operation: usize,
     /// Whether the call is ordered on a stream of the host's, and must not block.
     on_host_stream: bool,
-    block: DeviceBlock,
 }
 
 impl Cuda {
@@ -264,12 +264,12 @@ impl Backend for Cuda {
         let bands = BandPipeline::new(context, self.launcher.sizes, host.offloaded)?;
         Ok(JobMemory {
             _graphs: self.launcher.queue.graph_guard(),
+            block,
             staging,
             bands,
             operations,
             next_operation: 0,
             on_host_stream: false,
-            block,
         })
     }
 
@@ -308,12 +308,12 @@ impl Backend for Cuda {
         let context = self.context();
         Ok(match residency {
             Residency::Device => WeightStore::Device(Arc::new(DeviceBlock::new(context, self.allocator, bytes)?)),
-            Residency::Host => WeightStore::Host(Arc::new(HostWeights::new(context, bytes)?)),
+            Residency::Host => WeightStore::Host(Arc::new(PinnedMemory::new(context, bytes)?)),
         })
     }
 
     fn is_pageable_store(&self, store: &WeightStore) -> bool {
-        matches!(store, WeightStore::Host(weights) if !weights.is_pinned())
+        matches!(store, WeightStore::Host(memory) if !memory.is_pinned())
     }
 
     fn prepare(

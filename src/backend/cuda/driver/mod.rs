@@ -21,4 +21,4 @@ pub use event::Event;
 pub use memory::{BLOCK_ALIGN, DeviceBlock};
 pub use module::{Kernel, Module};
 pub use pinned::PinnedMemory;
-pub use stream::{CudaStream, synchronise_all};
+pub use stream::CudaStream;

@@ -7,10 +7,12 @@ use memmap2::MmapMut;
 
 use super::context::Context;
 use super::error::{check, host_memory_exhausted, is_device_lost};
+use super::stream::synchronise_all;
 use crate::error::{Error, Result};
 use crate::workers::{for_each, threads_for};
 
-/// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned.
+/// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned. It has to be
+/// dropped before the streams that copy from and to it.
 pub struct PinnedMemory {
     context: Arc<Context>,
     memory: MmapMut,
@@ -47,10 +49,11 @@ impl PinnedMemory {
 }
 
 impl Drop for PinnedMemory {
+    /// Waits for copies in flight. Handles share weights, so any of our streams may have some.
     fn drop(&mut self) {
-        if self.pinned
-            && let Ok(_current) = self.context.enter()
-        {
+        let Ok(_current) = self.context.enter() else { return };
+        synchronise_all(self.context.gpu.index);
+        if self.pinned {
             // SAFETY: registered in `new`.
             unsafe { sys::cuMemHostUnregister(self.memory.as_mut_ptr().cast()) };
         }

@@ -102,15 +102,6 @@ impl BandPipeline {
     }
 }
 
-impl Drop for BandPipeline {
-    /// Host memory must outlive the copies that use it.
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            let _ = self.synchronise();
-        }
-    }
-}
-
 /// A banded convolution in progress.
 struct BandedConv<'a> {
     launcher: &'a Launcher,

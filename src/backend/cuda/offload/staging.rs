@@ -16,9 +16,9 @@ use crate::ir::{Buffers, LoadTensor, PinnedBytes, StoreTensor, TensorDevice, Vie
 /// One direction. Pinned memory is double-buffered: the host fills or empties one half while the other is copied. The
 /// device has a single staging buffer, sized for the widest elements; narrower frames double-buffer in its halves.
 struct StagingChannel {
+    pinned: Option<PinnedMemory>,
     context: Arc<Context>,
     stream: CudaStream,
-    pinned: Option<PinnedMemory>,
     /// Bytes of a half of the pinned memory.
     half_bytes: u64,
     /// The last copy from or to each half has ended.
@@ -68,15 +68,6 @@ impl StagingChannel {
         self.next_half = 1 - half;
         self.was_whole = bytes > self.device_half();
         Ok((half, pinned.at(half as u64 * self.half_bytes, self.half_bytes)?))
-    }
-}
-
-impl Drop for StagingChannel {
-    /// Pinned memory must outlive the copies that use it.
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            let _ = self.stream.synchronise();
-        }
     }
 }
 
@@ -193,7 +184,7 @@ impl Staging {
         let mut address = to;
         for part in weights {
             let stream = channel.stream.handle();
-            // SAFETY: the plan vouches for the region; host weights wait for all streams before they are freed.
+            // SAFETY: the plan vouches for the region; pinned memory waits for all streams before it is freed.
             let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(address, part.as_ptr().cast(), part.len(), stream) };
             check("fetching weights", answer)?;
             address += part.len() as u64;

@@ -6,7 +6,7 @@ use half::{bf16, f16};
 
 use super::pack::{self, PackedElement};
 use crate::backend::Precision;
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, synchronise_all};
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock, PinnedMemory};
 use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::error::{Error, Result};
@@ -16,31 +16,7 @@ use crate::ir::{ConvLayout, ConvSource, Window};
 #[derive(Clone)]
 pub enum WeightStore {
     Device(Arc<DeviceBlock>),
-    Host(Arc<HostWeights>),
-}
-
-pub struct HostWeights {
-    memory: PinnedMemory,
-    context: Arc<Context>,
-}
-
-impl HostWeights {
-    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostWeights> {
-        Ok(HostWeights { memory: PinnedMemory::new(context, bytes)?, context: Arc::clone(context) })
-    }
-
-    pub fn is_pinned(&self) -> bool {
-        self.memory.is_pinned()
-    }
-}
-
-impl Drop for HostWeights {
-    /// Any handle that shares them may have copies in flight.
-    fn drop(&mut self) {
-        if let Ok(_current) = self.context.enter() {
-            synchronise_all(self.context.gpu.index);
-        }
-    }
+    Host(Arc<PinnedMemory>),
 }
 
 /// The weights of one convolution, packed.
@@ -106,9 +82,9 @@ impl PreparedConv {
     fn put<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
         match &self.store {
             WeightStore::Device(block) => block.write(stream, self.offset + offset, from),
-            WeightStore::Host(weights) => {
+            WeightStore::Host(memory) => {
                 let bytes = size_of_val(from);
-                let to = weights.memory.at(self.offset + offset, bytes as u64)?;
+                let to = memory.at(self.offset + offset, bytes as u64)?;
                 // SAFETY: both are that long, and nobody else knows this part of the store yet.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, bytes) };
                 Ok(())
@@ -118,11 +94,11 @@ impl PreparedConv {
 
     /// The first `slabs` slabs, and everything after the slabs, in host memory.
     pub fn offloaded(&self, slabs: u64) -> Result<[&[u8]; 2]> {
-        let WeightStore::Host(weights) = &self.store else {
+        let WeightStore::Host(memory) = &self.store else {
             return Err(Error::Internal("weights are fetched that are resident".into()));
         };
         let part = |from: u64, to: u64| -> Result<&[u8]> {
-            let address = weights.memory.at(self.offset + from, to - from)?;
+            let address = memory.at(self.offset + from, to - from)?;
             // SAFETY: that long, and not written any more once it is prepared.
             Ok(unsafe { std::slice::from_raw_parts(address, (to - from) as usize) })
         };

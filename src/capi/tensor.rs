@@ -116,23 +116,12 @@ mod tests {
         }
     }
 
-    fn error(change: impl FnOnce(&mut vvae_tensor)) -> String {
-        let mut tensor = good();
-        change(&mut tensor);
-        // SAFETY: shapes and strides are null or five numbers; memory is not touched.
-        let error = unsafe { view("video", &tensor, true) }.unwrap_err();
-        assert!(matches!(error, Error::Tensor(_)));
-        error.to_string()
-    }
-
     #[test]
     fn byte_offsets_are_added() {
         let tensor = vvae_tensor { byte_offset: 16, ..good() };
         // SAFETY: the shape is five numbers; memory is not touched.
         let view = unsafe { view("video", &tensor, true) }.unwrap();
         assert_eq!(view.frame(0, 0).addr(), 80);
-        assert!(error(|t| t.byte_offset = u64::MAX).contains("byte_offset 18446744073709551615"));
-        assert!(error(|t| t.byte_offset = 2).contains("aligned"));
     }
 
     #[test]
@@ -140,21 +129,5 @@ mod tests {
         let tensor = vvae_tensor { device_type: VVAE_DEVICE_CUDA_HOST, ..good() };
         // SAFETY: the shape is five numbers; memory is not touched.
         assert_eq!(unsafe { view("video", &tensor, true) }.unwrap().device(), TensorDevice::Cpu);
-    }
-
-    #[test]
-    fn mistakes_are_named() {
-        assert!(error(|t| t.ndim = 4).starts_with("video: ndim is 4; it must be 5, B, C, T, H, W"));
-        assert!(error(|t| t.shape = ptr::null()).contains("video: shape is null"));
-        assert!(error(|t| t.shape = [1, 3, -1, 8, 8].as_ptr()).contains("negative in T"));
-        assert!(error(|t| t.shape = [1, 3, 1, 0, 8].as_ptr()).contains("H is 0"));
-        assert!(error(|t| t.data = ptr::null_mut()).contains("data is null"));
-        assert!(error(|t| t.device_type = 7).contains("device_type 7 is unknown; it must be 1 (CPU)"));
-        assert!(error(|t| (t.device_type, t.device_id) = (2, -1)).contains("device_id is -1"));
-        let text = error(|t| t.dtype = 0x0001_4002);
-        assert!(text.contains("float, 64 bits, 1 lanes") && text.contains("u8, u16, f16, bf16, f32"), "{text}");
-        // SAFETY: null is allowed.
-        let text = unsafe { view("latent", ptr::null(), true) }.unwrap_err().to_string();
-        assert_eq!(text, "latent is null; it must point to a vvae_tensor");
     }
 }

@@ -9,36 +9,48 @@ use std::time::{Duration, Instant};
 use common::{Vae, small};
 use video_vae::capi::*;
 
+/// A cancel in the middle of planning. `planner_grid.rs` measures it at any point of any plan.
 #[test]
 fn planner_obeys_a_cancel() {
     let vae = Vae::open(&small()).unwrap();
-    // A slice of thousands of frames takes many seconds to rehearse.
-    vae.configure("slice_frames", "4096").unwrap();
-    let (begun, done) = (AtomicBool::new(false), AtomicBool::new(false));
-    let (status, took) = thread::scope(|scope| {
-        scope.spawn(|| {
-            while !begun.load(SeqCst) {
-                std::hint::spin_loop();
-            }
-            thread::sleep(Duration::from_millis(100));
-            // A cancel between two plans has no effect.
-            while !done.load(SeqCst) {
+    for (key, value) in [("decode_tiled", "true"), ("decode_tile_size", "64"), ("decode_tile_overlap", "32")] {
+        vae.configure(key, value).unwrap();
+    }
+    // Each of another length, so that none is known from before.
+    let mut lengths = 1000..;
+    let mut plan = || vae.plan("decode", [1, 16, lengths.next().unwrap(), 128, 128]);
+    let start = Instant::now();
+    plan().unwrap();
+    let whole = start.elapsed();
+    let mut soonest = Duration::MAX;
+    // Other programs may hold the cores: the soonest of many counts. Some cancels come after the end.
+    for turn in 0..200 {
+        let begun = AtomicBool::new(false);
+        let (status, since) = thread::scope(|scope| {
+            let canceller = scope.spawn(|| {
+                while !begun.load(SeqCst) {
+                    std::hint::spin_loop();
+                }
+                thread::sleep(whole * (1 + turn % 8) / 10);
+                let now = Instant::now();
                 vae.cancel().unwrap();
-                thread::sleep(Duration::from_millis(1));
-            }
+                now
+            });
+            begun.store(true, SeqCst);
+            let status = plan().err().map(|failure| failure.status);
+            let ended = Instant::now();
+            (status, ended.saturating_duration_since(canceller.join().unwrap()))
         });
-        let start = Instant::now();
-        begun.store(true, SeqCst);
-        // Each of another length, so that none is known from before.
-        let failure = (20_000..20_100).find_map(|frames| vae.plan("decode", [1, 16, frames, 32, 32]).err());
-        done.store(true, SeqCst);
-        (failure.map(|failure| failure.status), start.elapsed())
-    });
-    assert_eq!(status, Some(VVAE_ERROR_CANCELLED));
-    // 50 ms after the cancel on a quiet machine; other programs may hold the cores.
-    assert!(took < Duration::from_millis(1500), "{took:?}");
-    vae.configure("slice_frames", "1").unwrap();
-    vae.plan("decode", [1, 16, 3, 8, 8]).unwrap();
+        if status.is_some() {
+            assert_eq!(status, Some(VVAE_ERROR_CANCELLED));
+            soonest = soonest.min(since);
+            if soonest < Duration::from_millis(50) {
+                break;
+            }
+        }
+    }
+    assert!(soonest < Duration::from_millis(50), "{soonest:?} of {whole:?}");
+    plan().unwrap();
 }
 
 /// Estimated seconds rise with the number of frames, also where multiplications pass 2^64.

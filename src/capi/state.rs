@@ -66,7 +66,8 @@ pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const
 /// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
 /// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
 /// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
-/// the bytes. [handle]
+/// the bytes. A state may come from anybody: whatever it claims, it is answered within a second, and nothing beyond
+/// the limits is allocated. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_restore(
     v: *mut vvae,

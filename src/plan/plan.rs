@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
+use super::policy::MAX_PACKED_LATENTS;
 use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Schedule, is_periodic};
@@ -52,9 +53,8 @@ struct Pace {
 const STEADY_SLICES: usize = 3;
 /// A stream's time is estimated as that of a clip of this many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
-/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
-/// long. The planner itself never chooses more.
-const MAX_PACKED_LATENTS: u64 = 6;
+/// Slices that are rehearsed of a long job whose frames are all pooled: from the third on, all take the same.
+const POOLED_SLICES: usize = STEADY_SLICES + 1;
 /// Slices in which a stream of interleaved items may end in different ways, after those that fill the cone.
 const INTERLEAVED_ENDINGS: u64 = 3;
 
@@ -69,7 +69,7 @@ impl Plan {
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
         let slices = if is_long { spec.filling_slices(frames) + STEADY_SLICES } else { usize::MAX };
-        let schedule = Schedule::new(spec.one_clip(), frames, Arenas::default(), target);
+        let schedule = Schedule::rehearsal(spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != slice.slice {
@@ -118,14 +118,18 @@ impl Plan {
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
         let all_pooled = self.is_too_long_to_pack();
         let spec = self.spec.one_clip();
-        let slices = if periodic { filling + PackedLayout::TRACED_SLICES } else { usize::MAX };
-        let schedule = Schedule::new(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
+        let slices = match (periodic, all_pooled) {
+            (true, true) => filling + POOLED_SLICES,
+            (true, false) => filling + PackedLayout::TRACED_SLICES,
+            (false, _) => usize::MAX,
+        };
+        let schedule = Schedule::rehearsal(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic && !all_pooled {
             for frames in self.endings() {
                 let frames_known = self.frames.map(|_| frames);
-                let schedule = Schedule::new(spec.clone(), frames_known, self.arenas.clone(), target);
+                let schedule = Schedule::rehearsal(spec.clone(), frames_known, self.arenas.clone(), target);
                 self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, target, |_, _| {}));
             }
         }
@@ -170,6 +174,13 @@ impl Plan {
     /// The schedule, from the start.
     pub fn schedule(&self, target: &Target) -> Schedule {
         Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
+    }
+
+    /// Bytes that the state of a stream persists when `loaded` frames have been taken.
+    pub fn persisted_bytes(&self, loaded: u64, target: &Target) -> u64 {
+        let mut schedule = Schedule::rehearsal(self.spec.clone(), self.frames, self.arenas.clone(), target);
+        schedule.skip_to(loaded, target);
+        schedule.persisted_bytes()
     }
 
     /// Bytes of the device block that slots, scratch, bands and staging share.
@@ -275,7 +286,7 @@ impl Plan {
 
 /// The largest part of a frame that is loaded at a time.
 fn largest_load(spec: &ScheduleSpec) -> FrameShape {
-    let parts = spec.tile_regions().map(|(input, _)| input.shape);
+    let parts = spec.tile_shapes().into_iter().map(|(shape, _)| shape);
     parts.max_by_key(FrameShape::elements).unwrap_or(spec.input)
 }
 

@@ -8,6 +8,10 @@ use crate::model::{Block, Layer, Network, Time};
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
 
+/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
+/// long. The planner itself never chooses more.
+pub const MAX_PACKED_LATENTS: u64 = 6;
+
 /// Where a layer's causal cache lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum CachePolicy {
@@ -69,6 +73,19 @@ impl SchedulePolicy {
             offloaded_outputs: vec![false; layers],
             offloaded_weights: vec![false; layers],
         }
+    }
+
+    /// Latent frames after which the chunks of all stages begin together again.
+    pub fn period(&self, network: &Network) -> u64 {
+        let gcd = |mut a: u64, mut b: u64| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        let rates = network.later_stage_frames(network.latent_rate());
+        let periods = self.chunks.iter().zip(rates).map(|(chunk, rate)| chunk / gcd(*chunk, rate));
+        periods.fold(1, |a, b| a / gcd(a, b) * b)
     }
 
     /// The same with `frames` outputs of a stage's head materialised.

@@ -83,12 +83,14 @@ impl Request {
     }
 
     /// Tiles of all clips together.
-    pub fn work_items(&self, grid: &Grid) -> u64 {
-        (grid.tiles() as u64).saturating_mul(self.input.batch)
+    pub fn work_items(&self, size: TileSize) -> u64 {
+        let (rows, columns) = self.latent();
+        let (down, across) = size.count(rows, columns, self.network.config.spatial_scale());
+        down.saturating_mul(across).saturating_mul(self.input.batch)
     }
 
     /// Whether the requested tiles are too many to schedule.
     pub fn has_too_many_tiles(&self) -> bool {
-        self.requested_tiles().is_some_and(|grid| self.work_items(&grid) > MAX_WORK_ITEMS)
+        self.tiles.is_some_and(|size| self.work_items(size) > MAX_WORK_ITEMS)
     }
 }

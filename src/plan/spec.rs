@@ -2,10 +2,11 @@
 //!
 //! Owns the division of a job into work items. Knows no memory.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::policy::SchedulePolicy;
-use super::tiles::Grid;
+use super::tiles::{Axis, Grid};
 use crate::ir::FrameShape;
 use crate::model::{Cone, Direction, Network};
 
@@ -63,9 +64,25 @@ impl ScheduleSpec {
         (region(inward, self.input.channels), region(outward, output.channels))
     }
 
-    /// The regions of all tiles of a clip.
-    pub fn tile_regions(&self) -> impl Iterator<Item = (Region, Region)> + '_ {
-        (0..self.tiles()).map(|tile| self.regions(self.grid.as_ref().map(|_| tile)))
+    /// The input shapes of all tiles of a clip, each with the number of tiles that have it.
+    pub fn tile_shapes(&self) -> Vec<(FrameShape, u64)> {
+        let Some(grid) = self.grid.as_deref() else { return vec![(self.input, 1)] };
+        let counts = |axis: &Axis| {
+            let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
+            axis.spans.iter().for_each(|span| *counts.entry(span.len()).or_default() += 1);
+            counts
+        };
+        let scale = match self.network.direction {
+            Direction::Encode => self.network.config.spatial_scale(),
+            Direction::Decode => 1,
+        };
+        let (rows, columns) = (counts(&grid.rows), counts(&grid.columns));
+        let shape = |height: u64, width: u64| FrameShape::new(height * scale, width * scale, self.input.channels);
+        let of_row = |(height, n): (&u64, &u64)| {
+            let (height, n) = (*height, *n);
+            columns.iter().map(move |(width, m)| (shape(height, *width), n * m)).collect::<Vec<_>>()
+        };
+        rows.iter().flat_map(of_row).collect()
     }
 
     /// Where the first slice ends. Input ends at `frames`, if that is known; then a shorter slice comes first: it has

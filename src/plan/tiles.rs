@@ -1,6 +1,8 @@
 //! Tiles: parts of the image that run on their own and are faded into each other. Never exact, because norms and
 //! attention see a tile instead of the image; so tiles are the last resort, or the host's wish.
 
+use std::sync::Arc;
+
 use crate::model::Direction;
 
 /// Where tiles begin.
@@ -21,6 +23,21 @@ pub struct TileSize {
     pub spacing: Spacing,
 }
 
+impl TileSize {
+    /// Rows and columns of tiles in a latent of this size.
+    pub fn count(&self, rows: u64, columns: u64, scale: u64) -> (u64, u64) {
+        let count = |length: u64, pixels: u64| {
+            let side = match self.spacing {
+                Spacing::Strided => (pixels / scale).max(1),
+                Spacing::Even => (pixels / scale).clamp(1, length),
+            };
+            let shared = (self.overlap / scale).min(side - 1);
+            length.saturating_sub(shared).div_ceil(side - shared).max(1)
+        };
+        (count(rows, self.height), count(columns, self.width))
+    }
+}
+
 /// A run of rows or columns, in latent pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Span {
@@ -38,8 +55,8 @@ impl Span {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Axis {
     pub spans: Vec<Span>,
-    /// The weight of each output row (or column) of each span.
-    pub fades: Vec<Vec<f32>>,
+    /// The weight of each output row (or column) of each span. Inner spans share theirs.
+    pub fades: Vec<Arc<[f32]>>,
     /// The sum of the weights of all spans, for each output row of the image.
     pub weight: Vec<f32>,
 }
@@ -67,6 +84,11 @@ impl Grid {
         self.rows.spans.len() * self.columns.spans.len()
     }
 
+    /// Rows and columns of tiles.
+    pub fn sides(&self) -> (usize, usize) {
+        (self.rows.spans.len(), self.columns.spans.len())
+    }
+
     /// Row and column of a tile.
     pub fn position(&self, tile: usize) -> (usize, usize) {
         (tile / self.columns.spans.len(), tile % self.columns.spans.len())
@@ -91,9 +113,16 @@ impl Axis {
             Spacing::Even => even(length, side, shared),
         };
         let mut weight = vec![0.0; (length * factor) as usize];
+        let mut known: Vec<((u64, bool, bool), Arc<[f32]>)> = Vec::new();
         let fades = spans.iter().map(|span| {
-            let weights = fades((span.len() * factor) as usize, fade as usize, span.start > 0, span.end < length);
-            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&weights) {
+            let kind = (span.len(), span.start > 0, span.end < length);
+            let same = known.iter().find(|(known, _)| *known == kind).map(|(_, weights)| Arc::clone(weights));
+            let weights = same.unwrap_or_else(|| {
+                let weights = fades((span.len() * factor) as usize, fade as usize, kind.1, kind.2);
+                known.push((kind, Arc::from(weights)));
+                Arc::clone(&known[known.len() - 1].1)
+            });
+            for (sum, weight) in weight[(span.start * factor) as usize..].iter_mut().zip(&*weights) {
                 *sum += weight;
             }
             weights
@@ -185,6 +214,20 @@ mod tests {
             assert!(spans.iter().all(|span| span.len() == side.min(length)), "{spans:?}");
             assert_eq!((spans[0].start, spans[spans.len() - 1].end), (0, length));
             assert!(spans.windows(2).all(|pair| pair[0].end >= pair[1].start + shared), "{spans:?}");
+        }
+    }
+
+    #[test]
+    fn tiles_are_counted_without_a_grid() {
+        for spacing in [Spacing::Strided, Spacing::Even] {
+            for (rows, columns) in [(8, 9), (12, 15), (14, 8), (41, 60), (1, 100)] {
+                for (side, overlap) in [(64, 16), (64, 60), (64, 0), (104, 96), (8, 8), (72, 1000)] {
+                    let size = TileSize { height: side, width: side, overlap, spacing };
+                    let Some(grid) = Grid::new(size, rows, columns, 8, Direction::Decode) else { continue };
+                    let sides = (grid.rows.spans.len() as u64, grid.columns.spans.len() as u64);
+                    assert_eq!(size.count(rows, columns, 8), sides, "{size:?} of {rows}x{columns}");
+                }
+            }
         }
     }
 

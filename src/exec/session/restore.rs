@@ -35,14 +35,19 @@ impl<B: Backend> Engine<B> {
         }
         let job = Job { direction, input, cone: Arc::new(cone) };
         let plan = self.saved_plan(&header, &job, control.cancel)?;
-        let mut schedule = plan.schedule(&self.target());
-        schedule.skip_to(header.loaded);
-        let frames = schedule.persisted_slots();
-        let expected = frames.iter().map(|frame| frame.bytes).sum::<u64>() + SEAL;
-        if state.left() != expected {
+        // Before every work item is scheduled: a short state must not cost much.
+        let target = self.target().with_cancel(control.cancel);
+        let expected = plan.persisted_bytes(header.loaded, &target).saturating_add(SEAL);
+        if state.left() != expected && !target.is_cancelled() {
             let left = state.left();
             return Err(refuse(format_args!("is damaged: {left} bytes follow its header, expected {expected}")));
         }
+        let mut schedule = plan.schedule(&target);
+        schedule.skip_to(header.loaded, &target);
+        if target.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
+        let frames = schedule.persisted_slots();
         self.make_room(direction, &plan);
         self.load_weights(direction, plan.offloaded_weights(), control)?;
         let mut workspace = self.take_workspace(&plan, control)?;

@@ -62,7 +62,7 @@ impl<B: Backend> Streaming<B> {
 
     pub(super) fn saved_bytes(&mut self) -> Result<u64> {
         self.check_waiting()?;
-        let frames = self.schedule.persisted_slots().iter().map(|frame| frame.bytes).sum();
+        let frames = self.schedule.persisted_bytes();
         // A header is as long for one model as for another.
         Ok(self.header(0).state_bytes(&self.owner(), frames))
     }

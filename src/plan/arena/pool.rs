@@ -10,6 +10,9 @@ use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
 
+/// More bytes than any device has, and few enough to be added up.
+const MAX_BYTES: u64 = 1 << 60;
+
 /// How a frame gets its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum SlotKind {
@@ -51,14 +54,34 @@ struct SizeClass {
     uses: Vec<u32>,
     /// No slot before this one is free. Searching from 0 took a fifth of the planning time with tiles.
     full: usize,
+    /// Slots in use, with those of [repeated](Arena::end_group) groups, and the most since the last mark.
+    live: i64,
+    most: i64,
+    /// Of each group that is open: `live` at its start, and `most` of the group around it.
+    marks: Vec<(i64, i64)>,
+    /// Slots that are needed at a time.
+    slots: u64,
     /// Offset and count of the slots that the plan reserved; `None` while planning.
-    reserved: Option<(u64, usize)>,
+    reserved: Option<(u64, u64)>,
 }
 
 impl SizeClass {
+    fn new(bytes: u64, groups: usize) -> SizeClass {
+        let marks = vec![(0, 0); groups];
+        SizeClass { bytes, uses: Vec::new(), full: 0, live: 0, most: 0, marks, slots: 0, reserved: None }
+    }
+
     fn clear(&mut self) {
-        self.uses.fill(0);
-        self.full = 0;
+        *self = SizeClass { slots: self.slots, reserved: self.reserved, ..SizeClass::new(self.bytes, 0) };
+    }
+
+    fn end_group(&mut self, times: u64) {
+        let Some((start, around)) = self.marks.pop() else { return };
+        // Each time starts where the last one ended. So the first or the last needs the most.
+        let gain = (self.live - start) * times as i64;
+        self.live += gain;
+        self.most = around.max(self.most + gain.max(0));
+        self.slots = self.slots.max(self.most as u64);
     }
 }
 
@@ -99,6 +122,8 @@ pub struct Arena {
     partial_bytes: u64,
     /// Offset and bytes of the packed region; `None` while planning.
     region: Option<(u64, u64)>,
+    /// Groups that are open.
+    groups: usize,
 }
 
 impl Arena {
@@ -112,11 +137,14 @@ impl Arena {
 
     fn take_pooled(&mut self, bytes: u64) -> Slot {
         let class = self.class(bytes);
-        let SizeClass { uses, full, .. } = &mut self.classes[class];
+        let SizeClass { uses, full, live, most, slots, .. } = &mut self.classes[class];
         let index = uses[*full..].iter().position(|u| *u == 0).map_or(uses.len(), |after| *full + after);
         uses.resize(uses.len().max(index + 1), 0);
         uses[index] = 1;
         *full = index + 1;
+        *live += 1;
+        *most = (*most).max(*live);
+        *slots = (*slots).max(*most as u64);
         Slot::Pooled { class: class as u32, index: index as u32 }
     }
 
@@ -192,8 +220,9 @@ impl Arena {
         match slot {
             _ if *uses > 0 => {}
             Slot::Pooled { class, index } => {
-                let full = &mut self.classes[class as usize].full;
-                *full = (*full).min(index as usize);
+                let class = &mut self.classes[class as usize];
+                class.full = class.full.min(index as usize);
+                class.live -= 1;
             }
             Slot::Packed { start, .. } => {
                 self.live.remove(&start);
@@ -204,11 +233,34 @@ impl Arena {
         }
     }
 
+    /// The last use of a slot ends, and of `others` that groups have counted.
+    pub fn drop_with(&mut self, slot: Slot, others: u64) {
+        self.drop(slot);
+        if let Slot::Pooled { class, .. } = slot {
+            self.classes[class as usize].live -= others as i64;
+        }
+    }
+
+    /// Takes and drops up to [`Arena::end_group`] are a group.
+    pub fn begin_group(&mut self) {
+        self.groups += 1;
+        for class in &mut self.classes {
+            class.marks.push((class.live, class.most));
+            class.most = class.live;
+        }
+    }
+
+    /// The group is done `times` more. Its pooled slots are counted, not taken; none of its packed frames is left.
+    pub fn end_group(&mut self, times: u64) {
+        self.groups -= 1;
+        self.classes.iter_mut().for_each(|class| class.end_group(times));
+    }
+
     /// Reserves at least `slots` pooled slots of a size.
     pub fn provide(&mut self, bytes: u64, slots: u64) {
         let class = self.class(bytes);
-        let uses = &mut self.classes[class].uses;
-        uses.resize(uses.len().max(slots as usize), 0);
+        let class = &mut self.classes[class];
+        class.slots = class.slots.max(slots);
     }
 
     fn emptied(&self, all_pooled: bool) -> Arena {
@@ -230,7 +282,7 @@ impl Arena {
     pub fn cover_partial(&mut self, other: &Arena) {
         self.partial_bytes = self.partial_bytes.max(other.partial_bytes);
         for class in &other.classes {
-            self.provide(class.bytes, class.uses.len() as u64);
+            self.provide(class.bytes, class.slots);
         }
         self.reserve();
     }
@@ -239,18 +291,28 @@ impl Arena {
     fn reserve(&mut self) {
         let mut offset = 0;
         for class in &mut self.classes {
-            class.reserved = Some((offset, class.uses.len()));
-            offset += class.bytes * class.uses.len() as u64;
+            class.reserved = Some((offset, class.slots));
+            offset = class.bytes.saturating_mul(class.slots).saturating_add(offset).min(MAX_BYTES);
             class.clear();
         }
         self.region = Some((offset, self.region_bytes()));
         self.live.clear();
+        self.groups = 0;
         self.first_slice(false);
     }
 
     /// Bytes of all slots; while tracing, a lower bound.
     pub fn bytes(&self) -> u64 {
-        self.classes.iter().map(|c| c.bytes * c.uses.len() as u64).sum::<u64>() + self.region_bytes()
+        let pooled = self.classes.iter().map(|class| class.bytes.saturating_mul(class.slots));
+        pooled.fold(self.region_bytes(), u64::saturating_add).min(MAX_BYTES)
+    }
+
+    /// Bytes and number of the slots of each size, and bytes of the packed region.
+    #[cfg(test)]
+    pub fn demand(&self) -> (Vec<(u64, u64)>, u64) {
+        let mut classes: Vec<(u64, u64)> = self.classes.iter().map(|class| (class.bytes, class.slots)).collect();
+        classes.sort_unstable();
+        (classes, self.region_bytes())
     }
 
     fn region_bytes(&self) -> u64 {
@@ -273,7 +335,7 @@ impl Arena {
             Slot::Pooled { class, index } => {
                 let class = &self.classes[class as usize];
                 let (base, slots) = class.reserved?;
-                ((index as usize) < slots).then(|| base + class.bytes * u64::from(index))
+                (u64::from(index) < slots).then(|| base + class.bytes * u64::from(index))
             }
             Slot::Packed { start, bytes } => {
                 let (region, end) = self.region?;
@@ -284,7 +346,7 @@ impl Arena {
 
     fn class(&mut self, bytes: u64) -> usize {
         self.classes.iter().position(|c| c.bytes == bytes).unwrap_or_else(|| {
-            self.classes.push(SizeClass { bytes, uses: Vec::new(), full: 0, reserved: None });
+            self.classes.push(SizeClass::new(bytes, self.groups));
             self.classes.len() - 1
         })
     }
@@ -313,6 +375,16 @@ impl Arenas {
     pub fn each(&mut self, change: impl Fn(&mut Arena)) {
         change(&mut self.device);
         change(&mut self.host);
+    }
+
+    pub fn begin_group(&mut self) {
+        self.device.begin_group();
+        self.host.begin_group();
+    }
+
+    pub fn end_group(&mut self, times: u64) {
+        self.device.end_group(times);
+        self.host.end_group(times);
     }
 
     pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {

@@ -31,7 +31,8 @@ pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
 
 /// The work of all operations for input that ends at frame `end`. 128 bits: long clips pass 2^64.
 pub fn work(spec: &ScheduleSpec, end: u64) -> u128 {
-    let clip: u128 = spec.tile_regions().map(|(input, _)| region_work(spec, input.shape, end)).sum();
+    let tiles = spec.tile_shapes().into_iter();
+    let clip: u128 = tiles.map(|(input, tiles)| region_work(spec, input, end) * u128::from(tiles)).sum();
     clip * u128::from(spec.batch)
 }
 

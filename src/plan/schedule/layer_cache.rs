@@ -93,6 +93,18 @@ impl LayerCache {
         }
     }
 
+    /// The first input frame that is queued or will be, unless the layer is banded, and the number of slots.
+    pub fn extent(&self) -> (Option<u64>, u64) {
+        match self {
+            LayerCache::Resident(inputs) => (Some(inputs.first), inputs.frames.len() as u64),
+            LayerCache::PartialSums { inputs, sums } => {
+                (Some(inputs.first), (2 * inputs.frames.len() + usize::from(sums.is_some())) as u64)
+            }
+            LayerCache::Offloaded(frames) => (None, frames.len() as u64),
+            LayerCache::Recomputed(statistics) => (None, statistics.len() as u64),
+        }
+    }
+
     /// Counts `frames` more input frames without computing them.
     pub fn skip(&mut self, frames: u64) {
         if let LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } = self {

@@ -5,6 +5,8 @@
 mod emit;
 mod emit_banded;
 mod layer_cache;
+mod periods;
+mod repeats;
 mod sink;
 mod snapshot;
 #[cfg(test)]
@@ -18,6 +20,8 @@ pub use work_item::is_periodic;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use self::periods::PeriodFinder;
+use self::repeats::{ItemPlace, all_items, distinct_items};
 use self::sink::Sink;
 use self::work_item::WorkItem;
 use super::arena::{Arena, Arenas, Slot, SlotKind, Slots};
@@ -47,7 +51,13 @@ pub struct Schedule {
     canvas_bytes: u64,
     arenas: Arenas,
     items: Vec<WorkItem>,
+    /// Of each work item. A rehearsal has one for each kind.
+    places: Vec<ItemPlace>,
     current: usize,
+    /// Whether the current work item's turn has begun.
+    in_turn: bool,
+    /// For a rehearsal: finds slices that repeat in themselves.
+    periods: Option<PeriodFinder>,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
     pushed: bool,
     queue: VecDeque<Op<Slots>>,
@@ -61,6 +71,25 @@ pub struct Schedule {
 impl Schedule {
     /// `frames`: where the input ends, or `None` for a stream.
     pub fn new(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
+        let places = all_items(&spec);
+        Schedule::with_items(spec, places, frames, arenas, target)
+    }
+
+    /// The same, to be [rehearsed](Schedule::rehearse) only: of work items, and of periods of a slice, that are like
+    /// others only the memory is counted.
+    pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
+        let places = distinct_items(&spec);
+        let periods = PeriodFinder::new(&spec);
+        Schedule { periods, ..Schedule::with_items(spec, places, frames, arenas, target) }
+    }
+
+    fn with_items(
+        spec: ScheduleSpec,
+        places: Vec<ItemPlace>,
+        frames: Option<u64>,
+        arenas: Arenas,
+        target: &Target,
+    ) -> Schedule {
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut sizes_of = |input: FrameShape| {
             let same = known.iter().find(|sizes| sizes.input == input).cloned();
@@ -69,22 +98,23 @@ impl Schedule {
                 Arc::clone(known.last().expect("just pushed"))
             })
         };
-        let mut items = Vec::new();
-        for batch in 0..spec.batch {
-            for _ in 0..spec.tiles() {
-                let item = items.len();
-                let sizes = sizes_of(spec.regions(spec.tile_of(item)).0.shape);
-                items.push(WorkItem::new(&spec, sizes, frames, item, batch));
-            }
-        }
+        let items = places.iter().map(|place| {
+            let sizes = sizes_of(spec.regions(spec.tile_of(place.item)).0.shape);
+            WorkItem::new(&spec, sizes, frames, place.item, place.batch)
+        });
+        let items = items.collect();
+        let clips = places.last().map_or(0, |last| last.clip + 1);
         let first = spec.cone.range().first;
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
-            outbox: (0..spec.batch).map(|_| VecDeque::new()).collect(),
+            outbox: (0..clips).map(|_| VecDeque::new()).collect(),
             spec,
             arenas,
             items,
+            places,
             current: 0,
+            in_turn: false,
+            periods: None,
             pushed: frames.is_none(),
             queue: VecDeque::new(),
             canvases: BTreeMap::new(),
@@ -117,8 +147,14 @@ impl Schedule {
 
     /// Loads the next frame of every clip of the batch.
     pub fn load(&mut self) {
-        for item in &mut self.items {
+        for (item, place) in self.items.iter_mut().zip(&self.places) {
+            if place.items > 1 {
+                self.arenas.begin_group();
+            }
             item.load(&mut Sink { arenas: &mut self.arenas, ops: &mut self.queue });
+            if place.items > 1 {
+                self.arenas.end_group(place.items - 1);
+            }
         }
     }
 
@@ -142,7 +178,11 @@ impl Schedule {
     /// Puts an operation in front, if there is one.
     pub fn wait(&mut self) -> Wait {
         while self.queue.is_empty() {
+            self.begin_turn();
             let item = &mut self.items[self.current];
+            if let Some(periods) = &mut self.periods {
+                periods.pass(item, self.pushed, &mut self.arenas);
+            }
             let to = &mut Sink { arenas: &mut self.arenas, ops: &mut self.queue };
             if item.advance(!self.pushed, to, &mut self.finished) {
                 self.hand_over();
@@ -153,8 +193,24 @@ impl Schedule {
         Wait::No
     }
 
+    fn begin_turn(&mut self) {
+        if !std::mem::replace(&mut self.in_turn, true) {
+            (0..self.places[self.current].begins).for_each(|_| self.arenas.begin_group());
+        }
+    }
+
+    fn end_turn(&mut self) {
+        if std::mem::replace(&mut self.in_turn, false) {
+            let ends = self.places[self.current].ends;
+            ends.into_iter().flatten().for_each(|times| self.arenas.end_group(times));
+        }
+    }
+
     /// Moves on from a work item whose slice is done; `false` if no item can go on.
     fn next_item(&mut self) -> bool {
+        if let Some(periods) = &mut self.periods {
+            periods.end_slice(&mut self.arenas);
+        }
         match self.spec.order {
             ItemOrder::ItemByItem if !self.items[self.current].is_complete() => {
                 let blocked = self.items[self.current].room() > 0;
@@ -168,12 +224,18 @@ impl Schedule {
                 let more = self.current + 1 < self.items.len();
                 if more {
                     self.items[self.current].clear(&mut self.arenas);
+                    self.end_turn();
                     self.current += 1;
                     self.arenas.each(|arena| arena.first_slice(self.items[self.current].is_partial()));
                 }
                 more
             }
             ItemOrder::SliceBySlice => {
+                if self.items[self.current].is_complete() {
+                    // Nothing packed may outlive the turn.
+                    self.items[self.current].clear(&mut self.arenas);
+                }
+                self.end_turn();
                 self.current += 1;
                 self.arenas.each(Arena::next_item);
                 if self.current < self.items.len() {
@@ -193,44 +255,46 @@ impl Schedule {
 
     /// Blends or stores the frames that a work item has finished.
     fn hand_over(&mut self) {
-        let (item, tiles) = (self.current, self.spec.tiles());
-        let batch = (item / tiles) as u64;
+        let place = self.places[self.current];
         for (frame, slot) in std::mem::take(&mut self.finished) {
             match self.spec.grid {
-                Some(_) => self.blend(item, batch, frame, slot),
-                None => self.finish(batch, frame, slot),
+                Some(_) => self.blend(place, frame, slot),
+                None => self.finish(place, frame, slot),
             }
         }
     }
 
-    fn blend(&mut self, item: usize, batch: u64, frame: u64, from: Slot) {
+    fn blend(&mut self, place: ItemPlace, frame: u64, from: Slot) {
+        let (item, batch) = (place.item, place.batch);
         let (arena, bytes) = (&mut self.arenas.device, self.canvas_bytes);
         let canvas = || Canvas { slot: arena.take(bytes, SlotKind::Pooled), tiles: 0 };
         let canvas = self.canvases.entry((batch, frame)).or_insert_with(canvas);
         let into = canvas.slot;
         self.queue.push_back(Op::Blend(BlendOp { item, from, into, clear: canvas.tiles == 0 }));
         canvas.tiles += 1;
-        let complete = canvas.tiles == self.spec.tiles();
+        let complete = canvas.tiles == self.items.len() / self.outbox.len();
         self.arenas.device.drop(from);
         if complete {
             self.canvases.remove(&(batch, frame));
-            self.finish(batch, frame, into);
+            self.finish(place, frame, into);
         }
     }
 
     /// A whole frame is finished.
-    fn finish(&mut self, batch: u64, frame: u64, from: Slot) {
+    fn finish(&mut self, place: ItemPlace, frame: u64, from: Slot) {
         if !self.pushed {
-            self.queue.push_back(Op::Store(StoreOp { batch, frame, from }));
+            self.queue.push_back(Op::Store(StoreOp { batch: place.batch, frame, from }));
             self.arenas.device.drop(from);
             return;
         }
-        self.outbox[batch as usize].push_back(from);
+        self.outbox[place.clip].push_back(from);
+        let tiles = self.items.len() / self.outbox.len();
         while self.outbox.iter().all(|frames| !frames.is_empty()) {
-            for (batch, frames) in (0..).zip(&mut self.outbox) {
+            for (clip, frames) in self.outbox.iter_mut().enumerate() {
+                let ItemPlace { batch, clips, .. } = self.places[clip * tiles];
                 let from = frames.pop_front().expect("checked above");
                 self.queue.push_back(Op::Store(StoreOp { batch, frame: self.stored, from }));
-                self.arenas.device.drop(from);
+                self.arenas.device.drop_with(from, clips - 1);
             }
             self.stored += 1;
         }

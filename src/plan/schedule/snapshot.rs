@@ -2,11 +2,15 @@
 //! and the contents of cached frames are saved; a new schedule reaches the same point by replaying its operations
 //! without running them.
 
+use super::layer_cache::CachedSlots;
+use super::work_item::WorkItem;
 use super::{Schedule, Wait};
 use crate::plan::arena::Slot;
+use crate::plan::cost::Target;
+use crate::plan::policy::MAX_PACKED_LATENTS;
 
 /// Slices that are replayed to restore a stream, after those that fill the cone.
-const REPLAYED_SLICES: usize = 4;
+const REPLAYED_SLICES: u64 = 4;
 
 /// A slot whose contents later frames need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,25 +47,52 @@ impl Schedule {
         PersistedSlot { slot, on_host, bytes: arena.slot_bytes(slot) }
     }
 
+    /// Bytes of all persisted slots of the job.
+    pub fn persisted_bytes(&self) -> u64 {
+        let of_item = |item: &WorkItem| {
+            let frame = |frame: CachedSlots| {
+                let resident = frame.resident.map_or(0, |slot| self.arenas.device.slot_bytes(slot));
+                resident + frame.host.map_or(0, |slot| self.arenas.host.slot_bytes(slot))
+            };
+            item.kept_slots().map(frame).sum::<u64>()
+        };
+        let items = self.items.iter().zip(&self.places);
+        items.map(|(item, place)| of_item(item).saturating_mul(place.items)).fold(0, u64::saturating_add)
+    }
+
     /// Brings a new stream schedule to where one waits that has loaded `loaded` frames. The contents of its slots are
-    /// missing.
-    pub fn skip_to(&mut self, loaded: u64) {
-        let slice = self.spec.policy.slice;
-        // Slices repeat after the warm-up, so most of a long clip is only counted.
-        let replayed = (self.spec.filling_slices(None) + REPLAYED_SLICES) as u64 * slice;
-        let skipped = loaded.saturating_sub(self.spec.slices_start() + replayed) / slice * slice;
-        loop {
-            match self.wait() {
-                Wait::No => self.done(),
-                Wait::Input | Wait::End => match self.room().min(loaded - skipped - self.loaded()) {
-                    0 => break,
-                    count => (0..count).for_each(|_| self.load()),
-                },
-            }
+    /// missing. Useless when `target` is cancelled.
+    pub fn skip_to(&mut self, loaded: u64, target: &Target) {
+        let (slice, rate, start) = (self.spec.policy.slice, self.spec.network.latent_rate(), self.spec.slices_start());
+        // Slices repeat after the warm-up, so most of a long clip is only counted. Only packed frames need slices of
+        // the full length: what is left after a slice depends on its last frames.
+        let (whole, short) = (loaded.saturating_sub(start) / slice, slice.min(MAX_PACKED_LATENTS * rate));
+        let filling = self.spec.cone.fill_end().saturating_sub(start + short).div_ceil(short);
+        let enough = filling + REPLAYED_SLICES;
+        let (replayed, length) = if whole * slice >= enough * short { (enough, short) } else { (whole, slice) };
+        for number in 1..=replayed {
+            let end = start + number * length;
+            self.items.iter_mut().for_each(|item| item.set_slice_end(end));
+            self.replay(end, target);
         }
         // A slice is whole latent frames, so it is whole frames at every rate.
+        let skipped = whole * slice - replayed * length;
         let computed = self.spec.network.later_stage_frames(skipped);
         self.items.iter_mut().for_each(|item| item.skip(skipped, &computed));
         self.stored += computed.last().copied().unwrap_or(0);
+        self.replay(loaded, target);
+    }
+
+    /// Loads up to frame `end`, and goes through all that can be done then.
+    fn replay(&mut self, end: u64, target: &Target) {
+        while self.wait() == Wait::No && !target.is_cancelled() {
+            self.done();
+        }
+        while self.loaded() < end && !target.is_cancelled() {
+            self.load();
+        }
+        while self.wait() == Wait::No && !target.is_cancelled() {
+            self.done();
+        }
     }
 }

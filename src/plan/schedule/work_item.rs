@@ -36,6 +36,18 @@ pub struct WorkItem {
     early: Vec<Vec<SlotRef>>,
 }
 
+/// How far a work item is within its slice.
+#[derive(Debug, Clone)]
+pub struct Progress {
+    /// Input frames that have been taken, and those of the slice that are left.
+    pub taken: u64,
+    pub left: u64,
+    /// Frames that each stage has computed.
+    pub computed: Vec<u64>,
+    /// Everything else that decides what comes next, without frame numbers.
+    pub state: Vec<u64>,
+}
+
 /// Whether a job has more slices than a rehearsal traces; `None` is a stream.
 pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
     spec.is_longer_than(PackedLayout::TRACED_SLICES, frames)
@@ -205,11 +217,16 @@ impl WorkItem {
         }
     }
 
+    /// Whether a stream's slice is not there yet. Work starts with the whole slice, so that memory does not depend on
+    /// how the host pushes.
+    pub fn is_waiting(&self, pushed: bool) -> bool {
+        pushed && self.room() > 0
+    }
+
     /// Schedules one chunk of the current slice; `false` if nothing is left to do without more input. With `may_load`,
     /// loads input as needed. Finished frames are appended to `finished`.
     pub fn advance(&mut self, may_load: bool, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) -> bool {
-        if !may_load && self.room() > 0 {
-            // Work starts with the whole slice, so that memory does not depend on how the host pushes.
+        if self.is_waiting(!may_load) {
             return false;
         }
         let stages = 0..self.network().stages.len();
@@ -419,13 +436,57 @@ impl WorkItem {
     pub fn skip(&mut self, loaded: u64, computed: &[u64]) {
         self.loaded += loaded;
         self.slice_end += loaded;
-        let inputs = [loaded].into_iter().chain(computed.iter().copied());
+        self.count(loaded, computed);
+        self.look_ahead();
+    }
+
+    /// The same within a slice. In a stream the frames are loaded already, and lose their slots.
+    pub fn skip_in_slice(&mut self, inputs: u64, computed: &[u64], pushed: bool) {
+        self.count(inputs, computed);
+        if pushed {
+            let head = self.network().stages[0].head;
+            self.emitter.caches[head].inputs_mut().frames.drain(..inputs as usize);
+        } else {
+            self.loaded += inputs;
+        }
+    }
+
+    fn count(&mut self, inputs: u64, computed: &[u64]) {
+        let inputs = [inputs].into_iter().chain(computed.iter().copied());
         for (stage, (into, made)) in inputs.zip(computed).enumerate() {
             self.computed[stage] += made;
             let Emitter { network, caches, .. } = &mut self.emitter;
             caches[network.stages[stage].head].skip(into);
             network.stages[stage].body().for_each(|layer| caches[layer].skip(*made));
         }
+    }
+
+    /// Ends the current slice, of which nothing is loaded yet, with another input frame.
+    pub fn set_slice_end(&mut self, end: u64) {
+        self.slice_end = end;
         self.look_ahead();
+    }
+
+    /// How far the slice is. In a stream all of its input is loaded first.
+    pub fn progress(&self, pushed: bool) -> Progress {
+        let (network, scale) = (self.network(), self.network().config.time_scale());
+        let mut state = Vec::with_capacity(5 * network.stages.len() + 2 * network.layers.len());
+        for (stage, layers) in network.stages.iter().enumerate() {
+            let computed = self.computed[stage];
+            // The loaded input of a stream only shrinks.
+            let is_input = stage == 0 && pushed;
+            let queued = if is_input { 0 } else { self.ready(stage) };
+            state.extend([queued, self.early[stage].len() as u64, computed % scale]);
+            let (first, slots) = self.emitter.caches[layers.head].extent();
+            state.extend([first.unwrap_or(0) % scale, if is_input { 0 } else { slots }]);
+            for layer in layers.body() {
+                let (first, slots) = self.emitter.caches[layer].extent();
+                state.extend([first.map_or(0, |first| computed.wrapping_sub(first)), slots]);
+            }
+        }
+        let head = &self.emitter.caches[network.stages[0].head];
+        let taken = if pushed { head.inputs().first } else { self.loaded };
+        let left = self.slice_end.min(self.total.unwrap_or(u64::MAX)).saturating_sub(taken);
+        Progress { taken, left, computed: self.computed.clone(), state }
     }
 }

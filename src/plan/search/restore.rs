@@ -13,6 +13,8 @@ use crate::plan::tiles::{Grid, TileSize};
 
 /// More latent frames per slice than any host can ask for.
 const MAX_SAVED_SLICE: u64 = 1 << 12;
+/// More latent frames than the chunks of any policy of a search take to begin together again.
+const MAX_PERIOD: u64 = 64;
 /// Weights of the fades of all tiles of an axis.
 const MAX_FADES: u64 = 1 << 24;
 
@@ -60,11 +62,14 @@ fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool
         && policy.offloaded_weights.len() == layers
         && policy.offloaded_outputs == vec![false; layers];
     let chunks = policy.chunks.iter().all(|chunk| (1..=target.profile.chunk_frames).contains(chunk));
+    // Longer slices are rehearsed one period at a time.
+    let period = || policy.slice / rate <= MAX_PERIOD || policy.period(network) <= MAX_PERIOD;
     let fetchable = fetchable_weights(network, request.input_frame(), target);
     let weights = || policy.offloaded_weights.iter().zip(&fetchable).all(|(offloaded, can)| *can || !offloaded);
     slice
         && lengths
         && chunks
+        && period()
         && weights()
         && caches_are_valid(request, &policy.caches, target)
         && (0..stages).all(|stage| materialised_is_valid(request, policy, stage, target))
@@ -105,12 +110,8 @@ fn caches_are_valid(request: &Request, caches: &[CachePolicy], target: &Target) 
 fn checked_grid(request: &Request, size: TileSize) -> Option<Arc<Grid>> {
     let scale = request.network.config.spatial_scale();
     let (rows, columns) = request.latent();
-    for (length, pixels) in [(rows, size.height), (columns, size.width)] {
-        let side = (pixels / scale).clamp(1, length);
-        let spans = length.div_ceil(side - (size.overlap / scale).min(side - 1));
-        if spans > MAX_WORK_ITEMS || spans * side * scale > MAX_FADES {
-            return None;
-        }
-    }
-    request.grid(size).filter(|grid| request.work_items(grid) <= MAX_WORK_ITEMS)
+    let (down, across) = size.count(rows, columns, scale);
+    let fades = |spans: u64, pixels: u64, length: u64| spans.saturating_mul(pixels.min(length * scale));
+    let too_long = fades(down, size.height, rows).max(fades(across, size.width, columns)) > MAX_FADES;
+    if too_long || request.work_items(size) > MAX_WORK_ITEMS { None } else { request.grid(size) }
 }

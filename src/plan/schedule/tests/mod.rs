@@ -1,6 +1,7 @@
 //! Tests of schedules and plans on a symbolic device.
 
 mod ranges;
+mod repeats;
 mod snapshot;
 mod symbols;
 

@@ -66,7 +66,7 @@ pub fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) 
         run_on(&mut schedule, &mut symbols, pushed.saturating_sub(1).max(first), pushed);
         assert!(schedule.is_waiting());
         let mut next = again.schedule(&device.target());
-        next.skip_to(pushed);
+        next.skip_to(pushed, &device.target());
         assert_eq!(
             (next.loaded(), next.stored(), next.room()),
             (schedule.loaded(), schedule.stored(), schedule.room())

@@ -1,0 +1,72 @@
+//! Which work items a schedule has: all of them, or for a rehearsal one for each kind.
+//!
+//! Owns the order of work items, and how many are like the one that is rehearsed. Those take and drop the same slots,
+//! so [groups](crate::plan::arena::Arena::begin_group) count them exactly.
+
+use crate::plan::spec::ScheduleSpec;
+use crate::plan::tiles::Grid;
+
+/// A work item of a schedule.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ItemPlace {
+    /// Its number among all work items of the job.
+    pub item: usize,
+    pub batch: u64,
+    /// The number of its clip among those that are scheduled.
+    pub clip: usize,
+    /// Work items of the job that it stands for, and clips like its own.
+    pub items: u64,
+    pub clips: u64,
+    /// Groups that begin with it: itself, its row of tiles, its clip.
+    pub begins: usize,
+    /// How often the groups are repeated that end with it.
+    pub ends: [Option<u64>; 3],
+}
+
+/// Every work item, for a run.
+pub fn all_items(spec: &ScheduleSpec) -> Vec<ItemPlace> {
+    let (tiles, items) = (spec.tiles(), spec.tiles() * spec.batch as usize);
+    let place = |item: usize| {
+        let clip = item / tiles;
+        ItemPlace { item, batch: clip as u64, clip, items: 1, clips: 1, begins: 0, ends: [None; 3] }
+    };
+    (0..items).map(place).collect()
+}
+
+/// One work item of each kind. The first tile of a clip takes the frames that tiles are blended into and the last one
+/// finishes them; the last row and column may be narrower; the last clip of a stream completes the output.
+pub fn distinct_items(spec: &ScheduleSpec) -> Vec<ItemPlace> {
+    let (rows, columns) = spec.grid.as_deref().map_or((1, 1), Grid::sides);
+    let clips = match spec.batch as usize {
+        1 => vec![(0, 1)],
+        clips => vec![(0, clips - 1), (clips - 1, 1)],
+    };
+    let mut places = Vec::new();
+    for (clip, (batch, like_clip)) in clips.into_iter().enumerate() {
+        for (row, like_row) in first_inner_last(rows) {
+            for (column, like_column) in first_inner_last(columns) {
+                let [first_column, last_column] = [column == 0, column + 1 == columns];
+                let [first_tile, last_tile] = [first_column && row == 0, last_column && row + 1 == rows];
+                places.push(ItemPlace {
+                    item: (batch * rows + row) * columns + column,
+                    batch: batch as u64,
+                    clip,
+                    items: (like_column * like_row * like_clip) as u64,
+                    clips: like_clip as u64,
+                    begins: 1 + usize::from(first_column) + usize::from(first_tile),
+                    ends: [(true, like_column), (last_column, like_row), (last_tile, like_clip)]
+                        .map(|(ends, like)| ends.then_some(like as u64 - 1)),
+                });
+            }
+        }
+    }
+    places
+}
+
+/// The first of `count`, the second for all inner ones, and the last, each with how many it stands for.
+fn first_inner_last(count: usize) -> Vec<(usize, usize)> {
+    match count {
+        0..=2 => (0..count).map(|i| (i, 1)).collect(),
+        _ => vec![(0, 1), (1, count - 2), (count - 1, 1)],
+    }
+}

@@ -1,0 +1,149 @@
+//! A rehearsal that counts what repeats takes the same memory as one of the whole schedule.
+
+use super::*;
+use crate::plan::cost::Target;
+
+fn spec(request: &Request, policy: SchedulePolicy, tiles: Option<TileSize>, order: ItemOrder) -> ScheduleSpec {
+    ScheduleSpec {
+        network: Arc::clone(&request.network),
+        cone: Arc::clone(&request.cone),
+        batch: request.input.batch,
+        input: request.input_frame(),
+        policy: Arc::new(policy),
+        grid: tiles.and_then(|size| request.grid(size)),
+        order,
+    }
+}
+
+type Demand = (Vec<(u64, u64)>, u64);
+
+/// What both memories need, and the number of operations that were rehearsed.
+fn rehearsed(schedule: Schedule, end: Option<u64>, slices: usize, target: &Target) -> ([Demand; 2], usize) {
+    let mut ops = 0;
+    let arenas = schedule.rehearse(end, slices, target, |_, _| ops += 1);
+    ([arenas.device.demand(), arenas.host.demand()], ops)
+}
+
+/// Compares both rehearsals, with frames packed and pooled. Returns how many operations each had.
+fn compare(spec: &ScheduleSpec, frames: Option<u64>, end: Option<u64>, device: &Device) -> [usize; 2] {
+    let (target, slices) = (device.target(), if end.is_none() { 4 } else { usize::MAX });
+    let mut ops = [0; 2];
+    for all_pooled in [false, true] {
+        let arenas = || Arenas::default().emptied(all_pooled);
+        let whole = Schedule::new(spec.clone(), frames, arenas(), &target);
+        let short = Schedule::rehearsal(spec.clone(), frames, arenas(), &target);
+        let ((whole, whole_ops), (short, short_ops)) =
+            (rehearsed(whole, end, slices, &target), rehearsed(short, end, slices, &target));
+        let policy = &spec.policy;
+        let (batch, tiles, order) = (spec.batch, spec.tiles(), spec.order);
+        let what = format!("{batch} clips of {frames:?} ({end:?}) in {tiles} tiles, {order:?}, pooled {all_pooled}");
+        assert_eq!(short, whole, "{what}: {policy:?}");
+        ops = [ops[0] + whole_ops, ops[1] + short_ops];
+    }
+    ops
+}
+
+/// Everything resident, and every other cache offloaded or recomputed.
+fn policies(request: &Request, slice: u64, chunks: &[u64], device: &Device) -> Vec<SchedulePolicy> {
+    let network = &request.network;
+    let resident = SchedulePolicy::resident(network, slice * network.latent_rate(), chunks.to_vec());
+    let mut policies = vec![resident.clone()];
+    if device.target().profile.offloads {
+        let mut banded = resident;
+        for (stage, layer) in device.target().offloadable_caches(network).into_iter().step_by(2) {
+            let recomputes = crate::plan::policy::recomputable_layer(network, stage) == Some(layer);
+            let offloaded = CachePolicy::Offloaded { resident_shares: (layer % 3 * 20) as u8 };
+            banded.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
+        }
+        policies.push(banded);
+    }
+    policies
+}
+
+#[test]
+fn work_items_that_are_alike_are_counted_exactly() {
+    let tile = |height, width, overlap| Some(TileSize { height, width, overlap, spacing: Spacing::Strided });
+    let mut ops = [0; 2];
+    for direction in [Direction::Encode, Direction::Decode] {
+        for device in [FUSED, SEPARATE, FAST_COPIES] {
+            for (batch, tiles) in [
+                (1, tile(16, 16, 8)),
+                (1, tile(8, 56, 0)),
+                (2, tile(24, 32, 8)),
+                (3, tile(16, 24, 8)),
+                (4, tile(40, 8, 0)),
+                (5, None),
+                (9, None),
+            ] {
+                for (slice, chunks) in [(1, [1, 2, 4, 4]), (2, [3, 8, 2, 1])] {
+                    let request = request(direction, clip(direction, batch, 0));
+                    for policy in policies(&request, slice, &chunks, &device) {
+                        let long = 1 + 6 * policy.slice;
+                        let by_slice = spec(&request, policy.clone(), tiles, ItemOrder::SliceBySlice);
+                        let by_item = spec(&request, policy, tiles, ItemOrder::ItemByItem);
+                        for (spec, frames, end) in [
+                            (&by_slice, None, None),
+                            (&by_slice, None, Some(long - 2)),
+                            (&by_slice, Some(long), None),
+                            (&by_item, Some(9), Some(9)),
+                        ] {
+                            let more = compare(spec, frames, end, &device);
+                            ops = [ops[0] + more[0], ops[1] + more[1]];
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(ops[1] < ops[0], "{ops:?}");
+}
+
+#[test]
+fn periods_of_a_long_slice_are_counted_exactly() {
+    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Even });
+    let mut ops = [0; 2];
+    for direction in [Direction::Encode, Direction::Decode] {
+        for device in [FUSED, SEPARATE, FAST_COPIES] {
+            for (slice, chunks) in [
+                (17, [1, 1, 1, 1]),
+                (40, [8, 8, 8, 8]),
+                (90, [8, 8, 5, 2]),
+                (41, [1, 2, 8, 8]),
+                (50, [2, 3, 4, 1]),
+            ] {
+                for (batch, tiles) in [(1, None), (3, None), (1, tiles)] {
+                    let request = request(direction, clip(direction, batch, 0));
+                    for policy in policies(&request, slice, &chunks, &device) {
+                        let frames = 1 + 2 * policy.slice + policy.slice / 3;
+                        let by_slice = spec(&request, policy.clone(), tiles, ItemOrder::SliceBySlice);
+                        let by_item = spec(&request, policy, tiles, ItemOrder::ItemByItem);
+                        for (spec, known) in [(&by_slice, None), (&by_slice, Some(frames)), (&by_item, Some(frames))] {
+                            let more = compare(spec, known, Some(frames), &device);
+                            ops = [ops[0] + more[0], ops[1] + more[1]];
+                        }
+                    }
+                }
+            }
+        }
+    }
+    assert!(2 * ops[1] < ops[0], "{ops:?}");
+}
+
+/// A slice of thousands of frames is no more work than a short one.
+#[test]
+fn rehearsals_do_not_grow_with_slices_or_work_items() {
+    for direction in [Direction::Encode, Direction::Decode] {
+        let ops = |batch: u64, slice: u64, size: u64| {
+            let request = request(direction, clip(direction, batch, 0));
+            let policy = policies(&request, slice, &[8, 8, 4, 2], &FUSED).remove(0);
+            let tiles = Some(TileSize { height: size, width: size, overlap: 0, spacing: Spacing::Even });
+            let spec = spec(&request, policy, tiles, ItemOrder::SliceBySlice);
+            let target = FUSED.target();
+            rehearsed(Schedule::rehearsal(spec, None, Arenas::default(), &target), None, 4, &target).1
+        };
+        let (few, many) = (ops(3, 80, 16), ops(256, 4096, 8));
+        // Inputs of a stream are loaded one by one.
+        let loads = 18 * 5 * 4096 * if direction == Direction::Encode { 4 } else { 1 };
+        assert!(many < 4 * few + loads, "{many} against {few}");
+    }
+}

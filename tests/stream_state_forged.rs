@@ -1,0 +1,266 @@
+//! Forged states are answered with an error or a stream that is right, soon and within little memory, whatever they
+//! claim. Alone in its process, as it measures the memory of that.
+//!
+//! `VVAE_FORGED=100000` tries that many. Every number gives the same states each time.
+#![cfg(target_os = "linux")]
+
+mod common;
+
+use std::time::{Duration, Instant};
+
+use common::{Buffer, Random, Vae, small};
+use video_vae::capi::*;
+use video_vae::checksum::Checksum;
+
+const MEMORY_LIMIT: u64 = 32 << 20;
+/// Above the size of the state, the plan's memory included.
+const MOST_BYTES: u64 = 64 << 20;
+const MOST_TIME: Duration = Duration::from_secs(1);
+/// Magic, format and length; the body of the header follows.
+const PREAMBLE: usize = 24;
+const SEAL: usize = 8;
+
+/// Processor time of this thread.
+fn processor_time() -> Duration {
+    unsafe extern "C" {
+        fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
+    }
+    const PROCESS: i32 = 2;
+    let mut time = [0; 2];
+    // SAFETY: a timespec is two 64-bit numbers on 64-bit Linux.
+    assert_eq!(unsafe { clock_gettime(PROCESS, &mut time) }, 0);
+    Duration::new(time[0] as u64, time[1] as u32)
+}
+
+/// A figure of /proc/self/status in bytes.
+fn memory(name: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
+}
+
+fn number(state: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(state[at..at + 8].try_into().unwrap())
+}
+
+fn set(state: &mut [u8], at: usize, value: u64) {
+    state[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Where the numbers of a header are, by what they mean.
+struct Fields {
+    all: Vec<usize>,
+    batch: usize,
+    height: usize,
+    width: usize,
+    slice: usize,
+    chunks: Vec<usize>,
+    /// Height, width and overlap, if there are tiles.
+    tiles: Vec<usize>,
+    loaded: usize,
+    end: usize,
+}
+
+impl Fields {
+    fn of(state: &[u8]) -> Fields {
+        let end = PREAMBLE + number(state, 16) as usize;
+        let mut at = PREAMBLE;
+        // The library's version, a number, device and precision.
+        let mut texts = Vec::new();
+        for text in [true, false, true, true] {
+            texts.push(at);
+            at += 8 + if text { number(state, at) as usize } else { 0 };
+        }
+        let numbers: Vec<usize> = (at..end).step_by(8).collect();
+        let list = |first: usize| {
+            let count = number(state, numbers[first]) as usize;
+            (numbers[first + 1..first + 1 + count].to_vec(), first + 1 + count)
+        };
+        // Model and direction; batch, channels, height, width; four settings; slice.
+        let (chunks, next) = list(11);
+        let (_, next) = list(next);
+        let (_, next) = list(next);
+        let (_, next) = list(next);
+        let (tiles, next) = list(next);
+        assert_eq!(numbers[next] + 8, end, "the header has changed");
+        let [batch, height, width, slice, loaded] = [2, 4, 5, 10, next].map(|field| numbers[field]);
+        Fields { all: [texts, numbers].concat(), batch, height, width, slice, chunks, tiles, loaded, end }
+    }
+}
+
+/// Makes the checksums right.
+fn seal(state: &mut [u8], header: usize) {
+    for at in [header, state.len().saturating_sub(SEAL)] {
+        if at + SEAL <= state.len() {
+            let sum = Checksum::of(&state[..at]).to_le_bytes();
+            state[at..at + SEAL].copy_from_slice(&sum);
+        }
+    }
+}
+
+/// Streams of both directions, with and without tiles, batches and long slices, saved at several frames.
+fn saved_states() -> Vec<Vec<u8>> {
+    let mut states = Vec::new();
+    for (node, shape) in [("encode", [1, 3, 1, 72, 80]), ("decode", [1, 16, 1, 9, 10]), ("decode", [3, 16, 1, 2, 3])] {
+        for (tiled, slice) in [("false", "auto"), ("true", "1"), ("false", "9")] {
+            let vae = Vae::open(&small()).unwrap();
+            vae.configure("slice_frames", slice).unwrap();
+            for (key, value) in [("tiled", tiled), ("tile_size", "64"), ("tile_overlap", "16")] {
+                vae.configure(&format!("{node}_{key}"), value).unwrap();
+            }
+            let stream = vae.stream(node, shape).unwrap();
+            let room = if node == "encode" { [1, 16, 4, 9, 10] } else { [shape[0], 3, 40, 8 * shape[3], 8 * shape[4]] };
+            for frames in [0, 1, 2, 9] {
+                let mut pushed = 0;
+                while pushed < frames {
+                    pushed += stream.push(Some(&Buffer::new(VVAE_DTYPE_F32, shape).tensor())).unwrap().1;
+                    while stream.pull(&Buffer::new(VVAE_DTYPE_F32, room).tensor(), None).unwrap().1 > 0 {}
+                }
+                states.push(stream.save().unwrap());
+            }
+        }
+    }
+    states
+}
+
+const VALUES: [u64; 26] = [
+    0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 255, 256, 257, 1000, 4096, 4097, 16384, 1 << 16, 1 << 17, 1 << 20,
+    1 << 32, 1 << 40, u64::MAX,
+];
+
+/// All that multiplies, at once, in a state of a few hundred bytes.
+fn bomb(state: &mut Vec<u8>, fields: &Fields, random: &mut Random) {
+    set(state, fields.batch, random.pick(&[1, 2, 64, 255, 256]));
+    let side = |random: &mut Random| random.pick(&[1, 8, 64, 128, 1000, 1024, 16384]);
+    let rate = if number(state, fields.height) > 9 { 8 } else { 1 };
+    for at in [fields.height, fields.width] {
+        let value = rate * side(random);
+        set(state, at, value);
+    }
+    let slice = random.pick(&[1, 4, 6, 7, 64, 65, 1000, 4095, 4096]) * if rate > 1 { 4 } else { 1 };
+    set(state, fields.slice, slice);
+    let chunk = random.pick(&[0, 1, 3, 5, 8]);
+    for (stage, at) in fields.chunks.iter().enumerate() {
+        set(state, *at, if chunk == 0 { 5 + stage as u64 } else { chunk });
+    }
+    for (at, values) in fields.tiles.iter().zip([[8, 16, 64, 4096], [8, 16, 64, 131_072], [0, 7, 8, 4088]]) {
+        set(state, *at, random.pick(&values));
+    }
+    let loaded = random.pick(&[0, 0, 1, slice, slice + 1, 2 * slice + 3, 5 * slice + 7, 1 << 40]);
+    set(state, fields.loaded, loaded);
+    if random.one_in(2) {
+        state.truncate(fields.end + 2 * SEAL);
+    }
+}
+
+fn forge(state: &[u8], random: &mut Random) -> Vec<u8> {
+    let (mut state, fields) = (state.to_vec(), Fields::of(state));
+    match random.below(10) {
+        // Fields, with checksums that are right.
+        0..6 => {
+            for _ in 0..1 + random.below(4) {
+                let at = random.pick(&fields.all);
+                let old = number(&state, at);
+                let value = match random.below(6) {
+                    0 => old.wrapping_add(1),
+                    1 => old.wrapping_sub(1),
+                    2 => old.wrapping_mul(2),
+                    3 => random.next() << random.below(48),
+                    _ => random.pick(&VALUES),
+                };
+                set(&mut state, at, value);
+            }
+            seal(&mut state, fields.end);
+        }
+        6..8 => {
+            bomb(&mut state, &fields, random);
+            seal(&mut state, fields.end);
+        }
+        8 => {
+            // Bytes anywhere, with checksums that are right or not.
+            for _ in 0..1 + random.below(8) {
+                let at = random.below(state.len() as u64) as usize;
+                state[at] = random.next() as u8;
+            }
+            if random.one_in(2) {
+                seal(&mut state, fields.end);
+            }
+        }
+        _ => {
+            let length = random.below(state.len() as u64 + 1) as usize;
+            state.truncate(length);
+            if random.one_in(2) {
+                let more = random.below(64);
+                state.extend((0..more).map(|_| random.next() as u8));
+            }
+            if random.one_in(2) {
+                seal(&mut state, fields.end);
+            }
+        }
+    }
+    state
+}
+
+/// A restored stream has the state that it was restored from, but for the version of the library.
+fn is_right(saved: &[u8], state: &[u8]) -> bool {
+    let version = PREAMBLE + 8..PREAMBLE + 8 + number(saved, PREAMBLE) as usize;
+    let sums = |state: &[u8]| [Fields::of(state).end, state.len() - SEAL];
+    let same = |at: usize| {
+        saved[at] == state[at] || version.contains(&at) || sums(saved).iter().any(|sum| (*sum..sum + SEAL).contains(&at))
+    };
+    saved.len() == state.len() && (0..saved.len()).all(same)
+}
+
+#[test]
+fn forged_states_cost_little() {
+    let count: u64 = std::env::var("VVAE_FORGED").map_or(3000, |count| count.parse().expect("a number"));
+    let (states, mut random) = (saved_states(), Random(17));
+    let vae = Vae::open(&small()).unwrap();
+    vae.configure("memory_limit", &MEMORY_LIMIT.to_string()).unwrap();
+    states.iter().for_each(|state| drop(vae.restore(state).expect("a real state")));
+    let before = memory("VmRSS");
+    // The peak starts anew.
+    std::fs::write("/proc/self/clear_refs", "5").unwrap();
+    let (mut restored, mut no_memory, mut refused) = (0, 0, 0);
+    let (mut slowest, mut largest) = ((Duration::ZERO, 0), 0);
+    for turn in 0..count {
+        let forged = forge(&states[random.below(states.len() as u64) as usize], &mut random);
+        largest = largest.max(forged.len() as u64);
+        let mut took = Duration::MAX;
+        // Other programs may hold the cores, so a slow one is tried again.
+        for _ in 0..3 {
+            let (start, processor) = (Instant::now(), processor_time());
+            let answer = vae.restore(&forged);
+            took = took.min(start.elapsed().min(processor_time() - processor));
+            match &answer {
+                Ok(stream) => {
+                    assert!(is_right(&stream.save().unwrap(), &forged), "{turn}: the stream has another state");
+                    restored += 1;
+                }
+                Err(why) if why.status == VVAE_ERROR_MEMORY => no_memory += 1,
+                Err(why) => {
+                    assert_eq!(why.status, VVAE_ERROR_CHECKPOINT, "{turn}: {}", why.text);
+                    refused += 1;
+                }
+            }
+            if took < MOST_TIME {
+                break;
+            }
+        }
+        slowest = slowest.max((took, turn));
+        assert!(took < MOST_TIME, "{turn} took {took:?}: {:?}", vae.restore(&forged).err().map(|why| why.text));
+    }
+    let peak = memory("VmHWM").saturating_sub(before);
+    println!(
+        "{count} forged states: {restored} restored, {refused} refused, {no_memory} over the limit; slowest {:?} \
+         (number {}); peak {} KiB above {} KiB, states of up to {} KiB",
+        slowest.0,
+        slowest.1,
+        peak >> 10,
+        before >> 10,
+        largest >> 10
+    );
+    assert!(peak <= MOST_BYTES + largest, "{peak} bytes");
+    assert!(restored > 0 && no_memory > 0 && refused > 0);
+    states.iter().for_each(|state| drop(vae.restore(state).expect("the handle still works")));
+}

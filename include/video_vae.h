@@ -453,7 +453,9 @@ int32_t vvae_decode(vvae *v, const vvae_tensor *latent, const vvae_tensor *video
 
 // Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
 // 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
-// NUL. [handle]
+// NUL. Planned are up to 65536 clips (a stream: 256) of 2^32 frames of 131072 x 131072 pixels, with up to 16384 tiles
+// of all clips together; more is refused. Any plan takes less than a second on two cores, and ends within 50 ms of
+// vvae_cancel. [handle]
 int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_info *out, char *text, uint64_t capacity);
 
 // Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
@@ -550,7 +552,8 @@ int32_t vvae_stream_save_file(vvae_stream *s, const char *path);
 // the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
 // and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
 // pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
-// the bytes. [handle]
+// the bytes. A state may come from anybody: whatever it claims, it is answered within a second, and nothing beyond
+// the limits is allocated. [handle]
 int32_t vvae_stream_restore(vvae *v, const void *state, uint64_t size, vvae_stream **s);
 
 // Restores a stream from a file. [handle]

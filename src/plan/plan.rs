@@ -115,6 +115,9 @@ impl Plan {
     /// The same with an offset for every frame. Takes a little more than the lower bound: frames of many sizes never
     /// fit exactly.
     pub fn packed(mut self, target: &Target) -> Plan {
+        if target.is_cancelled() {
+            return self;
+        }
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
         let all_pooled = self.is_too_long_to_pack();
         let spec = self.spec.one_clip();
@@ -127,7 +130,7 @@ impl Plan {
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
         if periodic && !all_pooled {
-            for frames in self.endings() {
+            for frames in self.endings().into_iter().take_while(|_| !target.is_cancelled()) {
                 let frames_known = self.frames.map(|_| frames);
                 let schedule = Schedule::rehearsal(spec.clone(), frames_known, self.arenas.clone(), target);
                 self.arenas.cover_partial(&schedule.rehearse(Some(frames), usize::MAX, target, |_, _| {}));

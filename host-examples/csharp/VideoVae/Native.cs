@@ -663,7 +663,9 @@ namespace VideoVae
         /// <summary>
         /// Plans a job under the present settings. `node` is "encode" or "decode". `shape` is that of the input, five numbers;
         /// 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
-        /// NUL. [handle]
+        /// NUL. Planned are up to 65536 clips (a stream: 256) of 2^32 frames of 131072 x 131072 pixels, with up to 16384 tiles
+        /// of all clips together; more is refused. Any plan takes less than a second on two cores, and ends within 50 ms of
+        /// vvae_cancel. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_plan(VaeHandle v, byte* node, long* shape, vvae_plan_info* @out, byte* text, ulong capacity);
@@ -799,7 +801,8 @@ namespace VideoVae
         /// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
         /// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
         /// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
-        /// the bytes. [handle]
+        /// the bytes. A state may come from anybody: whatever it claims, it is answered within a second, and nothing beyond
+        /// the limits is allocated. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_restore(VaeHandle v, void* state, ulong size, out StreamHandle s);

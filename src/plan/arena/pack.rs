@@ -103,21 +103,6 @@ impl PackedFrame {
     fn longest(&self, end: u64) -> u64 {
         self.lifetimes.iter().map(|(from, to)| to.min(&end) - from).max().unwrap_or(0)
     }
-
-    fn interferes(&self, other: &PackedFrame) -> bool {
-        let (mut ours, mut theirs) = (self.lifetimes.iter().peekable(), other.lifetimes.iter().peekable());
-        while let (Some(a), Some(b)) = (ours.peek(), theirs.peek()) {
-            if a.0 < b.1 && b.0 < a.1 {
-                return true;
-            }
-            if a.1 <= b.1 {
-                ours.next();
-            } else {
-                theirs.next();
-            }
-        }
-        false
-    }
 }
 
 fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFrame> {
@@ -138,15 +123,29 @@ fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFram
     frames
 }
 
+/// Of each frame, those whose lifetimes overlap with its own.
 fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<usize>> {
-    let of = |(i, frame): (usize, &PackedFrame)| {
+    let of = |(i, frame): (usize, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
+    let mut lifetimes: Vec<(u64, u64, usize)> = frames.iter().enumerate().flat_map::<Vec<_>, _>(of).collect();
+    lifetimes.sort_unstable();
+    let mut found: Vec<Vec<usize>> = vec![Vec::new(); frames.len()];
+    let mut live: Vec<(u64, usize)> = Vec::new();
+    for (from, to, i) in lifetimes {
         if cancelled() {
-            return Vec::new();
+            break;
         }
-        let others = frames.iter().enumerate().filter(|(j, other)| i != *j && frame.interferes(other));
-        others.map(|(j, _)| j).collect()
-    };
-    frames.iter().enumerate().map(of).collect()
+        live.retain(|(end, _)| *end > from);
+        for (_, j) in live.iter().filter(|(_, j)| *j != i) {
+            found[i].push(*j);
+            found[*j].push(i);
+        }
+        live.push((to, i));
+    }
+    for others in &mut found {
+        others.sort_unstable();
+        others.dedup();
+    }
+    found
 }
 
 /// By bytes times lifetime, by lifetime, and by bytes.
@@ -179,7 +178,7 @@ fn improve(
         if best.1 <= peak || lost() {
             break;
         }
-        let (offsets, bytes) = place(frames, interferes, &order);
+        let Some((offsets, bytes)) = place(frames, interferes, &order, &lost) else { break };
         let least = best.1.min(bytes);
         let fits = |i: usize| offsets[i] + frames[i].bytes < least;
         let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
@@ -193,18 +192,26 @@ fn improve(
     best
 }
 
-/// Places frames in this order, each by first fit. Returns the offsets and the bytes.
-fn place(frames: &[PackedFrame], interferes: &[Vec<usize>], order: &[usize]) -> (Vec<u64>, u64) {
+/// Places frames in this order, each by first fit. Returns the offsets and the bytes, unless `lost`.
+fn place(
+    frames: &[PackedFrame],
+    interferes: &[Vec<usize>],
+    order: &[usize],
+    lost: &impl Fn() -> bool,
+) -> Option<(Vec<u64>, u64)> {
     const UNPLACED: u64 = u64::MAX;
     let (mut offsets, mut bytes) = (vec![UNPLACED; frames.len()], 0);
     for &i in order {
+        if lost() {
+            return None;
+        }
         let placed = interferes[i].iter().filter(|j| offsets[**j] != UNPLACED);
         let mut taken: Vec<(u64, u64)> = placed.map(|j| (offsets[*j], offsets[*j] + frames[*j].bytes)).collect();
         taken.sort_unstable();
         offsets[i] = first_fit(taken.into_iter(), frames[i].bytes);
         bytes = bytes.max(offsets[i] + frames[i].bytes);
     }
-    (offsets, bytes)
+    Some((offsets, bytes))
 }
 
 /// The lowest offset with room for `bytes`, given what is taken, in order.

@@ -27,6 +27,12 @@ impl FrameQueue {
         self.frames[(frame - self.first) as usize]
     }
 
+    /// Counts all frames as read. Their slots have been dropped.
+    fn forget(&mut self) {
+        self.first = self.end();
+        self.frames.clear();
+    }
+
     /// Drops the frames before `oldest`.
     pub fn drop_before(&mut self, oldest: u64, arena: &mut Arena) {
         while self.first < oldest {
@@ -116,9 +122,9 @@ impl LayerCache {
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.slots().into_iter().for_each(|frame| drop_cached(frame, arenas));
         match self {
-            LayerCache::Resident(inputs) => inputs.frames.clear(),
+            LayerCache::Resident(inputs) => inputs.forget(),
             LayerCache::PartialSums { inputs, sums } => {
-                inputs.frames.clear();
+                inputs.forget();
                 *sums = None;
             }
             LayerCache::Offloaded(frames) => frames.clear(),

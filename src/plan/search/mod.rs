@@ -48,7 +48,8 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     if whole.target.profile.offloads {
         least.push(Arc::new(all_offloaded(whole.request, last, &whole.target)));
     }
-    smaller_tiles(whole.request).into_iter().find_map(|size| {
+    let sizes = smaller_tiles(whole.request).into_iter();
+    sizes.take_while(|_| !whole.target.is_cancelled()).find_map(|size| {
         let search = Search { grid: whole.request.grid(size), ..whole.clone() };
         let fits = search.anywhere(|search| search.first_packed(&least))?;
         match whole.target.profile.offloads {

@@ -202,6 +202,9 @@ impl<'a> Search<'a> {
 
     /// The lower bound of a spec, if it fits.
     fn lower_bound(&self, spec: ScheduleSpec) -> Option<Plan> {
+        if self.target.is_cancelled() {
+            return None;
+        }
         let found = Plan::rehearse(self.request, spec, &self.target);
         if found.host_bytes() <= self.request.host_limit {
             self.smallest.borrow_mut().meet(&found);

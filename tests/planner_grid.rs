@@ -118,10 +118,7 @@ fn devices() -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let gpu = CudaSizes { precision: Precision::Fp16 };
     let profile = cpu.profile();
-    [
-        Device { profile, sizes: Box::new(cpu) },
-        Device { profile: device_profile(H200), sizes: Box::new(gpu) },
-    ]
+    [Device { profile, sizes: Box::new(cpu) }, Device { profile: device_profile(H200), sizes: Box::new(gpu) }]
 }
 
 /// The hard ones first, then random ones.
@@ -139,9 +136,8 @@ fn request(number: usize, networks: &[Arc<Network>; 2], random: &mut Random) -> 
         slice: None,
         chunk: None,
     };
-    let tiles = |size: u64, overlap: u64| {
-        Some(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided })
-    };
+    let tiles =
+        |size: u64, overlap: u64| Some(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided });
     let latents = |batch, frames, height, width| Shape::new(batch, 16, frames, height, width);
     match number {
         0 => Request { input: latents(1, 1000, 128, 128), tiles: tiles(64, 16), overlap: 16, ..free },

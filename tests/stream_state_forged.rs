@@ -20,7 +20,7 @@ const MOST_TIME: Duration = Duration::from_secs(1);
 const PREAMBLE: usize = 24;
 const SEAL: usize = 8;
 
-/// Processor time of this thread.
+/// Processor time of this process.
 fn processor_time() -> Duration {
     unsafe extern "C" {
         fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
@@ -101,7 +101,7 @@ fn seal(state: &mut [u8], header: usize) {
 /// Streams of both directions, with and without tiles, batches and long slices, saved at several frames.
 fn saved_states() -> Vec<Vec<u8>> {
     let mut states = Vec::new();
-    for (node, shape) in [("encode", [1, 3, 1, 72, 80]), ("decode", [1, 16, 1, 9, 10]), ("decode", [3, 16, 1, 2, 3])] {
+    for (node, shape) in [("encode", [1, 3, 1, 72, 8]), ("decode", [1, 16, 1, 9, 1]), ("decode", [3, 16, 1, 2, 3])] {
         for (tiled, slice) in [("false", "auto"), ("true", "1"), ("false", "9")] {
             let vae = Vae::open(&small()).unwrap();
             vae.configure("slice_frames", slice).unwrap();
@@ -109,7 +109,7 @@ fn saved_states() -> Vec<Vec<u8>> {
                 vae.configure(&format!("{node}_{key}"), value).unwrap();
             }
             let stream = vae.stream(node, shape).unwrap();
-            let room = if node == "encode" { [1, 16, 4, 9, 10] } else { [shape[0], 3, 40, 8 * shape[3], 8 * shape[4]] };
+            let room = if node == "encode" { [1, 16, 4, 9, 1] } else { [shape[0], 3, 40, 8 * shape[3], 8 * shape[4]] };
             for frames in [0, 1, 2, 9] {
                 let mut pushed = 0;
                 while pushed < frames {
@@ -124,8 +124,32 @@ fn saved_states() -> Vec<Vec<u8>> {
 }
 
 const VALUES: [u64; 26] = [
-    0, 1, 2, 3, 4, 5, 7, 8, 9, 16, 17, 64, 100, 255, 256, 257, 1000, 4096, 4097, 16384, 1 << 16, 1 << 17, 1 << 20,
-    1 << 32, 1 << 40, u64::MAX,
+    0,
+    1,
+    2,
+    3,
+    4,
+    5,
+    7,
+    8,
+    9,
+    16,
+    17,
+    64,
+    100,
+    255,
+    256,
+    257,
+    1000,
+    4096,
+    4097,
+    16384,
+    1 << 16,
+    1 << 17,
+    1 << 20,
+    1 << 32,
+    1 << 40,
+    u64::MAX,
 ];
 
 /// All that multiplies, at once, in a state of a few hundred bytes.
@@ -204,11 +228,10 @@ fn forge(state: &[u8], random: &mut Random) -> Vec<u8> {
 /// A restored stream has the state that it was restored from, but for the version of the library.
 fn is_right(saved: &[u8], state: &[u8]) -> bool {
     let version = PREAMBLE + 8..PREAMBLE + 8 + number(saved, PREAMBLE) as usize;
-    let sums = |state: &[u8]| [Fields::of(state).end, state.len() - SEAL];
-    let same = |at: usize| {
-        saved[at] == state[at] || version.contains(&at) || sums(saved).iter().any(|sum| (*sum..sum + SEAL).contains(&at))
-    };
-    saved.len() == state.len() && (0..saved.len()).all(same)
+    let sums = [Fields::of(saved).end, saved.len() - SEAL];
+    let may_differ = |at: usize| version.contains(&at) || sums.iter().any(|sum| (*sum..sum + SEAL).contains(&at));
+    let same = |(at, (a, b)): (usize, (&u8, &u8))| a == b || may_differ(at);
+    saved.len() == state.len() && saved.iter().zip(state).enumerate().all(same)
 }
 
 #[test]

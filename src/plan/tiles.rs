@@ -89,6 +89,12 @@ impl Grid {
         (self.rows.spans.len(), self.columns.spans.len())
     }
 
+    /// Whether all tiles have the same size.
+    pub fn is_uniform(&self) -> bool {
+        let same = |axis: &Axis| axis.spans.first().map(Span::len) == axis.spans.last().map(Span::len);
+        same(&self.rows) && same(&self.columns)
+    }
+
     /// Row and column of a tile.
     pub fn position(&self, tile: usize) -> (usize, usize) {
         (tile / self.columns.spans.len(), tile % self.columns.spans.len())

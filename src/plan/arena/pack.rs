@@ -125,7 +125,8 @@ fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFram
 
 /// Of each frame, those whose lifetimes overlap with its own.
 fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<usize>> {
-    let of = |(i, frame): (usize, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
+    let of =
+        |(i, frame): (usize, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
     let mut lifetimes: Vec<(u64, u64, usize)> = frames.iter().enumerate().flat_map::<Vec<_>, _>(of).collect();
     lifetimes.sort_unstable();
     let mut found: Vec<Vec<usize>> = vec![Vec::new(); frames.len()];

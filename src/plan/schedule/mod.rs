@@ -78,7 +78,7 @@ impl Schedule {
     /// The same, to be [rehearsed](Schedule::rehearse) only: of work items, and of periods of a slice, that are like
     /// others only the memory is counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = distinct_items(&spec);
+        let places = distinct_items(&spec, frames.is_none());
         let periods = PeriodFinder::new(&spec);
         Schedule { periods, ..Schedule::with_items(spec, places, frames, arenas, target) }
     }

@@ -3,8 +3,7 @@
 //! Owns the order of work items, and how many are like the one that is rehearsed. Those take and drop the same slots,
 //! so [groups](crate::plan::arena::Arena::begin_group) count them exactly.
 
-use crate::plan::spec::ScheduleSpec;
-use crate::plan::tiles::Grid;
+use crate::plan::spec::{ItemOrder, ScheduleSpec};
 
 /// A work item of a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,10 +34,15 @@ pub fn all_items(spec: &ScheduleSpec) -> Vec<ItemPlace> {
 
 /// One work item of each kind. The first tile of a clip takes the frames that tiles are blended into and the last one
 /// finishes them; the last row and column may be narrower; the last clip of a stream completes the output.
-pub fn distinct_items(spec: &ScheduleSpec) -> Vec<ItemPlace> {
-    let (rows, columns) = spec.grid.as_deref().map_or((1, 1), Grid::sides);
+pub fn distinct_items(spec: &ScheduleSpec, is_stream: bool) -> Vec<ItemPlace> {
+    let (rows, columns) = match spec.grid.as_deref() {
+        None => (1, 1),
+        Some(grid) if grid.is_uniform() => (1, grid.tiles()),
+        Some(grid) => grid.sides(),
+    };
     let clips = match spec.batch as usize {
         1 => vec![(0, 1)],
+        clips if !is_stream && spec.order == ItemOrder::SliceBySlice => vec![(0, clips)],
         clips => vec![(0, clips - 1), (clips - 1, 1)],
     };
     let mut places = Vec::new();

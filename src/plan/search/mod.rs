@@ -20,6 +20,7 @@ use super::cost::Target;
 use super::plan::Plan;
 use super::policy::SchedulePolicy;
 use super::request::{PlanError, Request};
+use super::tiles::TileSize;
 
 /// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if
 /// nothing exact fits, or if the host asks for them.
@@ -48,15 +49,26 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     if whole.target.profile.offloads {
         least.push(Arc::new(all_offloaded(whole.request, last, &whole.target)));
     }
-    let sizes = smaller_tiles(whole.request).into_iter();
-    sizes.take_while(|_| !whole.target.is_cancelled()).find_map(|size| {
+    let of_size = |size: TileSize| {
         let search = Search { grid: whole.request.grid(size), ..whole.clone() };
         let fits = search.anywhere(|search| search.first_packed(&least))?;
         match whole.target.profile.offloads {
             true => search.fastest_anywhere(policies).or(Some(fits)),
             false => Some(fits),
         }
-    })
+    };
+    let mut sizes = smaller_tiles(whole.request);
+    if whole.effort() > 1 {
+        // Smaller tiles take less, but for rounding, so the largest that fit are found by halving.
+        let fits = |size: TileSize| {
+            let search = Search { grid: whole.request.grid(size), ..whole.clone() };
+            search.anywhere(|search| search.first_packed(&least)).is_some()
+        };
+        let first = sizes.partition_point(|size| !whole.target.is_cancelled() && !fits(*size));
+        sizes.drain(..first.min(sizes.len()));
+        sizes.truncate(2);
+    }
+    sizes.into_iter().take_while(|_| !whole.target.is_cancelled()).find_map(of_size)
 }
 
 /// The smallest plan that was met, if it fits once packed.

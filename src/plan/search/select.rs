@@ -21,6 +21,12 @@ const MAX_PROMISING: usize = 3;
 /// whose lower bound is below this share of the limit; the last one takes what is left.
 const MAX_PACKED: usize = 8;
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
+/// Work items times latent frames of a slice whose rehearsals are short enough for a whole search.
+const SHORT_REHEARSAL: u64 = 12;
+/// Of slices that repeat in themselves, about so many latent frames are rehearsed.
+const LONG_SLICE: u64 = 48;
+/// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
+const MAX_EFFORT: usize = 16;
 /// Weights below this fraction of the limit are not worth a second search.
 const MIN_WEIGHTS: u64 = 40;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
@@ -113,6 +119,20 @@ impl<'a> Search<'a> {
         both.min_by(|a, b| a.seconds().total_cmp(&b.seconds()))
     }
 
+    /// How many times as long as usual a rehearsal takes. A search tries fewer policies by that factor, so that it
+    /// ends in time; it depends on the request only, so that the plan does too.
+    pub fn effort(&self) -> usize {
+        let input = self.request.input;
+        let tiles = match &self.grid {
+            None => 1,
+            Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
+            Some(grid) => 9.min(grid.tiles()),
+        };
+        let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
+        let latents = self.request.slice.map_or(SHORT_REHEARSAL / 3, |slice| slice.min(LONG_SLICE));
+        (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
+    }
+
     /// The specs that a policy can run as.
     fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
         let policy = match policy.offloaded_weights[..] == *self.offloaded_weights {
@@ -154,14 +174,19 @@ impl<'a> Search<'a> {
         if !self.target.profile.offloads {
             return best;
         }
-        let found = self
-            .each(self.promising_policies(), |search, policy| search.most_resident(&policy).map(|plan| (plan, policy)));
+        let effort = self.effort();
+        if effort > MAX_EFFORT {
+            return best.or_else(|| self.smallest_banded());
+        }
+        let found = self.each(self.promising_policies(effort), |search, policy| {
+            search.most_resident(&policy).map(|plan| (plan, policy))
+        });
         let mut found: Vec<(Plan, SchedulePolicy)> = found.into_iter().flatten().collect();
         let faster = |plan: &Plan| best.as_ref().is_none_or(|best| plan.seconds() < best.seconds());
         // Packed plans exceed their lower bound. If none of the fastest fits, one may that leaves some room.
         for share in LIMIT_SHARES {
             let roomy = |plan: &Plan| plan.device_bytes() as f64 <= self.limit as f64 * share;
-            for _ in 0..MAX_PACKED {
+            for _ in 0..MAX_PACKED.div_ceil(effort) {
                 let candidates = (0..found.len()).filter(|i| faster(&found[*i].0) && roomy(&found[*i].0));
                 let Some(fastest) = candidates.min_by_key(|i| rank(&found[*i].0)) else { break };
                 let (plan, policy) = found.swap_remove(fastest);
@@ -214,9 +239,10 @@ impl<'a> Search<'a> {
 
     /// Per full-resolution chunk size, keeps the three fastest policies that fit with every cache offloaded; and of
     /// each, variants with fewer materialised frames, which leave more room for caches.
-    fn promising_policies(&self) -> Vec<SchedulePolicy> {
+    fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
-        let found = self.each(banded_policies(self.request, &self.target.profile), |search, policy| {
+        let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
+        let found = self.each(banded.collect(), |search, policy| {
             let frames = match search.request.network.direction {
                 Direction::Encode => policy.chunks[0],
                 Direction::Decode => policy.chunks[policy.chunks.len() - 1],
@@ -229,6 +255,7 @@ impl<'a> Search<'a> {
             .into_values()
             .flat_map(fastest_and_smaller)
             .flat_map(|policy| fewer_materialised(policy, stage))
+            .step_by(effort)
             .collect()
     }
 

@@ -104,12 +104,7 @@ fn periods_of_a_long_slice_are_counted_exactly() {
     let mut ops = [0; 2];
     for direction in [Direction::Encode, Direction::Decode] {
         for device in [FUSED, SEPARATE, FAST_COPIES] {
-            for (slice, chunks) in [
-                (17, [1, 1, 1, 1]),
-                (40, [8, 8, 8, 8]),
-                (90, [8, 8, 5, 2]),
-                (41, [1, 2, 8, 8]),
-            ] {
+            for (slice, chunks) in [(17, [1, 1, 1, 1]), (40, [8, 8, 8, 8]), (90, [8, 8, 5, 2]), (41, [1, 2, 8, 8])] {
                 for (batch, tiles) in [(1, None), (3, None), (1, tiles)] {
                     let request = request(direction, clip(direction, batch, 0));
                     for policy in policies(&request, slice, &chunks, &device) {

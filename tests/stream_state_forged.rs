@@ -82,8 +82,9 @@ impl Fields {
         let (_, next) = list(next);
         let (_, next) = list(next);
         let (tiles, next) = list(next);
-        assert_eq!(numbers[next] + 8, end, "the header has changed");
-        let [batch, height, width, slice, loaded] = [2, 4, 5, 10, next].map(|field| numbers[field]);
+        // The first output frame, and the next input frame.
+        assert_eq!(numbers[next] + 16, end, "the header has changed");
+        let [batch, height, width, slice, loaded] = [2, 4, 5, 10, next + 1].map(|field| numbers[field]);
         Fields { all: [texts, numbers].concat(), batch, height, width, slice, chunks, tiles, loaded, end }
     }
 }

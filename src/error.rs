@@ -1,4 +1,4 @@
-//! The crate's error type. Each variant is one status code of the C ABI.
+//! The crate's error type. Each variant has a status code of the C ABI.
 
 use thiserror::Error;
 
@@ -22,6 +22,9 @@ pub enum Error {
     /// The job does not fit in the limit or in the machine's memory.
     #[error("{0}")]
     Memory(String),
+    /// Host memory ran out. Planning again with less device memory would take more of it.
+    #[error("{0}")]
+    HostMemory(String),
     /// The host asked to stop, by `vvae_cancel` or by its progress callback.
     #[error("cancelled by the host")]
     Cancelled,
@@ -41,7 +44,7 @@ impl Error {
             Error::Tensor(_) => -2,
             Error::Checkpoint(_) => -3,
             Error::Device(_) => -4,
-            Error::Memory(_) => -5,
+            Error::Memory(_) | Error::HostMemory(_) => -5,
             Error::Cancelled => -6,
             Error::State(_) => -7,
             Error::Internal(_) => -8,

@@ -438,3 +438,65 @@ fn colour_conversion_follows_the_standards() {
         assert!(i == 15 && worst < allowed, "{horizontal:?} {vertical:?}: {worst}");
     }
 }
+
+#[cfg(unix)]
+#[test]
+fn outputs_replace_regular_files_only_and_follow_links() {
+    use std::ffi::{CString, c_char, c_int};
+    use std::os::unix::fs::{FileTypeExt, MetadataExt, symlink};
+    unsafe extern "C" {
+        fn mkfifo(path: *const c_char, mode: u32) -> c_int;
+    }
+
+    let folder = Folder::new("command-files");
+    let at = |name: &str| folder.0.join(name);
+    let tiny = ["--channels", "16,16", "--groups", "16", "--temporal", "1", "--layers", "1"];
+    let make = |target: &Path| [&["make-weights", text(target)], &tiny[..]].concat().join("\n");
+    let words = |joined: &str| joined.split('\n').map(str::to_owned).collect::<Vec<_>>();
+    let fifo = CString::new(text(&at("fifo"))).unwrap();
+    // SAFETY: a path.
+    assert_eq!(unsafe { mkfifo(fifo.as_ptr(), 0o600) }, 0);
+    std::fs::create_dir(at("folder")).unwrap();
+    symlink("fifo", at("to-fifo")).unwrap();
+    symlink("absent", at("to-nothing")).unwrap();
+    let before = names(&folder.0);
+    for (name, said) in [
+        ("fifo", "not a regular file"),
+        ("folder", "not a regular file"),
+        ("to-fifo", "not a regular file"),
+        ("to-nothing", "leads nowhere"),
+    ] {
+        let words = words(&make(&at(name)));
+        fails(&words.iter().map(String::as_str).collect::<Vec<_>>(), &[said]);
+    }
+    assert_eq!(names(&folder.0), before, "nothing was made or removed");
+    assert!(std::fs::symlink_metadata(at("fifo")).unwrap().file_type().is_fifo());
+
+    let real = folder.file("folder/real", b"old");
+    symlink("folder/real", at("to-file")).unwrap();
+    let inode = std::fs::metadata(&real).unwrap().ino();
+    let linked = words(&make(&at("to-file")));
+    succeeds(&linked.iter().map(String::as_str).collect::<Vec<_>>());
+    assert!(std::fs::symlink_metadata(at("to-file")).unwrap().is_symlink(), "the link stays");
+    assert!(std::fs::metadata(&real).unwrap().ino() != inode, "the file that it leads to is replaced as a whole");
+    assert!(std::fs::read(&real).unwrap().len() > 1000);
+    assert_eq!(names(&at("folder")), ["real"]);
+}
+
+/// The name that a draft gets must not be known before, or a link could be planted there.
+#[cfg(unix)]
+#[test]
+fn drafts_have_names_that_cannot_be_planted() {
+    let folder = Folder::new("command-drafts");
+    let victim = folder.file("victim", b"precious");
+    let target = folder.0.join("out.safetensors");
+    // A shell replaces itself with the command, which then has the process number that earlier drafts were named by.
+    let script = "ln -s \"$1\" \"$2/.part-$$-out.safetensors\"; shift 2; exec \"$@\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, "sh", text(&victim), text(&folder.0)]).arg(executable());
+    command.args(["make-weights", text(&target), "--channels", "16,16", "--groups", "16", "--temporal", "1"]);
+    let done = command.args(["--layers", "1"]).output().expect("it starts");
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert!(std::fs::read(&victim).unwrap() == b"precious");
+    assert!(std::fs::symlink_metadata(&target).unwrap().is_file());
+}

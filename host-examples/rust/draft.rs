@@ -1,5 +1,9 @@
 //! An output under a temporary name. It gets its own name when it is whole, and is removed when it never will be.
 
+use std::collections::hash_map::RandomState;
+use std::fs::{self, File, OpenOptions};
+use std::hash::{BuildHasher, Hasher};
+use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use crate::{Result, interrupt};
@@ -8,40 +12,104 @@ pub struct Draft {
     /// Where it is written.
     pub path: PathBuf,
     target: PathBuf,
+    /// `None` for a folder.
+    file: Option<File>,
     finished: bool,
 }
 
 impl Draft {
-    /// Beside the target, so that the last step is a rename, and with its extension, which tells ffmpeg the format.
+    /// A file beside the target, so that the last step is a rename, with its extension, which tells ffmpeg the format.
     pub fn new(target: &Path) -> Result<Draft> {
-        let name = target.file_name().ok_or_else(|| format!("{} names no file; add one", target.display()))?;
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty());
-        if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
-            return Err(format!("the folder {} does not exist; make it first", folder.display()));
-        }
-        let path = target.with_file_name(format!(".part-{}-{}", std::process::id(), name.to_string_lossy()));
-        interrupt::watch_draft(path.clone());
-        Ok(Draft { path, target: target.to_owned(), finished: false })
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create_new(true);
+        Draft::make(target, |path| options.open(path).map(Some))
     }
 
-    /// A new file that can be read back too.
-    pub fn create(&self) -> Result<std::fs::File> {
-        let mut options = std::fs::OpenOptions::new();
-        let file = options.read(true).write(true).create(true).truncate(true).open(&self.path);
+    /// A folder in the same way.
+    pub fn folder(target: &Path) -> Result<Draft> {
+        Draft::make(target, |path| fs::create_dir(path).map(|()| None))
+    }
+
+    /// `create` must refuse a name that exists, so that nobody can plant a link there.
+    fn make(given: &Path, create: impl Fn(&Path) -> std::io::Result<Option<File>>) -> Result<Draft> {
+        const TRIES: u32 = 8;
+        let target = follow(given)?;
+        let name = target.file_name().ok_or_else(|| format!("{} names no file; add one", given.display()))?;
+        let folder = parent(&target);
+        if !folder.is_dir() {
+            return Err(format!("the folder {} does not exist; make it first", folder.display()));
+        }
+        let mut made: std::io::Result<_> = Err(ErrorKind::AlreadyExists.into());
+        for _ in 0..TRIES {
+            // The standard library seeds it from the system's random numbers.
+            let random = RandomState::new().build_hasher().finish();
+            let path = target.with_file_name(format!(".part-{random:016x}-{}", name.to_string_lossy()));
+            interrupt::watch_draft(path.clone());
+            made = create(&path).map(|file| (path.clone(), file));
+            match &made {
+                Ok(_) => break,
+                Err(why) => {
+                    interrupt::unwatch_draft(&path);
+                    if why.kind() != ErrorKind::AlreadyExists {
+                        break;
+                    }
+                }
+            }
+        }
+        let (path, file) = made.map_err(|why| format!("{} cannot be written: {why}", given.display()))?;
+        let draft = Draft { path, target, file, finished: false };
+        draft.check_target()?;
+        Ok(draft)
+    }
+
+    /// A rename would replace pipes, sockets and devices, too.
+    fn check_target(&self) -> Result<()> {
+        let wanted = if self.file.is_some() { "a regular file" } else { "a folder" };
+        match fs::symlink_metadata(&self.target) {
+            Ok(found) if found.is_dir() == self.file.is_some() || !(found.is_dir() || found.is_file()) => {
+                Err(format!("{} exists and is not {wanted}; name another", self.target.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The empty file, which can be read back too.
+    pub fn create(&self) -> Result<File> {
+        let file = self.file.as_ref().map_or_else(|| Err(Error::other("it is a folder")), File::try_clone);
         file.map_err(|why| format!("{} cannot be written: {why}", self.target.display()))
     }
 
     pub fn finish(mut self) -> Result<()> {
         interrupt::check()?;
-        std::fs::rename(&self.path, &self.target)
-            .map_err(|why| format!("{} cannot be given its name: {why}", self.target.display()))?;
+        self.check_target()?;
+        let failed = |why| format!("{} cannot be given its name: {why}", self.target.display());
+        // A power failure after the rename must not leave an empty file. Some systems rename closed files only.
+        self.file.take().map_or(Ok(()), |file| file.sync_all()).map_err(failed)?;
+        fs::rename(&self.path, &self.target).map_err(failed)?;
         self.finished = true;
+        #[cfg(unix)]
+        let _ = File::open(parent(&self.target)).and_then(|folder| folder.sync_all());
         Ok(())
     }
 }
 
+/// The path itself, or where a symbolic link leads to.
+fn follow(path: &Path) -> Result<PathBuf> {
+    match fs::symlink_metadata(path) {
+        Ok(found) if found.is_symlink() => {
+            fs::canonicalize(path).map_err(|why| format!("{} leads nowhere: {why}", path.display()))
+        }
+        _ => Ok(path.to_owned()),
+    }
+}
+
+fn parent(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
 impl Drop for Draft {
     fn drop(&mut self) {
+        self.file = None;
         if !self.finished {
             remove(&self.path);
         }
@@ -51,5 +119,5 @@ impl Drop for Draft {
 
 /// A file or a folder; one that is not there is fine.
 pub fn remove(path: &Path) {
-    let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
+    let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }

@@ -35,6 +35,13 @@ pub struct RunArgs<'a, C> {
     pub buffers: Buffers,
 }
 
+/// Whether loads met, and stores wrote, values that are NaN or infinite.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NonFinite {
+    pub loaded: bool,
+    pub stored: bool,
+}
+
 /// Where prepared weights live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
@@ -68,11 +75,15 @@ pub trait Backend: Send + Sync + 'static {
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<Self::Memory>;
     /// Whether some of the host memory could not be pinned. Copies then take longer than planned.
     fn is_pageable(&self, memory: &Self::Memory) -> bool;
+    /// Whether work may be put in order with the host's stream. Asked before anything else is done for it.
+    fn check_stream(&self, host: HostStream) -> Result<()>;
     /// Orders what follows after the host's stream. The calling thread then waits for nothing until
     /// [`Backend::finish`].
     fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream: orders it after everything. Without one: waits until every host tensor is written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
+    /// What loads and stores have met since the last answer. Complete after [`Backend::finish`] without a host's stream.
+    fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite;
     /// Copies raw bytes out, after the operations that write them. Parts start at multiples of 64 bytes.
     fn read(&self, memory: &mut Self::Memory, from: PersistedRegion, into: &mut [u8]) -> Result<()>;
     /// Copies raw bytes in, after the operations that use the region.

@@ -29,6 +29,11 @@ fn ends(direction: Direction) -> (Content, Content) {
     }
 }
 
+/// What the errors call the input.
+pub fn input_name(direction: Direction) -> &'static str {
+    ends(direction).0.name()
+}
+
 fn refuse<T>(why: String) -> Result<T> {
     Err(Error::Tensor(why))
 }

@@ -3,6 +3,7 @@
 
 mod check;
 mod ledger;
+mod nonfinite;
 mod runner;
 mod session;
 mod settings;
@@ -12,7 +13,7 @@ mod weights;
 mod workspace;
 
 pub use ledger::Ledger;
-pub use settings::{Latent, Limit, PixelRange, Settings, Tiling};
+pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 
 use std::fmt;
 use std::io::{Read, Write};

@@ -73,6 +73,40 @@ impl<B: Backend> Runner<'_, B> {
         self.backend.load(self.memory, &load, &self.buffers, stop)
     }
 
+    /// Clip and frame of the first value of the input that is not finite, found by loading every frame to where the
+    /// first will go. For tensors on the device: the host cannot look at them itself.
+    pub fn first_nonfinite(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
+        let (Some(from), Some(Op::Load(first))) = (self.tensors.input, schedule.front()) else { return Ok(None) };
+        let Op::Load(first) = Op::Load(first.clone()).relocate(schedule.arenas())? else { return Ok(None) };
+        let (spec, input) = (schedule.spec(), from.shape());
+        let shape = spec.regions(spec.tile_of(first.item)).0.shape;
+        let map = self.input_map(spec.network.direction, from.dtype());
+        let mut is_nonfinite = |batch, frames: std::ops::Range<u64>| {
+            for frame in frames {
+                for top in (0..input.height).step_by(shape.height as usize) {
+                    for left in (0..input.width).step_by(shape.width as usize) {
+                        let load = LoadTensor { from, batch, frame, top, left, map, shape, into: first.into };
+                        self.backend.load(self.memory, &load, &self.buffers, stop)?;
+                    }
+                }
+            }
+            self.backend.finish(self.memory, None)?;
+            Ok(self.backend.take_nonfinite(self.memory).loaded)
+        };
+        let mut found = None;
+        for batch in 0..input.batch {
+            if is_nonfinite(batch, 0..input.frames)? {
+                for frame in 0..input.frames {
+                    if is_nonfinite(batch, frame..frame + 1)? {
+                        found = found.into_iter().chain([(frame, batch)]).min();
+                        break;
+                    }
+                }
+            }
+        }
+        Ok(found.map(|(frame, batch)| (batch, frame)))
+    }
+
     /// Never stopped: a blend adds to its output, so it must not run twice.
     fn blend(&mut self, spec: &ScheduleSpec, op: &BlendOp<Offsets>) -> Result<()> {
         let (Some(grid), Some(tile)) = (&spec.grid, spec.tile_of(op.item)) else {

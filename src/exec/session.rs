@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 use self::ready::{Asked, Job};
 use super::ledger::Ledger;
 use super::runner::{HostTensors, Runner, Watch};
-use super::settings::Settings;
+use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{self, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
-use super::{Allocators, Call, ClipRange, Control, FrameStream, Session, Trim, check};
+use super::{Allocators, Call, ClipRange, Control, FrameStream, Session, Trim, check, nonfinite};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, Shape, TensorDevice};
@@ -180,6 +180,12 @@ impl<B: Backend> Engine<B> {
             settings: &self.settings,
             tensors,
         };
+        if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() != TensorDevice::Cpu {
+            schedule.wait();
+            if let Some((clip, frame)) = runner.first_nonfinite(&mut schedule, &mut || watch.stop())? {
+                return Err(nonfinite::refused(call.input, call.direction, clip, frame));
+            }
+        }
         while schedule.wait() == Wait::No {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
@@ -273,20 +279,29 @@ impl<B: Backend> Session for Engine<B> {
         }
         let job = self.job(direction, shape, call.range)?;
         check::range_input(direction, shape.frames, job.input.frames, job.cone.first_input())?;
+        call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
+        let policy = self.settings.on_nonfinite;
+        if policy == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {
+            nonfinite::refuse(call.input, direction, job.cone.first_input(), control.cancel)?;
+        }
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
         let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
         let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
+        // A call on the host's stream may have met them after it returned.
+        let earlier = self.backend.take_nonfinite(&mut workspace.memory);
+        nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = self.backend.finish(&mut workspace.memory, stream);
+        let finished = nonfinite::finish(&*self.backend, &mut workspace.memory, stream, policy);
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }
         self.tell_idle();
-        result.and(finished).map(|()| plan.report())
+        nonfinite::report(result.and(finished)?, policy, direction, control)?;
+        Ok(plan.report())
     }
 
     fn open_stream(

@@ -42,6 +42,14 @@ pub enum Latent {
     Sample,
 }
 
+/// What a call does about values that are NaN or infinite.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnNonFinite {
+    /// Computes with them: the output frames that depend on them are not finite either.
+    Propagate,
+    Fail,
+}
+
 /// Tiles asked for by the host. Sizes in pixels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tiling {
@@ -73,6 +81,7 @@ pub struct Settings {
     pub slice_frames: Option<u64>,
     /// The most frames that any stage computes at a time; `None`: by plan.
     pub chunk_frames: Option<u64>,
+    pub on_nonfinite: OnNonFinite,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::runner::{HostTensors, Runner, Watch};
-use super::settings::Settings;
+use super::settings::{OnNonFinite, Settings};
 use super::weights::SharedWeights;
 use super::workspace::{Workspace, stream_for};
-use super::{Control, FrameStream, Outputs, Pull, check};
-use crate::backend::Backend;
+use super::{Control, FrameStream, Outputs, Pull, check, nonfinite};
+use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::checkpoint::Fingerprint;
@@ -35,6 +35,9 @@ pub struct Streaming<B: Backend> {
     broken: bool,
     /// Output frames that the host has.
     pulled: u64,
+    seen: NonFinite,
+    /// Whether the host knows of values that are not finite.
+    told: bool,
     /// Of the checkpoint that the weights are from.
     model: Arc<Fingerprint>,
 }
@@ -62,6 +65,8 @@ impl<B: Backend> Streaming<B> {
             input,
             ended: false,
             broken: false,
+            seen: NonFinite::default(),
+            told: false,
             model,
         }
     }
@@ -111,12 +116,24 @@ impl<B: Backend> FrameStream for Streaming<B> {
         check::input(&network.config, network.direction, view, self.place)?;
         check::continues(network.direction, view.shape(), self.input)?;
         let taken = self.schedule.room().min(view.shape().frames);
+        let checked = self.settings.on_nonfinite == OnNonFinite::Fail && taken > 0;
+        if checked && view.device() == TensorDevice::Cpu {
+            nonfinite::refuse(view, network.direction, self.schedule.loaded(), &AtomicBool::new(false))?;
+        }
         let tensors = HostTensors { input: Some(view), input_first: self.schedule.loaded(), ..HostTensors::default() };
         let (mut runner, schedule) = self.runner(tensors);
         for _ in 0..taken {
             schedule.load();
         }
         let mut loaded = Ok(());
+        if checked && view.device() != TensorDevice::Cpu {
+            loaded = runner.first_nonfinite(schedule, &mut || false).and_then(|found| match found {
+                Some((clip, frame)) => {
+                    Err(nonfinite::refused(view, network.direction, clip, tensors.input_first + frame))
+                }
+                None => Ok(()),
+            });
+        }
         while let (Ok(()), Some(Op::Load(_))) = (&loaded, schedule.front()) {
             loaded = runner.run(schedule, &mut || false);
             schedule.done();
@@ -137,6 +154,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         if let Some(logvar) = logvar {
             check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
         }
+        stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
         self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, network.direction.name(), 0);
@@ -174,11 +192,22 @@ impl<B: Backend> FrameStream for Streaming<B> {
         };
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = self.backend.finish(&mut self.workspace.memory, stream);
+        let policy = self.settings.on_nonfinite;
+        let finished = nonfinite::finish(&*self.backend, &mut self.workspace.memory, stream, policy);
         // A step that was stopped is run again; of one that failed nobody knows how far it came.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
         self.broken = failed || finished.is_err();
-        result.and_then(|pull| finished.map(|()| pull))
+        let seen = finished?;
+        self.seen.loaded |= seen.loaded;
+        self.seen.stored |= seen.stored;
+        let pull = result?;
+        if !self.told && self.seen != NonFinite::default() {
+            self.told = true;
+            let told = nonfinite::report(self.seen, policy, network.direction, control);
+            self.broken = told.is_err();
+            told?;
+        }
+        Ok(pull)
     }
 
     fn state_bytes(&mut self) -> Result<u64> {

@@ -12,7 +12,7 @@ pub use ports::{NODES, Node, Port, PortKind};
 
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
-use crate::exec::{Latent, Limit, PixelRange, Settings, Tiling};
+use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 use crate::ir::GivenRates;
 use crate::model::Direction;
 
@@ -61,6 +61,7 @@ pub fn defaults() -> Settings {
         decode_tiling: blank,
         slice_frames: None,
         chunk_frames: None,
+        on_nonfinite: OnNonFinite::Propagate,
         rates: GivenRates::default(),
     };
     for param in PARAMS {
@@ -147,6 +148,7 @@ mod tests {
             ("decode_tile_overlap", "32"),
             ("slice_frames", "4"),
             ("chunk_frames", "2"),
+            ("nonfinite", "error"),
             ("rates", "memory=2e12"),
         ];
         assert_eq!(samples.map(|(key, _)| key).to_vec(), PARAMS.iter().map(Param::key).collect::<Vec<_>>());
@@ -176,6 +178,7 @@ mod tests {
             decode_tiling: Tiling { enabled: true, size: 768, overlap: 32 },
             slice_frames: Some(4),
             chunk_frames: Some(2),
+            on_nonfinite: OnNonFinite::Fail,
             rates: GivenRates { memory: Some(2e12), ..GivenRates::default() },
         };
         assert_eq!(all, expected);

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
-use crate::exec::{Latent, Limit, PixelRange, Settings};
+use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings};
 use crate::ir::GivenRates;
 use crate::model::Direction;
 
@@ -290,6 +290,15 @@ pub static PARAMS: &[Param] = &[
         help: c"The most frames in a chunk, which a stage computes at a time; auto plans it. Results do not depend on it.",
         only: None,
         set: |s, v| s.chunk_frames = v.number(),
+    },
+    Param {
+        key: c"nonfinite",
+        kind: ParamKind::Choice(&[c"propagate", c"error"]),
+        default: c"propagate",
+        unit: c"",
+        help: c"Input values that are NaN or infinite: propagate computes with them and logs a warning; exactly the output frames that depend on them become NaN, or 0 in u8 and u16. error refuses the input, naming the frame, before anything is written; a call on a CUDA stream of the host's then waits. The same holds for values that overflow on the way, but error finds those at the end.",
+        only: None,
+        set: |s, v| s.on_nonfinite = v.choice([OnNonFinite::Propagate, OnNonFinite::Fail]),
     },
     Param {
         key: c"rates",

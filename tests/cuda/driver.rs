@@ -57,6 +57,10 @@ driver! {
     cuStreamDestroy_v2(*mut c_void);
     cuStreamSynchronize(*mut c_void);
     cuStreamQuery(*mut c_void);
+    cuStreamBeginCapture_v2(*mut c_void, u32);
+    cuStreamEndCapture(*mut c_void, *mut *mut c_void);
+    cuGraphGetNodes(*mut c_void, *mut *mut c_void, *mut usize);
+    cuGraphDestroy(*mut c_void);
     cuLaunchHostFunc(*mut c_void, HostFunction, *mut c_void);
 }
 
@@ -304,6 +308,27 @@ impl<'a> Stream<'a> {
     pub fn wait(&self) {
         // SAFETY: the stream lives.
         self.gpu.within(|calls| ok(unsafe { (calls.cuStreamSynchronize)(self.handle) }));
+    }
+
+    /// Captures later work into a graph, in the strictest mode.
+    pub fn begin_capture(&self) {
+        const GLOBAL: u32 = 0;
+        // SAFETY: the stream lives.
+        self.gpu.within(|calls| ok(unsafe { (calls.cuStreamBeginCapture_v2)(self.handle, GLOBAL) }));
+    }
+
+    /// Ends a capture that is intact. The number of nodes of its graph.
+    pub fn end_capture(&self) -> usize {
+        self.gpu.within(|calls| {
+            let (mut graph, mut nodes) = (null_mut(), 0);
+            // SAFETY: the stream lives, and the pointers are valid; without an array, only the count is written.
+            unsafe {
+                ok((calls.cuStreamEndCapture)(self.handle, &mut graph));
+                ok((calls.cuGraphGetNodes)(graph, null_mut(), &mut nodes));
+                ok((calls.cuGraphDestroy)(graph));
+            }
+            nodes
+        })
     }
 
     /// Whether all its work is done.

@@ -234,3 +234,29 @@ fn frames_are_pulled_on_the_hosts_stream() {
     }
     assert_eq!(pulled, frames as usize);
 }
+
+#[test]
+fn stream_that_is_being_captured_is_refused_and_its_capture_goes_on() {
+    let Some(gpu) = Gpu::open() else { return };
+    let clip = DecodedClip::new();
+    let ((from, to), input) = (clip.memory(&gpu), gpu.pinned(clip.latent.bytes()));
+    let stream = gpu.stream();
+    let (latent, frames) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
+    let pulling = clip.vae.stream("decode", clip.latent.shape).unwrap();
+    // A handle that has loaded nothing yet would allocate within the capture.
+    for vae in [&clip.vae, &open(&small())] {
+        stream.begin_capture();
+        stream.write(&from, &input);
+        let refused = run(vae, "decode", &latent, &frames, &on(&stream)).unwrap_err();
+        refused.says(VVAE_ERROR_STATE, &["cuda_stream", "captured"]);
+        let refused = pulling.pull(&frames, Some(&on(&stream))).unwrap_err();
+        refused.says(VVAE_ERROR_STATE, &["cuda_stream", "captured"]);
+        // The host's own copy is a node of the graph, so the capture is whole.
+        assert_eq!(stream.end_capture(), 1);
+        stream.write(&from, &input);
+        run(vae, "decode", &latent, &frames, &on(&stream)).unwrap();
+        stream.wait();
+        assert!(to.read() == clip.expected.bytes());
+    }
+    assert_eq!(pulling.push(Some(&latent)).unwrap().1, clip.latent.shape[2], "the stream is intact");
+}

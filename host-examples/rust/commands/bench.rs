@@ -1,5 +1,6 @@
 //! `vvae bench`: how fast it is here.
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -128,7 +129,7 @@ fn run(args: &Args) -> Result<()> {
         let rows: Vec<_> = rows.iter().map(|row| as_json(row, product, place)).collect();
         let draft = crate::draft::Draft::new(Path::new(path))?;
         let text = format!("{:#}\n", Value::from(rows));
-        std::fs::write(&draft.path, text).map_err(|why| format!("{path} cannot be written: {why}"))?;
+        draft.create()?.write_all(text.as_bytes()).map_err(|why| format!("{path} cannot be written: {why}"))?;
         draft.finish()?;
     }
     Ok(())

@@ -77,7 +77,7 @@ fn run(args: &Args) -> Result<()> {
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {
     let (kind, sheet) = sheet::contact_sheet(input, output);
     let draft = crate::draft::Draft::new(&folder.join("contact-sheet.png"))?;
-    files::encode_rgb(&draft.path, kind, &sheet)?;
+    files::encode_rgb(draft.create()?, kind, &sheet)?;
     draft.finish()?;
     let (kind, frames) = sheet::side_by_side(input, output);
     files::write_animation(&folder.join("animation.png"), kind, &frames, clip::RATE)

@@ -85,9 +85,8 @@ impl Source for Reader {
 }
 
 /// Writes one picture of RGB pixels.
-pub fn encode_rgb(path: &Path, kind: FrameKind, pixels: &[u8]) -> Result<()> {
-    let failed = |why: &dyn std::fmt::Display| format!("{} cannot be written: {why}", path.display());
-    let file = File::create(path).map_err(|why| failed(&why))?;
+pub fn encode_rgb(file: File, kind: FrameKind, pixels: &[u8]) -> Result<()> {
+    let failed = |why: &dyn std::fmt::Display| format!("the picture cannot be written: {why}; make room");
     let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_compression(png::Compression::Fast);
@@ -142,7 +141,7 @@ impl Sink for One {
         if std::mem::replace(&mut self.written, true) {
             return Err(ONE_PICTURE.into());
         }
-        encode_rgb(&self.draft.path, self.kind, frame)
+        encode_rgb(self.draft.create()?, self.kind, frame)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -163,16 +162,16 @@ impl Folder {
         if std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(format!("the folder {} is not empty; name a new one", path.display()));
         }
-        let draft = Draft::new(&path)?;
-        std::fs::create_dir(&draft.path).map_err(|why| format!("{} cannot be made: {why}", path.display()))?;
-        Ok(Folder { draft, kind, count: 0 })
+        Ok(Folder { draft: Draft::folder(&path)?, kind, count: 0 })
     }
 }
 
 impl Sink for Folder {
     fn write(&mut self, frame: &[u8]) -> Result<()> {
         self.count += 1;
-        encode_rgb(&self.draft.path.join(format!("frame-{:06}.png", self.count)), self.kind, frame)
+        let path = self.draft.path.join(format!("frame-{:06}.png", self.count));
+        let file = File::create_new(&path).map_err(|why| format!("{} cannot be written: {why}", path.display()))?;
+        encode_rgb(file, self.kind, frame)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

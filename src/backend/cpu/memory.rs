@@ -5,8 +5,8 @@ use std::ptr::NonNull;
 
 use memmap2::MmapMut;
 
-use crate::backend::HostAllocator;
 use crate::backend::allocator::{self, AllocFn, Callbacks, FreeFn};
+use crate::backend::{HostAllocator, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{DeviceOffset, PersistedRegion};
 
@@ -114,6 +114,7 @@ impl Drop for HostBlock {
 /// The block that holds a job's activations.
 pub struct CpuMemory {
     pub(super) block: HostBlock,
+    pub(super) nonfinite: NonFinite,
 }
 
 impl CpuMemory {

@@ -16,7 +16,7 @@ pub use conv::ConvWeights;
 pub use memory::CpuMemory;
 pub use simd::Instructions;
 
-use super::{Backend, HostAllocator, HostStream, Precision, Residency, RunArgs, Stop};
+use super::{Backend, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
@@ -175,11 +175,15 @@ impl Backend for Cpu {
     }
 
     fn allocate(&self, bytes: u64, _: PinnedBytes) -> Result<CpuMemory> {
-        Ok(CpuMemory { block: self.allocator.block(bytes)? })
+        Ok(CpuMemory { block: self.allocator.block(bytes)?, nonfinite: NonFinite::default() })
     }
 
     fn is_pageable(&self, _: &CpuMemory) -> bool {
         false
+    }
+
+    fn check_stream(&self, _: HostStream) -> Result<()> {
+        Ok(())
     }
 
     fn begin(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
@@ -188,6 +192,10 @@ impl Backend for Cpu {
 
     fn finish(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
         Ok(())
+    }
+
+    fn take_nonfinite(&self, memory: &mut CpuMemory) -> NonFinite {
+        std::mem::take(&mut memory.nonfinite)
     }
 
     fn read(&self, memory: &mut CpuMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {

@@ -1,5 +1,7 @@
 //! Copies between host tensors and activations, and blends tiles into frames.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use half::{bf16, f16};
 
 use super::memory::{CpuMemory, SharedPointer};
@@ -81,17 +83,20 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor,
     // Columns of the host's image. Those beyond repeat the last.
     let first = op.left.min(host.width - 1);
     let there = (host.width - first).min(op.shape.width) as usize;
-    each_row(pool, op.shape.height as usize, width * channels, stop, &|y| {
+    let all_finite = AtomicBool::new(true);
+    let done = each_row(pool, op.shape.height as usize, width * channels, stop, &|y| {
         let row = (op.top + y as u64).min(host.height - 1) as isize * by_row + first as isize * by_column;
         let from = op.from.frame(op.batch, op.frame).cast::<E>().wrapping_offset(row).cast_const();
         // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees. Rows of the
         // output are inside the region checked above, and each belongs to one task.
         unsafe {
             let into = into.get().add(y * width * channels);
+            let mut finite = true;
             for c in 0..channels {
                 let from = from.offset(c as isize * by_channel);
                 for x in 0..there {
                     let value = (*from.offset(x as isize * by_column)).value();
+                    finite &= value.is_finite();
                     *into.add(x * channels + c) = value * op.map.mul + op.map.add;
                 }
             }
@@ -99,8 +104,11 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor,
             for x in there..width {
                 into.add(x * channels).copy_from_nonoverlapping(last, channels);
             }
+            all_finite.fetch_and(finite, Ordering::Relaxed);
         }
-    })
+    });
+    memory.nonfinite.loaded |= !all_finite.into_inner();
+    done
 }
 
 pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
@@ -129,12 +137,14 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
     let from = SharedPointer::new(memory.block.region("input of a store", op.from.0, op.shape.elements() * 4)?);
     let [_, by_channel, _, by_row, by_column] = op.into.strides().map(|stride| stride as isize);
     let pitch = op.shape.width as usize * op.shape.channels as usize;
-    each_row(pool, height, width * host.channels as usize, stop, &|y| {
+    let all_finite = AtomicBool::new(true);
+    let done = each_row(pool, height, width * host.channels as usize, stop, &|y| {
         let into = op.into.frame(op.batch, op.frame).cast::<E>().wrapping_offset(y as isize * by_row);
         // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which
         // the maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
         unsafe {
             let from = from.get().add(y * pitch).cast_const();
+            let mut finite = true;
             for c in 0..host.channels {
                 let into = into.offset(c as isize * by_channel);
                 for x in 0..width {
@@ -158,11 +168,15 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
                         let at = noise::SamplePosition { batch: op.batch, frame: op.clip_frame, channel: c, y, x };
                         value += deviation * noise::normal(sample.seed, at);
                     }
+                    finite &= value.is_finite();
                     *into.offset(x as isize * by_column) = E::of(value * op.map.mul + op.map.add);
                 }
             }
+            all_finite.fetch_and(finite, Ordering::Relaxed);
         }
-    })
+    });
+    memory.nonfinite.stored |= !all_finite.into_inner();
+    done
 }
 
 pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &mut Stop) -> Result<()> {

@@ -20,7 +20,7 @@ use self::launch::tiling::{ConvKernel, FRAME_ALIGN, MAX_FRAMES};
 use self::launch::{ConvLaunch, GraphGuard, Kernels, LaunchQueue, Launcher, WeightPointers, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
-use super::{Backend, DeviceAllocator, HostStream, Precision, Residency, RunArgs, Stop};
+use super::{Backend, DeviceAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile, FetchOp,
@@ -277,6 +277,11 @@ impl Backend for Cuda {
         memory.bands.host.is_pageable()
     }
 
+    fn check_stream(&self, host: HostStream) -> Result<()> {
+        let _current = self.context().enter()?;
+        driver::check_not_captured(host.0.cast())
+    }
+
     fn begin(&self, memory: &mut JobMemory, host: Option<HostStream>) -> Result<()> {
         let Some(host) = host else { return Ok(()) };
         let _current = self.context().enter()?;
@@ -360,6 +365,10 @@ impl Backend for Cuda {
         self.operate(memory, NOT_COLLECTED, &mut || false, |memory| {
             memory.staging.store(&self.launcher, &memory.block, op, buffers)
         })
+    }
+
+    fn take_nonfinite(&self, memory: &mut JobMemory) -> NonFinite {
+        memory.staging.take_nonfinite()
     }
 
     fn read(&self, memory: &mut JobMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {

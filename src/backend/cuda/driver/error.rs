@@ -51,10 +51,9 @@ pub fn is_device_lost(result: CUresult) -> bool {
     )
 }
 
-/// Host memory ran out. Not [`Error::Memory`]: that makes a session plan again with less device memory, which takes
-/// more of the host's.
+/// Not [`Error::Memory`]: that makes a session plan again with less device memory.
 pub fn host_memory_exhausted(bytes: u64, why: impl Display) -> Error {
-    Error::Argument(format!("host_memory_limit: the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
+    Error::HostMemory(format!("host_memory_limit: the host has no {bytes} bytes left ({why}); lower host_memory_limit"))
 }
 
 #[cfg(test)]
@@ -86,6 +85,7 @@ mod tests {
     fn host_memory_exhausted_is_not_taken_for_a_full_device() {
         let error = host_memory_exhausted(5, "no space");
         assert!(!matches!(error, Error::Memory(_)));
+        assert_eq!(error.status(), Error::Memory(String::new()).status());
         assert!(error.to_string().contains("lower host_memory_limit"), "{error}");
     }
 }

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use super::context::Context;
 use super::error::check;
 use super::event::Event;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 /// Every method but `new` wants the context to be current.
 pub struct CudaStream {
@@ -84,5 +84,26 @@ impl Drop for RawStream {
             // SAFETY: created in `CudaStream::new`. Work that is still in it runs to its end.
             unsafe { sys::cuStreamDestroy_v2(self.handle) };
         }
+    }
+}
+
+/// Refuses a host's stream that is being captured into a CUDA graph: allocating and waiting would break the capture.
+/// The context has to be current.
+pub fn check_not_captured(stream: CUstream) -> Result<()> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: the host vouches for its stream.
+    let answer = unsafe { sys::cuStreamIsCapturing(stream, &mut status) };
+    // The answer for stream 0 while another stream that waits for it is captured.
+    let implicit = answer == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT;
+    if !implicit {
+        check("asking about the host's stream", answer)?;
+    }
+    match status {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE if !implicit => Ok(()),
+        _ => Err(Error::State(
+            "cuda_stream: it is being captured into a CUDA graph, which this library cannot be a part of; end the \
+             capture first, or use another stream"
+                .into(),
+        )),
     }
 }

@@ -61,9 +61,15 @@ __device__ __forceinline__ void write(const Strided& tensor, i64 at, float value
     }
 }
 
+/// Whether a value is neither NaN nor infinite.
+__device__ __forceinline__ bool is_finite(float value) {
+    return (__float_as_uint(value) & 0x7f800000u) != 0x7f800000u;
+}
+
 struct LoadParams {
     Strided from;
     Element* into;
+    u32* nonfinite;     // set to 1 if a value is not finite; in host memory, so never read
     int height, width;  // activations
     int stride;         // channels of a pixel in memory; channels beyond the tensor's are zero
     float mul, add;
@@ -75,14 +81,20 @@ extern "C" __global__ void __launch_bounds__(THREADS) load(const __grid_constant
     const int y = min(static_cast<int>(pixel / p.width), p.from.height - 1);
     const int x = min(static_cast<int>(pixel % p.width), p.from.width - 1);
     Element* into = p.into + pixel * p.stride;
-    for (int c = 0; c < p.stride; ++c)
-        into[c] = c < p.from.channels ? pack1(fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add)) : pack1(0.0f);
+    bool finite = true;
+    for (int c = 0; c < p.stride; ++c) {
+        const float value = c < p.from.channels ? fmaf(read(p.from, p.from.at(c, y, x)), p.mul, p.add) : 0.0f;
+        finite &= is_finite(value);
+        into[c] = pack1(value);
+    }
+    if (!finite) *p.nonfinite = 1;
 }
 
 struct StoreParams {
     Strided into;
     const Element* from;
     const float *rows, *columns;  // sums of the blend weights of all tiles, or null
+    u32* nonfinite;               // as in LoadParams
     int width;                    // activations
     int stride, channel;
     int logvar;  // channel of the log-variance of channel 0, or -1 to store without sampling
@@ -114,6 +126,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constan
     const int y = index / p.into.width, x = index % p.into.width;
     const Element* from = p.from + (static_cast<i64>(y) * p.width + x) * p.stride;
     const float scale = p.rows ? 1.0f / fmaxf(p.rows[y] * p.columns[x], 1e-6f) : 1.0f;
+    bool finite = true;
     for (int c = 0; c < p.into.channels; ++c) {
         float value = unpack1(from[p.channel + c]) * scale;
         // Comparisons, not fminf and fmaxf: NaN stays NaN.
@@ -123,8 +136,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) store(const __grid_constan
             const float logvar = fminf(fmaxf(unpack1(from[p.logvar + c]) * scale, -30.0f), 20.0f);
             value += expf(0.5f * logvar) * normal(p.seed, x, y, p.frame, c + (p.batch << 16));
         }
+        finite &= is_finite(value);
         write(p.into, p.into.at(c, y, x), fmaf(value, p.mul, p.add));
     }
+    if (!finite) *p.nonfinite = 1;
 }
 
 struct BlendParams {

@@ -243,6 +243,8 @@ pub struct Strided {
 pub struct LoadParams {
     pub from: Strided,
     pub into: u64,
+    /// A word in host memory that is set to 1 if a value is not finite.
+    pub nonfinite: u64,
     pub height: i32,
     pub width: i32,
     /// Channels of a pixel in memory. Those that the tensor does not have are set to zero.
@@ -259,6 +261,7 @@ pub struct StoreParams {
     /// Sums of the fades, or null.
     pub rows: u64,
     pub columns: u64,
+    pub nonfinite: u64,
     pub width: i32,
     pub stride: i32,
     pub channel: i32,

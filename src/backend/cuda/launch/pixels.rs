@@ -14,11 +14,12 @@ fn grid(pixels: u64) -> [u32; 2] {
 }
 
 impl Launcher {
-    /// `from`: the tensor's frame, in device memory.
-    pub fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: Strided) -> Result<()> {
+    /// `from`: the tensor's frame, in device memory. `nonfinite`: the word that tells of values that are not finite.
+    pub fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: Strided, nonfinite: u64) -> Result<()> {
         let params = LoadParams {
             from,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
+            nonfinite,
             height: op.shape.height as i32,
             width: op.shape.width as i32,
             stride: tiling::input_stride(op.shape.channels) as i32,
@@ -29,8 +30,15 @@ impl Launcher {
         unsafe { self.kernels.load.launch(self.queue.stream(), grid(op.shape.pixels()), PIXEL_THREADS, &params) }
     }
 
-    /// `into`: the tensor's frame, in device memory.
-    pub fn store(&self, block: &DeviceBlock, op: &StoreTensor, scratch: u64, into: Strided) -> Result<()> {
+    /// `into`: the tensor's frame, in device memory. `nonfinite` as in `load`.
+    pub fn store(
+        &self,
+        block: &DeviceBlock,
+        op: &StoreTensor,
+        scratch: u64,
+        into: Strided,
+        nonfinite: u64,
+    ) -> Result<()> {
         let [rows, columns] = self.fades(block, scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
@@ -38,6 +46,7 @@ impl Launcher {
             from: block.at(op.from.0, self.sizes.data_bytes(op.shape))?,
             rows,
             columns,
+            nonfinite,
             width: op.shape.width as i32,
             stride: tiling::output_stride(op.shape.channels) as i32,
             channel: op.channel as i32,

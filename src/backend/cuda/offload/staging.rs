@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, PinnedMemory, check};
+use crate::backend::NonFinite;
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, HostFlags, PinnedMemory, check};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
 use crate::backend::cuda::launch::{Launcher, Strided};
 use crate::error::{Error, Result};
@@ -87,12 +88,23 @@ pub struct Staging {
     pending: [Option<PendingStore>; 2],
     /// When the weights at an address have arrived.
     fetched: HashMap<u64, Event>,
+    /// Whether a load or a store met values that are not finite.
+    flags: HostFlags,
 }
+
+const LOADED: usize = 0;
+const STORED: usize = 1;
 
 impl Staging {
     pub fn new(context: &Arc<Context>, bytes: PinnedBytes) -> Result<Staging> {
         let (loads, stores) = (StagingChannel::new(context, bytes.load)?, StagingChannel::new(context, bytes.store)?);
-        Ok(Staging { loads, stores, pending: [None, None], fetched: HashMap::new() })
+        let flags = HostFlags::new(context)?;
+        Ok(Staging { loads, stores, pending: [None, None], fetched: HashMap::new(), flags })
+    }
+
+    /// What finished loads and stores have met since the last answer.
+    pub fn take_nonfinite(&mut self) -> NonFinite {
+        NonFinite { loaded: self.flags.take(LOADED), stored: self.flags.take(STORED) }
     }
 
     /// Host tensor to activations. A tensor on the device is read in place.
@@ -103,14 +115,14 @@ impl Staging {
         let rows = (tensor.height - top).min(op.shape.height);
         let area = PixelArea { top, left, rows, columns: (tensor.width - left).min(op.shape.width) };
         if op.from.device() != TensorDevice::Cpu {
-            return launcher.load(block, op, in_place(op.from, op.batch, op.frame, area));
+            return launcher.load(block, op, in_place(op.from, op.batch, op.frame, area), self.flags.at(LOADED));
         }
         let frame = CompactFrame::new(op.from, op.batch, op.frame, area);
         let (offset, _) = self.loads.on_device(frame.bytes(), self.loads.next_half);
         let staged = block.at(staging + offset, frame.bytes())?;
         let compute = launcher.queue.stream();
         self.upload(&frame, staged, compute)?;
-        launcher.load(block, op, frame.strided(staged))?;
+        launcher.load(block, op, frame.strided(staged), self.flags.at(LOADED))?;
         // The half that was just filled is free again once the kernel has read it.
         let (_, halves) = self.loads.on_device(frame.bytes(), 1 - self.loads.next_half);
         halves.iter().try_for_each(|half| compute.record(&self.loads.used[*half]))
@@ -127,14 +139,15 @@ impl Staging {
         check_frame(op.into, op.batch, op.frame)?;
         let area = PixelArea::whole(op.into);
         if op.into.device() != TensorDevice::Cpu {
-            return launcher.store(block, op, buffers.scratch, in_place(op.into, op.batch, op.frame, area));
+            let frame = in_place(op.into, op.batch, op.frame, area);
+            return launcher.store(block, op, buffers.scratch, frame, self.flags.at(STORED));
         }
         let frame = CompactFrame::new(op.into, op.batch, op.frame, area);
         let (offset, halves) = self.stores.on_device(frame.bytes(), self.stores.next_half);
         let staged = block.at(buffers.staging[1] + offset, frame.bytes())?;
         let compute = launcher.queue.stream();
         halves.iter().try_for_each(|half| compute.wait_for(&self.stores.copied[*half]))?;
-        launcher.store(block, op, buffers.scratch, frame.strided(staged))?;
+        launcher.store(block, op, buffers.scratch, frame.strided(staged), self.flags.at(STORED))?;
         self.download(&frame, staged, compute)
     }
 

@@ -5,7 +5,7 @@ use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism, scope};
 
-use crate::float_mode;
+use crate::{float_mode, reserve};
 
 /// Below this many elements, starting threads costs more than they save.
 const WORTH_A_THREAD: usize = 1 << 17;
@@ -87,8 +87,11 @@ pub fn for_each<T: Send, S>(
     };
     scope(|in_scope| {
         // If the system refuses a thread, the others do its items.
-        let started: Vec<_> =
-            (0..threads).filter_map(|_| Builder::new().spawn_scoped(in_scope, run_on_thread).ok()).collect();
+        let start = |_| match reserve::has_room_for_a_thread() {
+            true => Builder::new().spawn_scoped(in_scope, run_on_thread).ok(),
+            false => None,
+        };
+        let started: Vec<_> = (0..threads).filter_map(start).collect();
         if started.is_empty() {
             run();
         }

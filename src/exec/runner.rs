@@ -16,6 +16,7 @@ use crate::ir::{
 };
 use crate::model::Direction;
 use crate::plan::{Schedule, ScheduleSpec};
+use crate::reserve;
 
 /// The authors' implementation clamps the log-variance to this range.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
@@ -217,6 +218,7 @@ impl<'a, 'c> Watch<'a, 'c> {
     /// Work was done; tells the host.
     pub fn advance(&mut self, work: u64) -> Result<()> {
         self.progress.done = self.progress.done.saturating_add(work);
+        reserve::check()?;
         if self.cancelled() || self.tell() { Err(Error::Cancelled) } else { Ok(()) }
     }
 

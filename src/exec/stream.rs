@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::checkpoint::Fingerprint;
 use crate::plan::{Plan, PlanReport, Schedule, Wait, op_work};
+use crate::reserve;
 
 pub struct Streaming<B: Backend> {
     backend: Arc<B>,
@@ -99,6 +100,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
         self.check_intact()?;
+        reserve::check()?;
         let Some(view) = input else {
             if !self.ended {
                 self.ended = true;

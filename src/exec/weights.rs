@@ -16,6 +16,7 @@ use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
 use crate::model::{Checkpoint, Direction, Layer, Network};
 use crate::plan::WeightBytes;
+use crate::reserve;
 
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
@@ -201,6 +202,7 @@ fn load<B: Backend>(
         if cancel.load(Ordering::Relaxed) {
             return Err(Error::Cancelled);
         }
+        reserve::check()?;
         let layout = &layer.layout;
         let _transient = B::HOST_MEMORY.then(|| {
             held.grow(backend.sizes().weight_bytes(layout));

@@ -1,6 +1,7 @@
 //! The shape of a convolution, and of the weights it needs. Model and backend meet here.
 
 use super::FrameShape;
+use crate::error::Result;
 
 /// Index of a layer in its network, and of its weights.
 pub type LayerId = usize;
@@ -100,7 +101,8 @@ impl ConvLayout {
 
 /// Gives weights slab by slab, so that no more than one of them need exist in plain form.
 pub trait ConvSource {
-    fn slab(&mut self, slab: u64, into: &mut [f32]);
+    /// Fails where memory runs out.
+    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()>;
     fn bias(&mut self, bias: u64, into: &mut [f32]);
     /// Weight and bias of the norm in the prologue; not called when there is none.
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]);

@@ -12,7 +12,7 @@ pub struct PinnedBytes {
 
 impl PinnedBytes {
     pub fn total(&self) -> u64 {
-        self.load + self.store + self.offloaded
+        self.load.saturating_add(self.store).saturating_add(self.offloaded)
     }
 }
 

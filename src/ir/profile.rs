@@ -68,7 +68,7 @@ pub struct DeviceProfile {
 impl DeviceProfile {
     /// What the device takes for a block of `bytes`.
     pub fn block_bytes(&self, bytes: u64) -> u64 {
-        bytes.next_multiple_of(self.block_granularity)
+        bytes.checked_next_multiple_of(self.block_granularity).unwrap_or(u64::MAX)
     }
 
     /// What the device takes to reach `host` bytes of pinned memory.

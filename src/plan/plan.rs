@@ -78,7 +78,7 @@ impl Plan {
             let (estimate, work) = (arrivals.pass(op, costs.of(op)), cost::op_work(op, &network));
             for pace in [&mut all, &mut slice] {
                 pace.estimate = pace.estimate.plus(estimate);
-                pace.work += work;
+                pace.work = pace.work.saturating_add(work);
             }
         });
         let output = network.output_shape(spec.input);
@@ -170,8 +170,9 @@ impl Plan {
 
     fn add_up(&mut self, target: &Target) {
         self.mapping = target.profile.mapping_bytes(self.arenas.host.bytes());
-        let staging = self.staging[0] + self.staging[1];
-        self.workspace = target.profile.block_bytes(self.bands_offset() + self.bands + staging);
+        let staging = self.staging[0].saturating_add(self.staging[1]);
+        let bytes = self.bands_offset().saturating_add(self.bands).saturating_add(staging);
+        self.workspace = target.profile.block_bytes(bytes);
     }
 
     /// The schedule, from the start.
@@ -207,11 +208,12 @@ impl Plan {
     }
 
     fn bands_offset(&self) -> u64 {
-        self.headroom.max(self.arenas.device.bytes() + self.scratch)
+        self.headroom.max(self.arenas.device.bytes().saturating_add(self.scratch))
     }
 
     pub fn device_bytes(&self) -> u64 {
-        (self.weights.device() + self.workspace_bytes() + self.mapping).max(self.load_bytes)
+        let held = self.weights.device().saturating_add(self.workspace_bytes()).saturating_add(self.mapping);
+        held.max(self.load_bytes)
     }
 
     /// Of each layer, whether its weights are offloaded.
@@ -221,7 +223,7 @@ impl Plan {
 
     /// Bytes of host memory in all.
     pub fn host_bytes(&self) -> u64 {
-        self.pinned().total() + self.weights.host
+        self.pinned().total().saturating_add(self.weights.host)
     }
 
     /// Pinned host memory: two staging buffers each way, and offloaded frames.
@@ -274,7 +276,7 @@ impl Plan {
             seconds: self.frames.map_or(0.0, |_| self.estimate.seconds),
             weight_bytes: self.weights.device(),
             offloaded_weight_bytes: self.weights.host,
-            workspace_bytes: self.workspace_bytes() + self.mapping,
+            workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
             slice_frames: policy.slice / rate,
             chunk_frames: policy.chunks.clone(),
             rematerialised_frames: chunks.map(|(chunk, materialised)| chunk - materialised).collect(),

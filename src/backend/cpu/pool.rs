@@ -11,6 +11,7 @@ use parking_lot::{Condvar, Mutex};
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 use crate::float_mode;
+use crate::reserve;
 
 /// Runs task `task` on the thread with number `slot`. Long tasks poll `stop` and return early if it is `true`.
 pub(super) type Task<'a> = dyn Fn(usize, usize, &mut Stop) + Sync + 'a;
@@ -86,6 +87,9 @@ impl Pool {
         let mut pool = Pool { shared: Arc::default(), workers: Vec::new(), turn: Mutex::new(()) };
         for slot in 1..threads {
             let shared = Arc::clone(&pool.shared);
+            if !reserve::has_room_for_a_thread() {
+                return Err(reserve::exhausted());
+            }
             let worker = std::thread::Builder::new()
                 .name(format!("video-vae-{slot}"))
                 .spawn(move || serve(&shared, slot))

@@ -84,9 +84,10 @@ struct RandomWeights {
 }
 
 impl ConvSource for RandomWeights {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
         let mut random = Lcg(self.seed ^ slab << 32);
         into.iter_mut().for_each(|w| *w = random.next() * self.scale);
+        Ok(())
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         let mut random = Lcg(self.seed ^ bias << 40);

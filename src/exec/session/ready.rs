@@ -1,7 +1,7 @@
 //! From a shape to a plan with its weights loaded and its memory allocated.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Engine, warn_not_pinned};
 use crate::backend::{Backend, host_memory};
@@ -13,7 +13,7 @@ use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
 use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
-use crate::workers;
+use crate::{reserve, workers};
 
 /// Memory that is left to other programs where the host sets no limit: enough to keep a desktop alive.
 const MARGIN: u64 = 256 << 20;
@@ -25,6 +25,11 @@ pub(super) struct Asked {
     job: Job,
     limit: u64,
     settings: Settings,
+}
+
+/// Why planning ended early.
+pub(super) fn stopped(cancel: &AtomicBool) -> Error {
+    if cancel.load(Ordering::Relaxed) { Error::Cancelled } else { reserve::exhausted() }
 }
 
 /// What is to be run.
@@ -72,6 +77,7 @@ impl<B: Backend> Engine<B> {
     }
 
     pub(super) fn find_plan(&self, job: &Job, limit: u64, cancel: &AtomicBool) -> Result<Plan> {
+        reserve::check()?;
         let asked = Asked { job: job.clone(), limit, settings: self.settings.clone() };
         let mut planned = self.planned.lock();
         match &*planned {
@@ -103,7 +109,7 @@ impl<B: Backend> Engine<B> {
         let target = self.target().with_cancel(cancel);
         let found = workers::with_threads(self.settings.threads, || plan::search(&request, &target));
         found.map_err(|why| {
-            let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return Error::Cancelled };
+            let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
             let limit = Bytes(limit);
             Error::Memory(match request.allow_tiles {
                 true => format!(

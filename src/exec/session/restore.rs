@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use super::Engine;
-use super::ready::Job;
+use super::ready::{Job, stopped};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
@@ -13,7 +13,7 @@ use crate::exec::stream::{in_pieces, region_of};
 use crate::exec::{Control, FrameStream, Session, check};
 use crate::model::Direction;
 use crate::plan::{self, Bytes, Plan};
-use crate::workers;
+use crate::{reserve, workers};
 
 impl<B: Backend> Engine<B> {
     pub(super) fn restore(
@@ -51,7 +51,7 @@ impl<B: Backend> Engine<B> {
         self.make_room(direction, &plan);
         self.load_weights(direction, plan.offloaded_weights(), control)?;
         let mut workspace = self.take_workspace(&plan, control)?;
-        let mut piece = vec![0; PIECE as usize];
+        let mut piece = reserve::filled("a piece of the state", 0, PIECE as usize)?;
         for frame in &frames {
             in_pieces(region_of(schedule.arenas(), frame)?, frame.bytes, |at, bytes| {
                 state.read(&mut piece[..bytes])?;
@@ -75,7 +75,7 @@ impl<B: Backend> Engine<B> {
         let target = self.target().with_cancel(cancel);
         let restored = workers::with_threads(self.settings.threads, || plan::restore(&request, &header.plan, &target));
         if target.is_cancelled() {
-            return Err(Error::Cancelled);
+            return Err(stopped(cancel));
         }
         let Some(plan) = restored else {
             return Err(refuse("is damaged: its plan is not valid for this model and size"));

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use super::refuse;
 use crate::checksum::Checksum;
 use crate::error::{Error, Result};
+use crate::reserve;
 
 /// Bytes of a checksum.
 pub const SEAL: u64 = 8;
@@ -68,7 +69,7 @@ impl<'a> SealedReader<'a> {
 
     /// Reads `bytes` of them, which whoever asks knows to be few.
     pub fn take(&mut self, bytes: u64) -> Result<Vec<u8>> {
-        let mut taken = vec![0; bytes as usize];
+        let mut taken = reserve::filled("the state's header", 0, bytes as usize)?;
         self.read(&mut taken)?;
         Ok(taken)
     }

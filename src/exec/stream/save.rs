@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::exec::state::{Numbers, PIECE, SealedWriter, StateHeader, StateOwner};
 use crate::ir::{PersistedRegion, Relocate};
 use crate::plan::{Arenas, PersistedSlot};
+use crate::reserve;
 
 /// Where a persisted slot lies.
 pub fn region_of(arenas: &Arenas, slot: &PersistedSlot) -> Result<PersistedRegion> {
@@ -72,7 +73,7 @@ impl<B: Backend> Streaming<B> {
         let mut into = SealedWriter::new(into, cancel);
         into.write(&self.header(self.model.get()?).write(&self.owner()))?;
         into.seal()?;
-        let mut piece = vec![0; PIECE as usize];
+        let mut piece = reserve::filled("a piece of the state", 0, PIECE as usize)?;
         for frame in self.schedule.persisted_slots() {
             in_pieces(region_of(self.schedule.arenas(), &frame)?, frame.bytes, |at, bytes| {
                 self.backend.read(&mut self.workspace.memory, at, &mut piece[..bytes])?;

@@ -12,6 +12,7 @@ use serde_json::value::RawValue;
 use super::names::{self, Check, quoted};
 use super::source::Source;
 use crate::ir::DType;
+use crate::reserve::{self, EXHAUSTED};
 
 /// The format allows 100 MB. This model's header has 30 KB.
 const MAX_HEADER: u64 = 16 << 20;
@@ -69,12 +70,13 @@ pub(super) fn read(file: &Source) -> Check<CheckpointHeader> {
     if count > MAX_TENSORS {
         return Err(format!("the header has {count} tensors, expected at most {MAX_TENSORS}"));
     }
-    let mut entries = Vec::with_capacity(count);
+    let mut entries = reserve::vec("tensors", count).map_err(|_| EXHAUSTED.to_owned())?;
     let mut metadata = None;
     members(text, |name, value| {
         if name == METADATA {
             return set(&mut metadata, value, METADATA);
         }
+        reserve::check().map_err(|_| EXHAUSTED.to_owned())?;
         let fields = fields(value, &data);
         let (dtype, shape, range) = fields.map_err(|why| format!("tensor {}: {why}", quoted(&name)))?;
         let (name, older_name) = match names::canonical(&name) {
@@ -105,7 +107,7 @@ fn text(file: &Source) -> Check<String> {
     if length > available {
         return Err(format!("the header claims {length} bytes, but only {available} follow; the file is truncated"));
     }
-    let mut text = vec![0; length as usize];
+    let mut text = reserve::filled("the header", 0, length as usize).map_err(|_| EXHAUSTED.to_owned())?;
     file.read(&mut text, LENGTH_BYTES)?;
     String::from_utf8(text).map_err(|e| format!("the header is not UTF-8 text: {e}"))
 }

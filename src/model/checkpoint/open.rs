@@ -9,6 +9,7 @@ use super::identity::FileIdentity;
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::model::config::Config;
+use crate::reserve::{self, EXHAUSTED};
 
 /// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
 #[derive(Debug)]
@@ -35,7 +36,10 @@ impl Checkpoint {
             return Err(fail("is empty, expected a safetensors file".into()));
         }
         let source = Source { file, length: metadata.len() };
-        let contents = Contents::check(&source).map_err(fail)?;
+        let contents = Contents::check(&source).map_err(|why| match why == EXHAUSTED {
+            true => reserve::exhausted(),
+            false => fail(why),
+        })?;
         Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), source, contents })
     }
 
@@ -69,10 +73,7 @@ impl Checkpoint {
         let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
         let entry = self.contents.tensor(name).ok_or_else(unknown)?;
         let length = (entry.range.end - entry.range.start) as usize;
-        let mut bytes = Vec::new();
-        let full = |_| Error::Memory(format!("tensor {name:?}: no memory for the {length} bytes of its values"));
-        bytes.try_reserve_exact(length).map_err(full)?;
-        bytes.resize(length, 0);
+        let mut bytes = reserve::filled(name, 0, length)?;
         self.source.read(&mut bytes, entry.range.start).map_err(|why| self.fail(why))?;
         Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, bytes })
     }

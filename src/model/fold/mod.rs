@@ -41,10 +41,10 @@ impl<'a> LayerWeights<'a> {
         })
     }
 
-    fn fill_slab<T: Rounded>(&self, slab: u64, into: &mut [T]) {
+    fn fill_slab<T: Rounded>(&self, slab: u64, into: &mut [T]) -> Result<()> {
         let cout = self.layout.cout as usize;
         match self.layout.window {
-            Window::Up => self.upsampler().slab(self.products(slab), into),
+            Window::Up => self.upsampler().slab(self.products(slab), into)?,
             Window::Point => {
                 let mut column = 0;
                 for (part, matrix) in self.weights.iter().enumerate() {
@@ -55,6 +55,7 @@ impl<'a> LayerWeights<'a> {
             _ if slab == self.layout.slabs => taps::transpose(&self.weights[1].weight, 1.0, into, cout),
             _ => taps::sum(&self.weights[0].weight, &taps_of(self.products(slab)), into),
         }
+        Ok(())
     }
 
     fn fill_bias<T: Rounded>(&self, bias: u64, into: &mut [T]) {
@@ -101,8 +102,8 @@ impl<'a> LayerWeights<'a> {
 }
 
 impl ConvSource for LayerWeights<'_> {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) {
-        self.fill_slab(slab, into);
+    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
+        self.fill_slab(slab, into)
     }
 
     fn bias(&mut self, bias: u64, into: &mut [f32]) {

@@ -128,7 +128,7 @@ fn folded<T: Rounded + Clone + Into<f64>>(weights: &LayerWeights) -> Folded {
         fill(&mut values);
         values.into_iter().map(Into::into).collect()
     };
-    let slab = |s| filled(layout.slab_elements(s), &|into| weights.fill_slab(s, into));
+    let slab = |s| filled(layout.slab_elements(s), &|into| weights.fill_slab(s, into).unwrap());
     let bias = |b| filled(layout.bias_elements(), &|into| weights.fill_bias(b, into));
     ((0..layout.slab_count()).map(slab).collect(), (0..layout.biases).map(bias).collect())
 }

@@ -7,9 +7,10 @@ use std::sync::OnceLock;
 use gemm::Parallelism;
 
 use super::taps::{self, Rounded, WeightAndBias, taps_of};
+use crate::error::Result;
 use crate::ir::ConvLayout;
 use crate::model::causal::{Product, Time};
-use crate::workers;
+use crate::{reserve, workers};
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
 const KERNEL: usize = 3;
@@ -66,26 +67,26 @@ impl<'a> Upsampler<'a> {
         Upsampler { upscale, conv, frames: upscale.bias.elements() / (PHASES * cin), cin, cout }
     }
 
-    fn factor(&self, frame: usize, products: &[Product]) -> Factor {
+    fn factor(&self, frame: usize, products: &[Product]) -> Result<Factor> {
         let channels = self.cin;
         let matrix = channels * self.cin;
-        let mut conv = vec![0.0; KERNEL * KERNEL * channels * self.cout];
+        let mut conv = reserve::filled("folding", 0.0, KERNEL * KERNEL * channels * self.cout)?;
         taps::sum(&self.conv.weight, &taps_of(products), &mut conv);
-        let mut upscale = vec![0.0; PHASES * matrix];
+        let mut upscale = reserve::filled("folding", 0.0, PHASES * matrix)?;
         for (phase, into) in upscale.chunks_exact_mut(matrix).enumerate() {
             self.upscale.weight.widen_f64((phase * self.frames + frame) * matrix, into);
         }
-        Factor { conv, upscale }
+        Ok(Factor { conv, upscale })
     }
 
-    pub fn slab<T: Rounded>(&self, products: &[Product], into: &mut [T]) {
+    pub fn slab<T: Rounded>(&self, products: &[Product], into: &mut [T]) -> Result<()> {
         let (cin, cout) = (self.cin, self.cout);
         let factors: Vec<Factor> = (0..self.frames)
             .map(|frame| products.iter().copied().filter(|(_, z)| *z == frame).collect::<Vec<Product>>())
             .enumerate()
             .filter(|(_, products)| !products.is_empty())
             .map(|(frame, products)| self.factor(frame, &products))
-            .collect();
+            .collect::<Result<_>>()?;
 
         // An item is some rows of one tap of one phase. Taps of four offsets take longest, so they come first.
         let mut items = Vec::new();
@@ -118,6 +119,7 @@ impl<'a> Upsampler<'a> {
                 part.iter_mut().zip(exact).for_each(|(rounded, exact)| *rounded = T::round(*exact));
             },
         );
+        Ok(())
     }
 
     /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [phase row, phase column,

@@ -181,7 +181,7 @@ fn improve(
         }
         let Some((offsets, bytes)) = place(frames, interferes, &order, &lost) else { break };
         let least = best.1.min(bytes);
-        let fits = |i: usize| offsets[i] + frames[i].bytes < least;
+        let fits = |i: usize| offsets[i].saturating_add(frames[i].bytes) < least;
         let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
         turns.extend(order.iter().enumerate().map(|(at, i)| (if fits(*i) { 2 * at + 1 } else { 2 * at / sooner }, *i)));
         turns.sort_by_key(|(at, _)| *at);
@@ -207,19 +207,20 @@ fn place(
             return None;
         }
         let placed = interferes[i].iter().filter(|j| offsets[**j] != UNPLACED);
-        let mut taken: Vec<(u64, u64)> = placed.map(|j| (offsets[*j], offsets[*j] + frames[*j].bytes)).collect();
+        let mut taken: Vec<(u64, u64)> =
+            placed.map(|j| (offsets[*j], offsets[*j].saturating_add(frames[*j].bytes))).collect();
         taken.sort_unstable();
         offsets[i] = first_fit(taken.into_iter(), frames[i].bytes);
-        bytes = bytes.max(offsets[i] + frames[i].bytes);
+        bytes = bytes.max(offsets[i].saturating_add(frames[i].bytes));
     }
     Some((offsets, bytes))
 }
 
 /// The lowest offset with room for `bytes`, given what is taken, in order.
 pub fn first_fit(taken: impl Iterator<Item = (u64, u64)>, bytes: u64) -> u64 {
-    let mut start = 0;
+    let mut start = 0u64;
     for (from, to) in taken {
-        if from >= start + bytes {
+        if from >= start.saturating_add(bytes) {
             break;
         }
         start = start.max(to);

@@ -152,7 +152,7 @@ impl Arena {
         let start = match &mut self.placement {
             Placement::Tracing(trace) => trace.take(self.slice, self.taken, bytes),
             Placement::Packed(_) if self.partial => {
-                pack::first_fit(self.live.iter().map(|(at, live)| (*at, at + live.bytes)), bytes)
+                pack::first_fit(self.live.iter().map(|(at, live)| (*at, at.saturating_add(live.bytes))), bytes)
             }
             Placement::Packed(layout) => layout.offset(self.slice, self.taken),
         };

@@ -15,8 +15,9 @@ pub struct TracedFrame {
 pub struct LifetimeTrace {
     clock: u64,
     frames: Vec<TracedFrame>,
-    bytes: u64,
-    peak_bytes: u64,
+    /// 128 bits: plans that fit nowhere are traced too.
+    bytes: u128,
+    peak_bytes: u128,
 }
 
 impl LifetimeTrace {
@@ -24,7 +25,7 @@ impl LifetimeTrace {
     pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u64 {
         self.clock += 1;
         self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX });
-        self.bytes += bytes;
+        self.bytes += u128::from(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.frames.len() as u64 - 1
     }
@@ -33,7 +34,7 @@ impl LifetimeTrace {
         self.clock += 1;
         let frame = &mut self.frames[number as usize];
         frame.to = self.clock;
-        self.bytes -= frame.bytes;
+        self.bytes -= u128::from(frame.bytes);
     }
 
     pub fn frames(&self) -> &[TracedFrame] {
@@ -47,6 +48,6 @@ impl LifetimeTrace {
 
     /// The most bytes live at a time. No packing takes less.
     pub fn peak_bytes(&self) -> u64 {
-        self.peak_bytes
+        u64::try_from(self.peak_bytes).unwrap_or(u64::MAX)
     }
 }

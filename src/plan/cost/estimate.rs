@@ -123,7 +123,7 @@ impl CostModel<'_> {
             self.passes(conv.input, conv.fresh.len() + rematerialised) + self.passes(resident, conv.cache_writes.len());
         let computing = computing + self.rematerialising(conv) + passes;
         let moving = self.moving(up, down);
-        (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up + down)
+        (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up.saturating_add(down))
     }
 
     /// The cost of taking the cache of `layer` off the device, for one chunk; `head` is that of its stage, with its
@@ -137,9 +137,9 @@ impl CostModel<'_> {
     ) -> OffloadCost {
         let products = self.target.profile.rates.products;
         let cache = CACHE_FRAMES * self.target.frame_bytes(input);
-        let computing =
-            (layer_work(self.network, layer, input) * frames) as f64 / products + self.passes(input, frames as usize);
-        let recomputed = layer_work(self.network, head.0, head.1) * CACHE_FRAMES;
+        let computing = layer_work(self.network, layer, input).saturating_mul(frames) as f64 / products
+            + self.passes(input, frames as usize);
+        let recomputed = layer_work(self.network, head.0, head.1).saturating_mul(CACHE_FRAMES);
         let moving = self.moving(cache, cache);
         OffloadCost {
             offloaded: (moving - computing).max(0.0),
@@ -151,7 +151,7 @@ impl CostModel<'_> {
 
     fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
         conv.rematerialise.as_ref().map_or(0.0, |by| {
-            let work = layer_work(self.network, by.layer, by.input) * conv.rematerialised_frames() as u64;
+            let work = layer_work(self.network, by.layer, by.input).saturating_mul(conv.rematerialised_frames() as u64);
             work as f64 / self.target.profile.rates.products
         })
     }
@@ -160,7 +160,7 @@ impl CostModel<'_> {
     fn moved<L: Location>(&self, conv: &BandedConvOp<L>) -> (u64, u64) {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let offloaded = |frame: &&FrameRef<L>| frame.is_offloaded();
-        let bytes = |frames: usize, shape: FrameShape| frames as u64 * self.target.frame_bytes(shape);
+        let bytes = |frames: usize, shape: FrameShape| (frames as u64).saturating_mul(self.target.frame_bytes(shape));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
         let cached = conv.cached.iter().filter(|frame| frame.host.is_some()).count();
         let written = conv.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count();
@@ -168,8 +168,9 @@ impl CostModel<'_> {
         let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut.as_ref().map(|(at, _)| at));
         let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let outputs = conv.frames.iter().map(|frame| &frame.out).filter(offloaded).count();
-        let up = bytes(cached, host) + bytes(fresh, conv.input) + bytes(shortcuts.filter(offloaded).count(), shortcut);
-        (up, bytes(written, host) + bytes(outputs, output))
+        let shortcuts = bytes(shortcuts.filter(offloaded).count(), shortcut);
+        let up = bytes(cached, host).saturating_add(bytes(fresh, conv.input)).saturating_add(shortcuts);
+        (up, bytes(written, host).saturating_add(bytes(outputs, output)))
     }
 
     /// Both directions run at the same time.
@@ -179,6 +180,6 @@ impl CostModel<'_> {
 
     /// Reading and writing frames once.
     fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
-        (2 * frames as u64 * self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
+        (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ir::{ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns};
 use crate::model::{Layer, Network, Time};
 use crate::plan::policy::{SchedulePolicy, can_offload_cache};
+use crate::reserve;
 
 /// The device that a plan is for.
 #[derive(Clone, Copy)]
@@ -15,13 +16,14 @@ pub struct Target<'a> {
     /// Groups of the model's norms: their statistics are stored with each frame.
     pub groups: u64,
     cancel: &'a AtomicBool,
+    times_low: usize,
 }
 
 static NEVER: AtomicBool = AtomicBool::new(false);
 
 impl<'a> Target<'a> {
     pub fn new(profile: DeviceProfile, sizes: &'a dyn Sizes, groups: u64) -> Target<'a> {
-        Target { profile, sizes, groups, cancel: &NEVER }
+        Target { profile, sizes, groups, cancel: &NEVER, times_low: reserve::times_low() }
     }
 
     /// Planning for it ends early when `cancel` is set. Its result is then useless.
@@ -29,8 +31,9 @@ impl<'a> Target<'a> {
         Target { cancel, ..self }
     }
 
+    /// By the host, or because its memory ran out meanwhile.
     pub fn is_cancelled(&self) -> bool {
-        self.cancel.load(Ordering::Relaxed)
+        self.cancel.load(Ordering::Relaxed) || self.times_low != reserve::times_low()
     }
 
     pub fn frame_bytes(&self, shape: FrameShape) -> u64 {

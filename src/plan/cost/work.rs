@@ -12,19 +12,19 @@ pub fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
     let shortcut = layout.shortcut.unwrap_or(0) * layout.window.output(input, 1).pixels();
     let taps = layout.window.taps() * layout.cin * terms;
     let pixels = input.pixels() / if layout.window == Window::Down { 4 } else { 1 };
-    (taps * pixels + shortcut) * layout.cout
+    taps.saturating_mul(pixels).saturating_add(shortcut).saturating_mul(layout.cout)
 }
 
 fn attention_work(shape: FrameShape) -> u64 {
-    2 * shape.pixels() * shape.pixels() * shape.channels
+    shape.pixels().saturating_mul(shape.pixels()).saturating_mul(2 * shape.channels)
 }
 
 /// What an operation counts towards the whole. Rematerialised frames do not count.
 pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
     match op {
-        Op::Conv(conv) => layer_work(network, conv.layer, conv.input) * conv.frames.len() as u64,
-        Op::BandedConv(conv) => layer_work(network, conv.layer, conv.input) * conv.frames.len() as u64,
-        Op::Attention(attention) => attention_work(attention.shape) * attention.frames.len() as u64,
+        Op::Conv(conv) => layer_work(network, conv.layer, conv.input).saturating_mul(conv.frames.len() as u64),
+        Op::BandedConv(conv) => layer_work(network, conv.layer, conv.input).saturating_mul(conv.frames.len() as u64),
+        Op::Attention(attention) => attention_work(attention.shape).saturating_mul(attention.frames.len() as u64),
         Op::Load(_) | Op::Fetch(_) | Op::Normalise(_) | Op::Blend(_) | Op::Store(_) => 0,
     }
 }

@@ -83,7 +83,7 @@ impl ConvWeights {
                 start.write_bytes(0, len * 4);
                 std::slice::from_raw_parts_mut(start.cast::<f32>(), len)
             };
-            source.slab(slab, plain);
+            source.slab(slab, plain)?;
             conv.pack(slab as usize, plain);
         }
         let [biases, gamma, beta, end] = tail(layout);

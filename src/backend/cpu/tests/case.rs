@@ -24,8 +24,9 @@ impl PlainWeights {
 }
 
 impl ConvSource for PlainWeights {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
         into.copy_from_slice(&self.slabs[slab as usize]);
+        Ok(())
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         into.copy_from_slice(&self.biases[bias as usize]);

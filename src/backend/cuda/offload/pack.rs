@@ -3,8 +3,9 @@
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order};
+use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, Window};
-use crate::workers;
+use crate::{reserve, workers};
 
 const UNIT: usize = UNIT_BYTES as usize;
 
@@ -37,13 +38,14 @@ impl PackedElement for f32 {
 
 /// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128
 /// bytes; its 16-byte units are swizzled by the output channel.
-pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Vec<E> {
+pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Result<Vec<E>> {
     let (cin, cout) = (cin as usize, cout as usize);
     let (k_block, columns, unit) = (ROW_BYTES as usize / size_of::<E>(), TILE_CHANNELS as usize, UNIT / size_of::<E>());
     let (k_blocks, tiles, phases) = (cin.div_ceil(k_block), cout.div_ceil(columns), window.phases() as usize);
     let taps = tap_order(window);
     let tile_elements = k_block * columns;
-    let mut packed = vec![E::ZERO; phases * tiles * k_blocks * taps.len() * tile_elements];
+    let elements = phases * tiles * k_blocks * taps.len() * tile_elements;
+    let mut packed = reserve::filled("packed weights", E::ZERO, elements)?;
     let work: Vec<(usize, &mut [E])> = packed.chunks_mut(taps.len() * tile_elements).enumerate().collect();
     let pack = |(index, into): (usize, &mut [E])| {
         let (phase, tile, first) = (index / k_blocks / tiles, index / k_blocks % tiles, index % k_blocks * k_block);
@@ -58,7 +60,7 @@ pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]
         }
     };
     workers::for_each(workers::threads_for(plain.len()), work, || (), |(), tile| pack(tile));
-    packed
+    Ok(packed)
 }
 
 /// For the convolution from pixels: [padded output channel][tap][4].
@@ -130,7 +132,7 @@ mod tests {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             let (cin, cout) = (40, 136);
             let count = (window.taps() * cin * cout) as usize;
-            let packed = main::<f32>(window, cin, cout, &numbered(count));
+            let packed = main::<f32>(window, cin, cout, &numbered(count)).unwrap();
             assert_eq!(packed.len() as u64, window.taps() * 2 * 2 * TILE_CHANNELS * 32);
             assert_each_once(&packed, count);
         }
@@ -146,7 +148,7 @@ mod tests {
         fn unit_of<E: PackedElement + PartialEq>(k: usize, n: usize) -> usize {
             let mut plain = vec![0.0; 64 * 128];
             plain[k * 128 + n] = 1.0;
-            let packed = main::<E>(Window::Point, 64, 128, &plain);
+            let packed = main::<E>(Window::Point, 64, 128, &plain).unwrap();
             packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>() / UNIT
         }
         // 8 units an output channel.

@@ -11,6 +11,7 @@ use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, Window};
+use crate::reserve;
 
 /// Memory for the weights of a network, or for some of them.
 #[derive(Clone)]
@@ -52,18 +53,19 @@ impl PreparedConv {
         source: &mut dyn ConvSource,
     ) -> Result<()> {
         let (kernel, offsets) = (ConvKernel::of(layout)?, &self.layout);
-        let mut plain = Vec::new();
+        let largest = (0..layout.slab_count()).map(|slab| layout.slab_elements(slab)).max().unwrap_or(0);
+        let mut plain = reserve::filled("weights", 0.0, largest as usize)?;
         for slab in 0..layout.slab_count() {
-            plain.resize(layout.slab_elements(slab) as usize, 0.0);
-            source.slab(slab, &mut plain);
+            source.slab(slab, &mut plain[..layout.slab_elements(slab) as usize])?;
+            let plain = &plain[..layout.slab_elements(slab) as usize];
             let shortcut = slab == layout.slabs;
             let packed: Vec<E> = match kernel {
-                ConvKernel::In => pack::conv_in(layout, &plain),
-                ConvKernel::Out => pack::conv_out(layout, &plain),
+                ConvKernel::In => pack::conv_in(layout, plain),
+                ConvKernel::Out => pack::conv_out(layout, plain),
                 ConvKernel::Main if shortcut => {
-                    pack::main(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, &plain)
+                    pack::main(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, plain)?
                 }
-                ConvKernel::Main => pack::main(layout.window, layout.cin, layout.cout, &plain),
+                ConvKernel::Main => pack::main(layout.window, layout.cin, layout.cout, plain)?,
             };
             self.put(stream, if shortcut { offsets.shortcut } else { slab * offsets.slab_bytes }, &packed)?;
         }

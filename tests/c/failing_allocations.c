@@ -1,0 +1,223 @@
+/* Fails allocations of the library, one place after the other, and counts what becomes of the process.
+ *
+ *     failing_allocations LIBRARY CHECKPOINT STATE_FILE once|after PLACES
+ *
+ * "once" fails the allocation at a place, "after" that one and all later ones. Each place runs in a child: create,
+ * configure, plan, encode, decode, stream, save, restore, free; then, with memory again, encode once more, which must
+ * give the right bits. Prints "places N answered N completed N aborted N wrong N", and each place that is not right. */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <link.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "video_vae.h"
+
+void *__libc_malloc(size_t);
+void *__libc_calloc(size_t, size_t);
+void *__libc_realloc(void *, size_t);
+void *__libc_memalign(size_t, size_t);
+
+static uintptr_t library_start, library_end;
+static int64_t made, fail_at, fail_until;
+
+/* Whether this allocation fails. Only calls from the library's own code count. */
+static int fails(void *caller) {
+    if ((uintptr_t)caller < library_start || (uintptr_t)caller >= library_end) return 0;
+    int64_t place = __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+    return place >= fail_at && place < fail_until;
+}
+
+#define CALLER __builtin_return_address(0)
+
+void *malloc(size_t bytes) { return fails(CALLER) ? NULL : __libc_malloc(bytes); }
+void *calloc(size_t n, size_t bytes) { return fails(CALLER) ? NULL : __libc_calloc(n, bytes); }
+void *realloc(void *block, size_t bytes) { return fails(CALLER) ? NULL : __libc_realloc(block, bytes); }
+void *aligned_alloc(size_t align, size_t bytes) { return fails(CALLER) ? NULL : __libc_memalign(align, bytes); }
+
+int posix_memalign(void **block, size_t align, size_t bytes) {
+    if (fails(CALLER)) return ENOMEM;
+    *block = __libc_memalign(align, bytes);
+    return *block ? 0 : ENOMEM;
+}
+
+void *mmap64(void *at, size_t bytes, int protection, int flags, int file, off64_t offset) {
+    static void *(*next)(void *, size_t, int, int, int, off64_t);
+    if (fails(CALLER)) return errno = ENOMEM, MAP_FAILED;
+    if (!next) next = (void *(*)(void *, size_t, int, int, int, off64_t))dlsym(RTLD_NEXT, "mmap64");
+    return next(at, bytes, protection, flags, file, offset);
+}
+
+void *mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset) {
+    static void *(*next)(void *, size_t, int, int, int, off_t);
+    if (fails(CALLER)) return errno = ENOMEM, MAP_FAILED;
+    if (!next) next = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
+    return next(at, bytes, protection, flags, file, offset);
+}
+
+#define FUNCTIONS(X)                                                                                             \
+    X(vvae_create) X(vvae_configure) X(vvae_plan) X(vvae_encode) X(vvae_decode) X(vvae_stream_open)             \
+    X(vvae_stream_push) X(vvae_stream_pull) X(vvae_stream_save) X(vvae_stream_save_file) X(vvae_stream_restore) \
+    X(vvae_stream_restore_file) X(vvae_stream_close) X(vvae_error) X(vvae_free)
+#define DECLARE(name) static __typeof__(&name) f_##name;
+FUNCTIONS(DECLARE)
+
+/* The executable part of the library. */
+static int find_library(struct dl_phdr_info *info, size_t size, void *name) {
+    (void)size;
+    if (!info->dlpi_name || strcmp(info->dlpi_name, name)) return 0;
+    for (int i = 0; i < info->dlpi_phnum; i++) {
+        if (info->dlpi_phdr[i].p_type == PT_LOAD && (info->dlpi_phdr[i].p_flags & PF_X)) {
+            library_start = info->dlpi_addr + info->dlpi_phdr[i].p_vaddr;
+            library_end = library_start + info->dlpi_phdr[i].p_memsz;
+        }
+    }
+    return 1;
+}
+
+enum { FRAMES = 5, SIDE = 16, LATENTS = 2, LATENT_SIDE = 2, CHANNELS = 16, PIXELS = FRAMES * SIDE * SIDE * 3 };
+static uint8_t rgb[PIXELS], decoded[PIXELS], state[1 << 22];
+static float latent[CHANNELS * LATENTS * LATENT_SIDE * LATENT_SIDE];
+static int64_t video_shape[5] = {1, 3, FRAMES, SIDE, SIDE}, latent_shape[5] = {1, CHANNELS, LATENTS, LATENT_SIDE, LATENT_SIDE};
+static const char *weights, *state_file;
+
+/* Texts are asked for after every failure, as hosts do. */
+static int32_t told(vvae *v, int32_t status) {
+    char text[256];
+    if (status < 0 && (f_vvae_error(v, text, sizeof text), text[0] == 0)) printf("a failure without a text\n");
+    return status;
+}
+
+static int32_t pull_all(vvae *v, vvae_stream *s, vvae_tensor *video) {
+    int64_t frames;
+    int32_t status;
+    while ((status = told(v, f_vvae_stream_pull(s, video, NULL, &frames))) == VVAE_OK) {}
+    return status;
+}
+
+/* The lowest status of all calls. */
+static int32_t scenario(void) {
+    vvae_tensor video = {rgb, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_U8, video_shape, NULL, 0};
+    vvae_tensor latents = {latent, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_F32, latent_shape, NULL, 0};
+    vvae_create_info info = {.struct_size = sizeof info, .abi_version = VVAE_ABI_VERSION, .weights = weights, .device = "cpu"};
+    vvae_plan_info plan = {.struct_size = sizeof plan};
+    char text[2048];
+    vvae *v = NULL;
+    vvae_stream *s = NULL;
+    int64_t taken;
+    uint64_t bytes = 0;
+    int32_t worst = 0;
+#define NOTE(call)                              \
+    do {                                        \
+        int32_t status = told(v, call);         \
+        if (status < worst) worst = status;     \
+    } while (0)
+    NOTE(f_vvae_create(&info, &v));
+    if (!v) return worst;
+    NOTE(f_vvae_configure(v, "threads", "2"));
+    NOTE(f_vvae_configure(v, "nonsense", "value")); /* always -1 */
+    worst = worst == VVAE_ERROR_ARGUMENT ? 0 : worst;
+    NOTE(f_vvae_plan(v, "decode", latent_shape, &plan, text, sizeof text));
+    NOTE(f_vvae_encode(v, &video, &latents, NULL));
+    video.data = decoded;
+    NOTE(f_vvae_decode(v, &latents, &video, NULL));
+    NOTE(f_vvae_stream_open(v, "decode", latent_shape, &s));
+    if (s) {
+        NOTE(f_vvae_stream_push(s, &latents, &taken));
+        NOTE(pull_all(v, s, &video));
+        NOTE(f_vvae_stream_save(s, NULL, 0, &bytes));
+        NOTE(f_vvae_stream_save(s, state, sizeof state, &bytes));
+        NOTE(f_vvae_stream_save_file(s, state_file));
+        NOTE(f_vvae_stream_close(s));
+        s = NULL;
+        NOTE(f_vvae_stream_restore(v, state, bytes, &s));
+        if (s) NOTE(f_vvae_stream_close(s));
+        s = NULL;
+        NOTE(f_vvae_stream_restore_file(v, state_file, &s));
+        if (s) NOTE(f_vvae_stream_push(s, NULL, NULL));
+        if (s) NOTE(pull_all(v, s, &video));
+    }
+    NOTE(f_vvae_free(v));
+    return worst;
+}
+
+enum { COMPLETED, ANSWERED, WRONG };
+
+static int child(int64_t place, int once) {
+    static float expected[sizeof latent / sizeof *latent];
+    memcpy(expected, latent, sizeof latent);
+    made = 0;
+    fail_at = place;
+    fail_until = once ? place + 1 : INT64_MAX;
+    int32_t first = scenario();
+    fail_at = INT64_MAX;
+    memset(latent, 0, sizeof latent);
+    int32_t second = scenario();
+    if (second != 0 || memcmp(expected, latent, sizeof latent)) return WRONG;
+    if (first != 0 && first != VVAE_ERROR_MEMORY && first != VVAE_ERROR_CHECKPOINT && first != VVAE_ERROR_DEVICE &&
+        first != VVAE_ERROR_STATE && first != VVAE_ERROR_ARGUMENT)
+        return WRONG;
+    return first == 0 ? COMPLETED : ANSWERED;
+}
+
+static int run(int64_t place, int once, int *signal) {
+    int status;
+    pid_t pid = fork();
+    if (pid == 0) {
+        alarm(60);
+        if (!getenv("VVAE_SHOW_ABORTS")) freopen("/dev/null", "w", stderr);
+        _exit(child(place, once));
+    }
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) return WRONG;
+    *signal = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+int main(int argc, char **argv) {
+    int64_t total, places, i, count[4] = {0};
+    int pipes[2], once;
+    void *library;
+    if (argc != 6) return fprintf(stderr, "see the head of the source\n"), 2;
+    fail_at = INT64_MAX;
+    if (!(library = dlopen(argv[1], RTLD_NOW))) return fprintf(stderr, "%s\n", dlerror()), 2;
+    dl_iterate_phdr(find_library, argv[1]);
+#define LOOK_UP(name) \
+    if (!(f_##name = (__typeof__(f_##name))dlsym(library, #name))) return fprintf(stderr, "no " #name "\n"), 2;
+    FUNCTIONS(LOOK_UP)
+    weights = argv[2], state_file = argv[3], once = !strcmp(argv[4], "once"), places = atoll(argv[5]);
+    for (i = 0; i < PIXELS; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
+    /* One place in this process, for a debugger. */
+    if (getenv("VVAE_PLACE")) return child(atoll(getenv("VVAE_PLACE")), once);
+    /* A child counts the places and computes the right bits: this process must not create a handle before it forks. */
+    if (pipe(pipes)) return 2;
+    pid_t pid = fork();
+    if (pid == 0) {
+        int32_t status = scenario();
+        write(pipes[1], &status, sizeof status);
+        write(pipes[1], &made, sizeof made);
+        write(pipes[1], latent, sizeof latent);
+        _exit(0);
+    }
+    int32_t status = -100;
+    if (read(pipes[0], &status, sizeof status) != sizeof status || status != 0) return printf("the run without failures: %d\n", status), 2;
+    read(pipes[0], &total, sizeof total);
+    read(pipes[0], latent, sizeof latent);
+    waitpid(pid, NULL, 0);
+    if (places > total) places = total;
+    for (i = 0; i < places; i++) {
+        /* The same places each time; the first ones densely, as create has few. */
+        int64_t place = places == total ? i + 1 : i < places / 4 ? i + 1 : places / 4 + 1 + (i - places / 4) * (total - places / 4) / (places - places / 4);
+        int signal = 0, outcome = run(place, once, &signal);
+        count[outcome < 0 ? 3 : outcome > WRONG ? WRONG : outcome]++;
+        if (outcome < 0 || outcome >= WRONG) printf("place %lld: %s, signal %d\n", (long long)place, outcome < 0 ? "aborted" : "wrong", signal);
+    }
+    printf("of %lld: places %lld answered %lld completed %lld aborted %lld wrong %lld\n", (long long)total, (long long)places,
+           (long long)count[ANSWERED], (long long)count[COMPLETED], (long long)count[3], (long long)count[WRONG]);
+    return 0;
+}

@@ -50,7 +50,8 @@ pub fn times_low() -> usize {
 pub fn has_room_for_a_thread() -> bool {
     let layout = Layout::new::<[u64; 512]>();
     // SAFETY: the layout has a size.
-    let probe = unsafe { System.alloc(layout) };
+    // Or the compiler would leave the allocation out.
+    let probe = std::hint::black_box(unsafe { System.alloc(layout) });
     if !probe.is_null() {
         // SAFETY: allocated above.
         unsafe { System.dealloc(probe, layout) };

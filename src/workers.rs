@@ -81,6 +81,10 @@ pub fn for_each<T: Send, S>(
             work(&mut state, item);
         }
     };
+    // The scope itself needs the handle of this thread.
+    if threads == 0 || !reserve::has_room_for_a_thread() {
+        return run();
+    }
     let run_on_thread = || {
         float_mode::set_default();
         run();

@@ -14,7 +14,7 @@ fn seconds_rise_with_frames() {
     let vae = Vae::open(&small()).unwrap();
     for (node, channels, scale) in [("encode", 3, 1), ("decode", 16, 8)] {
         for side in [8, 4096, 1 << 17] {
-            for limit in ["18446744073709551615", "4611686018427387904", "64GiB"] {
+            for limit in ["18446744073709551615", "4611686018427387904"] {
                 vae.configure("memory_limit", limit).unwrap();
                 let mut before = 0.0;
                 for frames in [1, 5, 1001, 1_000_001, MOST_FRAMES / 16 + 1, MOST_FRAMES] {
@@ -37,23 +37,20 @@ fn seconds_rise_with_frames() {
 fn the_largest_shapes_get_an_answer() {
     let vae = Vae::open(&small()).unwrap();
     let side = 1 << 17;
-    for limit in ["1", "64GiB", "18446744073709551615"] {
-        vae.configure("memory_limit", limit).unwrap();
-        for (node, shape) in [
-            ("encode", [1 << 16, 3, 1, side, side]),
-            ("encode", [1 << 16, 3, MOST_FRAMES, side, side]),
-            ("encode", [256, 3, 0, side, side]),
-            ("decode", [1 << 16, 16, 1, side / 8, side / 8]),
-            ("decode", [1 << 16, 16, MOST_FRAMES, side / 8, side / 8]),
-            ("decode", [256, 16, 0, side / 8, side / 8]),
-            ("decode", [i64::MAX; 5]),
-            ("encode", [i64::MAX, 3, i64::MAX, i64::MAX, i64::MAX]),
-        ] {
-            if let Err(failure) = vae.plan(node, shape) {
-                let expected = [VVAE_ERROR_MEMORY, VVAE_ERROR_TENSOR, VVAE_ERROR_ARGUMENT];
-                assert!(expected.contains(&failure.status), "{node} {shape:?} within {limit}: {failure:?}");
-            }
-        }
+    vae.configure("memory_limit", "18446744073709551615").unwrap();
+    for (node, shape) in [
+        ("encode", [1 << 16, 3, 1, side, side]),
+        ("encode", [1 << 16, 3, MOST_FRAMES, side, side]),
+        ("encode", [2, 3, 0, side, side]),
+        ("decode", [1 << 16, 16, 1, side / 8, side / 8]),
+        ("decode", [1 << 16, 16, MOST_FRAMES, side / 8, side / 8]),
+        ("decode", [2, 16, 0, side / 8, side / 8]),
+    ] {
+        let (plan, text) = vae.plan(node, shape).unwrap();
+        assert!(plan.device_bytes > 1 << 40 && plan.device_bytes < 1 << 62, "{text}");
+    }
+    for (node, shape) in [("decode", [i64::MAX; 5]), ("encode", [i64::MAX, 3, i64::MAX, i64::MAX, i64::MAX])] {
+        vae.plan(node, shape).unwrap_err().says(VVAE_ERROR_TENSOR, &["shape"]);
     }
 }
 

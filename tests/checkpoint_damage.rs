@@ -158,7 +158,7 @@ fn damaged_files_are_refused_or_work() {
     let valid = to_bytes(&random_weights(&config, 4), GROUPS);
     let (header, data) = split(&valid);
     let folder = Folder::new("damage");
-    let files = std::env::var("VVAE_DAMAGED_FILES").map_or(4000, |count| count.parse::<u64>().unwrap());
+    let files = std::env::var("VVAE_DAMAGED_FILES").map_or(2000, |count| count.parse::<u64>().unwrap());
     let mut random = Random(2);
     let (mut opened, mut refused, mut compared, mut most) = (0, 0, 0, 0);
     for round in 0..files {

@@ -78,7 +78,7 @@ impl<B: Backend> Runner<'_, B> {
     /// first will go. For tensors on the device: the host cannot look at them itself.
     pub fn first_nonfinite(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
         let (Some(from), Some(Op::Load(first))) = (self.tensors.input, schedule.front()) else { return Ok(None) };
-        let Op::Load(first) = Op::Load(first.clone()).relocate(schedule.arenas())? else { return Ok(None) };
+        let Op::Load(first) = Op::Load(*first).relocate(schedule.arenas())? else { return Ok(None) };
         let (spec, input) = (schedule.spec(), from.shape());
         let shape = spec.regions(spec.tile_of(first.item)).0.shape;
         let map = self.input_map(spec.network.direction, from.dtype());

@@ -75,8 +75,8 @@ fn part(of: &Buffer, first: i64, count: i64) -> Buffer {
 fn clips(vae: &Vae, random: &mut Random) -> Vec<Clip> {
     let mut clip = |node, input, output| Clip::new(vae, random, node, input, output);
     vec![
-        clip("decode", [1, 16, 33, 2, 3], [1, 3, 129, 16, 24]),
-        clip("encode", [1, 3, 129, 16, 24], [1, 16, 33, 2, 3]),
+        clip("decode", [1, 16, 53, 2, 3], [1, 3, 209, 16, 24]),
+        clip("encode", [1, 3, 181, 16, 24], [1, 16, 46, 2, 3]),
         clip("decode", [2, 16, 9, 3, 2], [2, 3, 31, 24, 16]),
         clip("encode", [2, 3, 62, 16, 8], [2, 16, 17, 2, 1]),
     ]

@@ -77,28 +77,28 @@ void use(const std::string &weights) {
     }
     expect(frames == 5, "frames of the stream");
 
-    // The last three of 29 frames, from the latents that they need.
-    std::vector<float> clip(model.latent_channels * 8 * 4), whole(3 * 29 * 256), part(3 * 3 * 256);
+    // The last three of 129 frames, from the latents that they need.
+    std::vector<float> clip(model.latent_channels * 33 * 4), whole(3 * 129 * 256), part(3 * 3 * 256);
     for (std::size_t i = 0; i < clip.size(); i++) clip[i] = static_cast<float>(i % 17) / 17;
-    video_vae::Shape clip_shape{1, model.latent_channels, 8, 2, 2}, strides{0, 8 * 4, 4, 2, 1};
-    vae.decode(Tensor::of(clip.data(), clip_shape), Tensor::of(whole.data(), {1, 3, 29, 16, 16}));
-    auto inputs = vae.range_inputs("decode", 8, {26, 3});
-    expect(inputs.first > 0 && inputs.first + inputs.count == 8, "the latents of a range");
+    video_vae::Shape clip_shape{1, model.latent_channels, 33, 2, 2}, strides{0, 33 * 4, 4, 2, 1};
+    vae.decode(Tensor::of(clip.data(), clip_shape), Tensor::of(whole.data(), {1, 3, 129, 16, 16}));
+    auto inputs = vae.range_inputs("decode", 33, {126, 3});
+    expect(inputs.first > 0 && inputs.first + inputs.count == 33, "the latents of a range");
     auto needed = Tensor::of(clip.data() + inputs.first * 4, {1, model.latent_channels, inputs.count, 2, 2}, strides);
-    vae.decode_range(needed, 8, 26, Tensor::of(part.data(), {1, 3, 3, 16, 16}));
+    vae.decode_range(needed, 33, 126, Tensor::of(part.data(), {1, 3, 3, 16, 16}));
     for (std::size_t c = 0; c < 3; c++) {
-        expect(std::memcmp(&part[c * 3 * 256], &whole[(c * 29 + 26) * 256], 3 * 256 * sizeof(float)) == 0, "a range");
+        expect(std::memcmp(&part[c * 3 * 256], &whole[(c * 129 + 126) * 256], 3 * 256 * sizeof(float)) == 0, "a range");
     }
-    expect(vae.plan_range("decode", clip_shape, {26, 3}).info.output_shape[2] == 3, "the plan of a range");
-    auto refused = thrown_by<video_vae::Error>([&] { vae.range_inputs("decode", 8, {29, 1}); });
+    expect(vae.plan_range("decode", clip_shape, {126, 3}).info.output_shape[2] == 3, "the plan of a range");
+    auto refused = thrown_by<video_vae::Error>([&] { vae.range_inputs("decode", 33, {129, 1}); });
     expect(refused.status() == VVAE_ERROR_ARGUMENT, "a range outside the clip");
     std::vector<float> again(model.latent_channels * 3 * 4);
-    inputs = vae.range_inputs("encode", 29, {5, 3});
-    video_vae::Shape some{1, 3, inputs.count, 16, 16}, of_whole{0, 29 * 256, 256, 16, 1};
-    vae.encode_range(Tensor::of(whole.data() + inputs.first * 256, some, of_whole), 29, 5,
+    inputs = vae.range_inputs("encode", 129, {30, 3});
+    video_vae::Shape some{1, 3, inputs.count, 16, 16}, of_whole{0, 129 * 256, 256, 16, 1};
+    vae.encode_range(Tensor::of(whole.data() + inputs.first * 256, some, of_whole), 129, 30,
                      Tensor::of(again.data(), {1, model.latent_channels, 3, 2, 2}));
     expect(again != std::vector<float>(again.size()), "encode of a range");
-    auto middle = vae.stream("decode", clip_shape, 26);
+    auto middle = vae.stream("decode", clip_shape, 126);
     expect(middle.push(needed) > 0, "a stream from the middle");
 
     auto saved = vae.stream("decode", shape);

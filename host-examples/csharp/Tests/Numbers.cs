@@ -128,35 +128,35 @@ internal static partial class Program
     {
         using (Vae vae = Open())
         {
-            var latentShape = new Shape(1, 16, 16, 2, 3);
-            var videoShape = new Shape(1, 3, 61, 16, 24);
+            var latentShape = new Shape(1, 16, 33, 2, 3);
+            var videoShape = new Shape(1, 3, 129, 16, 24);
             float[] latent = Noise(latentShape.Elements, 3), video = new float[videoShape.Elements];
             var encoded = new float[latentShape.Elements];
             vae.Decode(latent, latentShape, video, videoShape);
             vae.Encode(video, videoShape, encoded, latentShape);
-            foreach (var frames in new[] { new FrameRange(0, 1), new FrameRange(37, 6), new FrameRange(60, 1) })
+            foreach (var frames in new[] { new FrameRange(0, 1), new FrameRange(117, 6), new FrameRange(128, 1) })
             {
-                FrameRange inputs = vae.RangeInputs("decode", 16, frames);
+                FrameRange inputs = vae.RangeInputs("decode", 33, frames);
                 float[] part = Frames(latent, latentShape, inputs), expected = Frames(video, videoShape, frames);
                 var found = new float[expected.Length];
-                vae.DecodeRange<float, float>(part, latentShape.WithFrames(inputs.Count), 16, frames.First, found,
+                vae.DecodeRange<float, float>(part, latentShape.WithFrames(inputs.Count), 33, frames.First, found,
                                               videoShape.WithFrames(frames.Count));
                 Check.That(found.SequenceEqual(expected), $"decode from {frames.First}");
             }
-            var last = new FrameRange(13, 3);
-            FrameRange needed = vae.RangeInputs("encode", 61, last);
-            Check.That(needed.First > 0 && needed.First + needed.Count == 61, "frames that encode needs");
+            var last = new FrameRange(30, 3);
+            FrameRange needed = vae.RangeInputs("encode", 129, last);
+            Check.That(needed.First > 0 && needed.First + needed.Count == 129, "frames that encode needs");
             var made = new float[16 * last.Count * 6];
-            vae.EncodeRange<float, float>(Frames(video, videoShape, needed), videoShape.WithFrames(needed.Count), 61, 13, made,
+            vae.EncodeRange<float, float>(Frames(video, videoShape, needed), videoShape.WithFrames(needed.Count), 129, 30, made,
                                           latentShape.WithFrames(last.Count));
-            Check.That(made.SequenceEqual(Frames(encoded, latentShape, last)), "encode from 13");
+            Check.That(made.SequenceEqual(Frames(encoded, latentShape, last)), "encode from 30");
 
             VaePlan plan = vae.PlanRange("decode", latentShape, new FrameRange(40, 8));
             Check.That(plan.OutputShape.Frames == 8 && plan.ToString().Contains("frames 40 to 47"), "the plan of a range");
-            Check.Throws<VaeArgumentException>(() => vae.RangeInputs("decode", 16, new FrameRange(61, 1)), "61 video frames");
-            using (VaeStream stream = vae.OpenStream("decode", latentShape, 57))
+            Check.Throws<VaeArgumentException>(() => vae.RangeInputs("decode", 33, new FrameRange(129, 1)), "129 video frames");
+            using (VaeStream stream = vae.OpenStream("decode", latentShape, 127))
             {
-                FrameRange rest = vae.RangeInputs("decode", 16, new FrameRange(57, 0));
+                FrameRange rest = vae.RangeInputs("decode", 33, new FrameRange(127, 0));
                 float[] input = Frames(latent, latentShape, rest), room = new float[3 * 16 * 24];
                 long pushed = 0;
                 for (var status = VaeStatus.Again; status != VaeStatus.Ok;)
@@ -165,7 +165,7 @@ internal static partial class Program
                     pushed += stream.Push<float>(one, latentShape.WithFrames(1));
                     status = stream.Pull<float>(room, videoShape.WithFrames(1)).Status;
                 }
-                Check.That(room.SequenceEqual(Frames(video, videoShape, new FrameRange(57, 1))), "a stream from frame 57");
+                Check.That(room.SequenceEqual(Frames(video, videoShape, new FrameRange(127, 1))), "a stream from frame 127");
             }
         }
     }

@@ -152,7 +152,7 @@ internal static partial class Program
             Check.That(made.SequenceEqual(Frames(encoded, latentShape, last)), "encode from 30");
 
             VaePlan plan = vae.PlanRange("decode", latentShape, new FrameRange(40, 8));
-            Check.That(plan.OutputShape.Frames == 8 && plan.ToString().Contains("frames 40 to 47"), "the plan of a range");
+            Check.That(plan.Output.Frames == 8 && plan.ToString().Contains("frames 40 to 47"), "the plan of a range");
             Check.Throws<VaeArgumentException>(() => vae.RangeInputs("decode", 33, new FrameRange(129, 1)), "129 video frames");
             using (VaeStream stream = vae.OpenStream("decode", latentShape, 127))
             {
@@ -161,8 +161,15 @@ internal static partial class Program
                 long pushed = 0;
                 for (var status = VaeStatus.Again; status != VaeStatus.Ok;)
                 {
-                    var one = Frames(input, latentShape.WithFrames(rest.Count), new FrameRange(pushed, 1));
-                    pushed += stream.Push<float>(one, latentShape.WithFrames(1));
+                    if (pushed < rest.Count)
+                    {
+                        var one = Frames(input, latentShape.WithFrames(rest.Count), new FrameRange(pushed, 1));
+                        pushed += stream.Push<float>(one, latentShape.WithFrames(1));
+                    }
+                    else
+                    {
+                        stream.Finish();
+                    }
                     status = stream.Pull<float>(room, videoShape.WithFrames(1)).Status;
                 }
                 Check.That(room.SequenceEqual(Frames(video, videoShape, new FrameRange(127, 1))), "a stream from frame 127");

@@ -20,7 +20,7 @@ fn python() -> Option<String> {
 pub fn passes(folder: &Path, library: &Path) {
     let Some(python) = python() else { return };
     let mut command = Command::new(python);
-    command.args(["-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]).current_dir(folder);
+    command.args(["-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "tests"]).current_dir(folder);
     command.env("VIDEO_VAE_LIBRARY", library).env("PYTHONDONTWRITEBYTECODE", "1");
     let output = command.output().unwrap();
     let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());

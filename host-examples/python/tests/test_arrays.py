@@ -72,6 +72,15 @@ def test_layouts_are_views_of_the_same_numbers(vae):
     assert not out[:, :, 1::2].any() and not out[..., 3].any()
 
 
+def test_latents_of_single_frames(vae):
+    latent = random_latent(3, 16, 2, 4)
+    whole = vae.decode(latent)
+    assert whole.shape == (3, 3, 1, 16, 32) and np.array_equal(whole, vae.decode(latent[:, :, None]))
+    assert vae.plan_decode(latent.shape).input_shape == (3, 16, 1, 2, 4)
+    clip = random_latent(16, 2, 3, 4)
+    assert np.array_equal(vae.decode(clip), vae.decode(clip[None]))
+
+
 def test_types(vae):
     video = random_video(1, 16, 16, 3)
     bytes_ = np.round((video + 1) * 127.5).astype("u1")
@@ -108,8 +117,10 @@ def test_mistakes_are_named(vae):
     video = random_video(5, 16, 16, 3)
     with pytest.raises(TypeError, match="video is a list"):
         vae.encode([[1.0]])
-    with pytest.raises(TensorError, match=r"video.*float.*64"):
+    with pytest.raises(TensorError, match=r"video: dtype float64 is not accepted.*pass a float32 copy"):
         vae.encode(video.astype("f8"))
+    with pytest.raises(TensorError, match="out: dtype int64"):
+        vae.decode(random_latent(1, 16, 1, 2, 2), out=np.empty((1, 3, 1, 16, 16), "i8"))
     with pytest.raises(TensorError, match="uint8"):
         vae.encode(video.astype(">f4"))
     with pytest.raises(TensorError, match="2 axes"):

@@ -53,6 +53,31 @@ def test_unknown_names_are_told_with_the_nearest(vae):
     assert vae.memory_limit == "auto"
 
 
+def test_devices_by_every_name(vae):
+    class TorchDevice:
+        """As torch.device prints itself."""
+
+        def __str__(self):
+            return "cpu"
+
+    with VideoVae(SMALL, TorchDevice()) as other:
+        assert other.device == "cpu"
+    with VideoVae(SMALL) as other:
+        assert other.device == ([device.id for device in video_vae.devices() if device.id != "cpu"] or ["cpu"])[0]
+    if len(video_vae.devices()) == 1:
+        # "cuda" is a device's name, told as such where there is no GPU.
+        with pytest.raises(DeviceError, match="cuda:0"):
+            VideoVae(SMALL, "cuda")
+
+
+def test_its_text_says_what_it_is(vae):
+    assert repr(vae) == "<VideoVae small.safetensors on cpu>"
+    vae.memory_limit = "4GiB"
+    assert repr(vae) == "<VideoVae small.safetensors on cpu, memory_limit='4GiB'>"
+    vae.close()
+    assert repr(vae) == "<VideoVae small.safetensors, closed>"
+
+
 def test_errors_by_kind(tmp_path, vae):
     with pytest.raises(CheckpointError, match="absent"):
         VideoVae(tmp_path / "absent.safetensors")

@@ -68,8 +68,28 @@ def is_array(value: Any) -> bool:
     return any(hasattr(value, name) for name in ("__dlpack__", "__array_interface__", "__cuda_array_interface__"))
 
 
+def device_name(device: Any) -> str:
+    """The library's name of a device that is given as a text or a torch.device."""
+    name = str(device)
+    if name != "cuda":
+        return name
+    torch = sys.modules.get("torch")
+    return f"cuda:{torch.cuda.current_device()}" if torch and torch.cuda.is_available() else "cuda:0"
+
+
 def memory_of(array: Any, argument: str) -> Memory:
     """Looks at an array without copying it. `argument` is its name in messages."""
+    memory = _memory_of(array, argument)
+    if memory.dtype not in DTYPES:
+        named = str(getattr(array, "dtype", "")).rpartition(".")[2] or hex(memory.dtype)
+        raise TensorError(
+            f"{argument}: dtype {named} is not accepted; it must be one of {', '.join(CODES)}. Nothing is converted, "
+            "as arrays are read where they are; for numbers such as float64, pass a float32 copy"
+        )
+    return memory
+
+
+def _memory_of(array: Any, argument: str) -> Memory:
     if kind_of(array) == "numpy":
         # Before DLPack, which refuses arrays that are read-only.
         return _from_interface(array, array.__array_interface__, argument, _abi.VVAE_DEVICE_CPU, 0, None)

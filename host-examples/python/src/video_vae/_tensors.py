@@ -32,6 +32,13 @@ def layout_of(ndim: int, layout: str | None, argument: str, defaults: dict[int, 
     return layout
 
 
+def latent_layout(shape: Sequence[int], argument: str, channels: int) -> str:
+    """As `layout_of`; 4 axes without the channels in front are single frames with the channels behind."""
+    if len(shape) == 4 and shape[0] != channels and shape[1] == channels:
+        return "BCHW"
+    return layout_of(len(shape), None, argument, LATENT_LAYOUTS)
+
+
 @functools.lru_cache(maxsize=64)
 def check_layout(layout: str) -> None:
     letters = set(layout)
@@ -78,6 +85,11 @@ class View:
     def of(cls, array: Any, argument: str, layout: str | None, defaults: dict[int, str]) -> View:
         memory = _arrays.memory_of(array, argument)
         return cls(array, layout_of(len(memory.shape), layout, argument, defaults), memory)
+
+    @classmethod
+    def of_latent(cls, array: Any, argument: str, channels: int) -> View:
+        memory = _arrays.memory_of(array, argument)
+        return cls(array, latent_layout(memory.shape, argument, channels), memory)
 
     @classmethod
     def of_out(cls, array: Any, argument: str, layout: str | None, defaults: dict[int, str]) -> View:

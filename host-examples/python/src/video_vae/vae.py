@@ -19,7 +19,7 @@ from ._library import library
 from ._progress import Progress
 from ._ranges import FrameRange
 from ._run import Run, inside_callback
-from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, layout_of, to_five
+from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, latent_layout, layout_of, to_five
 from .errors import StateError, check
 from .stream import Stream, drain
 
@@ -132,20 +132,22 @@ class VideoVae:
     def __init__(
         self,
         weights: str | os.PathLike,
-        device: str = "auto",
+        device: Any = "auto",
         *,
         log: Callable[[int, str], Any] | None = None,
         **parameters: Any,
     ) -> None:
-        """Opens a checkpoint. `device` is "cpu", "cuda:0", ... or "auto". `log` gets levels of the module `logging` and
-        lines; without it they go to the logger "video_vae"."""
+        """Opens a checkpoint. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or a
+        torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger "video_vae".
+        """
         for key in parameters:
             if key not in discovery.parameters():
                 raise TypeError(f"VideoVae() has no keyword {_unknown(key)}")
         callback = _logger(log)
         info = _abi.sized(_abi.vvae_create_info)
         info.abi_version = _abi.VVAE_ABI_VERSION
-        info.weights, info.device = os.fsencode(weights), device.encode()
+        self._weights, self._device = os.fspath(weights), _arrays.device_name(device)
+        info.weights, info.device = os.fsencode(weights), self._device.encode()
         info.log = callback
         handle = ctypes.c_void_p()
         check(library().vvae_create(ctypes.byref(info), ctypes.byref(handle)))
@@ -247,7 +249,7 @@ class VideoVae:
         dtype: Any = None,
         progress: Progress = None,
     ) -> Any:
-        """Latent [B, C, T, H, W] (or [C, T, H, W]) to video.
+        """Latent [B, C, T, H, W] to video; or [C, T, H, W] of a clip, or [B, C, H, W] of single frames.
 
         The video is the same kind of array on the same device, [B, 3, T, H, W] of the latent's type with values in
         `pixel_range`; `layout="THWC", dtype="uint8"` makes frames to show. `size=(frames, height, width)` drops what
@@ -255,7 +257,7 @@ class VideoVae:
 
         `frames=slice(1000, 1100)` computes these video frames only, the same to the bit.
         """
-        source = View.of(latent, "latent", None, LATENT_LAYOUTS)
+        source = View.of_latent(latent, "latent", self._model.latent_channels)
         shape = self._model.video_shape(source.shape, size)
         part = self._range("decode", frames, source.shape[2], shape)
         if part is not None:
@@ -276,7 +278,7 @@ class VideoVae:
     ) -> Any:
         """As `decode` with `frames`, where `latent` has only the frames that `range_inputs` says, of a clip of
         `clip_frames` latent frames."""
-        source = View.of(latent, "latent", None, LATENT_LAYOUTS)
+        source = View.of_latent(latent, "latent", self._model.latent_channels)
         shape = self._model.video_shape((*source.shape[:2], clip_frames, *source.shape[3:]), size)
         part = self._range("decode", frames, clip_frames, shape)
         return self._decode(latent, source, shape, part, out, layout, dtype, progress)
@@ -378,7 +380,7 @@ class VideoVae:
 
     def plan_decode(self, shape: Sequence[int], *, frames: slice | range | None = None) -> Plan:
         """What decoding a latent of this shape, or a range of its video, would take under the present settings."""
-        five = to_five(shape, layout_of(len(shape), None, "shape", LATENT_LAYOUTS))
+        five = to_five(shape, latent_layout(shape, "shape", self._model.latent_channels))
         return self._plan("decode", five, self._range("decode", frames, five[2], self._model.video_shape(five)))
 
     def memory_info(self) -> Memory:
@@ -412,6 +414,14 @@ class VideoVae:
     def model(self) -> Model:
         """The sizes of the model."""
         return self._model
+
+    @property
+    def device(self) -> str:
+        """The id of the device, also where "auto" chose it: the first GPU, or the CPU without one."""
+        if self._device == "auto":
+            found = [device.id for device in discovery.devices()]
+            self._device = next((name for name in found if name != "cpu"), "cpu")
+        return self._device
 
     # ---- Settings ----
 
@@ -451,8 +461,11 @@ class VideoVae:
         return [*super().__dir__(), *discovery.parameters()]
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else ", ".join(f"{key}={value!r}" for key, value in self._values.items())
-        return f"<VideoVae {state}>"
+        file = os.path.basename(os.fsdecode(self._weights))
+        if self.closed:
+            return f"<VideoVae {file}, closed>"
+        settings = "".join(f", {key}={value!r}" for key, value in self._values.items())
+        return f"<VideoVae {file} on {self.device}{settings}>"
 
     # ---- Inside ----
 

@@ -89,10 +89,16 @@ def nodes(pack):
     return pack.NODE_CLASS_MAPPINGS
 
 
+def shown(node) -> dict:
+    """Sockets and widgets of a node."""
+    types = node.INPUT_TYPES()
+    return {**types["required"], **types.get("optional", {})}
+
+
 def defaults(node) -> dict:
     """What ComfyUI passes for widgets that the user leaves alone."""
     found = {}
-    for name, (kind, *options) in node.INPUT_TYPES()["required"].items():
+    for name, (kind, *options) in shown(node).items():
         if options and (options[0].get("default") is not None):
             found[name] = options[0]["default"]
         elif isinstance(kind, list):

@@ -7,7 +7,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import FOLDER, GOLDEN, HERE, REPOSITORY, Comfy, InterruptProcessingException, ProgressBar, defaults
+from conftest import FOLDER, GOLDEN, HERE, REPOSITORY, Comfy, InterruptProcessingException, ProgressBar, defaults, shown
 
 SCALE = 0.9152
 
@@ -54,22 +54,86 @@ def test_standard_sockets(nodes, loaded, images):
     scale = vae.spacial_compression_decode()
     assert (scale, vae.temporal_compression_decode()) == (8, 4)
     assert (vae.upscale_ratio[0](3), vae.downscale_ratio[0](9)) == (9, 3)
-    tiled = vae.decode_tiled(
-        samples, tile_x=512 // scale, tile_y=512 // scale, overlap=64 // scale, tile_t=16, overlap_t=2
-    )
-    assert np.array_equal(np.asarray(tiled), np.asarray(out)), "one tile is the whole image"
-    for overlap in (0, 4, 64):
-        small = vae.decode_tiled(samples, tile_x=3, tile_y=2, overlap=overlap)
-        assert small.shape == out.shape
-    assert tuple(vae.encode_tiled(images, tile_x=64, tile_y=64, overlap=16, tile_t=64, overlap_t=8).shape) == (
-        1,
-        16,
-        3,
-        5,
-        7,
-    )
+    # Tile sizes are a hint: what fits whole is computed whole.
+    tiled = vae.decode_tiled(samples, tile_x=3, tile_y=2, overlap=1, tile_t=16, overlap_t=2)
+    assert np.array_equal(np.asarray(tiled), np.asarray(out))
+    tiled = vae.encode_tiled(images, tile_x=64, tile_y=64, overlap=16, tile_t=64, overlap_t=8)
+    assert np.array_equal(np.asarray(tiled), np.asarray(samples))
     # Settings of one call do not stay.
     assert np.array_equal(np.asarray(vae.decode(samples)), np.asarray(out))
+
+
+def loaded_with(nodes, **settings):
+    loader = nodes["VideoVaeLoader"]
+    return loader().load(**{**defaults(loader), "device": "cpu", **settings})[1]
+
+
+WIDE = np.random.default_rng(5).uniform(0, 1, (5, 144, 208, 3)).astype("f4")
+
+
+def test_tiles_can_be_forced(nodes, caplog):
+    vae, exact = loaded_with(nodes, force_tiles=True), loaded_with(nodes)
+    samples = exact.encode(WIDE)
+    caplog.clear()
+    found = vae.decode_tiled(samples, tile_x=8, tile_y=8, overlap=2)
+    assert found.shape == exact.decode(samples).shape and not np.array_equal(found, exact.decode(samples))
+    assert vae.video_vae.last_run().tiles[0] > 1
+    # A tiled run is told at warning level, once.
+    told = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1 and "tile" in told[0].message, caplog.text
+    for overlap in (0, 4, 64):
+        assert vae.decode_tiled(samples, tile_x=8, tile_y=8, overlap=overlap).shape == found.shape
+    # The plain nodes stay exact.
+    assert np.array_equal(vae.decode(samples), exact.decode(samples))
+
+
+def test_hints_count_where_tiles_are_needed(nodes):
+    whole = loaded_with(nodes)
+    samples = whole.encode(WIDE)
+    needed = whole.video_vae.plan_decode(samples.shape).device_bytes
+    for share in range(15, 0, -1):
+        tight = loaded_with(nodes, memory_limit=str(needed * share // 16))
+        if not tight.video_vae.plan_decode(samples.shape).exact:
+            break
+    tight.decode_tiled(samples, tile_x=64, tile_y=64, overlap=4)
+    assert "overlap 32" in str(tight.video_vae.last_run())
+
+
+def test_collapsed_latents(loaded):
+    vae = loaded[1]
+    samples = np.random.default_rng(4).standard_normal((2, 16, 3, 4, 5)).astype("f4")
+    whole = vae.decode(samples)
+    assert np.array_equal(vae.decode(samples.reshape(2, 48, 4, 5)), whole)
+    assert np.array_equal(vae.decode_tiled(samples.reshape(2, 48, 4, 5), tile_x=64, tile_y=64, overlap=8), whole)
+    assert vae.decode(samples[:, :, 0]).shape == (2, 1, 32, 40, 3)
+    with pytest.raises(ValueError, match="must be 16, or that times"):
+        vae.decode(samples.reshape(2, 24, 8, 5))
+
+
+def test_attributes_of_comfyui_s_vae(loaded):
+    vae = loaded[1]
+    plan = vae.video_vae.plan_decode((1, 16, 3, 4, 5))
+    assert vae.memory_used_decode((1, 16, 3, 4, 5), None) == plan.device_bytes
+    assert vae.memory_used_decode((1, 48, 4, 5), None) == plan.device_bytes
+    assert vae.memory_used_encode((1, 3, 9, 32, 40), None) == vae.video_vae.plan_encode((1, 3, 9, 32, 40)).device_bytes
+    assert vae.model_size() > plan.weight_bytes
+    torch = pytest.importorskip("torch")
+    assert (vae.device, vae.output_device) == (torch.device("cpu"), torch.device("cpu"))
+    assert (vae.vae_dtype, vae.working_dtypes, vae.vae_output_dtype()) == (
+        torch.float32,
+        [torch.float32],
+        torch.float32,
+    )
+    model = vae.first_stage_model
+    assert model is vae.first_stage_model and next(model.parameters()).device == torch.device("cpu")
+    pixels = torch.rand(1, 9, 32, 40, 3)
+    inner = vae.process_input(pixels.movedim(-1, 1))
+    samples = vae.encode(pixels)
+    assert torch.allclose(model.encode(inner), samples, rtol=1e-4, atol=1e-5)
+    shown = vae.process_output(model.decode(samples)).movedim(1, -1)
+    assert torch.allclose(shown, vae.decode(samples), atol=1e-5)
+    assert torch.equal(model.decode(samples.reshape(1, 48, 4, 5)), model.decode(samples))
+    assert torch.allclose(model(inner), model.decode(samples), atol=1e-4)
 
 
 def test_more_channels_and_batches(nodes, loaded, images):
@@ -105,10 +169,10 @@ def test_progress_and_interrupt(nodes, loaded, images):
 def test_widgets_are_the_library_s(nodes):
     import video_vae
 
-    shown = {}
+    found = {}
     for node in nodes.values():
-        shown.update(node.INPUT_TYPES()["required"])
-    assert set(video_vae.parameters()) - {"pixel_range"} <= set(shown)
+        found.update({key: entry for key, entry in shown(node).items() if key not in found})
+    assert set(video_vae.parameters()) - {"pixel_range"} <= set(found)
     for key, (kind, default) in {
         "encode_tiled": ("BOOLEAN", False),
         "encode_tile_size": ("INT", 1024),
@@ -122,9 +186,14 @@ def test_widgets_are_the_library_s(nodes):
         "host_memory_limit": ("STRING", "auto"),
         "threads": ("INT", 0),
     }.items():
-        assert (shown[key][0], shown[key][1]["default"]) == (kind, default), key
-    assert shown["decode_tile_size"][1]["min"] == 64 and shown["decode_tile_size"][1]["step"] == 32
-    assert shown["offload_device"][0] == ["none", "cpu"]
+        assert (found[key][0], found[key][1]["default"]) == (kind, default), key
+    assert found["decode_tile_size"][1]["min"] == 64 and found["decode_tile_size"][1]["step"] == 32
+    assert found["offload_device"][0] == ["none", "cpu"]
+    # Plain words for each; the library's own are for programmers.
+    from_library = {parameter.help for parameter in video_vae.parameters().values()}
+    for key, (_, *options) in found.items():
+        if options:
+            assert options[0]["tooltip"] and options[0]["tooltip"] not in from_library, key
     json.dumps({name: node.INPUT_TYPES() for name, node in nodes.items()})
 
 
@@ -135,19 +204,48 @@ def test_memory_is_given_back_when_asked(nodes, images):
     assert vae.video_vae.memory_info().now == 0
 
 
-def test_room_is_made_on_a_gpu(pack):
+def test_room_is_asked_for_as_if_all_were_free(pack, loaded):
+    """A plan for the memory that is free now would never ask ComfyUI to move a model."""
+    host = sys.modules[f"{pack.__name__}.host"]
+    vae, shape = loaded[0].video_vae, (1, 16, 5, 16, 16)
+    with vae.configured(memory_limit="1024GiB"):
+        unlimited = vae.plan_decode(shape).device_bytes
+    for limit, expected in (("auto", unlimited), ("50%", unlimited * 2)):
+        with vae.configured(memory_limit=limit):
+            assert host.wanted_bytes(vae, "decode", shape) == expected, limit
+    # What the user gives in bytes is kept to.
+    with vae.configured(memory_limit=unlimited - 1):
+        assert host.wanted_bytes(vae, "decode", shape) < unlimited
+    pixels = (1, 3, 17, 128, 128)
+    assert host.wanted_bytes(vae, "encode", pixels) == vae.plan_encode(pixels).device_bytes
+    assert vae.memory_limit == "auto"
+
+
+def test_room_is_made_on_a_gpu(pack, loaded):
     torch = pytest.importorskip("torch")
     host = sys.modules[f"{pack.__name__}.host"]
+
+    class OnGpu:
+        """The plans of the CPU under a GPU's name: what is asked does not depend on where."""
+
+        def __getattr__(self, name):
+            return "cuda:0" if name == "device" else getattr(loaded[0].video_vae, name)
+
     Comfy.room = []
-    host.make_room("cpu", 1 << 30)
-    host.make_room("cuda:0", 1 << 30)
-    assert Comfy.room == [(1 << 30, torch.device("cuda:0"))]
+    host.make_room(loaded[0].video_vae, "decode", (1, 16, 5, 16, 16))
+    assert Comfy.room == [], "the CPU's memory is not ComfyUI's to free"
+    host.wanted_bytes, kept = (lambda *job: 1 << 30), host.wanted_bytes
+    try:
+        host.make_room(OnGpu(), "decode", (1, 16, 5, 16, 16))
+    finally:
+        host.wanted_bytes = kept
+    assert Comfy.room == [((1 << 30) - loaded[0].video_vae.memory_info().now, torch.device("cuda:0"))]
 
 
 def test_the_workflow_fits_the_nodes(nodes):
     workflow = json.loads((HERE.parent / "workflow_api.json").read_text(encoding="utf-8"))
     ours = {step["class_type"]: step["inputs"] for step in workflow.values() if step["class_type"] in nodes}
-    assert set(ours) == set(nodes)
+    assert set(ours) == set(nodes) - {"VideoVaeForSeedVR2"}
     for name, inputs in ours.items():
         required = nodes[name].INPUT_TYPES()["required"]
         assert set(inputs) == set(required), name

@@ -1,17 +1,19 @@
 """SeedVR2's video autoencoder for ComfyUI, by the library video-vae. ComfyUI imports this folder from custom_nodes."""
 
 from . import _package  # noqa: F401  (makes `import video_vae` work, so it comes first)
-from .nodes import VideoVaeDecode, VideoVaeEncode, VideoVaeLoader
+from .nodes import VideoVaeDecode, VideoVaeEncode, VideoVaeForSeedVR2, VideoVaeLoader
 
 NODE_CLASS_MAPPINGS = {
     "VideoVaeLoader": VideoVaeLoader,
     "VideoVaeEncode": VideoVaeEncode,
     "VideoVaeDecode": VideoVaeDecode,
+    "VideoVaeForSeedVR2": VideoVaeForSeedVR2,
 }
 NODE_DISPLAY_NAME_MAPPINGS = {
     "VideoVaeLoader": "Load Video VAE (video-vae)",
     "VideoVaeEncode": "Video VAE Encode (video-vae)",
     "VideoVaeDecode": "Video VAE Decode (video-vae)",
+    "VideoVaeForSeedVR2": "Video VAE for SeedVR2 (video-vae)",
 }
 
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]

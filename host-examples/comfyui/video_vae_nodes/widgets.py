@@ -14,6 +14,35 @@ FIXED = {"pixel_range": "0..1"}
 DEFAULTS = {"scaling_factor": 0.9152}
 
 
+# In plain words, for people who have never seen the library.
+TOOLTIPS = {
+    "memory_limit": "The most GPU memory the VAE may use, such as 6GiB or 80%. auto: all that is free. With less memory "
+    "it takes longer, but the result is the same, as long as no tiles are needed.",
+    "host_memory_limit": "The most of the computer's own memory that may help out when GPU memory is short, such as "
+    "8GiB. auto: what can be spared.",
+    "tiles": "If even this does not fit: auto cuts the image into tiles, which can show at their seams; never stops "
+    "with an error instead.",
+    "threads": "How many processor threads work. 0: all. The result is the same.",
+    "instruction_set": "Leave at auto. Which instructions the processor uses.",
+    "precision": "Leave at auto: fp16 on a GPU. fp32 is more exact and several times slower.",
+    "scaling_factor": "Leave at 0.9152 for SeedVR2. 1.0 gives the plain latents of the autoencoder.",
+    "slice_frames": "Leave at 0. How many latent frames are computed at a time. The result is the same.",
+    "chunk_frames": "Leave at 0. How many frames a part of the network computes at a time. The result is the same.",
+    "rates": "Leave at auto. How fast the device is thought to be when plans are compared. The result is the same.",
+    "posterior": "mean: the best latent. sample: one drawn at random, as when the model was trained.",
+    "seed": "Which random latent posterior = sample draws.",
+    "encode_tiled": "Cut the images into tiles even if they fit. Never exact, and not needed to save memory.",
+    "decode_tiled": "Cut the images into tiles even if they fit. Never exact, and not needed to save memory.",
+    "encode_tile_size": "Height and width of a tile.",
+    "decode_tile_size": "Height and width of a tile.",
+    "encode_tile_overlap": "How far neighbouring tiles overlap; there they fade into each other.",
+    "decode_tile_overlap": "How far neighbouring tiles overlap; there they fade into each other.",
+}
+
+# Shown only to who asks for all settings.
+ADVANCED = {"instruction_set", "slice_frames", "chunk_frames", "rates", "threads", "host_memory_limit"}
+
+
 def shared_parameters() -> list[Parameter]:
     """Those of both nodes, which belong to the loader."""
     encode, decode = (_keys(node) for node in ("encode", "decode"))
@@ -35,9 +64,11 @@ def widgets(parameters: list[Parameter]) -> dict[str, tuple]:
 
 
 def _widget(parameter: Parameter) -> tuple:
-    unit = f" In {parameter.unit}." if parameter.unit else ""
+    unit = " In pixels." if parameter.unit == "pixels" else ""
     default = DEFAULTS.get(parameter.key, parameter.default)
-    options: dict[str, Any] = {"default": default, "tooltip": parameter.help + unit}
+    options: dict[str, Any] = {"default": default, "tooltip": TOOLTIPS.get(parameter.key, parameter.help) + unit}
+    if parameter.key in ADVANCED:
+        options["advanced"] = True
     if parameter.kind == "choice":
         return (list(parameter.choices), options)
     if parameter.kind == "bool":
@@ -47,8 +78,6 @@ def _widget(parameter: Parameter) -> tuple:
         low = 0 if parameter.auto else int(parameter.minimum or 0)
         options.update(default=0 if default == "auto" else default, min=low, max=_whole(parameter.maximum))
         options["step"] = max(1, int(parameter.step or 1))
-        if parameter.auto:
-            options["tooltip"] += " 0: automatic."
         return ("INT", options)
     if parameter.kind == "float" and default != "auto":
         # Without "round" the field would round 0.9152 to its step.

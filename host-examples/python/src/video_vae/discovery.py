@@ -116,6 +116,11 @@ def devices() -> list[Device]:
     return found
 
 
+def default_device() -> str:
+    """The id of the device that "auto" is: the first GPU, or the CPU without one."""
+    return next((device.id for device in devices() if device.id != "cpu"), "cpu")
+
+
 @functools.cache
 def nodes() -> tuple[Node, ...]:
     """The nodes of the library."""

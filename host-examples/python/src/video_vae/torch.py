@@ -159,7 +159,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         _check_parameters(parameters)
         empty = torch.empty(0, device=device or "cpu", dtype=dtype or torch.float32)
         self.placeholder = torch.nn.Parameter(empty, requires_grad=False)
-        self._weights, self._parameters_given = os.path.abspath(os.fspath(weights)), parameters
+        self._weights, self._parameters_given = str(Path(weights).absolute()), parameters
         self._opened: dict[str, VideoVae] = {}
         self.use_tiling = self.use_slicing = False
         model = self.video_vae.model
@@ -203,7 +203,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
     # ---- The two calls ----
 
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> EncoderOutput | tuple:
-        """Pixels to the distribution of their latents. Other lengths than 4n + 1 and other sizes than multiples of 8 are
+        """Pixels to the distribution of their latents. Other lengths than 4n + 1 and sizes that are no multiples of 8 are
         padded by repeating the last frame, row and column."""
         clip, dtype = _as_clip(x, "x"), self._written_dtype
 
@@ -323,7 +323,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
 
     def extra_repr(self) -> str:
         given = "".join(f", {key}={value!r}" for key, value in self._parameters_given.items())
-        return f"{os.path.basename(self._weights)!r}, device={str(self.device)!r}, dtype={self.dtype}{given}"
+        return f"{Path(self._weights).name!r}, device={str(self.device)!r}, dtype={self.dtype}{given}"
 
 
 def _check_parameters(parameters: dict[str, Any]) -> None:
@@ -356,7 +356,7 @@ def _checkpoint_in(folder: Path) -> Path:
     if folder.is_file():
         return folder
     if not folder.is_dir():
-        raise CheckpointError(f"{folder}: no such folder; it must be one here with {FILES[0]}, as nothing is downloaded")
+        raise CheckpointError(f"{folder}: no such folder; it must be one with {FILES[0]}, as nothing is downloaded")
     found = sorted(path.name for path in folder.glob("*.safetensors"))
     known = [name for name in FILES if name in found] or (found if len(found) == 1 else [])
     if not known:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Callable, Optional
 
 from . import _abi, _arrays, discovery, errors
@@ -137,8 +138,8 @@ class VideoVae:
         log: Callable[[int, str], Any] | None = None,
         **parameters: Any,
     ) -> None:
-        """Opens a checkpoint. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or a
-        torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger "video_vae".
+        """Opens a checkpoint. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or
+        a torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger "video_vae".
         """
         for key in parameters:
             if key not in discovery.parameters():
@@ -417,10 +418,9 @@ class VideoVae:
 
     @property
     def device(self) -> str:
-        """The id of the device, also where "auto" chose it: the first GPU, or the CPU without one."""
+        """The id of the device, also where "auto" chose it."""
         if self._device == "auto":
-            found = [device.id for device in discovery.devices()]
-            self._device = next((name for name in found if name != "cpu"), "cpu")
+            self._device = discovery.default_device()
         return self._device
 
     # ---- Settings ----
@@ -461,10 +461,11 @@ class VideoVae:
         return [*super().__dir__(), *discovery.parameters()]
 
     def __repr__(self) -> str:
-        file = os.path.basename(os.fsdecode(self._weights))
+        file = Path(os.fsdecode(self._weights)).name
         if self.closed:
             return f"<VideoVae {file}, closed>"
-        settings = "".join(f", {key}={value!r}" for key, value in self._values.items())
+        default = {key: parameter.default for key, parameter in discovery.parameters().items()}
+        settings = "".join(f", {key}={value!r}" for key, value in self._values.items() if value != default[key])
         return f"<VideoVae {file} on {self.device}{settings}>"
 
     # ---- Inside ----

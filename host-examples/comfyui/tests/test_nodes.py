@@ -254,6 +254,31 @@ def test_the_workflow_fits_the_nodes(nodes):
                 assert value == defaults(nodes[name])[key], key
 
 
+@pytest.mark.parametrize("file", ["workflow.json", "workflow_seedvr2.json"])
+def test_the_workflows_of_the_page_fit_the_nodes(nodes, file):
+    """Values stand in the order of the widgets; links and sockets name each other."""
+    workflow = json.loads((HERE.parent / file).read_text(encoding="utf-8"))
+    steps = {step["id"]: step for step in workflow["nodes"]}
+    ours = [step for step in steps.values() if step["type"] in nodes]
+    assert len(ours) == 1 and any(step["type"] == "MarkdownNote" for step in steps.values())
+    for step in ours:
+        given = dict(zip(defaults(nodes[step["type"]]), step["widgets_values"]))
+        given.pop("vae_name")
+        assert given == {key: value for key, value in defaults(nodes[step["type"]]).items() if key != "vae_name"}
+        assert tuple(output["type"] for output in step["outputs"]) == nodes[step["type"]].RETURN_TYPES
+    for number, source, out, target, into, kind in workflow["links"]:
+        assert number in steps[source]["outputs"][out]["links"]
+        assert steps[target]["inputs"][into]["link"] == number
+        assert steps[source]["outputs"][out]["type"] == kind and kind in steps[target]["inputs"][into]["type"]
+
+
+def test_the_registry_s_entry_is_of_this_version():
+    entry = (FOLDER / "pyproject.toml").read_text(encoding="utf-8")
+    cargo = (REPOSITORY / "Cargo.toml").read_text(encoding="utf-8")
+    version = next(line for line in cargo.splitlines() if line.startswith("version = "))
+    assert version in entry and "[tool.comfy]" in entry
+
+
 @pytest.mark.parametrize("how", ["copied", "linked"])
 def test_the_package_is_found_beside_the_folder(tmp_path, how):
     folder = tmp_path / "custom_nodes" / "video_vae_nodes"

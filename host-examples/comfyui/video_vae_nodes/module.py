@@ -44,6 +44,14 @@ class FirstStageModel(_Module):
         super().__init__(weights, device, dtype, **parameters)
         self.scale = scale
 
+    @property
+    def device(self) -> torch.device:
+        return self.placeholder.device
+
+    @device.setter
+    def device(self, device: Any) -> None:
+        """ComfyUI's patcher notes here where it has moved the module to, which the module knows."""
+
     def encode(self, x: torch.Tensor) -> torch.Tensor:
         return self._posterior(x).mode() * self.scale
 
@@ -61,7 +69,7 @@ class Decoded(NamedTuple):
 
 
 class SeedVr2Module(_Module):
-    """What numz's upscaler calls. Latents are unscaled, as that pack scales them itself; single frames have no time axis
+    """What numz's upscaler calls. Latents are unscaled, as that pack scales them itself. Single frames have no time axis
     in either direction. Tiles are a hint, unless they are forced."""
 
     def __init__(self, weights: str, device: Any, dtype: Any, force_tiles: bool, **parameters: Any) -> None:

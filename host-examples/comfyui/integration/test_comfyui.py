@@ -146,7 +146,7 @@ def test_interrupt(ours, run):
 
 @pytest.mark.parametrize("file", ["workflow_api.json", "workflow.json", "workflow_seedvr2.json"])
 def test_workflows_are_valid(ours, file):
-    """Every node of ours in the files has the widgets and sockets of now. Nodes of packs that are not here are let be."""
+    """Every node of ours in the files has the widgets of now. Nodes of packs that are not here are let be."""
     workflow = json.loads((HERE.parent / file).read_text(encoding="utf-8"))
     steps = workflow["nodes"] if "nodes" in workflow else workflow.values()
     seen = 0

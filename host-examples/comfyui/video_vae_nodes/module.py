@@ -69,8 +69,8 @@ class Decoded(NamedTuple):
 
 
 class SeedVr2Module(_Module):
-    """What numz's upscaler calls. Latents are unscaled, as that pack scales them itself. Single frames have no time axis
-    in either direction. Tiles are a hint, unless they are forced."""
+    """What numz's upscaler calls. Latents are unscaled, as that pack scales them itself. Single frames have no time
+    axis in either direction. Tiles are a hint, unless they are forced."""
 
     def __init__(self, weights: str, device: Any, dtype: Any, force_tiles: bool, **parameters: Any) -> None:
         super().__init__(weights, device, dtype, **parameters)

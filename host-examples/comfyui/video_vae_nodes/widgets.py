@@ -16,8 +16,8 @@ DEFAULTS = {"scaling_factor": 0.9152}
 
 # In plain words, for people who have never seen the library.
 TOOLTIPS = {
-    "memory_limit": "The most GPU memory the VAE may use, such as 6GiB or 80%. auto: all that is free. With less memory "
-    "it takes longer, but the result is the same, as long as no tiles are needed.",
+    "memory_limit": "The most GPU memory the VAE may use, such as 6GiB or 80%. auto: all that is free. With less "
+    "memory it takes longer, but the result is the same, as long as no tiles are needed.",
     "host_memory_limit": "The most of the computer's own memory that may help out when GPU memory is short, such as "
     "8GiB. auto: what can be spared.",
     "tiles": "If even this does not fit: auto cuts the image into tiles, which can show at their seams; never stops "

@@ -203,8 +203,8 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
     # ---- The two calls ----
 
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> EncoderOutput | tuple:
-        """Pixels to the distribution of their latents. Other lengths than 4n + 1 and sizes that are no multiples of 8 are
-        padded by repeating the last frame, row and column."""
+        """Pixels to the distribution of their latents. Other lengths than 4n + 1 and sizes that are no multiples of 8
+        are padded by repeating the last frame, row and column."""
         clip, dtype = _as_clip(x, "x"), self._written_dtype
 
         def run() -> tuple:

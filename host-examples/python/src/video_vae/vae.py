@@ -139,8 +139,8 @@ class VideoVae:
         **parameters: Any,
     ) -> None:
         """Opens a checkpoint. `device` is "auto", "cpu", "cuda:0", ..., "cuda" (PyTorch's present GPU, or the first) or
-        a torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger "video_vae".
-        """
+        a torch.device. `log` gets levels of the module `logging` and lines; without it they go to the logger
+        "video_vae"."""
         for key in parameters:
             if key not in discovery.parameters():
                 raise TypeError(f"VideoVae() has no keyword {_unknown(key)}")

@@ -53,5 +53,7 @@ tests host-examples/comfyui tests
 [ -z "$pack" ] || export SEEDVR2_PACK=$pack
 # Two processes, as one ComfyUI each.
 tests host-examples/comfyui integration/test_comfyui.py
-tests host-examples/comfyui -s integration/test_seedvr2.py | grep -E 'relative error|passed|failed|skipped|SKIPPED|^(FAILED|ERROR|E  |---)' || failed=1
+# That pack prints much. In a subshell, `failed` would be lost; pipefail brings it back.
+shown='relative error|passed|failed|skipped|SKIPPED|^(FAILED|ERROR|E  |---)'
+(failed=0; tests host-examples/comfyui -s integration/test_seedvr2.py; exit $failed) 2>&1 | grep -E "$shown" || failed=1
 exit $failed

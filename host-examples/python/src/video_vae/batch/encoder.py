@@ -1,0 +1,157 @@
+"""Turns clips into latents on one device. Knows nothing of shards and files."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy
+
+from .. import ArgumentError, MemoryLimitError, Stream, TensorError, VideoVae
+from .._run import Run
+from .._tensors import LATENT_LAYOUTS, View
+from ..errors import check
+from ..stream import library
+from .ahead import Broken, Clip, Piece, Restart
+from .errors import BrokenInput
+from .fingerprint import fingerprint
+from .settings import Settings
+
+# What is wrong with the clip and not with the device.
+_CLIP_ERRORS = (ArgumentError, TensorError, MemoryLimitError)
+
+
+class _Ended(BrokenInput):
+    """The input ended with an error; nothing more of it comes."""
+
+
+class Encoder:
+    """A device with its model."""
+
+    def __init__(self, settings: Settings, device: str) -> None:
+        self.device = device
+        self._settings = settings
+        self._vae = VideoVae(settings.weights, device, **settings.all_parameters())
+        try:
+            self.fingerprint = fingerprint(self._vae, device, settings.weights)
+        except BaseException:
+            self._vae.close()
+            raise
+        self._sampled = self._vae.posterior == "sample"
+        self._seed = self._vae.seed
+
+    def cancel(self) -> None:
+        self._vae.cancel()
+
+    def close(self) -> None:
+        self._vae.close()
+
+    def encode(self, clip: Clip, key: str) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
+        """Tensors [C, T, H, W] and what they are of. Raises BrokenInput."""
+        about: dict[str, Any] = {}
+        if self._sampled:
+            about["seed"] = self._vae.seed = item_seed(self._seed, key)
+        try:
+            tensors, frames = self._whole(clip) if clip.whole else self._streamed(clip)
+        except _CLIP_ERRORS as error:
+            raise BrokenInput(str(error)) from error
+        shape = clip.shape
+        about.update(frames=frames, height=shape[1], width=shape[2], **clip.info)
+        return tensors, about
+
+    def _arrays(self, shape: tuple[int, ...]) -> dict[str, numpy.ndarray]:
+        names = ["latent"] if self._sampled else ["mean", "logvar"] if self._settings.logvar else ["mean"]
+        return {name: numpy.empty(shape, self._settings.dtype) for name in names}
+
+    def _whole(self, clip: Clip) -> tuple[dict[str, numpy.ndarray], int]:
+        piece = clip.pieces.get()
+        assert isinstance(piece, Piece)
+        try:
+            count, height, width, _ = piece.frames.shape
+            tensors = self._arrays(self._vae.model.latent_shape((1, 3, count, height, width))[1:])
+            first = next(iter(tensors.values()))
+            self._vae.encode(piece.frames, out=first, logvar=tensors.get("logvar"))
+        finally:
+            piece.release()
+        return tensors, count
+
+    def _streamed(self, clip: Clip) -> tuple[dict[str, numpy.ndarray], int]:
+        """A clip too long to be held: piece by piece, the same bits."""
+        while True:
+            count, height, width, _ = clip.shape
+            stream = self._vae.open_stream("encode", (1, 3, count, height, width))
+            try:
+                result = self._streamed_once(clip, stream)
+            except _Ended:
+                raise
+            except BaseException:
+                self._drain(clip)
+                raise
+            finally:
+                stream.close()
+            if result is not None:
+                return result
+
+    def _streamed_once(self, clip: Clip, stream: Stream) -> tuple[dict[str, numpy.ndarray], int] | None:
+        """None if the pieces begin anew."""
+        found: list[dict[str, numpy.ndarray]] = []
+        total = 0
+        while True:
+            piece = clip.pieces.get()
+            if isinstance(piece, Restart):
+                return None
+            if isinstance(piece, Broken):
+                raise _Ended(piece.reason)
+            try:
+                frames = piece.frames
+                total += len(frames)
+                while len(frames):
+                    frames = frames[stream.push(frames) :]
+                    self._pull(stream, piece.frames.shape, found)
+            finally:
+                piece.release()
+            if piece.last:
+                stream.finish()
+                self._pull(stream, piece.frames.shape, found)
+                return {name: numpy.concatenate([part[name] for part in found], 1) for name in found[0]}, total
+
+    def _pull(self, stream: Stream, shape: tuple[int, ...], found: list[dict[str, numpy.ndarray]]) -> None:
+        """Everything that is ready."""
+        count, height, width, _ = shape
+        while True:
+            room = self._arrays(self._vae.model.latent_shape((1, 3, count + 1, height, width))[1:])
+            written = pull_pair(stream, room.get("mean", room.get("latent")), room.get("logvar"))
+            if not written:
+                return
+            found.append({name: array[:, :written].copy() for name, array in room.items()})
+
+    @staticmethod
+    def _drain(clip: Clip) -> None:
+        """Gives back the slots of the rest of a clip, which its reader may wait for."""
+        while True:
+            piece = clip.pieces.get()
+            if isinstance(piece, Piece):
+                piece.release()
+            if isinstance(piece, Broken) or (isinstance(piece, Piece) and piece.last):
+                return
+
+
+def item_seed(seed: int, key: str) -> int:
+    """The seed of one item: items of one seed differ, and none depends on the order of work."""
+    return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest()[:8], "little") >> 1
+
+
+def pull_pair(stream: Stream, out: Any, logvar: Any) -> int | None:
+    """`Stream.pull` with the log-variance."""
+    import ctypes
+
+    from .. import _abi
+
+    view = View.of_out(out, "out", None, LATENT_LAYOUTS)
+    second = None if logvar is None else View.of_out(logvar, "logvar", None, LATENT_LAYOUTS)
+    written = ctypes.c_int64()
+    views = [view] if second is None else [view, second]
+    with Run(stream._vae._handle, views, None, second) as run:
+        status = library().vvae_stream_pull(stream._handle, view.reference, run.info, ctypes.byref(written))
+    check(status, stream._vae._handle)
+    return None if status == _abi.VVAE_END else written.value

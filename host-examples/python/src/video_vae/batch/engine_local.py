@@ -1,0 +1,83 @@
+"""The engine without a cluster: this process, one worker a device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from pathlib import Path
+from typing import Any
+
+from .. import devices
+from .errors import BatchError
+from .fingerprint import differences
+from .settings import Resources, Settings
+from .sources import Shard
+from .worker import Worker
+
+# Shards that a worker has at a time, so that it begins the next while the last one is written.
+IN_FLIGHT = 2
+
+
+def chosen_devices(text: str) -> list[str]:
+    """`all` is every GPU, or the CPU if there is none; otherwise a list such as `cuda:0,cuda:1`."""
+    there = [device.id for device in devices()]
+    if text == "all":
+        return [device for device in there if device != "cpu"] or ["cpu"]
+    chosen = [part.strip() for part in text.split(",")]
+    for device in chosen:
+        if device not in there:
+            raise BatchError(f"--device {text}: {device!r} is not there; devices are {', '.join(there)}")
+    return chosen
+
+
+class LocalEngine:
+    """All devices of this machine."""
+
+    def __init__(self, settings: Settings, device_list: Sequence[str], resources: Resources | None = None) -> None:
+        self._workers: list[Worker] = []
+        readers = max((os.cpu_count() or 1) // len(device_list), 1)
+        try:
+            for device in device_list:
+                self._workers.append(Worker(settings, device, resources or Resources(min(readers, 8))))
+            self.fingerprint = self._workers[0].fingerprint
+            for worker in self._workers[1:]:
+                found = differences(self.fingerprint, worker.fingerprint)
+                if found:
+                    pair = f"{self._workers[0].device} and {worker.device}"
+                    raise BatchError(f"{pair} would give different bits: {'; '.join(found)}. Name devices of one kind")
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def workers(self) -> int:
+        return len(self._workers)
+
+    def run(self, shards: Sequence[Shard], folder: Path, run: str) -> Iterator[dict[str, Any] | None]:
+        """Records as shards are complete, and None from time to time."""
+        for worker in self._workers:
+            worker.open_folder(folder)
+        left = iter(shards)
+        at_work: dict[Future[dict[str, Any]], Worker] = {}
+        for worker in self._workers * IN_FLIGHT:
+            self._next(worker, left, at_work)
+        while at_work:
+            done, _ = wait(at_work, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in done:
+                self._next(at_work.pop(future), left, at_work)
+                yield future.result()
+            yield None
+
+    def figures(self) -> list[dict[str, Any]]:
+        return [worker.figures() for worker in self._workers]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+    @staticmethod
+    def _next(worker: Worker, left: Iterator[Shard], at_work: dict[Future[dict[str, Any]], Worker]) -> None:
+        shard = next(left, None)
+        if shard is not None:
+            at_work[worker.submit(shard)] = worker

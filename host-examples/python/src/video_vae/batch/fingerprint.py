@@ -1,0 +1,92 @@
+"""What the bits of a result depend on. Workers of one run must agree in all of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from .. import VideoVae, VideoVaeError, devices, nodes, version
+from .errors import BatchError
+from .frames import reader_version
+
+# Parameters that change time and memory and never a bit.
+_FREE = {"memory_limit", "host_memory_limit", "threads", "slice_frames", "chunk_frames", "rates"}
+_INSTRUCTION_SETS = ("avx512", "avx2", "portable")
+
+
+def bit_settings(node: str, given: dict[str, str]) -> dict[str, str]:
+    """The parameters that results of a node depend on, with those that were not given."""
+    known = {parameter.key: parameter for one in nodes() if one.id == node for parameter in one.parameters}
+    for key in given:
+        if key not in known:
+            raise BatchError(f"{node} has no parameter {key!r}; `python -m video_vae` lists them")
+    values = {key: given.get(key, known[key].format(known[key].default)) for key in sorted(set(known) - _FREE)}
+    if values.get("posterior") == "mean":
+        del values["seed"]
+    return values
+
+
+def checkpoint_digest(path: str) -> str:
+    """SHA-256 of the file."""
+    state = hashlib.sha256()
+    try:
+        with Path(path).open("rb") as file:
+            while data := file.read(1 << 22):
+                state.update(data)
+    except OSError as error:
+        raise BatchError(f"{path}: {error.strerror}") from error
+    return state.hexdigest()
+
+
+def resolve_instruction_set(vae: VideoVae) -> str:
+    """Sets the instruction set that auto stands for, so that it can be named."""
+    if vae.instruction_set != "auto":
+        return vae.instruction_set
+    for name in _INSTRUCTION_SETS:
+        try:
+            vae.instruction_set = name
+            vae.encode(numpy.zeros((1, 8, 8, 3), numpy.uint8))
+            return name
+        except VideoVaeError:
+            continue
+    raise BatchError("no instruction set of this processor works")
+
+
+def fingerprint(vae: VideoVae, device: str, weights: str) -> dict[str, Any]:
+    """Of a worker. The probe is a hash of computed latents: it also tells what the names do not."""
+    if device == "cpu":
+        architecture, precision = f"cpu {resolve_instruction_set(vae)}", "fp32"
+    else:
+        found = next((one for one in devices() if one.id == device), None)
+        if found is None:
+            raise BatchError(f"{device} is not there; devices are {', '.join(one.id for one in devices())}")
+        architecture = "cuda {}.{}".format(*found.compute_capability)
+        if "VVAE_ARCH" in os.environ:
+            architecture += f" as {os.environ['VVAE_ARCH']}"
+        precision = "fp16" if vae.precision == "auto" else vae.precision
+    return {
+        "library": version(),
+        "checkpoint": checkpoint_digest(weights),
+        "architecture": architecture,
+        "precision": precision,
+        "reader": reader_version(),
+        "probe": _probe(vae),
+    }
+
+
+def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
+    """What two workers disagree in, in words."""
+    keys = [key for key in one if one[key] != other.get(key)]
+    return [f"{key} {one[key]} and {other.get(key)}" for key in keys]
+
+
+def _probe(vae: VideoVae) -> str:
+    clip = numpy.random.default_rng(20).integers(0, 256, (5, 64, 96, 3), dtype=numpy.uint8)
+    state = hashlib.sha256()
+    for array in vae.encode(clip, logvar=True, dtype="float32"):
+        state.update(numpy.ascontiguousarray(array))
+    return state.hexdigest()[:16]

@@ -1,0 +1,181 @@
+"""Reads the frames of one video or image with PyAV. Knows no process, device or shard."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from .buckets import Size, choose, cover
+from .errors import BrokenInput
+
+# The same pixels on every processor: no approximations that depend on its instructions.
+_SCALE = "flags=bicubic+accurate_rnd+bitexact+full_chroma_int+full_chroma_inp"
+_TURNS = {90: ["transpose=clock"], 180: ["hflip", "vflip"], 270: ["transpose=cclock"]}
+
+
+@dataclass(frozen=True)
+class FrameRule:
+    """Which frames of an input are taken, and at which size."""
+
+    buckets: tuple[Size, ...] = ()
+    max_frames: int | None = None
+    rate: str | None = None
+
+
+@dataclass(frozen=True)
+class FrameSpan:
+    """Frames [first, first + count) of an input, counted after the rule."""
+
+    first: int
+    count: int
+
+
+def reader_version() -> str:
+    """What the pixels depend on beside the file."""
+    import av
+
+    libraries = av.library_versions
+    parts = (f"{name} {'.'.join(map(str, libraries[name]))}" for name in ("libavcodec", "libavfilter", "libswscale"))
+    return f"PyAV {av.__version__}, {', '.join(parts)}"
+
+
+class FrameReader:
+    """The frames of a file: `info` says what the file is, iteration gives PyAV frames in rgb24."""
+
+    def __init__(self, path: str, rule: FrameRule, span: FrameSpan | None = None, threads: int = 1) -> None:
+        import av
+
+        self._av, self._rule, self._span = av, rule, span
+        try:
+            # A pipe would be waited for.
+            if not stat.S_ISREG(Path(path).stat().st_mode):
+                raise BrokenInput("not a regular file")
+            self._container = av.open(path)
+        except (OSError, ValueError, av.FFmpegError) as error:
+            raise BrokenInput(_reason(error)) from error
+        try:
+            streams = [s for s in self._container.streams.video if not s.disposition & s.disposition.attached_pic]
+            if not streams:
+                raise BrokenInput("no video stream")
+            self._stream = streams[0]
+            if self._stream.codec_context is None:
+                raise BrokenInput("no decoder for its video stream")
+            self._stream.codec_context.thread_count = threads
+            self.frames_hint: int = self._stream.frames
+        except BaseException:
+            self._container.close()
+            raise
+        self.info: dict[str, Any] = {}
+
+    def __enter__(self) -> FrameReader:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._container.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        first, end = 0, self._rule.max_frames
+        if self._span is not None:
+            first = self._span.first
+            end = first + self._span.count if end is None else min(end, first + self._span.count)
+        count = 0
+        for frame in self._filtered():
+            if count == end:
+                break
+            if count >= first:
+                yield frame
+            count += 1
+        if count == 0:
+            raise BrokenInput("no frames")
+        if self._span is not None and count < first + self._span.count:
+            raise BrokenInput(f"{count} frames; {first + self._span.count} were expected")
+
+    def _filtered(self) -> Iterator[Any]:
+        graph, shape = None, None
+        for frame in self._decoded():
+            if graph is None:
+                shape = (frame.width, frame.height)
+                graph = self._graph(frame)
+            elif shape != (frame.width, frame.height):
+                raise BrokenInput(f"the size changes from {shape[0]}x{shape[1]} to {frame.width}x{frame.height}")
+            graph.push(frame)
+            yield from self._pulled(graph)
+        if graph is not None:
+            graph.push(None)
+            yield from self._pulled(graph)
+
+    def _decoded(self) -> Iterator[Any]:
+        count = 0
+        try:
+            for frame in self._container.decode(self._stream):
+                if frame.is_corrupt:
+                    raise BrokenInput(f"frame {count} is damaged")
+                yield frame
+                count += 1
+        except self._av.FFmpegError as error:
+            raise BrokenInput(f"after {count} frames: {_reason(error)}") from error
+
+    def _pulled(self, graph: Any) -> Iterator[Any]:
+        while True:
+            try:
+                yield graph.vpull()
+            except (self._av.BlockingIOError, self._av.EOFError):
+                return
+
+    def _graph(self, frame: Any) -> Any:
+        """Rotation, rate, size and colours, in this order."""
+        turn = -frame.rotation % 360
+        if turn not in (0, 90, 180, 270):
+            raise BrokenInput(f"turned by {turn} degrees")
+        width, height = (frame.height, frame.width) if turn in (90, 270) else (frame.width, frame.height)
+        rate = self._stream.average_rate or self._stream.guessed_rate
+        self.info = {
+            "source_width": width,
+            "source_height": height,
+            "source_rate": str(rate) if rate else None,
+            "rate": self._rule.rate or (str(rate) if rate else None),
+        }
+        steps = list(_TURNS.get(turn, []))
+        if self._rule.rate:
+            steps.append(f"fps={self._rule.rate}")
+        if self._rule.buckets:
+            bucket = choose(width, height, self._rule.buckets)
+            wide, high = cover(width, height, bucket)
+            steps += [f"scale={wide}:{high}:{_SCALE}", "format=rgb24", "crop={}:{}:exact=1".format(*bucket)]
+        else:
+            steps += [f"scale={_SCALE}", "format=rgb24"]
+        return self._chain(frame, steps)
+
+    def _chain(self, frame: Any, steps: list[str]) -> Any:
+        graph = self._av.filter.Graph()
+        graph.threads = 1
+        base = self._stream.time_base or Fraction(1, 1000)
+        last = graph.add_buffer(width=frame.width, height=frame.height, format=frame.format, time_base=base)
+        try:
+            for step in steps:
+                name, _, arguments = step.partition("=")
+                node = graph.add(name, arguments or None)
+                last.link_to(node)
+                last = node
+            last.link_to(graph.add("buffersink"))
+            graph.configure()
+        except (ValueError, self._av.FFmpegError) as error:
+            raise BrokenInput(f"{frame.width}x{frame.height} {frame.format.name}: {_reason(error)}") from error
+        return graph
+
+
+def _reason(error: Exception) -> str:
+    """One line without the path, which is recorded beside it."""
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(text.split())
+
+
+def count_frames(path: str, rule: FrameRule) -> int:
+    """How many frames the rule takes of a file, by reading it."""
+    with FrameReader(path, rule, threads=os.cpu_count() or 1) as frames:
+        return sum(1 for _ in frames)

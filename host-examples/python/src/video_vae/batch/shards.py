@@ -1,0 +1,187 @@
+"""Shards: WebDataset tar files of safetensors. Their bytes depend on the contents alone, and no half of one appears."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import tarfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy
+
+from .errors import BatchError, storage_error
+
+PARTIAL = ".partial"
+_NAMES = {"float16": "F16", "float32": "F32", "uint8": "U8"}
+_DTYPES = {name: numpy.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
+
+
+class AtomicFile:
+    """A file that appears under its name when `commit` is called, with everything on the disk, or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._partial = path.parent / f".{path.name}.{secrets.token_hex(8)}{PARTIAL}"
+        self._digest = hashlib.sha256()
+        self.bytes = 0
+        try:
+            self._file: BinaryIO = self._partial.open("xb")  # noqa: SIM115
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def write(self, data: Any) -> None:
+        try:
+            self._file.write(data)
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, self.path) from error
+        self._digest.update(data)
+        self.bytes += len(data)
+
+    def commit(self) -> str:
+        """Syncs and renames; answers the SHA-256."""
+        try:
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            self._partial.replace(self.path)
+            _sync_folder(self.path.parent)
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, self.path) from error
+        return self._digest.hexdigest()
+
+    def abort(self) -> None:
+        """Leaves nothing behind. Does nothing after `commit`."""
+        # Closing writes what is buffered, which fails again on a full disk.
+        with contextlib.suppress(OSError):
+            self._file.close()
+        self._partial.unlink(missing_ok=True)
+
+    def __enter__(self) -> AtomicFile:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.abort()
+
+
+def write_atomic(path: Path, text: str) -> None:
+    with AtomicFile(path) as file:
+        file.write(text.encode())
+        file.commit()
+
+
+def remove_partials(folder: Path) -> None:
+    """What killed runs left. Only under the lock of the folder."""
+    for path in folder.glob(f".*{PARTIAL}"):
+        path.unlink()
+
+
+class ShardWriter:
+    """Appends samples to a tar file in the order they come."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = AtomicFile(path)
+
+    def add(self, key: str, tensors: Mapping[str, numpy.ndarray], about: Mapping[str, Any]) -> None:
+        self._member(f"{key}.json", [json.dumps(about, sort_keys=True).encode()])
+        self._member(f"{key}.safetensors", safetensors(tensors))
+
+    def commit(self) -> tuple[int, str]:
+        """Bytes and SHA-256 of the file, which is now there."""
+        # Two empty blocks are the end; records of 20 blocks are what tar itself writes.
+        self._file.write(bytes(-(self._file.bytes + 1024) % tarfile.RECORDSIZE + 1024))
+        return self._file.bytes, self._file.commit()
+
+    def abort(self) -> None:
+        self._file.abort()
+
+    def _member(self, name: str, parts: list[Any]) -> None:
+        entry = tarfile.TarInfo(name)
+        entry.size = sum(len(part) for part in parts)
+        # From 8 GiB on only GNU's and POSIX's formats have room for the size.
+        self._file.write(entry.tobuf(tarfile.GNU_FORMAT))
+        for part in parts:
+            self._file.write(part)
+        self._file.write(bytes(-entry.size % tarfile.BLOCKSIZE))
+
+
+def safetensors(tensors: Mapping[str, numpy.ndarray]) -> list[Any]:
+    """The bytes of a safetensors file, in parts, without a copy of the tensors."""
+    header, parts, offset = {}, [], 0
+    for name in sorted(tensors):
+        array = numpy.ascontiguousarray(tensors[name])
+        entry = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}
+        header[name] = {**entry, "data_offsets": [offset, offset + array.nbytes]}
+        parts.append(memoryview(array).cast("B"))
+        offset += array.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return [len(text).to_bytes(8, "little"), text, *parts]
+
+
+def parse_safetensors(data: bytes) -> dict[str, numpy.ndarray]:
+    """The arrays of a safetensors file, without a copy."""
+    try:
+        start = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:start])
+        header.pop("__metadata__", None)
+        arrays = {}
+        for name, entry in header.items():
+            first, end = entry["data_offsets"]
+            dtype = _DTYPES[entry["dtype"]]
+            if not 0 <= first <= end <= len(data) - start or end - first != dtype.itemsize * _count(entry["shape"]):
+                raise ValueError(f"{name} lies outside the file")
+            flat = numpy.frombuffer(data, dtype, _count(entry["shape"]), start + first)
+            arrays[name] = flat.reshape(entry["shape"])
+        return arrays
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BatchError(f"no safetensors with known types: {error}") from error
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sample of a shard."""
+
+    key: str
+    about: dict[str, Any]
+    tensors: dict[str, numpy.ndarray]
+
+
+def read_shard(path: Path) -> Iterator[Sample]:
+    """The samples of a shard in order."""
+    try:
+        with path.open("rb", 1 << 20) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+            about: dict[str, dict[str, Any]] = {}
+            for entry in tar:
+                key, _, extension = entry.name.partition(".")
+                member = tar.extractfile(entry)
+                data = member.read() if member is not None else b""
+                if extension == "json":
+                    about = {key: json.loads(data)}
+                elif extension == "safetensors":
+                    yield Sample(key, about.get(key, {}), parse_safetensors(data))
+    except (OSError, tarfile.TarError, ValueError, BatchError) as error:
+        raise BatchError(f"{path}: {error}") from error
+
+
+def _count(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

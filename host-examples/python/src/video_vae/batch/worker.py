@@ -1,0 +1,283 @@
+"""One device at work: inputs are read ahead of it and shards are written behind it.
+
+    read-ahead processes -> ready clips -> device thread -> results in order -> writer thread -> shard, record
+
+Memory is bounded: `Resources.items_ahead` items at most are under way beyond the oldest that is not written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import deque
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Callable
+
+import numpy
+
+from .ahead import Clip, ReadAhead
+from .encoder import Encoder
+from .errors import BatchError, BrokenInput
+from .folder import record_path
+from .settings import Resources, Settings
+from .shards import ShardWriter, write_atomic
+from .sources import Item, Shard
+
+
+@dataclass
+class Figures:
+    """What a worker has done so far."""
+
+    clips: int = 0
+    broken: int = 0
+    megapixel_frames: float = 0.0
+    bytes: int = 0
+    device_seconds: float = 0.0
+    feed_wait_seconds: float = 0.0
+
+
+@dataclass(eq=False)
+class _Job:
+    shard: Shard
+    first: int
+    done: Future[dict[str, Any]]
+
+
+@dataclass
+class _Result:
+    about: dict[str, Any]
+    tensors: dict[str, numpy.ndarray] | None
+
+    @property
+    def bytes(self) -> int:
+        return sum(array.nbytes for array in self.tensors.values()) if self.tensors else 0
+
+
+class Worker:
+    """Encodes shards on one device. `submit` returns at once; a few shards at a time leave the device no pause."""
+
+    def __init__(self, settings: Settings, device: str, resources: Resources) -> None:
+        self._resources = resources
+        self._encoder = Encoder(settings, device)
+        self._folder = Path()
+        self._changed = threading.Condition()
+        self._items: dict[int, Item] = {}
+        self._waiting: deque[tuple[int, Item]] = deque()
+        self._ready: list[Clip] = []
+        self._results: dict[int, _Result] = {}
+        self._jobs: deque[_Job] = deque()
+        self._tickets = 0
+        self._written = 0
+        self._held = 0
+        self._figures = Figures()
+        self._failure: BaseException | None = None
+        self._closing = False
+        self._ahead = ReadAhead(
+            resources.readers, settings.rule, resources.slot_bytes, self._on_clip, self._on_broken, self._fail
+        )
+        self._threads = [self._thread(self._run_device, "device"), self._thread(self._run_writer, "writer")]
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        return self._encoder.fingerprint
+
+    @property
+    def device(self) -> str:
+        return self._encoder.device
+
+    def open_folder(self, folder: Path) -> None:
+        """Where shards go; before the first `submit`."""
+        self._folder = folder
+
+    def reader_processes(self) -> list[int]:
+        return self._ahead.processes()
+
+    def submit(self, shard: Shard) -> Future[dict[str, Any]]:
+        """The record of the shard, when it is complete on the disk."""
+        done: Future[dict[str, Any]] = Future()
+        with self._changed:
+            if self._failure is not None:
+                done.set_exception(self._failure)
+                return done
+            self._jobs.append(_Job(shard, self._tickets, done))
+            for item in shard.items:
+                self._items[self._tickets] = item
+                self._waiting.append((self._tickets, item))
+                self._tickets += 1
+            self._changed.notify_all()
+        self._hand_out()
+        return done
+
+    def figures(self) -> dict[str, Any]:
+        with self._changed:
+            return asdict(self._figures)
+
+    def close(self) -> None:
+        """Stops where it is. Shards that are not complete leave nothing."""
+        self._fail(BatchError("stopped"))
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._encoder.cancel()
+        self._ahead.close()
+        for thread in self._threads:
+            thread.join()
+        self._encoder.close()
+
+    # ---- In order ----
+
+    def _hand_out(self) -> None:
+        """Asks for inputs as far ahead as memory allows. The oldest one is always asked for, so that work goes on."""
+        with self._changed:
+            while self._waiting and self._failure is None:
+                ticket, item = self._waiting[0]
+                full = ticket >= self._written + self._resources.items_ahead()
+                if ticket > self._written and (full or self._held > self._resources.held_bytes):
+                    return
+                self._waiting.popleft()
+                self._ahead.read(ticket, item.path)
+
+    def _on_clip(self, clip: Clip) -> None:
+        with self._changed:
+            self._ready.append(clip)
+            self._changed.notify_all()
+
+    def _on_broken(self, ticket: int, reason: str) -> None:
+        self._resolve(ticket, {"error": reason}, None)
+
+    def _resolve(self, ticket: int, about: dict[str, Any], tensors: dict[str, numpy.ndarray] | None) -> None:
+        with self._changed:
+            item = self._items.pop(ticket)
+            result = _Result({"key": item.key, "source": item.path, **about}, tensors)
+            self._results[ticket] = result
+            self._held += result.bytes
+            self._changed.notify_all()
+
+    # ---- The device ----
+
+    def _run_device(self) -> None:
+        shape: tuple[int, ...] | None = None
+        while True:
+            clip = self._next_clip(shape)
+            if clip is None:
+                return
+            shape = clip.shape
+            with self._changed:
+                key = self._items[clip.ticket].key
+            start = time.perf_counter()
+            try:
+                tensors, about = self._encoder.encode(clip, key)
+            except BrokenInput as error:
+                self._resolve(clip.ticket, {"error": str(error)}, None)
+                continue
+            with self._changed:
+                self._figures.device_seconds += time.perf_counter() - start
+            self._resolve(clip.ticket, about, tensors)
+
+    def _next_clip(self, shape: tuple[int, ...] | None) -> Clip | None:
+        """A clip that is ready; one of the last clip's shape needs no new plan."""
+        start = time.perf_counter()
+        with self._changed:
+            # Waiting for something to do is not waiting for frames.
+            while not self._items and not self._closing and self._failure is None:
+                self._changed.wait()
+                start = time.perf_counter()
+            while not self._ready and not self._closing and self._failure is None:
+                self._changed.wait()
+            if self._closing or self._failure is not None:
+                return None
+            self._figures.feed_wait_seconds += time.perf_counter() - start
+            same = (place for place, clip in enumerate(self._ready) if clip.shape == shape)
+            return self._ready.pop(next(same, 0))
+
+    # ---- The writer ----
+
+    def _run_writer(self) -> None:
+        while True:
+            with self._changed:
+                while not self._jobs and not self._closing:
+                    self._changed.wait()
+                if self._closing:
+                    return
+                job = self._jobs[0]
+            record = self._write(job)
+            if record is None:
+                return
+            with self._changed:
+                self._jobs.popleft()
+            with contextlib.suppress(InvalidStateError):  # a failure elsewhere came first
+                job.done.set_result(record)
+
+    def _write(self, job: _Job) -> dict[str, Any] | None:
+        """Appends the shard's results as they come, then makes it appear. None if the worker stops meanwhile."""
+        writer: ShardWriter | None = None
+        abouts: list[dict[str, Any]] = []
+        try:
+            for ticket in range(job.first, job.first + len(job.shard.items)):
+                result = self._await(ticket)
+                if result is None:
+                    return None
+                if result.tensors is not None:
+                    writer = writer or ShardWriter(self._folder / job.shard.name)
+                    writer.add(result.about["key"], result.tensors, result.about)
+                abouts.append(result.about)
+                self._count(result)
+                self._hand_out()
+            record = {"shard": job.shard.index, "file": None, "bytes": 0, "sha256": None, "items": abouts}
+            if writer is not None:
+                record["bytes"], record["sha256"] = writer.commit()
+                record["file"] = job.shard.name
+            write_atomic(record_path(self._folder, job.shard), json.dumps(record, sort_keys=True) + "\n")
+            return record
+        finally:
+            if writer is not None:
+                writer.abort()
+
+    def _await(self, ticket: int) -> _Result | None:
+        with self._changed:
+            while ticket not in self._results and not self._closing and self._failure is None:
+                self._changed.wait()
+            return self._results.pop(ticket, None)
+
+    def _count(self, result: _Result) -> None:
+        """What is written needs no memory any more."""
+        with self._changed:
+            self._written += 1
+            self._held -= result.bytes
+            figures = self._figures
+            if result.tensors is None:
+                figures.broken += 1
+                return
+            about = result.about
+            figures.clips += 1
+            figures.megapixel_frames += about["frames"] * about["height"] * about["width"] / 1e6
+            figures.bytes += result.bytes
+
+    # ---- The end ----
+
+    def _fail(self, error: BaseException) -> None:
+        """The first failure ends everything that was asked for."""
+        with self._changed:
+            if self._failure is not None:
+                return
+            self._failure = error
+            jobs = list(self._jobs)
+            self._changed.notify_all()
+        for job in jobs:
+            with contextlib.suppress(InvalidStateError):  # the writer may have finished it just now
+                job.done.set_exception(error)
+
+    def _thread(self, target: Callable[[], None], name: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                target()
+            except BaseException as error:
+                self._fail(error)
+
+        thread = threading.Thread(target=run, name=f"{name} {self.device}", daemon=True)
+        thread.start()
+        return thread

@@ -1,0 +1,80 @@
+"""Small videos and images for the tests of video_vae.batch, and what a run makes of them."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from conftest import SMALL, SOURCES, np
+
+COMMAND = [sys.executable, "-m", "video_vae.batch"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCES)}
+
+
+def pattern(seed, frames, height, width):
+    """Moving blocks [T, H, W, 3]."""
+    shape = (-(-height // 8), -(-width // 8), 3)
+    blocks = np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
+    still = blocks.repeat(8, 0).repeat(8, 1)[:height, :width]
+    return np.stack([np.roll(still, 3 * frame, 1) for frame in range(frames)])
+
+
+def write_video(path, frames, rate=24, codec="libx264", options=None):
+    import av
+
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=rate, options=options or {})
+        stream.height, stream.width = frames.shape[1:3]
+        stream.pix_fmt = "yuv420p" if codec == "libx264" else "bgr0"
+        for frame in frames:
+            for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):
+                container.mux(packet)
+        for packet in stream.encode():
+            container.mux(packet)
+
+
+def write_lossless(path, frames, rate=24):
+    """FFV1 in RGB: what is read is what was written."""
+    write_video(path, frames, rate, "ffv1")
+
+
+def write_image(path, pixels):
+    import av
+
+    frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+    with av.open(str(path), "w", format="image2", options={"update": "1"}) as container:
+        stream = container.add_stream("png", rate=1)
+        stream.height, stream.width, stream.pix_fmt = *pixels.shape[:2], "rgb24"
+        for packet in [*stream.encode(frame), *stream.encode()]:
+            container.mux(packet)
+
+
+def collection(folder, count=12):
+    """Clips of three shapes, an image, and three inputs that are broken in different ways."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for index in range(count):
+        height, width = ((32, 48), (24, 24), (30, 34))[index % 3]
+        write_video(folder / f"clip-{index:02}.mp4", pattern(index, 5 if index % 2 else 9, height, width))
+    write_image(folder / "still.png", pattern(99, 1, 40, 24)[0])
+    (folder / "nonsense.mp4").write_bytes(b"nonsense" * 200)
+    (folder / "empty.mp4").write_bytes(b"")
+    whole = (folder / "clip-00.mp4").read_bytes()
+    (folder / "cut.mp4").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def command(*arguments, weights=SMALL):
+    """`python -m video_vae.batch` with the small checkpoint on the CPU."""
+    return [*COMMAND, *map(str, arguments), "--weights", str(weights), "--device", "cpu", "--quiet"]
+
+
+def run(*arguments, **options):
+    return subprocess.run(
+        command(*arguments, **options), env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
+    )
+
+
+def result(folder):
+    """The files of a run that do not depend on when it ran."""
+    names = {path.relative_to(folder) for path in Path(folder).rglob("*") if path.is_file()}
+    return {str(name): (folder / name).read_bytes() for name in names - {Path("summary.json"), Path(".lock")}}

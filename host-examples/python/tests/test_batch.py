@@ -1,0 +1,480 @@
+"""Encoding collections on this machine: the files, and what happens if things go wrong."""
+
+import json
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import tarfile
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL, SOURCES, np
+
+av = pytest.importorskip("av")
+
+from batch_clips import (  # noqa: E402
+    ENVIRONMENT,
+    collection,
+    command,
+    pattern,
+    result,
+    run,
+    write_image,
+    write_lossless,
+    write_video,
+)
+
+from video_vae import VideoVae  # noqa: E402
+from video_vae.batch.ahead import ATTEMPTS, Broken, Clip, Piece, ReadAhead, Restart  # noqa: E402
+from video_vae.batch.buckets import choose, cover, parse_buckets  # noqa: E402
+from video_vae.batch.encode import encode  # noqa: E402
+from video_vae.batch.encoder import Encoder, item_seed  # noqa: E402
+from video_vae.batch.engine_local import LocalEngine  # noqa: E402
+from video_vae.batch.errors import BatchError, BrokenInput  # noqa: E402
+from video_vae.batch.folder import RunFolder  # noqa: E402
+from video_vae.batch.frames import FrameReader, FrameRule  # noqa: E402
+from video_vae.batch.settings import Resources, Settings  # noqa: E402
+from video_vae.batch.shards import AtomicFile, read_shard  # noqa: E402
+from video_vae.batch.sources import list_items  # noqa: E402
+
+SHARD = 4
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return collection(tmp_path_factory.mktemp("clips"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(clips, tmp_path_factory):
+    """What every disturbed run has to end with."""
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    encode_here([clips], out)
+    return out
+
+
+def encode_here(sources, out, settings=None, resources=None, **options):
+    settings = settings or Settings(str(SMALL))
+    resources = resources or Resources(2)
+    options = {"shard_items": SHARD, "quiet": True, **options}
+    return encode(
+        [str(source) for source in sources], out, settings, lambda: LocalEngine(settings, ["cpu"], resources), **options
+    )
+
+
+def frames_of(path, rule=None):
+    with FrameReader(str(path), rule or FrameRule()) as frames:
+        return np.stack([frame.to_ndarray() for frame in frames])
+
+
+def samples_of(out):
+    return {sample.key: sample for shard in sorted(out.glob("*.tar")) for sample in read_shard(shard)}
+
+
+def manifest_of(out):
+    return [json.loads(line) for line in (out / "manifest.jsonl").read_text().splitlines()]
+
+
+# ---- What is in the files ----
+
+
+def test_latents_are_those_of_the_library(clips, undisturbed, vae):
+    samples, manifest = samples_of(undisturbed), manifest_of(undisturbed)
+    assert [line["source"] for line in manifest] == sorted(map(str, clips.iterdir()))
+    assert len(samples) == 13
+    for line in manifest:
+        if "error" in line:
+            assert line["key"] not in samples
+            continue
+        frames = frames_of(line["source"])
+        assert frames.shape == (line["frames"], line["height"], line["width"], 3)
+        mean, logvar = vae.encode(frames, logvar=True, dtype="float16")
+        sample = samples[line["key"]]
+        assert np.array_equal(sample.tensors["mean"], mean[0])
+        assert np.array_equal(sample.tensors["logvar"], logvar[0])
+        assert sample.about == {key: value for key, value in line.items() if key != "shard"}
+    rates = {line["rate"] for line in manifest if line["source"].endswith(".mp4") and "error" not in line}
+    assert rates == {"24"}
+
+
+def test_broken_inputs_are_recorded(clips, undisturbed):
+    reasons = {Path(line["source"]).name: line["error"] for line in manifest_of(undisturbed) if "error" in line}
+    assert set(reasons) == {"nonsense.mp4", "empty.mp4", "cut.mp4"}
+    assert all("Invalid data" in reason for reason in reasons.values())
+
+
+def test_others_can_read_the_shards(undisturbed):
+    names = []
+    for shard in sorted(undisturbed.glob("*.tar")):
+        with tarfile.open(shard) as tar:
+            names += tar.getnames()
+    assert names == sorted(names) and len(names) == 26
+    webdataset = pytest.importorskip("webdataset")
+    safetensors = pytest.importorskip("safetensors.numpy")
+    shards = [str(path) for path in sorted(undisturbed.glob("*.tar"))]
+    ours = samples_of(undisturbed)
+    theirs = list(webdataset.WebDataset(shards, shardshuffle=False))
+    assert [sample["__key__"] for sample in theirs] == list(ours)
+    for sample in theirs:
+        arrays = safetensors.load(sample["safetensors"])
+        assert set(arrays) == {"mean", "logvar"}
+        assert all(np.array_equal(arrays[name], ours[sample["__key__"]].tensors[name]) for name in arrays)
+        assert json.loads(sample["json"]) == ours[sample["__key__"]].about
+
+
+def test_the_command_does_the_same(clips, undisturbed, tmp_path):
+    done = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD, "--readers", 1)
+    assert done.returncode == 0, done.stderr
+    assert "13 clips" in done.stdout and "3 inputs could not be encoded" in done.stdout
+    assert result(tmp_path / "out") == result(undisturbed)
+    again = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD)
+    assert again.returncode == 0 and "16 clips were complete before" in again.stdout
+    assert result(tmp_path / "out") == result(undisturbed)
+
+
+def test_samples_have_seeds_of_their_own(tmp_path, vae):
+    folder = tmp_path / "clips"
+    folder.mkdir()
+    for name in "ab":
+        write_lossless(folder / f"{name}.mkv", pattern(1, 5, 16, 16))
+    settings = Settings(str(SMALL), dtype="float32", logvar=False, parameters={"posterior": "sample", "seed": "7"})
+    encode_here([folder], tmp_path / "out", settings)
+    one, other = samples_of(tmp_path / "out").values()
+    assert set(one.tensors) == {"latent"} and not np.array_equal(one.tensors["latent"], other.tensors["latent"])
+    assert other.about["seed"] == item_seed(7, other.key)
+    with vae.configured(posterior="sample", seed=other.about["seed"]):
+        assert np.array_equal(vae.encode(pattern(1, 5, 16, 16))[0], other.tensors["latent"])
+
+
+def test_long_clips_are_streamed(tmp_path, vae):
+    """A slot of two frames makes every clip long."""
+    folder, frames = tmp_path / "clips", pattern(3, 17, 24, 32)
+    folder.mkdir()
+    write_lossless(folder / "long.mkv", frames)
+    write_lossless(folder / "short.mkv", frames[:1])
+    encode_here([folder], tmp_path / "out", resources=Resources(1, slot_bytes=2 * frames[0].nbytes))
+    for sample, count in zip(samples_of(tmp_path / "out").values(), (17, 1)):
+        mean, logvar = vae.encode(frames[:count], logvar=True, dtype="float16")
+        assert sample.about["frames"] == count
+        assert np.array_equal(sample.tensors["mean"], mean[0]) and np.array_equal(sample.tensors["logvar"], logvar[0])
+
+
+# ---- Frames ----
+
+
+def test_buckets():
+    sizes = parse_buckets("1280x720, 720x1280,256x256,512x512")
+    assert choose(1920, 1080, sizes) == (1280, 720) and choose(1080, 1920, sizes) == (720, 1280)
+    assert choose(500, 480, sizes) == (512, 512) and choose(300, 300, sizes) == (256, 256)
+    assert cover(1920, 1080, (256, 256)) == (455, 256) and cover(100, 300, (64, 32)) == (64, 192)
+    for text in ("", "12", "0x8", "8x", "8x8;8x8"):
+        with pytest.raises(BatchError, match="WIDTHxHEIGHT"):
+            parse_buckets(text)
+
+
+def test_frames_are_resized_and_cropped(tmp_path):
+    frames = np.full((4, 40, 80, 3), 128, np.uint8)
+    frames[:, :, :20], frames[:, :, 60:] = 0, 255
+    write_lossless(tmp_path / "wide.mkv", frames)
+    found = frames_of(tmp_path / "wide.mkv", FrameRule(buckets=((20, 20), (20, 60))))
+    # Halved, then the middle 20 of 40 columns: nothing but grey, apart from the blur at the edges.
+    assert found.shape == (4, 20, 20, 3) and np.all(found[:, :, 2:-2] == 128)
+    assert np.array_equal(frames_of(tmp_path / "wide.mkv"), frames)
+    assert len(frames_of(tmp_path / "wide.mkv", FrameRule(max_frames=3))) == 3
+    assert len(frames_of(tmp_path / "wide.mkv", FrameRule(rate="12"))) == 2
+
+
+def test_a_turned_video_is_turned_back(tmp_path):
+    """Phones store frames as the sensor has them, and in the track's header how to show them."""
+    frames = pattern(5, 3, 32, 64)
+    write_video(tmp_path / "flat.mp4", frames)
+    data = bytearray((tmp_path / "flat.mp4").read_bytes())
+    matrix = data.index(b"tkhd") + 4 + 40
+    # x' = -y, y' = x: a quarter clockwise.
+    turn = [0, 1 << 16, 0, -1 << 16, 0, 0, 0, 0, 1 << 30]
+    data[matrix : matrix + 36] = b"".join(value.to_bytes(4, "big", signed=True) for value in turn)
+    (tmp_path / "turned.mp4").write_bytes(data)
+    flat, turned = frames_of(tmp_path / "flat.mp4"), frames_of(tmp_path / "turned.mp4")
+    assert turned.shape == (3, 64, 32, 3)
+    difference = np.abs(turned.astype(int) - np.rot90(flat, -1, (1, 2)).astype(int))
+    # Chroma is interpolated after the turn.
+    assert difference.mean() < 4
+
+
+def test_the_reason_names_the_frame(tmp_path):
+    write_video(tmp_path / "clip.mkv", pattern(1, 40, 64, 64), options={"g": "1"})
+    data = bytearray((tmp_path / "clip.mkv").read_bytes())
+    middle = len(data) // 2
+    data[middle : middle + 400] = bytes(400)
+    (tmp_path / "clip.mkv").write_bytes(data)
+    with pytest.raises(BrokenInput, match=r"frame \d+ is damaged|after \d+ frames"):
+        frames_of(tmp_path / "clip.mkv")
+
+
+def test_no_frames_in_other_things(tmp_path):
+    os.mkfifo(tmp_path / "pipe.mp4")
+    with pytest.raises(BrokenInput, match="regular file"):
+        FrameReader(str(tmp_path / "pipe.mp4"), FrameRule())
+    with pytest.raises(BrokenInput, match="No such file"):
+        FrameReader(str(tmp_path / "gone.mp4"), FrameRule())
+    with av.open(str(tmp_path / "sound.mka"), "w") as container:
+        stream = container.add_stream("pcm_s16le", rate=8000, layout="mono")
+        sound = av.AudioFrame.from_ndarray(np.zeros((1, 800), np.int16), "s16", "mono")
+        sound.sample_rate = 8000
+        container.mux(stream.encode(sound))
+    with pytest.raises(BrokenInput, match="no video stream"):
+        FrameReader(str(tmp_path / "sound.mka"), FrameRule())
+
+
+def test_sources(tmp_path):
+    (tmp_path / "b" / "deep").mkdir(parents=True)
+    for name in ("a.mp4", "b/z.PNG", "b/deep/c.mkv", "b/notes.txt", "odd"):
+        (tmp_path / name).write_bytes(b"12")
+    (tmp_path / "list").write_text(f"# mine\n{tmp_path}/odd\n\n{tmp_path}/a.mp4\n")
+    found = list_items([f"@{tmp_path}/list", str(tmp_path / "b"), str(tmp_path / "gone.mp4")])
+    names = ["a.mp4", "b/deep/c.mkv", "b/z.PNG", "gone.mp4", "odd"]
+    assert [item.path for item in found] == [str(tmp_path / name) for name in names]
+    assert [item.key for item in found][:2] == ["000000000", "000000001"] and found[3].bytes == 0
+    (tmp_path / "none").mkdir()
+    for sources in ([str(tmp_path / "none")], [f"@{tmp_path}/nowhere"]):
+        with pytest.raises(BatchError):
+            list_items(sources)
+
+
+# ---- Disturbances ----
+
+
+def killed_after(out, count, how, *arguments):
+    """Runs the command until `count` shards are complete, then ends its process."""
+    process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        if (out / ".lock").exists() and len(list(out.glob("records/*.json"))) >= count:
+            break
+        time.sleep(0.005)
+    process.send_signal(how)
+    return process.wait(timeout=30), process.stderr.read()
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_that_is_stopped_goes_on(clips, undisturbed, tmp_path, how):
+    out = tmp_path / "out"
+    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--readers", 1)
+    for count in (0, 1, 2):
+        code, text = killed_after(out, count, how, *arguments)
+        assert code == (-signal.SIGKILL if how == signal.SIGKILL else 130), text
+        assert how == signal.SIGKILL or "interrupted" in text
+        for shard in out.glob("*.tar"):
+            assert shard.read_bytes() == (undisturbed / shard.name).read_bytes()
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert result(out) == result(undisturbed)
+
+
+def test_readers_that_die_are_replaced(clips, undisturbed, tmp_path):
+    settings = Settings(str(SMALL))
+    killed = []
+
+    class Engine(LocalEngine):
+        def run(self, *arguments):
+            for record in super().run(*arguments):
+                if record is not None and len(killed) < 3:
+                    killed.append(self._workers[0].reader_processes()[0])
+                    os.kill(killed[-1], signal.SIGKILL)
+                yield record
+
+    encode([str(clips)], tmp_path / "out", settings, lambda: Engine(settings, ["cpu"], Resources(2)), shard_items=4)
+    assert len(set(killed)) >= 2
+    assert result(tmp_path / "out") == result(undisturbed)
+
+
+def test_an_input_that_kills_its_readers_is_given_up(tmp_path):
+    write_video(tmp_path / "slow.mp4", pattern(1, 300, 240, 320))
+    events = []
+    ahead = ReadAhead(1, FrameRule(), 1 << 30, events.append, lambda *broken: events.append(broken), events.append)
+    try:
+        ahead.read(5, str(tmp_path / "slow.mp4"))
+        until, pids = time.monotonic() + 60, []
+        while not events and time.monotonic() < until:
+            pid = ahead.processes()[0]
+            # It has the order as soon as its control is connected; starting takes longer than this.
+            if pid not in pids:
+                pids.append(pid)
+                time.sleep(0.05)
+                os.kill(pid, signal.SIGKILL)
+            time.sleep(0.005)
+    finally:
+        ahead.close()
+    assert len(pids) >= ATTEMPTS
+    assert events == [(5, f"the process that reads it died {ATTEMPTS} times: signal SIGKILL")]
+
+
+def test_a_reader_that_dies_within_a_long_clip(tmp_path):
+    """The pieces come again from the first."""
+    frames = pattern(4, 61, 24, 32)
+    write_lossless(tmp_path / "long.mkv", frames)
+    clips = queue.SimpleQueue()
+    ahead = ReadAhead(1, FrameRule(), 4 * frames[0].nbytes, clips.put, lambda *broken: None, clips.put)
+    try:
+        ahead.read(0, str(tmp_path / "long.mkv"))
+        clip = clips.get(timeout=60)
+        first = clip.pieces.get(timeout=60)
+        assert np.array_equal(first.frames, frames[:4]) and not first.last
+        os.kill(ahead.processes()[0], signal.SIGKILL)
+        while not isinstance(clip.pieces.get(timeout=60), Restart):
+            pass
+        found, last = [], False
+        while not last:
+            piece = clip.pieces.get(timeout=60)
+            found.append(piece.frames.copy())
+            last = piece.last
+            piece.release()
+        assert np.array_equal(np.concatenate(found), frames)
+    finally:
+        ahead.close()
+
+
+def test_a_clip_that_begins_anew(vae):
+    frames = pattern(4, 21, 24, 32)
+    encoder = Encoder(Settings(str(SMALL)), "cpu")
+    released = []
+
+    def piece(first, end):
+        return Piece(frames[first:end], end == 21, lambda: released.append(end))
+
+    clip = Clip(0, (8, 24, 32, 3), False, {})
+    for one in (piece(0, 8), piece(8, 16), Restart(), piece(0, 8), piece(8, 16), piece(16, 21)):
+        clip.pieces.put(one)
+    tensors, about = encoder.encode(clip, "key")
+    assert about["frames"] == 21 and np.array_equal(tensors["mean"], vae.encode(frames, dtype="float16")[0])
+    for one in (piece(0, 8), Broken("no more")):
+        clip.pieces.put(one)
+    with pytest.raises(BrokenInput, match="no more"):
+        encoder.encode(clip, "key")
+    encoder.close()
+    assert released == [8, 16, 8, 16, 21, 8]
+
+
+def test_a_folder_of_another_run_is_refused(clips, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    before = result(out)
+    for settings, word in [
+        (Settings(str(SMALL), dtype="float32"), "settings.dtype: float16 there, float32 here"),
+        (Settings(str(SMALL), FrameRule(max_frames=5)), "max_frames"),
+        (Settings(str(SMALL), parameters={"scaling_factor": "0.9"}), "scaling_factor"),
+        (Settings(str(SMALL), parameters={"instruction_set": "portable"}), "fingerprint.architecture"),
+        (Settings(str(SMALL.with_name("medium.safetensors"))), "fingerprint.checkpoint"),
+    ]:
+        with pytest.raises(BatchError, match=word):
+            encode_here([clips], out, settings)
+    with pytest.raises(BatchError, match="shard_items: 4 there, 5 here"):
+        encode_here([clips], out, shard_items=5)
+    with pytest.raises(BatchError, match="1 gone .such as .*clip-03"):
+        encode_here([path for path in clips.iterdir() if path.name != "clip-03.mp4"], out)
+    assert result(out) == before
+    # Time and memory are no part of a run.
+    encode_here([clips], out, Settings(str(SMALL), parameters={"threads": "1", "memory_limit": "1GiB"}))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("...")
+    with pytest.raises(BatchError, match="no output of this command"):
+        encode_here([clips], tmp_path / "mine")
+    with RunFolder(out), pytest.raises(BatchError, match=f"another process .*{os.getpid()}"):
+        encode_here([clips], out)
+
+
+def test_a_lost_shard_is_made_again(clips, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    (out / "latents-000001.tar").unlink()
+    with (out / "latents-000002.tar").open("r+b") as file:
+        file.truncate(1000)
+    figures = encode_here([clips], out)
+    assert figures["skipped"] == 8 and result(out) == result(undisturbed)
+
+
+def test_broken_inputs_can_be_tried_again(clips, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+    assert encode_here([clips], out)["skipped"] == 16
+    figures = encode_here([clips], out, retry_broken=True)
+    broken = {line["source"] for line in manifest_of(out) if "error" in line}
+    assert figures["broken"] == len(broken) == 3 and figures["skipped"] < 16
+    assert result(out) == result(undisturbed)
+
+
+def test_an_input_that_does_not_fit_is_recorded(tmp_path):
+    (tmp_path / "clips").mkdir()
+    write_image(tmp_path / "clips" / "large.png", pattern(1, 1, 512, 512)[0])
+    write_image(tmp_path / "clips" / "small.png", pattern(1, 1, 16, 16)[0])
+    with VideoVae(SMALL, "cpu") as vae:
+        limit = vae.plan_encode((5, 64, 96, 3)).device_bytes
+    encode_here([tmp_path / "clips"], tmp_path / "out", Settings(str(SMALL), parameters={"memory_limit": str(limit)}))
+    large, small = manifest_of(tmp_path / "out")
+    assert "memory" in large["error"] and small["shard"] == "latents-000000.tar"
+
+
+def test_a_full_disk(clips, tmp_path):
+    """A file system of 1 MiB, in a mount namespace of its own."""
+    words = " ".join(command("encode", clips, "--out", f"{tmp_path}/disk/out", "--dtype", "float32"))
+    filling = f"head -c 1000000 /dev/zero > {tmp_path}/disk/filler"
+    script = f"mkdir {tmp_path}/disk && mount -t tmpfs -o size=1m none {tmp_path}/disk && {filling} && echo mounted"
+    script += f" && {words}; echo status $?; find {tmp_path}/disk -name '*.tar' -o -name '*.partial'"
+    script += f"; rm {tmp_path}/disk/filler; {words} > /dev/null; echo status $?; ls {tmp_path}/disk/out"
+    done = subprocess.run(
+        ["unshare", "-rm", "sh", "-c", script],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    if "mounted" not in done.stdout:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    lines = done.stdout.splitlines()
+    assert lines[:3] == ["mounted", "status 1", "status 0"], done
+    assert "the disk is full" in done.stderr and "latents-000000.tar" in lines
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path):
+    with pytest.raises(KeyError), AtomicFile(tmp_path / "file") as file:
+        file.write(b"half")
+        raise KeyError
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(BatchError, match="No such file"):
+        AtomicFile(tmp_path / "no" / "file")
+
+
+def test_wrong_arguments(clips, tmp_path):
+    out = tmp_path / "out"
+    for arguments, word in [
+        (["--buckets", "8by8"], "WIDTHxHEIGHT"),
+        (["--shard-items", "0"], "at least 1"),
+        (["--rate", "fast"], "is not a rate"),
+        (["--set", "colour"], "KEY=VALUE"),
+        (["--set", "colour=red"], "no parameter 'colour'"),
+        (["--set", "seed=red"], "seed"),
+    ]:
+        done = run("encode", clips, "--out", out, *arguments)
+        assert done.returncode in (1, 2) and word in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr
+    done = run("encode", clips, "--out", out, weights=tmp_path / "none.safetensors")
+    assert done.returncode == 1 and "none.safetensors" in done.stderr
+    assert not list(tmp_path.glob("out/*.tar"))
+
+
+def test_what_is_missing_is_named(tmp_path):
+    """As where only NumPy is installed."""
+    (tmp_path / "av.py").write_text("raise ImportError('none')")
+    paths = f"{tmp_path}{os.pathsep}{SOURCES}"
+    done = subprocess.run(
+        [*command("encode", "x", "--out", tmp_path / "out")],
+        env={**ENVIRONMENT, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1 and "pip install 'video-vae[batch]'" in done.stderr

@@ -58,6 +58,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add("--engine", choices=["local", "ray"], default="local", help="this process, or a Ray cluster (local)")
     add("--device", default="all", help="all, cpu, or a list such as cuda:0,cuda:1 (all)")
     add("--readers", type=_positive, metavar="N", help="processes that read inputs, for each device")
+    add("--workers", type=_positive, metavar="N", help="with ray: workers (one for each GPU of the cluster)")
+    add(
+        "--ray-address",
+        metavar="ADDRESS",
+        help="with ray: the cluster (RAY_ADDRESS, or a new one here)",
+    )
     add("--quiet", action="store_true", help="no progress")
 
 
@@ -80,6 +86,17 @@ def _encode(options: argparse.Namespace) -> int:
     resources = Resources(options.readers) if options.readers else None
 
     def engine() -> Engine:
+        if options.engine == "ray":
+            from .engine_ray import RayEngine
+
+            return RayEngine(
+                settings,
+                options.device,
+                resources or Resources(1 if options.device == "cpu" else 4),
+                address=options.ray_address,
+                workers=options.workers,
+                retry=options.retry_broken,
+            )
         from .engine_local import LocalEngine, chosen_devices
 
         return LocalEngine(settings, chosen_devices(options.device), resources)

@@ -26,6 +26,7 @@ from .shards import PARTIAL, AtomicFile, remove_partials, write_atomic
 from .sources import Item, Shard
 
 FORMAT = 1
+_BEGUN = ".begun"
 
 
 def run_id(identity: dict[str, Any]) -> str:
@@ -70,16 +71,14 @@ class RunFolder:
             raise BatchError(self._difference(before, identity, items))
         remove_partials(self.path)
         remove_partials(self.path / "records")
+        for path in (self.path / "records").glob(f".*{_BEGUN}"):
+            path.unlink()
         return run_id(identity)
 
     def records(self, shards: Sequence[Shard]) -> dict[int, dict[str, Any]]:
         """Records of shards that are complete. A shard whose file is gone or has another size is not."""
-        found = {}
-        for shard in shards:
-            record = _read_json(record_path(self.path, shard))
-            if record is not None and _is_complete(self.path, record):
-                found[shard.index] = record
-        return found
+        records = ((shard.index, complete_record(self.path, shard)) for shard in shards)
+        return {index: record for index, record in records if record is not None}
 
     def finish(self, shards: Sequence[Shard]) -> None:
         """Writes the manifest from the records."""
@@ -149,6 +148,28 @@ def check_run(folder: Path, run: str) -> None:
         raise BatchError(
             f"{folder}/run.json {state} on {socket.gethostname()}; all workers need the same shared folder"
         )
+
+
+def complete_record(folder: Path, shard: Shard) -> dict[str, Any] | None:
+    """The record of a shard, if all of it is there."""
+    record = _read_json(record_path(folder, shard))
+    return record if record is not None and _is_complete(folder, record) else None
+
+
+def begin_count(folder: Path, shard: Shard) -> int:
+    """How often work on a shard has begun since the run was started, this time included."""
+    with _begun_path(folder, shard).open("ab") as file:
+        file.write(b".")
+        return file.tell()
+
+
+def end_count(folder: Path, shard: Shard) -> None:
+    """The shard is complete."""
+    _begun_path(folder, shard).unlink(missing_ok=True)
+
+
+def _begun_path(folder: Path, shard: Shard) -> Path:
+    return folder / "records" / f".{shard.index:06d}{_BEGUN}"
 
 
 def record_path(folder: Path, shard: Shard) -> Path:

@@ -1,0 +1,181 @@
+"""Encoding on Ray clusters that lose workers and nodes: the files are those of an undisturbed local run."""
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from conftest import SMALL
+
+pytest.importorskip("av")
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.data")
+
+from batch_clips import ENVIRONMENT, collection, command, result, run  # noqa: E402
+from ray.cluster_utils import Cluster  # noqa: E402
+
+from video_vae.batch.encode import encode  # noqa: E402
+from video_vae.batch.engine_local import LocalEngine  # noqa: E402
+from video_vae.batch.engine_ray import RayEngine  # noqa: E402
+from video_vae.batch.errors import BatchError  # noqa: E402
+from video_vae.batch.settings import Resources, Settings  # noqa: E402
+
+SHARD = 3
+SETTINGS = Settings(str(SMALL), parameters={"threads": "1"})
+# A lost node is noticed sooner than after half a minute; a busy machine is no lost node.
+IMPATIENT = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 4}
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory):
+    return collection(tmp_path_factory.mktemp("clips"), 32)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(clips, tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed") / "out"
+    encode_with(lambda: LocalEngine(SETTINGS, ["cpu"], Resources(1)), clips, out)
+    return out
+
+
+@pytest.fixture
+def cluster(monkeypatch):
+    """A head without room for workers, and two raylets with room for one each."""
+    for key, value in ENVIRONMENT.items():
+        monkeypatch.setenv(key, value)
+    small = {"object_store_memory": 80 << 20}
+    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "_system_config": IMPATIENT, **small})
+    made.nodes_for_workers = [made.add_node(num_cpus=1, **small) for _ in range(2)]
+    ray.init(address=made.address, log_to_driver=False, logging_level="error")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+def encode_with(engine, clips, out):
+    return encode([str(clips)], out, SETTINGS, engine, shard_items=SHARD, quiet=True)
+
+
+class Disturbed(RayEngine):
+    """Does something after some records."""
+
+    def __init__(self, after, disturb):
+        super().__init__(SETTINGS, "cpu", Resources(1))
+        self._after, self._disturb = after, disturb
+
+    def run(self, *arguments):
+        for count, record in enumerate(super().run(*arguments), 1):
+            yield record
+            if count == self._after:
+                self._disturb(self)
+
+
+def test_two_raylets(cluster, clips, undisturbed, tmp_path):
+    engines = []
+
+    def engine():
+        engines.append(RayEngine(SETTINGS, "cpu", Resources(1)))
+        return engines[-1]
+
+    figures = encode_with(engine, clips, tmp_path / "out")
+    assert figures["workers"] == 2 and len(engines[0].processes()) == 2
+    assert (figures["clips"], figures["broken"]) == (33, 3)
+    assert result(tmp_path / "out") == result(undisturbed)
+    assert encode_with(engine, clips, tmp_path / "out")["skipped"] == 36
+
+
+def test_a_worker_that_is_killed(cluster, clips, undisturbed, tmp_path):
+    killed = []
+
+    def kill(engine):
+        killed.append(int(engine.processes()[0].split()[1]))
+        os.kill(killed[0], signal.SIGKILL)
+
+    encode_with(lambda: Disturbed(2, kill), clips, tmp_path / "out")
+    assert killed and result(tmp_path / "out") == result(undisturbed)
+
+
+def test_a_node_that_is_removed(cluster, clips, undisturbed, tmp_path):
+    removed = []
+
+    def remove(engine):
+        removed.append(cluster.nodes_for_workers[1])
+        cluster.remove_node(removed[0], allow_graceful=False)
+
+    encode_with(lambda: Disturbed(2, remove), clips, tmp_path / "out")
+    assert removed and result(tmp_path / "out") == result(undisturbed)
+
+
+def test_a_worker_with_other_bits_ends_the_run(cluster, clips, tmp_path):
+    """As one on a processor without the others' instructions, or with another library."""
+
+    class Other(RayEngine):
+        def _fingerprint(self):
+            return {**super()._fingerprint(), "architecture": "cpu portable", "library": "0.1.0"}
+
+    with pytest.raises(
+        BatchError, match="other bits .*: library 0.1.0 and .*; architecture cpu portable"
+    ):
+        encode_with(lambda: Other(SETTINGS, "cpu", Resources(1)), clips, tmp_path / "out")
+    assert not list(tmp_path.glob("out/*.tar"))
+
+
+def test_workers_that_do_not_see_the_folder(cluster, clips, tmp_path):
+    class Elsewhere(RayEngine):
+        def run(self, shards, folder, run):
+            return super().run(shards, tmp_path / "elsewhere", run)
+
+    with pytest.raises(BatchError, match="run.json is not there on .*; all workers need the same shared folder"):
+        encode_with(lambda: Elsewhere(SETTINGS, "cpu", Resources(1)), clips, tmp_path / "out")
+
+
+def test_wishes_that_the_cluster_cannot_meet(cluster, clips, tmp_path):
+    for device, readers, word in [("cuda", 1, "no GPU"), ("cuda:3", 1, "Ray chooses"), ("cpu", 50, "no node")]:
+        with pytest.raises(BatchError, match=word):
+            RayEngine(SETTINGS, device, Resources(readers))
+    with pytest.raises(BatchError, match="no worker could start: .*missing.safetensors"):
+        RayEngine(Settings(str(tmp_path / "missing.safetensors")), "cpu", Resources(1))
+
+
+def descendants(process):
+    """The process, its children, their children: Ray's daemons, workers and readers."""
+    parents = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text()
+            except OSError:
+                continue
+            parents.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(entry.name))
+    found, left = [], [process]
+    while left:
+        found.append(left.pop())
+        left += parents.get(found[-1], [])
+    return found
+
+
+def test_everything_is_killed(clips, undisturbed, tmp_path):
+    """A cluster that the command starts, killed with the command; then once more, then to the end."""
+    out = tmp_path / "out"
+    arguments = ("encode", clips, "--out", out, "--shard-items", SHARD, "--engine", "ray", "--set", "threads=1")
+    for count in (1, 4):
+        process = subprocess.Popen(command(*arguments), env=ENVIRONMENT)
+        until = time.monotonic() + 120
+        while len(list(out.glob("records/0*.json"))) < count and time.monotonic() < until:
+            assert process.poll() is None
+            time.sleep(0.01)
+        for one in descendants(process.pid):
+            try:
+                os.kill(one, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        process.wait()
+        assert count <= len(list(out.glob("records/0*.json"))) < 12
+        for shard in out.glob("*.tar"):
+            assert shard.read_bytes() == (undisturbed / shard.name).read_bytes()
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "33 clips" not in done.stdout and "complete before" in done.stdout
+    assert result(out) == result(undisturbed)

@@ -30,14 +30,16 @@ from batch_clips import (  # noqa: E402
 from video_vae import VideoVae  # noqa: E402
 from video_vae.batch.ahead import ATTEMPTS, Broken, Clip, Piece, ReadAhead, Restart  # noqa: E402
 from video_vae.batch.buckets import choose, cover, parse_buckets  # noqa: E402
-from video_vae.batch.encode import encode  # noqa: E402
+from video_vae.batch.decode import DecodeSettings, decode_job, decode_worker  # noqa: E402
+from video_vae.batch.encode import encode_job, encode_worker  # noqa: E402
 from video_vae.batch.encoder import Encoder, item_seed  # noqa: E402
 from video_vae.batch.engine_local import LocalEngine  # noqa: E402
 from video_vae.batch.errors import BatchError, BrokenInput  # noqa: E402
 from video_vae.batch.folder import RunFolder  # noqa: E402
 from video_vae.batch.frames import FrameReader, FrameRule  # noqa: E402
+from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
-from video_vae.batch.shards import AtomicFile, read_shard  # noqa: E402
+from video_vae.batch.shards import AtomicFile, ShardWriter, read_shard  # noqa: E402
 from video_vae.batch.sources import list_items  # noqa: E402
 
 SHARD = 4
@@ -58,11 +60,9 @@ def undisturbed(clips, tmp_path_factory):
 
 def encode_here(sources, out, settings=None, resources=None, **options):
     settings = settings or Settings(str(SMALL))
-    resources = resources or Resources(2)
-    options = {"shard_items": SHARD, "quiet": True, **options}
-    return encode(
-        [str(source) for source in sources], out, settings, lambda: LocalEngine(settings, ["cpu"], resources), **options
-    )
+    job = encode_job([str(source) for source in sources], settings, options.pop("shard_items", SHARD))
+    make = encode_worker(settings)
+    return run_job(job, out, lambda: LocalEngine(make, ["cpu"], resources or Resources(2)), quiet=True, **options)
 
 
 def frames_of(path, rule=None):
@@ -95,7 +95,7 @@ def test_latents_are_those_of_the_library(clips, undisturbed, vae):
         sample = samples[line["key"]]
         assert np.array_equal(sample.tensors["mean"], mean[0])
         assert np.array_equal(sample.tensors["logvar"], logvar[0])
-        assert sample.about == {key: value for key, value in line.items() if key != "shard"}
+        assert sample.about == {key: value for key, value in line.items() if key != "file"}
     rates = {line["rate"] for line in manifest if line["source"].endswith(".mp4") and "error" not in line}
     assert rates == {"24"}
 
@@ -128,10 +128,10 @@ def test_others_can_read_the_shards(undisturbed):
 def test_the_command_does_the_same(clips, undisturbed, tmp_path):
     done = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD, "--readers", 1)
     assert done.returncode == 0, done.stderr
-    assert "13 clips" in done.stdout and "3 inputs could not be encoded" in done.stdout
+    assert "13 clips" in done.stdout and "3 are broken" in done.stdout
     assert result(tmp_path / "out") == result(undisturbed)
     again = run("encode", clips, "--out", tmp_path / "out", "--shard-items", SHARD)
-    assert again.returncode == 0 and "16 clips were complete before" in again.stdout
+    assert again.returncode == 0 and "16 inputs were complete before" in again.stdout
     assert result(tmp_path / "out") == result(undisturbed)
 
 
@@ -244,6 +244,70 @@ def test_sources(tmp_path):
             list_items(sources)
 
 
+# ---- Back to video ----
+
+
+def decode_here(sources, out, settings=None, **options):
+    settings = settings or DecodeSettings(str(SMALL), "ffv1")
+    make = decode_worker(settings)
+    job = decode_job([str(source) for source in sources], settings)
+    return run_job(job, out, lambda: LocalEngine(make, ["cpu"], Resources(2)), quiet=True, **options)
+
+
+def test_shards_become_videos(undisturbed, tmp_path, vae):
+    figures = decode_here([undisturbed], tmp_path / "out")
+    assert (figures["clips"], figures["broken"]) == (13, 0)
+    samples = samples_of(undisturbed)
+    lines = manifest_of(tmp_path / "out")
+    assert {line["key"] for line in lines} == set(samples)
+    for line in lines:
+        sample = samples[line["key"]]
+        size = tuple(sample.about[name] for name in ("frames", "height", "width"))
+        right = vae.decode(sample.tensors["mean"][None], size=size, layout="THWC", dtype="uint8")
+        assert line["file"].endswith(".png" if size[0] == 1 else ".mkv")
+        assert np.array_equal(frames_of(tmp_path / "out" / line["file"]), right)
+    assert decode_here([undisturbed], tmp_path / "out")["skipped"] == 4
+
+
+def test_decoding_goes_on(undisturbed, tmp_path):
+    right, out = tmp_path / "right", tmp_path / "out"
+    arguments = ("decode", undisturbed, "--codec", "ffv1", "--readers", 2, "--out")
+    assert run(*arguments, right).returncode == 0
+    for count in (0, 1, 2):
+        assert killed_after(out, count, signal.SIGKILL, *arguments, out)[0] == -signal.SIGKILL
+    done = run(*arguments, out)
+    assert done.returncode == 0, done.stderr
+    assert result(out) == result(right) and not list(out.rglob("*.partial"))
+    (out / "latents-000001" / "000000005.mkv").unlink()
+    assert "3 inputs were complete before" in run(*arguments, out).stdout
+    assert result(out) == result(right)
+
+
+def test_broken_shards_are_recorded(undisturbed, tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    for shard in undisturbed.glob("*.tar"):
+        shutil.copy(shard, shards)
+    data = (shards / "latents-000001.tar").read_bytes()
+    (shards / "latents-000001.tar").write_bytes(data[: len(data) // 2])
+    with ShardWriter(shards / "latents-000009.tar") as writer:
+        writer.add("a", {"other": np.zeros(3, np.float32)}, {})
+        writer.add("b", {"mean": np.zeros((16, 2, 1, 1), np.float32)}, {"frames": 90})
+        writer.add("c", {"mean": np.zeros((3, 2, 1, 1), np.float32)}, {})
+        writer.add("d", {"mean": np.zeros((16, 2, 1, 1), np.float32)}, {})
+        writer.commit()
+    decode_here([shards], tmp_path / "out")
+    lines = [line for line in manifest_of(tmp_path / "out") if "error" in line]
+    broken = {line.get("key", Path(line["shard"]).name): line["error"] for line in lines}
+    assert set(broken) == {"latents-000001.tar", "a", "b", "c"}
+    assert "no tensor mean" in broken["a"] and "90" in broken["b"]
+    assert (tmp_path / "out" / "latents-000009" / "d.mkv").is_file()
+    with pytest.raises(BatchError, match="the same folder"):
+        decode_here([shards, undisturbed], tmp_path / "both")
+    with pytest.raises(BatchError, match="no shards"):
+        decode_here([tmp_path], tmp_path / "none")
+
+
 # ---- Disturbances ----
 
 
@@ -286,7 +350,9 @@ def test_readers_that_die_are_replaced(clips, undisturbed, tmp_path):
                     os.kill(killed[-1], signal.SIGKILL)
                 yield record
 
-    encode([str(clips)], tmp_path / "out", settings, lambda: Engine(settings, ["cpu"], Resources(2)), shard_items=4)
+    make = encode_worker(settings)
+    job = encode_job([str(clips)], settings, SHARD)
+    run_job(job, tmp_path / "out", lambda: Engine(make, ["cpu"], Resources(2)), quiet=True)
     assert len(set(killed)) >= 2
     assert result(tmp_path / "out") == result(undisturbed)
 
@@ -414,7 +480,7 @@ def test_an_input_that_does_not_fit_is_recorded(tmp_path):
         limit = vae.plan_encode((5, 64, 96, 3)).device_bytes
     encode_here([tmp_path / "clips"], tmp_path / "out", Settings(str(SMALL), parameters={"memory_limit": str(limit)}))
     large, small = manifest_of(tmp_path / "out")
-    assert "memory" in large["error"] and small["shard"] == "latents-000000.tar"
+    assert "memory" in large["error"] and small["file"] == "latents-000000.tar"
 
 
 def test_a_full_disk(clips, tmp_path):

@@ -16,14 +16,16 @@ pytest.importorskip("ray.data")
 from batch_clips import ENVIRONMENT, collection, command, result, run  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
-from video_vae.batch.encode import encode  # noqa: E402
+from video_vae.batch.encode import encode_job, encode_worker  # noqa: E402
 from video_vae.batch.engine_local import LocalEngine  # noqa: E402
 from video_vae.batch.engine_ray import RayEngine  # noqa: E402
 from video_vae.batch.errors import BatchError  # noqa: E402
+from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
 
 SHARD = 3
 SETTINGS = Settings(str(SMALL), parameters={"threads": "1"})
+MAKE = encode_worker(SETTINGS)
 # A lost node is noticed sooner than after half a minute; a busy machine is no lost node.
 IMPATIENT = {"health_check_period_ms": 1000, "health_check_timeout_ms": 4000, "health_check_failure_threshold": 4}
 
@@ -36,7 +38,7 @@ def clips(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(clips, tmp_path_factory):
     out = tmp_path_factory.mktemp("undisturbed") / "out"
-    encode_with(lambda: LocalEngine(SETTINGS, ["cpu"], Resources(1)), clips, out)
+    encode_with(lambda: LocalEngine(MAKE, ["cpu"], Resources(1)), clips, out)
     return out
 
 
@@ -55,14 +57,14 @@ def cluster(monkeypatch):
 
 
 def encode_with(engine, clips, out):
-    return encode([str(clips)], out, SETTINGS, engine, shard_items=SHARD, quiet=True)
+    return run_job(encode_job([str(clips)], SETTINGS, SHARD), out, engine, quiet=True)
 
 
 class Disturbed(RayEngine):
     """Does something after some records."""
 
     def __init__(self, after, disturb):
-        super().__init__(SETTINGS, "cpu", Resources(1))
+        super().__init__(MAKE, "cpu", Resources(1))
         self._after, self._disturb = after, disturb
 
     def run(self, *arguments):
@@ -76,7 +78,7 @@ def test_two_raylets(cluster, clips, undisturbed, tmp_path):
     engines = []
 
     def engine():
-        engines.append(RayEngine(SETTINGS, "cpu", Resources(1)))
+        engines.append(RayEngine(MAKE, "cpu", Resources(1)))
         return engines[-1]
 
     figures = encode_with(engine, clips, tmp_path / "out")
@@ -115,10 +117,8 @@ def test_a_worker_with_other_bits_ends_the_run(cluster, clips, tmp_path):
         def _fingerprint(self):
             return {**super()._fingerprint(), "architecture": "cpu portable", "library": "0.1.0"}
 
-    with pytest.raises(
-        BatchError, match="other bits .*: library 0.1.0 and .*; architecture cpu portable"
-    ):
-        encode_with(lambda: Other(SETTINGS, "cpu", Resources(1)), clips, tmp_path / "out")
+    with pytest.raises(BatchError, match="other bits .*: library 0.1.0 and .*; architecture cpu portable"):
+        encode_with(lambda: Other(MAKE, "cpu", Resources(1)), clips, tmp_path / "out")
     assert not list(tmp_path.glob("out/*.tar"))
 
 
@@ -128,15 +128,15 @@ def test_workers_that_do_not_see_the_folder(cluster, clips, tmp_path):
             return super().run(shards, tmp_path / "elsewhere", run)
 
     with pytest.raises(BatchError, match="run.json is not there on .*; all workers need the same shared folder"):
-        encode_with(lambda: Elsewhere(SETTINGS, "cpu", Resources(1)), clips, tmp_path / "out")
+        encode_with(lambda: Elsewhere(MAKE, "cpu", Resources(1)), clips, tmp_path / "out")
 
 
 def test_wishes_that_the_cluster_cannot_meet(cluster, clips, tmp_path):
     for device, readers, word in [("cuda", 1, "no GPU"), ("cuda:3", 1, "Ray chooses"), ("cpu", 50, "no node")]:
         with pytest.raises(BatchError, match=word):
-            RayEngine(SETTINGS, device, Resources(readers))
+            RayEngine(MAKE, device, Resources(readers))
     with pytest.raises(BatchError, match="no worker could start: .*missing.safetensors"):
-        RayEngine(Settings(str(tmp_path / "missing.safetensors")), "cpu", Resources(1))
+        RayEngine(encode_worker(Settings(str(tmp_path / "missing.safetensors"))), "cpu", Resources(1))
 
 
 def descendants(process):

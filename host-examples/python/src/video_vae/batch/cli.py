@@ -6,10 +6,14 @@ import argparse
 import sys
 from fractions import Fraction
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .. import VideoVaeError
 from .buckets import Size, parse_buckets
 from .errors import BatchError
+
+if TYPE_CHECKING:
+    from .run import Engine, Job, WorkerMaker
 
 # As a shell reports a process that SIGINT ended.
 _INTERRUPTED = 130
@@ -32,6 +36,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m video_vae.batch", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     _add_encode(commands.add_parser("encode", help="videos and images to shards of latents"))
+    _add_decode(commands.add_parser("decode", help="shards of latents to videos and images"))
     return parser
 
 
@@ -46,7 +51,15 @@ def _add_encode(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["float16", "float32"], default="float16", help="of the stored latents (float16)")
     add("--no-logvar", action="store_true", help="store the mean without the log-variance")
     add("--sample", action="store_true", help="store a sample of each distribution; --set seed=N")
-    add("--retry-broken", action="store_true", help="encode shards with broken inputs anew")
+    _add_common(parser)
+
+
+def _add_decode(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_decode, prog=parser.prog)
+    add = parser.add_argument
+    add("sources", nargs="+", metavar="SHARD", help="a shard, or a folder of them")
+    add("--codec", choices=["h264", "ffv1"], default="h264", help="of the videos; ffv1 loses nothing (h264)")
+    add("--crf", type=int, default=18, metavar="N", help="quality of h264, 0 to 51, smaller is better (18)")
     _add_common(parser)
 
 
@@ -54,10 +67,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--out", required=True, type=Path, metavar="DIR", help="the folder to write; a run that was stopped goes on")
     add("--weights", required=True, help="the checkpoint")
+    add("--retry-broken", action="store_true", help="make shards with broken inputs anew")
     add("--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="a parameter, repeatable")
     add("--engine", choices=["local", "ray"], default="local", help="this process, or a Ray cluster (local)")
     add("--device", default="all", help="all, cpu, or a list such as cuda:0,cuda:1 (all)")
-    add("--readers", type=_positive, metavar="N", help="processes that read inputs, for each device")
+    add(
+        "--readers",
+        type=_positive,
+        metavar="N",
+        help="processes that read inputs, or threads that write videos, for each device",
+    )
     add("--workers", type=_positive, metavar="N", help="with ray: workers (one for each GPU of the cluster)")
     add(
         "--ray-address",
@@ -68,10 +87,9 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 
 def _encode(options: argparse.Namespace) -> int:
-    from .encode import Engine, encode
+    from .encode import encode_job, encode_worker
     from .frames import FrameRule
-    from .progress import words
-    from .settings import Resources, Settings
+    from .settings import Settings
 
     parameters = dict(options.set)
     if options.sample:
@@ -83,35 +101,45 @@ def _encode(options: argparse.Namespace) -> int:
         logvar=not options.no_logvar and parameters.get("posterior") != "sample",
         parameters=parameters,
     )
-    resources = Resources(options.readers) if options.readers else None
+    return _run(options, encode_job(options.sources, settings, options.shard_items), encode_worker(settings))
 
-    def engine() -> Engine:
-        if options.engine == "ray":
-            from .engine_ray import RayEngine
 
-            return RayEngine(
-                settings,
-                options.device,
-                resources or Resources(1 if options.device == "cpu" else 4),
-                address=options.ray_address,
-                workers=options.workers,
-                retry=options.retry_broken,
-            )
-        from .engine_local import LocalEngine, chosen_devices
+def _decode(options: argparse.Namespace) -> int:
+    from .decode import DecodeSettings, decode_job, decode_worker
 
-        return LocalEngine(settings, chosen_devices(options.device), resources)
+    weights = str(Path(options.weights).absolute())
+    settings = DecodeSettings(weights, options.codec, options.crf, dict(options.set))
+    return _run(options, decode_job(options.sources, settings), decode_worker(settings))
 
-    figures = encode(
-        options.sources,
-        options.out,
-        settings,
-        engine,
-        shard_items=options.shard_items,
-        retry_broken=options.retry_broken,
-        quiet=options.quiet,
-    )
+
+def _run(options: argparse.Namespace, job: Job, make: WorkerMaker) -> int:
+    from .progress import words
+    from .run import run
+
+    retry, quiet = options.retry_broken, options.quiet
+    figures = run(job, options.out, lambda: _engine(options, make), retry_broken=retry, quiet=quiet)
     print(words(figures, figures["skipped"]))
     return 0
+
+
+def _engine(options: argparse.Namespace, make: WorkerMaker) -> Engine:
+    from .settings import Resources
+
+    resources = Resources(options.readers) if options.readers else None
+    if options.engine == "local":
+        from .engine_local import LocalEngine, chosen_devices
+
+        return LocalEngine(make, chosen_devices(options.device), resources)
+    from .engine_ray import RayEngine
+
+    return RayEngine(
+        make,
+        options.device,
+        resources or Resources(1 if options.device == "cpu" else 4),
+        address=options.ray_address,
+        workers=options.workers,
+        retry=options.retry_broken,
+    )
 
 
 def _need_modules(options: argparse.Namespace) -> None:

@@ -18,7 +18,7 @@ from .fingerprint import fingerprint
 from .settings import Settings
 
 # What is wrong with the clip and not with the device.
-_CLIP_ERRORS = (ArgumentError, TensorError, MemoryLimitError)
+CLIP_ERRORS = (ArgumentError, TensorError, MemoryLimitError)
 
 
 class _Ended(BrokenInput):
@@ -33,7 +33,7 @@ class Encoder:
         self._settings = settings
         self._vae = VideoVae(settings.weights, device, **settings.all_parameters())
         try:
-            self.fingerprint = fingerprint(self._vae, device, settings.weights)
+            self.fingerprint = fingerprint(self._vae, device, settings.weights, "encode")
         except BaseException:
             self._vae.close()
             raise
@@ -53,7 +53,7 @@ class Encoder:
             about["seed"] = self._vae.seed = item_seed(self._seed, key)
         try:
             tensors, frames = self._whole(clip) if clip.whole else self._streamed(clip)
-        except _CLIP_ERRORS as error:
+        except CLIP_ERRORS as error:
             raise BrokenInput(str(error)) from error
         shape = clip.shape
         about.update(frames=frames, height=shape[1], width=shape[2], **clip.info)

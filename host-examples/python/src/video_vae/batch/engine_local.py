@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from .. import devices
 from .errors import BatchError
 from .fingerprint import differences
-from .settings import Resources, Settings
+from .run import ShardWorker, WorkerMaker
+from .settings import Resources
 from .sources import Shard
-from .worker import Worker
 
 # Shards that a worker has at a time, so that it begins the next while the last one is written.
 IN_FLIGHT = 2
@@ -34,12 +34,12 @@ def chosen_devices(text: str) -> list[str]:
 class LocalEngine:
     """All devices of this machine."""
 
-    def __init__(self, settings: Settings, device_list: Sequence[str], resources: Resources | None = None) -> None:
-        self._workers: list[Worker] = []
+    def __init__(self, make: WorkerMaker, device_list: Sequence[str], resources: Resources | None = None) -> None:
+        self._workers: list[ShardWorker] = []
         readers = max((os.cpu_count() or 1) // len(device_list), 1)
+        resources = resources or Resources(min(readers, 8))
         try:
-            for device in device_list:
-                self._workers.append(Worker(settings, device, resources or Resources(min(readers, 8))))
+            self._start(make, device_list, resources)
             self.fingerprint = self._workers[0].fingerprint
             for worker in self._workers[1:]:
                 found = differences(self.fingerprint, worker.fingerprint)
@@ -50,6 +50,19 @@ class LocalEngine:
             self.close()
             raise
 
+    def _start(self, make: WorkerMaker, device_list: Sequence[str], resources: Resources) -> None:
+        """All at once, and in threads: the main thread is where Ctrl-C arrives, and must not be in a callback then."""
+        with ThreadPoolExecutor(len(device_list)) as pool:
+            starting = [pool.submit(make, device, resources) for device in device_list]
+            try:
+                wait(starting)
+            finally:
+                failures = [future.exception() for future in starting]
+                self._workers += [future.result() for future, error in zip(starting, failures) if error is None]
+        for error in failures:
+            if error is not None:
+                raise error
+
     @property
     def workers(self) -> int:
         return len(self._workers)
@@ -59,7 +72,7 @@ class LocalEngine:
         for worker in self._workers:
             worker.open_folder(folder)
         left = iter(shards)
-        at_work: dict[Future[dict[str, Any]], Worker] = {}
+        at_work: dict[Future[dict[str, Any]], ShardWorker] = {}
         for worker in self._workers * IN_FLIGHT:
             self._next(worker, left, at_work)
         while at_work:
@@ -77,7 +90,7 @@ class LocalEngine:
             worker.close()
 
     @staticmethod
-    def _next(worker: Worker, left: Iterator[Shard], at_work: dict[Future[dict[str, Any]], Worker]) -> None:
+    def _next(worker: ShardWorker, left: Iterator[Shard], at_work: dict[Future[dict[str, Any]], ShardWorker]) -> None:
         shard = next(left, None)
         if shard is not None:
             at_work[worker.submit(shard)] = worker

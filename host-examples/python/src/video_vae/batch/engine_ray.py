@@ -17,9 +17,9 @@ from typing import Any
 from .errors import BatchError
 from .fingerprint import differences
 from .folder import begin_count, check_run, complete_record, end_count
-from .settings import Resources, Settings
+from .run import ShardWorker, WorkerMaker
+from .settings import Resources
 from .sources import Shard
-from .worker import Worker
 
 # Shards that an actor has at a time, so that it begins the next while the last one is written.
 IN_FLIGHT = 2
@@ -27,16 +27,16 @@ IN_FLIGHT = 2
 ATTEMPTS = 8
 
 
-class ShardEncoder:
+class ShardActor:
     """The actor. Its errors travel as rows: a run ends by them, while Ray would try again."""
 
-    def __init__(self, settings: Settings, device: str, resources: Resources, folder: str, run: str, bits: Any) -> None:
+    def __init__(self, make: WorkerMaker, device: str, resources: Resources, folder: str, run: str, bits: Any) -> None:
         self._folder, self._id = Path(folder), f"{socket.gethostname()} {os.getpid()}"
-        self._worker: Worker | None = None
+        self._worker: ShardWorker | None = None
         self._error = ""
         try:
             check_run(self._folder, run)
-            self._worker = Worker(settings, device, resources)
+            self._worker = make(device, resources)
             self._worker.open_folder(self._folder)
             found = differences(bits, self._worker.fingerprint)
             if found:
@@ -57,7 +57,7 @@ class ShardEncoder:
         figures = json.dumps(self._worker.figures())
         return {**answer, "record": json.dumps(record), "figures": figures, "error": ""}
 
-    def _encode(self, shard: Shard, worker: Worker) -> dict[str, Any]:
+    def _encode(self, shard: Shard, worker: ShardWorker) -> dict[str, Any]:
         """Counts beginnings in a file, because a shard that takes its worker down leaves nothing else."""
         count = begin_count(self._folder, shard)
         if count > ATTEMPTS:
@@ -76,7 +76,7 @@ class RayEngine:
 
     def __init__(
         self,
-        settings: Settings,
+        make: WorkerMaker,
         device: str,
         resources: Resources,
         *,
@@ -86,7 +86,7 @@ class RayEngine:
     ) -> None:
         import ray
 
-        self._ray, self._settings, self._resources, self._retry = ray, settings, resources, retry
+        self._ray, self._make, self._resources, self._retry = ray, make, resources, retry
         self._figures: dict[str, dict[str, Any]] = {}
         self._owned = not ray.is_initialized()
         if self._owned:
@@ -141,8 +141,8 @@ class RayEngine:
         context.execution_options.preserve_order = False
         rows = [{"shard": pickle.dumps(shard), "resume": not self._retry} for shard in shards]
         return data.from_items(rows, override_num_blocks=len(rows)).map(
-            ShardEncoder,
-            fn_constructor_args=(self._settings, self._device, self._resources, folder, run, self.fingerprint),
+            ShardActor,
+            fn_constructor_args=(self._make, self._device, self._resources, folder, run, self.fingerprint),
             compute=data.ActorPoolStrategy(
                 size=min(self._count, len(shards)),
                 max_tasks_in_flight_per_actor=IN_FLIGHT,
@@ -181,20 +181,18 @@ class RayEngine:
         # The process must end, because it holds memory of the GPU.
         task = self._ray.remote(max_calls=1, **self._needs)(_worker_fingerprint)
         try:
-            return self._ray.get(task.remote(self._settings, self._device))
+            return self._ray.get(task.remote(self._make, self._device))
         except self._ray.exceptions.RayTaskError as error:
             cause = error.cause if isinstance(error.cause, Exception) else error
             raise BatchError(f"no worker could start: {cause}") from error
 
 
-def _worker_fingerprint(settings: Settings, device: str) -> dict[str, Any]:
-    from .encoder import Encoder
-
-    encoder = Encoder(settings, device)
+def _worker_fingerprint(make: WorkerMaker, device: str) -> dict[str, Any]:
+    worker = make(device, Resources(1))
     try:
-        return encoder.fingerprint
+        return worker.fingerprint
     finally:
-        encoder.close()
+        worker.close()
 
 
 def _connect(ray: Any, address: str | None) -> None:

@@ -56,8 +56,8 @@ def resolve_instruction_set(vae: VideoVae) -> str:
     raise BatchError("no instruction set of this processor works")
 
 
-def fingerprint(vae: VideoVae, device: str, weights: str) -> dict[str, Any]:
-    """Of a worker. The probe is a hash of computed latents: it also tells what the names do not."""
+def fingerprint(vae: VideoVae, device: str, weights: str, node: str) -> dict[str, Any]:
+    """Of a worker that encodes or decodes. The probe is a hash of results: it also tells what the names do not."""
     if device == "cpu":
         architecture, precision = f"cpu {resolve_instruction_set(vae)}", "fp32"
     else:
@@ -74,7 +74,7 @@ def fingerprint(vae: VideoVae, device: str, weights: str) -> dict[str, Any]:
         "architecture": architecture,
         "precision": precision,
         "reader": reader_version(),
-        "probe": _probe(vae),
+        "probe": _probe(vae, node),
     }
 
 
@@ -84,9 +84,15 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [f"{key} {one[key]} and {other.get(key)}" for key in keys]
 
 
-def _probe(vae: VideoVae) -> str:
+def _probe(vae: VideoVae, node: str) -> str:
     clip = numpy.random.default_rng(20).integers(0, 256, (5, 64, 96, 3), dtype=numpy.uint8)
+    if node == "encode":
+        found = vae.encode(clip, logvar=True, dtype="float32")
+    else:
+        channels = vae.model.latent_channels
+        latent = clip.reshape(-1)[: channels * 192].reshape(1, channels, 2, 8, 12) / 64 - 2
+        found = (vae.decode(latent.astype("float32")),)
     state = hashlib.sha256()
-    for array in vae.encode(clip, logvar=True, dtype="float32"):
+    for array in found:
         state.update(numpy.ascontiguousarray(array))
     return state.hexdigest()[:16]

@@ -3,9 +3,9 @@
 The files in it:
     run.json          settings, sources and fingerprint; a run that differs in any is refused
     sources.jsonl     the inputs, in order
-    latents-*.tar     the shards
+    latents-*.tar     the shards (decode: folders with videos)
     records/*.json    one for each complete shard, written after it
-    manifest.jsonl    every input with its shard or its error, when all shards are complete
+    manifest.jsonl    every input with its file or its error, when all shards are complete
     summary.json      the last invocation in figures
 """
 
@@ -70,7 +70,6 @@ class RunFolder:
         elif before.get("id") != run_id(identity):
             raise BatchError(self._difference(before, identity, items))
         remove_partials(self.path)
-        remove_partials(self.path / "records")
         for path in (self.path / "records").glob(f".*{_BEGUN}"):
             path.unlink()
         return run_id(identity)
@@ -90,8 +89,7 @@ class RunFolder:
     def _manifest(self, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
         for shard in shards:
             record = _read_json(record_path(self.path, shard))
-            for about in record["items"] if record else []:
-                yield about if "error" in about else {**about, "shard": record["file"]} if record else about
+            yield from record["items"] if record else []
 
     def _write_lines(self, name: str, lines: Iterator[dict[str, Any]]) -> None:
         with AtomicFile(self.path / name) as file:
@@ -177,10 +175,8 @@ def record_path(folder: Path, shard: Shard) -> Path:
 
 
 def _is_complete(folder: Path, record: dict[str, Any]) -> bool:
-    if record["file"] is None:
-        return True
     try:
-        return (folder / record["file"]).stat().st_size == record["bytes"]
+        return all((folder / name).stat().st_size == file["bytes"] for name, file in record["files"].items())
     except FileNotFoundError:
         return False
 

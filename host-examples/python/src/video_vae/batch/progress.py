@@ -5,7 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any, TextIO
+
+
+@dataclass
+class Figures:
+    """What a worker has done so far."""
+
+    clips: int = 0
+    broken: int = 0
+    megapixel_frames: float = 0.0
+    bytes: int = 0
+    device_seconds: float = 0.0
+    feed_wait_seconds: float = 0.0
 
 
 class ProgressBar:
@@ -44,14 +57,7 @@ class ProgressBar:
 
 def total(figures: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The sum over workers."""
-    found: dict[str, Any] = {
-        "clips": 0,
-        "broken": 0,
-        "megapixel_frames": 0.0,
-        "bytes": 0,
-        "device_seconds": 0.0,
-        "feed_wait_seconds": 0.0,
-    }
+    found = asdict(Figures())
     for one in figures:
         for key, value in one.items():
             found[key] += value
@@ -77,12 +83,12 @@ def words(figures: dict[str, Any], skipped: int) -> str:
     text = (
         f"{figures['clips']} clips in {figures['seconds']:.1f} s: {figures['clips_per_second']:.2f} clips/s, "
         f"{figures['megapixel_frames_per_second']:.2f} megapixel-frames/s, "
-        f"{figures['bytes'] / 2**20:.1f} MiB of latents\n"
+        f"{figures['bytes'] / 2**20:.1f} MiB written\n"
         f"devices: {figures['workers']}, in use {100 * figures['device_use']:.0f} % of the time, "
         f"waiting for frames {100 * figures['feed_wait']:.0f} %"
     )
     if skipped:
-        text += f"\n{skipped} clips were complete before"
+        text += f"\n{skipped} inputs were complete before"
     if figures["broken"]:
-        text += f"\n{figures['broken']} inputs could not be encoded; manifest.jsonl says why"
+        text += f"\n{figures['broken']} are broken; manifest.jsonl says why"
     return text

@@ -51,7 +51,7 @@ class AtomicFile:
                 self._file.flush()
                 os.fsync(self._file.fileno())
             self._partial.replace(self.path)
-            _sync_folder(self.path.parent)
+            sync_folder(self.path.parent)
         except OSError as error:
             self.abort()
             raise storage_error(error, self.path) from error
@@ -79,8 +79,8 @@ def write_atomic(path: Path, text: str) -> None:
 
 def remove_partials(folder: Path) -> None:
     """What killed runs left. Only under the lock of the folder."""
-    for path in folder.glob(f".*{PARTIAL}"):
-        path.unlink()
+    for path in folder.rglob(f".*{PARTIAL}"):
+        path.unlink(missing_ok=True)
 
 
 class ShardWriter:
@@ -101,6 +101,12 @@ class ShardWriter:
 
     def abort(self) -> None:
         self._file.abort()
+
+    def __enter__(self) -> ShardWriter:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.abort()
 
     def _member(self, name: str, parts: list[Any]) -> None:
         entry = tarfile.TarInfo(name)
@@ -178,7 +184,7 @@ def _count(shape: list[int]) -> int:
     return count
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Makes a rename last."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

@@ -23,21 +23,10 @@ from .ahead import Clip, ReadAhead
 from .encoder import Encoder
 from .errors import BatchError, BrokenInput
 from .folder import record_path
+from .progress import Figures
 from .settings import Resources, Settings
 from .shards import ShardWriter, write_atomic
 from .sources import Item, Shard
-
-
-@dataclass
-class Figures:
-    """What a worker has done so far."""
-
-    clips: int = 0
-    broken: int = 0
-    megapixel_frames: float = 0.0
-    bytes: int = 0
-    device_seconds: float = 0.0
-    feed_wait_seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -221,16 +210,18 @@ class Worker:
                 result = self._await(ticket)
                 if result is None:
                     return None
+                abouts.append(result.about)
                 if result.tensors is not None:
                     writer = writer or ShardWriter(self._folder / job.shard.name)
                     writer.add(result.about["key"], result.tensors, result.about)
-                abouts.append(result.about)
+                    abouts[-1] = {**result.about, "file": job.shard.name}
                 self._count(result)
                 self._hand_out()
-            record = {"shard": job.shard.index, "file": None, "bytes": 0, "sha256": None, "items": abouts}
+            files = {}
             if writer is not None:
-                record["bytes"], record["sha256"] = writer.commit()
-                record["file"] = job.shard.name
+                size, digest = writer.commit()
+                files[job.shard.name] = {"bytes": size, "sha256": digest}
+            record = {"shard": job.shard.index, "files": files, "items": abouts}
             write_atomic(record_path(self._folder, job.shard), json.dumps(record, sort_keys=True) + "\n")
             return record
         finally:

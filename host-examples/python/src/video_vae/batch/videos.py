@@ -1,0 +1,92 @@
+"""Writes frames to video files and images with PyAV. A file appears whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from .errors import BatchError, storage_error
+from .shards import PARTIAL, sync_folder
+
+# The bytes of x264 depend on when its threads run; several videos are written at a time instead.
+_THREADS = 1
+_FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".png": "image2"}
+# Encoder, pixel format and extension.
+CODECS = {"h264": ("libx264", "yuv420p", ".mp4"), "ffv1": ("ffv1", "bgr0", ".mkv")}
+
+
+def video_name(stem: str, frames: int, codec: str) -> str:
+    """One frame is an image."""
+    return stem + (".png" if frames == 1 else CODECS[codec][2])
+
+
+class VideoWriter:
+    """Appends frames [T, H, W, 3] to a file; `commit` makes it appear."""
+
+    def __init__(self, path: Path, codec: str, rate: str | None, crf: int = 18) -> None:
+        import av
+
+        self._av, self.path = av, path
+        self._partial = path.parent / f".{path.stem}.{secrets.token_hex(8)}{PARTIAL}"
+        self._codec, self._pixels, _ = ("png", "rgb24", "") if path.suffix == ".png" else CODECS[codec]
+        self._options = {"crf": str(crf)} if codec == "h264" and path.suffix != ".png" else {}
+        self._rate = Fraction(rate or 24)
+        self._stream: Any = None
+        try:
+            path.parent.mkdir(exist_ok=True)
+            # Matroska has random numbers otherwise; an image is one file without a number.
+            options = {"update": "1"} if path.suffix == ".png" else {"fflags": "+bitexact"}
+            self._container = av.open(str(self._partial), "w", format=_FORMATS[path.suffix], options=options)
+        except OSError as error:
+            raise storage_error(error, path) from error
+
+    def add(self, frames: numpy.ndarray) -> None:
+        with self._failures():
+            if self._stream is None:
+                self._open(*frames.shape[1:3])
+            for frame in frames:
+                picture = self._av.VideoFrame.from_ndarray(numpy.ascontiguousarray(frame), format="rgb24")
+                self._container.mux(self._stream.encode(picture))
+
+    def commit(self) -> int:
+        """The size of the file, which is now there."""
+        with self._failures():
+            if self._stream is not None:
+                self._container.mux(self._stream.encode())
+            self._container.close()
+            with self._partial.open("rb") as file:
+                os.fsync(file.fileno())
+            self._partial.replace(self.path)
+            sync_folder(self.path.parent)
+            return self.path.stat().st_size
+
+    def abort(self) -> None:
+        """Leaves nothing behind. Does nothing after `commit`."""
+        with contextlib.suppress(Exception):
+            self._container.close()
+        self._partial.unlink(missing_ok=True)
+
+    def _open(self, height: int, width: int) -> None:
+        # Chroma at half size needs even sizes: the last row and column are cut off.
+        if self._pixels == "yuv420p":
+            height, width = max(height & ~1, 2), max(width & ~1, 2)
+        self._stream = self._container.add_stream(self._codec, rate=self._rate, options=self._options)
+        self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, self._pixels
+        self._stream.codec_context.thread_count = _THREADS
+
+    @contextlib.contextmanager
+    def _failures(self) -> Any:
+        try:
+            yield
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, self.path) from error
+        except (ValueError, self._av.FFmpegError) as error:
+            self.abort()
+            raise BatchError(f"{self.path}: {error}") from error

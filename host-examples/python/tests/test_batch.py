@@ -40,7 +40,7 @@ from video_vae.batch.frames import FrameReader, FrameRule  # noqa: E402
 from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
 from video_vae.batch.shards import AtomicFile, ShardWriter, read_shard  # noqa: E402
-from video_vae.batch.sources import list_items  # noqa: E402
+from video_vae.batch.sources import Item, list_items  # noqa: E402
 
 SHARD = 4
 
@@ -414,12 +414,12 @@ def test_a_clip_that_begins_anew(vae):
     clip = Clip(0, (8, 24, 32, 3), False, {})
     for one in (piece(0, 8), piece(8, 16), Restart(), piece(0, 8), piece(8, 16), piece(16, 21)):
         clip.pieces.put(one)
-    tensors, about = encoder.encode(clip, "key")
+    tensors, about = encoder.encode(clip, Item(0, "clip", 0))
     assert about["frames"] == 21 and np.array_equal(tensors["mean"], vae.encode(frames, dtype="float16")[0])
     for one in (piece(0, 8), Broken("no more")):
         clip.pieces.put(one)
     with pytest.raises(BrokenInput, match="no more"):
-        encoder.encode(clip, "key")
+        encoder.encode(clip, Item(0, "clip", 0))
     encoder.close()
     assert released == [8, 16, 8, 16, 21, 8]
 

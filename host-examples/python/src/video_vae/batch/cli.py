@@ -13,7 +13,9 @@ from .buckets import Size, parse_buckets
 from .errors import BatchError
 
 if TYPE_CHECKING:
+    from .decode import DecodeSettings
     from .run import Engine, Job, WorkerMaker
+    from .settings import Settings
 
 # As a shell reports a process that SIGINT ended.
 _INTERRUPTED = 130
@@ -37,6 +39,8 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     _add_encode(commands.add_parser("encode", help="videos and images to shards of latents"))
     _add_decode(commands.add_parser("decode", help="shards of latents to videos and images"))
+    _add_encode_clip(commands.add_parser("encode-clip", help="one long video to one latent file, in parts"))
+    _add_decode_clip(commands.add_parser("decode-clip", help="one latent file to one video, in parts"))
     return parser
 
 
@@ -48,24 +52,52 @@ def _add_encode(parser: argparse.ArgumentParser) -> None:
     add("--buckets", type=_buckets, default=(), metavar="WxH,...", help="resize and crop to the nearest of these")
     add("--max-frames", type=_positive, metavar="N", help="take the first N frames only")
     add("--rate", type=_rate, metavar="FPS", help="drop or repeat frames to this rate, such as 24 or 30000/1001")
+    _add_latents(parser)
+    _add_common(parser)
+
+
+def _add_latents(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
     add("--dtype", choices=["float16", "float32"], default="float16", help="of the stored latents (float16)")
     add("--no-logvar", action="store_true", help="store the mean without the log-variance")
     add("--sample", action="store_true", help="store a sample of each distribution; --set seed=N")
-    _add_common(parser)
 
 
 def _add_decode(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(run=_decode, prog=parser.prog)
     add = parser.add_argument
     add("sources", nargs="+", metavar="SHARD", help="a shard, or a folder of them")
-    add("--codec", choices=["h264", "ffv1"], default="h264", help="of the videos; ffv1 loses nothing (h264)")
-    add("--crf", type=int, default=18, metavar="N", help="quality of h264, 0 to 51, smaller is better (18)")
+    _add_codec(parser)
     _add_common(parser)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
+def _add_codec(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--out", required=True, type=Path, metavar="DIR", help="the folder to write; a run that was stopped goes on")
+    add("--codec", choices=["h264", "ffv1"], default="h264", help="of the videos; ffv1 loses nothing (h264)")
+    add("--crf", type=int, default=18, metavar="N", help="quality of h264, 0 to 51, smaller is better (18)")
+
+
+def _add_encode_clip(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_encode_clip, prog=parser.prog, buckets=(), max_frames=None, rate=None)
+    parser.add_argument("source", metavar="VIDEO", help="a video file")
+    parser.add_argument("--part-frames", type=_positive, default=256, metavar="N", help="latent frames of a part (256)")
+    _add_latents(parser)
+    _add_common(parser, "the .safetensors file to write; a run that was stopped goes on")
+
+
+def _add_decode_clip(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(run=_decode_clip, prog=parser.prog)
+    parser.add_argument("source", metavar="LATENT", help="a .safetensors file with a tensor mean or latent")
+    parser.add_argument("--part-frames", type=_positive, default=256, metavar="N", help="video frames of a part (256)")
+    _add_codec(parser)
+    _add_common(parser, "the video to write, .mp4 for h264 and .mkv for ffv1; a run that was stopped goes on")
+
+
+def _add_common(
+    parser: argparse.ArgumentParser, out: str = "the folder to write; a run that was stopped goes on"
+) -> None:
+    add = parser.add_argument
+    add("--out", required=True, type=Path, help=out)
     add("--weights", required=True, help="the checkpoint")
     add("--retry-broken", action="store_true", help="make shards with broken inputs anew")
     add("--set", action="append", default=[], type=_setting, metavar="KEY=VALUE", help="a parameter, repeatable")
@@ -88,36 +120,73 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 
 def _encode(options: argparse.Namespace) -> int:
     from .encode import encode_job, encode_worker
+
+    settings = _settings(options)
+    return _run(options, encode_job(options.sources, settings, options.shard_items), encode_worker(settings))
+
+
+def _encode_clip(options: argparse.Namespace) -> int:
+    from .clips import encode_clip_job, join_latents, parts_folder, remove_parts
+    from .encode import encode_worker
+
+    settings = _settings(options)
+    job, folder = encode_clip_job(options.source, settings, options.part_frames), parts_folder(options.out)
+    status = _run(options, job, encode_worker(settings), folder)
+    join_latents(job, folder, options.out)
+    remove_parts(folder)
+    return status
+
+
+def _decode_clip(options: argparse.Namespace) -> int:
+    from .clips import decode_clip_job, decode_clip_worker, join_videos, parts_folder, remove_parts
+    from .videos import CODECS
+
+    if options.out.suffix != CODECS[options.codec][2]:
+        raise BatchError(f"--out {options.out}: a video in {options.codec} ends with {CODECS[options.codec][2]}")
+    settings = _decode_settings(options)
+    job, folder = decode_clip_job(options.source, settings, options.part_frames), parts_folder(options.out)
+    status = _run(options, job, decode_clip_worker(settings, options.part_frames), folder)
+    join_videos(job, folder, options.out)
+    remove_parts(folder)
+    return status
+
+
+def _settings(options: argparse.Namespace) -> Settings:
     from .frames import FrameRule
     from .settings import Settings
 
     parameters = dict(options.set)
     if options.sample:
         parameters["posterior"] = "sample"
-    settings = Settings(
+    return Settings(
         weights=str(Path(options.weights).absolute()),
         rule=FrameRule(options.buckets, options.max_frames, options.rate),
         dtype=options.dtype,
         logvar=not options.no_logvar and parameters.get("posterior") != "sample",
         parameters=parameters,
     )
-    return _run(options, encode_job(options.sources, settings, options.shard_items), encode_worker(settings))
 
 
 def _decode(options: argparse.Namespace) -> int:
-    from .decode import DecodeSettings, decode_job, decode_worker
+    from .decode import decode_job, decode_worker
 
-    weights = str(Path(options.weights).absolute())
-    settings = DecodeSettings(weights, options.codec, options.crf, dict(options.set))
+    settings = _decode_settings(options)
     return _run(options, decode_job(options.sources, settings), decode_worker(settings))
 
 
-def _run(options: argparse.Namespace, job: Job, make: WorkerMaker) -> int:
+def _decode_settings(options: argparse.Namespace) -> DecodeSettings:
+    from .decode import DecodeSettings
+
+    weights = str(Path(options.weights).absolute())
+    return DecodeSettings(weights, options.codec, options.crf, dict(options.set))
+
+
+def _run(options: argparse.Namespace, job: Job, make: WorkerMaker, folder: Path | None = None) -> int:
     from .progress import words
     from .run import run
 
     retry, quiet = options.retry_broken, options.quiet
-    figures = run(job, options.out, lambda: _engine(options, make), retry_broken=retry, quiet=quiet)
+    figures = run(job, folder or options.out, lambda: _engine(options, make), retry_broken=retry, quiet=quiet)
     print(words(figures, figures["skipped"]))
     return 0
 

@@ -124,9 +124,13 @@ class DecodeWorker:
             if samples.error is not None:
                 abouts.append({"shard": item.path, "error": samples.error})
         files = {about["file"]: {"bytes": done.result()} for about, done in written}
-        record = {"shard": shard.index, "files": files, "items": [*(about for about, _ in written), *abouts]}
         with self._lock:
             self._figures.broken += len(abouts)
+        return self._finish(shard, files, [*(about for about, _ in written), *abouts])
+
+    def _finish(self, shard: Shard, files: dict[str, Any], abouts: list[dict[str, Any]]) -> dict[str, Any]:
+        """The files are there; now the record is."""
+        record = {"shard": shard.index, "files": files, "items": abouts}
         write_atomic(record_path(self._folder, shard), json.dumps(record, sort_keys=True) + "\n")
         return record
 
@@ -136,23 +140,32 @@ class DecodeWorker:
         about.update(frames=size[0], height=size[1], width=size[2])
         about["file"] = f"{folder}/{video_name(sample.key, size[0], self._settings.codec)}"
         pieces: queue.Queue[numpy.ndarray | None] = queue.Queue(_PIECES)
-        while not self._room.acquire(timeout=1):
-            self._check()
-        done = self._writers.submit(self._write, self._folder / about["file"], about.get("rate"), pieces)
-        start = time.perf_counter()
+        done = self._start_writer(self._folder / about["file"], about.get("rate"), pieces)
         parts = (latent[:, :, first : first + _PIECE] for first in range(0, latent.shape[2], _PIECE))
         try:
-            for frames in self._vae.stream_decode(parts, size=size, layout="THWC", dtype="uint8"):
-                self._hand_over(pieces, frames, done)
-            self._hand_over(pieces, None, done)
+            with self._at_work(*size):
+                for frames in self._vae.stream_decode(parts, size=size, layout="THWC", dtype="uint8"):
+                    self._hand_over(pieces, frames, done)
+                self._hand_over(pieces, None, done)
         except CLIP_ERRORS as error:
             self._hand_over(pieces, _GIVEN_UP, done)
             raise BrokenInput(str(error)) from error
+        return done
+
+    def _start_writer(self, path: Path, rate: str | None, pieces: queue.Queue[Any]) -> Future[int]:
+        while not self._room.acquire(timeout=1):
+            self._check()
+        return self._writers.submit(self._write, path, rate, pieces)
+
+    @contextlib.contextmanager
+    def _at_work(self, frames: int, height: int, width: int) -> Iterator[None]:
+        """Counts a clip that is decoded within."""
+        start = time.perf_counter()
+        yield
         with self._lock:
             self._figures.device_seconds += time.perf_counter() - start
             self._figures.clips += 1
-            self._figures.megapixel_frames += size[0] * size[1] * size[2] / 1e6
-        return done
+            self._figures.megapixel_frames += frames * height * width / 1e6
 
     def _hand_over(self, pieces: queue.Queue[Any], piece: Any, done: Future[int]) -> None:
         while True:

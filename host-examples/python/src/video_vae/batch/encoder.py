@@ -16,6 +16,7 @@ from .ahead import Broken, Clip, Piece, Restart
 from .errors import BrokenInput
 from .fingerprint import fingerprint
 from .settings import Settings
+from .sources import Item
 
 # What is wrong with the clip and not with the device.
 CLIP_ERRORS = (ArgumentError, TensorError, MemoryLimitError)
@@ -46,13 +47,17 @@ class Encoder:
     def close(self) -> None:
         self._vae.close()
 
-    def encode(self, clip: Clip, key: str) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
+    def encode(self, clip: Clip, item: Item) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
         """Tensors [C, T, H, W] and what they are of. Raises BrokenInput."""
         about: dict[str, Any] = {}
         if self._sampled:
-            about["seed"] = self._vae.seed = item_seed(self._seed, key)
+            # Parts of one clip have the seed of the clip.
+            about["seed"] = self._vae.seed = self._seed if item.span else item_seed(self._seed, item.key)
         try:
-            tensors, frames = self._whole(clip) if clip.whole else self._streamed(clip)
+            if clip.whole and item.span is None:
+                tensors, frames = self._whole(clip)
+            else:
+                tensors, frames = self._streamed(clip, item.first or 0)
         except CLIP_ERRORS as error:
             raise BrokenInput(str(error)) from error
         shape = clip.shape
@@ -75,11 +80,11 @@ class Encoder:
             piece.release()
         return tensors, count
 
-    def _streamed(self, clip: Clip) -> tuple[dict[str, numpy.ndarray], int]:
-        """A clip too long to be held: piece by piece, the same bits."""
+    def _streamed(self, clip: Clip, first: int) -> tuple[dict[str, numpy.ndarray], int]:
+        """A clip too long to be held, or a part from latent frame `first` on: piece by piece, the same bits."""
         while True:
             count, height, width, _ = clip.shape
-            stream = self._vae.open_stream("encode", (1, 3, count, height, width))
+            stream = self._vae.open_stream("encode", (1, 3, count, height, width), first)
             try:
                 result = self._streamed_once(clip, stream)
             except _Ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import os
 import stat
 from collections.abc import Iterator
@@ -29,10 +30,43 @@ class FrameRule:
 
 @dataclass(frozen=True)
 class FrameSpan:
-    """Frames [first, first + count) of an input, counted after the rule."""
+    """Frames [first, first + count) of an input. With `entry` they are found by seeking: the time of the first, and of
+    the last keyframe before it."""
 
     first: int
     count: int
+    entry: tuple[int, int] | None = None
+
+
+class FrameIndex:
+    """How many frames a file has and where to enter it, found without decoding."""
+
+    def __init__(self, path: str) -> None:
+        self.times: list[int] = []
+        self._keys: list[int] = []
+        with FrameReader(path, FrameRule()) as frames:
+            self._scan(frames)
+        self.seekable = len(set(self.times)) == len(self.times) > 0
+        self.times.sort()
+        self._keys.sort()
+        self.count = len(self.times) if self.seekable else count_frames(path)
+
+    def _scan(self, frames: FrameReader) -> None:
+        for packet in frames.packets():
+            if packet.pts is None:
+                self.times = []
+                return
+            self.times.append(packet.pts)
+            if packet.is_keyframe:
+                self._keys.append(packet.pts)
+
+    def span(self, first: int, count: int) -> FrameSpan:
+        if not self.seekable:
+            return FrameSpan(first, count)
+        place = bisect.bisect_right(self._keys, self.times[first])
+        if place == 0:
+            return FrameSpan(first, count)
+        return FrameSpan(first, count, (self.times[first], self._keys[place - 1]))
 
 
 def reader_version() -> str:
@@ -81,8 +115,8 @@ class FrameReader:
     def __iter__(self) -> Iterator[Any]:
         first, end = 0, self._rule.max_frames
         if self._span is not None:
-            first = self._span.first
-            end = first + self._span.count if end is None else min(end, first + self._span.count)
+            first = 0 if self._span.entry else self._span.first
+            end = first + self._span.count
         count = 0
         for frame in self._filtered():
             if count == end:
@@ -93,7 +127,14 @@ class FrameReader:
         if count == 0:
             raise BrokenInput("no frames")
         if self._span is not None and count < first + self._span.count:
-            raise BrokenInput(f"{count} frames; {first + self._span.count} were expected")
+            raise BrokenInput(f"{count} frames from frame {self._span.first - first} on; more were expected")
+
+    def packets(self) -> Iterator[Any]:
+        """The compressed frames that are shown."""
+        try:
+            yield from (one for one in self._container.demux(self._stream) if one.size and not one.is_discard)
+        except self._av.FFmpegError as error:
+            raise BrokenInput(_reason(error)) from error
 
     def _filtered(self) -> Iterator[Any]:
         graph, shape = None, None
@@ -110,9 +151,16 @@ class FrameReader:
             yield from self._pulled(graph)
 
     def _decoded(self) -> Iterator[Any]:
-        count = 0
+        count, start = 0, None
         try:
+            if self._span is not None and self._span.entry is not None:
+                start, key = self._span.entry
+                self._container.seek(key, stream=self._stream, backward=True)
             for frame in self._container.decode(self._stream):
+                if start is not None and frame.pts < start:
+                    continue
+                if start is not None and count == 0 and frame.pts != start:
+                    raise BrokenInput(f"frame {self._span.first} was not found by seeking")
                 if frame.is_corrupt:
                     raise BrokenInput(f"frame {count} is damaged")
                 yield frame
@@ -175,7 +223,7 @@ def _reason(error: Exception) -> str:
     return " ".join(text.split())
 
 
-def count_frames(path: str, rule: FrameRule) -> int:
-    """How many frames the rule takes of a file, by reading it."""
-    with FrameReader(path, rule, threads=os.cpu_count() or 1) as frames:
+def count_frames(path: str) -> int:
+    """How many frames a file has, by reading it."""
+    with FrameReader(path, FrameRule(), threads=os.cpu_count() or 1) as frames:
         return sum(1 for _ in frames)

@@ -8,7 +8,7 @@ import json
 import os
 import secrets
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -120,24 +120,36 @@ class ShardWriter:
 
 def safetensors(tensors: Mapping[str, numpy.ndarray]) -> list[Any]:
     """The bytes of a safetensors file, in parts, without a copy of the tensors."""
-    header, parts, offset = {}, [], 0
-    for name in sorted(tensors):
-        array = numpy.ascontiguousarray(tensors[name])
-        entry = {"dtype": _NAMES[array.dtype.name], "shape": list(array.shape)}
-        header[name] = {**entry, "data_offsets": [offset, offset + array.nbytes]}
-        parts.append(memoryview(array).cast("B"))
-        offset += array.nbytes
+    arrays = {name: numpy.ascontiguousarray(tensors[name]) for name in sorted(tensors)}
+    header = safetensors_header({name: (array.dtype, array.shape) for name, array in arrays.items()})
+    return [header, *(memoryview(array).cast("B") for array in arrays.values())]
+
+
+def safetensors_header(
+    tensors: Mapping[str, tuple[numpy.dtype, Sequence[int]]], metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """What comes before the bytes of the tensors, which follow in this order."""
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    offset = 0
+    for name, (dtype, shape) in tensors.items():
+        end = offset + dtype.itemsize * _count(shape)
+        header[name] = {"dtype": _NAMES[dtype.name], "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    return [len(text).to_bytes(8, "little"), text, *parts]
+    return len(text).to_bytes(8, "little") + text
 
 
-def parse_safetensors(data: bytes) -> dict[str, numpy.ndarray]:
+def parse_safetensors(data: Any) -> dict[str, numpy.ndarray]:
     """The arrays of a safetensors file, without a copy."""
+    return parse_with_metadata(data)[0]
+
+
+def parse_with_metadata(data: Any) -> tuple[dict[str, numpy.ndarray], dict[str, str]]:
     try:
         start = 8 + int.from_bytes(data[:8], "little")
-        header = json.loads(data[8:start])
-        header.pop("__metadata__", None)
+        header = json.loads(bytes(data[8:start]))
+        metadata = header.pop("__metadata__", {})
         arrays = {}
         for name, entry in header.items():
             first, end = entry["data_offsets"]
@@ -146,7 +158,7 @@ def parse_safetensors(data: bytes) -> dict[str, numpy.ndarray]:
                 raise ValueError(f"{name} lies outside the file")
             flat = numpy.frombuffer(data, dtype, _count(entry["shape"]), start + first)
             arrays[name] = flat.reshape(entry["shape"])
-        return arrays
+        return arrays, metadata
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BatchError(f"no safetensors with known types: {error}") from error
 
@@ -177,7 +189,7 @@ def read_shard(path: Path) -> Iterator[Sample]:
         raise BatchError(f"{path}: {error}") from error
 
 
-def _count(shape: list[int]) -> int:
+def _count(shape: Sequence[int]) -> int:
     count = 1
     for size in shape:
         count *= size

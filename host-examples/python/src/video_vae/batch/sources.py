@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import BatchError
+from .frames import FrameSpan
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".mpg", ".mpeg", ".ts", ".mts", ".m2ts", ".wmv", ".flv")
 IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".avif")
@@ -17,11 +18,14 @@ IMAGES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".tif", ".tiff", ".gif", ".a
 
 @dataclass(frozen=True)
 class Item:
-    """One input. `key` names its files in a shard."""
+    """One input, or one part of it: the frames `span`, which give the output frames from `first` on. `key` names its
+    files in a shard."""
 
     index: int
     path: str
     bytes: int
+    span: FrameSpan | None = None
+    first: int | None = None
 
     @property
     def key(self) -> str:

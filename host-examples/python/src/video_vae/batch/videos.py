@@ -16,7 +16,7 @@ from .shards import PARTIAL, sync_folder
 
 # The bytes of x264 depend on when its threads run; several videos are written at a time instead.
 _THREADS = 1
-_FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".png": "image2"}
+FORMATS = {".mp4": "mp4", ".mkv": "matroska", ".png": "image2"}
 # Encoder, pixel format and extension.
 CODECS = {"h264": ("libx264", "yuv420p", ".mp4"), "ffv1": ("ffv1", "bgr0", ".mkv")}
 
@@ -42,7 +42,7 @@ class VideoWriter:
             path.parent.mkdir(exist_ok=True)
             # Matroska has random numbers otherwise; an image is one file without a number.
             options = {"update": "1"} if path.suffix == ".png" else {"fflags": "+bitexact"}
-            self._container = av.open(str(self._partial), "w", format=_FORMATS[path.suffix], options=options)
+            self._container = av.open(str(self._partial), "w", format=FORMATS[path.suffix], options=options)
         except OSError as error:
             raise storage_error(error, path) from error
 

@@ -128,7 +128,7 @@ class Worker:
                 if ticket > self._written and (full or self._held > self._resources.held_bytes):
                     return
                 self._waiting.popleft()
-                self._ahead.read(ticket, item.path)
+                self._ahead.read(ticket, item.path, item.span)
 
     def _on_clip(self, clip: Clip) -> None:
         with self._changed:
@@ -156,10 +156,10 @@ class Worker:
                 return
             shape = clip.shape
             with self._changed:
-                key = self._items[clip.ticket].key
+                item = self._items[clip.ticket]
             start = time.perf_counter()
             try:
-                tensors, about = self._encoder.encode(clip, key)
+                tensors, about = self._encoder.encode(clip, item)
             except BrokenInput as error:
                 self._resolve(clip.ticket, {"error": str(error)}, None)
                 continue

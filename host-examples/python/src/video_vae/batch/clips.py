@@ -1,0 +1,222 @@
+"""One long clip in parts: encoded or decoded by many workers and joined in order, with the bits of one device.
+
+Parts are ranges of the output. Each worker reads the input frames that its range needs. What is done lies in a folder
+beside the output until everything is joined.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import mmap
+import os
+import queue
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy
+
+from .. import VideoVae
+from .decode import DecodeSettings, DecodeWorker
+from .errors import BatchError, BrokenInput, storage_error
+from .folder import complete_record
+from .frames import FrameIndex
+from .run import Job, WorkerMaker
+from .settings import Settings
+from .shards import PARTIAL, AtomicFile, Sample, parse_with_metadata, read_shard, safetensors_header
+from .sources import Item, Shard
+from .videos import CODECS, FORMATS
+
+
+def parts_folder(out: Path) -> Path:
+    return out.with_name(out.name + ".parts")
+
+
+# ---- Encode ----
+
+
+def encode_clip_job(source: str, settings: Settings, part_frames: int) -> Job:
+    """Parts of `part_frames` latent frames."""
+    if settings.rule.rate or settings.rule.max_frames:
+        raise BatchError("a clip in parts is taken whole and at its own rate")
+    try:
+        index = FrameIndex(source)
+        size = Path(source).stat().st_size
+    except BrokenInput as error:
+        raise BatchError(f"{source}: {error}") from error
+    items = []
+    with VideoVae(settings.weights, "cpu") as vae:
+        total = vae.model.latent_shape((1, 3, index.count, 8, 8))[2]
+        for number, first in enumerate(range(0, total, part_frames)):
+            inputs = vae.range_inputs("encode", slice(first, min(first + part_frames, total)), index.count)
+            span = index.span(inputs.start, inputs.stop - inputs.start)
+            items.append(Item(number, source, size, span, first))
+    identity = {"command": "encode-clip", "settings": settings.identity(), "part_frames": part_frames}
+    identity["clip_frames"] = index.count
+    return Job(identity, items, [Shard(item.index, (item,)) for item in items])
+
+
+def join_latents(job: Job, folder: Path, out: Path) -> None:
+    """One safetensors file of all parts. What it is of is in its metadata."""
+    samples = [sample for shard in job.shards for sample in _samples(folder, shard)]
+    first = samples[0]
+    frames = sum(next(iter(sample.tensors.values())).shape[1] for sample in samples)
+    shapes = {name: (array.dtype, (array.shape[0], frames, *array.shape[2:])) for name, array in first.tensors.items()}
+    about = {key: value for key, value in first.about.items() if key != "key"}
+    about["frames"] = job.identity["clip_frames"]
+    with AtomicFile(out) as file:
+        file.write(safetensors_header(shapes, {"about": json.dumps(about, sort_keys=True)}))
+        for name, (_, shape) in shapes.items():
+            # A channel at a time: frames of one channel lie together.
+            for channel in range(shape[0]):
+                for sample in samples:
+                    file.write(memoryview(numpy.ascontiguousarray(sample.tensors[name][channel])).cast("B"))
+        file.commit()
+
+
+def _samples(folder: Path, shard: Shard) -> Iterator[Sample]:
+    record = complete_record(folder, shard)
+    if record is None:
+        raise BatchError(f"part {shard.index} is not in {folder}")
+    for about in record["items"]:
+        if "error" in about:
+            raise BatchError(f"part {shard.index}: {about['error']}")
+    for name in record["files"]:
+        yield from read_shard(folder / name)
+
+
+# ---- Decode ----
+
+
+@dataclass(frozen=True)
+class LatentClip:
+    """A latent [C, T, H, W] in a safetensors file, and the video that it is of."""
+
+    latent: numpy.ndarray
+    frames: int
+    height: int
+    width: int
+    rate: str | None
+
+    @classmethod
+    def open(cls, path: str, vae: VideoVae) -> LatentClip:
+        try:
+            with Path(path).open("rb") as file:
+                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except (OSError, ValueError) as error:
+            raise BatchError(f"{path}: {error}") from error
+        tensors, metadata = parse_with_metadata(memoryview(data))
+        latent = tensors.get("mean", tensors.get("latent"))
+        if latent is None or latent.ndim != 4 or not latent.size:
+            raise BatchError(f"{path} has no tensor mean or latent of four axes")
+        about = json.loads(metadata.get("about", "{}"))
+        whole = vae.model.video_shape((1, *latent.shape))[2:]
+        size = [min(about.get(name, full), full) for name, full in zip(("frames", "height", "width"), whole)]
+        return cls(latent, *size, about.get("rate"))
+
+
+def decode_clip_job(source: str, settings: DecodeSettings, part_frames: int) -> Job:
+    """Parts of `part_frames` video frames."""
+    with VideoVae(settings.weights, "cpu") as vae:
+        clip = LatentClip.open(source, vae)
+    size = Path(source).stat().st_size
+    firsts = range(0, clip.frames, part_frames)
+    items = [Item(number, source, size, None, first) for number, first in enumerate(firsts)]
+    identity = {"command": "decode-clip", "settings": settings.identity(), "part_frames": part_frames}
+    return Job(identity, items, [Shard(item.index, (item,)) for item in items])
+
+
+def decode_clip_worker(settings: DecodeSettings, part_frames: int) -> WorkerMaker:
+    return functools.partial(PartDecoder, part_frames, settings)
+
+
+class PartDecoder(DecodeWorker):
+    """Decodes parts of one clip, each to a video file of its own."""
+
+    def __init__(self, part_frames: int, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._part_frames = part_frames
+
+    def _decode_shard(self, shard: Shard) -> dict[str, Any]:
+        item = shard.items[0]
+        clip, first = LatentClip.open(item.path, self._vae), item.first or 0
+        end = min(first + self._part_frames, clip.frames)
+        name = f"part-{shard.index:06d}{CODECS[self._settings.codec][2]}"
+        pieces: queue.Queue[Any] = queue.Queue(2)
+        with self._device_turn:
+            done = self._start_writer(self._folder / name, clip.rate, pieces)
+            with self._at_work(end - first, clip.height, clip.width):
+                for frames in self._part(clip, first, end):
+                    self._hand_over(pieces, frames, done)
+                self._hand_over(pieces, None, done)
+        about = {"key": item.key, "file": name, "first": first, "frames": end - first}
+        return self._finish(shard, {name: {"bytes": done.result()}}, [about])
+
+    def _part(self, clip: LatentClip, first: int, end: int) -> Iterator[numpy.ndarray]:
+        """Video frames [first, end)."""
+        inputs = self._vae.range_inputs("decode", slice(first, end), clip.latent.shape[1])
+        latent = clip.latent[None, :, inputs]
+        left = end - first
+        with self._vae.open_stream("decode", latent.shape, first) as stream:
+            taken = 0
+            while left:
+                if taken < latent.shape[2]:
+                    taken += stream.push(latent[:, :, taken : taken + 8])
+                else:
+                    stream.finish()
+                while left:
+                    room = numpy.empty((min(left, 32), clip.height, clip.width, 3), numpy.uint8)
+                    written = stream.pull(room)
+                    if not written:
+                        break
+                    left -= written
+                    yield room[:written]
+
+
+def join_videos(job: Job, folder: Path, out: Path) -> None:
+    """One video of all parts, without compressing anew."""
+    import av
+
+    partial = out.parent / f".{out.name}.{secrets.token_hex(8)}{PARTIAL}"
+    try:
+        options = {"fflags": "+bitexact"}
+        with av.open(str(partial), "w", format=FORMATS[out.suffix], options=options) as target:
+            stream = None
+            for shard in job.shards:
+                record = complete_record(folder, shard)
+                if record is None:
+                    raise BatchError(f"part {shard.index} is not in {folder}")
+                with av.open(str(folder / record["items"][0]["file"])) as part:
+                    source = part.streams.video[0]
+                    stream = stream or target.add_stream_from_template(source)
+                    frames = record["items"][0]["first"]
+                    _append(part, source, target, stream, frames)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
+        partial.replace(out)
+    except OSError as error:
+        raise storage_error(error, out) from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _append(part: Any, source: Any, target: Any, stream: Any, first: int) -> None:
+    """Copies the packets of a part that begins with frame `first`."""
+    shift = round(Fraction(first) / source.average_rate / source.time_base)
+    for packet in part.demux(source):
+        if packet.size:
+            packet.pts += shift
+            packet.dts += shift
+            packet.stream = stream
+            target.mux(packet)
+
+
+def remove_parts(folder: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        shutil.rmtree(folder)

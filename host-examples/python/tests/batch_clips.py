@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from conftest import SMALL, SOURCES, np
@@ -72,6 +73,25 @@ def run(*arguments, **options):
     return subprocess.run(
         command(*arguments, **options), env=ENVIRONMENT, capture_output=True, text=True, timeout=240, check=False
     )
+
+
+def killed_after(out, count, how, *arguments):
+    """Runs the command until `count` shards are complete, then ends its process."""
+    process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 60
+    while process.poll() is None and time.monotonic() < until:
+        if (out / ".lock").exists() and len(list(out.glob("records/*.json"))) >= count:
+            break
+        time.sleep(0.005)
+    process.send_signal(how)
+    return process.wait(timeout=30), process.stderr.read()
+
+
+def frames_of(path, rule=None):
+    from video_vae.batch.frames import FrameReader, FrameRule
+
+    with FrameReader(str(path), rule or FrameRule()) as frames:
+        return np.stack([frame.to_ndarray() for frame in frames])
 
 
 def result(folder):

@@ -19,6 +19,8 @@ from batch_clips import (  # noqa: E402
     ENVIRONMENT,
     collection,
     command,
+    frames_of,
+    killed_after,
     pattern,
     result,
     run,
@@ -63,11 +65,6 @@ def encode_here(sources, out, settings=None, resources=None, **options):
     job = encode_job([str(source) for source in sources], settings, options.pop("shard_items", SHARD))
     make = encode_worker(settings)
     return run_job(job, out, lambda: LocalEngine(make, ["cpu"], resources or Resources(2)), quiet=True, **options)
-
-
-def frames_of(path, rule=None):
-    with FrameReader(str(path), rule or FrameRule()) as frames:
-        return np.stack([frame.to_ndarray() for frame in frames])
 
 
 def samples_of(out):
@@ -309,18 +306,6 @@ def test_broken_shards_are_recorded(undisturbed, tmp_path):
 
 
 # ---- Disturbances ----
-
-
-def killed_after(out, count, how, *arguments):
-    """Runs the command until `count` shards are complete, then ends its process."""
-    process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
-    while process.poll() is None and time.monotonic() < until:
-        if (out / ".lock").exists() and len(list(out.glob("records/*.json"))) >= count:
-            break
-        time.sleep(0.005)
-    process.send_signal(how)
-    return process.wait(timeout=30), process.stderr.read()
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])

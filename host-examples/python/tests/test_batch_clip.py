@@ -8,8 +8,7 @@ from conftest import SMALL, np
 
 av = pytest.importorskip("av")
 
-from batch_clips import pattern, run, write_video  # noqa: E402
-from test_batch import frames_of, killed_after  # noqa: E402
+from batch_clips import frames_of, killed_after, pattern, run, write_video  # noqa: E402
 
 from video_vae.batch.clips import encode_clip_job  # noqa: E402
 from video_vae.batch.errors import BatchError  # noqa: E402
@@ -20,17 +19,19 @@ from video_vae.batch.shards import parse_with_metadata  # noqa: E402
 FRAMES = 150
 
 
-@pytest.fixture(scope="module", params=["mp4", "mkv", "h264"])
-def film(request, tmp_path_factory):
-    """With B frames and a keyframe every 40. A bare stream has no times to seek by."""
-    path = tmp_path_factory.mktemp("film") / f"film.{request.param}"
+def make_film(folder, kind):
+    """With B frames and a keyframe every 40."""
+    path = folder / f"film.{kind}"
     write_video(
         path, pattern(8, FRAMES, 24, 40), options={"g": "40", "bf": "3", "x264-params": "open-gop=1:scenecut=0"}
     )
     return path
 
 
-def test_frames_are_found_by_seeking(film):
+@pytest.mark.parametrize("kind", ["mp4", "mkv", "h264"])
+def test_frames_are_found_by_seeking(kind, tmp_path):
+    """A bare stream has no times to seek by."""
+    film = make_film(tmp_path, kind)
     whole, index = frames_of(film), FrameIndex(str(film))
     assert index.count == len(whole) == FRAMES and index.seekable == (film.suffix != ".h264")
     for first, count in [(0, 150), (0, 1), (39, 3), (40, 40), (77, 5), (81, 1), (149, 1), (120, 30)]:
@@ -40,7 +41,8 @@ def test_frames_are_found_by_seeking(film):
         assert np.array_equal(found, whole[first : first + count]), (first, count)
 
 
-def test_a_clip_there_and_back(film, tmp_path, vae):
+def test_a_clip_there_and_back(tmp_path, vae):
+    film = make_film(tmp_path, "mp4")
     latent, video = tmp_path / "film.safetensors", tmp_path / "film.mkv"
     arguments = ("encode-clip", film, "--out", latent, "--part-frames", 9)
     killed_after(tmp_path / "film.safetensors.parts", 2, signal.SIGKILL, *arguments)
@@ -59,7 +61,7 @@ def test_a_clip_there_and_back(film, tmp_path, vae):
         times = [frame.time for frame in container.decode(video=0)]
         rate = container.streams.video[0].average_rate
     assert np.allclose(times, np.arange(FRAMES) / float(rate), atol=0.002)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mkv", "film.safetensors"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["film.mkv", "film.mp4", "film.safetensors"]
 
 
 def test_parts_in_h264_are_joined(tmp_path):

@@ -7,21 +7,31 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL
+from conftest import SMALL, np
 
 pytest.importorskip("av")
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
-from batch_clips import ENVIRONMENT, collection, command, result, run  # noqa: E402
+from batch_clips import ENVIRONMENT, collection, command, frames_of, pattern, result, run, write_video  # noqa: E402
 from ray.cluster_utils import Cluster  # noqa: E402
 
+from video_vae.batch.clips import (  # noqa: E402
+    decode_clip_job,
+    decode_clip_worker,
+    encode_clip_job,
+    join_latents,
+    join_videos,
+    parts_folder,
+)
+from video_vae.batch.decode import DecodeSettings  # noqa: E402
 from video_vae.batch.encode import encode_job, encode_worker  # noqa: E402
 from video_vae.batch.engine_local import LocalEngine  # noqa: E402
 from video_vae.batch.engine_ray import RayEngine  # noqa: E402
 from video_vae.batch.errors import BatchError  # noqa: E402
 from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
+from video_vae.batch.shards import parse_safetensors  # noqa: E402
 
 SHARD = 3
 SETTINGS = Settings(str(SMALL), parameters={"threads": "1"})
@@ -129,6 +139,23 @@ def test_workers_that_do_not_see_the_folder(cluster, clips, tmp_path):
 
     with pytest.raises(BatchError, match="run.json is not there on .*; all workers need the same shared folder"):
         encode_with(lambda: Elsewhere(MAKE, "cpu", Resources(1)), clips, tmp_path / "out")
+
+
+def test_a_long_clip(cluster, tmp_path, vae):
+    write_video(tmp_path / "film.mp4", pattern(8, 90, 24, 40), options={"g": "30"})
+    job, out = encode_clip_job(str(tmp_path / "film.mp4"), SETTINGS, 6), tmp_path / "film.safetensors"
+    figures = run_job(job, parts_folder(out), lambda: RayEngine(MAKE, "cpu", Resources(1)), quiet=True)
+    assert figures["clips"] == 4 and figures["workers"] == 2
+    join_latents(job, parts_folder(out), out)
+    mean, logvar = vae.encode(frames_of(tmp_path / "film.mp4"), logvar=True, dtype="float16")
+    found = parse_safetensors(out.read_bytes())
+    assert np.array_equal(found["mean"], mean[0]) and np.array_equal(found["logvar"], logvar[0])
+    settings = DecodeSettings(str(SMALL), "ffv1", parameters={"threads": "1"})
+    job, video = decode_clip_job(str(out), settings, 25), tmp_path / "back.mkv"
+    make = decode_clip_worker(settings, 25)
+    run_job(job, parts_folder(video), lambda: RayEngine(make, "cpu", Resources(1)), quiet=True)
+    join_videos(job, parts_folder(video), video)
+    assert np.array_equal(frames_of(video), vae.decode(mean, size=(90, 24, 40), layout="THWC", dtype="uint8"))
 
 
 def test_wishes_that_the_cluster_cannot_meet(cluster, clips, tmp_path):

@@ -30,7 +30,6 @@ class Encoder:
     """A device with its model."""
 
     def __init__(self, settings: Settings, device: str) -> None:
-        self.device = device
         self._settings = settings
         self._vae = VideoVae(settings.weights, device, **settings.all_parameters())
         try:

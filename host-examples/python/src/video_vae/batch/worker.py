@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, settings: Settings, device: str, resources: Resources) -> None:
         self._resources = resources
-        self._encoder = Encoder(settings, device)
+        self.device = device
         self._folder = Path()
         self._changed = threading.Condition()
         self._items: dict[int, Item] = {}
@@ -65,18 +65,20 @@ class Worker:
         self._figures = Figures()
         self._failure: BaseException | None = None
         self._closing = False
+        # The readers start while the model is loaded.
         self._ahead = ReadAhead(
             resources.readers, settings.rule, resources.slot_bytes, self._on_clip, self._on_broken, self._fail
         )
+        try:
+            self._encoder = Encoder(settings, device)
+        except BaseException:
+            self._ahead.close()
+            raise
         self._threads = [self._thread(self._run_device, "device"), self._thread(self._run_writer, "writer")]
 
     @property
     def fingerprint(self) -> dict[str, Any]:
         return self._encoder.fingerprint
-
-    @property
-    def device(self) -> str:
-        return self._encoder.device
 
     def open_folder(self, folder: Path) -> None:
         """Where shards go; before the first `submit`."""

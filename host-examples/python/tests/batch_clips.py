@@ -80,7 +80,10 @@ def killed_after(out, count, how, *arguments):
     process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
     until = time.monotonic() + 60
     while process.poll() is None and time.monotonic() < until:
-        if (out / ".lock").exists() and len(list(out.glob("records/*.json"))) >= count:
+        # Its own lock: then it is at work, and handles signals.
+        lock = out / ".lock"
+        begun = lock.exists() and lock.read_text().endswith(f" {process.pid}\n")
+        if begun and len(list(out.glob("records/0*.json"))) >= count:
             break
         time.sleep(0.005)
     process.send_signal(how)

@@ -1,5 +1,6 @@
 """Encoding collections on this machine: the files, and what happens if things go wrong."""
 
+import functools
 import json
 import os
 import queue
@@ -29,7 +30,7 @@ from batch_clips import (  # noqa: E402
     write_video,
 )
 
-from video_vae import VideoVae  # noqa: E402
+from video_vae import DeviceError, VideoVae  # noqa: E402
 from video_vae.batch.ahead import ATTEMPTS, Broken, Clip, Piece, ReadAhead, Restart  # noqa: E402
 from video_vae.batch.buckets import choose, cover, parse_buckets  # noqa: E402
 from video_vae.batch.decode import DecodeSettings, decode_job, decode_worker  # noqa: E402
@@ -43,6 +44,7 @@ from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
 from video_vae.batch.shards import AtomicFile, ShardWriter, read_shard  # noqa: E402
 from video_vae.batch.sources import Item, list_items  # noqa: E402
+from video_vae.batch.worker import Worker  # noqa: E402
 
 SHARD = 4
 
@@ -340,6 +342,35 @@ def test_readers_that_die_are_replaced(clips, undisturbed, tmp_path):
     run_job(job, tmp_path / "out", lambda: Engine(make, ["cpu"], Resources(2)), quiet=True)
     assert len(set(killed)) >= 2
     assert result(tmp_path / "out") == result(undisturbed)
+
+
+def test_a_device_that_is_lost(clips, undisturbed, tmp_path, capsys):
+    """The other one does its shards. Two devices are two workers on the CPU here."""
+    settings, lost = Settings(str(SMALL)), []
+
+    class Losing(Worker):
+        def _run_device(self):
+            if not lost:
+                lost.append(self)
+                # As a GPU that falls off the bus with its first clip.
+                while self._next_clip(None) is None:
+                    pass
+                raise DeviceError("cuda:0 is gone")
+            super()._run_device()
+
+    def engine():
+        return LocalEngine(functools.partial(Losing, settings), ["cpu", "cpu"], Resources(1))
+
+    run_job(encode_job([str(clips)], settings, SHARD), tmp_path / "out", engine, quiet=True)
+    assert lost and "cuda:0 is gone" in capsys.readouterr().err
+    assert result(tmp_path / "out") == result(undisturbed)
+    lost.clear()
+
+    def alone():
+        return LocalEngine(functools.partial(Losing, settings), ["cpu"], Resources(1))
+
+    with pytest.raises(DeviceError, match="is gone"):
+        run_job(encode_job([str(clips)], settings, SHARD), tmp_path / "none", alone, quiet=True)
 
 
 def test_an_input_that_kills_its_readers_is_given_up(tmp_path):

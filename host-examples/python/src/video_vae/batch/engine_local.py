@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from .. import devices
+from .. import DeviceError, devices
 from .errors import BatchError
 from .fingerprint import differences
 from .run import ShardWorker, WorkerMaker
@@ -68,18 +70,25 @@ class LocalEngine:
         return len(self._workers)
 
     def run(self, shards: Sequence[Shard], folder: Path, run: str) -> Iterator[dict[str, Any] | None]:
-        """Records as shards are complete, and None from time to time."""
+        """Records as shards are complete, and None from time to time. Shards of a device that is lost go to others."""
         for worker in self._workers:
             worker.open_folder(folder)
-        left = iter(shards)
-        at_work: dict[Future[dict[str, Any]], ShardWorker] = {}
-        for worker in self._workers * IN_FLIGHT:
-            self._next(worker, left, at_work)
-        while at_work:
+        left, usable = deque(shards), list(self._workers)
+        at_work: dict[Future[dict[str, Any]], tuple[ShardWorker, Shard]] = {}
+        while left or at_work:
+            for worker in usable * IN_FLIGHT:
+                if left and sum(one is worker for one, _ in at_work.values()) < IN_FLIGHT:
+                    shard = left.popleft()
+                    at_work[worker.submit(shard)] = (worker, shard)
             done, _ = wait(at_work, timeout=0.5, return_when=FIRST_COMPLETED)
             for future in done:
-                self._next(at_work.pop(future), left, at_work)
-                yield future.result()
+                worker, shard = at_work.pop(future)
+                error = future.exception()
+                if isinstance(error, DeviceError) and [worker] != usable:
+                    left.appendleft(shard)
+                    self._drop(worker, usable, error)
+                else:
+                    yield future.result()
             yield None
 
     def figures(self) -> list[dict[str, Any]]:
@@ -90,7 +99,7 @@ class LocalEngine:
             worker.close()
 
     @staticmethod
-    def _next(worker: ShardWorker, left: Iterator[Shard], at_work: dict[Future[dict[str, Any]], ShardWorker]) -> None:
-        shard = next(left, None)
-        if shard is not None:
-            at_work[worker.submit(shard)] = worker
+    def _drop(worker: ShardWorker, usable: list[ShardWorker], error: DeviceError) -> None:
+        if worker in usable:
+            usable.remove(worker)
+            print(f"{worker.device} is lost, its shards go to the other devices: {error}", file=sys.stderr)

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy
 
-from .. import VideoVae, VideoVaeError, devices, nodes, version
+from .. import VideoVae, VideoVaeError, devices, nodes, parameters, version
 from .errors import BatchError
 from .frames import reader_version
 
 # Parameters that change time and memory and never a bit.
 _FREE = {"memory_limit", "host_memory_limit", "threads", "slice_frames", "chunk_frames", "rates"}
-_INSTRUCTION_SETS = ("avx512", "avx2", "portable")
 
 
 def bit_settings(node: str, given: dict[str, str]) -> dict[str, str]:
@@ -42,24 +41,25 @@ def checkpoint_digest(path: str) -> str:
     return state.hexdigest()
 
 
-def resolve_instruction_set(vae: VideoVae) -> str:
-    """Sets the instruction set that auto stands for, so that it can be named."""
-    if vae.instruction_set != "auto":
-        return vae.instruction_set
-    for name in _INSTRUCTION_SETS:
+def instruction_set(vae: VideoVae, node: str) -> str:
+    """The name of what is in use: the first whose results are those of the present setting."""
+    present, right = vae.instruction_set, _probe(vae, node)
+    if present != "auto":
+        return present
+    for name in parameters()["instruction_set"].choices:
         try:
-            vae.instruction_set = name
-            vae.encode(numpy.zeros((1, 8, 8, 3), numpy.uint8))
-            return name
-        except VideoVaeError:
+            with vae.configured(instruction_set=name):
+                if name != "auto" and _probe(vae, node) == right:
+                    return name
+        except VideoVaeError:  # not one of this processor
             continue
-    raise BatchError("no instruction set of this processor works")
+    raise BatchError("no instruction set has the results of instruction_set=auto")
 
 
 def fingerprint(vae: VideoVae, device: str, weights: str, node: str) -> dict[str, Any]:
     """Of a worker that encodes or decodes. The probe is a hash of results: it also tells what the names do not."""
     if device == "cpu":
-        architecture, precision = f"cpu {resolve_instruction_set(vae)}", "fp32"
+        architecture, precision = f"cpu {instruction_set(vae, node)}", "fp32"
     else:
         found = next((one for one in devices() if one.id == device), None)
         if found is None:

@@ -89,7 +89,8 @@ class FrameReader:
             # A pipe would be waited for.
             if not stat.S_ISREG(Path(path).stat().st_mode):
                 raise BrokenInput("not a regular file")
-            self._container = av.open(path)
+            # A name such as "concat:a" would be taken for a protocol.
+            self._container = av.open(f"file:{path}")
         except (OSError, ValueError, av.FFmpegError) as error:
             raise BrokenInput(_reason(error)) from error
         try:

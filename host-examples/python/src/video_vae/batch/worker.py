@@ -71,14 +71,11 @@ class Worker:
         )
         try:
             self._encoder = Encoder(settings, device)
+            self.fingerprint = self._encoder.fingerprint
         except BaseException:
             self._ahead.close()
             raise
         self._threads = [self._thread(self._run_device, "device"), self._thread(self._run_writer, "writer")]
-
-    @property
-    def fingerprint(self) -> dict[str, Any]:
-        return self._encoder.fingerprint
 
     def open_folder(self, folder: Path) -> None:
         """Where shards go; before the first `submit`."""

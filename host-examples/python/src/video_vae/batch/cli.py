@@ -212,7 +212,9 @@ def _engine(options: argparse.Namespace, make: WorkerMaker) -> Engine:
 
 
 def _need_modules(options: argparse.Namespace) -> None:
-    """Says what to install, before any work."""
+    """Says what is missing, before any work."""
+    if sys.platform == "win32":
+        raise BatchError("this needs Linux or macOS")
     wanted = {"av": "batch", "numpy": "batch"}
     if options.engine == "ray":
         wanted["ray"] = "ray"

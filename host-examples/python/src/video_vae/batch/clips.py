@@ -58,26 +58,41 @@ def encode_clip_job(source: str, settings: Settings, part_frames: int) -> Job:
             span = index.span(inputs.start, inputs.stop - inputs.start)
             items.append(Item(number, source, size, span, first))
     identity = {"command": "encode-clip", "settings": settings.identity(), "part_frames": part_frames}
-    identity["clip_frames"] = index.count
+    identity.update(clip_frames=index.count, latent_frames=total)
     return Job(identity, items, [Shard(item.index, (item,)) for item in items])
 
 
 def join_latents(job: Job, folder: Path, out: Path) -> None:
-    """One safetensors file of all parts. What it is of is in its metadata."""
-    samples = [sample for shard in job.shards for sample in _samples(folder, shard)]
-    first = samples[0]
-    frames = sum(next(iter(sample.tensors.values())).shape[1] for sample in samples)
-    shapes = {name: (array.dtype, (array.shape[0], frames, *array.shape[2:])) for name, array in first.tensors.items()}
-    about = {key: value for key, value in first.about.items() if key != "key"}
-    about["frames"] = job.identity["clip_frames"]
+    """One safetensors file of all parts, one of them in memory at a time. What it is of is in its metadata."""
+    frames = job.identity["latent_frames"]
     with AtomicFile(out) as file:
-        file.write(safetensors_header(shapes, {"about": json.dumps(about, sort_keys=True)}))
-        for name, (_, shape) in shapes.items():
-            # A channel at a time: frames of one channel lie together.
-            for channel in range(shape[0]):
-                for sample in samples:
-                    file.write(memoryview(numpy.ascontiguousarray(sample.tensors[name][channel])).cast("B"))
+        starts: dict[str, int] = {}
+        for shard in job.shards:
+            for sample in _samples(folder, shard):
+                if not starts:
+                    starts = _begin(file, sample, frames, job.identity["clip_frames"])
+                for name, array in sample.tensors.items():
+                    plane = array[0, 0].nbytes
+                    for channel, part in enumerate(array):
+                        at = starts[name] + (channel * frames + (shard.items[0].first or 0)) * plane
+                        file.write_at(at, numpy.ascontiguousarray(part))
         file.commit()
+
+
+def _begin(file: AtomicFile, sample: Sample, frames: int, clip_frames: int) -> dict[str, int]:
+    """Writes the header, and says where each tensor of `frames` frames begins."""
+    about = {key: value for key, value in sample.about.items() if key != "key"}
+    about["frames"] = clip_frames
+    shapes = {}
+    for name, array in sample.tensors.items():
+        shapes[name] = (array.dtype, (array.shape[0], frames, *array.shape[2:]))
+    header = safetensors_header(shapes, {"about": json.dumps(about, sort_keys=True)})
+    file.write(header)
+    starts, at = {}, len(header)
+    for name, array in sample.tensors.items():
+        starts[name] = at
+        at += array.nbytes // array.shape[1] * frames
+    return starts
 
 
 def _samples(folder: Path, shard: Shard) -> Iterator[Sample]:

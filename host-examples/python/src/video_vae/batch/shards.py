@@ -44,8 +44,17 @@ class AtomicFile:
         self._digest.update(data)
         self.bytes += len(data)
 
+    def write_at(self, offset: int, data: Any) -> None:
+        """Anywhere in the file; not a part of the SHA-256."""
+        try:
+            self._file.seek(offset)
+            self._file.write(data)
+        except OSError as error:
+            self.abort()
+            raise storage_error(error, self.path) from error
+
     def commit(self) -> str:
-        """Syncs and renames; answers the SHA-256."""
+        """Syncs and renames; answers the SHA-256 of what `write` wrote."""
         try:
             with self._file:
                 self._file.flush()

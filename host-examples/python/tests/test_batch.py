@@ -468,6 +468,23 @@ def test_a_folder_of_another_run_is_refused(clips, undisturbed, tmp_path):
         encode_here([clips], out)
 
 
+def test_what_killed_workers_left_is_removed(clips, undisturbed, tmp_path):
+    out = tmp_path / "out"
+    shutil.copytree(undisturbed, out)
+
+    class Leaving(LocalEngine):
+        def run(self, *arguments):
+            yield from super().run(*arguments)
+            (out / ".latents-000000.tar.0123456789abcdef.partial").write_bytes(b"half")
+            (out / "records" / ".000000.begun").write_bytes(b".")
+
+    settings = Settings(str(SMALL))
+    job, make = encode_job([str(clips)], settings, SHARD), encode_worker(settings)
+    (out / "latents-000000.tar").unlink()
+    run_job(job, out, lambda: Leaving(make, ["cpu"], Resources(1)), quiet=True)
+    assert result(out) == result(undisturbed)
+
+
 def test_a_lost_shard_is_made_again(clips, undisturbed, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(undisturbed, out)

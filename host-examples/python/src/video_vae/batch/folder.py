@@ -69,9 +69,7 @@ class RunFolder:
             write_atomic(self.path / "run.json", json.dumps({"id": run_id(identity), **identity}, indent=1) + "\n")
         elif before.get("id") != run_id(identity):
             raise BatchError(self._difference(before, identity, items))
-        remove_partials(self.path)
-        for path in (self.path / "records").glob(f".*{_BEGUN}"):
-            path.unlink()
+        self._clean()
         return run_id(identity)
 
     def records(self, shards: Sequence[Shard]) -> dict[int, dict[str, Any]]:
@@ -80,11 +78,18 @@ class RunFolder:
         return {index: record for index, record in records if record is not None}
 
     def finish(self, shards: Sequence[Shard]) -> None:
-        """Writes the manifest from the records."""
+        """Writes the manifest from the records. Every shard is complete."""
+        self._clean()
         self._write_lines("manifest.jsonl", self._manifest(shards))
 
     def summarize(self, figures: dict[str, Any]) -> None:
         write_atomic(self.path / "summary.json", json.dumps(figures, indent=1) + "\n")
+
+    def _clean(self) -> None:
+        """Removes what workers left that were killed."""
+        remove_partials(self.path)
+        for path in (self.path / "records").glob(f".*{_BEGUN}"):
+            path.unlink(missing_ok=True)
 
     def _manifest(self, shards: Sequence[Shard]) -> Iterator[dict[str, Any]]:
         for shard in shards:

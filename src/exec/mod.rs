@@ -250,25 +250,15 @@ pub fn open(
             let place = ("cpu".to_string(), TensorDevice::Cpu);
             let blocks = allocators.host;
             let make = Box::new(move |settings: &Settings| {
-                check_cpu_precision(settings.precision)?;
                 Cpu::new(CpuOptions {
                     threads: settings.threads.map(|n| n as usize),
                     instructions: settings.instructions,
+                    precision: settings.precision,
                     allocator: blocks,
                 })
             });
             let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;
             Ok(Box::new(engine))
         }
-    }
-}
-
-fn check_cpu_precision(asked: Option<Precision>) -> Result<()> {
-    match asked {
-        None | Some(Precision::Fp32) => Ok(()),
-        Some(other) => Err(Error::Argument(format!(
-            "precision: {} needs a GPU; device \"cpu\" computes in fp32: use fp32 or auto",
-            other.name()
-        ))),
     }
 }

@@ -161,14 +161,14 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"instruction_set",
-        kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable"]),
+        kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable", c"avx512bf16", c"amx"]),
         default: c"auto",
         unit: c"",
-        help: c"Instructions of the CPU; auto takes the best it has.",
+        help: c"Instructions of the CPU; auto takes the fastest it has for the precision. avx512bf16 and amx compute in bf16 only.",
         only: None,
         set: |s, v| {
-            use Instructions::{Auto, Avx2, Avx512, Portable};
-            s.instructions = v.choice([Auto, Avx512, Avx2, Portable]);
+            use Instructions::{Amx, Auto, Avx2, Avx512, Avx512Bf16, Portable};
+            s.instructions = v.choice([Auto, Avx512, Avx2, Portable, Avx512Bf16, Amx]);
         },
     },
     Param {
@@ -176,7 +176,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"auto", c"fp16", c"bf16", c"fp32"]),
         default: c"auto",
         unit: c"",
-        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which has no other. Sums are always fp32. On a GPU fp32 takes twice the memory and several times as long.",
+        help: c"Precision of weights and activations; auto is fp16 on a GPU and fp32 on the CPU, which also has bf16. Sums are always fp32. On a CPU with AMX bf16 is several times as fast as fp32. On a GPU fp32 takes twice the memory and several times as long.",
         only: None,
         set: |s, v| {
             use Precision::{Bf16, Fp16, Fp32};

@@ -2,6 +2,7 @@
 //! So scores are the weights of the second product, the softmax is a vector over queries, and only queries need a
 //! transposition. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
 
+use super::element::Element;
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::pool::Pool;
 use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
@@ -55,7 +56,7 @@ pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u
     AttentionScratch::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
 }
 
-pub(super) fn run<S: Microkernels>(
+pub(super) fn run<S: Microkernels, E: Element>(
     pool: &Pool,
     memory: &mut CpuMemory,
     op: &AttentionOp<Offsets>,
@@ -69,8 +70,8 @@ pub(super) fn run<S: Microkernels>(
     let bytes = scratch_bytes(shape, frames as u64, pool.threads());
     memory.block.region("scratch of attention", scratch_offset, bytes)?;
     for (input, output) in &op.frames {
-        memory.block.region("input of attention", input.0, shape.elements() * 3 * 4)?;
-        memory.block.region("output of attention", output.0, shape.elements() * 4)?;
+        memory.block.region("input of attention", input.0, shape.elements() * 3 * E::BYTES)?;
+        memory.block.region("output of attention", output.0, shape.elements() * E::BYTES)?;
     }
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
@@ -88,8 +89,8 @@ pub(super) fn run<S: Microkernels>(
         let at = |offset: u64| base.get().wrapping_byte_add(offset as usize);
         let queries = Queries {
             layout,
-            input: at(op.frames[frame].0.0),
-            output: at(op.frames[frame].1.0),
+            input: at(op.frames[frame].0.0).cast::<E>(),
+            output: at(op.frames[frame].1.0).cast(),
             scratch: at(scratch_offset + slot as u64 * layout.bytes()),
             pixels,
             first,
@@ -101,17 +102,17 @@ pub(super) fn run<S: Microkernels>(
 }
 
 /// `count` queries of a frame, from `first` on.
-struct Queries {
+struct Queries<E> {
     layout: AttentionScratch,
-    input: *const f32,
-    output: *mut f32,
+    input: *const E,
+    output: *mut E,
     scratch: *mut f32,
     pixels: usize,
     first: usize,
     count: usize,
 }
 
-impl Queries {
+impl<E: Element> Queries<E> {
     /// # Safety
     /// The pointers are valid for the frame and the scratch; the processor has `S`.
     unsafe fn attend<S: Microkernels>(&self, stop: &mut Stop) {
@@ -167,7 +168,7 @@ impl Queries {
                 let from = self.input.add((self.first + query.min(self.count - 1)) * 3 * channels);
                 let scale = if query < self.count { 1.0 } else { 0.0 };
                 for c in 0..channels {
-                    *into.add(c * PANEL) = *from.add(c) * scale;
+                    *into.add(c * PANEL) = (*from.add(c)).value() * scale;
                 }
             }
         }
@@ -184,12 +185,10 @@ impl Queries {
             unsafe {
                 let from = self.input.add((first + pixel) * 3 * channels + offset);
                 for c in (0..channels).step_by(BLOCK) {
-                    let into = into.add(c * KEYS + pixel * BLOCK);
-                    if channels - c >= BLOCK {
-                        from.add(c).copy_to_nonoverlapping(into, BLOCK);
-                    } else {
-                        from.add(c).copy_to_nonoverlapping(into, channels - c);
-                        into.add(channels - c).write_bytes(0, BLOCK - (channels - c));
+                    let into = std::slice::from_raw_parts_mut(into.add(c * KEYS + pixel * BLOCK), BLOCK);
+                    into.fill(0.0);
+                    for (c, value) in (c..channels).zip(into) {
+                        *value = (*from.add(c)).value();
                     }
                 }
             }
@@ -235,7 +234,7 @@ impl Queries {
                 let into = self.output.add((self.first + query) * channels);
                 let total = *totals.add(query);
                 for c in 0..channels {
-                    *into.add(c) = *sums.add(c * PANEL) / total;
+                    *into.add(c) = E::of(*sums.add(c * PANEL) / total);
                 }
             }
         }

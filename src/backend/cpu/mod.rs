@@ -1,8 +1,9 @@
-//! The CPU backend: f32 on the processor's vectors, and a pool of threads.
+//! The CPU backend: f32 or bf16 on the processor's vectors and tiles, and a pool of threads.
 //! May touch host memory through [`memory`] only. Must not know models, plans or clips.
 
 mod attention;
 mod conv;
+mod element;
 mod memory;
 mod noise;
 mod norm;
@@ -22,19 +23,23 @@ use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
     Op, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor,
 };
+use element::with_element;
 use pool::Pool;
-use simd::with_simd;
+use simd::{with_bf16_simd, with_simd};
 
 #[derive(Debug, Clone, Default)]
 pub struct CpuOptions {
     /// Threads that compute, including the caller's; by default one per core.
     pub threads: Option<usize>,
     pub instructions: Instructions,
+    /// Of activations and weights: f32 by default, or bf16.
+    pub precision: Option<Precision>,
     pub allocator: HostAllocator,
 }
 
 pub struct Cpu {
     pool: Pool,
+    precision: Precision,
     /// Never `Auto`.
     instructions: Instructions,
     allocator: HostAllocator,
@@ -42,24 +47,34 @@ pub struct Cpu {
 
 impl Cpu {
     pub fn new(options: CpuOptions) -> Result<Cpu> {
-        let missing = options.instructions.missing_features();
+        let precision = options.precision.unwrap_or(Precision::Fp32);
+        if precision == Precision::Fp16 {
+            let text = "precision: fp16 needs a GPU; device \"cpu\" computes in fp32 or bf16: use one of them or auto";
+            return Err(Error::Argument(text.into()));
+        }
+        let instructions = match options.instructions {
+            Instructions::Auto => Instructions::available(precision)[0],
+            given => given,
+        };
+        let missing = instructions.missing_features();
         if !missing.is_empty() {
             return Err(Error::Device(format!(
-                "instructions {:?}: this processor lacks {}; use auto",
-                options.instructions,
+                "instructions {instructions:?}: this processor lacks {}; use auto",
                 missing.join(" and ")
             )));
         }
-        let instructions = match options.instructions {
-            Instructions::Auto => Instructions::available()[0],
-            given => given,
-        };
+        if !instructions.computes(precision) {
+            return Err(Error::Argument(format!(
+                "instruction_set: {instructions:?} computes in bf16 only, and precision is {}; use auto, or bf16",
+                precision.name()
+            )));
+        }
         let threads = match options.threads {
             Some(0) => return Err(Error::Argument("threads is 0; at least 1 is needed".into())),
             Some(given) => given,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Cpu { pool: Pool::new(threads)?, instructions, allocator: options.allocator })
+        Ok(Cpu { pool: Pool::new(threads)?, precision, instructions, allocator: options.allocator })
     }
 
     pub fn threads(&self) -> usize {
@@ -74,15 +89,15 @@ impl Cpu {
 
 impl Sizes for Cpu {
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
-        (shape.elements() * 4 + groups * 8).next_multiple_of(memory::ALIGN)
+        (element::pixel_bytes(self.precision, shape) + groups * 8).next_multiple_of(memory::ALIGN)
     }
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
-        conv::packed_bytes(layout)
+        conv::packed_bytes(layout, self.precision)
     }
 
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64 {
-        conv::scratch_bytes(layout, input, frames, self.threads())
+        conv::scratch_bytes(layout, input, self.precision, frames, self.threads())
     }
 
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
@@ -122,6 +137,12 @@ impl Cpu {
             return Err(not_planned("partial sums, or offloaded weights"));
         }
         let (weights, scratch) = (&args.weights[op.layer], args.buffers.scratch);
+        if self.precision == Precision::Bf16 {
+            return with_bf16_simd!(
+                self.instructions,
+                S => conv::run_bf16::<S>(&self.pool, memory, weights, op, scratch, stop)
+            );
+        }
         with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, scratch, stop))
     }
 }
@@ -138,13 +159,14 @@ impl Backend for Cpu {
     type Conv = ConvWeights;
 
     fn precision(&self) -> Precision {
-        Precision::Fp32
+        self.precision
     }
 
     fn profile(&self) -> DeviceProfile {
-        // Multiplications per second and core: AVX-512 measured on a Xeon, the others scaled by their width.
+        // Multiplications per second and core: AMX and AVX-512 measured on a Xeon, the others scaled by their width.
         let products = match self.instructions {
-            Instructions::Avx512 => 60e9,
+            Instructions::Amx => 700e9,
+            Instructions::Avx512Bf16 | Instructions::Avx512 => 60e9,
             Instructions::Avx2 => 35e9,
             Instructions::Auto | Instructions::Portable => 4e9,
         };
@@ -215,7 +237,7 @@ impl Backend for Cpu {
     }
 
     fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<ConvWeights> {
-        ConvWeights::prepare(layout, source, &self.allocator)
+        ConvWeights::prepare(layout, self.precision, source, &self.allocator)
     }
 
     fn run(
@@ -229,7 +251,10 @@ impl Backend for Cpu {
             Op::Conv(op) => self.conv(memory, op, args, stop),
             Op::Attention(op) => {
                 let scratch = args.buffers.scratch;
-                with_simd!(self.instructions, S => attention::run::<S>(&self.pool, memory, op, scratch, stop))
+                with_simd!(self.instructions, S => with_element!(
+                    self.precision,
+                    E => attention::run::<S, E>(&self.pool, memory, op, scratch, stop)
+                ))
             }
             Op::Normalise(_) => Err(not_planned("a norm of its own")),
             Op::BandedConv(_) => Err(not_planned("a banded convolution")),
@@ -239,14 +264,14 @@ impl Backend for Cpu {
     }
 
     fn load(&self, memory: &mut CpuMemory, op: &LoadTensor, _: &Buffers, stop: &mut Stop) -> Result<()> {
-        pixels::load(&self.pool, memory, op, stop)
+        with_element!(self.precision, E => pixels::load::<E>(&self.pool, memory, op, stop))
     }
 
     fn blend(&self, memory: &mut CpuMemory, op: &BlendTile, _: &Buffers) -> Result<()> {
-        pixels::blend(&self.pool, memory, op, &mut || false)
+        with_element!(self.precision, E => pixels::blend::<E>(&self.pool, memory, op, &mut || false))
     }
 
     fn store(&self, memory: &mut CpuMemory, op: &StoreTensor, _: &Buffers) -> Result<()> {
-        pixels::store(&self.pool, memory, op, &mut || false)
+        with_element!(self.precision, E => pixels::store::<E>(&self.pool, memory, op, &mut || false))
     }
 }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use half::{bf16, f16};
 
+use super::element::{Element, Number};
 use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
 use super::pool::Pool;
@@ -22,36 +23,6 @@ fn each_row(pool: &Pool, rows: usize, elements: usize, stop: &mut Stop, row: &(d
     pool.run(rows.div_ceil(share), stop, &|task, _, _| (task * share..rows.min((task + 1) * share)).for_each(row))
 }
 
-/// An element type of host tensors.
-trait HostElement: Copy {
-    fn value(self) -> f32;
-    /// Rounded to nearest. Integers saturate, and take NaN as 0.
-    fn of(value: f32) -> Self;
-}
-
-macro_rules! host_elements {
-    ($($element:ty: $value:expr, $of:expr;)*) => {
-        $(
-            impl HostElement for $element {
-                fn value(self) -> f32 {
-                    $value(self)
-                }
-                fn of(value: f32) -> $element {
-                    $of(value)
-                }
-            }
-        )*
-    };
-}
-
-host_elements! {
-    u8: f32::from, |value: f32| value.round_ties_even() as u8;
-    u16: f32::from, |value: f32| value.round_ties_even() as u16;
-    f16: f16::to_f32, f16::from_f32;
-    bf16: bf16::to_f32, bf16::from_f32;
-    f32: f32::from, f32::from;
-}
-
 fn check(what: &str, view: &View, batch: u64, frame: u64) -> Result<()> {
     let shape = view.shape();
     if view.device() != TensorDevice::Cpu || batch >= shape.batch || frame >= shape.frames {
@@ -61,23 +32,24 @@ fn check(what: &str, view: &View, batch: u64, frame: u64) -> Result<()> {
     Ok(())
 }
 
-pub(super) fn load(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
+pub(super) fn load<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     match op.from.dtype() {
-        DType::U8 => load_as::<u8>(pool, memory, op, stop),
-        DType::U16 => load_as::<u16>(pool, memory, op, stop),
-        DType::F16 => load_as::<f16>(pool, memory, op, stop),
-        DType::BF16 => load_as::<bf16>(pool, memory, op, stop),
-        DType::F32 => load_as::<f32>(pool, memory, op, stop),
+        DType::U8 => load_as::<A, u8>(pool, memory, op, stop),
+        DType::U16 => load_as::<A, u16>(pool, memory, op, stop),
+        DType::F16 => load_as::<A, f16>(pool, memory, op, stop),
+        DType::BF16 => load_as::<A, bf16>(pool, memory, op, stop),
+        DType::F32 => load_as::<A, f32>(pool, memory, op, stop),
     }
 }
 
-fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
+fn load_as<A: Element, N: Number>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor, stop: &mut Stop) -> Result<()> {
     check("load", op.from, op.batch, op.frame)?;
     let host = op.from.shape();
     if op.shape.channels > host.channels {
         return Err(Error::Internal(format!("load: {} channels from a tensor {host}", op.shape.channels)));
     }
-    let into = SharedPointer::new(memory.block.region("output of a load", op.into.0, op.shape.elements() * 4)?);
+    let into =
+        SharedPointer::new(memory.block.region("output of a load", op.into.0, op.shape.elements() * A::BYTES)?);
     let (width, channels) = (op.shape.width as usize, op.shape.channels as usize);
     let [_, by_channel, _, by_row, by_column] = op.from.strides().map(|stride| stride as isize);
     // Columns of the host's image. Those beyond repeat the last.
@@ -86,18 +58,18 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor,
     let all_finite = AtomicBool::new(true);
     let done = each_row(pool, op.shape.height as usize, width * channels, stop, &|y| {
         let row = (op.top + y as u64).min(host.height - 1) as isize * by_row + first as isize * by_column;
-        let from = op.from.frame(op.batch, op.frame).cast::<E>().wrapping_offset(row).cast_const();
+        let from = op.from.frame(op.batch, op.frame).cast::<N>().wrapping_offset(row).cast_const();
         // SAFETY: coordinates are clamped to the host's image, which the maker of the view guarantees. Rows of the
         // output are inside the region checked above, and each belongs to one task.
         unsafe {
-            let into = into.get().add(y * width * channels);
+            let into = into.get().cast::<A>().add(y * width * channels);
             let mut finite = true;
             for c in 0..channels {
                 let from = from.offset(c as isize * by_channel);
                 for x in 0..there {
                     let value = (*from.offset(x as isize * by_column)).value();
                     finite &= value.is_finite();
-                    *into.add(x * channels + c) = value * op.map.mul + op.map.add;
+                    *into.add(x * channels + c) = A::of(value * op.map.mul + op.map.add);
                 }
             }
             let last = into.add((there - 1) * channels).cast_const();
@@ -111,17 +83,22 @@ fn load_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &LoadTensor,
     done
 }
 
-pub(super) fn store(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
+pub(super) fn store<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
     match op.into.dtype() {
-        DType::U8 => store_as::<u8>(pool, memory, op, stop),
-        DType::U16 => store_as::<u16>(pool, memory, op, stop),
-        DType::F16 => store_as::<f16>(pool, memory, op, stop),
-        DType::BF16 => store_as::<bf16>(pool, memory, op, stop),
-        DType::F32 => store_as::<f32>(pool, memory, op, stop),
+        DType::U8 => store_as::<A, u8>(pool, memory, op, stop),
+        DType::U16 => store_as::<A, u16>(pool, memory, op, stop),
+        DType::F16 => store_as::<A, f16>(pool, memory, op, stop),
+        DType::BF16 => store_as::<A, bf16>(pool, memory, op, stop),
+        DType::F32 => store_as::<A, f32>(pool, memory, op, stop),
     }
 }
 
-fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTensor, stop: &mut Stop) -> Result<()> {
+fn store_as<A: Element, N: Number>(
+    pool: &Pool,
+    memory: &mut CpuMemory,
+    op: &StoreTensor,
+    stop: &mut Stop,
+) -> Result<()> {
     /// Bounds of the log-variance in the reference implementation.
     const LOGVAR: (f32, f32) = (-30.0, 20.0);
     /// Lower bound of the fades' sum, which is a divisor.
@@ -134,23 +111,24 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
     if op.channel + host.channels > op.shape.channels || logvar > op.shape.channels || !faded {
         return Err(Error::Internal(format!("store: {:?} into a tensor {host}, or fades too short", op.shape)));
     }
-    let from = SharedPointer::new(memory.block.region("input of a store", op.from.0, op.shape.elements() * 4)?);
+    let from =
+        SharedPointer::new(memory.block.region("input of a store", op.from.0, op.shape.elements() * A::BYTES)?);
     let [_, by_channel, _, by_row, by_column] = op.into.strides().map(|stride| stride as isize);
     let pitch = op.shape.width as usize * op.shape.channels as usize;
     let all_finite = AtomicBool::new(true);
     let done = each_row(pool, height, width * host.channels as usize, stop, &|y| {
-        let into = op.into.frame(op.batch, op.frame).cast::<E>().wrapping_offset(y as isize * by_row);
+        let into = op.into.frame(op.batch, op.frame).cast::<N>().wrapping_offset(y as isize * by_row);
         // SAFETY: rows, columns and channels are inside the region checked above and inside the host's tensor, which
         // the maker of the view guarantees. Its elements do not overlap, so each row belongs to one task.
         unsafe {
-            let from = from.get().add(y * pitch).cast_const();
+            let from = from.get().cast::<A>().add(y * pitch).cast_const();
             let mut finite = true;
             for c in 0..host.channels {
                 let into = into.offset(c as isize * by_channel);
                 for x in 0..width {
                     let pixel = from.add(x * op.shape.channels as usize);
                     let share = op.divide.map_or(1.0, |by| (by.rows[y] * by.columns[x]).max(MIN_FADE));
-                    let mut value = *pixel.add((op.channel + c) as usize) / share;
+                    let mut value = (*pixel.add((op.channel + c) as usize)).value() / share;
                     if let Some((low, high)) = op.clamp {
                         // Not `max` and `min`: they would turn NaN into a bound.
                         value = if value < low {
@@ -162,14 +140,14 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
                         };
                     }
                     if let Some(sample) = op.sample {
-                        let logvar = *pixel.add((sample.logvar_channel + c) as usize) / share;
+                        let logvar = (*pixel.add((sample.logvar_channel + c) as usize)).value() / share;
                         let deviation = (0.5 * logvar.clamp(LOGVAR.0, LOGVAR.1)).exp();
                         let (y, x) = (y as u64, x as u64);
                         let at = noise::SamplePosition { batch: op.batch, frame: op.clip_frame, channel: c, y, x };
                         value += deviation * noise::normal(sample.seed, at);
                     }
                     finite &= value.is_finite();
-                    *into.offset(x as isize * by_column) = E::of(value * op.map.mul + op.map.add);
+                    *into.offset(x as isize * by_column) = N::of(value * op.map.mul + op.map.add);
                 }
             }
             all_finite.fetch_and(finite, Ordering::Relaxed);
@@ -179,7 +157,7 @@ fn store_as<E: HostElement>(pool: &Pool, memory: &mut CpuMemory, op: &StoreTenso
     done
 }
 
-pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &mut Stop) -> Result<()> {
+pub(super) fn blend<A: Element>(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &mut Stop) -> Result<()> {
     let (tile, whole) = (op.from_shape, op.into_shape);
     let inside = op.top + tile.height <= whole.height && op.left + tile.width <= whole.width;
     let faded = op.fades.rows.len() as u64 == tile.height && op.fades.columns.len() as u64 == tile.width;
@@ -189,24 +167,24 @@ pub(super) fn blend(pool: &Pool, memory: &mut CpuMemory, op: &BlendTile, stop: &
             "blend: {tile:?} at ({top}, {left}) of {whole:?}, or fades of another size"
         )));
     }
-    let from = SharedPointer::new(memory.block.region("input of a blend", op.from.0, tile.elements() * 4)?);
-    let into = SharedPointer::new(memory.block.region("output of a blend", op.into.0, whole.elements() * 4)?);
+    let from = SharedPointer::new(memory.block.region("input of a blend", op.from.0, tile.elements() * A::BYTES)?);
+    let into = SharedPointer::new(memory.block.region("output of a blend", op.into.0, whole.elements() * A::BYTES)?);
     let (channels, top) = (tile.channels as usize, op.top as usize);
     let pitch = whole.width as usize * channels;
     each_row(pool, whole.height as usize, pitch, stop, &|y| {
         // SAFETY: rows are inside the regions checked above, and each belongs to one task.
         unsafe {
-            let row = into.get().add(y * pitch);
+            let row = into.get().cast::<A>().add(y * pitch);
             if op.clear {
                 row.write_bytes(0, pitch);
             }
             let Some(y) = y.checked_sub(top).filter(|y| *y < tile.height as usize) else { return };
-            let from = from.get().add(y * tile.width as usize * channels).cast_const();
+            let from = from.get().cast::<A>().add(y * tile.width as usize * channels).cast_const();
             let row = row.add(op.left as usize * channels);
             for (x, column) in op.fades.columns.iter().enumerate() {
                 let weight = op.fades.rows[y] * column;
                 for i in x * channels..(x + 1) * channels {
-                    *row.add(i) += *from.add(i) * weight;
+                    *row.add(i) = A::of((*row.add(i)).value() + (*from.add(i)).value() * weight);
                 }
             }
         }

@@ -1,15 +1,19 @@
-//! The input of an area after the prologue: [block of 16 channels][row][column][16 channels], zeros around the image.
+//! The input of an area after the prologue: [block of channels][row][column][channel], zeros around the image.
 //! The microkernel then knows the stride of pixels at compile time, and a tap is an offset.
 
 use super::grid::{OutputArea, OutputGrid};
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
-use crate::backend::cpu::simd::{BLOCK, Simd, SimdOp};
+use crate::backend::cpu::simd::{Simd, SimdOp};
 use crate::ir::Prologue;
+
+/// Channels of the largest block.
+const MOST_CHANNELS: usize = 32;
 
 /// The frame that a band is made of.
 #[derive(Clone, Copy)]
-pub struct BandSource<'a> {
-    pub frame: *const f32,
+pub struct BandSource<'a, E> {
+    pub frame: *const E,
     pub height: usize,
     pub width: usize,
     pub channels: usize,
@@ -30,9 +34,9 @@ pub struct BandSize {
 }
 
 impl BandSize {
-    /// Stride of blocks of channels, in floats.
-    pub fn block(self) -> usize {
-        self.rows * self.columns * BLOCK
+    /// Stride of blocks of channels, in elements.
+    pub fn block<E: Element>(self) -> usize {
+        self.rows * self.columns * E::BLOCK
     }
 }
 
@@ -40,12 +44,17 @@ impl BandSize {
 ///
 /// # Safety
 /// The frame is valid, `into` has room for the band, and the processor has `S`.
-pub unsafe fn windowed<S: Simd>(source: &BandSource, grid: &OutputGrid, area: OutputArea, into: *mut f32) -> BandSize {
+pub unsafe fn windowed<S: Simd, E: Element>(
+    source: &BandSource<E>,
+    grid: &OutputGrid,
+    area: OutputArea,
+    into: *mut E,
+) -> BandSize {
     let size = BandSize { rows: grid.input_span(area.height), columns: grid.input_span(area.width) };
     let top = (area.top * grid.stride) as isize - grid.before as isize;
     let left = (area.left * grid.stride) as isize - grid.before as isize;
     // SAFETY: by this function's contract.
-    unsafe { fill::<S>(source, top, left, size, into) }
+    unsafe { fill::<S, E>(source, top, left, size, into) }
     size
 }
 
@@ -53,8 +62,8 @@ pub unsafe fn windowed<S: Simd>(source: &BandSource, grid: &OutputGrid, area: Ou
 ///
 /// # Safety
 /// As [`windowed`].
-pub unsafe fn fill<S: Simd>(source: &BandSource, top: isize, left: isize, size: BandSize, into: *mut f32) {
-    let blocks = source.channels.div_ceil(BLOCK);
+pub unsafe fn fill<S: Simd, E: Element>(source: &BandSource<E>, top: isize, left: isize, size: BandSize, into: *mut E) {
+    let blocks = source.channels.div_ceil(E::BLOCK);
     let (height, width) = (source.height as isize, source.width as isize);
     // Columns of the band inside the image.
     let first = (-left).clamp(0, size.columns as isize) as usize;
@@ -65,11 +74,11 @@ pub unsafe fn fill<S: Simd>(source: &BandSource, top: isize, left: isize, size: 
         let (first, end) = if inside { (first, end) } else { (size.columns, size.columns) };
         // SAFETY: writes stay inside the band, reads inside the image: from `first` to `end`.
         unsafe {
-            let line = into.add(row * size.columns * BLOCK);
+            let line = into.add(row * size.columns * E::BLOCK);
             for block in 0..blocks {
-                let line = line.add(block * size.block());
-                line.write_bytes(0, first * BLOCK);
-                line.add(end * BLOCK).write_bytes(0, (size.columns - end) * BLOCK);
+                let line = line.add(block * size.block::<E>());
+                line.write_bytes(0, first * E::BLOCK);
+                line.add(end * E::BLOCK).write_bytes(0, (size.columns - end) * E::BLOCK);
             }
             if first < end {
                 let (y, x) = (y as usize, (left + first as isize) as usize);
@@ -80,8 +89,8 @@ pub unsafe fn fill<S: Simd>(source: &BandSource, top: isize, left: isize, size: 
                     from_step: source.spread * source.channels,
                     pixels: end - first,
                     channels: source.channels,
-                    into: line.add(first * BLOCK),
-                    block: size.block(),
+                    into: line.add(first * E::BLOCK),
+                    block: size.block::<E>(),
                     prologue: source.prologue,
                     table: source.table,
                 });
@@ -91,18 +100,18 @@ pub unsafe fn fill<S: Simd>(source: &BandSource, top: isize, left: isize, size: 
 }
 
 /// A run of pixels, normalised and split into blocks.
-struct DirectRow<'a> {
-    from: *const f32,
+struct DirectRow<'a, E> {
+    from: *const E,
     from_step: usize,
     pixels: usize,
     channels: usize,
-    into: *mut f32,
+    into: *mut E,
     block: usize,
     prologue: Prologue,
     table: &'a [f32],
 }
 
-impl SimdOp for DirectRow<'_> {
+impl<E: Element> SimdOp for DirectRow<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: by this function's contract.
@@ -110,25 +119,25 @@ impl SimdOp for DirectRow<'_> {
     }
 }
 
-impl Normalise for DirectRow<'_> {
+impl<E: Element> Normalise for DirectRow<'_, E> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
-        let whole = self.channels / BLOCK * BLOCK;
+        let whole = self.channels / E::BLOCK * E::BLOCK;
         for pixel in 0..self.pixels {
             // SAFETY: inside the run and its channels; a partial last block is padded first.
             unsafe {
                 let from = self.from.add(pixel * self.from_step);
-                let into = self.into.add(pixel * BLOCK);
-                for channel in (0..whole).step_by(BLOCK) {
-                    let into = into.add(channel / BLOCK * self.block);
+                let into = self.into.add(pixel * E::BLOCK);
+                for channel in (0..whole).step_by(E::BLOCK) {
+                    let into = into.add(channel / E::BLOCK * self.block);
                     self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, into);
                 }
                 if whole < self.channels {
-                    let mut rest = [0.0f32; BLOCK];
+                    let mut rest = [E::of(0.0); MOST_CHANNELS];
                     for (channel, value) in (whole..self.channels).zip(&mut rest) {
                         *value = *from.add(channel);
                     }
-                    let into = into.add(whole / BLOCK * self.block);
+                    let into = into.add(whole / E::BLOCK * self.block);
                     self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, into);
                 }
             }
@@ -136,7 +145,7 @@ impl Normalise for DirectRow<'_> {
     }
 }
 
-impl DirectRow<'_> {
+impl<E: Element> DirectRow<'_, E> {
     /// One block of one pixel.
     ///
     /// # Safety
@@ -144,15 +153,15 @@ impl DirectRow<'_> {
     #[inline(always)]
     unsafe fn normalise_block<S: Simd, const NORM: bool, const SILU: bool>(
         &self,
-        from: *const f32,
+        from: *const E,
         channel: usize,
-        into: *mut f32,
+        into: *mut E,
     ) {
-        for lane in (0..BLOCK).step_by(S::LANES) {
+        for lane in (0..E::BLOCK).step_by(S::LANES) {
             // SAFETY: the table is padded to whole blocks; `from` and `into` have one block each.
             unsafe {
                 let table = table_vectors::<S, NORM>(self.table, channel + lane);
-                S::store(into.add(lane), normalise::<S, NORM, SILU>(S::load(from.add(lane)), table));
+                E::store::<S>(into.add(lane), normalise::<S, NORM, SILU>(E::load::<S>(from.add(lane)), table));
             }
         }
     }

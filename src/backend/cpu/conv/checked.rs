@@ -1,35 +1,44 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::grid::OutputGrid;
+use super::grid::{BANDS, OutputGrid};
 use super::weights::ConvWeights;
+use crate::backend::Precision;
+use crate::backend::cpu::element::{block_channels, pixel_bytes};
 use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
 use crate::backend::cpu::norm::{self, Moments};
-use crate::backend::cpu::simd::{BLOCK, panel_count};
+use crate::backend::cpu::simd::panel_count;
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Offsets, Prologue, Term, Window};
 
-/// Scratch of an operation: the moments of all frames, then a band, Winograd products and a norm table per slot.
+/// Scratch of an operation: the moments of all frames; then bands, sums of a panel and a norm table per slot.
 struct ConvScratch {
     moments_of_frame: u64,
     slots: u64,
     slot: u64,
+    /// One of the slot's bands: [`BANDS`] in bf16, one in f32.
     band: u64,
-    products: u64,
+    bands: u64,
+    sums: u64,
 }
 
 impl ConvScratch {
     fn new(layout: &ConvLayout, grid: &OutputGrid, frames: u64, threads: usize) -> ConvScratch {
         let panels = panel_count(layout.cout as usize) as u64 * layout.window.phases();
-        let band = grid.band_floats(layout) as u64 * 4;
-        let products = grid.product_floats() as u64 * 4;
-        let table = if layout.prologue == Prologue::None { 0 } else { table_floats(layout) as u64 * 4 };
+        let band = grid.band_bytes(layout) as u64;
+        let bands = if grid.precision == Precision::Bf16 { BANDS as u64 * band } else { band };
+        let sums = grid.sum_floats() as u64 * 4;
+        let table = match layout.prologue {
+            Prologue::None => 0,
+            _ => table_floats(layout, grid.precision) as u64 * 4,
+        };
         let areas = grid.areas() as u64;
         ConvScratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (band + products + table).next_multiple_of(ALIGN),
+            slot: (bands + sums + table).next_multiple_of(ALIGN),
             band,
-            products,
+            bands,
+            sums,
         }
     }
 
@@ -39,12 +48,12 @@ impl ConvScratch {
 }
 
 /// Floats of a norm table: three values a channel, padded to whole blocks.
-fn table_floats(layout: &ConvLayout) -> usize {
-    3 * (layout.cin as usize).next_multiple_of(BLOCK)
+fn table_floats(layout: &ConvLayout, precision: Precision) -> usize {
+    3 * (layout.cin as usize).next_multiple_of(block_channels(precision))
 }
 
-pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, frames: u64, threads: usize) -> u64 {
-    ConvScratch::new(layout, &OutputGrid::new(layout, input), frames, threads).bytes(frames)
+pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precision, frames: u64, threads: usize) -> u64 {
+    ConvScratch::new(layout, &OutputGrid::new(layout, input, precision), frames, threads).bytes(frames)
 }
 
 pub struct CheckedConv<'a> {
@@ -81,11 +90,11 @@ impl<'a> CheckedConv<'a> {
         if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
             return Err(fail(op, "the groups do not divide the output's channels"));
         }
-        let grid = OutputGrid::new(layout, input);
+        let grid = OutputGrid::new(layout, input, weights.precision);
         let frames = op.frames.len() as u64;
         let scratch = ConvScratch::new(layout, &grid, frames, threads);
         memory.block.region("scratch of a convolution", scratch_offset, scratch.bytes(frames))?;
-        op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, frame))?;
+        op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, weights.precision, frame))?;
         let base = SharedPointer::new(memory.block.start().cast());
         let panels = panel_count(layout.cout as usize);
         Ok(CheckedConv { op, weights, grid, output, panels, base, scratch_offset, scratch })
@@ -109,14 +118,25 @@ impl<'a> CheckedConv<'a> {
         self.at(self.scratch_offset + frame as u64 * self.scratch.moments_of_frame).cast()
     }
 
+    /// The first band of a slot.
     pub fn band(&self, slot: usize) -> *mut f32 {
         let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
         self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot)
     }
 
-    /// Room for the Winograd products of one panel.
-    pub fn products(&self, slot: usize) -> *mut f32 {
-        self.band(slot).wrapping_byte_add(self.scratch.band as usize)
+    /// Bytes from one band of a slot to the next.
+    pub fn band_bytes(&self) -> usize {
+        self.scratch.band as usize
+    }
+
+    /// Room for the sums of one panel.
+    pub fn sums(&self, slot: usize) -> *mut f32 {
+        self.band(slot).wrapping_byte_add(self.scratch.bands as usize)
+    }
+
+    /// The statistics of a frame follow its pixels.
+    pub fn statistics(&self, frame: u64, shape: FrameShape) -> *mut f32 {
+        self.at(frame + pixel_bytes(self.weights.precision, shape))
     }
 
     /// The norm table of a term's input frame, written to the slot; empty without a norm.
@@ -128,14 +148,14 @@ impl<'a> CheckedConv<'a> {
         if layout.prologue == Prologue::None {
             return &[];
         }
-        let start = self.products(slot).wrapping_byte_add(self.scratch.products as usize);
-        let len = table_floats(layout);
+        let start = self.sums(slot).wrapping_byte_add(self.scratch.sums as usize);
+        let len = table_floats(layout, self.weights.precision);
         // SAFETY: the slot has room for the table, which is zeroed before it is a slice. The statistics of a frame
         // follow its pixels.
         unsafe {
             start.write_bytes(0, len);
             let table = std::slice::from_raw_parts_mut(start, len);
-            let statistics = self.at(term.frame.0).add(self.op.input.elements() as usize);
+            let statistics = self.statistics(term.frame.0, self.op.input);
             let statistics = std::slice::from_raw_parts(statistics, 2 * layout.groups as usize);
             let [gamma, beta] = self.weights.norm();
             norm::fill_table(table, statistics, gamma, beta);
@@ -148,9 +168,15 @@ fn fail(op: &ConvOp<Offsets>, why: &str) -> Error {
     Error::Internal(format!("convolution {:?} of {:?}: {why}", op.layout, op.input))
 }
 
-fn check_frame(memory: &CpuMemory, op: &ConvOp<Offsets>, output: FrameShape, frame: &ConvFrame<Offsets>) -> Result<()> {
+fn check_frame(
+    memory: &CpuMemory,
+    op: &ConvOp<Offsets>,
+    output: FrameShape,
+    precision: Precision,
+    frame: &ConvFrame<Offsets>,
+) -> Result<()> {
     let layout = &op.layout;
-    let bytes = |shape: FrameShape| shape.elements() * 4;
+    let bytes = |shape: FrameShape| pixel_bytes(precision, shape);
     let statistics = if op.statistics { layout.groups * 8 } else { 0 };
     memory.block.region("output of a convolution", frame.out.0, bytes(output) + statistics)?;
     if let Some(residual) = frame.residual {

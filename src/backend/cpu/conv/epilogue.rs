@@ -1,12 +1,17 @@
-//! The epilogue of a row while its sums are in the first-level cache: bias, residual, and statistics for the next norm.
+//! The epilogue of a row while its sums are in cache: bias, residual, rounding, and statistics for the next norm.
 
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Moments, RowSums};
 use crate::backend::cpu::simd::{Simd, SimdOp};
 
 /// One panel of a row of the output.
 #[derive(Clone, Copy)]
-pub struct EpilogueRow {
-    pub out: *mut f32,
+pub struct EpilogueRow<E> {
+    /// Sums of the terms. They may lie in `out`.
+    pub sums: *const f32,
+    /// Stride of pixels in `sums`.
+    pub sum_step: usize,
+    pub out: *mut E,
     /// Stride of pixels in `out` and `residual`.
     pub step: usize,
     pub pixels: usize,
@@ -15,10 +20,10 @@ pub struct EpilogueRow {
     /// The pixel in an outer column, and its bias.
     pub edge: Option<(usize, *const f32)>,
     /// Null if there is none.
-    pub residual: *const f32,
+    pub residual: *const E,
 }
 
-impl EpilogueRow {
+impl<E: Element> EpilogueRow<E> {
     /// Finishes the row, and adds it to `moments` of `rows` earlier rows unless that is null.
     ///
     /// # Safety
@@ -37,15 +42,15 @@ impl EpilogueRow {
     }
 }
 
-struct FinishRow<'a> {
-    row: &'a EpilogueRow,
+struct FinishRow<'a, E> {
+    row: &'a EpilogueRow<E>,
     sums: Option<&'a mut RowSums>,
 }
 
-impl SimdOp for FinishRow<'_> {
+impl<E: Element> SimdOp for FinishRow<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let EpilogueRow { out, step, pixels, channels, bias, edge, residual } = *self.row;
+        let EpilogueRow { sums: from, sum_step, out, step, pixels, channels, bias, edge, residual } = *self.row;
         let whole = channels / S::LANES * S::LANES;
         let mut sums = self.sums;
         let n = pixels as f32;
@@ -59,18 +64,18 @@ impl SimdOp for FinishRow<'_> {
                         Some((at, bias)) if at == pixel => S::load(bias.add(c)),
                         _ => inner,
                     };
-                    let mut v = S::add(S::load(out.add(pixel * step)), add);
+                    let mut v = S::add(S::load(from.add(pixel * sum_step + c)), add);
                     if !residual.is_null() {
-                        v = S::add(v, S::load(residual.add(pixel * step + c)));
+                        v = S::add(v, E::load::<S>(residual.add(pixel * step + c)));
                     }
-                    S::store(out.add(pixel * step), v);
+                    E::store::<S>(out.add(pixel * step), v);
                     sum = S::add(sum, v);
                 }
                 if let Some(sums) = sums.as_deref_mut() {
                     let centre = S::mul(sum, S::splat(1.0 / n));
                     let (mut difference, mut square) = (S::splat(0.0), S::splat(0.0));
                     for pixel in 0..pixels {
-                        let d = S::sub(S::load(out.add(pixel * step)), centre);
+                        let d = S::sub(E::load::<S>(out.add(pixel * step)), centre);
                         difference = S::add(difference, d);
                         square = S::fma(d, d, square);
                     }
@@ -89,18 +94,18 @@ impl SimdOp for FinishRow<'_> {
                         Some((at, bias)) if at == pixel => *bias.add(c),
                         _ => *bias.add(c),
                     };
-                    let v = out.add(pixel * step + c);
-                    *v += add;
+                    let mut v = *from.add(pixel * sum_step + c) + add;
                     if !residual.is_null() {
-                        *v += *residual.add(pixel * step + c);
+                        v += (*residual.add(pixel * step + c)).value();
                     }
-                    sum += *v;
+                    *out.add(pixel * step + c) = E::of(v);
+                    sum += v;
                 }
                 if let Some(sums) = sums.as_deref_mut() {
                     let centre = sum * (1.0 / n);
                     let (mut difference, mut square) = (0.0, 0.0);
                     for pixel in 0..pixels {
-                        let d = *out.add(pixel * step + c) - centre;
+                        let d = (*out.add(pixel * step + c)).value() - centre;
                         difference += d;
                         square += d * d;
                     }

@@ -1,7 +1,9 @@
 //! How a convolution's output is divided into areas, and whether it is computed by Winograd's algorithm.
-//! Depends on shapes alone: statistics are summed area by area, and must be the same on any number of threads.
+//! Depends on shapes and precision alone: statistics are summed area by area, and must be the same on any number of threads.
 
-use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, panel_count};
+use crate::backend::Precision;
+use crate::backend::cpu::element::block_channels;
+use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, panel_count};
 use crate::ir::FrameShape;
 use crate::ir::{ConvLayout, Window};
 
@@ -10,22 +12,32 @@ pub const COMPONENTS: usize = 4;
 
 /// A band should fit in the second-level cache, together with a panel of weights.
 const BAND_BYTES: usize = 1 << 20;
+/// In bf16 a task has bands of several terms at a time, and larger panels of weights.
+const BF16_BAND_BYTES: usize = 320 << 10;
+/// Bands that a task in bf16 keeps: three terms and a shortcut.
+pub const BANDS: usize = 4;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
 /// Fixed cost of a tile of the microkernel, in pixels.
 const TILE_COST: f64 = 1.0;
 /// Cost of the prologue on one vector, in multiplications of the microkernel.
 const PROLOGUE_COST: f64 = 40.0;
+const BF16_PROLOGUE_COST: f64 = 250.0;
 
 /// Whether a convolution is computed by Winograd's algorithm. With few channels the sums are too short to pay for it.
-pub fn uses_winograd(layout: &ConvLayout) -> bool {
+/// AMX multiplies faster than vectors transform, so bf16 does without.
+pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
-    layout.window == Window::Same && layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS)
+    precision == Precision::Fp32
+        && layout.window == Window::Same
+        && layout.cin as usize >= BLOCK
+        && (rest == 0 || rest > DOT_CHANNELS)
 }
 
 /// The pixels of the output, or of one phase of it, as a grid of `height` x `width`.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputGrid {
+    pub precision: Precision,
     pub height: usize,
     pub width: usize,
     /// Input pixels from one output pixel to the next.
@@ -58,16 +70,17 @@ impl OutputArea {
 }
 
 impl OutputGrid {
-    pub fn new(layout: &ConvLayout, input: FrameShape) -> OutputGrid {
+    pub fn new(layout: &ConvLayout, input: FrameShape, precision: Precision) -> OutputGrid {
         let (height, width) = (input.height as usize, input.width as usize);
         let grid = |height, width, stride, reach, before, spread| OutputGrid {
+            precision,
             height,
             width,
             stride,
             reach,
             before,
             spread,
-            winograd: uses_winograd(layout),
+            winograd: uses_winograd(layout, precision),
             rows: height,
             columns: width,
         };
@@ -84,8 +97,12 @@ impl OutputGrid {
     /// Chooses the cheapest division: wide areas fill tiles, square areas have the smallest halo.
     fn divide(&mut self, layout: &ConvLayout) {
         let cin = layout.cin.max(layout.shortcut.unwrap_or(0)) as usize;
-        let pixels = BAND_BYTES / (cin.next_multiple_of(BLOCK) * 4);
-        let prologue = PROLOGUE_COST / (layout.window.taps() * layout.cout) as f64;
+        let (band, prologue) = match self.precision {
+            Precision::Bf16 => (BF16_BAND_BYTES, BF16_PROLOGUE_COST),
+            _ => (BAND_BYTES, PROLOGUE_COST),
+        };
+        let pixels = band / (64 * self.blocks(cin));
+        let prologue = prologue / (layout.window.taps() * layout.cout) as f64;
         let mut best = f64::INFINITY;
         let (height, width) = (self.height, self.width);
         for columns in 1..=width {
@@ -97,6 +114,7 @@ impl OutputGrid {
             let h = height.div_ceil(rows);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
             let tiles = match self.winograd {
+                _ if self.precision == Precision::Bf16 => (self.sum_tiles(h, w).tiles * TILE) as f64 / (h * w) as f64,
                 true => (COMPONENTS * (h * w.div_ceil(2)).div_ceil(14)) as f64 / (h * w) as f64,
                 false => w.div_ceil(14) as f64 / w as f64,
             };
@@ -129,23 +147,72 @@ impl OutputGrid {
         OutputArea { top, left, height: bottom - top, width: right - left }
     }
 
-    /// Floats of all components' products for one panel of the largest area.
-    pub fn product_floats(&self) -> usize {
-        let (h, w) = (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns));
-        if self.winograd { COMPONENTS * h * w.div_ceil(2) * PANEL } else { 0 }
+    /// Blocks that `channels` input channels make in a band.
+    fn blocks(&self, channels: usize) -> usize {
+        channels.div_ceil(block_channels(self.precision))
     }
 
-    /// Floats of the band of the largest area, of the main input or the shortcut.
-    pub fn band_floats(&self, layout: &ConvLayout) -> usize {
-        let (h, w) = (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns));
-        let main = self.input_span(h) * self.band_columns(w) * (layout.cin as usize).next_multiple_of(BLOCK);
-        main.max(h * w * (layout.shortcut.unwrap_or(0) as usize).next_multiple_of(BLOCK))
+    /// The sums of one panel over an area of this size, in bf16.
+    pub fn sum_tiles(&self, height: usize, width: usize) -> SumTiles {
+        let (row, columns) = (width.next_multiple_of(TILE), self.input_span(width));
+        let by_row = SumTiles { pitch: row, tiles: height * row / TILE };
+        let through = SumTiles { pitch: columns, tiles: ((height - 1) * columns + width).div_ceil(TILE) };
+        if self.stride == 1 && through.tiles < by_row.tiles { through } else { by_row }
     }
+
+    /// Height and width of the largest area.
+    fn largest(&self) -> (usize, usize) {
+        (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns))
+    }
+
+    /// Floats of the sums of one panel of the largest area: of all Winograd components, or of all tiles in bf16.
+    pub fn sum_floats(&self) -> usize {
+        let (h, w) = self.largest();
+        match self.precision {
+            Precision::Bf16 => self.sum_tiles(h, w).tiles * TILE * PANEL,
+            _ if self.winograd => COMPONENTS * h * w.div_ceil(2) * PANEL,
+            _ => 0,
+        }
+    }
+
+    /// Bytes of the band of the largest area, of the main input or the shortcut.
+    pub fn band_bytes(&self, layout: &ConvLayout) -> usize {
+        let (h, w) = self.largest();
+        let main = self.input_span(h) * self.band_columns(w) * self.blocks(layout.cin as usize);
+        // In bf16 a shortcut's band is as wide as the sums, and a tile may read past the last position.
+        let (columns, more) = match self.precision {
+            Precision::Bf16 => (self.input_span(w).max(w.next_multiple_of(TILE)), TILE * self.stride),
+            _ => (w, 0),
+        };
+        64 * (main.max(h * columns * self.blocks(layout.shortcut.unwrap_or(0) as usize)) + more)
+    }
+}
+
+/// Sums of one panel in bf16: tiles of [`TILE`] positions. A row begins every `pitch` positions.
+#[derive(Debug, Clone, Copy)]
+pub struct SumTiles {
+    /// The columns of the band, so that tiles may span rows, or the width of the area in whole tiles.
+    pub pitch: usize,
+    pub tiles: usize,
 }
 
 /// Begin and end of part `index` of `parts` nearly equal parts of `whole`.
 pub fn split_evenly(whole: usize, parts: usize, index: usize) -> (usize, usize) {
     (whole * index / parts, whole * (index + 1) / parts)
+}
+
+/// Divides the work of an operation in bf16: `frames` frames of `areas` areas. A task has one area, some of the frames
+/// one after the other, and some of the panels: (parts of the frames, parts of the panels).
+pub fn bf16_division(layout: &ConvLayout, frames: usize, areas: usize, threads: usize) -> (usize, usize) {
+    let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
+    // The bands of a task, in products of a panel: those of its frames, and of two frames before.
+    let band = BF16_PROLOGUE_COST / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
+    let time = |(parts, groups): (usize, usize)| {
+        let (run, rounds) = (frames.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
+        rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + 2) as f64 * band)
+    };
+    let all = (1..=frames.max(1)).flat_map(|parts| (1..=panels).map(move |groups| (parts, groups)));
+    all.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or((1, 1))
 }
 
 /// Groups that the panels of each of `units` areas are divided into, so that all threads finish together. Every group
@@ -176,7 +243,7 @@ mod tests {
             for (h, w) in [(2, 2), (4, 6), (34, 58), (270, 482), (1080, 1920), (2, 20_000), (20_000, 2)] {
                 for cin in [3, 16, 128, 512] {
                     let layout = layout(cin, 128, window);
-                    let g = OutputGrid::new(&layout, FrameShape::new(h, w, cin));
+                    let g = OutputGrid::new(&layout, FrameShape::new(h, w, cin), Precision::Fp32);
                     let mut covered = 0;
                     for index in 0..g.areas() {
                         let a = g.area(index);
@@ -185,10 +252,10 @@ mod tests {
                         covered += a.height * a.width;
                         let band =
                             g.input_span(a.height) * g.input_span(a.width) * (cin as usize).next_multiple_of(BLOCK);
-                        assert!(band <= g.band_floats(&layout));
+                        assert!(band * 4 <= g.band_bytes(&layout));
                     }
                     assert_eq!(covered, g.height * g.width);
-                    assert!(g.band_floats(&layout) * 4 <= BAND_BYTES, "{window:?} {h}x{w}x{cin}: {g:?}");
+                    assert!(g.band_bytes(&layout) <= BAND_BYTES, "{window:?} {h}x{w}x{cin}: {g:?}");
                 }
             }
         }

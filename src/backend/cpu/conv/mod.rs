@@ -3,6 +3,7 @@
 //! divided changes no bit of it.
 
 mod band;
+mod bf16;
 mod checked;
 mod epilogue;
 mod grid;
@@ -22,6 +23,7 @@ use checked::CheckedConv;
 use grid::{OutputArea, panel_groups, split_evenly};
 use pass::{PanelPass, PassInput};
 
+pub(super) use bf16::run as run_bf16;
 pub(super) use checked::scratch_bytes;
 #[cfg(test)]
 pub(super) use grid::OutputGrid;
@@ -48,21 +50,24 @@ pub(super) fn run<S: Microkernels>(
         // outputs. No two tasks run on one slot at a time.
         unsafe { task.run::<S>(panels, stop) }
     })?;
-    if op.statistics {
-        pool.run(frames, stop, &|frame, _, _| write_statistics(&conv, frame))?;
-    }
-    Ok(())
+    write_statistics(pool, &conv, stop)
+}
+
+/// Writes the statistics of all frames, if the operation takes them.
+fn write_statistics(pool: &Pool, conv: &CheckedConv, stop: &mut Stop) -> Result<()> {
+    let frames = if conv.op.statistics { conv.op.frames.len() } else { 0 };
+    pool.run(frames, stop, &|frame, _, _| combine_moments(conv, frame))
 }
 
 /// Combines the moments of a frame's areas into the statistics stored with it.
-fn write_statistics(conv: &CheckedConv, frame: usize) {
+fn combine_moments(conv: &CheckedConv, frame: usize) {
     let pixels: Vec<usize> = (0..conv.grid.areas()).map(|index| conv.grid.area(index).pixels()).collect();
     let count = pixels.len() * conv.phases() * conv.panels;
     let len = 2 * conv.op.layout.groups as usize;
     // SAFETY: the tasks wrote all moments of the frame. Its statistics follow its pixels, as `new` checked, and are
     // zeroed before they are a slice.
     let (moments, into) = unsafe {
-        let into = conv.at(conv.op.frames[frame].out.0).add(conv.output.elements() as usize);
+        let into = conv.statistics(conv.op.frames[frame].out.0, conv.output);
         into.write_bytes(0, len);
         (std::slice::from_raw_parts(conv.moments(frame), count), std::slice::from_raw_parts_mut(into, len))
     };
@@ -120,7 +125,7 @@ impl AreaTask<'_> {
                         _ => self.prepare_band::<S>(term, area, pass.phase, band),
                     };
                     ready = Some((key, size));
-                    let input = PassInput { band, size, products: conv.products(self.slot) };
+                    let input = PassInput { band, size, products: conv.sums(self.slot) };
                     pass.add_term::<S>(term, number > 0, input, number == last);
                 }
             }
@@ -154,7 +159,7 @@ impl AreaTask<'_> {
             };
             let size = BandSize { rows: area.height, columns: area.width };
             // SAFETY: by this function's contract; a shortcut has a pixel for every pixel of the output.
-            unsafe { band::fill::<S>(&source, area.top as isize, area.left as isize, size, into) };
+            unsafe { band::fill::<S, f32>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
         }
         let source = BandSource {
@@ -172,7 +177,7 @@ impl AreaTask<'_> {
         unsafe {
             match conv.grid.winograd {
                 true => winograd::transform_band::<S>(&source, &conv.grid, area, into),
-                false => band::windowed::<S>(&source, &conv.grid, area, into),
+                false => band::windowed::<S, f32>(&source, &conv.grid, area, into),
             }
         }
     }

@@ -5,9 +5,10 @@ use super::checked::CheckedConv;
 use super::epilogue::EpilogueRow;
 use super::grid::{COMPONENTS, OutputArea, split_evenly};
 use super::winograd::OutputTransform;
+use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::Moments;
 use crate::backend::cpu::simd::{
-    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, dot_tile, panel_width,
+    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile, panel_width,
 };
 use crate::ir::{ConvFrame, Offsets, Term, Window};
 
@@ -56,7 +57,7 @@ impl PanelPass<'_> {
         let (channels, width) = panel_width(layout.cout as usize, self.panel);
         let mut tile = MicroTile {
             band,
-            block: size.block(),
+            block: size.block::<f32>(),
             step: stride * BLOCK,
             taps: &taps[..side * side],
             cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
@@ -71,7 +72,7 @@ impl PanelPass<'_> {
         for y in 0..self.area.height {
             // SAFETY: tiles are inside the area, and their taps inside its band.
             unsafe {
-                let out = self.row(y, self.frame.out.0);
+                let out = self.row::<f32>(y, self.frame.out.0);
                 for index in 0..tiles {
                     let (left, right) = split_evenly(self.area.width, tiles, index);
                     tile.band = band.add((y * size.columns + left) * stride * BLOCK);
@@ -85,7 +86,7 @@ impl PanelPass<'_> {
                     }
                 }
                 if last {
-                    self.finish_row::<S>(y);
+                    self.finish_row::<S, f32>(y, None);
                 }
             }
         }
@@ -100,7 +101,7 @@ impl PanelPass<'_> {
         let PassInput { band, size, products } = input;
         let (channels, width) = panel_width(layout.cout as usize, self.panel);
         let taps = [0, 1, 2].map(|row| row * size.columns * BLOCK);
-        let planes = (layout.cin as usize).div_ceil(BLOCK) * size.block();
+        let planes = (layout.cin as usize).div_ceil(BLOCK) * size.block::<f32>();
         let pairs = self.area.height * size.columns;
         let tiles = pairs.div_ceil(S::PIXELS);
         // SAFETY: tiles are inside the area, their taps inside its band; `products` has room for all pairs.
@@ -109,7 +110,7 @@ impl PanelPass<'_> {
                 let (first, end) = split_evenly(pairs, tiles, index);
                 let tile = MicroTile {
                     band: band.add(component * planes + first * BLOCK),
-                    block: size.block(),
+                    block: size.block::<f32>(),
                     step: BLOCK,
                     taps: &taps,
                     cin: layout.cin as usize,
@@ -132,7 +133,7 @@ impl PanelPass<'_> {
                     add,
                 });
                 if last {
-                    self.finish_row::<S>(y);
+                    self.finish_row::<S, f32>(y, None);
                 }
             }
         }
@@ -148,16 +149,18 @@ impl PanelPass<'_> {
             // SAFETY: inside the area.
             unsafe {
                 for x in 0..self.area.width {
-                    self.row(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
+                    self.row::<f32>(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
                 }
-                self.finish_row::<S>(y);
+                self.finish_row::<S, f32>(y, None);
             }
         }
     }
 
+    /// The epilogue of row `y`. Its sums are in the output, or [pixel][one panel of channels] at `sums`.
+    ///
     /// # Safety
     /// As [`PanelPass::add_term`].
-    unsafe fn finish_row<S: Microkernels>(&self, y: usize) {
+    pub unsafe fn finish_row<S: Simd, E: Element>(&self, y: usize, sums: Option<*const f32>) {
         let layout = &self.conv.op.layout;
         let grid = &self.conv.grid;
         let (channels, _) = panel_width(layout.cout as usize, self.panel);
@@ -175,14 +178,17 @@ impl PanelPass<'_> {
         }
         // SAFETY: the row is inside the area, and a residual has the output's shape.
         unsafe {
+            let out = self.row::<E>(y, self.frame.out.0);
             let row = EpilogueRow {
-                out: self.row(y, self.frame.out.0),
+                sums: sums.unwrap_or(out.cast_const().cast()),
+                sum_step: if sums.is_some() { PANEL } else { self.step() },
+                out,
                 step: self.step(),
                 pixels: self.area.width,
                 channels,
                 bias: bias(inner),
                 edge,
-                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row(y, frame.0).cast_const()),
+                residual: self.frame.residual.map_or(std::ptr::null(), |frame| self.row::<E>(y, frame.0).cast_const()),
             };
             row.finish::<S>(self.moments, y);
         }
@@ -197,13 +203,13 @@ impl PanelPass<'_> {
     ///
     /// # Safety
     /// `frame` is an offset that was checked.
-    unsafe fn row(&self, y: usize, frame: u64) -> *mut f32 {
+    unsafe fn row<E: Element>(&self, y: usize, frame: u64) -> *mut E {
         let (spread, output) = (self.conv.grid.spread, &self.conv.output);
         let row = (self.area.top + y) * spread + self.phase / 2;
         let column = self.area.left * spread + self.phase % 2;
         let pixel = row * output.width as usize + column;
         // SAFETY: a pixel of the output.
-        unsafe { self.conv.at(frame).add(pixel * output.channels as usize + self.panel * PANEL) }
+        unsafe { self.conv.at(frame).cast::<E>().add(pixel * output.channels as usize + self.panel * PANEL) }
     }
 }
 

@@ -1,10 +1,13 @@
 //! Packed weights: in the order in which a microkernel reads them.
 
+use half::bf16;
+
 use super::grid::{COMPONENTS, uses_winograd};
 use super::winograd::transform_weight;
-use crate::backend::HostAllocator;
+use crate::backend::cpu::element::{Number, block_channels};
 use crate::backend::cpu::memory::{ALIGN, HostBlock};
-use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, panel_count, panel_width};
+use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};
+use crate::backend::{HostAllocator, Precision};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, Prologue};
 
@@ -13,67 +16,101 @@ use crate::ir::{ConvLayout, ConvSource, Prologue};
 /// Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have
 /// 32 output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input
 /// channel], for `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
+///
+/// In bf16: [slab][phase][panel][block of 32 input channels][tap][half of the panel][pair of input channels][16 output
+/// channels][2 of the pair]. The last panel is padded to 16 or 32 output channels. Biases and the norm's are f32.
 pub struct ConvWeights {
     pub(super) layout: ConvLayout,
+    pub(super) precision: Precision,
     block: HostBlock,
 }
 
-/// Floats of one panel of one tap.
-fn panel_size(cout: usize, cin: usize, index: usize) -> usize {
-    let (_, width) = panel_width(cout, index);
-    width * if width <= DOT_CHANNELS { cin.next_multiple_of(BLOCK) } else { cin }
+/// Sizes and offsets of packed weights, in units of f32.
+#[derive(Clone, Copy)]
+struct Packing<'a> {
+    layout: &'a ConvLayout,
+    precision: Precision,
 }
 
-/// Floats of all panels of one tap.
-fn tap_size(cout: usize, cin: usize) -> usize {
-    let last = panel_count(cout) - 1;
-    last * PANEL * cin + panel_size(cout, cin, last)
-}
+impl Packing<'_> {
+    /// One panel of one tap.
+    fn panel_size(&self, cin: usize, index: usize) -> usize {
+        let (channels, width) = panel_width(self.layout.cout as usize, index);
+        match self.precision {
+            Precision::Bf16 => {
+                channels.next_multiple_of(TILE) * cin.next_multiple_of(block_channels(Precision::Bf16)) / 2
+            }
+            _ => width * if width <= DOT_CHANNELS { cin.next_multiple_of(BLOCK) } else { cin },
+        }
+    }
 
-/// Components of a slab: one unless Winograd's algorithm is used.
-fn components(layout: &ConvLayout, slab: usize) -> usize {
-    if uses_winograd(layout) && (slab as u64) < layout.slabs { COMPONENTS } else { 1 }
-}
+    /// All panels of one tap.
+    fn tap_size(&self, cin: usize) -> usize {
+        let last = panel_count(self.layout.cout as usize) - 1;
+        self.panels_before(cin, last) + self.panel_size(cin, last)
+    }
 
-/// Taps of one phase in all components, and input channels, of a slab.
-fn depth(layout: &ConvLayout, slab: usize) -> (usize, usize) {
-    let side = layout.window.side() as usize;
-    match layout.shortcut {
-        Some(cin) if slab as u64 == layout.slabs => (1, cin as usize),
-        _ if uses_winograd(layout) => (COMPONENTS * side, layout.cin as usize),
-        _ => (side * side, layout.cin as usize),
+    /// The full panels before this one, of one tap.
+    fn panels_before(&self, cin: usize, panel: usize) -> usize {
+        if panel == 0 { 0 } else { panel * self.panel_size(cin, 0) }
+    }
+
+    fn uses_winograd(&self) -> bool {
+        uses_winograd(self.layout, self.precision)
+    }
+
+    /// Components of a slab: one unless Winograd's algorithm is used.
+    fn components(&self, slab: usize) -> usize {
+        if self.uses_winograd() && (slab as u64) < self.layout.slabs { COMPONENTS } else { 1 }
+    }
+
+    /// Taps of one phase in all components, and input channels, of a slab.
+    fn depth(&self, slab: usize) -> (usize, usize) {
+        let side = self.layout.window.side() as usize;
+        match self.layout.shortcut {
+            Some(cin) if slab as u64 == self.layout.slabs => (1, cin as usize),
+            _ if self.uses_winograd() => (COMPONENTS * side, self.layout.cin as usize),
+            _ => (side * side, self.layout.cin as usize),
+        }
+    }
+
+    fn phases(&self, slab: usize) -> usize {
+        // A shortcut has the same weights in all phases.
+        if slab as u64 == self.layout.slabs { 1 } else { self.layout.window.phases() as usize }
+    }
+
+    fn slab_start(&self, slab: usize) -> usize {
+        let (taps, cin) = self.depth(0);
+        slab * self.phases(0) * taps * self.tap_size(cin)
+    }
+
+    /// Offsets of the bias vectors, gamma, beta and the end.
+    fn tail(&self) -> [usize; 4] {
+        let layout = self.layout;
+        let mut biases = self.slab_start(layout.slabs as usize);
+        if let Some(cin) = layout.shortcut {
+            biases += self.tap_size(cin as usize);
+        }
+        let gamma = biases + (layout.biases * layout.bias_elements()) as usize;
+        let channels = if layout.prologue == Prologue::None { 0 } else { layout.cin as usize };
+        [biases, gamma, gamma + channels, gamma + 2 * channels]
     }
 }
 
-fn phases(layout: &ConvLayout, slab: usize) -> usize {
-    // A shortcut has the same weights in all phases.
-    if slab as u64 == layout.slabs { 1 } else { layout.window.phases() as usize }
-}
-
-fn slab_start(layout: &ConvLayout, slab: usize) -> usize {
-    let (taps, cin) = depth(layout, 0);
-    slab * phases(layout, 0) * taps * tap_size(layout.cout as usize, cin)
-}
-
-/// Offsets of the bias vectors, gamma, beta and the end.
-fn tail(layout: &ConvLayout) -> [usize; 4] {
-    let mut biases = slab_start(layout, layout.slabs as usize);
-    if let Some(cin) = layout.shortcut {
-        biases += tap_size(layout.cout as usize, cin as usize);
-    }
-    let gamma = biases + (layout.biases * layout.bias_elements()) as usize;
-    let channels = if layout.prologue == Prologue::None { 0 } else { layout.cin as usize };
-    [biases, gamma, gamma + channels, gamma + 2 * channels]
-}
-
-pub fn packed_bytes(layout: &ConvLayout) -> u64 {
-    (tail(layout)[3] as u64 * 4).next_multiple_of(ALIGN)
+pub fn packed_bytes(layout: &ConvLayout, precision: Precision) -> u64 {
+    (Packing { layout, precision }.tail()[3] as u64 * 4).next_multiple_of(ALIGN)
 }
 
 impl ConvWeights {
-    pub fn prepare(layout: &ConvLayout, source: &mut dyn ConvSource, memory: &HostAllocator) -> Result<ConvWeights> {
+    pub fn prepare(
+        layout: &ConvLayout,
+        precision: Precision,
+        source: &mut dyn ConvSource,
+        memory: &HostAllocator,
+    ) -> Result<ConvWeights> {
         check(layout)?;
-        let conv = ConvWeights { layout: *layout, block: memory.block(packed_bytes(layout))? };
+        let block = memory.block(packed_bytes(layout, precision))?;
+        let conv = ConvWeights { layout: *layout, precision, block };
         let largest = (0..layout.slab_count()).map(|slab| layout.slab_elements(slab)).max().unwrap_or(0);
         let plain = memory.block(largest * 4)?;
         for slab in 0..layout.slab_count() {
@@ -86,7 +123,7 @@ impl ConvWeights {
             source.slab(slab, plain)?;
             conv.pack(slab as usize, plain);
         }
-        let [biases, gamma, beta, end] = tail(layout);
+        let [biases, gamma, beta, end] = conv.packing().tail();
         let step = layout.bias_elements() as usize;
         for bias in 0..layout.biases {
             source.bias(bias, conv.range(biases + bias as usize * step, step));
@@ -95,6 +132,10 @@ impl ConvWeights {
             source.norm(conv.range(gamma, beta - gamma), conv.range(beta, end - beta));
         }
         Ok(conv)
+    }
+
+    fn packing(&self) -> Packing<'_> {
+        Packing { layout: &self.layout, precision: self.precision }
     }
 
     /// A range of the block that is still being filled. Ranges in use at the same time must not overlap.
@@ -111,19 +152,21 @@ impl ConvWeights {
     }
 
     fn pack(&self, slab: usize, plain: &[f32]) {
-        let cout = self.layout.cout as usize;
-        let (taps, cin) = depth(&self.layout, slab);
-        let mut at = slab_start(&self.layout, slab);
-        for phase in 0..phases(&self.layout, slab) {
+        let (packing, cout) = (self.packing(), self.layout.cout as usize);
+        let (taps, cin) = packing.depth(slab);
+        let mut at = packing.slab_start(slab);
+        for phase in 0..packing.phases(slab) {
             for panel in 0..panel_count(cout) {
-                let packed = self.range(at, taps * panel_size(cout, cin, panel));
+                let packed = self.range(at, taps * packing.panel_size(cin, panel));
                 at += packed.len();
                 let (channels, width) = panel_width(cout, panel);
                 let from = |tap, k| &plain[((phase * taps + tap) * cin + k) * cout + panel * PANEL..][..channels];
-                if width <= DOT_CHANNELS {
+                if self.precision == Precision::Bf16 {
+                    pack_bf16_panel(packed, from, taps, cin);
+                } else if width <= DOT_CHANNELS {
                     pack_dot_panel(packed, from, channels, taps, cin);
                 } else {
-                    pack_panel(packed, from, width, components(&self.layout, slab), taps, cin);
+                    pack_panel(packed, from, width, packing.components(slab), taps, cin);
                 }
             }
         }
@@ -137,26 +180,45 @@ impl ConvWeights {
 
     /// The weights of a panel's component.
     pub fn panel(&self, slab: usize, phase: usize, panel: usize, component: usize) -> *const f32 {
-        let (taps, cin) = depth(&self.layout, slab);
-        let cout = self.layout.cout as usize;
-        let component = component * taps / components(&self.layout, slab) * panel_size(cout, cin, panel);
+        let packing = self.packing();
+        let (taps, cin) = packing.depth(slab);
+        let component = component * taps / packing.components(slab) * packing.panel_size(cin, panel);
         let phase = if slab as u64 == self.layout.slabs { 0 } else { phase };
-        let before = phase * tap_size(cout, cin) + panel * PANEL * cin;
-        self.at(slab_start(&self.layout, slab) + taps * before + component)
+        let before = phase * packing.tap_size(cin) + packing.panels_before(cin, panel);
+        self.at(packing.slab_start(slab) + taps * before + component)
     }
 
     /// The bias of a phase and edge, which are both 0 except with [`crate::backend::Window::Up`].
     pub fn bias(&self, bias: usize, phase: usize, edge: usize) -> *const f32 {
-        let [biases, ..] = tail(&self.layout);
+        let [biases, ..] = self.packing().tail();
         let (step, cout) = (self.layout.bias_elements() as usize, self.layout.cout as usize);
         self.at(biases + bias * step + (phase * 4 + edge) * cout)
     }
 
     /// Gamma and beta of the norm in the prologue.
     pub fn norm(&self) -> [&[f32]; 2] {
-        let [_, gamma, beta, end] = tail(&self.layout);
+        let [_, gamma, beta, end] = self.packing().tail();
         // SAFETY: inside the block; nothing writes after `prepare`.
         [(gamma, beta), (beta, end)].map(|(a, b)| unsafe { std::slice::from_raw_parts(self.at(a), b - a) })
+    }
+}
+
+/// `from` gives the output channels of a tap and an input channel.
+fn pack_bf16_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], taps: usize, cin: usize) {
+    const PAIRS: usize = WEIGHT_TILE / 2;
+    let halves = from(0, 0).len().div_ceil(TILE);
+    for (i, tile) in packed.chunks_exact_mut(PAIRS).enumerate() {
+        let (half, tap, block) = (i % halves, i / halves % taps, i / halves / taps);
+        for (pair, row) in tile.chunks_exact_mut(TILE).enumerate() {
+            let k = block * 2 * TILE + 2 * pair;
+            for (n, both) in row.iter_mut().enumerate() {
+                let weight = |k: usize| match from(tap, k.min(cin - 1)).get(half * TILE + n) {
+                    Some(weight) if k < cin => u32::from(bf16::of(*weight).to_bits()),
+                    _ => 0,
+                };
+                *both = f32::from_bits(weight(k) | weight(k + 1) << 16);
+            }
+        }
     }
 }
 

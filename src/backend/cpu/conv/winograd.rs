@@ -32,7 +32,7 @@ pub fn transform_weight(component: usize, [g0, g1, g2]: [f32; 3]) -> f32 {
 /// # Safety
 /// The frame is valid, `into` has room for the band, and the processor has `S`.
 pub unsafe fn transform_band<S: Simd>(
-    source: &BandSource,
+    source: &BandSource<f32>,
     grid: &OutputGrid,
     area: OutputArea,
     into: *mut f32,
@@ -49,7 +49,7 @@ pub unsafe fn transform_band<S: Simd>(
             let y = (area.top + row).wrapping_sub(1);
             if y >= source.height {
                 for plane in 0..COMPONENTS * blocks {
-                    into.add(plane * size.block()).write_bytes(0, size.columns * BLOCK);
+                    into.add(plane * size.block::<f32>()).write_bytes(0, size.columns * BLOCK);
                 }
                 continue;
             }
@@ -62,7 +62,7 @@ pub unsafe fn transform_band<S: Simd>(
 
 /// A row of the transformed band.
 struct WinogradRow<'a> {
-    source: &'a BandSource<'a>,
+    source: &'a BandSource<'a, f32>,
     /// The pixel in column `first`.
     from: *const f32,
     /// Columns inside the image. Others are zeros.
@@ -83,7 +83,7 @@ impl SimdOp for WinogradRow<'_> {
 impl Normalise for WinogradRow<'_> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
-        let (channels, block) = (self.source.channels, self.size.block());
+        let (channels, block) = (self.source.channels, self.size.block::<f32>());
         let component = channels.div_ceil(BLOCK) * block;
         for channel in (0..channels.next_multiple_of(BLOCK)).step_by(S::LANES) {
             // SAFETY: channels of the table, pixels of the image, and pairs of the row.

@@ -1,5 +1,7 @@
 //! Plain Rust vectors of four lanes, for every processor. The compiler maps them to the target's baseline.
 
+use half::bf16;
+
 use super::vector::{Simd, SimdOp};
 
 #[derive(Clone, Copy)]
@@ -30,6 +32,7 @@ macro_rules! lanewise {
 
 impl Simd for Portable {
     type V = Quad;
+    type Pairs = [Quad; 2];
     const LANES: usize = 4;
 
     #[inline(always)]
@@ -53,6 +56,36 @@ impl Simd for Portable {
     unsafe fn store(into: *mut f32, v: Quad) {
         // SAFETY: `into` has room for four values, by this function's contract.
         unsafe { into.cast::<[f32; 4]>().write_unaligned(v.0) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const bf16) -> Quad {
+        // SAFETY: `from` has four values, by this function's contract.
+        Quad(unsafe { from.cast::<[bf16; 4]>().read_unaligned() }.map(bf16::to_f32))
+    }
+
+    #[inline(always)]
+    unsafe fn store_bf16(into: *mut bf16, v: Quad) {
+        // SAFETY: `into` has room for four values, by this function's contract.
+        unsafe { into.cast::<[bf16; 4]>().write_unaligned(v.0.map(bf16::from_f32)) }
+    }
+
+    #[inline(always)]
+    unsafe fn load_pairs(from: *const bf16) -> [Quad; 2] {
+        // SAFETY: `from` has four pairs, by this function's contract.
+        let pairs = unsafe { from.cast::<[[bf16; 2]; 4]>().read_unaligned() };
+        [0, 1].map(|i| Quad(pairs.map(|pair| pair[i].to_f32())))
+    }
+
+    #[inline(always)]
+    unsafe fn splat_pair(from: *const bf16) -> [Quad; 2] {
+        // SAFETY: `from` has a pair, by this function's contract.
+        unsafe { from.cast::<[bf16; 2]>().read_unaligned() }.map(|value| Self::splat(value.to_f32()))
+    }
+
+    #[inline(always)]
+    fn dot_pairs(a: [Quad; 2], b: [Quad; 2], sum: Quad) -> Quad {
+        Self::fma(a[1], b[1], Self::fma(a[0], b[0], sum))
     }
 
     lanewise! {

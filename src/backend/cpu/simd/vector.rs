@@ -2,6 +2,8 @@
 //! Code on vectors is a [`SimdOp`], written once. [`Simd::enter`] compiles it per instruction set, so all of it must
 //! inline: hence `inline(always)` throughout.
 
+use half::bf16;
+
 /// A piece of work on vectors.
 pub trait SimdOp {
     /// # Safety
@@ -12,6 +14,8 @@ pub trait SimdOp {
 /// An instruction set. Callers must know that the processor has it; [`Cpu::new`](crate::backend::cpu::Cpu::new) checks.
 pub trait Simd: Copy + Send + Sync + 'static {
     type V: Copy;
+    /// [`Simd::LANES`] pairs of bf16.
+    type Pairs: Copy;
     const LANES: usize;
 
     /// # Safety
@@ -28,6 +32,24 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `into` has room for [`Simd::LANES`] values.
     unsafe fn store(into: *mut f32, v: Self::V);
+    /// # Safety
+    /// `from` has [`Simd::LANES`] values.
+    unsafe fn load_bf16(from: *const bf16) -> Self::V;
+    /// Rounds to nearest.
+    ///
+    /// # Safety
+    /// `into` has room for [`Simd::LANES`] values.
+    unsafe fn store_bf16(into: *mut bf16, v: Self::V);
+    /// # Safety
+    /// `from` has [`Simd::LANES`] pairs.
+    unsafe fn load_pairs(from: *const bf16) -> Self::Pairs;
+    /// The same pair in every lane.
+    ///
+    /// # Safety
+    /// `from` has a pair.
+    unsafe fn splat_pair(from: *const bf16) -> Self::Pairs;
+    /// `sum + a0 * b0 + a1 * b1` of the pairs a and b.
+    fn dot_pairs(a: Self::Pairs, b: Self::Pairs, sum: Self::V) -> Self::V;
     fn add(a: Self::V, b: Self::V) -> Self::V;
     fn sub(a: Self::V, b: Self::V) -> Self::V;
     fn mul(a: Self::V, b: Self::V) -> Self::V;

@@ -7,19 +7,25 @@ use super::*;
 fn convolution_matches_f64_in_all_kinds_and_sizes() {
     let sizes = [(1, 1), (2, 2), (1, 13), (13, 1), (4, 14), (3, 15), (7, 29), (6, 44)];
     let channels = [(1, 1, 1), (3, 16, 1), (16, 3, 1), (10, 24, 2), (24, 10, 2), (35, 70, 5), (48, 48, 16)];
-    let cpus = cpus();
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        matches_f64_in_all_kinds_and_sizes(precision, &sizes, &channels);
+    }
+}
+
+fn matches_f64_in_all_kinds_and_sizes(precision: Precision, sizes: &[(u64, u64)], channels: &[(u64, u64, u64)]) {
+    let cpus = cpus(precision);
     let mut seed = 1;
     for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
-        for (height, width) in sizes {
+        for &(height, width) in sizes {
             if window == Window::Down && (height % 2 != 0 || width % 2 != 0) {
                 continue;
             }
-            for (cin, cout, groups) in channels {
+            for &(cin, cout, groups) in channels {
                 seed += 1;
                 let prologue = [Prologue::None, Prologue::Norm, Prologue::NormSilu][seed as usize % 3];
                 let shortcut = [None, Some(5), Some(33)][seed as usize / 3 % 3];
                 let layout = ConvLayout { shortcut, groups, ..layout(cin, cout, window, prologue) };
-                ConvCase::new(layout, height, width, seed).check(&cpus);
+                ConvCase::new(precision, layout, height, width, seed).check(&cpus);
             }
         }
     }
@@ -27,38 +33,49 @@ fn convolution_matches_f64_in_all_kinds_and_sizes() {
 
 #[test]
 fn convolution_matches_f64_over_many_areas() {
-    let cpus = cpus();
-    for (window, cin, height, width) in
-        [(Window::Same, 512, 25, 23), (Window::Up, 512, 31, 27), (Window::Down, 256, 30, 54), (Window::Same, 2, 90, 61)]
-    {
+    let windows = [
+        (Window::Same, 512, 25, 23),
+        (Window::Up, 512, 31, 27),
+        (Window::Down, 256, 30, 54),
+        (Window::Same, 2, 90, 61),
+    ];
+    let all = [Precision::Fp32, Precision::Bf16].into_iter().flat_map(|p| windows.map(|window| (p, window)));
+    for (precision, (window, cin, height, width)) in all {
         let layout = ConvLayout { groups: 2, ..layout(cin, 6, window, Prologue::NormSilu) };
-        let areas = crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin)).areas();
+        let areas =
+            crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin), precision).areas();
         assert!(areas > 1, "{layout:?}");
-        ConvCase::new(layout, height, width, 5).check(&cpus);
+        ConvCase::new(precision, layout, height, width, 5).check(&cpus(precision));
     }
 }
 
 #[test]
 fn convolution_may_have_no_terms() {
-    for window in [Window::Same, Window::Up] {
-        let mut case = ConvCase::new(layout(4, 40, window, Prologue::None), 3, 5, 9);
-        case.frames[0].0.clear();
-        case.check(&cpus());
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        for window in [Window::Same, Window::Up] {
+            let mut case = ConvCase::new(precision, layout(4, 40, window, Prologue::None), 3, 5, 9);
+            case.frames[0].0.clear();
+            case.check(&cpus(precision));
+        }
     }
 }
 
 #[test]
 fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
-    for instructions in Instructions::available() {
+    for (precision, instructions) in sets() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             let layout = ConvLayout { shortcut: Some(7), groups: 4, ..layout(264, 36, window, Prologue::NormSilu) };
-            let mut case = ConvCase::new(layout, 34, 40, 3);
-            assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input).areas() > 1);
-            let expected = bits(&case.run(&cpu(instructions, 1), 3, &mut || false).unwrap());
+            let mut case = ConvCase::new(precision, layout, 34, 40, 3);
+            assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision).areas() > 1);
+            let expected = bits(&case.run(&cpu_in(precision, instructions, 1), 3, &mut || false).unwrap());
             for threads in [1, 2, 3] {
                 for per_call in [1, 3] {
-                    let got = bits(&case.run(&cpu(instructions, threads), per_call, &mut || false).unwrap());
-                    assert!(got == expected, "{instructions:?} {window:?}, {threads} threads, {per_call} a call");
+                    let got =
+                        bits(&case.run(&cpu_in(precision, instructions, threads), per_call, &mut || false).unwrap());
+                    assert!(
+                        got == expected,
+                        "{precision:?} {instructions:?} {window:?}, {threads} threads, {per_call} a call"
+                    );
                 }
             }
         }
@@ -67,9 +84,13 @@ fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
 
 #[test]
 fn convolution_can_be_run_again_after_a_stop() {
+    [Precision::Fp32, Precision::Bf16].into_iter().for_each(runs_again_after_a_stop);
+}
+
+fn runs_again_after_a_stop(precision: Precision) {
     let layout = ConvLayout { groups: 4, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
-    let cpu = cpu(Instructions::Auto, 2);
-    let mut case = ConvCase::new(layout, 120, 120, 3);
+    let cpu = cpu_in(precision, Instructions::Auto, 2);
+    let mut case = ConvCase::new(precision, layout, 120, 120, 3);
     let expected = bits(&case.run(&cpu, 3, &mut || false).unwrap());
     let output = case.output();
     let mut arena = GuardedFrames::new(&cpu);
@@ -92,15 +113,14 @@ fn convolution_can_be_run_again_after_a_stop() {
         assert_eq!(run_op(&cpu, &mut memory, op.clone(), conv, scratch, &mut stop), Err(Error::Cancelled));
     }
     run_op(&cpu, &mut memory, op, conv, scratch, &mut || false).unwrap();
-    let len = output.elements() as usize + 8;
-    assert!(bits(&[read(&memory, out.0, len).to_vec()])[0] == expected[0]);
+    assert!(bits(&[read(&cpu, &memory, out.0, output, 8)])[0] == expected[0]);
 }
 
 #[test]
 fn convolution_refuses_invalid_operations() {
     let layout = layout(4, 4, Window::Down, Prologue::None);
     let cpu = cpu(Instructions::Auto, 1);
-    let mut case = ConvCase::new(layout, 4, 4, 3);
+    let mut case = ConvCase::new(Precision::Fp32, layout, 4, 4, 3);
     let conv = cpu.prepare(&(), 0, &layout, &mut case.weights).unwrap();
     let mut memory = cpu.allocate(1 << 20, PinnedBytes::default()).unwrap();
     let terms = vec![Term { frame: DeviceOffset(0), slab: 0 }];

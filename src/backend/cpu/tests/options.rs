@@ -20,7 +20,7 @@ fn memory_comes_from_the_allocator_only() {
     let error = cpu.allocate(777, PinnedBytes::default()).err().unwrap();
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
-    let mut weights = PlainWeights::new(&layout, &mut Lcg(1));
+    let mut weights = PlainWeights::new(&layout, Precision::Fp32, &mut Lcg(1));
     let error = cpu.prepare(&(), 0, &layout, &mut weights).err().unwrap();
     let bytes = cpu.weight_bytes(&layout);
     assert!(matches!(&error, Error::Memory(text) if text.contains(&bytes.to_string())), "{error}");

@@ -27,7 +27,7 @@ impl SimdOp for Apply<'_> {
 #[test]
 fn exp_and_silu_are_accurate() {
     let from: Vec<f32> = (0..64_000).map(|i| (i as f32 - 32_000.0) / 32_000.0 * 86.0).collect();
-    for instructions in Instructions::available() {
+    for instructions in Instructions::available(Precision::Fp32) {
         let (mut e, mut s) = (vec![0.0; from.len()], vec![0.0; from.len()]);
         let op = Apply { from: &from, exp: &mut e, silu: &mut s };
         // SAFETY: the instruction set is available.
@@ -47,7 +47,7 @@ fn exp_and_silu_are_accurate() {
 fn exp_and_silu_take_nan_and_infinity() {
     let mut from = [0.0f32; 16];
     from[..4].copy_from_slice(&[f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -1e30]);
-    for instructions in Instructions::available() {
+    for instructions in Instructions::available(Precision::Fp32) {
         let (mut e, mut s) = ([0.0; 16], [0.0; 16]);
         let op = Apply { from: &from, exp: &mut e, silu: &mut s };
         // SAFETY: the instruction set is available.

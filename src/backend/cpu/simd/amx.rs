@@ -1,0 +1,187 @@
+//! AMX: whether the processor and the system allow it, and sums of bf16 on its tiles.
+//! By inline assembly: the compiler's own AMX functions are not stable.
+
+use std::arch::asm;
+use std::arch::x86_64::__cpuid_count;
+use std::sync::OnceLock;
+
+use super::bf16::{Bf16Kernels, BlockSum, TILE, WEIGHT_TILE};
+use super::microkernel::PANEL;
+use super::x86::Amx;
+
+/// Whether tiles can be used. Asks the system for them, for the whole process.
+pub fn is_available() -> bool {
+    static AVAILABLE: OnceLock<bool> = OnceLock::new();
+    *AVAILABLE.get_or_init(|| has_tiles() && is_permitted())
+}
+
+/// AMX-TILE and AMX-BF16 of CPUID.
+fn has_tiles() -> bool {
+    const TILES: u32 = 1 << 24 | 1 << 22;
+    __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & TILES == TILES
+}
+
+/// Linux saves tiles only for processes that asked for it.
+#[cfg(target_os = "linux")]
+fn is_permitted() -> bool {
+    const ARCH_PRCTL: i64 = 158;
+    const ARCH_REQ_XCOMP_PERM: u64 = 0x1023;
+    const XFEATURE_XTILEDATA: u64 = 18;
+    let mut result = ARCH_PRCTL;
+    // SAFETY: the call takes two numbers and touches no memory of the process.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") result,
+            in("rdi") ARCH_REQ_XCOMP_PERM,
+            in("rsi") XFEATURE_XTILEDATA,
+            lateout("rcx") _,
+            lateout("r11") _,
+            options(nostack),
+        );
+    }
+    result == 0
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_permitted() -> bool {
+    false
+}
+
+/// The operand of `ldtilecfg`: eight tiles of 16 rows of 64 bytes.
+#[repr(C, align(64))]
+struct TileConfig {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+static CONFIG: TileConfig = TileConfig {
+    palette: 1,
+    start_row: 0,
+    reserved: [0; 14],
+    row_bytes: [64, 64, 64, 64, 64, 64, 64, 64, 0, 0, 0, 0, 0, 0, 0, 0],
+    rows: [16, 16, 16, 16, 16, 16, 16, 16, 0, 0, 0, 0, 0, 0, 0, 0],
+};
+
+impl Bf16Kernels for Amx {
+    unsafe fn with_tiles(work: impl FnOnce()) {
+        /// Releases the tiles, also after a panic: a thread that holds some is slower to switch.
+        struct Release;
+        impl Drop for Release {
+            fn drop(&mut self) {
+                // SAFETY: the processor has AMX, by the contract of `with_tiles`.
+                unsafe { asm!("tilerelease", options(nostack, nomem, preserves_flags)) };
+            }
+        }
+        // SAFETY: the processor has AMX and the system permits it. No other code of this library uses tiles.
+        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, preserves_flags)) };
+        let _release = Release;
+        work();
+    }
+
+    unsafe fn block_sum(block: &BlockSum) {
+        // SAFETY: by this function's contract.
+        unsafe {
+            match (block.tiles, block.width) {
+                (2, PANEL) => sum_2x2(block),
+                (1, PANEL) => sum_1x2(block),
+                (2, _) => sum_2x1(block),
+                _ => sum_1x1(block),
+            }
+        }
+    }
+}
+
+/// A function that keeps its sums in tiles: `$sums` lists them with their tile of positions and half of the panel;
+/// `$step` multiplies one block of channels and one tap.
+macro_rules! tile_sum {
+    ($name:ident, $halves:literal, [$(($sum:literal, $tile:literal, $half:literal)),*], $($step:literal),*) => {
+        /// # Safety
+        /// As [`Bf16Kernels::block_sum`], inside [`Bf16Kernels::with_tiles`].
+        unsafe fn $name(block: &BlockSum) {
+            const ROW: usize = PANEL * size_of::<f32>();
+            // SAFETY: the block is valid, by this function's contract. The compiler itself uses no tiles.
+            unsafe {
+                if block.add {
+                    $(
+                        let from = block.out.add($tile * TILE * PANEL + $half * TILE);
+                        asm!(concat!("tileloadd tmm", $sum, ", [{0} + {1}]"), in(reg) from, in(reg) ROW,
+                            options(nostack, readonly, preserves_flags));
+                    )*
+                } else {
+                    $(asm!(concat!("tilezero tmm", $sum), options(nostack, nomem, preserves_flags));)*
+                }
+                for term in block.terms {
+                    let mut weights = term.weights;
+                    for channels in 0..term.blocks {
+                        let [first, second] = term.at.map(|at| at.wrapping_add(channels * term.block));
+                        for tap in term.taps {
+                            asm!(
+                                $($step,)*
+                                a0 = in(reg) first.wrapping_add(*tap),
+                                a1 = in(reg) second.wrapping_add(*tap),
+                                step = in(reg) term.step * 2,
+                                w = in(reg) weights,
+                                row = in(reg) 64usize,
+                                options(nostack, readonly, preserves_flags),
+                            );
+                            weights = weights.wrapping_add($halves * WEIGHT_TILE);
+                        }
+                    }
+                }
+                $(
+                    let into = block.out.add($tile * TILE * PANEL + $half * TILE);
+                    asm!(concat!("tilestored [{0} + {1}], tmm", $sum), in(reg) into, in(reg) ROW,
+                        options(nostack, preserves_flags));
+                )*
+            }
+        }
+    };
+}
+
+tile_sum!(
+    sum_2x2,
+    2,
+    [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)],
+    "tileloadd tmm4, [{a0} + {step}]",
+    "tileloadd tmm6, [{w} + {row}]",
+    "tileloadd tmm7, [{w} + {row} + 1024]",
+    "tdpbf16ps tmm0, tmm4, tmm6",
+    "tdpbf16ps tmm1, tmm4, tmm7",
+    "tileloadd tmm5, [{a1} + {step}]",
+    "tdpbf16ps tmm2, tmm5, tmm6",
+    "tdpbf16ps tmm3, tmm5, tmm7"
+);
+tile_sum!(
+    sum_1x2,
+    2,
+    [(0, 0, 0), (1, 0, 1)],
+    "tileloadd tmm4, [{a0} + {step}]",
+    "tileloadd tmm6, [{w} + {row}]",
+    "tileloadd tmm7, [{w} + {row} + 1024]",
+    "tdpbf16ps tmm0, tmm4, tmm6",
+    "tdpbf16ps tmm1, tmm4, tmm7",
+    "/* {a1} */"
+);
+tile_sum!(
+    sum_2x1,
+    1,
+    [(0, 0, 0), (2, 1, 0)],
+    "tileloadd tmm4, [{a0} + {step}]",
+    "tileloadd tmm6, [{w} + {row}]",
+    "tdpbf16ps tmm0, tmm4, tmm6",
+    "tileloadd tmm5, [{a1} + {step}]",
+    "tdpbf16ps tmm2, tmm5, tmm6"
+);
+tile_sum!(
+    sum_1x1,
+    1,
+    [(0, 0, 0)],
+    "tileloadd tmm4, [{a0} + {step}]",
+    "tileloadd tmm6, [{w} + {row}]",
+    "tdpbf16ps tmm0, tmm4, tmm6",
+    "/* {a1} */"
+);

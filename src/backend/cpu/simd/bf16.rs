@@ -1,0 +1,163 @@
+//! Products of bf16 with f32 sums: blocks of positions times a panel of weights, summed over all terms of a frame.
+//! Positions and output channels come in tiles of 16, and input channels in blocks of 32, as AMX has them.
+
+use half::bf16;
+
+use super::microkernel::PANEL;
+use super::portable::Portable;
+use super::vector::{Simd, SimdOp};
+#[cfg(target_arch = "x86_64")]
+use super::x86::{Avx2, Avx512, Avx512Bf16};
+
+/// Positions of a tile, and output channels of half a panel.
+pub const TILE: usize = 16;
+/// Elements of a tile of weights: 16 pairs of input channels x 16 output channels.
+pub const WEIGHT_TILE: usize = TILE * TILE * 2;
+
+/// One summand of a block: a band, and the weights that it is multiplied by. Strides are in elements.
+#[derive(Clone, Copy)]
+pub struct BlockTerm<'a> {
+    /// The first position of each tile, in the first block of channels.
+    pub at: [*const bf16; 2],
+    /// Stride of a tile's positions.
+    pub step: usize,
+    /// Stride of blocks of channels.
+    pub block: usize,
+    pub blocks: usize,
+    /// Offset of each tap.
+    pub taps: &'a [usize],
+    /// [block][tap][half of the panel][pair of input channels][16 output channels][2 of the pair]
+    pub weights: *const bf16,
+}
+
+impl BlockTerm<'_> {
+    pub const EMPTY: BlockTerm<'static> =
+        BlockTerm { at: [std::ptr::null(); 2], step: 0, block: 0, blocks: 0, taps: &[], weights: std::ptr::null() };
+}
+
+/// One or two tiles of positions times one panel.
+pub struct BlockSum<'a> {
+    pub terms: &'a [BlockTerm<'a>],
+    pub tiles: usize,
+    /// [`PANEL`] or half of it.
+    pub width: usize,
+    /// [position][`PANEL`]
+    pub out: *mut f32,
+    /// Whether to add to the values in `out`.
+    pub add: bool,
+}
+
+/// An instruction set that multiplies bf16.
+pub trait Bf16Kernels: Simd {
+    /// Runs `work`, in which this thread may call [`Bf16Kernels::block_sum`].
+    ///
+    /// # Safety
+    /// The processor has `Self`.
+    unsafe fn with_tiles(work: impl FnOnce()) {
+        work();
+    }
+
+    /// # Safety
+    /// As [`SimdOp::run`]. A tile may read [`TILE`] steps past the last position of its band.
+    unsafe fn block_sum(block: &BlockSum) {
+        // SAFETY: by this function's contract.
+        unsafe { Self::enter(PairProducts(block)) }
+    }
+}
+
+impl Bf16Kernels for Portable {}
+#[cfg(target_arch = "x86_64")]
+impl Bf16Kernels for Avx2 {}
+#[cfg(target_arch = "x86_64")]
+impl Bf16Kernels for Avx512 {}
+#[cfg(target_arch = "x86_64")]
+impl Bf16Kernels for Avx512Bf16 {}
+
+/// A block on vectors: each lane is an output channel, and takes two input channels at a time.
+struct PairProducts<'a>(&'a BlockSum<'a>);
+
+impl SimdOp for PairProducts<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        for (tile, half) in (0..self.0.tiles).flat_map(|tile| (0..self.0.width / TILE).map(move |half| (tile, half))) {
+            // SAFETY: by this function's contract. Sums of `M` x `N` vectors stay in registers.
+            unsafe {
+                match S::LANES {
+                    16 => self.tile::<S, 8, 1>(tile, half),
+                    8 => self.tile::<S, 4, 2>(tile, half),
+                    _ => self.tile::<S, 2, 4>(tile, half),
+                }
+            }
+        }
+    }
+}
+
+impl PairProducts<'_> {
+    /// `M` positions at a time, times `N` vectors of output channels.
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const M: usize, const N: usize>(&self, tile: usize, half: usize) {
+        let block = self.0;
+        let halves = block.width / TILE;
+        for first in (0..TILE).step_by(M) {
+            // SAFETY: inside the tile's positions and the panel, by this function's contract.
+            unsafe {
+                let out = block.out.add((tile * TILE + first) * PANEL + half * TILE);
+                let mut sum = [[S::splat(0.0); N]; M];
+                if block.add {
+                    for (m, sum) in sum.iter_mut().enumerate() {
+                        for (n, sum) in sum.iter_mut().enumerate() {
+                            *sum = S::load(out.add(m * PANEL + n * S::LANES));
+                        }
+                    }
+                }
+                for term in block.terms {
+                    let mut weights = term.weights.add(half * WEIGHT_TILE);
+                    for channels in 0..term.blocks {
+                        let at = term.at[tile].add(channels * term.block + first * term.step);
+                        for tap in term.taps {
+                            pair_products::<S, M, N>(&mut sum, at.add(*tap), term.step, weights);
+                            weights = weights.wrapping_add(halves * WEIGHT_TILE);
+                        }
+                    }
+                }
+                for (m, sum) in sum.iter().enumerate() {
+                    for (n, sum) in sum.iter().enumerate() {
+                        S::store(out.add(m * PANEL + n * S::LANES), *sum);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `M` positions of one block of channels times one tile of weights.
+///
+/// # Safety
+/// `at` has the positions, `step` apart, and `weights` the tile.
+#[inline(always)]
+unsafe fn pair_products<S: Simd, const M: usize, const N: usize>(
+    sum: &mut [[S::V; N]; M],
+    at: *const bf16,
+    step: usize,
+    weights: *const bf16,
+) {
+    for pair in 0..TILE {
+        // SAFETY: by this function's contract.
+        unsafe {
+            let row = weights.add(pair * 2 * TILE);
+            let mut vectors = [S::load_pairs(row); N];
+            for (n, vector) in vectors.iter_mut().enumerate().skip(1) {
+                *vector = S::load_pairs(row.add(n * 2 * S::LANES));
+            }
+            for (m, sum) in sum.iter_mut().enumerate() {
+                let value = S::splat_pair(at.add(m * step + 2 * pair));
+                for (n, sum) in sum.iter_mut().enumerate() {
+                    *sum = S::dot_pairs(value, vectors[n], *sum);
+                }
+            }
+        }
+    }
+}

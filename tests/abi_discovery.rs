@@ -91,7 +91,7 @@ fn described_values_are_accepted() {
             let choices = choices(n, p as u32);
             assert_eq!(choices.len(), param.choice_count as usize);
             assert_eq!(choices.is_empty(), param.kind != VVAE_PARAM_CHOICE, "{key}");
-            // The test's processor may lack instruction sets, and has one precision.
+            // The test's processor may lack instruction sets, and lacks a precision.
             if !["instruction_set", "precision"].contains(&key) {
                 choices.iter().for_each(|choice| assert_eq!(take(choice), VVAE_OK));
             }
@@ -120,15 +120,15 @@ fn described_values_are_accepted() {
 }
 
 #[test]
-fn cpu_accepts_fp32_only() {
+fn cpu_accepts_fp32_and_bf16() {
     let v = Vae::open(&small()).unwrap();
-    for precision in ["fp16", "bf16"] {
-        let refused = v.configure("precision", precision).unwrap_err();
-        refused.says(VVAE_ERROR_ARGUMENT, &["precision", precision, "use fp32 or auto"]);
-    }
-    for precision in ["fp32", "auto"] {
+    let refused = v.configure("precision", "fp16").unwrap_err();
+    refused.says(VVAE_ERROR_ARGUMENT, &["precision", "fp16", "fp32 or bf16"]);
+    for precision in ["bf16", "fp32", "auto"] {
         v.configure("precision", precision).unwrap();
     }
+    // Where the processor lacks AMX, that is what the error says.
+    v.configure("instruction_set", "amx").unwrap_err();
 }
 
 #[test]

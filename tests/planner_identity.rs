@@ -113,29 +113,39 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
     }
 }
 
+/// Runs a test on every device. The CPU has two precisions.
+fn on_every_device_and_precision(test: impl Fn(&str, &Vae)) {
+    on_every_device(|device| {
+        let precisions = if device == "cpu" { &["fp32", "bf16"][..] } else { &["auto"] };
+        for precision in precisions {
+            let vae = Vae::open(&small()).unwrap();
+            vae.configure("precision", precision).unwrap();
+            test(device, &vae);
+        }
+    });
+}
+
 #[test]
 fn repeated_runs_are_identical() {
-    on_every_device(|_| {
-        let vae = Vae::open(&small()).unwrap();
+    on_every_device_and_precision(|_, vae| {
         for work in works() {
-            let first = run(&vae, &work);
+            let first = run(vae, &work);
             assert!(!first.chunks_exact(4).any(|b| f32::from_le_bytes(b.try_into().unwrap()).is_nan()));
-            assert_eq!(run(&vae, &work), first);
+            assert_eq!(run(vae, &work), first);
         }
     });
 }
 
 #[test]
 fn slices_and_chunks_change_no_bit() {
-    on_every_device(|_| {
-        let vae = Vae::open(&small()).unwrap();
+    on_every_device_and_precision(|_, vae| {
         for work in works() {
-            let expected = run(&vae, &work);
+            let expected = run(vae, &work);
             for slice in ["1", "2", "3", "5", "100"] {
                 for chunk in ["1", "2", "3", "7"] {
                     vae.configure("slice_frames", slice).unwrap();
                     vae.configure("chunk_frames", chunk).unwrap();
-                    assert!(run(&vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
+                    assert!(run(vae, &work) == expected, "{} in slices of {slice}, chunks of {chunk}", work.node);
                 }
             }
             vae.configure("slice_frames", "auto").unwrap();
@@ -146,23 +156,25 @@ fn slices_and_chunks_change_no_bit() {
 
 #[test]
 fn threads_change_no_bit() {
-    let vae = Vae::open(&small()).unwrap();
-    for work in works() {
-        vae.configure("threads", "1").unwrap();
-        let expected = run(&vae, &work);
-        for threads in ["2", "3", "7", "auto"] {
-            vae.configure("threads", threads).unwrap();
-            assert!(run(&vae, &work) == expected, "{} with {threads} threads", work.node);
+    for precision in ["fp32", "bf16"] {
+        let vae = Vae::open(&small()).unwrap();
+        vae.configure("precision", precision).unwrap();
+        for work in works() {
+            vae.configure("threads", "1").unwrap();
+            let expected = run(&vae, &work);
+            for threads in ["2", "3", "7", "auto"] {
+                vae.configure("threads", threads).unwrap();
+                assert!(run(&vae, &work) == expected, "{} with {threads} threads in {precision}", work.node);
+            }
         }
     }
 }
 
 #[test]
 fn streams_change_no_bit() {
-    on_every_device(|_| {
-        let vae = Vae::open(&small()).unwrap();
+    on_every_device_and_precision(|_, vae| {
         for work in works() {
-            let expected = run(&vae, &work);
+            let expected = run(vae, &work);
             for slice in ["auto", "1", "2"] {
                 vae.configure("slice_frames", slice).unwrap();
                 for (push, pull) in [(1, 1), (3, 2), (100, 100), (2, 50)] {
@@ -177,8 +189,7 @@ fn streams_change_no_bit() {
 
 #[test]
 fn tiled_streams_change_no_bit_of_the_tiled_clip() {
-    on_every_device(|_| {
-        let vae = Vae::open(&small()).unwrap();
+    on_every_device_and_precision(|_, vae| {
         for node in ["encode", "decode"] {
             for (key, value) in [("tiled", "true"), ("tile_size", "64"), ("tile_overlap", "16")] {
                 vae.configure(&format!("{node}_{key}"), value).unwrap();
@@ -191,7 +202,7 @@ fn tiled_streams_change_no_bit_of_the_tiled_clip() {
             let work = Work::random(&mut random, node, input, output);
             let (plan, text) = vae.plan(node, work.input.shape).unwrap();
             assert!(plan.exact == 0 && text.contains("tiled: not exact"), "{text}");
-            let expected = run(&vae, &work);
+            let expected = run(vae, &work);
             let stream = vae.stream(node, work.input.shape).unwrap();
             assert!(run_stream(&stream, &work, 2, 3) == expected, "{node}");
         }
@@ -200,10 +211,9 @@ fn tiled_streams_change_no_bit_of_the_tiled_clip() {
 
 #[test]
 fn memory_limits_without_tiles_change_no_bit() {
-    on_every_device(|device| {
-        let vae = Vae::open(&small()).unwrap();
+    on_every_device_and_precision(|device, vae| {
         for work in works() {
-            let expected = run(&vae, &work);
+            let expected = run(vae, &work);
             let free = vae.plan(work.node, work.input.shape).unwrap().0.device_bytes;
             let mut limit = free;
             let mut plans = Vec::new();
@@ -214,7 +224,7 @@ fn memory_limits_without_tiles_change_no_bit() {
                     break;
                 }
                 assert!(plan.device_bytes <= limit);
-                assert!(run(&vae, &work) == expected, "{} within {limit}", work.node);
+                assert!(run(vae, &work) == expected, "{} within {limit}", work.node);
                 plans.push(plan.device_bytes);
                 limit = plan.device_bytes - 1;
             }

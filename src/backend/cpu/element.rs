@@ -2,7 +2,7 @@
 
 use half::{bf16, f16};
 
-use super::simd::Simd;
+use super::simd::{self, Simd};
 use crate::backend::Precision;
 use crate::ir::FrameShape;
 
@@ -50,6 +50,8 @@ pub(super) trait Element: Number + Send + Sync + 'static {
     /// # Safety
     /// `into` has room for a vector's values, and the processor has `S`.
     unsafe fn store<S: Simd>(into: *mut Self, v: S::V);
+    /// As precise as the element.
+    fn silu<S: Simd>(v: S::V) -> S::V;
 }
 
 impl Element for f32 {
@@ -63,6 +65,10 @@ impl Element for f32 {
         // SAFETY: by this function's contract.
         unsafe { S::store(into, v) }
     }
+    #[inline(always)]
+    fn silu<S: Simd>(v: S::V) -> S::V {
+        simd::silu::<S>(v)
+    }
 }
 
 impl Element for bf16 {
@@ -75,6 +81,10 @@ impl Element for bf16 {
     unsafe fn store<S: Simd>(into: *mut bf16, v: S::V) {
         // SAFETY: by this function's contract.
         unsafe { S::store_bf16(into, v) }
+    }
+    #[inline(always)]
+    fn silu<S: Simd>(v: S::V) -> S::V {
+        simd::rough_silu::<S>(v)
     }
 }
 

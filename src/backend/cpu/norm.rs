@@ -2,7 +2,8 @@
 //! Statistics are summed per area and combined in a fixed order, so threads change no bit of them.
 //! Must not know how a convolution is divided.
 
-use super::simd::{PANEL, Simd, panel_count, silu};
+use super::element::Element;
+use super::simd::{PANEL, Simd, panel_count};
 use crate::ir::Prologue;
 
 const EPSILON: f64 = 1e-6;
@@ -106,12 +107,12 @@ pub(super) unsafe fn table_vectors<S: Simd, const NORM: bool>(table: &[f32], cha
 
 /// The prologue of one vector.
 #[inline(always)]
-pub(super) fn normalise<S: Simd, const NORM: bool, const SILU: bool>(
+pub(super) fn normalise<S: Simd, E: Element, const NORM: bool, const SILU: bool>(
     value: S::V,
     [mean, scale, shift]: [S::V; 3],
 ) -> S::V {
     let value = if NORM { S::fma(S::sub(value, mean), scale, shift) } else { value };
-    if SILU { silu::<S>(value) } else { value }
+    if SILU { E::silu::<S>(value) } else { value }
 }
 
 /// Work that applies a prologue, compiled for each prologue.

@@ -161,7 +161,7 @@ impl<E: Element> DirectRow<'_, E> {
             // SAFETY: the table is padded to whole blocks; `from` and `into` have one block each.
             unsafe {
                 let table = table_vectors::<S, NORM>(self.table, channel + lane);
-                E::store::<S>(into.add(lane), normalise::<S, NORM, SILU>(E::load::<S>(from.add(lane)), table));
+                E::store::<S>(into.add(lane), normalise::<S, E, NORM, SILU>(E::load::<S>(from.add(lane)), table));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Convolutions in bf16. A task goes through the frames of one area with some panels of output channels. It keeps the
 //! bands of the last frames, because each serves up to three output frames.
-//! The sum of an output runs through all terms in f32, in the order of terms, blocks of channels, taps and channels.
+//! An output is a sum in f32, in the order of terms, blocks of channels, taps and channels.
 
 use std::ops::Range;
 
@@ -15,9 +15,9 @@ use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::memory::CpuMemory;
 use crate::backend::cpu::pool::Pool;
-use crate::backend::cpu::simd::{Bf16Kernels, BlockSum, BlockTerm, PANEL, TILE, panel_width};
+use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, PANEL, TILE, WEIGHT_TILE, panel_width};
 use crate::error::Result;
-use crate::ir::{ConvFrame, ConvOp, Offsets, Prologue, Term};
+use crate::ir::{ConvOp, Offsets, Prologue, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
@@ -73,6 +73,7 @@ impl AreaTask<'_> {
     unsafe fn run<S: Bf16Kernels>(&self, frames: Range<usize>, panels: Range<usize>, stop: &mut Stop) {
         let conv = self.conv;
         let mut bands = [None; BANDS];
+        let last = panels.end - 1;
         for (number, panel) in frames.flat_map(|frame| panels.clone().map(move |panel| (frame, panel))) {
             if stop() {
                 return;
@@ -89,26 +90,34 @@ impl AreaTask<'_> {
                 },
             };
             // SAFETY: by this function's contract.
-            unsafe { self.pass::<S>(&pass, &mut bands) };
+            unsafe { self.pass::<S>(&pass, panel < last, &mut bands) };
         }
     }
 
-    /// One panel of one frame.
+    /// One panel of one frame. `more`: the next panel follows.
     ///
     /// # Safety
     /// As [`AreaTask::run`].
-    unsafe fn pass<S: Bf16Kernels>(&self, pass: &PanelPass, bands: &mut [Option<Band>; BANDS]) {
-        let (conv, frame): (_, &ConvFrame<Offsets>) = (self.conv, pass.frame);
+    unsafe fn pass<S: Bf16Kernels>(&self, pass: &PanelPass, more: bool, bands: &mut [Option<Band>; BANDS]) {
+        let (conv, terms) = (self.conv, &pass.frame.terms);
         let sums = conv.sums(self.slot);
         let tiles = conv.grid.sum_tiles(self.area.height, self.area.width);
         // SAFETY: by this function's contract. The slot has room for the bands and the sums.
         unsafe {
-            if frame.terms.is_empty() {
+            if terms.is_empty() {
                 sums.write_bytes(0, tiles.tiles * TILE * PANEL);
             }
-            for (group, terms) in frame.terms.chunks(BANDS).enumerate() {
-                self.prepare_bands::<S>(terms, pass.phase, tiles, bands);
-                self.add_terms::<S>(pass, terms, bands, tiles, group > 0);
+            for (i, term) in terms.iter().enumerate() {
+                // Bands that later terms of the frame need are kept.
+                let group = i / BANDS * BANDS;
+                let band =
+                    self.band::<S>(&terms[group..terms.len().min(group + BANDS)], i - group, pass.phase, tiles, bands);
+                let next = match terms.get(i + 1) {
+                    Some(term) => self.weights(pass, term, 0),
+                    None if more => self.weights(pass, &terms[0], 1),
+                    None => self.weights(pass, term, 0),
+                };
+                self.add_term::<S>(pass, term, band, tiles, next, i > 0);
             }
             for y in 0..self.area.height {
                 pass.finish_row::<S, bf16>(y, Some(sums.add(y * tiles.pitch * PANEL)));
@@ -116,38 +125,45 @@ impl AreaTask<'_> {
         }
     }
 
+    /// The weights of a term for the panel `later` after that of `pass`.
+    fn weights(&self, pass: &PanelPass, term: &Term<Offsets>, later: usize) -> *const bf16 {
+        let panel = pass.phase * self.conv.panels + pass.panel + later;
+        let (phase, panel) = (panel / self.conv.panels, panel % self.conv.panels);
+        self.conv.weights.panel(usize::from(term.slab), phase, panel, 0).cast()
+    }
+
     fn key(&self, term: &Term<Offsets>, phase: usize) -> BandKey {
         BandKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
     }
 
-    fn band_at(&self, index: usize) -> *mut bf16 {
-        self.conv.band(self.slot).wrapping_byte_add(index * self.conv.band_bytes()).cast()
-    }
-
-    /// Prepares those bands of `terms` that are not there yet, in place of others.
+    /// The band of term `index` of `terms`. If it is not there yet, it takes the place of one that no term of them has.
     ///
     /// # Safety
     /// As [`AreaTask::run`].
-    unsafe fn prepare_bands<S: Bf16Kernels>(
+    unsafe fn band<S: Bf16Kernels>(
         &self,
         terms: &[Term<Offsets>],
+        index: usize,
         phase: usize,
         tiles: SumTiles,
         bands: &mut [Option<Band>; BANDS],
-    ) {
-        for term in terms {
-            let key = self.key(term, phase);
-            if bands.iter().flatten().any(|band| band.key == key) {
-                continue;
-            }
+    ) -> (*const bf16, BandSize) {
+        let key = self.key(&terms[index], phase);
+        let found = bands.iter().position(|band| band.is_some_and(|band| band.key == key));
+        let place = found.unwrap_or_else(|| {
             let is_free = |band: &Option<Band>| {
                 band.is_none_or(|band| terms.iter().all(|term| self.key(term, phase) != band.key))
             };
-            let free = bands.iter().position(is_free).unwrap_or(0);
+            bands.iter().position(is_free).unwrap_or(0)
+        });
+        let into = self.conv.band(self.slot).wrapping_byte_add(place * self.conv.band_bytes()).cast();
+        let size = match bands[place] {
+            Some(band) if found.is_some() => band.size,
             // SAFETY: by this function's contract; the slot has room for the band.
-            let size = unsafe { self.prepare_band::<S>(term, phase, tiles, self.band_at(free)) };
-            bands[free] = Some(Band { key, size });
-        }
+            _ => unsafe { self.prepare_band::<S>(&terms[index], phase, tiles, into) },
+        };
+        bands[place] = Some(Band { key, size });
+        (into, size)
     }
 
     /// # Safety
@@ -193,90 +209,55 @@ impl AreaTask<'_> {
         unsafe { band::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }
 
-    /// The products of up to [`BANDS`] terms, whose bands are there, added to the sums or written to them.
+    /// The products of a term, added to the sums or written to them. `next` are the weights that are needed after its.
     ///
     /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn add_terms<S: Bf16Kernels>(
+    /// As [`AreaTask::run`]; the band is the term's.
+    unsafe fn add_term<S: Bf16Kernels>(
         &self,
         pass: &PanelPass,
-        terms: &[Term<Offsets>],
-        bands: &[Option<Band>; BANDS],
+        term: &Term<Offsets>,
+        (band, size): (*const bf16, BandSize),
         tiles: SumTiles,
+        next: *const bf16,
         add: bool,
     ) {
         let layout = &self.conv.op.layout;
         let (channels, _) = panel_width(layout.cout as usize, pass.panel);
-        let mut taps = [[0; 9]; BANDS];
-        let mut inputs = [None; BANDS];
-        for ((term, taps), input) in terms.iter().zip(&mut taps).zip(&mut inputs) {
-            let key = self.key(term, pass.phase);
-            let found = bands.iter().enumerate().find_map(|(i, band)| band.filter(|b| b.key == key).map(|b| (i, b)));
-            *input = found.map(|(index, band)| self.term_input(pass, term, index, band.size, taps));
+        let (cin, side, stride, r, s) = match layout.shortcut {
+            Some(cin) if self.conv.is_shortcut(term) => (cin, 1, 1, 0, 0),
+            _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, pass.phase / 2, pass.phase % 2),
+        };
+        let mut taps = [0; 9];
+        for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
+            taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
         }
+        let (blocks, width) = ((cin as usize).div_ceil(BLOCK), channels.next_multiple_of(TILE));
+        let weights = self.weights(pass, term, 0);
+        let (steps, all) = (blocks * side * side, blocks * side * side * width / TILE * WEIGHT_TILE);
         for first in (0..tiles.tiles).step_by(2) {
-            let mut block = [BlockTerm::EMPTY; BANDS];
-            for ((block, input), taps) in block.iter_mut().zip(inputs.iter().flatten()).zip(&taps) {
-                let at =
-                    [first, first + 1].map(|tile| input.band.wrapping_add(input.position(tile * TILE, tiles.pitch)));
-                *block = BlockTerm { at, taps: &taps[..input.taps], ..input.block };
-            }
-            // SAFETY: the tiles are inside the sums, their positions and taps inside the bands or just past them.
+            // Where in the band a tile of the sums begins.
+            let at = |tile: usize| {
+                let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
+                band.wrapping_add((y * size.columns + x) * stride * BLOCK)
+            };
+            let begin = first / 2 * steps * AHEAD;
+            // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
             unsafe {
-                S::block_sum(&BlockSum {
-                    terms: &block[..terms.len()],
+                S::product(&BlockProduct {
+                    at: [at(first), at(first + 1)],
                     tiles: (tiles.tiles - first).min(2),
-                    width: channels.next_multiple_of(TILE),
+                    step: stride * BLOCK,
+                    block: size.block::<bf16>(),
+                    blocks,
+                    taps: &taps[..side * side],
+                    weights,
+                    width,
+                    ahead: if begin < all { next.wrapping_add(begin) } else { weights },
                     out: self.conv.sums(self.slot).add(first * TILE * PANEL),
                     add,
                 });
             }
         }
-    }
-
-    /// What the blocks of a term have in common.
-    fn term_input(
-        &self,
-        pass: &PanelPass,
-        term: &Term<Offsets>,
-        band: usize,
-        size: BandSize,
-        taps: &mut [usize; 9],
-    ) -> TermInput {
-        let (layout, grid) = (&self.conv.op.layout, &self.conv.grid);
-        let shortcut = self.conv.is_shortcut(term);
-        let side = if shortcut { 1 } else { layout.window.side() as usize };
-        let stride = if shortcut { 1 } else { grid.stride };
-        let (r, s) = if shortcut { (0, 0) } else { (pass.phase / 2, pass.phase % 2) };
-        for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
-            taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
-        }
-        let cin = if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize;
-        let weights = self.conv.weights.panel(usize::from(term.slab), pass.phase, pass.panel, 0).cast();
-        let (step, block, blocks) = (stride * BLOCK, size.block::<bf16>(), cin.div_ceil(BLOCK));
-        TermInput {
-            band: self.band_at(band),
-            columns: size.columns,
-            stride,
-            taps: side * side,
-            block: BlockTerm { step, block, blocks, weights, ..BlockTerm::EMPTY },
-        }
-    }
-}
-
-/// A term of a pass.
-#[derive(Clone, Copy)]
-struct TermInput {
-    band: *const bf16,
-    columns: usize,
-    stride: usize,
-    taps: usize,
-    block: BlockTerm<'static>,
-}
-
-impl TermInput {
-    /// Offset in the band of a position of the sums, whose rows are `pitch` positions long.
-    fn position(&self, position: usize, pitch: usize) -> usize {
-        (position / pitch * self.columns + position % pitch) * self.stride * BLOCK
     }
 }

@@ -12,8 +12,8 @@ pub const COMPONENTS: usize = 4;
 
 /// A band should fit in the second-level cache, together with a panel of weights.
 const BAND_BYTES: usize = 1 << 20;
-/// In bf16 a task has bands of several terms at a time, and larger panels of weights.
-const BF16_BAND_BYTES: usize = 320 << 10;
+/// In bf16 the bands of three terms and a panel of weights for each of them should fit in the second-level cache.
+const BF16_CACHE_BYTES: usize = 1400 << 10;
 /// Bands that a task in bf16 keeps: three terms and a shortcut.
 pub const BANDS: usize = 4;
 /// Keeps the output of an area in cache too, where the input has few channels.
@@ -98,7 +98,10 @@ impl OutputGrid {
     fn divide(&mut self, layout: &ConvLayout) {
         let cin = layout.cin.max(layout.shortcut.unwrap_or(0)) as usize;
         let (band, prologue) = match self.precision {
-            Precision::Bf16 => (BF16_BAND_BYTES, BF16_PROLOGUE_COST),
+            Precision::Bf16 => {
+                let panel = (layout.window.side() * layout.window.side()) as usize * 64 * self.blocks(cin) * PANEL;
+                ((BF16_CACHE_BYTES / 3).saturating_sub(panel).max(BF16_CACHE_BYTES / 8), BF16_PROLOGUE_COST)
+            }
             _ => (BAND_BYTES, PROLOGUE_COST),
         };
         let pixels = band / (64 * self.blocks(cin));

@@ -132,7 +132,7 @@ impl WinogradRow<'_> {
                 load_padded::<S>(from.wrapping_add(channel), channels.saturating_sub(channel))
             }
         };
-        normalise::<S, NORM, SILU>(value, table)
+        normalise::<S, f32, NORM, SILU>(value, table)
     }
 }
 

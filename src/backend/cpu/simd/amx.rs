@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-use super::bf16::{Bf16Kernels, BlockSum, TILE, WEIGHT_TILE};
+use super::bf16::{AHEAD, Bf16Kernels, BlockProduct, TILE, WEIGHT_TILE};
 use super::microkernel::PANEL;
 use super::x86::Amx;
 
@@ -82,14 +82,14 @@ impl Bf16Kernels for Amx {
         work();
     }
 
-    unsafe fn block_sum(block: &BlockSum) {
+    unsafe fn product(block: &BlockProduct) {
         // SAFETY: by this function's contract.
         unsafe {
             match (block.tiles, block.width) {
-                (2, PANEL) => sum_2x2(block),
-                (1, PANEL) => sum_1x2(block),
-                (2, _) => sum_2x1(block),
-                _ => sum_1x1(block),
+                (2, PANEL) => product_2x2(block),
+                (1, PANEL) => product_1x2(block),
+                (2, _) => product_2x1(block),
+                _ => product_1x1(block),
             }
         }
     }
@@ -97,11 +97,11 @@ impl Bf16Kernels for Amx {
 
 /// A function that keeps its sums in tiles: `$sums` lists them with their tile of positions and half of the panel;
 /// `$step` multiplies one block of channels and one tap.
-macro_rules! tile_sum {
+macro_rules! tile_product {
     ($name:ident, $halves:literal, [$(($sum:literal, $tile:literal, $half:literal)),*], $($step:literal),*) => {
         /// # Safety
-        /// As [`Bf16Kernels::block_sum`], inside [`Bf16Kernels::with_tiles`].
-        unsafe fn $name(block: &BlockSum) {
+        /// As [`Bf16Kernels::product`], inside [`Bf16Kernels::with_tiles`].
+        unsafe fn $name(block: &BlockProduct) {
             const ROW: usize = PANEL * size_of::<f32>();
             // SAFETY: the block is valid, by this function's contract. The compiler itself uses no tiles.
             unsafe {
@@ -114,22 +114,26 @@ macro_rules! tile_sum {
                 } else {
                     $(asm!(concat!("tilezero tmm", $sum), options(nostack, nomem, preserves_flags));)*
                 }
-                for term in block.terms {
-                    let mut weights = term.weights;
-                    for channels in 0..term.blocks {
-                        let [first, second] = term.at.map(|at| at.wrapping_add(channels * term.block));
-                        for tap in term.taps {
-                            asm!(
-                                $($step,)*
-                                a0 = in(reg) first.wrapping_add(*tap),
-                                a1 = in(reg) second.wrapping_add(*tap),
-                                step = in(reg) term.step * 2,
-                                w = in(reg) weights,
-                                row = in(reg) 64usize,
-                                options(nostack, readonly, preserves_flags),
-                            );
-                            weights = weights.wrapping_add($halves * WEIGHT_TILE);
-                        }
+                let (mut weights, mut ahead) = (block.weights, block.ahead);
+                for channels in 0..block.blocks {
+                    let [first, second] = block.at.map(|at| at.wrapping_add(channels * block.block));
+                    for tap in block.taps {
+                        asm!(
+                            $($step,)*
+                            "prefetcht1 [{ahead}]",
+                            "prefetcht1 [{ahead} + 64]",
+                            "prefetcht1 [{ahead} + 128]",
+                            "prefetcht1 [{ahead} + 192]",
+                            a0 = in(reg) first.wrapping_add(*tap),
+                            a1 = in(reg) second.wrapping_add(*tap),
+                            step = in(reg) block.step * 2,
+                            w = in(reg) weights,
+                            row = in(reg) 64usize,
+                            ahead = in(reg) ahead,
+                            options(nostack, readonly, preserves_flags),
+                        );
+                        weights = weights.wrapping_add($halves * WEIGHT_TILE);
+                        ahead = ahead.wrapping_add(AHEAD);
                     }
                 }
                 $(
@@ -142,8 +146,8 @@ macro_rules! tile_sum {
     };
 }
 
-tile_sum!(
-    sum_2x2,
+tile_product!(
+    product_2x2,
     2,
     [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)],
     "tileloadd tmm4, [{a0} + {step}]",
@@ -155,8 +159,8 @@ tile_sum!(
     "tdpbf16ps tmm2, tmm5, tmm6",
     "tdpbf16ps tmm3, tmm5, tmm7"
 );
-tile_sum!(
-    sum_1x2,
+tile_product!(
+    product_1x2,
     2,
     [(0, 0, 0), (1, 0, 1)],
     "tileloadd tmm4, [{a0} + {step}]",
@@ -166,8 +170,8 @@ tile_sum!(
     "tdpbf16ps tmm1, tmm4, tmm7",
     "/* {a1} */"
 );
-tile_sum!(
-    sum_2x1,
+tile_product!(
+    product_2x1,
     1,
     [(0, 0, 0), (2, 1, 0)],
     "tileloadd tmm4, [{a0} + {step}]",
@@ -176,8 +180,8 @@ tile_sum!(
     "tileloadd tmm5, [{a1} + {step}]",
     "tdpbf16ps tmm2, tmm5, tmm6"
 );
-tile_sum!(
-    sum_1x1,
+tile_product!(
+    product_1x1,
     1,
     [(0, 0, 0)],
     "tileloadd tmm4, [{a0} + {step}]",

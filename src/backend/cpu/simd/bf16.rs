@@ -1,4 +1,4 @@
-//! Products of bf16 with f32 sums: blocks of positions times a panel of weights, summed over all terms of a frame.
+//! Products of bf16 with f32 sums: blocks of positions times a panel of weights.
 //! Positions and output channels come in tiles of 16, and input channels in blocks of 32, as AMX has them.
 
 use half::bf16;
@@ -14,11 +14,11 @@ pub const TILE: usize = 16;
 /// Elements of a tile of weights: 16 pairs of input channels x 16 output channels.
 pub const WEIGHT_TILE: usize = TILE * TILE * 2;
 
-/// One summand of a block: a band, and the weights that it is multiplied by. Strides are in elements.
-#[derive(Clone, Copy)]
-pub struct BlockTerm<'a> {
-    /// The first position of each tile, in the first block of channels.
+/// One or two tiles of positions times one panel of a term. Strides are in elements.
+pub struct BlockProduct<'a> {
+    /// The first position of each tile in the band's first block of channels.
     pub at: [*const bf16; 2],
+    pub tiles: usize,
     /// Stride of a tile's positions.
     pub step: usize,
     /// Stride of blocks of channels.
@@ -28,28 +28,22 @@ pub struct BlockTerm<'a> {
     pub taps: &'a [usize],
     /// [block][tap][half of the panel][pair of input channels][16 output channels][2 of the pair]
     pub weights: *const bf16,
-}
-
-impl BlockTerm<'_> {
-    pub const EMPTY: BlockTerm<'static> =
-        BlockTerm { at: [std::ptr::null(); 2], step: 0, block: 0, blocks: 0, taps: &[], weights: std::ptr::null() };
-}
-
-/// One or two tiles of positions times one panel.
-pub struct BlockSum<'a> {
-    pub terms: &'a [BlockTerm<'a>],
-    pub tiles: usize,
     /// [`PANEL`] or half of it.
     pub width: usize,
+    /// Where to prefetch weights for later, [`AHEAD`] elements for each block and tap. They need not be there.
+    pub ahead: *const bf16,
     /// [position][`PANEL`]
     pub out: *mut f32,
     /// Whether to add to the values in `out`.
     pub add: bool,
 }
 
+/// Elements of [`BlockProduct::ahead`]: a share of a tile that leaves time for the products.
+pub const AHEAD: usize = 4 * 32;
+
 /// An instruction set that multiplies bf16.
 pub trait Bf16Kernels: Simd {
-    /// Runs `work`, in which this thread may call [`Bf16Kernels::block_sum`].
+    /// Runs `work`, in which this thread may call [`Bf16Kernels::product`].
     ///
     /// # Safety
     /// The processor has `Self`.
@@ -59,7 +53,7 @@ pub trait Bf16Kernels: Simd {
 
     /// # Safety
     /// As [`SimdOp::run`]. A tile may read [`TILE`] steps past the last position of its band.
-    unsafe fn block_sum(block: &BlockSum) {
+    unsafe fn product(block: &BlockProduct) {
         // SAFETY: by this function's contract.
         unsafe { Self::enter(PairProducts(block)) }
     }
@@ -74,7 +68,7 @@ impl Bf16Kernels for Avx512 {}
 impl Bf16Kernels for Avx512Bf16 {}
 
 /// A block on vectors: each lane is an output channel, and takes two input channels at a time.
-struct PairProducts<'a>(&'a BlockSum<'a>);
+struct PairProducts<'a>(&'a BlockProduct<'a>);
 
 impl SimdOp for PairProducts<'_> {
     #[inline(always)]
@@ -113,14 +107,12 @@ impl PairProducts<'_> {
                         }
                     }
                 }
-                for term in block.terms {
-                    let mut weights = term.weights.add(half * WEIGHT_TILE);
-                    for channels in 0..term.blocks {
-                        let at = term.at[tile].add(channels * term.block + first * term.step);
-                        for tap in term.taps {
-                            pair_products::<S, M, N>(&mut sum, at.add(*tap), term.step, weights);
-                            weights = weights.wrapping_add(halves * WEIGHT_TILE);
-                        }
+                let mut weights = block.weights.add(half * WEIGHT_TILE);
+                for channels in 0..block.blocks {
+                    let at = block.at[tile].add(channels * block.block + first * block.step);
+                    for tap in block.taps {
+                        pair_products::<S, M, N>(&mut sum, at.add(*tap), block.step, weights);
+                        weights = weights.wrapping_add(halves * WEIGHT_TILE);
                     }
                 }
                 for (m, sum) in sum.iter().enumerate() {

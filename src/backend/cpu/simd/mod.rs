@@ -12,12 +12,12 @@ mod x86;
 
 use crate::backend::Precision;
 
-pub(super) use bf16::{Bf16Kernels, BlockSum, BlockTerm, TILE, WEIGHT_TILE};
+pub(super) use bf16::{AHEAD, Bf16Kernels, BlockProduct, TILE, WEIGHT_TILE};
 pub(super) use microkernel::{
     BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, OuterProduct, PANEL, dot_tile, panel_count, panel_width,
 };
 pub(super) use portable::Portable;
-pub(super) use vector::{Simd, SimdOp, exp, silu};
+pub(super) use vector::{Simd, SimdOp, exp, rough_silu, silu};
 #[cfg(target_arch = "x86_64")]
 pub(super) use x86::{Amx, Avx2, Avx512, Avx512Bf16};
 

@@ -67,6 +67,11 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn sum(a: Self::V) -> f32;
     /// `1 / a` to about one unit in the last place, for `a` from 1 to 2^120.
     fn reciprocal(a: Self::V) -> Self::V;
+    /// `1 / a` to at least 11 bits, for `a` from 1 to 2^120.
+    #[inline(always)]
+    fn rough_reciprocal(a: Self::V) -> Self::V {
+        Self::reciprocal(a)
+    }
 }
 
 /// `e^x` to a relative error of about 1e-7; `x` is clamped to -87 to 88. NaN stays NaN.
@@ -92,4 +97,19 @@ pub fn exp<S: Simd>(x: S::V) -> S::V {
 pub fn silu<S: Simd>(x: S::V) -> S::V {
     let e = exp::<S>(S::min(S::splat(80.0), S::sub(S::splat(0.0), x)));
     S::mul(x, S::reciprocal(S::add(S::splat(1.0), e)))
+}
+
+/// `x / (1 + e^-x)` to at least 11 bits, for results that are rounded to bf16.
+#[inline(always)]
+pub fn rough_silu<S: Simd>(x: S::V) -> S::V {
+    let t = S::mul(x, S::splat(-std::f32::consts::LOG2_E));
+    let t = S::min(S::splat(115.0), S::max(S::splat(-115.0), t));
+    let n = S::round(t);
+    let r = S::sub(t, n);
+    // 2^r from -0.5 to 0.5, to 1e-4.
+    let mut p = S::splat(0.055_171_66);
+    p = S::fma(p, r, S::splat(0.242_611_13));
+    p = S::fma(p, r, S::splat(0.693_261));
+    p = S::fma(p, r, S::splat(0.999_928_1));
+    S::mul(x, S::rough_reciprocal(S::add(S::splat(1.0), S::scale(p, n))))
 }

@@ -139,6 +139,7 @@ macro_rules! avx512_set {
                 let r = _mm512_rcp14_ps(a);
                 _mm512_fmadd_ps(r, _mm512_fnmadd_ps(a, r, _mm512_set1_ps(1.0)), r)
             };
+            rough_reciprocal(a) = _mm512_rcp14_ps(a);
         }
     };
 }

@@ -127,6 +127,28 @@ fn stream_continues_from_any_saved_point() {
     });
 }
 
+/// States of the CPU in bf16 are the same whatever the instruction set, and are refused in f32.
+#[test]
+fn stream_in_bf16_continues_in_bf16() {
+    let open = |settings: &[(&str, &str)]| {
+        let vae = Vae::open(&small()).unwrap();
+        settings.iter().for_each(|(key, value)| assert_eq!(vae.configure(key, value).unwrap(), VVAE_OK));
+        vae
+    };
+    let bf16 = ("precision", "bf16");
+    let (vae, other) = (open(&[bf16]), open(&[bf16, ("chunk_frames", "1")]));
+    for work in works() {
+        interrupt(&vae, &other, &work, &[0, 1, 5, work.frames() - 1]);
+        let stream = vae.stream(work.node, work.input.shape).unwrap();
+        let before = advance(&stream, &work, 0, 5).len() as i64;
+        let state = stream.save().unwrap();
+        let portable = open(&[bf16, ("instruction_set", "portable")]).restore(&state).unwrap();
+        assert_eq!(finish(&portable, &work, 5).len() as i64, work.output[2] - before);
+        let why = open(&[]).restore(&state).err().expect("refused");
+        why.says(VVAE_ERROR_CHECKPOINT, &["precision is bf16, here it is fp32"]);
+    }
+}
+
 #[test]
 fn tiled_stream_continues_exactly() {
     on_every_device(|_| {

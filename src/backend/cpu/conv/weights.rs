@@ -205,18 +205,15 @@ impl ConvWeights {
 
 /// `from` gives the output channels of a tap and an input channel.
 fn pack_bf16_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], taps: usize, cin: usize) {
-    const PAIRS: usize = WEIGHT_TILE / 2;
     let halves = from(0, 0).len().div_ceil(TILE);
-    for (i, tile) in packed.chunks_exact_mut(PAIRS).enumerate() {
+    let bits = |weight: Option<&f32>| weight.map_or(0, |weight| u32::from(bf16::of(*weight).to_bits()));
+    for (i, tile) in packed.chunks_exact_mut(WEIGHT_TILE / 2).enumerate() {
         let (half, tap, block) = (i % halves, i / halves % taps, i / halves / taps);
         for (pair, row) in tile.chunks_exact_mut(TILE).enumerate() {
-            let k = block * 2 * TILE + 2 * pair;
+            let first = block * 2 * TILE + 2 * pair;
+            let [even, odd] = [first, first + 1].map(|k| if k < cin { &from(tap, k)[half * TILE..] } else { &[] });
             for (n, both) in row.iter_mut().enumerate() {
-                let weight = |k: usize| match from(tap, k.min(cin - 1)).get(half * TILE + n) {
-                    Some(weight) if k < cin => u32::from(bf16::of(*weight).to_bits()),
-                    _ => 0,
-                };
-                *both = f32::from_bits(weight(k) | weight(k + 1) << 16);
+                *both = f32::from_bits(bits(even.get(n)) | bits(odd.get(n)) << 16);
             }
         }
     }

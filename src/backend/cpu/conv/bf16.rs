@@ -1,5 +1,5 @@
 //! Convolutions in bf16. A task goes through the frames of one area with some panels of output channels. It keeps the
-//! bands of the last frames, because each serves up to three output frames.
+//! bands of the last frames, because each serves up to three output frames. A few frames share each read of weights.
 //! An output is a sum in f32, in the order of terms, blocks of channels, taps and channels.
 
 use std::ops::Range;
@@ -8,7 +8,7 @@ use half::bf16;
 
 use super::band::{self, BandSize, BandSource};
 use super::checked::CheckedConv;
-use super::grid::{BANDS, OutputArea, SumTiles, bf16_division, split_evenly};
+use super::grid::{BANDS, OutputArea, RUN, SumTiles, bf16_division, split_evenly};
 use super::pass::PanelPass;
 use super::weights::ConvWeights;
 use crate::backend::Stop;
@@ -17,7 +17,7 @@ use crate::backend::cpu::memory::CpuMemory;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, PANEL, TILE, WEIGHT_TILE, panel_width};
 use crate::error::Result;
-use crate::ir::{ConvOp, Offsets, Prologue, Term};
+use crate::ir::{ConvFrame, ConvOp, Offsets, Prologue, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
@@ -71,63 +71,80 @@ impl AreaTask<'_> {
     /// # Safety
     /// Nobody else uses the slot or writes these outputs. The processor has `S`, and this thread its tiles.
     unsafe fn run<S: Bf16Kernels>(&self, frames: Range<usize>, panels: Range<usize>, stop: &mut Stop) {
-        let conv = self.conv;
         let mut bands = [None; BANDS];
-        let last = panels.end - 1;
-        for (number, panel) in frames.flat_map(|frame| panels.clone().map(move |panel| (frame, panel))) {
-            if stop() {
-                return;
+        for first in frames.clone().step_by(RUN) {
+            for panel in panels.clone() {
+                if stop() {
+                    return;
+                }
+                let run = first..frames.end.min(first + RUN);
+                // SAFETY: by this function's contract.
+                unsafe { self.pass::<S>(run, panel, panel + 1 < panels.end, &mut bands) };
             }
+        }
+    }
+
+    /// One panel of up to [`RUN`] frames. `more`: the next panel follows.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run`].
+    unsafe fn pass<S: Bf16Kernels>(
+        &self,
+        run: Range<usize>,
+        panel: usize,
+        more: bool,
+        bands: &mut [Option<Band>; BANDS],
+    ) {
+        let conv = self.conv;
+        let frames = &conv.op.frames[run.clone()];
+        let tiles = conv.grid.sum_tiles(self.area.height, self.area.width);
+        let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
+        let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);
+        let first_of = |i: usize| frames.iter().find_map(|frame| frame.terms.get(i));
+        for i in 0..terms {
+            let next = match first_of(i + 1) {
+                Some(term) => Some(self.weights(panel, term)),
+                None => first_of(0).filter(|_| more).map(|term| self.weights(panel + 1, term)),
+            };
+            for (number, frame) in frames.iter().enumerate() {
+                let Some(term) = frame.terms.get(i) else { continue };
+                // SAFETY: by this function's contract. The slot has room for the bands and the sums.
+                unsafe {
+                    let band = self.band::<S>(frames, term, panel / conv.panels, tiles, bands);
+                    let ahead = next.map(|next| (next, number * tiles.tiles.div_ceil(2)));
+                    self.add_term::<S>(panel, term, band, tiles, ahead, sums(number), i > 0);
+                }
+            }
+        }
+        for (number, frame) in frames.iter().enumerate() {
             let pass = PanelPass {
                 conv,
-                frame: &conv.op.frames[number],
+                frame,
                 area: self.area,
                 phase: panel / conv.panels,
                 panel: panel % conv.panels,
                 moments: match conv.op.statistics {
-                    true => conv.moments(number).wrapping_add(self.index * conv.panels * conv.phases() + panel),
+                    true => {
+                        let moments = conv.moments(run.start + number);
+                        moments.wrapping_add(self.index * conv.panels * conv.phases() + panel)
+                    }
                     false => std::ptr::null_mut(),
                 },
             };
-            // SAFETY: by this function's contract.
-            unsafe { self.pass::<S>(&pass, panel < last, &mut bands) };
-        }
-    }
-
-    /// One panel of one frame. `more`: the next panel follows.
-    ///
-    /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn pass<S: Bf16Kernels>(&self, pass: &PanelPass, more: bool, bands: &mut [Option<Band>; BANDS]) {
-        let (conv, terms) = (self.conv, &pass.frame.terms);
-        let sums = conv.sums(self.slot);
-        let tiles = conv.grid.sum_tiles(self.area.height, self.area.width);
-        // SAFETY: by this function's contract. The slot has room for the bands and the sums.
-        unsafe {
-            if terms.is_empty() {
-                sums.write_bytes(0, tiles.tiles * TILE * PANEL);
-            }
-            for (i, term) in terms.iter().enumerate() {
-                // Bands that later terms of the frame need are kept.
-                let group = i / BANDS * BANDS;
-                let band =
-                    self.band::<S>(&terms[group..terms.len().min(group + BANDS)], i - group, pass.phase, tiles, bands);
-                let next = match terms.get(i + 1) {
-                    Some(term) => self.weights(pass, term, 0),
-                    None if more => self.weights(pass, &terms[0], 1),
-                    None => self.weights(pass, term, 0),
-                };
-                self.add_term::<S>(pass, term, band, tiles, next, i > 0);
-            }
-            for y in 0..self.area.height {
-                pass.finish_row::<S, bf16>(y, Some(sums.add(y * tiles.pitch * PANEL)));
+            // SAFETY: as above.
+            unsafe {
+                if frame.terms.is_empty() {
+                    sums(number).write_bytes(0, tiles.tiles * TILE * PANEL);
+                }
+                for y in 0..self.area.height {
+                    pass.finish_row::<S, bf16>(y, Some(sums(number).add(y * tiles.pitch * PANEL)));
+                }
             }
         }
     }
 
-    /// The weights of a term for the panel `later` after that of `pass`.
-    fn weights(&self, pass: &PanelPass, term: &Term<Offsets>, later: usize) -> *const bf16 {
-        let panel = pass.phase * self.conv.panels + pass.panel + later;
+    /// The weights of a term. Panels are numbered through all phases.
+    fn weights(&self, panel: usize, term: &Term<Offsets>) -> *const bf16 {
         let (phase, panel) = (panel / self.conv.panels, panel % self.conv.panels);
         self.conv.weights.panel(usize::from(term.slab), phase, panel, 0).cast()
     }
@@ -136,31 +153,29 @@ impl AreaTask<'_> {
         BandKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
     }
 
-    /// The band of term `index` of `terms`. If it is not there yet, it takes the place of one that no term of them has.
+    /// The band of a term. If it is not there yet, it takes the place of one that no term of `frames` has.
     ///
     /// # Safety
     /// As [`AreaTask::run`].
     unsafe fn band<S: Bf16Kernels>(
         &self,
-        terms: &[Term<Offsets>],
-        index: usize,
+        frames: &[ConvFrame<Offsets>],
+        term: &Term<Offsets>,
         phase: usize,
         tiles: SumTiles,
         bands: &mut [Option<Band>; BANDS],
     ) -> (*const bf16, BandSize) {
-        let key = self.key(&terms[index], phase);
+        let key = self.key(term, phase);
         let found = bands.iter().position(|band| band.is_some_and(|band| band.key == key));
         let place = found.unwrap_or_else(|| {
-            let is_free = |band: &Option<Band>| {
-                band.is_none_or(|band| terms.iter().all(|term| self.key(term, phase) != band.key))
-            };
-            bands.iter().position(is_free).unwrap_or(0)
+            let is_needed = |key| frames.iter().flat_map(|frame| &frame.terms).any(|term| self.key(term, phase) == key);
+            bands.iter().position(|band| !band.is_some_and(|band| is_needed(band.key))).unwrap_or(0)
         });
         let into = self.conv.band(self.slot).wrapping_byte_add(place * self.conv.band_bytes()).cast();
         let size = match bands[place] {
             Some(band) if found.is_some() => band.size,
             // SAFETY: by this function's contract; the slot has room for the band.
-            _ => unsafe { self.prepare_band::<S>(&terms[index], phase, tiles, into) },
+            _ => unsafe { self.prepare_band::<S>(term, phase, tiles, into) },
         };
         bands[place] = Some(Band { key, size });
         (into, size)
@@ -209,31 +224,34 @@ impl AreaTask<'_> {
         unsafe { band::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }
 
-    /// The products of a term, added to the sums or written to them. `next` are the weights that are needed after its.
+    /// The products of a term, added to the sums or written to them. `ahead` are the weights that are needed after its,
+    /// and the number of blocks that have prefetched some of them.
     ///
     /// # Safety
     /// As [`AreaTask::run`]; the band is the term's.
     unsafe fn add_term<S: Bf16Kernels>(
         &self,
-        pass: &PanelPass,
+        panel: usize,
         term: &Term<Offsets>,
         (band, size): (*const bf16, BandSize),
         tiles: SumTiles,
-        next: *const bf16,
+        ahead: Option<(*const bf16, usize)>,
+        sums: *mut f32,
         add: bool,
     ) {
         let layout = &self.conv.op.layout;
-        let (channels, _) = panel_width(layout.cout as usize, pass.panel);
+        let (phase, (channels, _)) =
+            (panel / self.conv.panels, panel_width(layout.cout as usize, panel % self.conv.panels));
         let (cin, side, stride, r, s) = match layout.shortcut {
             Some(cin) if self.conv.is_shortcut(term) => (cin, 1, 1, 0, 0),
-            _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, pass.phase / 2, pass.phase % 2),
+            _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, phase / 2, phase % 2),
         };
         let mut taps = [0; 9];
         for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
             taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
         }
         let (blocks, width) = ((cin as usize).div_ceil(BLOCK), channels.next_multiple_of(TILE));
-        let weights = self.weights(pass, term, 0);
+        let weights = self.weights(panel, term);
         let (steps, all) = (blocks * side * side, blocks * side * side * width / TILE * WEIGHT_TILE);
         for first in (0..tiles.tiles).step_by(2) {
             // Where in the band a tile of the sums begins.
@@ -241,7 +259,7 @@ impl AreaTask<'_> {
                 let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
                 band.wrapping_add((y * size.columns + x) * stride * BLOCK)
             };
-            let begin = first / 2 * steps * AHEAD;
+            let ahead = ahead.map(|(next, before)| (next, (before + first / 2) * steps * AHEAD));
             // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
             unsafe {
                 S::product(&BlockProduct {
@@ -253,8 +271,8 @@ impl AreaTask<'_> {
                     taps: &taps[..side * side],
                     weights,
                     width,
-                    ahead: if begin < all { next.wrapping_add(begin) } else { weights },
-                    out: self.conv.sums(self.slot).add(first * TILE * PANEL),
+                    ahead: ahead.filter(|(_, at)| *at < all).map_or(weights, |(next, at)| next.wrapping_add(at)),
+                    out: sums.add(first * TILE * PANEL),
                     add,
                 });
             }

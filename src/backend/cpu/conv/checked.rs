@@ -1,6 +1,6 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::grid::{BANDS, OutputGrid};
+use super::grid::{BANDS, OutputGrid, RUN};
 use super::weights::ConvWeights;
 use crate::backend::Precision;
 use crate::backend::cpu::element::{block_channels, pixel_bytes};
@@ -25,8 +25,8 @@ impl ConvScratch {
     fn new(layout: &ConvLayout, grid: &OutputGrid, frames: u64, threads: usize) -> ConvScratch {
         let panels = panel_count(layout.cout as usize) as u64 * layout.window.phases();
         let band = grid.band_bytes(layout) as u64;
-        let bands = if grid.precision == Precision::Bf16 { BANDS as u64 * band } else { band };
-        let sums = grid.sum_floats() as u64 * 4;
+        let (most, run) = if grid.precision == Precision::Bf16 { (BANDS as u64, RUN as u64) } else { (1, 1) };
+        let (bands, sums) = (most * band, run * grid.sum_floats() as u64 * 4);
         let table = match layout.prologue {
             Prologue::None => 0,
             _ => table_floats(layout, grid.precision) as u64 * 4,

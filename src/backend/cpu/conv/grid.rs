@@ -12,10 +12,12 @@ pub const COMPONENTS: usize = 4;
 
 /// A band should fit in the second-level cache, together with a panel of weights.
 const BAND_BYTES: usize = 1 << 20;
-/// In bf16 the bands of three terms and a panel of weights for each of them should fit in the second-level cache.
+/// Frames that a task in bf16 computes together.
+pub const RUN: usize = 3;
+/// Bands that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
+pub const BANDS: usize = 2 * RUN + 2;
+/// In bf16 the bands of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
 const BF16_CACHE_BYTES: usize = 1400 << 10;
-/// Bands that a task in bf16 keeps: three terms and a shortcut.
-pub const BANDS: usize = 4;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
 /// Fixed cost of a tile of the microkernel, in pixels.
@@ -100,7 +102,7 @@ impl OutputGrid {
         let (band, prologue) = match self.precision {
             Precision::Bf16 => {
                 let panel = (layout.window.side() * layout.window.side()) as usize * 64 * self.blocks(cin) * PANEL;
-                ((BF16_CACHE_BYTES / 3).saturating_sub(panel).max(BF16_CACHE_BYTES / 8), BF16_PROLOGUE_COST)
+                (BF16_CACHE_BYTES.saturating_sub(panel) / (RUN + 2), BF16_PROLOGUE_COST)
             }
             _ => (BAND_BYTES, PROLOGUE_COST),
         };
@@ -168,7 +170,7 @@ impl OutputGrid {
         (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns))
     }
 
-    /// Floats of the sums of one panel of the largest area: of all Winograd components, or of all tiles in bf16.
+    /// Floats of the sums of one panel of the largest area: of all Winograd components, or of all tiles of a frame in bf16.
     pub fn sum_floats(&self) -> usize {
         let (h, w) = self.largest();
         match self.precision {

@@ -142,8 +142,9 @@ fn stream_in_bf16_continues_in_bf16() {
         let stream = vae.stream(work.node, work.input.shape).unwrap();
         let before = advance(&stream, &work, 0, 5).len() as i64;
         let state = stream.save().unwrap();
-        let portable = open(&[bf16, ("instruction_set", "portable")]).restore(&state).unwrap();
-        assert_eq!(finish(&portable, &work, 5).len() as i64, work.output[2] - before);
+        let portable = open(&[bf16, ("instruction_set", "portable")]);
+        let restored = portable.restore(&state).unwrap();
+        assert_eq!(finish(&restored, &work, 5).len() as i64, work.output[2] - before);
         let why = open(&[]).restore(&state).err().expect("refused");
         why.says(VVAE_ERROR_CHECKPOINT, &["precision is bf16, here it is fp32"]);
     }

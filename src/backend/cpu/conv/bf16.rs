@@ -35,7 +35,8 @@ pub(in crate::backend::cpu) fn run<S: Bf16Kernels>(
     pool.run(areas * parts * groups, stop, &|task, slot, stop| {
         let (unit, group) = (task / groups, task % groups);
         let index = unit / parts;
-        let task = AreaTask { conv: &conv, index, area: conv.grid.area(index), slot };
+        let area = conv.grid.area(index);
+        let task = AreaTask { conv: &conv, index, area, tiles: conv.grid.sum_tiles(area.height, area.width), slot };
         let (frames, panels) =
             (split_evenly(frames, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
         // SAFETY: `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the
@@ -64,6 +65,7 @@ struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
     area: OutputArea,
+    tiles: SumTiles,
     slot: usize,
 }
 
@@ -97,7 +99,7 @@ impl AreaTask<'_> {
     ) {
         let conv = self.conv;
         let frames = &conv.op.frames[run.clone()];
-        let tiles = conv.grid.sum_tiles(self.area.height, self.area.width);
+        let tiles = self.tiles;
         let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
         let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);
         let first_of = |i: usize| frames.iter().find_map(|frame| frame.terms.get(i));
@@ -110,9 +112,9 @@ impl AreaTask<'_> {
                 let Some(term) = frame.terms.get(i) else { continue };
                 // SAFETY: by this function's contract. The slot has room for the bands and the sums.
                 unsafe {
-                    let band = self.band::<S>(frames, term, panel / conv.panels, tiles, bands);
+                    let band = self.band::<S>(frames, term, panel / conv.panels, bands);
                     let ahead = next.map(|next| (next, number * tiles.tiles.div_ceil(2)));
-                    self.add_term::<S>(panel, term, band, tiles, ahead, sums(number), i > 0);
+                    self.add_term::<S>(panel, term, band, ahead, sums(number), i > 0);
                 }
             }
         }
@@ -162,7 +164,6 @@ impl AreaTask<'_> {
         frames: &[ConvFrame<Offsets>],
         term: &Term<Offsets>,
         phase: usize,
-        tiles: SumTiles,
         bands: &mut [Option<Band>; BANDS],
     ) -> (*const bf16, BandSize) {
         let key = self.key(term, phase);
@@ -175,7 +176,7 @@ impl AreaTask<'_> {
         let size = match bands[place] {
             Some(band) if found.is_some() => band.size,
             // SAFETY: by this function's contract; the slot has room for the band.
-            _ => unsafe { self.prepare_band::<S>(term, phase, tiles, into) },
+            _ => unsafe { self.prepare_band::<S>(term, phase, into) },
         };
         bands[place] = Some(Band { key, size });
         (into, size)
@@ -183,13 +184,7 @@ impl AreaTask<'_> {
 
     /// # Safety
     /// As [`AreaTask::run`].
-    unsafe fn prepare_band<S: Bf16Kernels>(
-        &self,
-        term: &Term<Offsets>,
-        phase: usize,
-        tiles: SumTiles,
-        into: *mut bf16,
-    ) -> BandSize {
+    unsafe fn prepare_band<S: Bf16Kernels>(&self, term: &Term<Offsets>, phase: usize, into: *mut bf16) -> BandSize {
         let (conv, area) = (self.conv, self.area);
         let (layout, input) = (&conv.op.layout, conv.op.input);
         let frame: *const bf16 = conv.at(term.frame.0).cast();
@@ -204,7 +199,7 @@ impl AreaTask<'_> {
                 spread: conv.grid.spread,
                 phase: (phase / 2, phase % 2),
             };
-            let size = BandSize { rows: area.height, columns: tiles.pitch };
+            let size = BandSize { rows: area.height, columns: self.tiles.pitch };
             // SAFETY: by this function's contract; a shortcut has a pixel for every pixel of the output.
             unsafe { band::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
@@ -234,12 +229,11 @@ impl AreaTask<'_> {
         panel: usize,
         term: &Term<Offsets>,
         (band, size): (*const bf16, BandSize),
-        tiles: SumTiles,
         ahead: Option<(*const bf16, usize)>,
         sums: *mut f32,
         add: bool,
     ) {
-        let layout = &self.conv.op.layout;
+        let (layout, tiles) = (&self.conv.op.layout, self.tiles);
         let (phase, (channels, _)) =
             (panel / self.conv.panels, panel_width(layout.cout as usize, panel % self.conv.panels));
         let (cin, side, stride, r, s) = match layout.shortcut {

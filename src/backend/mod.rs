@@ -10,11 +10,13 @@ pub mod cuda;
 mod device;
 mod host_stream;
 mod precision;
+mod tensor_copy;
 
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use host_stream::HostStream;
 pub use precision::Precision;
+pub use tensor_copy::copy as copy_tensor;
 
 use crate::error::Result;
 use crate::ir::{
@@ -63,6 +65,8 @@ pub trait Backend: Send + Sync + 'static {
     type Conv: Send + Sync;
 
     fn precision(&self) -> Precision;
+    /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.
+    fn arithmetic(&self) -> String;
     fn profile(&self) -> DeviceProfile;
     fn sizes(&self) -> &dyn Sizes;
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says

@@ -169,7 +169,7 @@ fn describe_param(param: &Param) -> vvae_param_desc {
         ParamKind::Float { min, max, step } => (VVAE_PARAM_FLOAT, false, [min, max, step]),
         ParamKind::Bool => (VVAE_PARAM_BOOL, false, NO_RANGE),
         ParamKind::Choice(_) => (VVAE_PARAM_CHOICE, false, NO_RANGE),
-        ParamKind::Bytes { min, max, step } => (VVAE_PARAM_BYTES, true, whole(min, max, step)),
+        ParamKind::Bytes { min, max, step, .. } => (VVAE_PARAM_BYTES, true, whole(min, max, step)),
         ParamKind::Rates { .. } => (VVAE_PARAM_TEXT, true, NO_RANGE),
     };
     let [min, max, step] = range;

@@ -35,8 +35,8 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         // SAFETY: as above.
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
-        let session = parse_device(device)
-            .and_then(|name| exec::open(name, Path::new(weights), allocators(&info)?, node::defaults()))
+        let session = parse_devices(device)
+            .and_then(|devices| exec::open(&devices, Path::new(weights), allocators(&info)?, node::defaults()))
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", describe(session.config())));
         // SAFETY: as above.
@@ -167,16 +167,33 @@ fn check_version(theirs: u32) -> Result<()> {
     )))
 }
 
+/// More entries than any machine has devices.
+const MOST_DEVICES: usize = 256;
+
+/// One device, or a list.
+fn parse_devices(text: &str) -> Result<Vec<DeviceName>> {
+    let devices = text.split(',').map(parse_device).collect::<Result<Vec<_>>>()?;
+    if devices.len() > 1 && devices.contains(&DeviceName::Auto) {
+        return Err(Error::Device(format!("device: \"{text}\": \"auto\" is one device; name every device of a list")));
+    }
+    if devices.len() > MOST_DEVICES {
+        return Err(Error::Device(format!("device: a list of {}; the most is {MOST_DEVICES}", devices.len())));
+    }
+    Ok(devices)
+}
+
 pub(super) fn parse_device(text: &str) -> Result<DeviceName> {
     match text {
         "auto" => return Ok(DeviceName::Auto),
         "cpu" => return Ok(DeviceName::Cpu),
+        "cuda:*" => return Ok(DeviceName::AllCuda),
         _ => {}
     }
     let index = text.strip_prefix("cuda:").filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
     index.and_then(|n| n.parse().ok()).map(DeviceName::Cuda).ok_or_else(|| {
         Error::Device(format!(
-            "device: \"{text}\" is unknown; it must be \"auto\", \"cpu\" or \"cuda:0\", \"cuda:1\", ..."
+            "device: \"{text}\" is unknown; it must be \"auto\", \"cpu\" or \"cuda:0\", \"cuda:1\", ..., \"cuda:*\" for \
+             all of these, or a list such as \"cuda:0,cuda:1\""
         ))
     })
 }
@@ -212,6 +229,16 @@ mod tests {
         for text in ["", "CPU", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:4294967296", "cpu:0", " cpu"] {
             let error = parse_device(text).unwrap_err().to_string();
             assert!(error.contains(&format!("\"{text}\"")) && error.contains("\"cpu\""), "{error}");
+        }
+    }
+
+    #[test]
+    fn lists_of_devices_are_parsed_or_refused() {
+        let all = [DeviceName::AllCuda, DeviceName::Cpu, DeviceName::Cuda(3)];
+        assert_eq!(parse_devices("cuda:*,cpu,cuda:3"), Ok(all.to_vec()));
+        let many = vec!["cpu"; 257].join(",");
+        for text in ["cpu,", ",cpu", "cpu,,cpu", "cpu, cpu", "cpu;cpu", "auto,cpu", "cpu,auto", "cuda:*:1", &*many] {
+            assert!(matches!(parse_devices(text), Err(Error::Device(_))), "{text}");
         }
     }
 }

@@ -143,7 +143,7 @@ pub(super) unsafe fn run_call(
         run.check_logvar((output.0, &to))?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
-        let call = Call { direction, range, input: &from, output: &to, logvar, stream };
+        let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
         *handle.last_run.lock() = Some(FinishedRun { plan, seconds: started.elapsed().as_secs_f64() });

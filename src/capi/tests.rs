@@ -140,6 +140,7 @@ fn plan() -> PlanReport {
         tile_overlap: 0,
         exact: false,
         rates: Rates { products: 1e12, memory: 1e11, copies: 1e10, copy_contention: 0.0 },
+        division: None,
     }
 }
 

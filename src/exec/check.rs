@@ -1,7 +1,7 @@
 //! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
 
 use crate::error::{Error, Result};
-use crate::exec::ClipRange;
+use crate::exec::{Call, ClipRange, Settings};
 use crate::ir::{AXES, DType, Shape, TensorDevice, View};
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 
@@ -99,7 +99,7 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
 }
 
 /// Checks that the input of a range has the frames that it needs: `count` from `first` on.
-pub fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Result<()> {
+fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Result<()> {
     if found == count {
         return Ok(());
     }
@@ -115,11 +115,16 @@ pub fn first_frame(network: &Network, first: u64) -> Result<Cone> {
     Ok(Cone::new(network, FrameRange { first, end: None }))
 }
 
-fn place(name: &str, view: &View, device: TensorDevice) -> Result<()> {
-    if view.device() == device || view.device() == TensorDevice::Cpu {
+fn place(name: &str, view: &View, places: &[TensorDevice]) -> Result<()> {
+    let found = view.device();
+    if places.contains(&found) || found == TensorDevice::Cpu {
         return Ok(());
     }
-    refuse(format!("{name}: the tensor is on {}, but this handle works on {device}; pass host memory", view.device()))
+    let places: Vec<_> = places.iter().map(TensorDevice::to_string).collect();
+    refuse(format!(
+        "{name}: the tensor is on {found}, but this handle works on {}; pass host memory",
+        places.join(" and ")
+    ))
 }
 
 fn dtype(content: Content, name: &str, view: &View) -> Result<()> {
@@ -151,10 +156,37 @@ fn cropped(name: &str, axis: usize, found: u64, whole: u64, step: u64) -> Result
     refuse(format!("{name}: {} is {found}, expected {accepted}", AXES[axis]))
 }
 
+/// Checks that there is a limit for each of so many devices, or one for all.
+pub fn limits(settings: &Settings, devices: usize) -> Result<()> {
+    match settings.memory_limit.len() {
+        count if count == 1 || count == devices => Ok(()),
+        count => Err(Error::Argument(format!(
+            "memory_limit: {count} values, but this handle has {devices} device{}; give one value, or one for each \
+             device",
+            if devices == 1 { "" } else { "s" }
+        ))),
+    }
+}
+
+/// Checks everything about a call but its memory. Returns what its output depends on.
+pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<Cone> {
+    let (config, direction, shape) = (&network.config, call.direction, call.input.shape());
+    input(config, direction, call.input, places)?;
+    output(config, direction, shape, call.output, places, call.range.is_none())?;
+    if let Some(view) = call.logvar {
+        logvar(config, direction, shape, view, places, call.output)?;
+    }
+    let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
+    let cone = range(network, asked)?;
+    let inputs = cone.inputs(asked.clip_frames);
+    range_input(direction, shape.frames, inputs.end - inputs.start, inputs.start)?;
+    Ok(cone)
+}
+
 /// Checks the input of a call or of a push.
-pub fn input(config: &Config, direction: Direction, view: &View, device: TensorDevice) -> Result<()> {
+pub fn input(config: &Config, direction: Direction, view: &View, places: &[TensorDevice]) -> Result<()> {
     let content = ends(direction).0;
-    place(content.name(), view, device)?;
+    place(content.name(), view, places)?;
     dtype(content, content.name(), view)?;
     input_shape(config, direction, view.shape(), false)
 }
@@ -174,11 +206,11 @@ pub fn output(
     direction: Direction,
     input: Shape,
     view: &View,
-    device: TensorDevice,
+    places: &[TensorDevice],
     whole: bool,
 ) -> Result<()> {
     let content = ends(direction).1;
-    named_output(config, direction, content.name(), input, view, device, whole)
+    named_output(config, direction, content.name(), input, view, places, whole)
 }
 
 /// Checks where the log-variance goes. It has the shape of the latent.
@@ -187,13 +219,13 @@ pub fn logvar(
     direction: Direction,
     input: Shape,
     view: &View,
-    device: TensorDevice,
+    places: &[TensorDevice],
     latent: &View,
 ) -> Result<()> {
     if direction == Direction::Decode {
         return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
     }
-    named_output(config, direction, "logvar", input, view, device, false)?;
+    named_output(config, direction, "logvar", input, view, places, false)?;
     equal("logvar", 2, view.shape().frames, latent.shape().frames)
 }
 
@@ -203,11 +235,11 @@ fn named_output(
     name: &str,
     input: Shape,
     view: &View,
-    device: TensorDevice,
+    places: &[TensorDevice],
     whole: bool,
 ) -> Result<()> {
     let shape = view.shape();
-    place(name, view, device)?;
+    place(name, view, places)?;
     dtype(ends(direction).1, name, view)?;
     equal(name, 0, shape.batch, input.batch)?;
     let scale = config.spatial_scale();
@@ -246,7 +278,7 @@ mod tests {
 
     fn decode(out: [u64; 5]) -> Result<()> {
         let input = Shape::new(1, 16, 3, 4, 5);
-        output(&config(), Direction::Decode, input, &view(out, DType::U8), TensorDevice::Cpu, true)
+        output(&config(), Direction::Decode, input, &view(out, DType::U8), &[TensorDevice::Cpu], true)
     }
 
     #[test]
@@ -269,7 +301,14 @@ mod tests {
     fn a_single_latent_is_a_single_frame() {
         let input = Shape::new(1, 16, 1, 4, 5);
         let check = |t| {
-            output(&config(), Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32), TensorDevice::Cpu, true)
+            output(
+                &config(),
+                Direction::Decode,
+                input,
+                &view([1, 3, t, 32, 40], DType::F32),
+                &[TensorDevice::Cpu],
+                true,
+            )
         };
         assert_eq!(check(1), Ok(()));
         assert!(check(2).unwrap_err().to_string().contains("T is 2, expected 1"));
@@ -278,7 +317,8 @@ mod tests {
     #[test]
     fn encode_takes_any_size_and_says_which_latent_it_makes() {
         let input = Shape::new(2, 3, 7, 33, 8);
-        let check = |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), TensorDevice::Cpu, true);
+        let check =
+            |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), &[TensorDevice::Cpu], true);
         assert_eq!(check([2, 16, 3, 5, 1]), Ok(()));
         assert!(check([2, 16, 2, 5, 1]).unwrap_err().to_string().contains("latent: T is 2, expected 3"));
         assert!(check([1, 16, 3, 5, 1]).unwrap_err().to_string().contains("B is 1, expected 2"));
@@ -287,7 +327,7 @@ mod tests {
     #[test]
     fn latents_are_floats() {
         let wrong =
-            input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), TensorDevice::Cpu).unwrap_err();
+            input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), &[TensorDevice::Cpu]).unwrap_err();
         assert!(wrong.to_string().contains("dtype is u8; latents must be one of f16, bf16, f32"), "{wrong}");
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use super::MemoryUse;
+use super::settings::Limit;
 
 /// Bytes of device memory held by one session and its streams.
 #[derive(Debug, Default)]
@@ -13,6 +14,8 @@ pub struct Ledger {
     idle: AtomicU64,
     /// Pinned host memory beside it; `None` where the device's memory is the host's.
     pinned: Option<Arc<Ledger>>,
+    /// Of the devices that this one sums up.
+    members: Vec<Arc<Ledger>>,
 }
 
 /// Bytes that are held until this is dropped.
@@ -25,6 +28,21 @@ pub struct Held {
 impl Ledger {
     pub fn new(host_memory: bool) -> Ledger {
         Ledger { pinned: (!host_memory).then(Arc::default), ..Ledger::default() }
+    }
+
+    /// What these hold, and what is held of it itself.
+    pub fn sum(members: Vec<Arc<Ledger>>) -> Ledger {
+        Ledger { members, ..Ledger::new(false) }
+    }
+
+    /// The ledger of each device.
+    pub fn devices(self: &Arc<Ledger>) -> Vec<Arc<Ledger>> {
+        if self.members.is_empty() { vec![Arc::clone(self)] } else { self.members.clone() }
+    }
+
+    /// Pinned host memory held now.
+    pub fn pinned(&self) -> u64 {
+        self.pinned.as_ref().map_or(0, |pinned| pinned.now.load(Relaxed))
     }
 
     /// Counts pinned host memory.
@@ -55,7 +73,13 @@ impl Ledger {
     pub fn figures(&self) -> MemoryUse {
         let (now, peak) = (self.now.load(Relaxed), self.peak.load(Relaxed));
         let host = self.pinned.as_ref().map_or(now, |pinned| pinned.now.load(Relaxed));
-        MemoryUse { now, peak, reserved: self.idle(), host }
+        let own = MemoryUse { now, peak, reserved: self.idle(), host };
+        self.members.iter().map(|member| member.figures()).fold(own, |sum, member| MemoryUse {
+            now: sum.now + member.now,
+            peak: sum.peak + member.peak,
+            reserved: sum.reserved + member.reserved,
+            host: sum.host + member.host,
+        })
     }
 }
 
@@ -76,6 +100,41 @@ impl Drop for Held {
     }
 }
 
+/// The ledgers that a session shares memory with. Empty if it is alone.
+#[derive(Debug, Default)]
+pub struct Sharing {
+    /// Of every session on the same device, this one included.
+    pub device: Vec<Arc<Ledger>>,
+    /// The sum of the handle's sessions.
+    pub handle: Option<Arc<Ledger>>,
+}
+
+impl Sharing {
+    /// Bytes of the device that a session may use: an equal share of what is free or held by those it shares with,
+    /// less what it uses now.
+    pub fn device_bytes(&self, free: u64, own: &Ledger) -> u64 {
+        let used = own.figures().now.saturating_sub(own.idle());
+        let held = |ledgers: &[Arc<Ledger>]| ledgers.iter().map(|ledger| ledger.figures().now).sum::<u64>();
+        match &self.device[..] {
+            [] => free.saturating_add(own.idle()),
+            all => (free.saturating_add(held(all)) / all.len() as u64).saturating_sub(used),
+        }
+    }
+
+    /// The same for host memory, of which the session keeps `idle` bytes for its next call.
+    pub fn host_bytes(&self, limit: Limit, (free, margin): (u64, u64), own: &Ledger, idle: u64) -> u64 {
+        let Some(handle) = &self.handle else { return limit.bytes(free.saturating_add(idle), margin) };
+        let (members, kept) = (handle.devices(), handle.pinned());
+        let count = members.len() as u64;
+        if let Limit::Bytes(bytes) = limit {
+            return bytes.saturating_sub(kept) / count;
+        }
+        let pinned: u64 = members.iter().map(|member| member.pinned()).sum();
+        let share = free.saturating_add(pinned) / count;
+        limit.bytes(share.saturating_sub(own.pinned().saturating_sub(idle)), margin / count)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -87,6 +146,16 @@ mod tests {
         drop(ledger.hold(50));
         drop(a);
         assert_eq!((ledger.figures().now, ledger.figures().peak), (0, 150));
+    }
+
+    #[test]
+    fn a_sum_counts_every_device_and_its_own() {
+        let members = [Arc::new(Ledger::new(false)), Arc::new(Ledger::new(true))];
+        let sum = Arc::new(Ledger::sum(members.to_vec()));
+        let _held = (members[0].hold(100), members[0].hold_pinned(7), members[1].hold(50), sum.hold_pinned(3));
+        members[1].set_idle(20);
+        assert_eq!(sum.figures(), MemoryUse { now: 150, peak: 150, reserved: 20, host: 60 });
+        assert_eq!(sum.devices().len(), 2);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! weights; must not know C.
 
 mod check;
+mod fleet;
 mod ledger;
 mod nonfinite;
 mod runner;
@@ -13,6 +14,7 @@ mod weights;
 mod workspace;
 
 pub use ledger::Ledger;
+use ledger::Sharing;
 pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 
 use std::fmt;
@@ -102,6 +104,8 @@ pub struct Call<'a> {
     pub logvar: Option<&'a View>,
     /// The host's CUDA stream, for tensors on the device.
     pub stream: Option<HostStream>,
+    /// The clip of the batch that the tensors begin with; 0 unless they are a part of it.
+    pub first_clip: u64,
 }
 
 /// Where a pull writes.
@@ -168,6 +172,17 @@ pub trait Session: Send {
     fn trim(&mut self, what: Trim);
 }
 
+/// A session on one device.
+trait DeviceSession: Session {
+    /// As the host names it.
+    fn device(&self) -> &str;
+    fn place(&self) -> TensorDevice;
+    /// What its bits depend on, beside the input.
+    fn arithmetic(&self) -> String;
+    /// Says whom it shares memory with.
+    fn share(&mut self, with: Sharing);
+}
+
 /// What became of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pull {
@@ -195,13 +210,15 @@ pub trait FrameStream: Send {
     fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()>;
 }
 
-/// A device as the host names it.
+/// An entry of a list of devices, as the host names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceName {
     /// The best there is.
     Auto,
     Cpu,
     Cuda(u32),
+    /// Every GPU that can be used.
+    AllCuda,
 }
 
 /// Where memory comes from, on whatever device.
@@ -211,14 +228,44 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
-/// Opens a checkpoint on a device. The file is checked whole; weights are brought to the device with the first call
+/// Opens a checkpoint on one device, or on several that divide the work. The file is checked whole; weights are brought to the device with the first call
 /// that needs them, and are shared with other sessions of the same file on the same device.
 pub fn open(
-    device: DeviceName,
+    devices: &[DeviceName],
     weights: &Path,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
+    match &expand(devices)?[..] {
+        [device] => Ok(open_one(*device, weights, allocators, settings)?),
+        devices => {
+            let open = |device: &DeviceName| open_one(*device, weights, allocators.clone(), settings.clone());
+            let members = devices.iter().map(open).collect::<Result<_>>()?;
+            Ok(Box::new(fleet::FleetSession::new(members, settings)?))
+        }
+    }
+}
+
+/// Every GPU in place of "cuda:*".
+fn expand(devices: &[DeviceName]) -> Result<Vec<DeviceName>> {
+    let gpus = || -> Vec<DeviceName> {
+        let ids = crate::backend::devices().into_iter().map(|device| device.id);
+        ids.filter_map(|id| id.strip_prefix("cuda:")?.parse().ok().map(DeviceName::Cuda)).collect()
+    };
+    let expand = |device: &DeviceName| if *device == DeviceName::AllCuda { gpus() } else { vec![*device] };
+    let expanded: Vec<_> = devices.iter().flat_map(expand).collect();
+    match expanded.is_empty() {
+        true => Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into())),
+        false => Ok(expanded),
+    }
+}
+
+fn open_one(
+    device: DeviceName,
+    weights: &Path,
+    allocators: Allocators,
+    settings: Settings,
+) -> Result<Box<dyn DeviceSession>> {
     // The file is opened again later, when the process may be in another folder.
     let weights = &std::path::absolute(weights)
         .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.display())))?;
@@ -243,8 +290,9 @@ pub fn open(
         DeviceName::Auto => {
             let best = crate::backend::devices().into_iter().next().map(|device| device.id);
             let index = best.and_then(|id| id.strip_prefix("cuda:")?.parse().ok());
-            open(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocators, settings)
+            open_one(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocators, settings)
         }
+        DeviceName::AllCuda => Err(Error::Internal("a list of devices was not expanded".into())),
         DeviceName::Cpu => {
             let checkpoint = Checkpoint::open(weights)?;
             let place = ("cpu".to_string(), TensorDevice::Cpu);

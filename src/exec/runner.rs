@@ -21,7 +21,7 @@ use crate::reserve;
 /// The authors' implementation clamps the log-variance to this range.
 const LOGVAR_RANGE: (f32, f32) = (-30.0, 20.0);
 
-/// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip.
+/// Host tensors of a call. Frame 0 of a tensor is frame `*_first` of the clip, clip 0 is `first_clip` of the batch.
 #[derive(Clone, Copy, Default)]
 pub struct HostTensors<'a> {
     pub input: Option<&'a View>,
@@ -29,6 +29,7 @@ pub struct HostTensors<'a> {
     pub output: Option<&'a View>,
     pub logvar: Option<&'a View>,
     pub output_first: u64,
+    pub first_clip: u64,
 }
 
 /// Everything that operations are run with.
@@ -150,6 +151,7 @@ impl<B: Backend> Runner<'_, B> {
             into,
             batch: op.batch,
             frame,
+            clip: self.tensors.first_clip + op.batch,
             clip_frame: op.frame,
         };
         match network.direction {

@@ -11,13 +11,13 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 
 use self::ready::{Asked, Job};
-use super::ledger::Ledger;
+use super::ledger::{Ledger, Sharing};
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{self, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
-use super::{Allocators, Call, ClipRange, Control, FrameStream, Session, Trim, check, nonfinite};
+use super::{Allocators, Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
 use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, Shape, TensorDevice};
@@ -42,6 +42,7 @@ pub struct Engine<B: Backend> {
     decoder: Coder<B>,
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
+    sharing: Sharing,
     /// The last plan: hosts ask for it before they run it, and a tight limit takes long to search.
     planned: Mutex<Option<(Asked, Plan)>>,
 }
@@ -81,6 +82,7 @@ impl<B: Backend> Engine<B> {
             decoder,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
+            sharing: Sharing::default(),
             planned: Mutex::new(None),
         })
     }
@@ -171,6 +173,7 @@ impl<B: Backend> Engine<B> {
             output: Some(call.output),
             logvar: call.logvar,
             output_first: cone.range().first,
+            first_clip: call.first_clip,
         };
         let mut runner = Runner {
             backend: &*self.backend,
@@ -229,6 +232,24 @@ fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
     backend.check_layers(&layouts, &network.attention_channels())
 }
 
+impl<B: Backend> DeviceSession for Engine<B> {
+    fn device(&self) -> &str {
+        &self.device
+    }
+
+    fn place(&self) -> TensorDevice {
+        self.place
+    }
+
+    fn arithmetic(&self) -> String {
+        format!("{} in {}", self.backend.arithmetic(), self.backend.precision().name())
+    }
+
+    fn share(&mut self, with: Sharing) {
+        self.sharing = with;
+    }
+}
+
 impl<B: Backend> Session for Engine<B> {
     fn config(&self) -> &Config {
         &self.encoder.network.config
@@ -239,6 +260,7 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn configure(&mut self, settings: Settings) -> Result<()> {
+        check::limits(&settings, 1)?;
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
         if backend_of(&settings) != backend_of(&self.settings) {
             let backend = Arc::new((self.make)(&settings)?);
@@ -269,16 +291,9 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
-        let (config, place, direction) = (self.config(), self.place, call.direction);
-        let shape = call.input.shape();
-        check::input(config, direction, call.input, place)?;
-        let whole = call.range.is_none();
-        check::output(config, direction, shape, call.output, place, whole)?;
-        if let Some(logvar) = call.logvar {
-            check::logvar(config, direction, shape, logvar, place, call.output)?;
-        }
-        let job = self.job(direction, shape, call.range)?;
-        check::range_input(direction, shape.frames, job.input.frames, job.cone.first_input())?;
+        let (place, direction) = (self.place, call.direction);
+        let cone = Arc::new(check::call(&self.coder(direction).network, call, &[place])?);
+        let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let policy = self.settings.on_nonfinite;
         if policy == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {

@@ -60,7 +60,10 @@ pub struct Tiling {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
-    pub memory_limit: Limit,
+    /// One for each device, or one for all.
+    pub memory_limit: Vec<Limit>,
+    /// Whether devices may work together that do not give the same bits.
+    pub mixed_devices: bool,
     /// Of host memory beside the device's.
     pub host_memory_limit: Limit,
     /// `None`: all cores.

@@ -115,7 +115,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
             ));
         }
         let network = Arc::clone(&self.schedule.spec().network);
-        check::input(&network.config, network.direction, view, self.place)?;
+        check::input(&network.config, network.direction, view, &[self.place])?;
         check::continues(network.direction, view.shape(), self.input)?;
         let taken = self.schedule.room().min(view.shape().frames);
         let checked = self.settings.on_nonfinite == OnNonFinite::Fail && taken > 0;
@@ -152,9 +152,9 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check_intact()?;
         let Outputs { output, logvar, stream } = *into;
         let network = Arc::clone(&self.schedule.spec().network);
-        check::output(&network.config, network.direction, self.input, output, self.place, false)?;
+        check::output(&network.config, network.direction, self.input, output, &[self.place], false)?;
         if let Some(logvar) = logvar {
-            check::logvar(&network.config, network.direction, self.input, logvar, self.place, output)?;
+            check::logvar(&network.config, network.direction, self.input, logvar, &[self.place], output)?;
         }
         stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let stream = stream_for(stream, self.place, [Some(output), logvar]);

@@ -9,6 +9,7 @@ mod host_memory;
 mod location;
 mod op;
 mod profile;
+mod rows;
 mod shape;
 mod tensor_op;
 mod view;
@@ -22,6 +23,7 @@ pub use op::{
     NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,
 };
 pub use profile::{DeviceProfile, GivenRates, PartialSumsSize, Rates, Sizes};
+pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};
 pub use view::{TensorDevice, View};

@@ -86,6 +86,8 @@ pub struct StoreTensor<'a> {
     pub into: &'a View,
     pub batch: u64,
     pub frame: u64,
-    /// The frame's index in the whole clip, for the noise. It differs from `frame` when a stream is pulled in pieces.
+    /// The indices in the whole batch and the whole clip, for the noise. They differ from `batch` and `frame` where
+    /// the tensor is a part.
+    pub clip: u64,
     pub clip_frame: u64,
 }

@@ -1,6 +1,7 @@
 //! A checked, strided view of memory that somebody else owns.
 
 use std::fmt;
+use std::ops::Range;
 
 use super::{AXES, DType, Shape};
 use crate::error::{Error, Result};
@@ -100,6 +101,18 @@ impl View {
         let elements = batch as i64 * self.strides[0] + frame as i64 * self.strides[2];
         self.data.wrapping_offset(elements as isize * self.dtype.bytes() as isize)
     }
+
+    /// Some of its frames.
+    pub fn frames(&self, of: Range<u64>) -> View {
+        let shape = Shape { frames: of.end - of.start, ..self.shape };
+        View { data: self.frame(0, of.start), shape, ..*self }
+    }
+
+    /// Some of its clips.
+    pub fn clips(&self, of: Range<u64>) -> View {
+        let shape = Shape { batch: of.end - of.start, ..self.shape };
+        View { data: self.frame(of.start, 0), shape, ..*self }
+    }
 }
 
 fn compact_strides(dims: [u64; 5]) -> Option<[i64; 5]> {
@@ -157,6 +170,14 @@ mod tests {
         let interleaved = [5 * 8 * 6 * 3, 1, 8 * 6 * 3, 6 * 3, 3];
         let v = view([1, 3, 5, 8, 6], Some(interleaved), true).unwrap();
         assert_eq!(v.frame(0, 2).addr(), 64 + 2 * 8 * 6 * 3 * 4);
+    }
+
+    #[test]
+    fn parts_begin_at_their_first_frame() {
+        let v = view([4, 3, 5, 8, 6], None, true).unwrap();
+        let part = v.clips(1..3).frames(2..5);
+        assert_eq!((part.shape(), part.strides()), (Shape::new(2, 3, 3, 8, 6), v.strides()));
+        assert_eq!(part.frame(1, 2), v.frame(2, 4));
     }
 
     #[test]

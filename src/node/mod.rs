@@ -47,7 +47,8 @@ fn check_tiles(settings: &Settings, key: &str) -> Result<()> {
 pub fn defaults() -> Settings {
     let blank = Tiling { enabled: false, size: 0, overlap: 0 };
     let mut settings = Settings {
-        memory_limit: Limit::Auto,
+        memory_limit: vec![Limit::Auto],
+        mixed_devices: false,
         host_memory_limit: Limit::Auto,
         threads: None,
         instructions: Instructions::Auto,
@@ -121,7 +122,7 @@ mod tests {
         assert_eq!(settings.decode_tiling, tiling);
         assert_eq!(settings.seed, 42);
         assert_eq!(settings.scaling_factor, 1.0);
-        assert_eq!(settings.memory_limit, Limit::Auto);
+        assert_eq!((settings.memory_limit, settings.mixed_devices), (vec![Limit::Auto], false));
         assert_eq!(settings.pixel_range, PixelRange::Signed);
         assert_eq!(settings.posterior, Latent::Mean);
         assert_eq!((settings.threads, settings.slice_frames, settings.chunk_frames), (None, None, None));
@@ -130,8 +131,9 @@ mod tests {
     #[test]
     fn every_parameter_reaches_its_own_setting() {
         let samples = [
-            ("memory_limit", "8GiB"),
+            ("memory_limit", "8GiB,auto"),
             ("host_memory_limit", "50%"),
+            ("mixed_devices", "allow"),
             ("tiles", "never"),
             ("threads", "3"),
             ("instruction_set", "portable"),
@@ -164,7 +166,8 @@ mod tests {
             }
         }
         let expected = Settings {
-            memory_limit: Limit::Bytes(8 << 30),
+            memory_limit: vec![Limit::Bytes(8 << 30), Limit::Auto],
+            mixed_devices: true,
             host_memory_limit: Limit::Percent(50),
             threads: Some(3),
             instructions: Instructions::Portable,

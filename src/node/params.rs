@@ -31,6 +31,8 @@ pub enum ParamKind {
         min: u64,
         max: u64,
         step: u64,
+        /// Whether a list is accepted, one for each device.
+        list: bool,
     },
     /// Some of the device's rates by their names, or "auto".
     Rates {
@@ -40,7 +42,7 @@ pub enum ParamKind {
 }
 
 /// An accepted value.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Auto,
     Int(u64),
@@ -50,9 +52,15 @@ pub enum Value {
     Choice(usize),
     Percent(u64),
     Rates(GivenRates),
+    /// As many as in the text.
+    List(Vec<Value>),
 }
 
 impl Value {
+    fn limits(self) -> Vec<Limit> {
+        if let Value::List(values) = self { values.into_iter().map(Value::limit).collect() } else { vec![self.limit()] }
+    }
+
     fn limit(self) -> Limit {
         match self {
             Value::Percent(percent) => Limit::Percent(percent),
@@ -125,21 +133,30 @@ const TILE_OVERLAP: ParamKind = ParamKind::Int { auto: false, min: 0, max: 1 << 
 pub static PARAMS: &[Param] = &[
     Param {
         key: c"memory_limit",
-        kind: ParamKind::Bytes { min: 1, max: u64::MAX, step: 1 << 20 },
+        kind: ParamKind::Bytes { min: 1, max: u64::MAX, step: 1 << 20, list: true },
         default: c"auto",
         unit: c"bytes",
-        help: c"The most memory a job may take, weights included. To keep to it, slices and chunks shrink; on a GPU caches, frames and weights are offloaded to host memory; tiles are the last resort.",
+        help: c"The most memory a job may take, weights included. To keep to it, slices and chunks shrink; on a GPU caches, frames and weights are offloaded to host memory; tiles are the last resort. Of several devices, each may take this much; or a list has a value for each. A percentage is of free memory; entries on one device share it.",
         only: None,
-        set: |s, v| s.memory_limit = v.limit(),
+        set: |s, v| s.memory_limit = v.limits(),
     },
     Param {
         key: c"host_memory_limit",
-        kind: ParamKind::Bytes { min: 0, max: u64::MAX, step: 1 << 20 },
+        kind: ParamKind::Bytes { min: 0, max: u64::MAX, step: 1 << 20, list: false },
         default: c"auto",
         unit: c"bytes",
-        help: c"The most pinned host memory a job on a GPU may take. If memory_limit is tight, caches, frames and weights are offloaded there.",
+        help: c"The most pinned host memory a job on a GPU may take. If memory_limit is tight, caches, frames and weights are offloaded there. Several devices share it, and so do frames that their streams keep.",
         only: None,
         set: |s, v| s.host_memory_limit = v.limit(),
+    },
+    Param {
+        key: c"mixed_devices",
+        kind: ParamKind::Choice(&[c"refuse", c"allow"]),
+        default: c"refuse",
+        unit: c"",
+        help: c"Several devices give the bits of one if they have one architecture, precision and instruction set. If not, refuse fails; allow uses them, and bits depend on which device computes a frame.",
+        only: None,
+        set: |s, v| s.mixed_devices = v.choice([false, true]),
     },
     Param {
         key: c"tiles",
@@ -155,7 +172,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Int { auto: true, min: 1, max: 1024, step: 1 },
         default: c"auto",
         unit: c"threads",
-        help: c"Threads that compute and plan on the CPU; auto takes all cores. Results do not depend on it.",
+        help: c"Threads that compute and plan on the CPU; auto takes all cores. Entries of a device list that are the CPU share them. Results do not depend on it.",
         only: None,
         set: |s, v| s.threads = v.number(),
     },

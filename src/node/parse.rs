@@ -27,11 +27,17 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
             _ => None,
         },
         ParamKind::Choice(choices) => choices.iter().position(|c| c.to_bytes() == text.as_bytes()).map(Value::Choice),
-        ParamKind::Bytes { min, max, .. } => match text {
-            "auto" => Some(Value::Auto),
-            _ if text.ends_with('%') => percent(text).map(Value::Percent),
-            _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
-        },
+        ParamKind::Bytes { min, max, list, .. } => {
+            let limit = |text: &str| match text {
+                "auto" => Some(Value::Auto),
+                _ if text.ends_with('%') => percent(text).map(Value::Percent),
+                _ => bytes(text).filter(|n| (min..=max).contains(n)).map(Value::Int),
+            };
+            match list && text.contains(',') {
+                true => text.split(',').map(limit).collect::<Option<_>>().map(Value::List),
+                false => limit(text),
+            }
+        }
         ParamKind::Rates { min, max } => Some(match text {
             "auto" => Value::Auto,
             _ => Value::Rates(rates(text, min, max).map_err(refuse)?),
@@ -51,12 +57,13 @@ pub(super) fn accepted(kind: &ParamKind) -> String {
             let words: Vec<_> = choices.iter().map(|c| super::ports::utf8(c)).collect();
             format!("one of {}", words.join(", "))
         }
-        ParamKind::Bytes { min, .. } => {
+        ParamKind::Bytes { min, list, .. } => {
             let units: Vec<_> = UNITS.iter().map(|(unit, _)| *unit).collect();
             let above = if min > 0 { " above 0" } else { "" };
+            let list = if list { "; or a list of these, one for each device, such as 8GiB,auto" } else { "" };
             format!(
                 "auto, a percentage of free memory such as 80%, or a whole number of bytes{above}, also in {}, such as \
-                 8GiB",
+                 8GiB{list}",
                 units.join(", ")
             )
         }
@@ -120,6 +127,10 @@ mod tests {
         assert_eq!(parse("memory_limit", "auto"), Ok(Value::Auto));
         assert_eq!(parse("memory_limit", "80%"), Ok(Value::Percent(80)));
         assert_eq!(parse("host_memory_limit", "0"), Ok(Value::Int(0)));
+        let list = Value::List(vec![Value::Int(8 << 30), Value::Auto, Value::Percent(5)]);
+        assert_eq!(parse("memory_limit", "8GiB,auto,5%"), Ok(list));
+        assert!(["1,", ",1", ",", "1,,2", "1, 2", "1,0"].iter().all(|text| parse("memory_limit", text).is_err()));
+        assert!(parse("host_memory_limit", "1,1").is_err());
         assert!(["0%", "101%", "%", "-5%", "8.5%", "8 %"].iter().all(|text| parse("memory_limit", text).is_err()));
         for text in ["", "0", "GiB", "-1", "+1", "1 GiB", "1.5GiB", "8G", "17179869184GiB", "1e9", "0x10", " 1", "1\n"]
         {

@@ -16,10 +16,10 @@ mod spec;
 mod tiles;
 
 pub use arena::{Arenas, Slots};
-pub use cost::{Target, WeightBytes, op_work, work};
+pub use cost::{Target, WeightBytes, cone_work, op_work, work};
 pub use plan::Plan;
 pub use policy::{CachePolicy, SchedulePolicy};
-pub use report::{Bytes, PlanReport};
+pub use report::{Bytes, DeviceReport, Division, PlanReport};
 pub use request::{PlanError, Request};
 pub use schedule::{PersistedSlot, Schedule, Wait};
 pub use search::{SavedPlan, restore, search};

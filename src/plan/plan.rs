@@ -285,6 +285,7 @@ impl Plan {
             tile_overlap: grid.map_or(0, |g| g.size.overlap),
             exact: self.is_exact(),
             rates: self.rates,
+            division: None,
         }
     }
 }

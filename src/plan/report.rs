@@ -1,6 +1,7 @@
 //! What a plan tells the host, in numbers and in words.
 
 use std::fmt;
+use std::ops::Range;
 
 use crate::ir::{Rates, Shape};
 use crate::model::{Direction, FrameRange};
@@ -42,6 +43,66 @@ pub struct PlanReport {
     pub exact: bool,
     /// Those that `seconds` follows from. The text ends with them.
     pub rates: Rates,
+    /// How several devices divide the job; bytes above are their sums, seconds those of the one that takes longest.
+    pub division: Option<Division>,
+}
+
+/// How several devices divide a job.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Division {
+    pub devices: Vec<DeviceReport>,
+    /// Of the time of all devices, the share that is not cuts or waiting for the slowest.
+    pub efficiency: f64,
+    /// Whether the devices do not all give the same bits.
+    pub mixed: bool,
+    /// Output frames of a round, for a stream.
+    pub round: Option<u64>,
+}
+
+/// What one of several devices does.
+#[derive(Debug, Clone, PartialEq)]
+pub struct DeviceReport {
+    pub device: String,
+    /// Clips of the batch and frames of the clip.
+    pub parts: Vec<(Range<u64>, Range<u64>)>,
+    pub seconds: f64,
+    /// How long it took; 0 before a run.
+    pub measured_seconds: f64,
+    pub device_bytes: u64,
+    pub host_bytes: u64,
+    /// Why it does nothing, if it cannot.
+    pub unused: Option<String>,
+}
+
+impl fmt::Display for Division {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (count, efficiency) = (self.devices.len(), 100.0 * self.efficiency);
+        write!(f, "{count} devices, efficiency {efficiency:.0} %")?;
+        self.round.map_or(Ok(()), |frames| write!(f, ", rounds of {frames} frames"))?;
+        for DeviceReport { device, parts, seconds, device_bytes, unused, .. } in &self.devices {
+            write!(f, "\n  {device}: ")?;
+            match (unused, parts.is_empty()) {
+                (Some(why), _) => write!(f, "not used: {why}")?,
+                (None, true) => write!(f, "nothing, as a cut would cost more than it saves")?,
+                (None, false) => {
+                    let parts: Vec<String> = parts.iter().map(part_text).collect();
+                    write!(f, "{}; about {}, {}", parts.join("; "), Seconds(*seconds), Bytes(*device_bytes))?;
+                }
+            }
+        }
+        match self.mixed {
+            true => write!(f, "\nmixed devices: bits depend on which device computes a frame"),
+            false => Ok(()),
+        }
+    }
+}
+
+fn part_text((clips, frames): &(Range<u64>, Range<u64>)) -> String {
+    let clips = match clips.end - clips.start {
+        1 => format!("clip {}", clips.start),
+        _ => format!("clips {} to {}", clips.start, clips.end - 1),
+    };
+    format!("{clips}, frames {} to {}", frames.start, frames.end - 1)
 }
 
 impl fmt::Display for PlanReport {
@@ -89,6 +150,9 @@ impl fmt::Display for PlanReport {
         )?;
         if self.seconds > 0.0 {
             writeln!(f, "time: about {}", Seconds(self.seconds))?;
+        }
+        if let Some(division) = &self.division {
+            writeln!(f, "{division}")?;
         }
         if self.exact {
             writeln!(f, "untiled: exact")?;

@@ -162,6 +162,10 @@ impl Backend for Cpu {
         self.precision
     }
 
+    fn arithmetic(&self) -> String {
+        format!("CPU with {:?}", self.instructions)
+    }
+
     fn profile(&self) -> DeviceProfile {
         // Multiplications per second and core: AMX and AVX-512 measured on a Xeon, the others scaled by their width.
         let products = match self.instructions {

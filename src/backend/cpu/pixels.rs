@@ -143,7 +143,7 @@ fn store_as<A: Element, N: Number>(
                         let logvar = (*pixel.add((sample.logvar_channel + c) as usize)).value() / share;
                         let deviation = (0.5 * logvar.clamp(LOGVAR.0, LOGVAR.1)).exp();
                         let (y, x) = (y as u64, x as u64);
-                        let at = noise::SamplePosition { batch: op.batch, frame: op.clip_frame, channel: c, y, x };
+                        let at = noise::SamplePosition { batch: op.clip, frame: op.clip_frame, channel: c, y, x };
                         value += deviation * noise::normal(sample.seed, at);
                     }
                     finite &= value.is_finite();

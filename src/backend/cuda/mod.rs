@@ -6,7 +6,7 @@ mod launch;
 mod offload;
 mod profile;
 
-pub use driver::{KernelArch, devices, ready};
+pub use driver::{HostCopies, KernelArch, devices, ready};
 pub use launch::CudaSizes;
 pub use offload::weights::{PreparedConv, WeightStore};
 pub use profile::device_profile;
@@ -237,6 +237,10 @@ impl Backend for Cuda {
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision
+    }
+
+    fn arithmetic(&self) -> String {
+        format!("compute capability {} with kernels of {}", self.context().gpu.capability, self.kernel_arch())
     }
 
     fn profile(&self) -> DeviceProfile {

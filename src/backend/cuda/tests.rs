@@ -264,6 +264,7 @@ fn plain_store(from: DeviceOffset, shape: FrameShape, into: &View, frame: u64) -
         into,
         batch: 0,
         frame,
+        clip: 0,
         clip_frame: frame,
     }
 }

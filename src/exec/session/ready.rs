@@ -44,16 +44,15 @@ pub(super) struct Job {
 impl<B: Backend> Engine<B> {
     /// Bytes that a job may take: all that this session holds already may be used again.
     pub(super) fn limit(&self) -> u64 {
-        let free = self.backend.free_bytes().saturating_add(self.ledger.idle());
-        self.settings.memory_limit.bytes(free, MARGIN)
+        let free = self.sharing.device_bytes(self.backend.free_bytes(), &self.ledger);
+        self.settings.memory_limit.first().map_or(free, |limit| limit.bytes(free, MARGIN))
     }
 
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let pinned = pinned + self.idle_weights().map(SharedWeights::host_bytes).sum::<u64>();
-        let free = host_memory().1.saturating_add(pinned);
-        self.settings.host_memory_limit.bytes(free, HOST_MARGIN)
+        let idle = pinned + self.idle_weights().map(SharedWeights::host_bytes).sum::<u64>();
+        self.sharing.host_bytes(self.settings.host_memory_limit, (host_memory().1, HOST_MARGIN), &self.ledger, idle)
     }
 
     /// What the settings ask for, of a job within `limit`.

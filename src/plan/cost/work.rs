@@ -1,7 +1,7 @@
 //! Arithmetic of a job, for progress and estimates: multiplications of the steady state, in the folded network.
 
 use crate::ir::{FrameShape, LayerId, Location, Op, Window};
-use crate::model::{Block, Network};
+use crate::model::{Block, Cone, Network};
 use crate::plan::spec::ScheduleSpec;
 
 /// Multiplications for one output frame of a layer, away from the start of the clip.
@@ -32,15 +32,17 @@ pub fn op_work<L: Location>(op: &Op<L>, network: &Network) -> u64 {
 /// The work of all operations for input that ends at frame `end`. 128 bits: long clips pass 2^64.
 pub fn work(spec: &ScheduleSpec, end: u64) -> u128 {
     let tiles = spec.tile_shapes().into_iter();
-    let clip: u128 = tiles.map(|(input, tiles)| region_work(spec, input, end) * u128::from(tiles)).sum();
+    let clip: u128 =
+        tiles.map(|(input, tiles)| cone_work(&spec.network, &spec.cone, input, end) * u128::from(tiles)).sum();
     clip * u128::from(spec.batch)
 }
 
-fn region_work(spec: &ScheduleSpec, input: FrameShape, end: u64) -> u128 {
-    let (network, shapes) = (&*spec.network, spec.network.input_shapes(input));
+/// The work of a cone of one clip with frames of this shape.
+pub fn cone_work(network: &Network, cone: &Cone, input: FrameShape, end: u64) -> u128 {
+    let shapes = network.input_shapes(input);
     let mut total = 0;
-    for (stage, end) in network.stages.iter().zip(spec.cone.stage_ends(network, end)) {
-        let frames = |layer: LayerId| u128::from(end.saturating_sub(spec.cone.first(layer)));
+    for (stage, end) in network.stages.iter().zip(cone.stage_ends(network, end)) {
+        let frames = |layer: LayerId| u128::from(end.saturating_sub(cone.first(layer)));
         let of = |layer: LayerId| frames(layer) * u128::from(layer_work(network, layer, shapes[layer]));
         let blocks = stage.blocks.iter().map(|block| match *block {
             Block::Residual { first, second } => of(first) + of(second),

@@ -135,7 +135,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                     let mut memory = arena.build();
                     let map = Affine { mul: 150.0, add: 127.5 };
                     let clamp = Some((-0.9, 0.8));
-                    let (batch, frame, clip_frame) = (1, 1, 12);
+                    let (batch, frame, clip, clip_frame) = (1, 1, 5, 12);
                     let op = StoreTensor {
                         from,
                         shape,
@@ -147,6 +147,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                         into: &view,
                         batch,
                         frame,
+                        clip,
                         clip_frame,
                     };
                     cpu.store(&mut memory, &op, &Buffers::default()).unwrap();
@@ -158,7 +159,7 @@ fn stores_into_every_layout_in(precision: Precision) {
                         v = if v.is_nan() { v } else { v.clamp(-0.9, 0.8) };
                         if sample.is_some() {
                             let logvar = data[pixel + 4 + c as usize] / share;
-                            let place = noise::SamplePosition { batch, frame: clip_frame, channel: c, y, x };
+                            let place = noise::SamplePosition { batch: clip, frame: clip_frame, channel: c, y, x };
                             v += (0.5 * logvar.clamp(-30.0, 20.0)).exp() * noise::normal(99, place);
                         }
                         let v = v * 150.0 + 127.5;

@@ -56,7 +56,7 @@ impl Launcher {
             mul: op.map.mul,
             add: op.map.add,
             seed: op.sample.map_or(0, |sample| sample.seed),
-            batch: op.batch as u32,
+            batch: op.clip as u32,
             frame: op.clip_frame as u32,
         };
         let pixels = into.height as u64 * into.width as u64;

@@ -1,0 +1,157 @@
+//! Frames that a fleet keeps in host memory: those of a stream, and parts of tensors that a member's device cannot
+//! reach.
+
+use std::ops::Range;
+
+use super::job::Tensors;
+use crate::backend::copy_tensor;
+use crate::error::{Error, Result};
+use crate::ir::{DType, Shape, TensorDevice, View};
+
+/// Frames in host memory, one after the other.
+pub struct Frames {
+    /// Wide elements, so that the memory is aligned for every type.
+    memory: Vec<u64>,
+    view: Option<View>,
+    dtype: DType,
+    /// Without frames.
+    shape: Shape,
+    strides: [i64; 5],
+}
+
+impl Frames {
+    /// No frames, of the type, size and order of axes of `like`: copies from it and to it have long rows.
+    pub fn like(like: &View) -> Frames {
+        let (shape, mut strides) = (like.shape(), [0; 5]);
+        let mut axes = [0, 1, 3, 4];
+        axes.sort_by_key(|axis| like.strides()[*axis].unsigned_abs());
+        // The time axis is outermost.
+        let mut step = 1;
+        for axis in axes.into_iter().chain([2]) {
+            strides[axis] = step as i64;
+            step *= shape.dims()[axis];
+        }
+        Frames { memory: Vec::new(), view: None, dtype: like.dtype(), shape: Shape { frames: 0, ..shape }, strides }
+    }
+
+    pub fn count(&self) -> u64 {
+        self.shape.frames
+    }
+
+    pub fn bytes(&self) -> u64 {
+        8 * self.memory.len() as u64
+    }
+
+    /// Makes room for `count` frames in all. Those that are there stay.
+    pub fn grow(&mut self, count: u64) -> Result<()> {
+        let words = (count * self.frame_bytes()).div_ceil(8) as usize;
+        let more = words.saturating_sub(self.memory.len());
+        let refused = |_| Error::Memory(format!("{} bytes of host memory for frames are not there", 8 * words));
+        self.memory.try_reserve_exact(more).map_err(refused)?;
+        self.memory.resize(words.max(self.memory.len()), 0);
+        self.shape.frames = count;
+        let (data, shape) = (self.memory.as_mut_ptr().cast(), self.shape);
+        self.view = match count {
+            0 => None,
+            _ => Some(View::checked("frames", data, self.dtype, TensorDevice::Cpu, shape, Some(self.strides), true)?),
+        };
+        Ok(())
+    }
+
+    fn frame_bytes(&self) -> u64 {
+        self.strides[2].unsigned_abs() * self.dtype.bytes()
+    }
+
+    pub fn view(&self, frames: Range<u64>) -> Result<View> {
+        let all = self.view.filter(|view| frames.start < frames.end && frames.end <= view.shape().frames);
+        all.map(|view| view.frames(frames)).ok_or_else(|| Error::Internal("frames that are not kept".into()))
+    }
+
+    /// Drops frames from the front.
+    pub fn drop_front(&mut self, count: u64) -> Result<()> {
+        let left = self.count() - count;
+        if let (1.., 1..) = (count, left) {
+            let (from, bytes) = ((count * self.frame_bytes()) as usize, (left * self.frame_bytes()) as usize);
+            let memory = self.memory.as_mut_ptr().cast::<u8>();
+            // SAFETY: both are within the memory of all frames.
+            unsafe { memory.add(from).copy_to(memory, bytes) };
+        }
+        self.grow(left)
+    }
+
+    /// Whether it can hold frames of `view`.
+    pub fn is_like(&self, view: &View) -> bool {
+        (self.dtype, self.shape) == (view.dtype(), Shape { frames: self.shape.frames, ..view.shape() })
+    }
+
+    pub fn describe(&self) -> String {
+        let Shape { height, width, .. } = self.shape;
+        format!("{} of {width} x {height}", self.dtype.name())
+    }
+}
+
+/// The tensors of a part where a device can reach them. What lies on another device is copied through host memory.
+pub struct NearTensors {
+    pub tensors: Tensors,
+    /// Copies of outputs, with where they go.
+    outputs: Vec<(Frames, View)>,
+    _input: Option<Frames>,
+}
+
+impl NearTensors {
+    pub fn new(tensors: Tensors, place: TensorDevice) -> Result<NearTensors> {
+        let mut near = NearTensors { tensors, outputs: Vec::new(), _input: None };
+        let copy = |view: &View| {
+            let mut frames = Frames::like(view);
+            frames.grow(view.shape().frames)?;
+            let own = frames.view(0..frames.count())?;
+            Ok((frames, own))
+        };
+        let is_far = |view: &View| view.device() != TensorDevice::Cpu && view.device() != place;
+        if is_far(&tensors.input) {
+            let (frames, own) = copy(&tensors.input)?;
+            copy_tensor(&tensors.input, &own)?;
+            (near.tensors.input, near._input) = (own, Some(frames));
+        }
+        for view in [Some(&mut near.tensors.output), near.tensors.logvar.as_mut()].into_iter().flatten() {
+            if is_far(view) {
+                let (frames, own) = copy(view)?;
+                near.outputs.push((frames, std::mem::replace(view, own)));
+            }
+        }
+        Ok(near)
+    }
+
+    /// Copies outputs to where they belong.
+    pub fn write_back(&self) -> Result<()> {
+        self.outputs.iter().try_for_each(|(frames, to)| copy_tensor(&frames.view(0..frames.count())?, to))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn frames_keep_their_values_when_others_are_dropped() {
+        let mut source: Vec<u16> = (0..2 * 3 * 5 * 4).collect();
+        // Interleaved: channels innermost.
+        let (shape, strides) = (Shape::new(1, 3, 10, 2, 2), [120, 1, 12, 6, 3]);
+        let data = source.as_mut_ptr().cast();
+        let view = View::checked("t", data, DType::U16, TensorDevice::Cpu, shape, Some(strides), true).unwrap();
+        let mut frames = Frames::like(&view);
+        assert!(frames.is_like(&view.frames(2..5)) && frames.view(0..1).is_err());
+        frames.grow(6).unwrap();
+        copy_tensor(&view.frames(0..6), &frames.view(0..6).unwrap()).unwrap();
+        frames.drop_front(4).unwrap();
+        frames.grow(5).unwrap();
+        copy_tensor(&view.frames(6..9), &frames.view(2..5).unwrap()).unwrap();
+        let mut found = vec![0u16; 120];
+        let data = found.as_mut_ptr().cast();
+        let copy = View::checked("t", data, DType::U16, TensorDevice::Cpu, shape, Some(strides), true).unwrap();
+        copy_tensor(&frames.view(0..5).unwrap(), &copy.frames(4..9)).unwrap();
+        assert_eq!(found[48..108], source[48..108]);
+        frames.drop_front(5).unwrap();
+        assert_eq!((frames.count(), frames.view(0..1).is_err()), (0, true));
+    }
+}

@@ -1,0 +1,140 @@
+//! What a call asks of a fleet, and the calls that its parts are. Knows tensors and ranges; must not know members.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::divide::Part;
+use crate::exec::{Call, ClipRange};
+use crate::ir::{FrameShape, Shape, View};
+use crate::model::{Cone, Direction, FrameRange, Network};
+use crate::plan::cone_work;
+
+/// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
+const COMPARED_FRAMES: u64 = 64;
+
+/// A clip, or a range of it.
+pub struct Job {
+    pub network: Arc<Network>,
+    /// Of the whole clip's input.
+    pub clip: Shape,
+    /// The output frames: the first, and how many.
+    first: u64,
+    frames: u64,
+    /// The input frame that the host's tensor begins with.
+    first_input: u64,
+    is_range: bool,
+    frame_work: f64,
+}
+
+/// The tensors of a call.
+#[derive(Clone, Copy)]
+pub struct Tensors {
+    pub input: View,
+    pub output: View,
+    pub logvar: Option<View>,
+}
+
+impl Job {
+    /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
+    pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> Job {
+        let clip_frames = range.map_or(input.frames, |range| range.clip_frames);
+        let first = range.map_or(0, |range| range.first);
+        let all = || network.output_frames(clip_frames).saturating_sub(first);
+        let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
+        let cone = Cone::new(network, FrameRange { first, end: Some(first + frames) });
+        let mut job = Job {
+            network: Arc::clone(network),
+            clip: Shape { frames: clip_frames, ..input },
+            first,
+            frames,
+            first_input: if range.is_some() { cone.first_input() } else { 0 },
+            is_range: range.is_some(),
+            frame_work: 1.0,
+        };
+        let work = |frames| job.work(0, frames);
+        job.frame_work = (work(2 * COMPARED_FRAMES + 1) - work(COMPARED_FRAMES + 1)) / COMPARED_FRAMES as f64;
+        job
+    }
+
+    pub fn direction(&self) -> Direction {
+        self.network.direction
+    }
+
+    /// All of it.
+    pub fn whole(&self) -> Part {
+        Part { clips: 0..self.clip.batch, frames: 0..self.frames }
+    }
+
+    fn work(&self, first: u64, frames: u64) -> f64 {
+        let scale = match self.direction() {
+            Direction::Encode => self.network.config.spatial_scale(),
+            Direction::Decode => 1,
+        };
+        let whole = |length: u64| length.div_ceil(scale) * scale;
+        let shape = FrameShape::new(whole(self.clip.height), whole(self.clip.width), self.network.input_channels());
+        let cone = Cone::new(&self.network, FrameRange { first, end: Some(first + frames) });
+        cone_work(&self.network, &cone, shape, cone.inputs(u64::MAX).end) as f64
+    }
+
+    /// What it costs to begin with an output frame, in frames' worth of work.
+    pub fn cut_cost(&self, frame: u64) -> f64 {
+        match self.first + frame {
+            0 => 0.0,
+            first => (self.work(first, COMPARED_FRAMES) / self.frame_work - COMPARED_FRAMES as f64).max(0.0),
+        }
+    }
+
+    /// The range that a part is; `None` for whole clips.
+    pub fn range(&self, part: &Part) -> Option<ClipRange> {
+        let is_whole = !self.is_range && part.frames == (0..self.frames);
+        let (first, count) = (self.first + part.frames.start, Some(part.frame_count()));
+        (!is_whole).then_some(ClipRange { clip_frames: self.clip.frames, first, count })
+    }
+
+    /// The shape of the clips of a part.
+    pub fn clip_shape(&self, part: &Part) -> Shape {
+        Shape { batch: part.clip_count(), ..self.clip }
+    }
+
+    /// The shape that the host passes in.
+    pub fn input_shape(&self) -> Shape {
+        let inputs = self.inputs(&self.whole());
+        Shape { frames: inputs.end - inputs.start, ..self.clip }
+    }
+
+    /// The input frames of a part, counted as in the host's tensor.
+    fn inputs(&self, part: &Part) -> Range<u64> {
+        let Some(ClipRange { first, count, .. }) = self.range(part) else { return 0..self.clip.frames };
+        let cone = Cone::new(&self.network, FrameRange { first, end: count.map(|count| first + count) });
+        let inputs = cone.inputs(self.clip.frames);
+        inputs.start - self.first_input..inputs.end - self.first_input
+    }
+
+    /// The number in the clip of a part's frames.
+    pub fn clip_frames(&self, part: &Part) -> Range<u64> {
+        self.first + part.frames.start..self.first + part.frames.end
+    }
+
+    /// The tensors of a part.
+    pub fn tensors(&self, part: &Part, of: &Tensors) -> Tensors {
+        let output = |view: &View| view.clips(part.clips.clone()).frames(part.frames.clone());
+        Tensors {
+            input: of.input.clips(part.clips.clone()).frames(self.inputs(part)),
+            output: output(&of.output),
+            logvar: of.logvar.as_ref().map(output),
+        }
+    }
+
+    /// The call of a part with its tensors.
+    pub fn call<'a>(&self, part: &Part, tensors: &'a Tensors) -> Call<'a> {
+        Call {
+            direction: self.direction(),
+            range: self.range(part),
+            input: &tensors.input,
+            output: &tensors.output,
+            logvar: tensors.logvar.as_ref(),
+            stream: None,
+            first_clip: part.clips.start,
+        }
+    }
+}

@@ -1,0 +1,341 @@
+//! A clip of any length on several devices, in rounds: a round is a range that is divided like a clip. Holds the input
+//! of the next round and the output of the last one in host memory.
+
+use std::io::Write;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use parking_lot::Mutex;
+
+use super::frames::Frames;
+use super::job::{Job, Tensors};
+use super::{Fleet, refuse_stream};
+use crate::backend::{copy_tensor, host_memory};
+use crate::error::{Error, Result};
+use crate::exec::ledger::{Held, Ledger};
+use crate::exec::settings::{Limit, Settings};
+use crate::exec::workspace::stage_name;
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
+use crate::ir::{Shape, View};
+use crate::model::{Cone, Direction, FrameRange, Network};
+use crate::plan::{Bytes, Division, PlanReport};
+
+/// The share of a round's work that cuts may be, if memory allows.
+const CUT_SHARE: f64 = 0.15;
+/// Of free host memory, what the frames of a stream may take where the host sets no limit.
+const FREE_SHARE: u64 = 4;
+/// A frame so far into a clip that what comes before does not matter.
+const FAR: u64 = 1 << 20;
+/// Frames of a clip that has no end.
+const LONGEST: u64 = 1 << 32;
+
+pub struct FleetStream {
+    fleet: Arc<Mutex<Fleet>>,
+    ledger: Arc<Ledger>,
+    settings: Settings,
+    network: Arc<Network>,
+    /// The shape that frames are pushed in.
+    input: Shape,
+    /// Output frames of a round.
+    round: u64,
+    /// The first output frame that no round has made.
+    next: u64,
+    /// Input frames from the first that the next round needs on, up to `loaded`.
+    inputs: Option<Frames>,
+    loaded: u64,
+    /// What the last round made and the host has not pulled.
+    outputs: Option<Made>,
+    ended: bool,
+    broken: bool,
+    plan: PlanReport,
+    held: Held,
+}
+
+/// Frames that a round made.
+struct Made {
+    output: Frames,
+    logvar: Option<Frames>,
+}
+
+/// A stream whose output begins with frame `first`.
+pub fn open(
+    fleet: &Arc<Mutex<Fleet>>,
+    ledger: &Arc<Ledger>,
+    (direction, input, first): (Direction, Shape, u64),
+    cancel: &AtomicBool,
+) -> Result<FleetStream> {
+    let mut locked = fleet.lock();
+    let network = Arc::clone(locked.network(direction));
+    let cone = check::first_frame(&network, first)?;
+    let plan = plan(&mut locked, &network, input, first, cancel)?;
+    Ok(FleetStream {
+        settings: locked.settings.clone(),
+        fleet: Arc::clone(fleet),
+        ledger: Arc::clone(ledger),
+        input: Shape { frames: 0, ..input },
+        round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
+        next: first,
+        inputs: None,
+        loaded: cone.first_input(),
+        outputs: None,
+        ended: false,
+        broken: false,
+        held: ledger.hold_pinned(0),
+        network,
+        plan,
+    })
+}
+
+/// The plan of a stream: that of a round far into the clip.
+pub fn plan(
+    fleet: &mut Fleet,
+    network: &Arc<Network>,
+    input: Shape,
+    first: u64,
+    cancel: &AtomicBool,
+) -> Result<PlanReport> {
+    let frames = round_frames(fleet, network, input)?;
+    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(frames) };
+    let plan = fleet.plan(&Job::new(network, input, Some(range), None), cancel)?;
+    Ok(of_stream(plan, first, frames))
+}
+
+/// A round's plan as that of its stream.
+fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
+    PlanReport {
+        range: FrameRange { first, end: None },
+        input: Shape { frames: 0, ..plan.input },
+        output: Shape { frames: 0, ..plan.output },
+        seconds: 0.0,
+        division: plan.division.map(|division| Division { round: Some(round), ..division }),
+        ..plan
+    }
+}
+
+/// Output frames of a round: enough that cuts cost little, as far as host memory allows.
+fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
+    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
+    let one = Job::new(fleet.network(network.direction), input, Some(range), None);
+    // Every clip of a batch is cut, and every member's share of a clip.
+    let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
+    let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
+    let step = network.config.video_frames(2) - 1;
+    let step = if network.direction == Direction::Decode { step } else { 1 };
+    let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
+    let limit = match fleet.settings.host_memory_limit {
+        Limit::Bytes(bytes) => bytes,
+        other => other.bytes(host_memory().1, 0) / FREE_SHARE,
+    };
+    let bytes = |frames| round_bytes(network, input, frames);
+    let (mut fits, mut too_many) = (0, wanted / step + 1);
+    while fits + 1 < too_many {
+        let middle = u64::midpoint(fits, too_many);
+        if bytes(middle * step) <= limit { fits = middle } else { too_many = middle }
+    }
+    match fits {
+        0 => Err(Error::Memory(format!(
+            "host_memory_limit: {} is too little for a stream of {input} on several devices; the shortest round takes \
+             {} ({} bytes). Raise host_memory_limit, or use one device",
+            Bytes(limit),
+            Bytes(bytes(step)),
+            bytes(step)
+        ))),
+        steps => Ok(steps * step),
+    }
+}
+
+/// Host memory for the input and output of a round, in the widest type. Log-variances are as large as latents.
+fn round_bytes(network: &Network, input: Shape, frames: u64) -> u64 {
+    let inputs = Cone::new(network, FrameRange { first: FAR, end: Some(FAR + frames) }).inputs(u64::MAX);
+    let scale = network.config.spatial_scale();
+    let pixels = input.height * input.width;
+    let output = match network.direction {
+        Direction::Encode => input.height.div_ceil(scale) * input.width.div_ceil(scale) * network.output_channels(),
+        Direction::Decode => pixels * scale * scale * network.output_channels(),
+    };
+    4 * input.batch * ((inputs.end - inputs.start) * pixels * input.channels + frames * output)
+}
+
+impl FleetStream {
+    /// The input frames of the next round.
+    fn needed(&self) -> Range<u64> {
+        let range = FrameRange { first: self.next, end: Some(self.next + self.round) };
+        Cone::new(&self.network, range).inputs(u64::MAX)
+    }
+
+    fn check_intact(&self) -> Result<()> {
+        match self.broken {
+            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Counts the frames that are held.
+    fn count_held(&mut self) {
+        let made = self.outputs.iter().flat_map(|made| [Some(&made.output), made.logvar.as_ref()]).flatten();
+        let bytes = made.chain(&self.inputs).map(Frames::bytes).sum();
+        self.held = self.ledger.hold_pinned(bytes);
+    }
+
+    /// Output frames of the next round; 0 at the end. `None`: more input is needed.
+    fn ready(&self) -> Option<u64> {
+        if self.loaded >= self.needed().end {
+            return Some(self.round);
+        }
+        let pushed = self.inputs.as_ref().map_or(0, Frames::count) > 0;
+        let all = if pushed { self.network.output_frames(self.loaded) } else { 0 };
+        self.ended.then(|| all.saturating_sub(self.next).min(self.round))
+    }
+
+    /// Runs a round of `count` frames, with outputs like those of a pull.
+    fn run_round(&mut self, count: u64, into: &Outputs, control: &mut Control) -> Result<()> {
+        let mut made = Made { output: Frames::like(into.output), logvar: None };
+        if self.network.direction == Direction::Encode {
+            made.logvar = Some(Frames::like(into.logvar.unwrap_or(into.output)));
+        }
+        for frames in [Some(&mut made.output), made.logvar.as_mut()].into_iter().flatten() {
+            frames.grow(count)?;
+        }
+        let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
+        let cone = check::range(&self.network, range)?;
+        let inputs = cone.inputs(self.loaded);
+        let Some(input) = &self.inputs else { return Err(Error::Internal("a round without input".into())) };
+        let tensors = Tensors {
+            input: input.view(0..inputs.end - inputs.start)?,
+            output: made.output.view(0..count)?,
+            logvar: made.logvar.as_ref().map(|logvar| logvar.view(0..count)).transpose()?,
+        };
+        let job = Job::new(&self.network, Shape { frames: self.loaded, ..self.input }, Some(range), Some(count));
+        let plan = self.fleet.lock().with_settings(&self.settings, |fleet| fleet.run(&job, &tensors, control))?;
+        self.plan = of_stream(plan, self.plan.range.first, self.round);
+        self.next += count;
+        self.outputs = Some(made);
+        let passed = self.needed().start - inputs.start;
+        if let Some(input) = &mut self.inputs {
+            input.drop_front(passed.min(input.count()))?;
+        }
+        self.count_held();
+        Ok(())
+    }
+
+    /// Moves frames that were made to the host, from its frame `at` on. Returns how many.
+    fn hand_over(&mut self, into: &Outputs, at: u64) -> Result<u64> {
+        let Some(made) = &mut self.outputs else { return Ok(0) };
+        let pairs = [(Some(&mut made.output), Some(into.output)), (made.logvar.as_mut(), into.logvar)];
+        let (mut count, room) = (0, into.output.shape().frames - at);
+        for (frames, to) in pairs.into_iter().filter_map(|(frames, to)| Some((frames?, to))) {
+            count = room.min(frames.count());
+            if let Some(to) = to {
+                if !frames.is_like(to) {
+                    return Err(Error::Tensor(format!(
+                        "out: {} x {} of {}, but the frames that wait are {}; a stream on several devices keeps the \
+                         size and type of a pull for a round",
+                        to.shape().width,
+                        to.shape().height,
+                        to.dtype().name(),
+                        frames.describe()
+                    )));
+                }
+                copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
+            }
+        }
+        for frames in [Some(&mut made.output), made.logvar.as_mut()].into_iter().flatten() {
+            frames.drop_front(count)?;
+        }
+        if made.output.count() == 0 {
+            self.outputs = None;
+            self.count_held();
+        }
+        Ok(count)
+    }
+
+    fn pull_all(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
+        let (stage, mut before) = (stage_name(self.network.direction), 0);
+        loop {
+            *written += self.hand_over(into, *written)?;
+            if *written == into.output.shape().frames {
+                return Ok(Pull::Written);
+            }
+            match self.ready() {
+                None | Some(0) if *written > 0 => return Ok(Pull::Written),
+                None => return Ok(Pull::NeedsInput),
+                Some(0) => return Ok(Pull::Ended),
+                Some(count) => {
+                    // Of a stream nobody knows the total, and rounds add up.
+                    let (mut done, cancel, log) = (before, control.cancel, control.log);
+                    let mut tell = |progress: Progress| {
+                        done = before + if progress.stage == stage { progress.done } else { 0 };
+                        control.progress.as_mut().is_some_and(|told| told(Progress { done, total: 0, stage }))
+                    };
+                    self.run_round(count, into, &mut Control { cancel, progress: Some(&mut tell), log })?;
+                    before = done;
+                }
+            }
+        }
+    }
+}
+
+impl FrameStream for FleetStream {
+    fn plan(&self) -> PlanReport {
+        self.plan.clone()
+    }
+
+    fn push(&mut self, input: Option<&View>) -> Result<u64> {
+        self.check_intact()?;
+        let Some(view) = input else {
+            self.ended = true;
+            return Ok(0);
+        };
+        if self.ended {
+            return Err(Error::State(
+                "frames: the clip was said to be complete; open another stream for the next".into(),
+            ));
+        }
+        let direction = self.network.direction;
+        check::input(&self.network.config, direction, view, &self.fleet.lock().places())?;
+        check::continues(direction, view.shape(), self.input)?;
+        let (room, first) = (self.needed().end - self.loaded, self.inputs.as_ref().map_or(0, Frames::count));
+        let frames = self.inputs.get_or_insert_with(|| Frames::like(view));
+        if !frames.is_like(view) {
+            return Err(Error::Tensor(format!(
+                "frames: dtype is {}, but this stream began with {}; a stream on several devices keeps its type",
+                view.dtype().name(),
+                frames.describe()
+            )));
+        }
+        let taken = room.min(view.shape().frames);
+        if taken > 0 {
+            frames.grow(first + taken)?;
+            let copied = copy_tensor(&view.frames(0..taken), &frames.view(first..first + taken)?);
+            self.broken = copied.is_err();
+            copied?;
+            self.loaded += taken;
+            self.count_held();
+        }
+        Ok(taken)
+    }
+
+    fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
+        *written = 0;
+        self.check_intact()?;
+        refuse_stream(into.stream.is_some())?;
+        let (network, places) = (Arc::clone(&self.network), self.fleet.lock().places());
+        let (config, direction) = (&network.config, network.direction);
+        check::output(config, direction, self.input, into.output, &places, false)?;
+        if let Some(logvar) = into.logvar {
+            check::logvar(config, direction, self.input, logvar, &places, into.output)?;
+        }
+        let pulled = self.pull_all(into, control, written);
+        self.broken = pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
+        pulled
+    }
+
+    fn state_bytes(&mut self) -> Result<u64> {
+        Err(Error::State("stream: a stream on several devices cannot be saved; use one device".into()))
+    }
+
+    fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
+        self.state_bytes().map(|_| ())
+    }
+}

@@ -184,7 +184,8 @@ typedef struct {
     uint32_t abi_version;
     // Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     const char *weights;
-    // "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto".
+    // "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
+    // devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
     const char *device;
     // May be NULL.
     vvae_log_fn log;
@@ -230,6 +231,38 @@ typedef struct {
     uint64_t host;
 } vvae_memory_info;
 
+// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+typedef struct {
+    uint32_t struct_size;
+    // Devices of the handle.
+    uint32_t device_count;
+    // As in vvae_tensor.
+    int32_t device_type;
+    int32_t device_id;
+    // As in the list that vvae_create got.
+    char id[20];
+    // 1: the device computes nothing, because it failed or has no room.
+    uint32_t unused;
+    // As in vvae_memory_info, as are the next three.
+    uint64_t now;
+    uint64_t peak;
+    uint64_t reserved;
+    uint64_t host;
+    // Of the last plan or finished run of the handle, as is what follows: device memory and pinned host memory.
+    // Zeros before the first.
+    uint64_t device_bytes;
+    uint64_t host_bytes;
+    // The first output frame that it computes, and the clip of the batch that this frame is of.
+    int64_t first_clip;
+    int64_t first_frame;
+    // Output frames that it computes, of all clips together.
+    int64_t frames;
+    // Estimated time.
+    double seconds;
+    // Measured time of the run, from the first operation on. 0 after a plan.
+    double measured_seconds;
+} vvae_handle_device_info;
+
 // A tensor in the host's memory. It has the layout of DLPack's DLTensor, so a pointer to one can be cast.
 //
 // It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
@@ -265,7 +298,7 @@ typedef struct {
     uint32_t struct_size;
     // VVAE_RUN_...
     uint32_t flags;
-    // With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    // Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
     // returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
     // it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
     // work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
@@ -410,7 +443,7 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
 // on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 int32_t vvae_create(const vvae_create_info *info, vvae **v);
 
@@ -439,6 +472,10 @@ int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 
 // The memory that the handle holds, also while a call is running. [any-thread]
 int32_t vvae_memory(vvae *v, vvae_memory_info *out);
+
+// What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
+// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+int32_t vvae_handle_device(vvae *v, uint32_t index, vvae_handle_device_info *out);
 
 // Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
 int32_t vvae_trim(vvae *v, uint32_t what);

@@ -349,6 +349,13 @@ public:
         return memory;
     }
 
+    // What one device of the handle holds, and its part of the last plan or run. From any thread.
+    vvae_handle_device_info device(std::uint32_t index = 0) const {
+        auto device = detail::sized<vvae_handle_device_info>();
+        detail::check(vvae_handle_device(raw(), index, &device));
+        return device;
+    }
+
     // About the last encode, decode, or pull that wrote frames. From any thread.
     RunReport last_run() const {
         RunReport report{detail::sized<vvae_run_report>(), {}};

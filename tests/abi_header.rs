@@ -103,6 +103,10 @@ fn structs_and_constants_are_the_same_in_c() {
             tile_columns, text_length,
         }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
+        vvae_handle_device_info {
+            struct_size, device_count, device_type, device_id, id, unused, now, peak, reserved, host, device_bytes,
+            host_bytes, first_clip, first_frame, frames, seconds, measured_seconds,
+        }
         vvae_device_desc {
             struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
         }

@@ -145,6 +145,7 @@ fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
     says(failure!(v, vvae_stream_restore_file(v, c"no such file".as_ptr(), &mut s)));
     says(failure!(v, vvae_model_info(v, &mut sized())));
     says(failure!(v, vvae_memory(v, &mut sized())));
+    says(failure!(v, vvae_handle_device(v, 0, &mut sized())));
     says(failure!(v, vvae_trim(v, VVAE_TRIM_WORKSPACE)));
     says(failure!(v, vvae_cancel(v)));
 }

@@ -424,13 +424,14 @@ impl World {
             (api.vvae_choice)(numbers[0], numbers[1], numbers[2]);
             (api.vvae_choice_count)(numbers[0], numbers[1]);
             assert!((api.vvae_error)(v, text.as_mut_ptr(), capacity) >= 0);
-            match self.random.below(8) {
+            match self.random.below(9) {
                 0 => (api.vvae_memory)(v, out.as_mut_ptr().cast()),
                 1 => (api.vvae_model_info)(v, out.as_mut_ptr().cast()),
                 2 => (api.vvae_trim)(v, numbers[0]),
                 3 => (api.vvae_cancel)(v),
                 4 => (api.vvae_node_info)(numbers[0], out.as_mut_ptr().cast()),
                 5 => (api.vvae_port_info)(numbers[0], numbers[1], out.as_mut_ptr().cast()),
+                7 => (api.vvae_handle_device)(v, numbers[0], out.as_mut_ptr().cast()),
                 6 => (api.vvae_param_info)(numbers[0], numbers[1], out.as_mut_ptr().cast()),
                 _ => (api.vvae_device_info)(numbers[0], null_mut()),
             }

@@ -169,6 +169,40 @@ fn a_plan_says_the_division_and_its_figures_are_sums() {
     assert!(division(&text)[1].starts_with("clips 3 to 5, frames 0 to 2"), "batches by clips: {text}");
 }
 
+fn device(vae: &Vae, index: u32) -> Result<vvae_handle_device_info, Failure> {
+    let mut info = sized();
+    // SAFETY: `struct_size` is right.
+    outcome(vae.0, unsafe { (api().vvae_handle_device)(vae.0, index, &mut info) }).map(|_| info)
+}
+
+#[test]
+fn every_device_has_figures_of_its_own() {
+    let (one, several) = (open_on("cpu", &small()).unwrap(), open_on("cpu,cpu", &small()).unwrap());
+    let (node, input, output) = JOBS[0];
+    let before = device(&several, 1).unwrap();
+    assert_eq!((before.device_count, before.device_type, before.frames, before.now), (2, VVAE_DEVICE_CPU, 0, 0));
+    let (plan, text) = several.plan(node, input).unwrap();
+    let planned = [0, 1].map(|index| device(&several, index).unwrap());
+    assert_eq!(planned[0].device_bytes + planned[1].device_bytes, plan.device_bytes, "{text}");
+    assert_eq!(planned[0].seconds.max(planned[1].seconds), plan.seconds, "{text}");
+    assert_eq!((planned[0].first_frame, planned[0].frames), (0, planned[1].first_frame), "{text}");
+    assert_eq!((planned[0].frames + planned[1].frames, planned[1].measured_seconds), (output[2], 0.0), "{text}");
+    run(&several, node, &random(input), output).unwrap();
+    let (devices, memory) = ([0, 1].map(|index| device(&several, index).unwrap()), several.memory());
+    assert_eq!(devices[0].now + devices[1].now, memory.now);
+    assert_eq!(devices[0].peak + devices[1].peak, memory.peak);
+    assert!(devices.iter().all(|device| device.measured_seconds > 0.0 && device.unused == 0 && device.id[0] == 99));
+    several.configure("memory_limit", "auto,1KiB").unwrap();
+    several.plan(node, input).unwrap();
+    assert_eq!([0, 1].map(|index| device(&several, index).unwrap().unused), [0, 1]);
+    device(&several, 2).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["no device 2", "there are 2"]);
+    run(&one, node, &random(input), output).unwrap();
+    let (only, memory) = (device(&one, 0).unwrap(), one.memory());
+    assert_eq!((only.device_count, only.frames, only.now, only.peak), (1, output[2], memory.now, memory.peak));
+    assert!(only.measured_seconds > 0.0);
+    device(&one, 1).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["no device 1"]);
+}
+
 /// Progress calls, and where they stop.
 #[derive(Default)]
 struct ProgressLog {

@@ -86,6 +86,10 @@ fn layouts() -> String {
         }
         vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
         vvae_memory_info { struct_size, streams, now, peak, reserved, host }
+        vvae_handle_device_info {
+            struct_size, device_count, device_type, device_id, id, unused, now, peak, reserved, host, device_bytes,
+            host_bytes, first_clip, first_frame, frames, seconds, measured_seconds,
+        }
         vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
         vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
         vvae_plan_info {

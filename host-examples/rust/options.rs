@@ -12,7 +12,7 @@ pub const MODEL: &[&str] = &["weights", "device", "limit", "set"];
 pub const MODEL_HELP: &str = "\
 Model:
   --weights FILE      the checkpoint; default: $VIDEO_VAE_WEIGHTS, else the demo's own
-  --device NAME       cpu, cuda:0, ... as `vvae info` lists them; default: auto
+  --device NAME       cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*; default: auto
   --limit BYTES       memory to keep to, such as 6GiB; default: what is free
   --set KEY=VALUE     any parameter that `vvae info` lists; may be given more than once
 ";

@@ -96,6 +96,19 @@ impl Vae {
         Ok(info)
     }
 
+    /// What each device holds, and its part of the last run.
+    pub fn devices(&self) -> Result<Vec<vvae_handle_device_info>> {
+        let device = |index| {
+            let mut info: vvae_handle_device_info = sized();
+            // SAFETY: the struct is as long as it says.
+            self.check(unsafe { (self.api.vvae_handle_device)(self.raw, index, &mut info) })?;
+            Ok(info)
+        };
+        let first = device(0)?;
+        let others = (1..first.device_count).map(device);
+        std::iter::once(Ok(first)).chain(others).collect()
+    }
+
     /// About the last run that finished, or the last pull that wrote frames.
     pub fn last_run(&self) -> Result<vvae_run_report> {
         let mut report = sized();

@@ -3,12 +3,11 @@
 
 use std::ffi::{CStr, c_char};
 
-use super::handle::parse_device;
+use super::handle::device_place;
 use super::types::*;
 use super::{guard, sized, text};
 use crate::backend::{self, DeviceInfo};
 use crate::error::{Error, Result};
-use crate::exec::DeviceName;
 use crate::node::{NODES, Node, Param, ParamKind};
 
 /// ---- Discovery ----
@@ -143,10 +142,7 @@ fn choices(node: u32, param: u32) -> &'static [&'static CStr] {
 }
 
 fn describe_device(device: &DeviceInfo) -> vvae_device_desc {
-    let (device_type, device_id) = match parse_device(&device.id) {
-        Ok(DeviceName::Cuda(index)) => (VVAE_DEVICE_CUDA, index as i32),
-        _ => (VVAE_DEVICE_CPU, 0),
-    };
+    let (device_type, device_id) = device_place(&device.id);
     vvae_device_desc {
         struct_size: 0,
         device_type,

@@ -5,7 +5,8 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::log::Log;
-use super::table::{self, Handle};
+use super::run::number;
+use super::table::{self, FinishedRun, Handle};
 use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
@@ -14,7 +15,7 @@ use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::model::Config;
 use crate::node;
 
-/// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+/// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
 /// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
@@ -140,6 +141,93 @@ pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -
     })
 }
 
+/// What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
+/// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_handle_device(v: *mut vvae, index: u32, out: *mut vvae_handle_device_info) -> i32 {
+    guard::any_time(v, |handle| {
+        handle.check_intact()?;
+        let (count, ledgers) = (handle.devices.len(), handle.ledger.devices());
+        let (Some(id), Some(ledger)) = (handle.devices.get(index as usize), ledgers.get(index as usize)) else {
+            return Err(Error::Argument(format!("index: there is no device {index}; there are {count}, from 0 on")));
+        };
+        let (place, memory) = (device_place(id), ledger.figures());
+        let job = handle.last_job.lock();
+        let part = job.as_ref().map_or_else(JobPart::default, |job| JobPart::new(job, index as usize));
+        let info = vvae_handle_device_info {
+            struct_size: 0,
+            device_count: count as u32,
+            device_type: place.0,
+            device_id: place.1,
+            id: text::array(id),
+            unused: u32::from(part.unused),
+            now: memory.now,
+            peak: memory.peak,
+            reserved: memory.reserved,
+            host: memory.host,
+            device_bytes: part.device_bytes,
+            host_bytes: part.host_bytes,
+            first_clip: number(part.first.0),
+            first_frame: number(part.first.1),
+            frames: number(part.frames),
+            seconds: part.seconds,
+            measured_seconds: part.measured_seconds,
+        };
+        // SAFETY: the host vouches for a struct as long as it says.
+        unsafe { sized::write("out", out, info) }?;
+        Ok(VVAE_OK)
+    })
+}
+
+/// One device's part of a job.
+#[derive(Default)]
+struct JobPart {
+    unused: bool,
+    device_bytes: u64,
+    host_bytes: u64,
+    /// Clip and frame.
+    first: (u64, u64),
+    frames: u64,
+    seconds: f64,
+    measured_seconds: f64,
+}
+
+impl JobPart {
+    fn new(job: &FinishedRun, index: usize) -> JobPart {
+        let FinishedRun { plan, seconds: measured_seconds } = job;
+        let Some(device) = plan.division.as_ref().and_then(|division| division.devices.get(index)) else {
+            return JobPart {
+                unused: false,
+                device_bytes: plan.device_bytes,
+                host_bytes: plan.host_bytes,
+                first: (0, plan.range.first),
+                frames: plan.output.batch * plan.output.frames,
+                seconds: plan.seconds,
+                measured_seconds: *measured_seconds,
+            };
+        };
+        let first = device.parts.first().map(|(clips, frames)| (clips.start, frames.start));
+        let frames = device.parts.iter().map(|(clips, frames)| (clips.end - clips.start) * (frames.end - frames.start));
+        JobPart {
+            unused: device.unused.is_some(),
+            device_bytes: device.device_bytes,
+            host_bytes: device.host_bytes,
+            first: first.unwrap_or_default(),
+            frames: frames.sum(),
+            seconds: device.seconds,
+            measured_seconds: device.measured_seconds,
+        }
+    }
+}
+
+/// device_type and device_id of a device by its name.
+pub(super) fn device_place(id: &str) -> (i32, i32) {
+    match parse_device(id) {
+        Ok(DeviceName::Cuda(index)) => (VVAE_DEVICE_CUDA, index as i32),
+        _ => (VVAE_DEVICE_CPU, 0),
+    }
+}
+
 /// Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_trim(v: *mut vvae, what: u32) -> i32 {
@@ -182,7 +270,7 @@ fn parse_devices(text: &str) -> Result<Vec<DeviceName>> {
     Ok(devices)
 }
 
-pub(super) fn parse_device(text: &str) -> Result<DeviceName> {
+fn parse_device(text: &str) -> Result<DeviceName> {
     match text {
         "auto" => return Ok(DeviceName::Auto),
         "cpu" => return Ok(DeviceName::Cpu),

@@ -107,6 +107,7 @@ pub unsafe extern "C" fn vvae_plan_range(
         unsafe { sized::check("out", out) }?;
         let range = range(shape.frames as i64, first, Some(count))?;
         let plan = open.session.plan(direction, shape, Some(range), handle.cancel_flag())?;
+        handle.planned(&plan);
         // SAFETY: the host vouches for the struct and for a buffer of this capacity.
         unsafe { write_plan(&plan, out, text, capacity) }
     })

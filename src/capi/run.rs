@@ -62,6 +62,7 @@ pub unsafe extern "C" fn vvae_plan(
         // SAFETY: the host vouches for a struct as long as it says.
         unsafe { sized::check("out", out) }?;
         let plan = open.session.plan(direction, shape, None, handle.cancel_flag())?;
+        handle.planned(&plan);
         // SAFETY: the host vouches for the struct and for a buffer of this capacity.
         unsafe { write_plan(&plan, out, text, capacity) }
     })
@@ -146,7 +147,7 @@ pub(super) unsafe fn run_call(
         let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
         let started = Instant::now();
         let plan = run.with_control(handle, |control| open.session.run(&call, control))?;
-        *handle.last_run.lock() = Some(FinishedRun { plan, seconds: started.elapsed().as_secs_f64() });
+        handle.finished(plan, started.elapsed().as_secs_f64());
         Ok(VVAE_OK)
     })
 }
@@ -255,7 +256,7 @@ fn c_text(stage: &'static str) -> Cow<'static, CStr> {
 }
 
 /// A plan's numbers always fit; saturating is for the compiler.
-fn number(n: u64) -> i64 {
+pub(super) fn number(n: u64) -> i64 {
     i64::try_from(n).unwrap_or(i64::MAX)
 }
 

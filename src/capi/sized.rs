@@ -37,6 +37,7 @@ sized! {
     vvae_plan_info: 8,
     vvae_run_report: 8,
     vvae_memory_info: 8,
+    vvae_handle_device_info: 8,
     vvae_device_desc: 8,
     vvae_node_desc: 8,
     vvae_port_desc: 8,

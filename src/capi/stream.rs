@@ -4,7 +4,7 @@ use std::ffi::c_char;
 use std::time::Instant;
 
 use super::run::{CallArgs, node_and_shape};
-use super::table::{self, FinishedRun, OpenStream};
+use super::table::{self, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::{Error, Result};
@@ -117,8 +117,7 @@ pub unsafe extern "C" fn vvae_stream_pull(
         unsafe { written.write_unaligned(count as i64) };
         Ok(match pulled? {
             Pull::Written => {
-                let (plan, seconds) = (open.stream.plan(), started.elapsed().as_secs_f64());
-                *handle.last_run.lock() = Some(FinishedRun { plan, seconds });
+                handle.finished(open.stream.plan(), started.elapsed().as_secs_f64());
                 VVAE_OK
             }
             Pull::NeedsInput => VVAE_AGAIN,

@@ -34,9 +34,14 @@ pub(super) struct Handle {
     /// Number of open streams.
     pub streams: AtomicU32,
     pub last_run: Mutex<Option<FinishedRun>>,
+    /// Of the last plan, or of the last run if that came later; then with its seconds.
+    pub last_job: Mutex<Option<FinishedRun>>,
+    /// The names of the devices.
+    pub devices: Vec<String>,
 }
 
 /// A run that did not fail.
+#[derive(Clone)]
 pub(super) struct FinishedRun {
     pub plan: PlanReport,
     pub seconds: f64,
@@ -56,6 +61,7 @@ impl Handle {
     pub fn new(session: Box<dyn Session>, log: Log) -> Handle {
         Handle {
             config: session.config().clone(),
+            devices: session.devices(),
             ledger: session.ledger(),
             log,
             streams: AtomicU32::new(0),
@@ -65,6 +71,7 @@ impl Handle {
             starting: Mutex::default(),
             error: Mutex::default(),
             last_run: Mutex::default(),
+            last_job: Mutex::default(),
         }
     }
 
@@ -83,6 +90,18 @@ impl Handle {
     /// Set by a cancel of the running call.
     pub fn cancel_flag(&self) -> &AtomicBool {
         self.cancel.requested()
+    }
+
+    /// A run has finished.
+    pub fn finished(&self, plan: PlanReport, seconds: f64) {
+        let run = FinishedRun { plan, seconds };
+        *self.last_job.lock() = Some(run.clone());
+        *self.last_run.lock() = Some(run);
+    }
+
+    /// A job was planned.
+    pub fn planned(&self, plan: &PlanReport) {
+        *self.last_job.lock() = Some(FinishedRun { plan: plan.clone(), seconds: 0.0 });
     }
 
     /// For the running call.

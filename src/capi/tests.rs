@@ -47,6 +47,9 @@ impl Session for Mock {
     fn config(&self) -> &Config {
         &self.config
     }
+    fn devices(&self) -> Vec<String> {
+        vec!["cpu".into()]
+    }
     fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -163,7 +163,8 @@ pub struct vvae_create_info {
     pub abi_version: u32,
     /// Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     pub weights: *const c_char,
-    /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto".
+    /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
+    /// devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
     pub device: *const c_char,
     /// May be NULL.
     pub log: vvae_log_fn,
@@ -189,7 +190,7 @@ pub struct vvae_run_info {
     pub struct_size: u32,
     /// VVAE_RUN_...
     pub flags: u32,
-    /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    /// Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
     /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
     /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
     /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
@@ -295,6 +296,40 @@ pub struct vvae_memory_info {
     pub reserved: u64,
     /// Pinned host memory: staging buffers, offloaded caches and weights. On the CPU the same as `now`.
     pub host: u64,
+}
+
+/// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+pub struct vvae_handle_device_info {
+    pub struct_size: u32,
+    /// Devices of the handle.
+    pub device_count: u32,
+    /// As in vvae_tensor.
+    pub device_type: i32,
+    pub device_id: i32,
+    /// As in the list that vvae_create got.
+    pub id: [c_char; 20],
+    /// 1: the device computes nothing, because it failed or has no room.
+    pub unused: u32,
+    /// As in vvae_memory_info, as are the next three.
+    pub now: u64,
+    pub peak: u64,
+    pub reserved: u64,
+    pub host: u64,
+    /// Of the last plan or finished run of the handle, as is what follows: device memory and pinned host memory.
+    /// Zeros before the first.
+    pub device_bytes: u64,
+    pub host_bytes: u64,
+    /// The first output frame that it computes, and the clip of the batch that this frame is of.
+    pub first_clip: i64,
+    pub first_frame: i64,
+    /// Output frames that it computes, of all clips together.
+    pub frames: i64,
+    /// Estimated time.
+    pub seconds: f64,
+    /// Measured time of the run, from the first operation on. 0 after a plan.
+    pub measured_seconds: f64,
 }
 
 /// A device of this machine.

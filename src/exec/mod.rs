@@ -139,6 +139,8 @@ pub struct Trim {
 /// A model on a device, with its settings. What a handle of the C ABI stands for.
 pub trait Session: Send {
     fn config(&self) -> &Config;
+    /// The names of its devices.
+    fn devices(&self) -> Vec<String>;
     fn settings(&self) -> &Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;

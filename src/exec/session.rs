@@ -255,6 +255,10 @@ impl<B: Backend> Session for Engine<B> {
         &self.encoder.network.config
     }
 
+    fn devices(&self) -> Vec<String> {
+        vec![self.device.clone()]
+    }
+
     fn settings(&self) -> &Settings {
         &self.settings
     }

@@ -52,6 +52,8 @@ void use(const std::string &weights) {
     expect(last.info.exact == 1 && std::string("decode") == last.info.node && last.info.seconds > 0, "last run");
     expect(last.text == vae.plan("decode", shape).text, "the plan of the last run");
     expect(vae.memory().peak > 0, "memory");
+    expect(vae.device().device_count == 1 && vae.device().peak == vae.memory().peak, "a device's memory");
+    expect(thrown_by<video_vae::Error>([&] { vae.device(1); }).status() == VVAE_ERROR_ARGUMENT, "no second device");
     vae.trim();
 
     run.progress = [](uint64_t, uint64_t, const char *) { return false; };

@@ -44,6 +44,7 @@ api! {
     vvae_cancel(*mut vvae) -> i32;
     vvae_error(*mut vvae, *mut c_char, u64) -> i64;
     vvae_memory(*mut vvae, *mut vvae_memory_info) -> i32;
+    vvae_handle_device(*mut vvae, u32, *mut vvae_handle_device_info) -> i32;
     vvae_trim(*mut vvae, u32) -> i32;
     vvae_encode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;

@@ -7,6 +7,7 @@ mod common;
 mod current_context;
 mod device_tensors;
 mod driver;
+mod fleet;
 mod host_streams;
 mod large_frames;
 mod memory_figures;

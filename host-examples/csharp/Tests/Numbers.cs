@@ -124,6 +124,28 @@ internal static partial class Program
     }
 
     /// <summary>Some frames of a clip, from the input that they need: the bits of the whole.</summary>
+    /// <summary>Several devices: the numbers of one, and the figures of each.</summary>
+    private static void Devices()
+    {
+        var shape = new Shape(1, 16, 33, 2, 2);
+        var videoShape = new Shape(1, 3, 129, 16, 16);
+        float[] latent = Noise(shape.Elements, 5), one = new float[videoShape.Elements], two = new float[videoShape.Elements];
+        using (Vae vae = Open())
+        {
+            vae.Decode(latent, shape, one, videoShape);
+            Check.That(vae.Devices.Length == 1 && vae.Devices[0].Id == "cpu" && vae.Devices[0].Frames == 129, "one device");
+        }
+        using (var vae = new Vae($"{folder}/small.safetensors", "cpu,cpu"))
+        {
+            vae.Decode(latent, shape, two, videoShape);
+            VaeDeviceShare[] devices = vae.Devices;
+            Check.That(two.SequenceEqual(one), "several devices");
+            Check.That(devices.Length == 2 && devices[0].Frames + devices[1].Frames == 129 && devices[1].IsUsed, "shares");
+            Check.That(devices[0].Peak + devices[1].Peak == vae.Memory.Peak, "memory");
+        }
+        Check.Throws<VaeDeviceException>(() => new Vae($"{folder}/small.safetensors", "cpu,"), "device");
+    }
+
     private static void Ranges()
     {
         using (Vae vae = Open())

@@ -21,7 +21,7 @@ internal static partial class Program
         var tests = new Dictionary<string, Action>
         {
             { "layouts", Layouts.Print }, { "discovery", Discovery }, { "goldens", Goldens }, { "memory kinds", MemoryKinds },
-            { "streams", Streams }, { "ranges", Ranges }, { "errors", Errors }, { "progress", Progress }, { "cancel", Cancel }, { "lifetimes", Lifetimes },
+            { "streams", Streams }, { "ranges", Ranges }, { "devices", Devices }, { "errors", Errors }, { "progress", Progress }, { "cancel", Cancel }, { "lifetimes", Lifetimes },
             { "rounds", Rounds },
         };
         int failures = 0;

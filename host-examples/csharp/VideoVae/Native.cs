@@ -222,7 +222,8 @@ namespace VideoVae
             /// </summary>
             public byte* weights;
             /// <summary>
-            /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto".
+            /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
+            /// devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
             /// </summary>
             public byte* device;
             /// <summary>
@@ -294,6 +295,62 @@ namespace VideoVae
         }
 
         /// <summary>
+        /// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+        /// </summary>
+        [StructLayout(LayoutKind.Sequential)]
+        public struct vvae_handle_device_info
+        {
+            public uint struct_size;
+            /// <summary>
+            /// Devices of the handle.
+            /// </summary>
+            public uint device_count;
+            /// <summary>
+            /// As in vvae_tensor.
+            /// </summary>
+            public int device_type;
+            public int device_id;
+            /// <summary>
+            /// As in the list that vvae_create got.
+            /// </summary>
+            public fixed byte id[20];
+            /// <summary>
+            /// 1: the device computes nothing, because it failed or has no room.
+            /// </summary>
+            public uint unused;
+            /// <summary>
+            /// As in vvae_memory_info, as are the next three.
+            /// </summary>
+            public ulong now;
+            public ulong peak;
+            public ulong reserved;
+            public ulong host;
+            /// <summary>
+            /// Of the last plan or finished run of the handle, as is what follows: device memory and pinned host memory.
+            /// Zeros before the first.
+            /// </summary>
+            public ulong device_bytes;
+            public ulong host_bytes;
+            /// <summary>
+            /// The first output frame that it computes, and the clip of the batch that this frame is of.
+            /// </summary>
+            public long first_clip;
+            public long first_frame;
+            /// <summary>
+            /// Output frames that it computes, of all clips together.
+            /// </summary>
+            public long frames;
+            /// <summary>
+            /// Estimated time.
+            /// </summary>
+            public double seconds;
+            /// <summary>
+            /// Measured time of the run, from the first operation on. 0 after a plan.
+            /// </summary>
+            public double measured_seconds;
+        }
+
+        /// <summary>
         /// A tensor in the host's memory. It has the layout of DLPack's DLTensor, so a pointer to one can be cast.
         ///
         /// It owns no memory and is read during the call only. The axes are B, C, T, H, W: clips, channels, frames, rows,
@@ -347,7 +404,7 @@ namespace VideoVae
             /// </summary>
             public uint flags;
             /// <summary>
-            /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+            /// Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
             /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
             /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
             /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
@@ -590,7 +647,7 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// Opens a checkpoint on a device. The whole file is checked. The first run loads the weights; handles of the same file
+        /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
         /// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
@@ -639,6 +696,13 @@ namespace VideoVae
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_memory(VaeHandle v, vvae_memory_info* @out);
+
+        /// <summary>
+        /// What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
+        /// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+        /// </summary>
+        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
+        public static extern int vvae_handle_device(VaeHandle v, uint index, vvae_handle_device_info* @out);
 
         /// <summary>
         /// Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]

@@ -45,6 +45,28 @@ namespace VideoVae
         public ulong Host { get; internal set; }
     }
 
+    /// <summary>What one device of a <see cref="Vae"/> holds, and its part of the last plan or run.</summary>
+    public struct VaeDeviceShare
+    {
+        public string Id { get; internal set; }
+        /// <summary>False if it failed or has no room.</summary>
+        public bool IsUsed { get; internal set; }
+        public ulong Now { get; internal set; }
+        public ulong Peak { get; internal set; }
+        public ulong Reserved { get; internal set; }
+        public ulong Host { get; internal set; }
+        public ulong DeviceBytes { get; internal set; }
+        public ulong HostBytes { get; internal set; }
+        /// <summary>The first output frame that it computes, and the clip of the batch that this frame is of.</summary>
+        public long FirstClip { get; internal set; }
+        public long FirstFrame { get; internal set; }
+        /// <summary>Output frames of all clips together.</summary>
+        public long Frames { get; internal set; }
+        public double Seconds { get; internal set; }
+        /// <summary>0 after a plan.</summary>
+        public double MeasuredSeconds { get; internal set; }
+    }
+
     public enum VaeLogLevel
     {
         Debug = Native.VVAE_LOG_DEBUG,
@@ -116,6 +138,34 @@ namespace VideoVae
                     Streams = (int)info.streams, Now = info.now, Peak = info.peak, Reserved = info.reserved, Host = info.host,
                 };
             }
+        }
+
+        /// <summary>The devices: one, or those of the list that it was opened with.</summary>
+        public VaeDeviceShare[] Devices
+        {
+            get
+            {
+                var shares = new VaeDeviceShare[Device(0).device_count];
+                for (uint index = 0; index < shares.Length; index++)
+                {
+                    Native.vvae_handle_device_info info = Device(index);
+                    shares[index] = new VaeDeviceShare
+                    {
+                        Id = Utf8.Text(info.id, 20), IsUsed = info.unused == 0, Now = info.now, Peak = info.peak,
+                        Reserved = info.reserved, Host = info.host, DeviceBytes = info.device_bytes,
+                        HostBytes = info.host_bytes, FirstClip = info.first_clip, FirstFrame = info.first_frame,
+                        Frames = info.frames, Seconds = info.seconds, MeasuredSeconds = info.measured_seconds,
+                    };
+                }
+                return shares;
+            }
+        }
+
+        private Native.vvae_handle_device_info Device(uint index)
+        {
+            var info = new Native.vvae_handle_device_info { struct_size = (uint)sizeof(Native.vvae_handle_device_info) };
+            Error.Check(Native.vvae_handle_device(handle, index, &info));
+            return info;
         }
 
         /// <summary>Sets a parameter. <see cref="VaeLibrary.Nodes"/> says which there are and what they take.</summary>

@@ -42,7 +42,7 @@ fn described<T: Copy>(ask: impl FnOnce(*mut T) -> i32) -> Result<T> {
     if ask(&mut out) == VVAE_OK { Ok(out) } else { Err("the library contradicts itself; put a newer one there".into()) }
 }
 
-fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
+pub fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
     let bytes: Vec<u8> = bytes.iter().take_while(|b| **b != 0).map(|b| *b as u8).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }

@@ -111,5 +111,11 @@ fn report(path: &std::path::Path, what: &str, frames: u64, seconds: f64, vae: &c
         _ => format!("; in {} x {} tiles, which is not exact", last.tile_rows, last.tile_columns),
     };
     let path = path.display();
-    say!("{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}")
+    say!("{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}")?;
+    let devices = vae.devices()?;
+    for device in devices.iter().filter(|_| devices.len() > 1) {
+        let (id, peak) = (info::fixed_text(&device.id), units::bytes(device.peak));
+        say!("  {id}: {} frames of the last part in {:.1} s, {peak} at most", device.frames, device.measured_seconds)?;
+    }
+    Ok(())
 }

@@ -107,7 +107,7 @@ impl Line<'_> {
     /// The end of a span, moved back to where the next member's cut pays.
     fn worthwhile(&self, from: u64, end: u64) -> u64 {
         let frames = self.part.frame_count();
-        if end % frames == 0 {
+        if end.is_multiple_of(frames) {
             return end;
         }
         let left = frames - end % frames;

@@ -8,6 +8,8 @@ mod job;
 mod member;
 mod run;
 mod stream;
+#[cfg(test)]
+mod tests;
 
 use std::io::Read;
 use std::sync::Arc;
@@ -205,6 +207,10 @@ fn refuse_stream(asked: bool) -> Result<()> {
 impl Session for FleetSession {
     fn config(&self) -> &Config {
         &self.config
+    }
+
+    fn devices(&self) -> Vec<String> {
+        self.fleet.lock().members.iter().map(|member| member.session.device().to_owned()).collect()
     }
 
     fn settings(&self) -> &Settings {

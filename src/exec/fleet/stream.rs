@@ -97,7 +97,11 @@ pub fn plan(
 ) -> Result<PlanReport> {
     let frames = round_frames(fleet, network, input)?;
     let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(frames) };
-    let plan = fleet.plan(&Job::new(network, input, Some(range), None), cancel)?;
+    let mut plan = fleet.plan(&Job::new(network, input, Some(range), None), cancel)?;
+    // Frames of a round count from its first.
+    let parts =
+        plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
+    parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
     Ok(of_stream(plan, first, frames))
 }
 

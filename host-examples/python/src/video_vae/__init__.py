@@ -29,7 +29,7 @@ from .errors import (
     VideoVaeError,
 )
 from .stream import Stream
-from .vae import Memory, Model, Plan, RunReport, VideoVae
+from .vae import DeviceShare, Memory, Model, Plan, RunReport, VideoVae
 
 # Failures are raised; their lines in the log are for who wants them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())
@@ -40,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "Device",
     "DeviceError",
+    "DeviceShare",
     "InternalError",
     "Memory",
     "MemoryLimitError",

@@ -105,6 +105,28 @@ class vvae_memory_info(Structure):
     ]
 
 
+class vvae_handle_device_info(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("device_count", c_uint32),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("id", c_char * 20),
+        ("unused", c_uint32),
+        ("now", c_uint64),
+        ("peak", c_uint64),
+        ("reserved", c_uint64),
+        ("host", c_uint64),
+        ("device_bytes", c_uint64),
+        ("host_bytes", c_uint64),
+        ("first_clip", c_int64),
+        ("first_frame", c_int64),
+        ("frames", c_int64),
+        ("seconds", c_double),
+        ("measured_seconds", c_double),
+    ]
+
+
 class vvae_tensor(Structure):
     """The layout of DLPack's DLTensor too, which is how _arrays.py reads DLPack capsules."""
 
@@ -231,6 +253,7 @@ STRUCTS = [
     vvae_create_info,
     vvae_model_desc,
     vvae_memory_info,
+    vvae_handle_device_info,
     vvae_tensor,
     vvae_run_info,
     vvae_plan_info,
@@ -256,6 +279,7 @@ SIGNATURES: dict[str, tuple] = {
     "vvae_cancel": (c_int32, [_handle]),
     "vvae_error": (c_int64, [_handle, c_char_p, c_uint64]),
     "vvae_memory": (c_int32, [_handle, POINTER(vvae_memory_info)]),
+    "vvae_handle_device": (c_int32, [_handle, c_uint32, POINTER(vvae_handle_device_info)]),
     "vvae_trim": (c_int32, [_handle, c_uint32]),
     "vvae_encode": (c_int32, [_handle, _tensor, _tensor, _run]),
     "vvae_decode": (c_int32, [_handle, _tensor, _tensor, _run]),

@@ -11,7 +11,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -70,6 +70,26 @@ class Memory:
     reserved: int
     host: int
     streams: int
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """What one device of a `VideoVae` holds, and its part of the last plan or run: `frames` output frames from
+    `first_frame` of clip `first_clip` on. `used`: False if it failed or has no room."""
+
+    id: str
+    used: bool
+    now: int
+    peak: int
+    reserved: int
+    host: int
+    device_bytes: int
+    host_bytes: int
+    first_clip: int
+    first_frame: int
+    frames: int
+    seconds: float
+    measured_seconds: float
 
 
 @dataclass(frozen=True)
@@ -390,9 +410,21 @@ class VideoVae:
         check(library().vvae_memory(self._handle, ctypes.byref(info)), self._handle)
         return Memory(info.now, info.peak, info.reserved, info.host, info.streams)
 
+    def device_shares(self) -> list[DeviceShare]:
+        """What each device holds, and its part of the last plan or run; in any thread."""
+        shares: list[DeviceShare] = []
+        count = 1
+        while len(shares) < count:
+            info = _abi.sized(_abi.vvae_handle_device_info)
+            check(library().vvae_handle_device(self._handle, len(shares), ctypes.byref(info)), self._handle)
+            count = info.device_count
+            figures = {field.name: getattr(info, field.name) for field in fields(DeviceShare)[2:]}
+            shares.append(DeviceShare(id=info.id.decode(), used=not info.unused, **figures))
+        return shares
+
     def last_run(self) -> RunReport:
         """About the last run that finished; in any thread. StateError if there was none yet."""
-        info, text = _abi.sized(_abi.vvae_run_report), ctypes.create_string_buffer(4096)
+        info, text = _abi.sized(_abi.vvae_run_report), ctypes.create_string_buffer(1 << 15)
         check(library().vvae_last_run(self._handle, ctypes.byref(info), text, len(text)), self._handle)
         return RunReport(
             node=info.node.decode(),
@@ -513,7 +545,7 @@ class VideoVae:
 
     def _plan(self, node: str, shape: Sequence[int], part: FrameRange | None) -> Plan:
         info, five = _abi.sized(_abi.vvae_plan_info), _abi.Five(*shape)
-        text = ctypes.create_string_buffer(4096)
+        text = ctypes.create_string_buffer(1 << 15)
         out = (ctypes.byref(info), text, len(text))
         if part is None:
             status = library().vvae_plan(self._handle, node.encode(), five, *out)

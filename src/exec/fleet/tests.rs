@@ -1,0 +1,173 @@
+//! A member that fails: the others do its part, with the same bits.
+
+use std::cell::RefCell;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use super::*;
+use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, open, open_one};
+use crate::ir::{DType, View};
+use crate::node;
+
+/// A real session that fails after so many progress calls of each run.
+struct Failing {
+    inner: Box<dyn DeviceSession>,
+    after: u64,
+    error: Error,
+    runs: Arc<AtomicU64>,
+}
+
+impl DeviceSession for Failing {
+    fn device(&self) -> &str {
+        self.inner.device()
+    }
+    fn place(&self) -> TensorDevice {
+        self.inner.place()
+    }
+    fn arithmetic(&self) -> String {
+        self.inner.arithmetic()
+    }
+    fn share(&mut self, with: Sharing) {
+        self.inner.share(with);
+    }
+}
+
+impl Session for Failing {
+    fn config(&self) -> &Config {
+        self.inner.config()
+    }
+    fn devices(&self) -> Vec<String> {
+        self.inner.devices()
+    }
+    fn settings(&self) -> &Settings {
+        self.inner.settings()
+    }
+    fn configure(&mut self, settings: Settings) -> Result<()> {
+        self.inner.configure(settings)
+    }
+    fn plan(&self, d: Direction, shape: Shape, range: Option<ClipRange>, cancel: &AtomicBool) -> Result<PlanReport> {
+        self.inner.plan(d, shape, range, cancel)
+    }
+    fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
+        self.runs.fetch_add(1, Relaxed);
+        // Its own flag: stopping this session stops no other.
+        let (cancel, mut calls) = (AtomicBool::new(false), 0);
+        let mut progress = |told: Progress| {
+            calls += 1;
+            control.progress.as_mut().is_some_and(|tell| tell(told)) || calls > self.after
+        };
+        let mut own = Control { cancel: &cancel, progress: Some(&mut progress), log: control.log };
+        self.inner.run(call, &mut own).map_err(|_| self.error.clone())
+    }
+    fn open_stream(&mut self, d: Direction, s: Shape, first: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
+        self.inner.open_stream(d, s, first, c)
+    }
+    fn restore_stream(&mut self, r: &mut dyn Read, n: u64, c: &Control) -> Result<(Direction, Box<dyn FrameStream>)> {
+        self.inner.restore_stream(r, n, c)
+    }
+    fn ledger(&self) -> Arc<Ledger> {
+        self.inner.ledger()
+    }
+    fn trim(&mut self, what: Trim) {
+        self.inner.trim(what);
+    }
+}
+
+fn weights() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.safetensors")
+}
+
+/// Two members, of which the first fails.
+fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
+    let member = || open_one(DeviceName::Cpu, &weights(), Allocators::default(), node::defaults()).unwrap();
+    let runs = Arc::new(AtomicU64::new(0));
+    let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
+    (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
+}
+
+const LATENT: [u64; 5] = [1, 16, 33, 2, 2];
+const VIDEO: [u64; 5] = [1, 3, 129, 16, 16];
+
+/// Progress and log of a call.
+#[derive(Default)]
+struct Heard {
+    progress: Vec<(u64, u64)>,
+    warnings: RefCell<Vec<String>>,
+}
+
+struct Warnings<'a>(&'a RefCell<Vec<String>>);
+
+impl LogSink for Warnings<'_> {
+    fn log(&self, level: LogLevel, message: fmt::Arguments) {
+        if level == LogLevel::Warning {
+            self.0.borrow_mut().push(message.to_string());
+        }
+    }
+}
+
+fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, PlanReport)> {
+    let mut latent: Vec<f32> = (0..16 * 33 * 4).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
+    let mut video = vec![f32::NAN; 3 * 129 * 256];
+    let view = |data: &mut [f32], shape: [u64; 5]| {
+        let data = data.as_mut_ptr().cast();
+        View::checked("t", data, DType::F32, TensorDevice::Cpu, shape.into(), None, true).unwrap()
+    };
+    let (input, output) = (view(&mut latent, LATENT), view(&mut video, VIDEO));
+    let direction = Direction::Decode;
+    let call =
+        Call { direction, range: None, input: &input, output: &output, logvar: None, stream: None, first_clip: 0 };
+    let (cancel, log) = (AtomicBool::new(false), Warnings(&heard.warnings));
+    let mut tell = |progress: Progress| {
+        if progress.stage == "decode" {
+            heard.progress.push((progress.done, progress.total));
+        }
+        false
+    };
+    let mut control = Control { cancel: &cancel, progress: Some(&mut tell), log: Some(&log) };
+    let report = session.run(&call, &mut control)?;
+    Ok((video, report))
+}
+
+fn expected() -> Vec<f32> {
+    let mut one = open(&[DeviceName::Cpu], &weights(), Allocators::default(), node::defaults()).unwrap();
+    decode(&mut *one, &mut Heard::default()).unwrap().0
+}
+
+#[test]
+fn the_others_take_the_part_of_a_device_that_is_lost() {
+    let (mut session, runs) = fleet(25, Error::Device("the GPU is lost".into()));
+    let expected = expected();
+    let mut heard = Heard::default();
+    let (video, report) = decode(&mut session, &mut heard).unwrap();
+    assert!(video == expected, "the bits of one device");
+    assert_eq!(heard.warnings.borrow().len(), 1, "{:?}", heard.warnings.borrow());
+    assert!(heard.warnings.borrow()[0].contains("cpu failed") && heard.warnings.borrow()[0].contains("is lost"));
+    assert!(heard.progress.is_sorted() && heard.progress.windows(2).all(|pair| pair[0].1 == pair[1].1));
+    assert!(heard.progress.last().is_some_and(|(done, total)| done == total), "{:?}", heard.progress.last());
+    let devices = report.division.unwrap().devices;
+    assert!(devices[0].parts.is_empty() && devices[0].unused.is_some());
+    let frames = devices[1].parts.iter().map(|(_, frames)| frames.end - frames.start).sum::<u64>();
+    assert_eq!(frames, 129);
+    // A lost device is not tried again.
+    assert_eq!(runs.load(Relaxed), 1);
+    assert!(decode(&mut session, &mut Heard::default()).unwrap().0 == expected);
+    assert_eq!(runs.load(Relaxed), 1);
+}
+
+#[test]
+fn a_device_that_ran_out_of_memory_is_tried_again() {
+    let (mut session, runs) = fleet(2, Error::Memory("no memory left".into()));
+    let expected = expected();
+    for run in 1..=2 {
+        assert!(decode(&mut session, &mut Heard::default()).unwrap().0 == expected);
+        assert_eq!(runs.load(Relaxed), run);
+    }
+}
+
+#[test]
+fn a_failure_that_no_device_can_make_good_ends_the_call() {
+    let (mut session, _) = fleet(3, Error::Checkpoint("the file has changed".into()));
+    let failed = decode(&mut session, &mut Heard::default()).map(|_| ()).unwrap_err();
+    assert_eq!(failed, Error::Checkpoint("the file has changed".into()));
+}

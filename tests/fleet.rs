@@ -142,6 +142,14 @@ fn limits_hold_for_each_device_and_change_no_bits() {
         assert!(several.memory().now <= limit + free, "{text}");
         limit = plan.device_bytes - free - 1;
     }
+    // A device that would need tiles is left out, as another one does without.
+    while one.plan(node, input).unwrap().0.exact == 1 {
+        limit = limit * 15 / 16;
+        one.configure("memory_limit", &limit.to_string()).unwrap();
+    }
+    several.configure("memory_limit", &format!("{limit},auto")).unwrap();
+    assert_same(&expected, &run(&several, node, &clip, output).unwrap(), "without tiles");
+    assert!(division(&last_run(&several))[0].contains("in tiles only"), "{}", last_run(&several));
     for (list, says) in [("1GiB,1GiB,1GiB", "3 values, but this handle has 2 devices"), ("1GiB,", "memory_limit")] {
         several.configure("memory_limit", list).unwrap_err().says(VVAE_ERROR_ARGUMENT, &[says]);
     }
@@ -300,7 +308,7 @@ fn stream(vae: &Vae, node: &str, input: &Buffer, output: [i64; 5], first: i64, s
     let ([b, c, frames, h, w], [d, e, outputs, i, j]) = (input.shape, output);
     let (stream, mut random) = (vae.stream_at(node, input.shape, first).unwrap(), Random(seed));
     let from = if first == 0 { 0 } else { vae.range_inputs(node, frames, first, 0).unwrap().0 };
-    let mut made = vec![empty([d, e, outputs - first, i, j]); if node == "encode" { 2 } else { 1 }];
+    let made = vec![empty([d, e, outputs - first, i, j]); if node == "encode" { 2 } else { 1 }];
     let (mut pushed, mut pulled) = (from, 0);
     let (in_strides, out_strides) = (
         [c * frames * h * w, frames * h * w, h * w, w, 1],

@@ -45,7 +45,7 @@ pub fn assign(members: &mut [Member], job: &Job, part: &Part, cancel: &AtomicBoo
                 Err(error) => return Err(error),
             }
         }
-        if left_out {
+        if left_out || leave_out_tiled(members, &all) {
             continue;
         }
         tries += 1;
@@ -59,6 +59,22 @@ pub fn assign(members: &mut [Member], job: &Job, part: &Part, cancel: &AtomicBoo
             return Ok(all);
         }
     }
+}
+
+/// Leaves out members that could only work in tiles, if others can do without: tiles are not exact.
+fn leave_out_tiled(members: &mut [Member], all: &[Assignment]) -> bool {
+    let is_exact = |a: &Assignment| a.parts.iter().all(|(_, plan)| plan.exact);
+    let busy = || all.iter().filter(|assignment| !assignment.parts.is_empty());
+    let tiled: Vec<usize> = busy().filter(|a| !is_exact(a)).map(|a| a.member).collect();
+    if tiled.len() == busy().count() {
+        return false;
+    }
+    for member in &tiled {
+        members[*member].leave_out(Error::Memory(
+            "memory_limit: its part would fit in tiles only, which is not exact; raise its limit".into(),
+        ));
+    }
+    !tiled.is_empty()
 }
 
 fn no_member(members: &mut [Member]) -> Error {

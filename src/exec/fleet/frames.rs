@@ -39,15 +39,20 @@ impl Frames {
     }
 
     pub fn bytes(&self) -> u64 {
-        8 * self.memory.len() as u64
+        8 * self.memory.capacity() as u64
     }
 
-    /// Makes room for `count` frames in all. Those that are there stay.
-    pub fn grow(&mut self, count: u64) -> Result<()> {
+    /// Takes memory for `count` frames in all.
+    pub fn reserve(&mut self, count: u64) -> Result<()> {
         let words = (count * self.frame_bytes()).div_ceil(8) as usize;
-        let more = words.saturating_sub(self.memory.len());
         let refused = |_| Error::Memory(format!("{} bytes of host memory for frames are not there", 8 * words));
-        self.memory.try_reserve_exact(more).map_err(refused)?;
+        self.memory.try_reserve_exact(words.saturating_sub(self.memory.len())).map_err(refused)
+    }
+
+    /// Has `count` frames from now on. Those that are there stay.
+    pub fn grow(&mut self, count: u64) -> Result<()> {
+        self.reserve(count)?;
+        let words = (count * self.frame_bytes()).div_ceil(8) as usize;
         self.memory.resize(words.max(self.memory.len()), 0);
         self.shape.frames = count;
         let (data, shape) = (self.memory.as_mut_ptr().cast(), self.shape);

@@ -299,7 +299,7 @@ impl FrameStream for FleetStream {
         let direction = self.network.direction;
         check::input(&self.network.config, direction, view, &self.fleet.lock().places())?;
         check::continues(direction, view.shape(), self.input)?;
-        let (room, first) = (self.needed().end - self.loaded, self.inputs.as_ref().map_or(0, Frames::count));
+        let (needed, first) = (self.needed(), self.inputs.as_ref().map_or(0, Frames::count));
         let frames = self.inputs.get_or_insert_with(|| Frames::like(view));
         if !frames.is_like(view) {
             return Err(Error::Tensor(format!(
@@ -308,8 +308,9 @@ impl FrameStream for FleetStream {
                 frames.describe()
             )));
         }
-        let taken = room.min(view.shape().frames);
+        let taken = (needed.end - self.loaded).min(view.shape().frames);
         if taken > 0 {
+            frames.reserve(needed.end - needed.start)?;
             frames.grow(first + taken)?;
             let copied = copy_tensor(&view.frames(0..taken), &frames.view(first..first + taken)?);
             self.broken = copied.is_err();

@@ -282,6 +282,25 @@ fn a_device_without_room_leaves_its_part_to_the_others() {
 }
 
 #[test]
+fn values_that_are_not_finite_are_refused_before_any_work() {
+    let (one, several) = (open_on("cpu", &small()).unwrap(), open_on("cpu,cpu", &small()).unwrap());
+    let (node, input, output) = ("decode", [2, 16, 30, 2, 2], [2, 3, 117, 16, 16]);
+    let mut clip = random(input);
+    clip.f32_mut()[(16 * 30 + 21) * 4] = f32::NAN;
+    let expected = run(&one, node, &clip, output).unwrap();
+    assert_same(&expected, &run(&several, node, &clip, output).unwrap(), "NaNs propagate alike");
+    let refused = [&one, &several].map(|vae| {
+        vae.configure("nonfinite", "error").unwrap();
+        run(vae, node, &clip, output).err().unwrap()
+    });
+    refused[1].says(VVAE_ERROR_TENSOR, &["frame 21 of clip 1"]);
+    assert_eq!(refused[0], refused[1]);
+    let stream = several.stream(node, input).unwrap();
+    stream.push(Some(&clip.tensor())).unwrap_err().says(VVAE_ERROR_TENSOR, &["frame 21 of clip 1"]);
+    assert_eq!(stream.push(Some(&random(input).tensor())).unwrap(), (VVAE_OK, 30), "nothing was taken before");
+}
+
+#[test]
 fn bad_lists_are_refused_before_any_work() {
     for (list, says) in [
         ("cpu,", "\"\" is unknown"),

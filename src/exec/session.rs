@@ -186,7 +186,12 @@ impl<B: Backend> Engine<B> {
         if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() != TensorDevice::Cpu {
             schedule.wait();
             if let Some((clip, frame)) = runner.first_nonfinite(&mut schedule, &mut || watch.stop())? {
-                return Err(nonfinite::refused(call.input, call.direction, clip, cone.first_input() + frame));
+                return Err(nonfinite::refused(
+                    call.input,
+                    call.direction,
+                    call.first_clip + clip,
+                    cone.first_input() + frame,
+                ));
             }
         }
         while schedule.wait() == Wait::No {

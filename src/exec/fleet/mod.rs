@@ -23,9 +23,8 @@ use self::member::Member;
 use self::run::{Meter, Work};
 use super::ledger::{Ledger, Sharing};
 use super::runner::Watch;
-use super::settings::Settings;
-use super::workspace::stage_name;
-use super::{Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check};
+use super::settings::{OnNonFinite, Settings};
+use super::{Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
 use crate::model::{Config, Direction, Network};
@@ -149,7 +148,7 @@ impl Fleet {
     }
 
     fn run(&mut self, job: &Job, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
-        let (mixed, stage) = (self.begin()?, stage_name(job.direction()));
+        let (mixed, stage) = (self.begin()?, job.direction().name());
         let cost = |part: &Part| part.cost(&|frame| job.cut_cost(frame));
         let (mut finished, mut took) = (Vec::new(), vec![0.0; self.members.len()]);
         let mut meter: Option<Meter> = None;
@@ -245,8 +244,11 @@ impl Session for FleetSession {
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let network = Arc::clone(fleet.network(call.direction));
-        check::call(&network, call, &fleet.places())?;
+        let cone = check::call(&network, call, &fleet.places())?;
         refuse_stream(call.stream.is_some())?;
+        if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {
+            nonfinite::refuse(call.input, call.direction, cone.first_input(), control.cancel)?;
+        }
         let job = Job::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         fleet.run(&job, &tensors, control)

@@ -14,7 +14,6 @@ use super::job::{Job, Tensors};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
-use crate::exec::workspace::stage_name;
 use crate::exec::{Control, LogLevel, LogSink, Progress};
 
 /// How often the calling thread looks up while members are silent.
@@ -122,7 +121,7 @@ pub fn run(
     let outcomes = member::at_once(
         workers,
         |mut worker: Worker| Ok(worker.run(work, cancel, listens)),
-        || stopped = watch(&told, stage_name(work.job.direction()), meter, control),
+        || stopped = watch(&told, work.job.direction().name(), meter, control),
     );
     let outcomes = outcomes.into_iter().collect::<Result<Vec<Outcome>>>()?;
     let mut failures = outcomes.iter().filter_map(|outcome| outcome.failure.as_ref());
@@ -201,7 +200,7 @@ impl Worker<'_> {
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part, number: usize, work: Work, cancel: &AtomicBool, listens: bool) -> Result<f64> {
         let (tell, device) = (&self.tell, self.member.session.device().to_owned());
-        let (relay, stage) = (Relay { tell, device: &device }, stage_name(work.job.direction()));
+        let (relay, stage) = (Relay { tell, device: &device }, work.job.direction().name());
         let mut begun = None;
         let mut progress = |progress: Progress| {
             if progress.stage == stage && progress.total > 0 {

@@ -14,9 +14,8 @@ use super::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::ledger::{Held, Ledger};
-use crate::exec::settings::{Limit, Settings};
-use crate::exec::workspace::stage_name;
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
+use crate::exec::settings::{Limit, OnNonFinite, Settings};
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::{Bytes, Division, PlanReport};
@@ -255,7 +254,7 @@ impl FleetStream {
     }
 
     fn pull_all(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
-        let (stage, mut before) = (stage_name(self.network.direction), 0);
+        let (stage, mut before) = (self.network.direction.name(), 0);
         loop {
             *written += self.hand_over(into, *written)?;
             if *written == into.output.shape().frames {
@@ -312,8 +311,15 @@ impl FrameStream for FleetStream {
         if taken > 0 {
             frames.reserve(needed.end - needed.start)?;
             frames.grow(first + taken)?;
-            let copied = copy_tensor(&view.frames(0..taken), &frames.view(first..first + taken)?);
-            self.broken = copied.is_err();
+            let own = frames.view(first..first + taken)?;
+            let mut copied = copy_tensor(&view.frames(0..taken), &own);
+            if self.settings.on_nonfinite == OnNonFinite::Fail {
+                let check = || nonfinite::refuse(&own, direction, self.loaded, &AtomicBool::new(false));
+                copied = copied.and_then(|()| check());
+            }
+            if copied.is_err() {
+                frames.grow(first)?;
+            }
             copied?;
             self.loaded += taken;
             self.count_held();

@@ -215,6 +215,24 @@ fn a_range_has_the_bytes_of_the_whole() {
 }
 
 #[test]
+fn several_devices_write_the_bytes_of_one() {
+    let folder = Folder::new("command-devices");
+    let path = |name: &str| folder.0.join(name);
+    let clip = folder.file("clip.y4m", &y4m(24, 16, 128));
+    let (latent, one, two) = (path("latent.safetensors"), path("one.raw"), path("two.raw"));
+    succeeds(&["encode", text(&clip), text(&latent)]);
+    succeeds(&["decode", text(&latent), text(&one)]);
+    let said = succeeds(&["decode", text(&latent), text(&two), "--device", "cpu,cpu"]);
+    assert_eq!(
+        said.lines().filter(|line| line.starts_with("  cpu: ") && line.contains(" frames ")).count(),
+        2,
+        "{said}"
+    );
+    assert!(std::fs::read(&one).unwrap() == std::fs::read(&two).unwrap());
+    fails(&["decode", text(&latent), text(&two), "--device", "cpu,gpu"], &["\"gpu\" is unknown"]);
+}
+
+#[test]
 fn encode_and_decode_match_the_goldens() {
     let folder = Folder::new("command-numbers");
     let golden = read(&golden("small-clip5.safetensors"));

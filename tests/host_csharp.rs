@@ -125,7 +125,7 @@ fn run(program: impl Fn(&str) -> Command) {
         text.lines().filter(|line| line.starts_with("layout ")).map(|line| format!("{line}\n")).collect();
     assert_eq!(found, layouts());
     text.lines().filter(|line| !line.starts_with("layout ")).for_each(|line| println!("{line}"));
-    assert_eq!(text.lines().filter(|line| line.starts_with("ok ")).count(), 10, "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with("ok ")).count(), 12, "{text}");
 
     let text = succeeds(started("sample").arg("info"));
     assert!(text.contains("device cpu:") && text.contains("memory_limit = auto (Bytes)"), "{text}");

@@ -22,7 +22,9 @@ const MAX_PROMISING: usize = 3;
 const MAX_PACKED: usize = 8;
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 /// Work items times latent frames of a slice whose rehearsals are short enough for a whole search.
-const SHORT_REHEARSAL: u64 = 12;
+const SHORT_REHEARSAL: u64 = 8;
+/// Latent frames of a slice that the search is likely to choose.
+const USUAL_SLICE: u64 = 4;
 /// Of slices that repeat in themselves, about so many latent frames are rehearsed.
 const LONG_SLICE: u64 = 48;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
@@ -129,7 +131,7 @@ impl<'a> Search<'a> {
             Some(grid) => 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
-        let latents = self.request.slice.map_or(SHORT_REHEARSAL / 3, |slice| slice.min(LONG_SLICE));
+        let latents = self.request.slice.map_or(USUAL_SLICE, |slice| slice.min(LONG_SLICE));
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 

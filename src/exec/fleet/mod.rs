@@ -6,6 +6,7 @@ mod divide;
 mod frames;
 mod job;
 mod member;
+mod members;
 mod run;
 mod stream;
 #[cfg(test)]
@@ -17,21 +18,16 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use self::divide::Part;
 use self::job::{Job, Tensors};
 use self::member::Member;
-use self::run::{Meter, Work};
+use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
-use super::runner::Watch;
 use super::settings::{OnNonFinite, Settings};
 use super::{Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
-use crate::model::{Config, Direction, Network};
+use crate::model::{Config, Direction};
 use crate::plan::PlanReport;
-
-/// Progress of a frame's worth of work.
-const FRAME_WEIGHT: f64 = 1000.0;
 
 /// The session of a list of devices.
 pub struct FleetSession {
@@ -40,13 +36,6 @@ pub struct FleetSession {
     ledger: Arc<Ledger>,
     /// Shared with its streams.
     fleet: Arc<Mutex<Fleet>>,
-}
-
-/// The members, and the settings that they have now.
-struct Fleet {
-    members: Vec<Member>,
-    networks: [Arc<Network>; 2],
-    settings: Settings,
 }
 
 impl FleetSession {
@@ -62,144 +51,8 @@ impl FleetSession {
         let Some(config) = sessions.first().map(|session| session.config().clone()) else {
             return Err(Error::Internal("a fleet without devices".into()));
         };
-        let networks =
-            [Direction::Encode, Direction::Decode].map(|direction| Arc::new(Network::new(&config, direction)));
-        let members = sessions.into_iter().map(Member::new).collect();
-        let mut fleet = Fleet { members, networks, settings: settings.clone() };
-        fleet.apply(&settings)?;
+        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &config, settings.clone())?;
         Ok(FleetSession { config, settings, ledger, fleet: Arc::new(Mutex::new(fleet)) })
-    }
-}
-
-/// The settings of one member.
-fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -> Settings {
-    let limits = &settings.memory_limit;
-    let mut own = Settings { memory_limit: vec![*limits.get(index).unwrap_or(&limits[0])], ..settings.clone() };
-    if places[index] == TensorDevice::Cpu {
-        // Members on the CPU share its cores.
-        let sharing = places.iter().filter(|place| **place == TensorDevice::Cpu).count() as u64;
-        let cores = || std::thread::available_parallelism().map_or(1, usize::from) as u64;
-        own.threads = Some((settings.threads.unwrap_or_else(cores) / sharing).max(1));
-    }
-    own
-}
-
-impl Fleet {
-    fn network(&self, direction: Direction) -> &Arc<Network> {
-        &self.networks[direction as usize]
-    }
-
-    fn places(&self) -> Vec<TensorDevice> {
-        self.members.iter().map(|member| member.session.place()).collect()
-    }
-
-    /// Gives every member its settings. A failure changes nothing.
-    fn apply(&mut self, settings: &Settings) -> Result<()> {
-        check::limits(settings, self.members.len())?;
-        let places = self.places();
-        for index in 0..self.members.len() {
-            let applied = self.members[index].session.configure(member_settings(settings, &places, index));
-            if let Err(error) = applied {
-                for before in 0..index {
-                    self.members[before].session.configure(member_settings(&self.settings, &places, before))?;
-                }
-                return Err(error);
-            }
-        }
-        self.settings = settings.clone();
-        Ok(())
-    }
-
-    /// Does something with other settings than those of the session.
-    fn with_settings<T>(&mut self, settings: &Settings, work: impl FnOnce(&mut Fleet) -> Result<T>) -> Result<T> {
-        let now = self.settings.clone();
-        if now == *settings {
-            return work(self);
-        }
-        self.apply(settings)?;
-        let result = work(self);
-        self.apply(&now)?;
-        result
-    }
-
-    /// Begins a call. Whether devices are mixed, which has to be allowed.
-    fn begin(&mut self) -> Result<bool> {
-        self.members.iter_mut().for_each(|member| member.try_again(false));
-        if !self.members.iter().any(Member::is_able) {
-            self.members.iter_mut().for_each(|member| member.try_again(true));
-        }
-        let able = self.members.iter().filter(|member| member.is_able());
-        let kinds: Vec<_> = able.map(|m| (m.session.device(), m.session.arithmetic())).collect();
-        let Some((other, kind)) = kinds.iter().find(|(_, kind)| *kind != kinds[0].1) else { return Ok(false) };
-        if self.settings.mixed_devices {
-            return Ok(true);
-        }
-        Err(Error::Device(format!(
-            "device: {} ({}) and {other} ({kind}) do not give the same bits; use devices of one kind, or set \
-             mixed_devices to allow",
-            kinds[0].0, kinds[0].1
-        )))
-    }
-
-    fn plan(&mut self, job: &Job, cancel: &AtomicBool) -> Result<PlanReport> {
-        let mixed = self.begin()?;
-        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
-        assign::report(&self.members, job, &all, &[], mixed)
-    }
-
-    fn run(&mut self, job: &Job, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
-        let (mixed, stage) = (self.begin()?, job.direction().name());
-        let cost = |part: &Part| part.cost(&|frame| job.cut_cost(frame));
-        let (mut finished, mut took) = (Vec::new(), vec![0.0; self.members.len()]);
-        let mut meter: Option<Meter> = None;
-        // Parts with their weight in the meter. Those of a member that fails come back.
-        let mut todo = vec![(job.whole(), None)];
-        Watch::new(control, "plan", 0).advance(0)?;
-        while let Some((part, weight)) = todo.pop() {
-            let mut all = assign::assign(&mut self.members, job, &part, control.cancel)?;
-            self.warn_left_out(control);
-            let all_cost: f64 = all.iter().flat_map(|a| &a.parts).map(|(part, _)| cost(part)).sum();
-            let all_weight = weight.unwrap_or(FRAME_WEIGHT * all_cost);
-            if meter.is_none() {
-                Watch::new(control, "load", 0).advance(0)?;
-            }
-            let meter = meter.get_or_insert_with(|| Meter::new(all_weight));
-            let work = Work { job, tensors, weight: all_weight / all_cost };
-            let outcomes = run::run(&mut self.members, &all, work, meter, control)?;
-            for (index, (outcome, assignment)) in outcomes.into_iter().zip(&mut all).enumerate() {
-                took[index] += outcome.seconds;
-                self.members[index].learn(job.direction(), outcome.estimated, outcome.seconds);
-                let left = assignment.parts.split_off(outcome.done);
-                todo.extend(left.iter().map(|(part, _)| (part.clone(), Some(work.weight * cost(part)))));
-                if let Some(error) = outcome.failure {
-                    self.members[index].leave_out(error);
-                }
-            }
-            self.warn_left_out(control);
-            finished.extend(all);
-        }
-        meter.map_or(Ok(()), |meter| meter.finish(stage, control))?;
-        assign::report(&self.members, job, &finished, &took, mixed)
-    }
-
-    /// Tells the host of members that failed.
-    fn warn_left_out(&mut self, control: &Control) {
-        for member in &mut self.members {
-            if let Some(why) = member.news() {
-                let device = member.session.device();
-                control.warn(format_args!("{device} failed, so the other devices do its part: {why}"));
-            }
-        }
-    }
-}
-
-/// Work of several devices cannot be ordered on one CUDA stream.
-fn refuse_stream(asked: bool) -> Result<()> {
-    match asked {
-        true => Err(Error::Argument(
-            "run: VVAE_RUN_HAS_STREAM is for one device, but this handle has several; leave it out".into(),
-        )),
-        false => Ok(()),
     }
 }
 

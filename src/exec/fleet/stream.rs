@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use super::frames::Frames;
 use super::job::{Job, Tensors};
-use super::{Fleet, refuse_stream};
+use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
 use crate::exec::ledger::{Held, Ledger};

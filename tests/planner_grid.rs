@@ -243,7 +243,7 @@ fn plans_are_found_within_a_second_and_cancelled_within_50_ms() {
         (latest, found, total) = (latest.max(late), found + usize::from(is_found), total + took);
         slowest.push((took, late, describe(device, &request)));
     }
-    slowest.sort_by(|a, b| b.0.cmp(&a.0));
+    slowest.sort_by_key(|(took, ..)| std::cmp::Reverse(*took));
     println!("{plans} plans, {found} found; {:?} each, cancelled after {latest:?} at most", total / plans as u32);
     slowest.iter().take(20).for_each(|(took, late, what)| println!("{took:?} (cancelled after {late:?}): {what}"));
     let bad = slowest.iter().filter(|(took, late, _)| *took >= PLAN_LIMIT || *late >= CANCEL_LIMIT);

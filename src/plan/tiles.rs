@@ -106,6 +106,9 @@ impl Grid {
     }
 }
 
+/// Length of a tile, and whether it fades at its start and at its end.
+type FadeKind = (u64, bool, bool);
+
 impl Axis {
     fn new(length: u64, side: u64, size: TileSize, scale: u64, direction: Direction) -> Axis {
         let shared = (size.overlap / scale).min(side - 1);
@@ -119,9 +122,9 @@ impl Axis {
             Spacing::Even => even(length, side, shared),
         };
         let mut weight = vec![0.0; (length * factor) as usize];
-        let mut known: Vec<((u64, bool, bool), Arc<[f32]>)> = Vec::new();
+        let mut known: Vec<(FadeKind, Arc<[f32]>)> = Vec::new();
         let fades = spans.iter().map(|span| {
-            let kind = (span.len(), span.start > 0, span.end < length);
+            let kind: FadeKind = (span.len(), span.start > 0, span.end < length);
             let same = known.iter().find(|(known, _)| *known == kind).map(|(_, weights)| Arc::clone(weights));
             let weights = same.unwrap_or_else(|| {
                 let weights = fades((span.len() * factor) as usize, fade as usize, kind.1, kind.2);

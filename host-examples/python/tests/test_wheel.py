@@ -27,7 +27,8 @@ def test_wheel(tmp_path):
     sources = tmp_path / "sources"
     shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
     # cargo test builds the command as well. The sources are a copy, so they do not know the repository.
-    command = find().parent / "examples" / COMMAND
+    # The library is beside its folder, or in deps.
+    command = next(path for path in (folder / "examples" / COMMAND for folder in find().parents) if path.is_file())
     files = {"VIDEO_VAE_LIBRARY": find(), "VIDEO_VAE_COMMAND": command, "VIDEO_VAE_ROOT": REPOSITORY}
     environment = {**os.environ, **{name: str(path) for name, path in files.items()}}
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check"]

@@ -255,6 +255,15 @@ fn invalid_tensors_are_refused() {
     encode_fails(&v, 1, |t| t.shape = [1, 16, 1, 2, 3].as_ptr()).says(VVAE_ERROR_TENSOR, &["latent", "3", "2"]);
     encode_fails(&v, 1, |t| t.shape = [2, 16, 1, 2, 2].as_ptr()).says(VVAE_ERROR_TENSOR, &["latent"]);
 
+    // A wrong shape may reach into the other tensor. The shape is the fault.
+    let both = Buffer::new(VVAE_DTYPE_F32, [1, 7, 1, 16, 16]);
+    let (mut wide, mut inside) = (both.tensor(), both.tensor());
+    (wide.shape, inside.shape) = ([1, 7, 1, 16, 16].as_ptr(), LATENT.as_ptr());
+    failure!(v.0, vvae_encode(v.0, &wide, &inside, null())).says(VVAE_ERROR_TENSOR, &["video", "C is 7"]);
+    wide.shape = VIDEO.as_ptr();
+    failure!(v.0, vvae_encode(v.0, &wide, &inside, null()))
+        .says(VVAE_ERROR_TENSOR, &["latent and video", "share memory"]);
+
     let (latents, mut frames) = (latent(), Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 40]));
     v.decode(&latents, &mut frames).unwrap_err().says(VVAE_ERROR_TENSOR, &["video", "40", "16"]);
 

@@ -2,9 +2,9 @@
 
 use std::ffi::c_char;
 
-use super::run::{node_and_shape, run_call, write_plan};
+use super::run::{plan_call, run_call};
 use super::types::*;
-use super::{guard, sized, text};
+use super::{guard, text};
 use crate::error::{Error, Result};
 use crate::exec::{ClipRange, range_inputs};
 use crate::model::Direction;
@@ -100,17 +100,9 @@ pub unsafe extern "C" fn vvae_plan_range(
     text: *mut c_char,
     capacity: u64,
 ) -> i32 {
-    guard::exclusive(v, |handle, open| {
-        // SAFETY: the host vouches for the text and for five numbers.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
-        // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::check("out", out) }?;
-        let range = range(shape.frames as i64, first, Some(count))?;
-        let plan = open.session.plan(direction, shape, Some(range), handle.cancel_flag())?;
-        handle.planned(&plan);
-        // SAFETY: the host vouches for the struct and for a buffer of this capacity.
-        unsafe { write_plan(&plan, out, text, capacity) }
-    })
+    let range = |frames: u64| range(frames as i64, first, Some(count));
+    // SAFETY: the host vouches for its texts, numbers and struct.
+    unsafe { plan_call(v, node, shape, Some(&range), out, (text, capacity)) }
 }
 
 /// A range in the host's numbers; no `count`: without an end.

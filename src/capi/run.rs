@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
 use std::time::Instant;
 
-use super::overlap::check_disjoint;
 use super::table::{FinishedRun, Handle};
 use super::types::*;
 use super::{guard, sized, tensor, text};
@@ -56,16 +55,8 @@ pub unsafe extern "C" fn vvae_plan(
     text: *mut c_char,
     capacity: u64,
 ) -> i32 {
-    guard::exclusive(v, |handle, open| {
-        // SAFETY: the host vouches for the text and for five numbers.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
-        // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::check("out", out) }?;
-        let plan = open.session.plan(direction, shape, None, handle.cancel_flag())?;
-        handle.planned(&plan);
-        // SAFETY: the host vouches for the struct and for a buffer of this capacity.
-        unsafe { write_plan(&plan, out, text, capacity) }
-    })
+    // SAFETY: the host vouches for its texts, numbers and struct.
+    unsafe { plan_call(v, node, shape, None, out, (text, capacity)) }
 }
 
 /// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
@@ -122,7 +113,32 @@ pub(super) unsafe fn write_plan(
     unsafe { sized::write("out", out, report(plan, text_length)) }
 }
 
-/// Runs a clip, or the range of it that has as many output frames as it is called with.
+/// Plans a clip, or the range of it that `range` gives for its number of frames.
+///
+/// # Safety
+/// Everything is as the header asks of vvae_plan.
+pub(super) unsafe fn plan_call(
+    v: *const vvae,
+    node: *const c_char,
+    shape: *const i64,
+    range: Option<&dyn Fn(u64) -> Result<ClipRange>>,
+    out: *mut vvae_plan_info,
+    (text, capacity): (*mut c_char, u64),
+) -> i32 {
+    guard::exclusive(v, |handle, open| {
+        // SAFETY: the caller's promise.
+        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
+        // SAFETY: the caller's promise.
+        unsafe { sized::check("out", out) }?;
+        let range = range.map(|range| range(shape.frames)).transpose()?;
+        let plan = open.session.plan(direction, shape, range, handle.cancel_flag())?;
+        handle.planned(&plan);
+        // SAFETY: the caller's promise.
+        unsafe { write_plan(&plan, out, text, capacity) }
+    })
+}
+
+/// Runs a clip, or the range of it that `range` gives for its number of output frames.
 ///
 /// # Safety
 /// Tensors and run info are as the header asks.
@@ -139,9 +155,6 @@ pub(super) unsafe fn run_call(
         let (from, to) = unsafe { (tensor::view(input.0, input.1, false)?, tensor::view(output.0, output.1, true)?) };
         // SAFETY: as above.
         let run = unsafe { CallArgs::read(run, direction) }?;
-        check_disjoint((output.0, &to), (input.0, &from))?;
-        run.check_logvar((input.0, &from))?;
-        run.check_logvar((output.0, &to))?;
         let (logvar, stream) = (run.logvar.as_ref(), run.stream());
         let range = range.map(|range| range(to.shape().frames)).transpose()?;
         let call = Call { direction, range, input: &from, output: &to, logvar, stream, first_clip: 0 };
@@ -208,11 +221,6 @@ impl CallArgs {
             }
         };
         Ok(CallArgs { info, logvar })
-    }
-
-    /// The log-variance needs memory of its own.
-    pub fn check_logvar(&self, other: (&str, &View)) -> Result<()> {
-        self.logvar.as_ref().map_or(Ok(()), |logvar| check_disjoint(("logvar", logvar), other))
     }
 
     /// The host's CUDA stream, if it gave one.

@@ -1,6 +1,7 @@
 //! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
 
 use crate::error::{Error, Result};
+use crate::exec::overlap::check_disjoint;
 use crate::exec::{Call, ClipRange, Settings};
 use crate::ir::{AXES, DType, Shape, TensorDevice, View};
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
@@ -173,8 +174,12 @@ pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<C
     let (config, direction, shape) = (&network.config, call.direction, call.input.shape());
     input(config, direction, call.input, places)?;
     output(config, direction, shape, call.output, places, call.range.is_none())?;
+    // After the shapes: a wrong shape reaches into memory that the tensor does not have.
+    let (from, to) = (input_name(direction), ends(direction).1.name());
+    check_disjoint((to, call.output), (from, call.input))?;
     if let Some(view) = call.logvar {
         logvar(config, direction, shape, view, places, call.output)?;
+        check_disjoint(("logvar", view), (from, call.input))?;
     }
     let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
     let cone = range(network, asked)?;
@@ -226,7 +231,8 @@ pub fn logvar(
         return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
     }
     named_output(config, direction, "logvar", input, view, places, false)?;
-    equal("logvar", 2, view.shape().frames, latent.shape().frames)
+    equal("logvar", 2, view.shape().frames, latent.shape().frames)?;
+    check_disjoint(("logvar", view), (ends(direction).1.name(), latent))
 }
 
 fn named_output(

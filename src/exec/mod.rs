@@ -5,6 +5,7 @@ mod check;
 mod fleet;
 mod ledger;
 mod nonfinite;
+mod overlap;
 mod runner;
 mod session;
 mod settings;
@@ -230,8 +231,8 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
-/// Opens a checkpoint on one device, or on several that divide the work. The file is checked whole; weights are brought to the device with the first call
-/// that needs them, and are shared with other sessions of the same file on the same device.
+/// Opens a checkpoint on one device, or on several that divide the work. The whole file is checked. The first call that
+/// needs weights loads them; other sessions of the same file on the same device share them.
 pub fn open(
     devices: &[DeviceName],
     weights: &Path,

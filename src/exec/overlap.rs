@@ -7,7 +7,7 @@ use crate::ir::View;
 const MOST_STEPS: u32 = 1 << 16;
 
 /// Fails if two tensors share a byte. `named` is a tensor with the name of its argument.
-pub(super) fn check_disjoint(named: (&str, &View), other: (&str, &View)) -> Result<()> {
+pub fn check_disjoint(named: (&str, &View), other: (&str, &View)) -> Result<()> {
     if share_bytes(named.1, other.1) {
         return Err(Error::Tensor(format!(
             "{} and {}: the tensors share memory; an output needs memory of its own",

@@ -298,11 +298,11 @@ typedef struct {
     uint32_t struct_size;
     // VVAE_RUN_...
     uint32_t flags;
-    // Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    // With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
     // returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
     // it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
-    // work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
-    // must be ready before the call.
+    // work runs. A handle with several devices refuses it. In every other case it is ignored: work is finished when
+    // the call returns, and tensors on a device must be ready before the call.
     void *cuda_stream;
     // May be NULL.
     vvae_progress_fn progress;
@@ -443,8 +443,9 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
-// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
+// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
+// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+// vvae_error(NULL, ...) gives the text. [any-thread]
 int32_t vvae_create(const vvae_create_info *info, vvae **v);
 
 // Sets one parameter, such as "memory_limit" to "8GiB". vvae_param_info lists keys and values. The value is checked at

@@ -86,7 +86,7 @@ pub trait Backend: Send + Sync + 'static {
     fn begin(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// With a host's stream: orders it after everything. Without one: waits until every host tensor is written.
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
-    /// What loads and stores have met since the last answer. Complete after [`Backend::finish`] without a host's stream.
+    /// What loads and stores have met since the last answer. Complete after [`Backend::finish`] without a stream.
     fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite;
     /// Copies raw bytes out, after the operations that write them. Parts start at multiples of 64 bytes.
     fn read(&self, memory: &mut Self::Memory, from: PersistedRegion, into: &mut [u8]) -> Result<()>;

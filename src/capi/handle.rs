@@ -15,8 +15,9 @@ use crate::exec::{self, Allocators, DeviceName, Trim};
 use crate::model::Config;
 use crate::node;
 
-/// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
-/// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
+/// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
+/// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+/// vvae_error(NULL, ...) gives the text. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
     guard::call(|| {

@@ -190,11 +190,11 @@ pub struct vvae_run_info {
     pub struct_size: u32,
     /// VVAE_RUN_...
     pub flags: u32,
-    /// Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+    /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
     /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
     /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
-    /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
-    /// must be ready before the call.
+    /// work runs. A handle with several devices refuses it. In every other case it is ignored: work is finished when
+    /// the call returns, and tensors on a device must be ready before the call.
     pub cuda_stream: *mut c_void,
     /// May be NULL.
     pub progress: vvae_progress_fn,

@@ -404,11 +404,11 @@ namespace VideoVae
             /// </summary>
             public uint flags;
             /// <summary>
-            /// Refused by a handle with several devices. With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
+            /// With VVAE_RUN_HAS_STREAM and all tensors on the handle's device, work is queued on this CUstream, and the call
             /// returns without waiting for it. It waits only if the driver's queue is full, or for work of earlier calls before
             /// it loads weights or replaces the workspace. Progress then counts queued work. A cancel stops queueing; queued
-            /// work runs. In every other case this is ignored: work is finished when the call returns, and tensors on a device
-            /// must be ready before the call.
+            /// work runs. A handle with several devices refuses it. In every other case it is ignored: work is finished when
+            /// the call returns, and tensors on a device must be ready before the call.
             /// </summary>
             public void* cuda_stream;
             /// <summary>
@@ -647,8 +647,9 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads the weights; handles of the same file
-        /// on the same device share them. On failure `*v` is NULL, and vvae_error(NULL, ...) gives the text. [any-thread]
+        /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
+        /// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+        /// vvae_error(NULL, ...) gives the text. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_create(vvae_create_info* info, out VaeHandle v);

@@ -120,31 +120,25 @@ fn found_speeds(members: &[Member], job: &Job, all: &[Assignment]) -> Vec<f64> {
 
 /// The report of a whole job: sums, and what each device does. `took`: seconds of each member, if it ran.
 pub fn report(members: &[Member], job: &Job, all: &[Assignment], took: &[f64], mixed: bool) -> Result<PlanReport> {
+    let parts = |index| all.iter().filter(move |a| a.member == index).flat_map(|a| &a.parts);
+    // A member's parts run one after the other, in the same memory.
+    let most = |index, bytes: fn(&PlanReport) -> u64| parts(index).map(|(_, plan)| bytes(plan)).max().unwrap_or(0);
     let device = |(index, member): (usize, &Member)| {
-        let parts = || all.iter().filter(move |a| a.member == index).flat_map(|a| &a.parts);
-        let most = |bytes: fn(&PlanReport) -> u64| parts().map(|(_, plan)| bytes(plan)).max().unwrap_or(0);
-        let own: Vec<_> = parts().cloned().collect();
+        let own: Vec<_> = parts(index).cloned().collect();
         DeviceReport {
             device: member.session.device().into(),
-            parts: parts().map(|(part, _)| (part.clips.clone(), job.clip_frames(part))).collect(),
+            parts: parts(index).map(|(part, _)| (part.clips.clone(), job.clip_frames(part))).collect(),
             seconds: member.expected_seconds(job.direction(), &own),
             measured_seconds: took.get(index).copied().unwrap_or(0.0),
-            device_bytes: most(|plan| plan.device_bytes),
-            host_bytes: most(|plan| plan.host_bytes),
+            device_bytes: most(index, |plan| plan.device_bytes),
+            host_bytes: most(index, |plan| plan.host_bytes),
             unused: member.failure().filter(|_| own.is_empty()).map(|error| error.to_string()),
         }
     };
     let devices: Vec<DeviceReport> = members.iter().enumerate().map(device).collect();
     let plans = || all.iter().flat_map(|a| &a.parts).map(|(_, plan)| plan);
     let Some(first) = plans().next() else { return Err(Error::Internal("a job without parts".into())) };
-    // A member's parts run one after the other, in the same memory.
-    let sum = |bytes: fn(&PlanReport) -> u64| {
-        let most = |index| {
-            let own = all.iter().filter(|a| a.member == index).flat_map(|a| &a.parts);
-            own.map(|(_, plan)| bytes(plan)).max().unwrap_or(0)
-        };
-        (0..members.len()).map(most).sum::<u64>()
-    };
+    let sum = |bytes: fn(&PlanReport) -> u64| (0..members.len()).map(|index| most(index, bytes)).sum::<u64>();
     let whole = job.whole();
     let range = job.range(&whole);
     let seconds = devices.iter().map(|device| device.seconds).fold(0.0, f64::max);

@@ -17,7 +17,7 @@ use crate::backend::cpu::memory::CpuMemory;
 use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, PANEL, TILE, WEIGHT_TILE, panel_width};
 use crate::error::Result;
-use crate::ir::{ConvFrame, ConvOp, Offsets, Prologue, Term};
+use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
@@ -186,35 +186,14 @@ impl AreaTask<'_> {
     /// As [`AreaTask::run`].
     unsafe fn prepare_band<S: Bf16Kernels>(&self, term: &Term<Offsets>, phase: usize, into: *mut bf16) -> BandSize {
         let (conv, area) = (self.conv, self.area);
-        let (layout, input) = (&conv.op.layout, conv.op.input);
-        let frame: *const bf16 = conv.at(term.frame.0).cast();
+        // SAFETY: the slot is this task's.
+        let source: BandSource<bf16> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {
-            let source = BandSource {
-                frame,
-                height: conv.grid.height,
-                width: conv.grid.width,
-                channels: layout.shortcut.unwrap_or(0) as usize,
-                prologue: Prologue::None,
-                table: &[],
-                spread: conv.grid.spread,
-                phase: (phase / 2, phase % 2),
-            };
             let size = BandSize { rows: area.height, columns: self.tiles.pitch };
-            // SAFETY: by this function's contract; a shortcut has a pixel for every pixel of the output.
+            // SAFETY: by this function's contract.
             unsafe { band::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
         }
-        let source = BandSource {
-            frame,
-            height: input.height as usize,
-            width: input.width as usize,
-            channels: layout.cin as usize,
-            prologue: layout.prologue,
-            // SAFETY: the slot is this task's.
-            table: unsafe { conv.norm_table(term, self.slot) },
-            spread: 1,
-            phase: (0, 0),
-        };
         // SAFETY: by this function's contract.
         unsafe { band::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }

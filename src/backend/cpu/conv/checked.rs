@@ -1,5 +1,6 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
+use super::band::BandSource;
 use super::grid::{BANDS, OutputGrid, RUN};
 use super::weights::ConvWeights;
 use crate::backend::Precision;
@@ -106,6 +107,38 @@ impl<'a> CheckedConv<'a> {
 
     pub fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
         u64::from(term.slab) == self.op.layout.slabs
+    }
+
+    /// The frame of a term. A shortcut has a pixel for every pixel of the output; other terms have a prologue.
+    ///
+    /// # Safety
+    /// The slot, whose norm table this may be, is the caller's.
+    pub unsafe fn source<E>(&self, term: &Term<Offsets>, phase: usize, slot: usize) -> BandSource<'_, E> {
+        let (layout, input) = (&self.op.layout, self.op.input);
+        let frame: *const E = self.at(term.frame.0).cast();
+        if self.is_shortcut(term) {
+            return BandSource {
+                frame,
+                height: self.grid.height,
+                width: self.grid.width,
+                channels: layout.shortcut.unwrap_or(0) as usize,
+                prologue: Prologue::None,
+                table: &[],
+                spread: self.grid.spread,
+                phase: (phase / 2, phase % 2),
+            };
+        }
+        BandSource {
+            frame,
+            height: input.height as usize,
+            width: input.width as usize,
+            channels: layout.cin as usize,
+            prologue: layout.prologue,
+            // SAFETY: by this function's contract.
+            table: unsafe { self.norm_table(term, slot) },
+            spread: 1,
+            phase: (0, 0),
+        }
     }
 
     /// The address at an offset in bytes that `new` has checked.

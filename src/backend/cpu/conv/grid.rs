@@ -1,5 +1,5 @@
 //! How a convolution's output is divided into areas, and whether it is computed by Winograd's algorithm.
-//! Depends on shapes and precision alone: statistics are summed area by area, and must be the same on any number of threads.
+//! Depends on shapes and precision alone. Statistics are summed area by area, the same for any number of threads.
 
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
@@ -170,7 +170,7 @@ impl OutputGrid {
         (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns))
     }
 
-    /// Floats of the sums of one panel of the largest area: of all Winograd components, or of all tiles of a frame in bf16.
+    /// Floats of the sums of one panel of the largest area: all Winograd components, or in bf16 all tiles of a frame.
     pub fn sum_floats(&self) -> usize {
         let (h, w) = self.largest();
         match self.precision {

@@ -17,7 +17,7 @@ use super::pool::Pool;
 use super::simd::Microkernels;
 use crate::backend::Stop;
 use crate::error::Result;
-use crate::ir::{ConvOp, Offsets, Prologue, Term};
+use crate::ir::{ConvOp, Offsets, Term};
 use band::{BandSize, BandSource};
 use checked::CheckedConv;
 use grid::{OutputArea, panel_groups, split_evenly};
@@ -144,35 +144,14 @@ impl AreaTask<'_> {
         into: *mut f32,
     ) -> BandSize {
         let conv = self.conv;
-        let (layout, input) = (&conv.op.layout, conv.op.input);
-        let frame: *const f32 = conv.at(term.frame.0);
+        // SAFETY: the slot is this task's.
+        let source: BandSource<f32> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {
-            let source = BandSource {
-                frame,
-                height: conv.grid.height,
-                width: conv.grid.width,
-                channels: layout.shortcut.unwrap_or(0) as usize,
-                prologue: Prologue::None,
-                table: &[],
-                spread: conv.grid.spread,
-                phase: (phase / 2, phase % 2),
-            };
             let size = BandSize { rows: area.height, columns: area.width };
-            // SAFETY: by this function's contract; a shortcut has a pixel for every pixel of the output.
+            // SAFETY: by this function's contract.
             unsafe { band::fill::<S, f32>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
         }
-        let source = BandSource {
-            frame,
-            height: input.height as usize,
-            width: input.width as usize,
-            channels: layout.cin as usize,
-            prologue: layout.prologue,
-            // SAFETY: the slot is this task's.
-            table: unsafe { conv.norm_table(term, self.slot) },
-            spread: 1,
-            phase: (0, 0),
-        };
         // SAFETY: by this function's contract.
         unsafe {
             match conv.grid.winograd {

@@ -14,7 +14,7 @@ use video_vae::checksum::Checksum;
 
 const MEMORY_LIMIT: u64 = 32 << 20;
 /// Above the size of the state, the plan's memory included.
-const MOST_BYTES: u64 = 80 << 20;
+const MOST_BYTES: u64 = 64 << 20;
 const MOST_TIME: Duration = Duration::from_secs(1);
 /// Magic, format and length; the body of the header follows.
 const PREAMBLE: usize = 24;

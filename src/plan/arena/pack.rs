@@ -123,22 +123,21 @@ fn packed_frames(trace: &LifetimeTrace, steady: Option<usize>) -> Vec<PackedFram
     frames
 }
 
-/// Of each frame, those whose lifetimes overlap with its own.
-fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<usize>> {
-    let of =
-        |(i, frame): (usize, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
-    let mut lifetimes: Vec<(u64, u64, usize)> = frames.iter().enumerate().flat_map::<Vec<_>, _>(of).collect();
+/// Of each frame, those whose lifetimes overlap with its own. 32 bits each: they are most of a search's memory.
+fn interferences(frames: &[PackedFrame], cancelled: &dyn Fn() -> bool) -> Vec<Vec<u32>> {
+    let of = |(i, frame): (u32, &PackedFrame)| frame.lifetimes.iter().map(move |(from, to)| (*from, *to, i)).collect();
+    let mut lifetimes: Vec<(u64, u64, u32)> = (0..).zip(frames).flat_map::<Vec<_>, _>(of).collect();
     lifetimes.sort_unstable();
-    let mut found: Vec<Vec<usize>> = vec![Vec::new(); frames.len()];
-    let mut live: Vec<(u64, usize)> = Vec::new();
+    let mut found: Vec<Vec<u32>> = vec![Vec::new(); frames.len()];
+    let mut live: Vec<(u64, u32)> = Vec::new();
     for (from, to, i) in lifetimes {
         if cancelled() {
             break;
         }
         live.retain(|(end, _)| *end > from);
         for (_, j) in live.iter().filter(|(_, j)| *j != i) {
-            found[i].push(*j);
-            found[*j].push(i);
+            found[i as usize].push(*j);
+            found[*j as usize].push(i);
         }
         live.push((to, i));
     }
@@ -167,7 +166,7 @@ fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>
 /// The best offsets found from a starting order, and their bytes. Stops at the lower bound `peak`, and when `lost`.
 fn improve(
     frames: &[PackedFrame],
-    interferes: &[Vec<usize>],
+    interferes: &[Vec<u32>],
     mut order: Vec<usize>,
     sooner: usize,
     peak: u64,
@@ -196,7 +195,7 @@ fn improve(
 /// Places frames in this order, each by first fit. Returns the offsets and the bytes, unless `lost`.
 fn place(
     frames: &[PackedFrame],
-    interferes: &[Vec<usize>],
+    interferes: &[Vec<u32>],
     order: &[usize],
     lost: &impl Fn() -> bool,
 ) -> Option<(Vec<u64>, u64)> {
@@ -206,9 +205,9 @@ fn place(
         if lost() {
             return None;
         }
-        let placed = interferes[i].iter().filter(|j| offsets[**j] != UNPLACED);
+        let placed = interferes[i].iter().map(|j| *j as usize).filter(|j| offsets[*j] != UNPLACED);
         let mut taken: Vec<(u64, u64)> =
-            placed.map(|j| (offsets[*j], offsets[*j].saturating_add(frames[*j].bytes))).collect();
+            placed.map(|j| (offsets[j], offsets[j].saturating_add(frames[j].bytes))).collect();
         taken.sort_unstable();
         offsets[i] = first_fit(taken.into_iter(), frames[i].bytes);
         bytes = bytes.max(offsets[i].saturating_add(frames[i].bytes));

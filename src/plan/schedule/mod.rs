@@ -319,10 +319,12 @@ impl Schedule {
                 Wait::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
-                        for _ in 0..self.room() {
-                            if Some(self.loaded()) != frames {
-                                self.load();
-                            }
+                        let room = self.room().min(frames.map_or(u64::MAX, |total| total - self.loaded()));
+                        for _ in 0..room {
+                            self.load();
+                            // At once: the loads of a long slice would be most of a plan's memory.
+                            let slice = self.arenas.device.slices();
+                            self.queue.drain(..).for_each(|op| seen(slice, &op));
                         }
                     }
                 },

@@ -90,6 +90,7 @@ impl Schedule {
         }
         while self.loaded() < end && !target.is_cancelled() {
             self.load();
+            self.queue.clear();
         }
         while self.wait() == Wait::No && !target.is_cancelled() {
             self.done();

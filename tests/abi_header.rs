@@ -62,6 +62,25 @@ fn header_compiles_alone_in_every_standard() {
     }
 }
 
+/// The sources of the header, in its order.
+const SOURCES: [&str; 7] = ["types", "handle", "run", "range", "stream", "state", "discovery"];
+
+#[test]
+fn header_is_what_the_source_says() {
+    let root = common::root();
+    let config = cbindgen::Config::from_file(root.join("cbindgen.toml")).unwrap();
+    let sources = SOURCES.iter().map(|source| root.join(format!("src/capi/{source}.rs")));
+    let bindings = sources.fold(cbindgen::Builder::new().with_config(config), |builder, path| builder.with_src(path));
+    let mut fresh = Vec::new();
+    bindings.generate().unwrap().write(&mut fresh);
+    let header = root.join("include/video_vae.h");
+    if std::env::var_os("VVAE_UPDATE_HEADER").is_some_and(|value| value == "1") {
+        std::fs::write(&header, &fresh).unwrap();
+    }
+    let committed = std::fs::read_to_string(&header).unwrap_or_default().replace("\r\n", "\n");
+    assert!(fresh == committed.as_bytes(), "stale; run: VVAE_UPDATE_HEADER=1 cargo test --release --test abi_header");
+}
+
 /// One line of C per field. The pattern must name every field, or it does not compile.
 macro_rules! layout {
     ($out:ident, $($name:ident { $($field:ident),* $(,)? })*) => {$(

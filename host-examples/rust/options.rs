@@ -72,7 +72,8 @@ pub fn weights(args: &Args) -> Result<PathBuf> {
     let executable = std::env::current_exe().unwrap_or_default();
     let folders = || executable.ancestors().skip(1);
     let installed = folders().take(2).flat_map(|folder| INSTALLED_WEIGHTS.map(|name| folder.join(name)));
-    let sources = folders().chain([Path::new(env!("CARGO_MANIFEST_DIR"))]).map(|root| root.join(DEMO_WEIGHTS));
+    let sources =
+        folders().chain([Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]).map(|root| root.join(DEMO_WEIGHTS));
     installed.chain(sources).find(|path| path.is_file()).ok_or_else(|| {
         format!(
             "there is no checkpoint: {DEMO_WEIGHTS} is not here, so pass one with --weights FILE (`vvae make-weights` \

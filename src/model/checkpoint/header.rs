@@ -5,8 +5,8 @@ use std::borrow::Cow;
 use std::fmt;
 use std::ops::Range;
 
-use serde::Deserializer;
-use serde::de::{DeserializeOwned, MapAccess, Visitor};
+use serde_core::Deserializer;
+use serde_core::de::{DeserializeOwned, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::names::{self, Check, quoted};

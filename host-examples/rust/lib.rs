@@ -1,0 +1,58 @@
+//! `vvae`: video to latents and back from the command line.
+//!
+//! A host like any other: it opens the shared library at run time and knows it through the C ABI alone. `api` and
+//! `vae` are that part, and what a Rust host would copy. Every command has a file of its own under `commands`; the rest
+//! is what they share: files of video and latents, the pipeline between them, interruption, progress.
+
+mod api;
+mod args;
+mod checkpoint;
+mod commands;
+mod cublas;
+mod draft;
+mod files;
+mod gpu;
+mod interrupt;
+mod options;
+mod pipeline;
+mod progress;
+mod random_weights;
+mod range;
+mod say;
+mod sha256;
+mod tensor;
+mod units;
+mod vae;
+
+use std::process::ExitCode;
+
+/// Every failure is one sentence that says what to do.
+type Result<T> = std::result::Result<T, String>;
+
+// Pixels and latents go to files as they lie in memory, and every format here is little-endian.
+const _: () = assert!(cfg!(target_endian = "little"), "this command is written for little-endian machines");
+
+/// The command, from the words that it was started with to the code it ends with.
+pub fn main() -> ExitCode {
+    let mut words = std::env::args().skip(1);
+    let result = match words.next().as_deref() {
+        None | Some("help" | "--help" | "-h") => say::page(&commands::overview()),
+        Some("--version" | "-V") => api::versions().and_then(|versions| say::line(format_args!("{versions}"))),
+        Some(name) => match commands::find(name) {
+            Ok(command) => command.start(words.collect()),
+            Err(why) => Err(why),
+        },
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_) if interrupt::requested() => {
+            say::note(format_args!("vvae: interrupted; nothing was left behind"));
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
+        Err(_) if say::unheard() => ExitCode::from(say::UNHEARD_EXIT_CODE),
+        Err(why) => {
+            say::note(format_args!("vvae: {why}"));
+            ExitCode::FAILURE
+        }
+    }
+}

@@ -26,6 +26,10 @@ ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"]}
 # Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
 ARCHITECTURES = {"conv_wgmma": ["90a"]}
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
+# The oldest version of PTX that has our instructions, so that drivers from CUDA 12.0 on take it. NVRTC writes its own.
+PTX_VERSION = b".version 8.0"
+# A hint of NVRTC that needs a newer version. The machine code is the same without it.
+NEWER_HINT = re.compile(rb'^\s*\.pragma "used_bytes_mask \w+";\n', re.MULTILINE)
 # ptxas only informs about these, but the products of a warpgroup then no longer overlap.
 PERFORMANCE_LOSS = re.compile("serialized|setmaxnreg")
 
@@ -60,7 +64,8 @@ def compile_ptx(nvrtc, name, definitions):
     text = ctypes.create_string_buffer(size.value)
     nvrtc.nvrtcGetPTX(program, text)
     nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
-    return text.value  # without the final NUL, which newer assemblers refuse
+    ptx = re.sub(rb"^\.version \S+", PTX_VERSION, text.value, count=1, flags=re.MULTILINE)
+    return NEWER_HINT.sub(b"", ptx)  # without the final NUL, which newer assemblers refuse
 
 
 def assemble(path, architecture):

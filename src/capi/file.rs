@@ -54,7 +54,7 @@ fn folder(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 
-/// A new file that nobody could have put a link in place of: its name is random, and it must not exist.
+/// Creates a file exclusively under a random name, so that it cannot be a link that another program made.
 fn create_temporary(folder: &Path) -> io::Result<(Temporary, File)> {
     const TRIES: u32 = 8;
     let mut created = Err(io::ErrorKind::AlreadyExists.into());

@@ -23,7 +23,7 @@ pub(super) struct Handle {
     broken: AtomicBool,
     /// Asks the running call to stop.
     cancel: CancelSlot,
-    /// Held to take the handle. Whoever finds it taken then cancels a call that no longer clears `cancel`.
+    /// Held while a call clears `cancel` and takes the handle. A thread that finds the handle busy can then cancel it.
     starting: Mutex<()>,
     pub config: Config,
     pub log: Log,

@@ -28,7 +28,7 @@ pub fn refused(input: &View, direction: Direction, clip: u64, frame: u64) -> Err
     ))
 }
 
-/// Ends a call. What it met is known only where it was waited for: always, if that fails the call.
+/// Ends a call. On a host's stream it waits for the result only if non-finite values are errors.
 pub fn finish<B: Backend>(
     backend: &B,
     memory: &mut B::Memory,
@@ -45,7 +45,7 @@ pub fn finish<B: Backend>(
     Ok(backend.take_nonfinite(memory))
 }
 
-/// Tells the host what a call that has ended met.
+/// Reports the non-finite values of a finished call to the host.
 pub fn report(seen: NonFinite, policy: OnNonFinite, direction: Direction, control: &Control) -> Result<()> {
     let node = direction.name();
     let what = match seen {

@@ -197,7 +197,7 @@ fn output_pixels(dtype: DType, range: PixelRange) -> Affine {
     }
 }
 
-/// Watches a call for its host: asks whether to stop, tells how far it is.
+/// Reports progress of a call to the host, and asks whether to stop.
 pub struct Watch<'a, 'c> {
     control: &'a mut Control<'c>,
     progress: Progress,
@@ -205,7 +205,7 @@ pub struct Watch<'a, 'c> {
 }
 
 impl<'a, 'c> Watch<'a, 'c> {
-    /// Within a step the host hears from us this often.
+    /// How often the host is called during one operation.
     const PULSE: Duration = Duration::from_millis(100);
 
     pub fn new(control: &'a mut Control<'c>, stage: &'static str, total: u64) -> Watch<'a, 'c> {
@@ -233,7 +233,7 @@ impl<'a, 'c> Watch<'a, 'c> {
         let progress = self.progress;
         let stop = self.control.progress.as_mut().is_some_and(|told| told(progress));
         if stop {
-            // Whoever else looks at the flag during this call sees it too.
+            // Other threads of this call read the flag too.
             self.control.cancel.store(true, Ordering::Relaxed);
         }
         stop

@@ -222,7 +222,7 @@ impl<B: Backend> Engine<B> {
     }
 }
 
-/// Where the system allows no more pinned memory.
+/// For host memory that the system did not allow to be pinned.
 fn warn_not_pinned(control: &Control, bytes: u64) {
     control.warn(format_args!(
         "{} of host memory could not be pinned, so this takes longer than planned; lower host_memory_limit or raise \
@@ -231,7 +231,7 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
     ));
 }
 
-/// Whether a backend can run a network: better said now than in the middle of a run.
+/// Whether a backend can run a network. Checked early, so that no run fails half-way.
 fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
     let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
     backend.check_layers(&layouts, &network.attention_channels())
@@ -275,7 +275,7 @@ impl<B: Backend> Session for Engine<B> {
             let backend = Arc::new((self.make)(&settings)?);
             check_network(&*backend, &self.encoder.network)?;
             check_network(&*backend, &self.decoder.network)?;
-            // What the last call left under way, it left to the old backend.
+            // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             if backend.precision() != self.backend.precision() {
                 self.encoder.weights = None;
@@ -313,7 +313,7 @@ impl<B: Backend> Session for Engine<B> {
         Watch::new(control, "load", 0).advance(0)?;
         let (plan, mut workspace) = self.make_ready(&job, plan, control)?;
         let stream = stream_for(call.stream, place, [Some(call.input), Some(call.output), call.logvar]);
-        // A call on the host's stream may have met them after it returned.
+        // An earlier call on the host's stream may have found them after it returned.
         let earlier = self.backend.take_nonfinite(&mut workspace.memory);
         nonfinite::report(earlier, OnNonFinite::Propagate, direction, control)?;
         let begun = self.backend.begin(&mut workspace.memory, stream);

@@ -8,7 +8,7 @@ use crate::model::Direction;
 /// How much memory a job may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Limit {
-    /// What is free, less a margin that keeps the rest of the machine alive.
+    /// What is free, less a margin for other programs.
     Auto,
     Bytes(u64),
     /// Of what is free.
@@ -16,7 +16,7 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// In bytes, where so many are `free` and at least `margin` of them are better left alone.
+    /// In bytes, of `free` bytes. `Auto` leaves `margin` or a sixteenth, whichever is more.
     pub fn bytes(self, free: u64, margin: u64) -> u64 {
         match self {
             Limit::Bytes(bytes) => bytes,

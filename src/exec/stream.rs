@@ -196,7 +196,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let policy = self.settings.on_nonfinite;
         let finished = nonfinite::finish(&*self.backend, &mut self.workspace.memory, stream, policy);
-        // A step that was stopped is run again; of one that failed nobody knows how far it came.
+        // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
         self.broken = failed || finished.is_err();
         let seen = finished?;

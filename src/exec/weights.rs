@@ -137,8 +137,7 @@ pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     moments.max().unwrap_or(0)
 }
 
-/// One slab in plain form, the layer's tensors as read, and what folding takes. Host memory, so nothing to a device
-/// that has its own.
+/// Host bytes to load a layer: one slab in plain form, the layer's tensors as read, and what folding takes.
 fn transient_bytes(layer: &Layer) -> u64 {
     let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)

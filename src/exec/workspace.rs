@@ -1,5 +1,4 @@
-//! The memory that a call or a stream works in. Knows the plan and the backend; below sessions and streams, which both
-//! own one.
+//! The memory of a call or a stream. Knows the plan and the backend; must not know sessions and streams, which own it.
 
 use std::sync::Arc;
 

@@ -51,7 +51,7 @@ pub struct PlanReport {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Division {
     pub devices: Vec<DeviceReport>,
-    /// Of the time of all devices, the share that is not cuts or waiting for the slowest.
+    /// The share of all devices' time that is neither work of cuts nor waiting for the slowest.
     pub efficiency: f64,
     /// Whether the devices do not all give the same bits.
     pub mixed: bool,

@@ -1,5 +1,5 @@
 //! Tiles: parts of the image that run on their own and are faded into each other. Never exact, because norms and
-//! attention see a tile instead of the image; so tiles are the last resort, or the host's wish.
+//! attention see a tile instead of the image; so tiles are the last resort, unless the host asks for them.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::model::Direction;
 /// Where tiles begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Spacing {
-    /// One stride after the other, as the Python peers do it; the last tile is what is left.
+    /// One stride after the other, as in the Python implementations; the last tile is the rest.
     Strided,
     /// All tiles of an axis have the same size and share at least the overlap.
     Even,

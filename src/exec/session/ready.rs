@@ -15,11 +15,11 @@ use crate::model::{Cone, Direction};
 use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
 use crate::{reserve, workers};
 
-/// Memory that is left to other programs where the host sets no limit: enough to keep a desktop alive.
+/// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
 const MARGIN: u64 = 256 << 20;
 const HOST_MARGIN: u64 = 1 << 30;
 
-/// What a plan depends on, but for the host's free memory.
+/// What a plan depends on, except free host memory.
 #[derive(Clone, PartialEq)]
 pub(super) struct Asked {
     job: Job,

@@ -64,7 +64,7 @@ impl<B: Backend> Engine<B> {
         Ok((direction, self.streaming(plan, schedule, workspace, settings, input)?))
     }
 
-    /// The plan that a state was made with, if it fits the limits of today.
+    /// The plan that a state was made with, if it fits the present limits.
     fn saved_plan(&self, header: &StateHeader, job: &Job, cancel: &AtomicBool) -> Result<Plan> {
         if header.plan.tiles.is_some() && !self.settings.allow_tiles {
             let why = "this state is of a stream in tiles; set tiles to auto to continue it";

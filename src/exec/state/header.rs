@@ -16,7 +16,7 @@ const FORMAT: u64 = 9;
 /// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
 /// `tests/stream_state_golden.rs` fails if the persisted regions change.
 const REVISION: u64 = 1;
-/// Told where a state is refused. Decides nothing.
+/// Stored in a state for error texts only.
 const LIBRARY: &str = env!("CARGO_PKG_VERSION");
 /// Magic, format and the length of what follows.
 const PREAMBLE: u64 = 24;

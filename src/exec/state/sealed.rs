@@ -67,7 +67,7 @@ impl<'a> SealedReader<'a> {
         Ok(())
     }
 
-    /// Reads `bytes` of them, which whoever asks knows to be few.
+    /// Reads `bytes` of them into memory. The caller has bounded them.
     pub fn take(&mut self, bytes: u64) -> Result<Vec<u8>> {
         let mut taken = reserve::filled("the state's header", 0, bytes as usize)?;
         self.read(&mut taken)?;

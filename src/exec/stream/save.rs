@@ -1,4 +1,4 @@
-//! Writing down where a stream is.
+//! Writes the state of a stream.
 
 use std::io::Write;
 use std::sync::atomic::AtomicBool;
@@ -34,7 +34,7 @@ impl<B: Backend> Streaming<B> {
         StateOwner::new(self.place, self.backend.precision())
     }
 
-    /// Fails where there is nothing that a stream could go on from.
+    /// Fails if the stream cannot be saved now: it is broken, ended, or has frames to pull.
     fn check_waiting(&mut self) -> Result<()> {
         self.check_intact()?;
         if self.ended {
@@ -64,7 +64,7 @@ impl<B: Backend> Streaming<B> {
     pub(super) fn saved_bytes(&mut self) -> Result<u64> {
         self.check_waiting()?;
         let frames = self.schedule.persisted_bytes();
-        // A header is as long for one model as for another.
+        // The length of a header does not depend on the fingerprint.
         Ok(self.header(0).state_bytes(&self.owner(), frames))
     }
 

@@ -1,5 +1,5 @@
-//! Packs frames with known lifetimes into little memory: each as low as the frames allow that interfere with it.
-//! The order of placement decides. Several orders are tried, each improved a few times: frames that end above the best
+//! Packs frames with known lifetimes: each gets the lowest offset that no interfering frame uses.
+//! The result depends on the order of placement. Several orders are tried and improved: frames that end above the best
 //! result so far are placed sooner.
 
 use std::cmp::Reverse;
@@ -34,7 +34,7 @@ pub struct PackedLayout {
 }
 
 impl PackedLayout {
-    /// Slices that a rehearsal must show of a job that goes on in the same way, after those that fill the cone.
+    /// Slices of a periodic job that a rehearsal must trace, after those that fill the cone.
     pub const TRACED_SLICES: usize = WARM_UP + PERIOD + REACH;
     /// Slices after which frames get the same offsets again.
     pub const PERIOD: usize = PERIOD;

@@ -116,7 +116,7 @@ pub struct Arena {
     taken: usize,
     /// True for a last slice that is shorter than others: the packed layout does not cover it.
     partial: bool,
-    /// True if all frames are pooled: slices are too long to pack, or pooling takes less.
+    /// True if all frames are pooled, because slices are too long to pack.
     all_pooled: bool,
     /// Bytes of the packed region that partial slices have needed.
     partial_bytes: u64,

@@ -301,7 +301,7 @@ impl Schedule {
     }
 
     /// Goes through the schedule without running it: for a stream of `frames`, and at most the first `slices`. Shows
-    /// each operation with the number of its slice. Returns the arenas, which tell the memory.
+    /// each operation with the number of its slice. Returns the arenas, which count the memory.
     pub fn rehearse(
         mut self,
         frames: Option<u64>,

@@ -9,8 +9,8 @@ use crate::model::Network;
 use crate::plan::arena::Arenas;
 use crate::plan::spec::ScheduleSpec;
 
-/// Latent frames of a slice that are always rehearsed: shorter slices whole, and the end of longer ones, of which more
-/// is kept.
+/// Latent frames of a slice that are always rehearsed: all of a shorter slice, and the end of a longer one, where more
+/// stays cached.
 const REHEARSED_LATENTS: u64 = 16;
 /// Frames at the start of a clip that have recipes of their own, and more.
 const WARM_UP_FRAMES: u64 = 8;

@@ -60,8 +60,8 @@ impl Schedule {
         items.map(|(item, place)| of_item(item).saturating_mul(place.items)).fold(0, u64::saturating_add)
     }
 
-    /// Brings a new stream schedule to where one waits that has loaded `loaded` frames. The contents of its slots are
-    /// missing. Useless when `target` is cancelled.
+    /// Brings a new stream schedule to the point where `loaded` frames are loaded and it waits for more. The contents
+    /// of its slots are missing. Useless when `target` is cancelled.
     pub fn skip_to(&mut self, loaded: u64, target: &Target) {
         let (slice, rate, start) = (self.spec.policy.slice, self.spec.network.latent_rate(), self.spec.slices_start());
         // Slices repeat after the warm-up, so most of a long clip is only counted. Only packed frames need slices of

@@ -1,7 +1,7 @@
 //! The schedule of one work item: a clip, or one tile of it. Decides which stage computes which frames next.
 //!
 //! Stages run as deep as they can before new input is loaded, so few frames are live. Everything depends on frame
-//! counts only; a rehearsal without computing tells the memory.
+//! counts only, so a rehearsal without computing finds the memory.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -461,7 +461,7 @@ impl WorkItem {
         }
     }
 
-    /// Ends the current slice, of which nothing is loaded yet, with another input frame.
+    /// Moves the end of the current slice. Nothing of it is loaded yet.
     pub fn set_slice_end(&mut self, end: u64) {
         self.slice_end = end;
         self.look_ahead();

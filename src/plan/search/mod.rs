@@ -71,7 +71,7 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     sizes.into_iter().take_while(|_| !whole.target.is_cancelled()).find_map(of_size)
 }
 
-/// The smallest plan that was met, if it fits once packed.
+/// The smallest plan rehearsed so far, if it fits once packed.
 fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, PlanError> {
     let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
     let bytes = |found: &Option<Plan>| found.as_ref().map_or(u64::MAX, Plan::device_bytes);

@@ -1,4 +1,4 @@
-//! Plans a stream from a saved plan. Anybody may have written it, so it is checked like a host's request.
+//! Plans a stream from a saved plan. It is untrusted input, so it is checked like a host's request.
 
 use std::cmp::Ordering;
 use std::sync::Arc;

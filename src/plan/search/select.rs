@@ -25,7 +25,7 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of a slice that the search is likely to choose.
 const USUAL_SLICE: u64 = 4;
-/// Of slices that repeat in themselves, about so many latent frames are rehearsed.
+/// About how many latent frames of a long slice are rehearsed; the rest are counted as periods.
 const LONG_SLICE: u64 = 48;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
@@ -53,7 +53,7 @@ pub struct Search<'a> {
     pub smallest: &'a RefCell<Smallest>,
 }
 
-/// The smallest plans that were met.
+/// The smallest plans rehearsed so far.
 #[derive(Default)]
 pub struct Smallest {
     pub any: Option<Plan>,

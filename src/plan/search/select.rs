@@ -61,7 +61,7 @@ pub struct Smallest {
 }
 
 impl Smallest {
-    fn meet(&mut self, plan: &Plan) {
+    pub fn record(&mut self, plan: &Plan) {
         let smaller = |than: &Option<Plan>| than.as_ref().is_none_or(|than| plan.device_bytes() < than.device_bytes());
         if smaller(&self.any) {
             self.any = Some(plan.clone());
@@ -86,7 +86,7 @@ impl<'a> Search<'a> {
         });
         let merge = |(found, met): (R, Smallest)| {
             let met = met.any.iter().chain(&met.exact);
-            met.for_each(|met| smallest.borrow_mut().meet(met));
+            met.for_each(|met| smallest.borrow_mut().record(met));
             found
         };
         found.into_iter().map(merge).collect()
@@ -136,6 +136,13 @@ impl<'a> Search<'a> {
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 
+    /// The bytes of all output frames of a clip. Item by item, they are kept until the last tile.
+    fn blended_bytes(&self, end: u64) -> u64 {
+        let network = &self.request.network;
+        let frame = self.target.frame_bytes(network.output_shape(self.request.input_frame()));
+        frame.saturating_mul(self.request.cone.output_frames(network, end))
+    }
+
     /// The specs that a policy can run as.
     fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
         let policy = match policy.offloaded_weights[..] == *self.offloaded_weights {
@@ -145,10 +152,11 @@ impl<'a> Search<'a> {
                 Arc::new(SchedulePolicy { offloaded_weights, ..(**policy).clone() })
             }
         };
-        let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
-            (0, _) => &[ItemOrder::SliceBySlice],
-            (_, None) => &[ItemOrder::ItemByItem],
-            (_, Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
+        let orders: &[ItemOrder] = match (self.request.input_end(), &self.grid) {
+            (None, _) => &[ItemOrder::SliceBySlice],
+            (Some(_), None) => &[ItemOrder::ItemByItem],
+            (Some(end), Some(_)) if self.blended_bytes(end) > self.limit => &[ItemOrder::SliceBySlice],
+            (Some(_), Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
         };
         let spec = |order: &ItemOrder| ScheduleSpec {
             network: Arc::clone(&self.request.network),
@@ -235,7 +243,7 @@ impl<'a> Search<'a> {
         }
         let found = Plan::rehearse(self.request, spec, &self.target);
         if found.host_bytes() <= self.request.host_limit {
-            self.smallest.borrow_mut().meet(&found);
+            self.smallest.borrow_mut().record(&found);
         }
         Some(found).filter(|found| self.fits(found))
     }

@@ -34,13 +34,6 @@ pub fn grouped(count: u64) -> String {
     out
 }
 
-/// "1:02:03" or "2:03"
-pub fn clock(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
-    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
-}
-
 /// Sizes such as 121x1080x1920 or 640x480, each at least 1.
 pub fn sizes<const N: usize>(text: &str, example: &str) -> Result<[u64; N]> {
     let parsed: Option<Vec<u64>> = text.split('x').map(|part| part.parse().ok().filter(|n| *n > 0)).collect();

@@ -5,9 +5,11 @@
 //! Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
 
 /// How luma is weighed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Matrix {
+    #[value(name = "601")]
     Bt601,
+    #[value(name = "709")]
     Bt709,
 }
 

@@ -1,6 +1,6 @@
 //! Clips in files: what can be read frame by frame, and written so.
 
-mod colour;
+pub mod colour;
 mod ffmpeg;
 mod pngs;
 mod raw;
@@ -82,7 +82,7 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
 /// A place for a clip like `clip`, and the kind of frames it wants.
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
     let (width, height) = (clip.kind.width, clip.kind.height);
-    let integers = if options.bits == 16 { Dtype::U16 } else { Dtype::U8 };
+    let integers = if options.bits() == 16 { Dtype::U16 } else { Dtype::U8 };
     let rgb = FrameKind::pixels(integers, width, height);
     let as_folder = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator) || path.is_dir();
     let sink: Box<dyn Sink> = match extension(path).as_str() {

@@ -153,7 +153,7 @@ struct Writer {
 }
 
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
-    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits == 16 { "444p10" } else { "444" });
+    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits() == 16 { "444p10" } else { "444" });
     let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == wanted) else {
         return Err(format!("--y4m: \"{wanted}\" is none of {}", names()));
     };

@@ -1,7 +1,18 @@
 //! The network as far as files and arithmetic are concerned: which layers there are, and what they cost.
 
+use std::path::Path;
+
 use crate::Result;
 use crate::files::safetensors::Header;
+
+/// The name of a fingerprint in a latent file's metadata.
+pub const FINGERPRINT: &str = "checkpoint";
+
+/// The library's own checksum of a checkpoint's contents: the same on every machine and for every file name.
+pub fn fingerprint(path: &Path) -> Result<String> {
+    let found = video_vae::model::checkpoint::Checkpoint::open(path).and_then(|checkpoint| checkpoint.fingerprint());
+    found.map(|sum| format!("{sum:016x}")).map_err(|why| why.to_string())
+}
 
 /// What distinguishes one checkpoint's network from another's.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,10 +1,12 @@
 //! The words that the command is started with, and errors in them as one line.
 
+use std::sync::atomic::Ordering;
+
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser};
 
 use crate::commands::Command;
-use crate::{Result, api, say};
+use crate::{Result, api, draft, say};
 
 const AFTER_HELP: &str = "\
 Start with `vvae demo`, which needs nothing. For real work get the published checkpoint, ema_vae_fp16.safetensors, and
@@ -30,6 +32,12 @@ pub struct Cli {
     /// Versions of the library and its ABI, and where the library was found.
     #[arg(short = 'V', long)]
     version: bool,
+    /// No progress and no report; errors only.
+    #[arg(short, long, global = true)]
+    quiet: bool,
+    /// Replace outputs that exist.
+    #[arg(short = 'y', long, global = true)]
+    overwrite: bool,
     #[command(subcommand)]
     command: Option<Command>,
 }
@@ -38,7 +46,11 @@ pub struct Cli {
 pub fn run() -> Result<()> {
     match Cli::try_parse() {
         Ok(Cli { version: true, .. }) => say::line(format_args!("{}", api::versions()?)),
-        Ok(Cli { command: Some(command), .. }) => command.run(),
+        Ok(Cli { command: Some(command), quiet, overwrite, .. }) => {
+            say::QUIET.store(quiet, Ordering::Relaxed);
+            draft::OVERWRITE.store(overwrite, Ordering::Relaxed);
+            command.run()
+        }
         Ok(_) => say::page(&Cli::command().render_help().to_string()),
         Err(why) => match why.kind() {
             ErrorKind::DisplayHelp => say::page(&why.to_string()),

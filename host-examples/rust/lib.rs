@@ -22,6 +22,7 @@ mod say;
 mod tensor;
 mod units;
 mod vae;
+mod whole;
 
 use std::process::ExitCode;
 

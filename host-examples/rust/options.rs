@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use crate::Result;
-use crate::files::Matrix;
+use crate::files::{Codec, Matrix, PipeFormat};
 use crate::tensor::Dtype;
 use crate::units::{self, Rate};
 use crate::vae::Vae;
@@ -94,10 +94,20 @@ pub struct VideoOptions {
     /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24.
     #[arg(long = "fps", value_name = "RATE", value_parser = Rate::parse)]
     pub rate: Option<Rate>,
-    /// Depth of written PNGs, raw files, y4m (16: 10 bits) and mkv.
-    #[arg(long, value_name = "8|16", default_value = "8", value_parser = ["8", "16"])]
-    bits: String,
-    /// Colour matrix of y4m; default: 709 from 1280 wide or 577 high on, else 601.
+    /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files have 8 or 16, y4m
+    /// 8 or 10.
+    #[arg(long, value_name = "N", value_parser = bits)]
+    pub bits: Option<u32>,
+    /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth.
+    #[arg(long)]
+    pub codec: Option<Codec>,
+    /// Of the codec, as its -crf (for .jpg -q:v): less is better.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=63))]
+    pub quality: Option<u32>,
+    /// Format of the output `-`; default: y4m.
+    #[arg(short = 'f', long)]
+    pub format: Option<PipeFormat>,
+    /// Colour matrix of y4m, and of video that does not say; default: 709 from 1280 wide or 577 high on, else 601.
     #[arg(long)]
     pub matrix: Option<Matrix>,
     /// Layout of a written y4m: 444, 422, 420, 420mpeg2, 444p10, 422p10, 420p10, ...
@@ -105,10 +115,8 @@ pub struct VideoOptions {
     pub y4m: Option<String>,
 }
 
-impl VideoOptions {
-    pub fn bits(&self) -> u32 {
-        if self.bits == "16" { 16 } else { 8 }
-    }
+fn bits(text: &str) -> Result<u32> {
+    [8, 10, 12, 16].into_iter().find(|bits| bits.to_string() == text).ok_or_else(|| "it is 8, 10, 12 or 16".into())
 }
 
 /// Floating-point types of stored latents and checkpoints.

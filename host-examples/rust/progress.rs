@@ -1,6 +1,7 @@
 //! How far it has come: a bar on a terminal, else a line now and then.
 
 use std::io::{IsTerminal, stderr};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -26,10 +27,12 @@ impl Progress {
         let style = style.with_key("per_sec", |state: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
             let _ = write!(w, "{:.1} frames/s", state.per_sec());
         });
-        let bar = ProgressBar::with_draw_target(total, ProgressDrawTarget::stderr()).with_style(style);
+        let quiet = say::QUIET.load(Ordering::Relaxed);
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(total, target).with_style(style);
         bar.set_message(label);
         let started = Instant::now();
-        Progress { bar, started, line: (!stderr().is_terminal()).then_some(started) }
+        Progress { bar, started, line: (!quiet && !stderr().is_terminal()).then_some(started) }
     }
 
     /// `done` frames of video.

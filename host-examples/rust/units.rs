@@ -14,6 +14,11 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} bytes") } else { format!("{value:.2} {}", units[unit]) }
 }
 
+/// "1 frame" or "2 frames".
+pub fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The most memory this process has had, where the system tells.
 pub fn resident_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;

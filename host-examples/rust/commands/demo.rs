@@ -1,9 +1,9 @@
 //! `vvae demo`: a clip goes through the model and comes back, with figures and pictures, and needs nothing.
 
-mod clip;
+pub mod clip;
 mod font;
-mod metrics;
-mod sheet;
+pub mod metrics;
+pub mod sheet;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -50,7 +50,7 @@ impl Demo {
         );
         let mut output = Frames::new(kind, frames);
 
-        say!("{frames} frames of {width}x{height} through {}\n", weights.display())?;
+        say!("{} of {width}x{height} through {}\n", units::counted(frames, "frame"), weights.display())?;
         let started = Instant::now();
         vae.encode(&input, &mut latent)?;
         let encode = started.elapsed().as_secs_f64();
@@ -72,13 +72,15 @@ impl Demo {
         write_pictures(&folder, &input, &output)?;
         say!("Look at {}", folder.join("contact-sheet.png").display())?;
         say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
-        say!("\nNext: vvae roundtrip YOUR.mp4 out.mp4, and `vvae --help` for the rest.")
+        say!(
+            "\nNext: vvae roundtrip YOUR.mp4 out.mp4 --weights ema_vae_fp16.safetensors, and `vvae --help` for the rest."
+        )
     }
 }
 
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {
     let (kind, sheet) = sheet::contact_sheet(input, output);
-    let draft = crate::draft::Draft::new(&folder.join("contact-sheet.png"))?;
+    let draft = crate::draft::Draft::replacing(&folder.join("contact-sheet.png"))?;
     files::encode_rgb(draft.create()?, kind, &sheet)?;
     draft.finish()?;
     let (kind, frames) = sheet::side_by_side(input, output);

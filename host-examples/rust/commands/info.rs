@@ -46,12 +46,24 @@ pub fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn devices() -> Result<()> {
+/// All devices; the first is the one that "auto" means.
+fn list() -> Result<Vec<vvae_device_desc>> {
     let api = api()?;
     // SAFETY: takes nothing.
-    for index in 0..unsafe { (api.vvae_device_count)() } {
-        // SAFETY: the struct is as long as it says.
-        let device: vvae_device_desc = described(|out| unsafe { (api.vvae_device_info)(index, out) })?;
+    let count = unsafe { (api.vvae_device_count)() };
+    // SAFETY: the struct is as long as it says.
+    (0..count).map(|index| described(|out| unsafe { (api.vvae_device_info)(index, out) })).collect()
+}
+
+/// The name of the hardware that an option of devices stands for.
+pub fn device_name(option: &str) -> Result<String> {
+    let devices = list()?;
+    let found = devices.iter().find(|device| fixed_text(&device.id) == option).or(devices.first());
+    Ok(found.map_or_else(|| option.to_owned(), |device| fixed_text(&device.name)))
+}
+
+fn devices() -> Result<()> {
+    for device in list()? {
         let gpu = match device.device_type {
             VVAE_DEVICE_CUDA => format!(
                 ", compute capability {}.{}, {}",

@@ -1,6 +1,8 @@
 //! The commands.
 
 mod bench;
+mod check;
+mod compare;
 mod decode;
 mod demo;
 mod encode;
@@ -10,9 +12,10 @@ mod plan;
 mod roundtrip;
 
 use std::path::Path;
+use std::sync::atomic::Ordering;
 
-use crate::say::say;
-use crate::{Result, cli, units};
+use crate::say::{self, say};
+use crate::{Result, cli, files, units};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(rename_all = "kebab-case")]
@@ -24,6 +27,8 @@ pub enum Command {
     Decode(decode::Decode),
     Roundtrip(roundtrip::Roundtrip),
     MakeWeights(make_weights::MakeWeights),
+    Compare(compare::Compare),
+    Check(check::Check),
     Bench(bench::Bench),
     /// Prints what a shell needs to complete these commands and options.
     #[command(after_help = "Examples:\n  vvae completions bash > ~/.local/share/bash-completion/completions/vvae\n")]
@@ -42,6 +47,8 @@ impl Command {
             Command::Decode(decode) => decode.run(),
             Command::Roundtrip(roundtrip) => roundtrip.run(),
             Command::MakeWeights(make) => make.run(),
+            Command::Compare(compare) => compare.run(),
+            Command::Check(check) => check.run(),
             Command::Bench(bench) => bench.run(),
             Command::Completions { shell } => cli::completions(shell),
         }
@@ -50,6 +57,9 @@ impl Command {
 
 /// The last line of a run: what it wrote, how fast, and what it took.
 fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::Vae) -> Result<()> {
+    if say::QUIET.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let rate = frames as f64 / seconds;
     let model = units::bytes(vae.memory()?.peak);
     let process = units::resident_peak().map(|bytes| format!(", the process {}", units::bytes(bytes)));
@@ -59,12 +69,20 @@ fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::
         1 => String::new(),
         _ => format!("; in {} x {} tiles, which is not exact", last.tile_rows, last.tile_columns),
     };
-    let path = path.display();
-    say!("{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}")?;
+    let (path_is_stdout, path) = (files::is_stdio(path), path.display());
+    let mut lines = vec![format!(
+        "{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}"
+    )];
     let devices = vae.devices()?;
     for device in devices.iter().filter(|_| devices.len() > 1) {
         let (id, peak) = (info::fixed_text(&device.id), units::bytes(device.peak));
-        say!("  {id}: {} frames of the last part in {:.1} s, {peak} at most", device.frames, device.measured_seconds)?;
+        let frames = units::counted(device.frames.max(0) as u64, "frame");
+        lines.push(format!("  {id}: {frames} of the last part in {:.1} s, {peak} at most", device.measured_seconds));
+    }
+    // Standard output may be the video.
+    match path_is_stdout {
+        true => lines.iter().for_each(|line| say::note(format_args!("{line}"))),
+        false => lines.iter().try_for_each(|line| say!("{line}"))?,
     }
     Ok(())
 }

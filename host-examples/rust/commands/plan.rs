@@ -7,7 +7,7 @@ use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::Vae;
-use crate::{Result, random_weights, units};
+use crate::{Result, random_weights, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae plan --decode 121x1080x1920 --limit 6GiB
@@ -16,8 +16,8 @@ const EXAMPLES: &str = "Examples:
 
 /// Memory and cuts of a job, before it runs.
 ///
-/// Says how a job would be cut to keep to a limit, and how much memory it would take, which is what it then takes. Sizes are
-/// those of the video in both directions. Without --weights and $VIDEO_VAE_WEIGHTS the plan is for the sizes of the
+/// Says how `vvae encode` or `vvae decode` would run a video of this size within a limit, and how much memory that takes. A
+/// limit that is accepted here is accepted there. Sizes are those of the video in both directions. Without --weights and $VIDEO_VAE_WEIGHTS the plan is for the sizes of the
 /// published checkpoint, which need not be there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group(ArgGroup::new("job").required(true).multiple(true).args(["encode", "decode"])))]
@@ -61,13 +61,21 @@ impl Plan {
     }
 }
 
-/// The plan of a video of this many frames, rows and columns, in words.
+/// How the command would run a video of this many frames, rows and columns, in words.
 pub fn describe(vae: &Vae, node: &str, [frames, height, width]: [u64; 3]) -> Result<String> {
-    let (height, width) = (height as usize, width as usize);
-    let shape = if node == "encode" {
-        FrameKind::pixels(Dtype::U8, width, height).shape(frames)
+    let (rows, columns) = (height as usize, width as usize);
+    let (kind, inputs) = if node == "encode" {
+        (FrameKind::pixels(Dtype::U8, columns, rows), frames)
     } else {
-        FrameKind::latent(Dtype::F32, vae.latent_size(width, height)).shape(vae.latent_frames(frames))
+        (FrameKind::latent(Dtype::F32, vae.latent_size(columns, rows)), vae.latent_frames(frames))
     };
-    Ok(vae.plan(node, shape)?.1.trim_end().to_owned())
+    let planned = whole::plan(vae, node, kind, Some(inputs))?;
+    let manner = if planned.whole { "as a whole" } else { "as a stream, at constant memory" };
+    let frames = units::counted(frames, "frame");
+    let mut text = format!("{node} {frames} of {width}x{height}, {manner}\n{}", planned.text.trim_end());
+    // The plan of a stream knows no length, and so no time.
+    if let (false, Ok((info, _))) = (planned.whole, vae.plan(node, kind.shape(inputs))) {
+        text += &format!("\ntime: about {:.1} s for {frames}", info.seconds);
+    }
+    Ok(text)
 }

@@ -9,18 +9,19 @@ use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::{Stream, Vae};
-use crate::{Result, units};
+use crate::{Result, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
   vvae roundtrip photo.png photo-back.png
+  vvae roundtrip hdr.mp4 back.mp4 --codec hevc --quality 20
   vvae roundtrip clip.y4m back.y4m --limit 6GiB --device cuda:0
 ";
 
 /// Video to latents and back to video.
 ///
 /// Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size, length
-/// and rate of IN. --limit holds for both directions together.
+/// and rate of IN, and its depth, colour tags and sound where the format has them. --limit holds for both directions together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{}\n{EXAMPLES}", files::INPUTS, files::OUTPUTS))]
 pub struct Roundtrip {
@@ -41,23 +42,25 @@ impl Roundtrip {
         let vae = model.open(&model.weights()?)?;
         let (kind, sink) = files::create(output, &clip, video)?;
         let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
-        let [encoder, decoder] = open_streams(&vae, model, clip.kind, latent)?;
-        let stages = vec![Stage::new(encoder, latent), Stage::new(decoder, kind)];
         let mut progress = Progress::new("round trip", clip.expected);
         let read = AtomicU64::new(0);
-        let pipeline = Pipeline {
-            source,
-            kind: clip.kind,
-            stages,
-            sink,
-            counting: Counting::Written,
-            read: &read,
-            drop_padding: true,
-            most: u64::MAX,
+        // One direction after the other, if both take the clip as a whole.
+        let whole = |node, input, frames| whole::plan(&vae, node, input, frames).is_ok_and(|plan| plan.whole);
+        let latents = clip.frames.map(|frames| vae.latent_frames(frames));
+        let frames = match clip.frames {
+            Some(frames) if whole("encode", clip.kind, Some(frames)) && whole("decode", latent, latents) => {
+                let nodes = [("encode", latent), ("decode", kind)];
+                whole::run(&vae, (source, clip.kind), &nodes, sink, &read, frames)?
+            }
+            _ => {
+                let [encoder, decoder] = open_streams(&vae, model, clip.kind, latent)?;
+                let stages = vec![Stage::new(encoder, latent), Stage::new(decoder, kind)];
+                let (kind, read, counting, most) = (clip.kind, &read, Counting::Written, u64::MAX);
+                Pipeline { source, kind, stages, sink, counting, read, drop_padding: true, most }.run(&mut progress)?
+            }
         };
-        let frames = pipeline.run(&mut progress)?;
         let seconds = progress.end();
-        let what = format!("{frames} frames of {}x{}", kind.width, kind.height);
+        let what = format!("{} of {}x{}", units::counted(frames, "frame"), kind.width, kind.height);
         super::report(output, &what, frames, seconds, &vae)
     }
 }

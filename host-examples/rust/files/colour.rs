@@ -19,6 +19,14 @@ impl Matrix {
         if width >= 1280 || height > 576 { Matrix::Bt709 } else { Matrix::Bt601 }
     }
 
+    /// As ffmpeg spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Matrix::Bt601 => "bt601",
+            Matrix::Bt709 => "bt709",
+        }
+    }
+
     /// Red and blue; green is what is left.
     fn weights(self) -> (f32, f32) {
         match self {

@@ -1,5 +1,6 @@
-//! The last words of `cargo test`: which hosts were not tried for want of a tool, and how to get the tools. It runs last,
-//! because cargo runs the programs of tests/ in the order of their names, and prints always, because it has no harness.
+//! The last words of `cargo test`: which hosts were not tried for want of a tool, and how to get the tools. It runs
+//! last, because cargo runs the programs of tests/ in the order of their names, and prints always, because it has no
+//! harness.
 
 use std::path::Path;
 use std::process::Command;

@@ -119,8 +119,8 @@ impl Config {
         self.count(encoder, size, |kernel, frames, _| frames * kernel.iter().product::<u64>())
     }
 
-    /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are one
-    /// tap, and an upsampler is one convolution of 2 x 2 taps.
+    /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are
+    /// one tap, and an upsampler is one convolution of 2 x 2 taps.
     pub fn folded_flops(&self, encoder: bool, size: [u64; 3]) -> f64 {
         self.count(encoder, size, |[time, rows, columns], frames, name| {
             let later = frames - 1;
@@ -171,7 +171,8 @@ impl Config {
     }
 }
 
-/// Temporal taps of so many frames, of which each sees the two before it: the first one, the second two, all others three.
+/// Temporal taps of so many frames, of which each sees the two before it: the first one, the second two, all others
+/// three.
 fn causal(frames: u64) -> u64 {
     if frames == 1 { 1 } else { 3 * frames - 3 }
 }

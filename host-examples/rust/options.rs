@@ -94,8 +94,8 @@ pub struct VideoOptions {
     /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24.
     #[arg(long = "fps", value_name = "RATE", value_parser = Rate::parse)]
     pub rate: Option<Rate>,
-    /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files have 8 or 16, y4m
-    /// 8 or 10.
+    /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files
+    /// have 8 or 16, y4m 8 or 10.
     #[arg(long, value_name = "N", value_parser = bits)]
     pub bits: Option<u32>,
     /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth.

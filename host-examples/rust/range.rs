@@ -7,8 +7,8 @@ use crate::vae::Vae;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Range")]
 pub struct RangeOptions {
-    /// Only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip. They are the same
-    /// to the bit as in the whole. Encode counts latent frames, decode video frames.
+    /// Only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip. They are the
+    /// same to the bit as in the whole. Encode counts latent frames, decode video frames.
     #[arg(long, value_name = "FIRST:END")]
     pub frames: Option<String>,
 }

@@ -28,8 +28,8 @@ fn video_frames(vae: &Vae, node: &str, frames: u64) -> u64 {
     if node == "encode" { frames } else { vae.video_frames(frames) }
 }
 
-/// Reads all frames, runs the nodes one after the other, and writes `most` frames of what comes out of the last. The number
-/// of frames written.
+/// Reads all frames, runs the nodes one after the other, and writes `most` frames of what comes out of the last. The
+/// number of frames written.
 pub fn run(
     vae: &Vae,
     (mut source, input): (Box<dyn Source>, FrameKind),

@@ -27,19 +27,20 @@ const EXAMPLES: &str = "Examples:
 
 /// Seconds, frames/s, FLOP/s and memory.
 ///
-/// Measures whole calls from host memory to host memory: f32 latents and 8-bit interleaved RGB. Each case has a handle of its
-/// own, one run to warm up, and is given as the median of the repeats. FLOP are counted on the network as published, with
-/// nothing folded, so that they compare with other implementations; work that is saved shows as speed. The second rate counts
-/// what is computed after folding; on a GPU it is also given as a part of the rate of a large matrix product (8192 x 8192, f16
-/// with f32 sums) that cuBLAS reaches on the same card just before, if this machine has cuBLAS ($VVAE_CUBLAS may name it).
+/// Measures whole calls from host memory to host memory: f32 latents and 8-bit interleaved RGB. Each case has a handle
+/// of its own, one run to warm up, and is given as the median of the repeats. FLOP are counted on the network as
+/// published, with nothing folded, so that they compare with other implementations; work that is saved shows as speed.
+/// The second rate counts what is computed after folding; on a GPU it is also given as a part of the rate of a large
+/// matrix product (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine
+/// has cuBLAS ($VVAE_CUBLAS may name it).
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
     /// Full-size random weights, made once in the temporary folder (half a gigabyte).
     #[arg(long, conflicts_with = "weights")]
     random: bool,
-    /// FRAMESxHEIGHTxWIDTH of the video; default: 21x720x1280,1x1024x1024,5x512x512 on a GPU, 1x256x256,5x128x128 on the
-    /// CPU.
+    /// FRAMESxHEIGHTxWIDTH of the video; default: 21x720x1280,1x1024x1024,5x512x512 on a GPU, 1x256x256,5x128x128 on
+    /// the CPU.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = size)]
     shapes: Vec<[u64; 3]>,
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "decode,encode")]
@@ -268,7 +269,8 @@ fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
     if slower.is_empty() { Ok(()) } else { Err(format!("slower than before by more than 10 %: {}", slower.join("; "))) }
 }
 
-/// The GPU that was asked for, if one was; "auto" is the first of the list. What is no device at all, the library refuses.
+/// The GPU that was asked for, if one was; "auto" is the first of the list. What is no device at all, the library
+/// refuses.
 fn gpu_index(device: &str) -> Result<Option<i32>> {
     let api = crate::api::api()?;
     Ok(match device {

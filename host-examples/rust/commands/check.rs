@@ -18,18 +18,22 @@ const EXAMPLES: &str = "Examples:
 
 /// A checkpoint in fp32 against fp16 on a fixed clip; one line to paste into a report.
 ///
-/// Encodes and decodes a clip that is the same everywhere, in fp32 and in a faster precision: fp16 on a GPU, bf16 on a CPU.
-/// Prints one line: the checkpoint, the machine, and how far the two are apart.
+/// Encodes and decodes a clip that is the same everywhere, in fp32 and in a faster precision: fp16 on a GPU, bf16 on a
+/// CPU. Prints one line: the checkpoint, the machine, and how far the two are apart.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Check {
     #[arg(value_name = "CHECKPOINT")]
     checkpoint: PathBuf,
     /// Of the clip.
-    #[arg(long, value_name = "TxHxW", default_value = "9x128x128", value_parser = |text: &str| units::sizes::<3>(text, "9x128x128"))]
+    #[arg(long, value_name = "TxHxW", default_value = "9x128x128", value_parser = size)]
     shape: [u64; 3],
     #[command(flatten)]
     model: ModelOptions,
+}
+
+fn size(text: &str) -> Result<[u64; 3]> {
+    units::sizes(text, "9x128x128")
 }
 
 struct Results {
@@ -52,13 +56,11 @@ impl Check {
         let through = metrics::compare(&input, &exact.video);
         let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
         let device = super::info::device_name(&self.model.device)?;
-        let version = api::text({
-            // SAFETY: takes nothing.
-            unsafe { (api::api()?.vvae_version)() }
-        });
+        // SAFETY: takes nothing.
+        let version = api::text(unsafe { (api::api()?.vvae_version)() });
         say!(
-            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {fast} against fp32: latent \
-             {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
+            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {fast} against fp32: \
+             latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
             fingerprint(&self.checkpoint)?,
             apart.psnr,
             through.psnr,

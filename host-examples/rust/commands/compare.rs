@@ -17,7 +17,8 @@ const EXAMPLES: &str = "Examples:
 
 /// PSNR and SSIM of two clips, frame by frame, with a contact sheet.
 ///
-/// Reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma (Wang et al. 2004).
+/// Reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma (Wang et al.
+/// 2004).
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Compare {

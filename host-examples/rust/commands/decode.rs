@@ -24,9 +24,9 @@ const EXAMPLES: &str = "Examples:
 
 /// Latents to video.
 ///
-/// Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a tensor
-/// `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are those of
-/// the original video where IN tells them. Latents that were made with another checkpoint are refused.
+/// Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a
+/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are
+/// those of the original video where IN tells them. Latents that were made with another checkpoint are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::OUTPUTS))]
 pub struct Decode {
@@ -94,8 +94,8 @@ impl Decode {
             return Ok(());
         }
         Err(format!(
-            "{} was made with another checkpoint (fingerprint {made_with}, {} has {found}); name that one with --weights, or \
-             add --force",
+            "{} was made with another checkpoint (fingerprint {made_with}, {} has {found}); name that one with --weights, \
+             or add --force",
             self.input.display(),
             weights.display()
         ))

@@ -23,10 +23,10 @@ const EXAMPLES: &str = "Examples:
 
 /// Video to latents.
 ///
-/// Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because the
-/// length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T, h, w].
-/// Its metadata keeps size, length, rate, depth and colour of the video, so that `vvae decode` gives back exactly that, and
-/// the checkpoint's fingerprint. Stills and clips of up to 17 frames run as a whole if that fits.
+/// Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because
+/// the length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T,
+/// h, w]. Its metadata keeps size, length, rate, depth and colour of the video, so that `vvae decode` gives back
+/// exactly that, and the checkpoint's fingerprint. Stills and clips of up to 17 frames run as a whole if that fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Encode {

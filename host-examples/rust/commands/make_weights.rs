@@ -14,8 +14,8 @@ const EXAMPLES: &str = "Examples:
 
 /// A random checkpoint, for measuring and testing.
 ///
-/// Writes a checkpoint with the names and shapes of the published one and random values, scaled so that activations stay
-/// near unit size. It measures as the real one does, and shows nothing. The same options give the same file.
+/// Writes a checkpoint with the names and shapes of the published one and random values, scaled so that activations
+/// stay near unit size. It measures as the real one does, and shows nothing. The same options give the same file.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct MakeWeights {

@@ -16,9 +16,9 @@ const EXAMPLES: &str = "Examples:
 
 /// Memory and cuts of a job, before it runs.
 ///
-/// Says how `vvae encode` or `vvae decode` would run a video of this size within a limit, and how much memory that takes. A
-/// limit that is accepted here is accepted there. Sizes are those of the video in both directions. Without --weights and $VIDEO_VAE_WEIGHTS the plan is for the sizes of the
-/// published checkpoint, which need not be there.
+/// Says how `vvae encode` or `vvae decode` would run a video of this size within a limit, and how much memory that
+/// takes. A limit that is accepted here is accepted there. Sizes are those of the video in both directions. Without
+/// --weights and $VIDEO_VAE_WEIGHTS the plan is for the sizes of the published checkpoint, which need not be there.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES, group(ArgGroup::new("job").required(true).multiple(true).args(["encode", "decode"])))]
 pub struct Plan {

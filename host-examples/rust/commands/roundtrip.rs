@@ -20,8 +20,9 @@ const EXAMPLES: &str = "Examples:
 
 /// Video to latents and back to video.
 ///
-/// Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size, length
-/// and rate of IN, and its depth, colour tags and sound where the format has them. --limit holds for both directions together.
+/// Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size,
+/// length and rate of IN, and its depth, colour tags and sound where the format has them. --limit holds for both
+/// directions together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{}\n{EXAMPLES}", files::INPUTS, files::OUTPUTS))]
 pub struct Roundtrip {

@@ -1,8 +1,8 @@
 //! Between RGB and the planes of video: luma and two chromas, the chromas often at half the resolution.
 //!
-//! y' = kr R + kg G + kb B, with the weights of BT.601 or BT.709; chroma is the scaled difference of blue and red to it.
-//! Limited range puts luma into 16..235 and chroma into 16..240 (of 8 bits; more bits are shifted), full range uses all.
-//! Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
+//! y' = kr R + kg G + kb B, with the weights of BT.601 or BT.709; chroma is the scaled difference of blue and red to
+//! it. Limited range puts luma into 16..235 and chroma into 16..240 (of 8 bits; more bits are shifted), full range uses
+//! all. Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
 
 /// How luma is weighed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -23,8 +23,8 @@ struct Process {
 pub fn missing(path: &Path, program: &str, why: &std::io::Error) -> String {
     let name = path.display();
     format!(
-        "{name} needs the program {program}, which cannot be started ({why}); install it (Debian and Ubuntu: apt install \
-         ffmpeg, macOS: brew install ffmpeg, Windows: winget install ffmpeg), or use .y4m, .png or .raw"
+        "{name} needs the program {program}, which cannot be started ({why}); install it (Debian and Ubuntu: apt \
+         install ffmpeg, macOS: brew install ffmpeg, Windows: winget install ffmpeg), or use .y4m, .png or .raw"
     )
 }
 

@@ -101,8 +101,8 @@ Outputs, by name:
   clip.mp4, clip.mov  through ffmpeg, H.264; HEVC for more than 8 bits
   clip.webm           through ffmpeg, VP9
   frame.jpg           through ffmpeg
-Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole; what
-is no regular file is never replaced; a folder must be new or empty.
+Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole.
+What is no regular file is never replaced; a folder must be new or empty.
 ";
 
 pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
@@ -152,7 +152,8 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
         }
         other => {
             return Err(format!(
-                "{}: cannot write .{other}; use .y4m, .png, a folder, .raw, .safetensors, .mkv, .mp4, .mov, .webm or .jpg",
+                "{}: cannot write .{other}; use .y4m, .png, a folder, .raw, .safetensors, .mkv, .mp4, .mov, .webm or \
+                 .jpg",
                 path.display()
             ));
         }

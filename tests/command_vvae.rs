@@ -26,6 +26,7 @@ fn info_lists_devices_parameters_and_checkpoints() {
     for word in ["cpu", "Node encode", "Node decode", "memory_limit", "-1..1, 0..1", "optional", "bf16"] {
         assert!(page.contains(word), "{word}: {page}");
     }
+    assert!(page.contains("whole number, 0 or more") && !page.contains("184467"), "{page}");
     let page = succeeds(&["info", text(&small())]);
     for line in [
         "channels        16, 32, 32, 32",

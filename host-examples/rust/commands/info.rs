@@ -135,7 +135,9 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
         _ => "of a kind newer than this command".to_owned(),
     };
     if param.flags & VVAE_PARAM_HAS_RANGE != 0 && matches!(param.kind, VVAE_PARAM_INT | VVAE_PARAM_FLOAT) {
-        words += &format!(" from {} to {}", param.min, param.max);
+        // The largest number that fits says nothing to people.
+        let any = param.kind == VVAE_PARAM_INT && param.max >= 9e18;
+        words += &if any { format!(", {} or more", param.min) } else { format!(" from {} to {}", param.min, param.max) };
     }
     if !text(param.unit).is_empty() && param.kind != VVAE_PARAM_BYTES {
         words += &format!(" of {}", text(param.unit));

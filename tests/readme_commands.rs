@@ -119,7 +119,7 @@ fn commands(text: &str) -> Vec<String> {
 #[test]
 fn every_readme_command_is_accounted_for() {
     let mut files = Vec::new();
-    readmes(&root(), &mut files);
+    readmes(root(), &mut files);
     assert!(files.len() >= 8, "{files:?}");
     let mut used = BTreeSet::new();
     for file in &files {

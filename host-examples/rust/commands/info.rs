@@ -137,7 +137,8 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
     if param.flags & VVAE_PARAM_HAS_RANGE != 0 && matches!(param.kind, VVAE_PARAM_INT | VVAE_PARAM_FLOAT) {
         // The largest number that fits says nothing to people.
         let any = param.kind == VVAE_PARAM_INT && param.max >= 9e18;
-        words += &if any { format!(", {} or more", param.min) } else { format!(" from {} to {}", param.min, param.max) };
+        words +=
+            &if any { format!(", {} or more", param.min) } else { format!(" from {} to {}", param.min, param.max) };
     }
     if !text(param.unit).is_empty() && param.kind != VVAE_PARAM_BYTES {
         words += &format!(" of {}", text(param.unit));

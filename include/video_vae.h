@@ -127,7 +127,7 @@
 
 #define VVAE_PARAM_CHOICE 3
 
-// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
+// A number of bytes, or of a unit with decimals: KiB, MiB, GiB, KB, MB, GB, such as 2.7GiB.
 #define VVAE_PARAM_BYTES 4
 
 // A text in a form of its own, such as that of "rates".

@@ -9,21 +9,21 @@ LICENCE_FILES = ("LICENSE*", "LICENCE*", "COPYING*", "COPYRIGHT*", "NOTICE*")
 
 
 def linked(metadata: dict) -> set:
-    """Crates that are reached from the root through dependencies and dev-dependencies (the command's), no build ones."""
+    """Crates that the library and the command, the workspace's members, depend on; no build or dev-dependencies."""
     nodes = {node["id"]: node for node in metadata["resolve"]["nodes"]}
     packages = {package["id"]: package for package in metadata["packages"]}
 
     def procedural(package: str) -> bool:
         return any("proc-macro" in target["kind"] for target in packages[package]["targets"])
 
-    found, waiting = set(), [metadata["resolve"]["root"]]
+    found, waiting = set(), list(metadata["workspace_members"])
     while waiting:
         package = waiting.pop()
         if package in found or procedural(package):
             continue
         found.add(package)
         for dependency in nodes[package]["deps"]:
-            if any(kind["kind"] != "build" for kind in dependency["dep_kinds"]):
+            if any(kind["kind"] is None for kind in dependency["dep_kinds"]):
                 waiting.append(dependency["pkg"])
     return {package for package in found if packages[package]["source"]}
 

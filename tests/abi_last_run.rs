@@ -126,7 +126,7 @@ fn the_command_tells_of_tiles() {
         .file("clip.y4m", &b"YUV4MPEG2 W96 H80 F25:1 C420jpeg\n".iter().copied().chain(frames).collect::<Vec<_>>());
     let encode = |settings: &[&str]| {
         let mut run = Command::new(&command);
-        run.arg("encode").arg(&clip).arg(folder.0.join("latents.safetensors")).args(["--device", "cpu"]);
+        run.arg("encode").arg(&clip).arg(folder.0.join("latents.safetensors")).args(["-y", "--device", "cpu"]);
         for setting in settings {
             run.args(["--set", setting]);
         }

@@ -9,7 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
-use common::{Buffer, Random, Vae, golden, library_path, root, safetensors, small};
+use common::{Buffer, Random, Vae, demo, golden, library_path, root, safetensors, small};
 use video_vae::capi::*;
 
 /// One test at a time: they share the build folder, and one measures time.
@@ -159,9 +159,23 @@ fn graph_host_lists_nodes_and_devices() {
     for words in ["node    encode: ", "node    decode: ", "in    video: video, u8 | u16", "device  cpu "] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    assert!(!text.contains("e+") && !text.contains("1 frames"), "{text}");
     for words in ["param memory_limit = auto (bytes, such as 8GiB", "param posterior = mean (one of mean | sample)"] {
         assert!(text.contains(words), "{words}: {text}");
     }
+}
+
+/// Those of host-examples/cpp/README.md, with the demo's checkpoint.
+#[test]
+fn readme_programs_run() {
+    let _alone = alone();
+    let Some(build) = built() else { return };
+    let graph = cpp().join("graphs/roundtrip.json");
+    let text = succeeds(graph_host(build).arg(&graph));
+    assert!(text.contains("plan of decode") && root().join("target/graph_host").is_dir(), "{text}");
+    let text = succeeds(Command::new(build.join("roundtrip")).arg(demo()));
+    let quality = text.split(" dB between").next().unwrap().rsplit('\n').next().unwrap().parse::<f64>().unwrap();
+    assert!(quality > 25.0, "{text}");
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn readme_c_program_compiles_and_runs() {
     let (library, executable) = (library_path(), folder.0.join("demo"));
     let libraries = library.parent().unwrap();
     let compiler = Command::new("cc")
-        .args(["-std=c99", "-Wall", "-Wextra", "-Wno-missing-field-initializers", "-Werror", "-I"])
+        .args(["-std=c99", "-Wall", "-Wextra", "-pedantic", "-Werror", "-I"])
         .arg(root().join("include"))
         .arg(&source)
         .arg("-L")

@@ -1,7 +1,18 @@
 //! The network as far as files and arithmetic are concerned: which layers there are, and what they cost.
 
+use std::path::Path;
+
 use crate::Result;
 use crate::files::safetensors::Header;
+
+/// The name of a fingerprint in a latent file's metadata.
+pub const FINGERPRINT: &str = "checkpoint";
+
+/// The library's own checksum of a checkpoint's contents: the same on every machine and for every file name.
+pub fn fingerprint(path: &Path) -> Result<String> {
+    let found = video_vae::model::checkpoint::Checkpoint::open(path).and_then(|checkpoint| checkpoint.fingerprint());
+    found.map(|sum| format!("{sum:016x}")).map_err(|why| why.to_string())
+}
 
 /// What distinguishes one checkpoint's network from another's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -108,8 +119,8 @@ impl Config {
         self.count(encoder, size, |kernel, frames, _| frames * kernel.iter().product::<u64>())
     }
 
-    /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are one
-    /// tap, and an upsampler is one convolution of 2 x 2 taps.
+    /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are
+    /// one tap, and an upsampler is one convolution of 2 x 2 taps.
     pub fn folded_flops(&self, encoder: bool, size: [u64; 3]) -> f64 {
         self.count(encoder, size, |[time, rows, columns], frames, name| {
             let later = frames - 1;
@@ -160,7 +171,8 @@ impl Config {
     }
 }
 
-/// Temporal taps of so many frames, of which each sees the two before it: the first one, the second two, all others three.
+/// Temporal taps of so many frames, of which each sees the two before it: the first one, the second two, all others
+/// three.
 fn causal(frames: u64) -> u64 {
     if frames == 1 { 1 } else { 3 * frames - 3 }
 }

@@ -12,8 +12,8 @@ use crate::gpu::Gpu;
 use crate::random_weights::Random;
 
 const SIZE: usize = 8192;
-/// Products of one burst, and bursts, of which the median counts: as long as a convolution of a large frame, so that the
-/// card's clock is that of such work.
+/// Products of one burst, and bursts, of which the median counts: as long as a convolution of a large frame, so that
+/// the card's clock is that of such work.
 const BURST: u32 = 20;
 const BURSTS: usize = 5;
 

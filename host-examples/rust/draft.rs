@@ -5,8 +5,12 @@ use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{Error, ErrorKind};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::{Result, interrupt};
+
+/// -y: outputs that exist are replaced.
+pub static OVERWRITE: AtomicBool = AtomicBool::new(false);
 
 pub struct Draft {
     /// Where it is written.
@@ -18,8 +22,16 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// A file beside the target, so that the last step is a rename, with its extension, which tells ffmpeg the format.
+    /// As `replacing`, for a name that is free, unless the user wants to replace what has it.
     pub fn new(target: &Path) -> Result<Draft> {
+        if target.is_file() && !OVERWRITE.load(Ordering::Relaxed) {
+            return Err(format!("{} exists; add -y to replace it, or name another", target.display()));
+        }
+        Draft::replacing(target)
+    }
+
+    /// A file beside the target, so that the last step is a rename, with its extension, which tells ffmpeg the format.
+    pub fn replacing(target: &Path) -> Result<Draft> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create_new(true);
         Draft::make(target, |path| options.open(path).map(Some))

@@ -5,12 +5,12 @@
 //! is what they share: files of video and latents, the pipeline between them, interruption, progress.
 
 mod api;
-mod args;
 mod checkpoint;
+mod cli;
 mod commands;
 mod cublas;
 mod draft;
-mod files;
+pub mod files;
 mod gpu;
 mod interrupt;
 mod options;
@@ -19,10 +19,10 @@ mod progress;
 mod random_weights;
 mod range;
 mod say;
-mod sha256;
 mod tensor;
 mod units;
 mod vae;
+mod whole;
 
 use std::process::ExitCode;
 
@@ -34,16 +34,7 @@ const _: () = assert!(cfg!(target_endian = "little"), "this command is written f
 
 /// The command, from the words that it was started with to the code it ends with.
 pub fn main() -> ExitCode {
-    let mut words = std::env::args().skip(1);
-    let result = match words.next().as_deref() {
-        None | Some("help" | "--help" | "-h") => say::page(&commands::overview()),
-        Some("--version" | "-V") => api::versions().and_then(|versions| say::line(format_args!("{versions}"))),
-        Some(name) => match commands::find(name) {
-            Ok(command) => command.start(words.collect()),
-            Err(why) => Err(why),
-        },
-    };
-    match result {
+    match cli::run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) if interrupt::requested() => {
             say::note(format_args!("vvae: interrupted; nothing was left behind"));

@@ -2,102 +2,137 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::ValueEnum;
+
 use crate::Result;
-use crate::args::Args;
-use crate::files::Matrix;
+use crate::files::{Codec, Matrix, PipeFormat};
+use crate::tensor::Dtype;
 use crate::units::{self, Rate};
 use crate::vae::Vae;
 
-pub const MODEL: &[&str] = &["weights", "device", "limit", "set"];
-pub const MODEL_HELP: &str = "\
-Model:
-  --weights FILE      the checkpoint; default: $VIDEO_VAE_WEIGHTS, else the demo's own
-  --device NAME       cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*; default: auto
-  --limit BYTES       memory to keep to, such as 6GiB; default: what is free
-  --set KEY=VALUE     any parameter that `vvae info` lists; may be given more than once
-";
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Model")]
+pub struct ModelOptions {
+    /// The checkpoint, or the word demo for the small one of `vvae demo`.
+    #[arg(long, value_name = "FILE", env = "VIDEO_VAE_WEIGHTS")]
+    pub weights: Option<PathBuf>,
+    /// cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*.
+    #[arg(long, value_name = "NAME", default_value = "auto")]
+    pub device: String,
+    /// Memory to keep to, such as 6GiB or 2.7GiB; default: what is free.
+    #[arg(long, value_name = "BYTES")]
+    pub limit: Option<String>,
+    /// Any parameter that `vvae info` lists; may be given more than once.
+    #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
+    pub set: Vec<(String, String)>,
+}
 
-pub const VIDEO: &[&str] = &["size", "fps", "bits", "matrix", "y4m"];
-pub const VIDEO_HELP: &str = "\
-Video:
-  --size WxH          size of a raw input
-  --fps RATE          frames a second, such as 24 or 24000/1001; default: what the input says, else 24
-  --bits 8|16         depth of written PNGs, raw files, y4m (16: 10 bits) and mkv; default: 8
-  --matrix 601|709    colour matrix of y4m; default: 709 from 1280 wide or 577 high on, else 601
-  --y4m LAYOUT        layout of a written y4m: 444, 422, 420, 420mpeg2, 444p10, 422p10, 420p10, ...
-";
+fn key_and_value(text: &str) -> Result<(String, String)> {
+    let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
+    pair.ok_or_else(|| "write it as KEY=VALUE".into())
+}
 
 /// The checkpoint that the project ships: in the source tree, in an installed prefix, beside the command in a wheel.
-pub const DEMO_WEIGHTS: &str = "host-examples/assets/demo.safetensors";
+const DEMO_WEIGHTS: &str = "host-examples/assets/demo.safetensors";
 const INSTALLED_WEIGHTS: [&str; 2] = ["share/video-vae/demo.safetensors", "demo.safetensors"];
 
-#[derive(Debug, Clone)]
-pub struct VideoOptions {
-    pub size: Option<[u64; 2]>,
-    pub rate: Option<Rate>,
-    pub bits: u32,
-    pub matrix: Option<Matrix>,
-    pub y4m: Option<String>,
-}
+impl ModelOptions {
+    /// The checkpoint that was named.
+    pub fn named_weights(&self) -> Option<Result<PathBuf>> {
+        let named = self.weights.as_ref()?;
+        Some(if named.as_os_str() == "demo" { demo_weights() } else { Ok(named.clone()) })
+    }
 
-impl VideoOptions {
-    pub fn read(args: &Args) -> Result<VideoOptions> {
-        let size = args.option("size").map(|text| units::sizes(text, "640x480")).transpose();
-        let bits = args.choice("bits", &["8", "16"])?;
-        let matrix = match args.choice("matrix", &["usual", "601", "709"])? {
-            "601" => Some(Matrix::Bt601),
-            "709" => Some(Matrix::Bt709),
-            _ => None,
-        };
-        Ok(VideoOptions {
-            size: size.map_err(|why| format!("--size: {why}"))?,
-            rate: args.option("fps").map(Rate::parse).transpose().map_err(|why| format!("--fps: {why}"))?,
-            bits: if bits == "16" { 16 } else { 8 },
-            matrix,
-            y4m: args.option("y4m").map(str::to_owned),
+    /// The checkpoint that was named. Results of another one would be worthless, so none is assumed.
+    pub fn weights(&self) -> Result<PathBuf> {
+        self.named_weights().unwrap_or_else(|| {
+            Err("name a checkpoint: --weights FILE, or export VIDEO_VAE_WEIGHTS=FILE (docs/checkpoint.md says where to \
+                 get one); --weights demo takes the small one of the demo, which is a toy"
+                .into())
         })
     }
-}
 
-/// The checkpoint that was asked for, else the one of the environment.
-pub fn named_weights(args: &Args) -> Option<PathBuf> {
-    args.option("weights").map(PathBuf::from).or_else(|| std::env::var_os("VIDEO_VAE_WEIGHTS").map(PathBuf::from))
-}
-
-/// As `named_weights`, else the demo's: around the executable, or in the source tree that this was built from.
-pub fn weights(args: &Args) -> Result<PathBuf> {
-    if let Some(path) = named_weights(args) {
-        return Ok(path);
+    pub fn open(&self, weights: &Path) -> Result<Vae> {
+        let vae = Vae::open(weights, &self.device)?;
+        for (key, value) in self.settings() {
+            vae.configure(key, value)?;
+        }
+        Ok(vae)
     }
+
+    /// Keys and values of --set, after --limit as the parameter it is.
+    pub fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
+        let limit = self.limit.as_deref().map(|limit| ("memory_limit", limit));
+        limit.into_iter().chain(self.set.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+    }
+
+    /// The value that a parameter was set to last.
+    pub fn setting(&self, key: &str) -> Option<&str> {
+        self.settings().filter(|(known, _)| *known == key).last().map(|(_, value)| value)
+    }
+}
+
+/// Around the executable, or in the source tree that this was built from.
+pub fn demo_weights() -> Result<PathBuf> {
     let executable = std::env::current_exe().unwrap_or_default();
     let folders = || executable.ancestors().skip(1);
     let installed = folders().take(2).flat_map(|folder| INSTALLED_WEIGHTS.map(|name| folder.join(name)));
-    let sources =
-        folders().chain([Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))]).map(|root| root.join(DEMO_WEIGHTS));
-    installed.chain(sources).find(|path| path.is_file()).ok_or_else(|| {
-        format!(
-            "there is no checkpoint: {DEMO_WEIGHTS} is not here, so pass one with --weights FILE (`vvae make-weights` \
-                 makes a random one)"
-        )
-    })
+    let built_from = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."));
+    let sources = folders().chain([built_from]).map(|root| root.join(DEMO_WEIGHTS));
+    installed
+        .chain(sources)
+        .find(|path| path.is_file())
+        .ok_or_else(|| format!("the demo's checkpoint, {DEMO_WEIGHTS}, is not here; pass another with --weights FILE"))
 }
 
-/// Opens the model that the options ask for, with its settings.
-pub fn open_vae(args: &Args) -> Result<Vae> {
-    open_vae_with(args, &weights(args)?)
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Video")]
+pub struct VideoOptions {
+    /// Size of a raw input.
+    #[arg(long, value_name = "WxH", value_parser = |text: &str| units::sizes::<2>(text, "640x480"))]
+    pub size: Option<[u64; 2]>,
+    /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24.
+    #[arg(long = "fps", value_name = "RATE", value_parser = Rate::parse)]
+    pub rate: Option<Rate>,
+    /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files
+    /// have 8 or 16, y4m 8 or 10.
+    #[arg(long, value_name = "N", value_parser = bits)]
+    pub bits: Option<u32>,
+    /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth.
+    #[arg(long)]
+    pub codec: Option<Codec>,
+    /// Of the codec, as its -crf (for .jpg -q:v): less is better.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=63))]
+    pub quality: Option<u32>,
+    /// Format of the output `-`; default: y4m.
+    #[arg(short = 'f', long)]
+    pub format: Option<PipeFormat>,
+    /// Colour matrix of y4m, and of video that does not say; default: 709 from 1280 wide or 577 high on, else 601.
+    #[arg(long)]
+    pub matrix: Option<Matrix>,
+    /// Layout of a written y4m: 444, 422, 420, 420mpeg2, 444p10, 422p10, 420p10, ...
+    #[arg(long, value_name = "LAYOUT")]
+    pub y4m: Option<String>,
 }
 
-pub fn open_vae_with(args: &Args, weights: &Path) -> Result<Vae> {
-    let vae = Vae::open(weights, args.option("device").unwrap_or("auto"))?;
-    for (key, value) in settings(args)? {
-        vae.configure(key, value)?;
+fn bits(text: &str) -> Result<u32> {
+    [8, 10, 12, 16].into_iter().find(|bits| bits.to_string() == text).ok_or_else(|| "it is 8, 10, 12 or 16".into())
+}
+
+/// Floating-point types of stored latents and checkpoints.
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Float {
+    F16,
+    Bf16,
+    F32,
+}
+
+impl Float {
+    pub fn dtype(self) -> Dtype {
+        match self {
+            Float::F16 => Dtype::F16,
+            Float::Bf16 => Dtype::Bf16,
+            Float::F32 => Dtype::F32,
+        }
     }
-    Ok(vae)
-}
-
-/// Keys and values of --set, and --limit as the parameter it is.
-pub fn settings(args: &Args) -> Result<Vec<(&str, &str)>> {
-    let pair = |text| str::split_once(text, '=').ok_or_else(|| format!("--set: write \"{text}\" as KEY=VALUE"));
-    let set: Result<Vec<_>> = args.all("set").map(pair).collect();
-    Ok(args.option("limit").map(|limit| ("memory_limit", limit)).into_iter().chain(set?).collect())
 }

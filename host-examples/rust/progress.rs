@@ -1,61 +1,54 @@
 //! How far it has come: a bar on a terminal, else a line now and then.
 
-use std::io::{IsTerminal, Write, stderr};
+use std::io::{IsTerminal, stderr};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crate::units;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+
+use crate::say;
+
+const WITH_TOTAL: &str = "{msg} [{bar:30}] {percent:>3} %  {pos}/{len} frames, {per_sec}, {eta} left";
+const WITHOUT_TOTAL: &str = "{msg} {pos} frames, {per_sec}";
+/// Between two lines where there is no terminal.
+const EVERY: Duration = Duration::from_secs(10);
 
 pub struct Progress {
-    label: &'static str,
-    total: Option<u64>,
+    bar: ProgressBar,
     started: Instant,
-    shown: Instant,
-    /// Redraws one line.
-    bar: bool,
-    every: Duration,
+    /// When the last line was written; `None` on a terminal, which has the bar.
+    line: Option<Instant>,
 }
 
 impl Progress {
     pub fn new(label: &'static str, total: Option<u64>) -> Progress {
-        let bar = stderr().is_terminal();
-        let every = if bar { Duration::from_millis(200) } else { Duration::from_secs(10) };
-        let now = Instant::now();
-        Progress { label, total, started: now, shown: now, bar, every }
+        let template = if total.is_some() { WITH_TOTAL } else { WITHOUT_TOTAL };
+        let style = ProgressStyle::with_template(template).expect("a valid template").progress_chars("#--");
+        let style = style.with_key("per_sec", |state: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {
+            let _ = write!(w, "{:.1} frames/s", state.per_sec());
+        });
+        let quiet = say::QUIET.load(Ordering::Relaxed);
+        let target = if quiet { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+        let bar = ProgressBar::with_draw_target(total, target).with_style(style);
+        bar.set_message(label);
+        let started = Instant::now();
+        Progress { bar, started, line: (!quiet && !stderr().is_terminal()).then_some(started) }
     }
 
     /// `done` frames of video.
     pub fn show(&mut self, done: u64) {
-        if self.shown.elapsed() >= self.every {
-            self.shown = Instant::now();
-            let text = self.text(done);
-            // Losing a line of progress is no reason to stop.
-            let _ = if self.bar { write!(stderr(), "\r\x1b[K{text}") } else { writeln!(stderr(), "{text}") };
+        self.bar.set_position(done);
+        if let Some(line) = self.line.as_mut().filter(|line| line.elapsed() >= EVERY) {
+            *line = Instant::now();
+            let rate = done as f64 / self.started.elapsed().as_secs_f64();
+            let of = self.bar.length().map(|total| format!("/{total}")).unwrap_or_default();
+            say::note(format_args!("{} {done}{of} frames, {rate:.1} frames/s", self.bar.message()));
         }
-    }
-
-    fn text(&self, done: u64) -> String {
-        let seconds = self.started.elapsed().as_secs_f64();
-        let rate = done as f64 / seconds;
-        let Some(total) = self.total.filter(|total| *total >= done && *total > 0) else {
-            return format!("{} {done} frames, {rate:.1} frames/s", self.label);
-        };
-        let part = done as f64 / total as f64;
-        let filled = (part * 30.0) as usize;
-        let bar = format!("[{}{}] ", "#".repeat(filled), "-".repeat(30 - filled));
-        let left = if done > 0 { units::clock((total - done) as f64 / rate) } else { "?".into() };
-        format!(
-            "{} {}{:3.0} %  {done}/{total} frames, {rate:.1} frames/s, {left} left",
-            self.label,
-            if self.bar { &bar } else { "" },
-            part * 100.0
-        )
     }
 
     /// Wipes the bar away. The seconds it took.
     pub fn end(&self) -> f64 {
-        if self.bar {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
+        self.bar.finish_and_clear();
         self.started.elapsed().as_secs_f64()
     }
 }

@@ -1,16 +1,17 @@
 //! `--frames FIRST:END`: some frames of the output, from the input that they need.
 
 use crate::Result;
-use crate::args::Args;
 use crate::files::Source;
 use crate::vae::Vae;
 
-pub const OPTION: &[&str] = &["frames"];
-pub const HELP: &str = "\
-Range:
-  --frames FIRST:END  only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip.
-                      They are the same to the bit as in the whole. Encode counts latent frames, decode video frames
-";
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Range")]
+pub struct RangeOptions {
+    /// Only these frames of the output, counted from 0, without END; 1000: goes to the end of the clip. They are the
+    /// same to the bit as in the whole. Encode counts latent frames, decode video frames.
+    #[arg(long, value_name = "FIRST:END")]
+    pub frames: Option<String>,
+}
 
 /// Output frames, and the input frames that they need. Without a count: to the end of the clip.
 pub struct Range {
@@ -21,8 +22,8 @@ pub struct Range {
 }
 
 /// What `--frames` asks for. `clip_frames`: of the whole input, if that is known.
-pub fn read(args: &Args, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
-    let Some(text) = args.option("frames") else { return Ok(None) };
+pub fn read(options: &RangeOptions, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
+    let Some(text) = &options.frames else { return Ok(None) };
     let bad = || format!("--frames: \"{text}\" is no range; write it like 1000:1100, 1000: or :100");
     let (first, end) = text.split_once(':').ok_or_else(bad)?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| bad());

@@ -10,6 +10,9 @@ use crate::Result;
 /// What shells expect of a program that nobody listens to any more: 128 + SIGPIPE.
 pub const UNHEARD_EXIT_CODE: u8 = 141;
 
+/// -q: no progress and no report.
+pub static QUIET: AtomicBool = AtomicBool::new(false);
+
 static UNHEARD: AtomicBool = AtomicBool::new(false);
 
 /// Whether the reader has left.
@@ -39,10 +42,15 @@ pub fn note(words: Arguments) {
     let _ = writeln!(stderr(), "{words}");
 }
 
+/// Notes that an output could not be written because nobody reads it any more.
+pub fn reader_left(why: &std::io::Error) {
+    UNHEARD.fetch_or(why.kind() == ErrorKind::BrokenPipe, Ordering::Relaxed);
+}
+
 fn write(words: Arguments) -> Result<()> {
     let mut out = stdout().lock();
     out.write_fmt(words).and_then(|()| out.flush()).map_err(|why| {
-        UNHEARD.fetch_or(why.kind() == ErrorKind::BrokenPipe, Ordering::Relaxed);
+        reader_left(&why);
         format!("standard output cannot be written: {why}")
     })
 }

@@ -14,6 +14,11 @@ pub fn bytes(count: u64) -> String {
     if unit == 0 { format!("{count} bytes") } else { format!("{value:.2} {}", units[unit]) }
 }
 
+/// "1 frame" or "2 frames".
+pub fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+}
+
 /// The most memory this process has had, where the system tells.
 pub fn resident_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
@@ -32,13 +37,6 @@ pub fn grouped(count: u64) -> String {
         out.push(digit);
     }
     out
-}
-
-/// "1:02:03" or "2:03"
-pub fn clock(seconds: f64) -> String {
-    let whole = seconds.max(0.0).round() as u64;
-    let (hours, minutes, seconds) = (whole / 3600, whole / 60 % 60, whole % 60);
-    if hours > 0 { format!("{hours}:{minutes:02}:{seconds:02}") } else { format!("{minutes}:{seconds:02}") }
 }
 
 /// Sizes such as 121x1080x1920 or 640x480, each at least 1.

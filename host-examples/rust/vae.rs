@@ -219,8 +219,8 @@ impl Drop for Stream<'_> {
     }
 }
 
-/// A run that ends when the user presses Ctrl-C. The handler also calls vvae_cancel, which acts sooner, but only on a run
-/// that has begun. The callback sees an interruption from before.
+/// A run that ends when the user presses Ctrl-C. The handler also calls vvae_cancel, which acts sooner, but only on a
+/// run that has begun. The callback sees an interruption from before.
 fn interruptible() -> vvae_run_info {
     unsafe extern "C" fn progress(_: *mut c_void, _: u64, _: u64, _: *const c_char) -> i32 {
         i32::from(interrupt::requested())

@@ -69,7 +69,7 @@ pub const VVAE_PARAM_INT: u32 = 0;
 pub const VVAE_PARAM_FLOAT: u32 = 1;
 pub const VVAE_PARAM_BOOL: u32 = 2;
 pub const VVAE_PARAM_CHOICE: u32 = 3;
-/// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
+/// A number of bytes, or of a unit with decimals: KiB, MiB, GiB, KB, MB, GB, such as 2.7GiB.
 pub const VVAE_PARAM_BYTES: u32 = 4;
 /// A text in a form of its own, such as that of "rates".
 pub const VVAE_PARAM_TEXT: u32 = 5;

@@ -31,6 +31,16 @@ impl From<[u64; 5]> for Shape {
     }
 }
 
+impl Shape {
+    /// In words. A stream has no number of frames yet, which is 0 here.
+    pub fn described(&self) -> String {
+        match self.frames {
+            0 => format!("a stream of frames {} x {}", self.width, self.height),
+            _ => self.to_string(),
+        }
+    }
+}
+
 impl fmt::Display for Shape {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [b, c, t, h, w] = self.dims();

@@ -62,8 +62,8 @@ pub(super) fn accepted(kind: &ParamKind) -> String {
             let above = if min > 0 { " above 0" } else { "" };
             let list = if list { "; or a list of these, one for each device, such as 8GiB,auto" } else { "" };
             format!(
-                "auto, a percentage of free memory such as 80%, or a whole number of bytes{above}, also in {}, such as \
-                 8GiB{list}",
+                "auto, a percentage of free memory such as 80%, or a number of bytes{above}, also in {}, such as 8GiB \
+                 or 2.7GiB{list}",
                 units.join(", ")
             )
         }
@@ -86,7 +86,14 @@ fn percent(text: &str) -> Option<u64> {
 fn bytes(text: &str) -> Option<u64> {
     let (number, unit) =
         UNITS.iter().find_map(|(suffix, unit)| Some((text.strip_suffix(suffix)?, *unit))).unwrap_or((text, 1));
-    digits(number)?.checked_mul(unit)
+    let (whole, decimals) = number.split_once('.').unwrap_or((number, "0"));
+    // A fraction of a byte means nothing, and more digits than these change no byte.
+    if number.contains('.') && (unit == 1 || whole.is_empty() || decimals.is_empty() || decimals.len() > 9) {
+        return None;
+    }
+    let scale = 10u128.pow(decimals.len() as u32);
+    let number = u128::from(digits(whole)?) * scale + u128::from(digits(decimals)?);
+    u64::try_from(number.checked_mul(u128::from(unit))? / scale).ok()
 }
 
 /// The error is the part that is wrong.
@@ -120,7 +127,16 @@ mod tests {
 
     #[test]
     fn bytes_take_units() {
-        for (text, bytes) in [("1", 1), ("3KB", 3_000), ("3KiB", 3 << 10), ("8GiB", 8 << 30), ("2GB", 2_000_000_000)] {
+        for (text, bytes) in [
+            ("1", 1),
+            ("3KB", 3_000),
+            ("3KiB", 3 << 10),
+            ("8GiB", 8 << 30),
+            ("2GB", 2_000_000_000),
+            ("2.7GiB", 2_899_102_924),
+            ("0.5KB", 500),
+            ("1.000000001GB", 1_000_000_001),
+        ] {
             assert_eq!(parse("memory_limit", text), Ok(Value::Int(bytes)), "{text}");
         }
         assert_eq!(parse("memory_limit", "18446744073709551615"), Ok(Value::Int(u64::MAX)));
@@ -132,8 +148,26 @@ mod tests {
         assert!(["1,", ",1", ",", "1,,2", "1, 2", "1,0"].iter().all(|text| parse("memory_limit", text).is_err()));
         assert!(parse("host_memory_limit", "1,1").is_err());
         assert!(["0%", "101%", "%", "-5%", "8.5%", "8 %"].iter().all(|text| parse("memory_limit", text).is_err()));
-        for text in ["", "0", "GiB", "-1", "+1", "1 GiB", "1.5GiB", "8G", "17179869184GiB", "1e9", "0x10", " 1", "1\n"]
-        {
+        for text in [
+            "",
+            "0",
+            "GiB",
+            "-1",
+            "+1",
+            "1 GiB",
+            "1.5",
+            ".5GiB",
+            "1.GiB",
+            "1.5.2GiB",
+            "1.-5GiB",
+            "0.0GiB",
+            "8G",
+            "17179869184GiB",
+            "1e9",
+            "0x10",
+            " 1",
+            "1\n",
+        ] {
             let error = parse("memory_limit", text).unwrap_err().to_string();
             assert!(error.contains("memory_limit") && error.contains(&format!("\"{text}\"")), "{error}");
             assert!(error.contains("GiB"), "{error}");

@@ -78,7 +78,7 @@ impl fmt::Display for Division {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, efficiency) = (self.devices.len(), 100.0 * self.efficiency);
         write!(f, "{count} devices, efficiency {efficiency:.0} %")?;
-        self.round.map_or(Ok(()), |frames| write!(f, ", rounds of {frames} frames"))?;
+        self.round.map_or(Ok(()), |frames| write!(f, ", rounds of {}", counted(frames, "frame")))?;
         for DeviceReport { device, parts, seconds, device_bytes, unused, .. } in &self.devices {
             write!(f, "\n  {device}: ")?;
             match (unused, parts.is_empty()) {
@@ -109,7 +109,7 @@ impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.direction.name();
         match (self.input.frames, self.output.frames) {
-            (0, _) => write!(f, "{name} a stream of frames {} x {}", self.input.width, self.input.height)?,
+            (0, _) => write!(f, "{name} {}", self.input.described())?,
             _ => write!(f, "{name} {} to {}", self.input, self.output)?,
         }
         match self.range {
@@ -144,8 +144,8 @@ impl fmt::Display for PlanReport {
         let chunks: Vec<String> = chunks.collect();
         writeln!(
             f,
-            "slices of {} latent frames; frames per chunk of each stage: {}",
-            self.slice_frames,
+            "slices of {}; frames per chunk of each stage: {}",
+            counted(self.slice_frames, "latent frame"),
             chunks.join(", ")
         )?;
         if self.seconds > 0.0 {
@@ -163,6 +163,11 @@ impl fmt::Display for PlanReport {
         }
         write!(f, "rates: {}", self.rates)
     }
+}
+
+/// "1 frame" or "2 frames".
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// A length of time, for people.

@@ -4,6 +4,7 @@
 
 mod api;
 mod buffer;
+pub mod command;
 mod devices;
 mod failure;
 mod files;

@@ -41,8 +41,14 @@ std::string widget(const Param &param) {
     case VVAE_PARAM_BYTES: text = "bytes, such as 8GiB"; break;
     default: text = "text"; break;
     }
-    if (param.flags & VVAE_PARAM_HAS_RANGE) text += " " + short_number(param.min) + " to " + short_number(param.max);
-    if (!param.unit.empty()) text += " " + param.unit;
+    // The largest number of bytes says nothing to people, and "such as 8GiB" has the unit.
+    if (param.kind != VVAE_PARAM_BYTES) {
+        bool any = param.kind == VVAE_PARAM_INT && param.max >= 9e18;
+        if (param.flags & VVAE_PARAM_HAS_RANGE) {
+            text += " " + short_number(param.min) + (any ? " or more" : " to " + short_number(param.max));
+        }
+        if (!param.unit.empty()) text += " " + param.unit;
+    }
     if (param.flags & VVAE_PARAM_HAS_AUTO) text += ", or auto";
     return text;
 }

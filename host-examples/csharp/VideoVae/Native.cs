@@ -144,7 +144,7 @@ namespace VideoVae
         public const int VVAE_PARAM_CHOICE = 3;
 
         /// <summary>
-        /// A number of bytes, with or without a unit: KiB, MiB, GiB, KB, MB, GB.
+        /// A number of bytes, or of a unit with decimals: KiB, MiB, GiB, KB, MB, GB, such as 2.7GiB.
         /// </summary>
         public const int VVAE_PARAM_BYTES = 4;
 

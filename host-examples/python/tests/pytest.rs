@@ -5,7 +5,7 @@ use std::process::Command;
 
 /// Python with what the tests need. Without it the test says that it did not run; in CI it fails.
 fn python() -> Option<String> {
-    let name = std::env::var("PYTHON").unwrap_or_else(|_| "python3".into());
+    let name = std::env::var("PYTHON").unwrap_or_else(|_| installed().unwrap_or_else(|| "python3".into()));
     let why = match Command::new(&name).args(["-c", "import numpy, pytest"]).output() {
         Ok(output) if output.status.success() => return Some(name),
         Ok(output) => String::from_utf8_lossy(&output.stderr).lines().last().unwrap_or_default().to_owned(),
@@ -14,6 +14,12 @@ fn python() -> Option<String> {
     assert!(std::env::var_os("CI").is_none(), "{name}: {why}");
     println!("skipped: {name}: {why}");
     None
+}
+
+/// What `.ci/run --tools` installs.
+fn installed() -> Option<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/ci-tools/bin/python");
+    path.exists().then(|| path.to_string_lossy().into_owned())
 }
 
 /// All tests of a folder, with this library.

@@ -66,6 +66,32 @@ with video_vae.VideoVae({str(SMALL)!r}, "cpu") as vae:
     assert str(target) in done.stdout and (tmp_path / "vvae-demo" / "contact-sheet.png").is_file()
 
 
+def test_a_stale_library_is_built_anew(tmp_path):
+    """What an earlier build left in target/ is not packed before cargo has looked at it."""
+    missing = _missing()
+    if missing or sys.platform == "win32":
+        pytest.skip(missing or "the stand-in for cargo is a shell script")
+    root, release = tmp_path / "root", tmp_path / "root" / "target" / "release"
+    (release / "examples").mkdir(parents=True)
+    (root / "host-examples" / "assets").mkdir(parents=True)
+    (root / "host-examples" / "assets" / "demo.safetensors").write_text("demo")
+    (root / "Cargo.toml").write_text('version = "0.0.1"\n')
+    for stale in (release / NAME, release / "examples" / COMMAND):
+        stale.write_text("stale")
+    cargo = tmp_path / "bin" / "cargo"
+    cargo.parent.mkdir()
+    cargo.write_text(f"#!/bin/sh\nprintf fresh > '{release / NAME}'\nprintf fresh > '{release / 'examples' / COMMAND}'\n")
+    cargo.chmod(0o755)
+    sources = tmp_path / "sources"
+    shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))
+    environment = {k: v for k, v in os.environ.items() if k not in ("VIDEO_VAE_LIBRARY", "CARGO_TARGET_DIR")}
+    environment.update(VIDEO_VAE_ROOT=str(root), PATH=f"{cargo.parent}:{os.environ['PATH']}")
+    build = [sys.executable, "setup.py", "-q", "build", "--build-base", str(tmp_path / "build")]
+    subprocess.run(build, check=True, cwd=sources, env=environment)
+    (packed,) = (tmp_path / "build").rglob(NAME)
+    assert packed.read_text() == "fresh" and (packed.parent / COMMAND).read_text() == "fresh"
+
+
 def _missing() -> str:
     """What a build without a network lacks."""
     for name, oldest in (("pip", 21), ("setuptools", 64), ("wheel", 0)):

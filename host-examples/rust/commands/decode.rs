@@ -1,79 +1,105 @@
 //! `vvae decode`: latents in, video out.
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
-use super::Command;
-use crate::Result;
-use crate::args::{Args, Takes};
 use crate::files::tensors::{Latents, open_latents};
 use crate::files::{self, Clip};
-use crate::options::{self, VideoOptions};
+use crate::options::{ModelOptions, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
-use crate::range;
+use crate::range::{self, RangeOptions};
 use crate::tensor::{Dtype, FrameKind};
-use crate::units::Rate;
+use crate::units::{Rate, counted};
 use crate::vae::Vae;
+use crate::{Result, checkpoint, whole};
 
-pub const COMMAND: Command = Command {
-    name: "decode",
-    summary: "latents to video",
-    usage: "IN.safetensors OUT [OPTIONS]",
-    about: "\
-Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a tensor
-`latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are those of the
-original video where IN tells them.
-",
-    help: &[range::HELP, options::MODEL_HELP, options::VIDEO_HELP, files::OUTPUTS],
-    examples: "  vvae decode holiday.safetensors holiday.mp4\n  \
-               vvae decode clip.safetensors frames/ --bits 16\n  \
-               vvae decode film.safetensors shot.mp4 --frames 1000:1100\n  \
-               vvae decode clip.safetensors numbers.safetensors --set pixel_range=0..1\n",
-    takes: Takes {
-        required: &["IN.safetensors", "OUT"],
-        optional: &[],
-        valued: &[range::OPTION, options::MODEL, options::VIDEO],
-        flags: &[],
-    },
-    run,
-};
+const EXAMPLES: &str = "Examples:
+  vvae decode holiday.safetensors holiday.mp4
+  vvae decode clip.safetensors frames/ --bits 16
+  vvae decode film.safetensors shot.mp4 --frames 1000:1100
+  vvae decode film.safetensors - | ffplay -
+  vvae decode clip.safetensors numbers.safetensors --set pixel_range=0..1
+";
 
-fn run(args: &Args) -> Result<()> {
-    let (input, output) = super::two_paths(args);
-    let video = VideoOptions::read(args)?;
-    let latents = open_latents(input)?;
-    let vae = options::open_vae(args)?;
-    if let Some(factor) = latents.metadata.get("scaling_factor") {
-        // What the file was scaled by, unless the user knows better.
-        if !options::settings(args)?.iter().any(|(key, _)| *key == "scaling_factor") {
-            vae.configure("scaling_factor", factor)?;
+/// Latents to video.
+///
+/// Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a
+/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are
+/// those of the original video where IN tells them. Latents that were made with another checkpoint are refused.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{}\n{EXAMPLES}", files::OUTPUTS))]
+pub struct Decode {
+    #[arg(value_name = "IN.safetensors")]
+    input: PathBuf,
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+    /// Also if the latents were made with another checkpoint.
+    #[arg(long)]
+    force: bool,
+    #[command(flatten)]
+    range: RangeOptions,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    video: VideoOptions,
+}
+
+impl Decode {
+    pub fn run(self) -> Result<()> {
+        let Decode { input, output, video, model, .. } = &self;
+        let latents = open_latents(input)?;
+        let weights = model.weights()?;
+        self.check_fingerprint(&latents, &weights)?;
+        let vae = model.open(&weights)?;
+        if let Some(factor) = latents.metadata.get("scaling_factor") {
+            // What the file was scaled by, unless the user knows better.
+            if model.setting("scaling_factor").is_none() {
+                vae.configure("scaling_factor", factor)?;
+            }
         }
+        let mut clip = original(&latents, &vae, video)?;
+        let range = range::read(&self.range, &vae, "decode", Some(latents.frames))?;
+        if let Some(range) = &range {
+            clip.frames = clip.frames.map(|frames| range.within(frames)).transpose()?;
+        }
+        let (kind, sink) = files::create(output, &clip, video)?;
+        let mut progress = Progress::new("decode", clip.frames);
+        let (read, most) = (AtomicU64::new(0), clip.frames.unwrap_or(u64::MAX));
+        let whole = range.is_none() && whole::plan(&vae, "decode", latents.kind, Some(latents.frames))?.whole;
+        let frames = if whole {
+            whole::run(&vae, (latents.source, latents.kind), &[("decode", kind)], sink, &read, most)?
+        } else {
+            let first = range.as_ref().map_or(0, |range| range.first);
+            let stages = vec![Stage::new(vae.stream("decode", latents.kind.shape(0), first)?, kind)];
+            let source = match range {
+                Some(range) => range.of(latents.source),
+                None => latents.source,
+            };
+            let (kind, read, counting) = (latents.kind, &read, Counting::Written);
+            Pipeline { source, kind, stages, sink, counting, read, drop_padding: false, most }.run(&mut progress)?
+        };
+        let seconds = progress.end();
+        let what = format!("{} of {}x{}", counted(frames, "frame"), kind.width, kind.height);
+        super::report(output, &what, frames, seconds, &vae)
     }
-    let mut clip = original(&latents, &vae, &video)?;
-    let (mut source, mut first) = (latents.source, 0);
-    if let Some(range) = range::read(args, &vae, "decode", Some(latents.frames))? {
-        clip.frames = clip.frames.map(|frames| range.within(frames)).transpose()?;
-        first = range.first;
-        source = range.of(source);
+
+    /// Latents of one checkpoint mean nothing to another.
+    fn check_fingerprint(&self, latents: &Latents, weights: &Path) -> Result<()> {
+        let Some(made_with) = latents.metadata.get(checkpoint::FINGERPRINT).filter(|_| !self.force) else {
+            return Ok(());
+        };
+        let found = checkpoint::fingerprint(weights)?;
+        if found == *made_with {
+            return Ok(());
+        }
+        Err(format!(
+            "{} was made with another checkpoint (fingerprint {made_with}, {} has {found}); name that one with --weights, \
+             or add --force",
+            self.input.display(),
+            weights.display()
+        ))
     }
-    let (kind, sink) = files::create(output, &clip, &video)?;
-    let stages = vec![Stage::new(vae.stream("decode", latents.kind.shape(0), first)?, kind)];
-    let mut progress = Progress::new("decode", clip.frames);
-    let read = AtomicU64::new(0);
-    let pipeline = Pipeline {
-        source,
-        kind: latents.kind,
-        stages,
-        sink,
-        counting: Counting::Written,
-        read: &read,
-        drop_padding: false,
-        most: clip.frames.unwrap_or(u64::MAX),
-    };
-    let frames = pipeline.run(&mut progress)?;
-    let seconds = progress.end();
-    let what = format!("{frames} frames of {}x{}", kind.width, kind.height);
-    super::report(output, &what, frames, seconds, &vae)
 }
 
 /// The video that the latents were made from: what the file says, if that fits, else all they stand for.
@@ -90,5 +116,10 @@ fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip
     let stored = latents.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
     let rate = options.rate.or(stored).unwrap_or(Rate::DEFAULT);
     let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
-    Ok(Clip { kind, rate, frames, expected: frames, y4m: None })
+    let mut clip = Clip::new(kind, rate).with_frames(frames);
+    clip.bits = number("bits").filter(|bits| (8..=16).contains(bits)).map_or(8, |bits| bits as u32);
+    for (key, tag) in clip.tags.fields() {
+        *tag = latents.metadata.get(key).cloned().unwrap_or_default();
+    }
+    Ok(clip)
 }

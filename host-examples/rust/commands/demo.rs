@@ -1,82 +1,87 @@
 //! `vvae demo`: a clip goes through the model and comes back, with figures and pictures, and needs nothing.
 
-mod clip;
+pub mod clip;
 mod font;
-mod metrics;
-mod sheet;
+pub mod metrics;
+pub mod sheet;
 
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use super::{Command, plan};
-use crate::args::{Args, Takes};
+use super::plan;
 use crate::files;
-use crate::options::{self, DEMO_WEIGHTS};
+use crate::options::{self, ModelOptions};
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::{Result, units};
 
-pub const COMMAND: Command = Command {
-    name: "demo",
-    summary: "makes a clip, encodes and decodes it, shows how it looks; needs nothing",
-    usage: "[OPTIONS]",
-    about: "\
-Makes a small clip, encodes and decodes it, and writes two files into ./vvae-demo: contact-sheet.png with frames of the
-input, the output and their difference, and animation.png, which moves in browsers and most viewers (an animated PNG).
-",
-    help: &[
-        "Options:\n  --out DIR           where the files go; default: ./vvae-demo\n  \
-         --shape TxHxW       of the clip; default: 17x256x256\n",
-        options::MODEL_HELP,
-    ],
-    examples: "  vvae demo\n  vvae demo --weights ema_vae_fp16.safetensors --out /tmp/demo\n",
-    takes: Takes { required: &[], optional: &[], valued: &[&["out", "shape"], options::MODEL], flags: &[] },
-    run,
-};
+/// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
+///
+/// Makes a small clip, encodes and decodes it, and writes two files into ./vvae-demo: contact-sheet.png with frames of
+/// the input, the output and their difference, and animation.png, which moves in browsers and most viewers (an animated
+/// PNG).
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  vvae demo\n  vvae demo --weights ema_vae_fp16.safetensors --out /tmp/demo\n")]
+pub struct Demo {
+    /// Where the files go.
+    #[arg(long, value_name = "DIR", default_value = "vvae-demo")]
+    out: PathBuf,
+    /// Of the clip.
+    #[arg(long, value_name = "TxHxW", default_value = "17x256x256", value_parser = size)]
+    shape: [u64; 3],
+    #[command(flatten)]
+    model: ModelOptions,
+}
 
-fn run(args: &Args) -> Result<()> {
-    let weights = options::weights(args).map_err(|_| {
-        format!("the demo's checkpoint, {DEMO_WEIGHTS}, is not here; pass another with: vvae demo --weights FILE")
-    })?;
-    let [frames, height, width] = units::sizes(args.option("shape").unwrap_or("17x256x256"), "17x256x256")
-        .map_err(|why| format!("--shape: {why}"))?;
-    let folder = PathBuf::from(args.option("out").unwrap_or("vvae-demo"));
-    std::fs::create_dir_all(&folder).map_err(|why| format!("{} cannot be made: {why}", folder.display()))?;
-    let vae = options::open_vae_with(args, &weights)?;
-    let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
-    let input = clip::make(kind, frames);
-    let mut latent =
-        Frames::new(FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height)), vae.latent_frames(frames));
-    let mut output = Frames::new(kind, frames);
+fn size(text: &str) -> Result<[u64; 3]> {
+    units::sizes(text, "17x256x256")
+}
 
-    say!("{frames} frames of {width}x{height} through {}\n", weights.display())?;
-    let started = Instant::now();
-    vae.encode(&input, &mut latent)?;
-    let encode = started.elapsed().as_secs_f64();
-    let started = Instant::now();
-    vae.decode(&latent, &mut output)?;
-    let decode = started.elapsed().as_secs_f64();
+impl Demo {
+    pub fn run(self) -> Result<()> {
+        let Demo { out: folder, shape: [frames, height, width], model } = self;
+        let weights = model.named_weights().unwrap_or_else(options::demo_weights)?;
+        std::fs::create_dir_all(&folder).map_err(|why| format!("{} cannot be made: {why}", folder.display()))?;
+        let vae = model.open(&weights)?;
+        let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
+        let input = clip::make(kind, frames);
+        let mut latent = Frames::new(
+            FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height)),
+            vae.latent_frames(frames),
+        );
+        let mut output = Frames::new(kind, frames);
 
-    let quality = metrics::compare(&input, &output);
-    let ratio = input.bytes().len() as f64 / latent.bytes().len() as f64;
-    say!("  quality   PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
-    say!("  encode    {encode:.2} s, {:.1} frames/s", frames as f64 / encode)?;
-    say!("  decode    {decode:.2} s, {:.1} frames/s", frames as f64 / decode)?;
-    say!(
-        "  latent    {:?} f32, {ratio:.0} times smaller than the pixels in bytes",
-        &latent.kind.shape(latent.count() as u64)[1..]
-    )?;
-    say!("  memory    {} at most\n", units::bytes(vae.memory()?.peak))?;
-    say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
-    write_pictures(&folder, &input, &output)?;
-    say!("Look at {}", folder.join("contact-sheet.png").display())?;
-    say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
-    say!("\nNext: vvae roundtrip YOUR.mp4 out.mp4, and `vvae --help` for the rest.")
+        say!("{} of {width}x{height} through {}\n", units::counted(frames, "frame"), weights.display())?;
+        let started = Instant::now();
+        vae.encode(&input, &mut latent)?;
+        let encode = started.elapsed().as_secs_f64();
+        let started = Instant::now();
+        vae.decode(&latent, &mut output)?;
+        let decode = started.elapsed().as_secs_f64();
+
+        let quality = metrics::compare(&input, &output);
+        let ratio = input.bytes().len() as f64 / latent.bytes().len() as f64;
+        say!("  quality   PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
+        say!("  encode    {encode:.2} s, {:.1} frames/s", frames as f64 / encode)?;
+        say!("  decode    {decode:.2} s, {:.1} frames/s", frames as f64 / decode)?;
+        say!(
+            "  latent    {:?} f32, {ratio:.0} times smaller than the pixels in bytes",
+            &latent.kind.shape(latent.count() as u64)[1..]
+        )?;
+        say!("  memory    {} at most\n", units::bytes(vae.memory()?.peak))?;
+        say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
+        write_pictures(&folder, &input, &output)?;
+        say!("Look at {}", folder.join("contact-sheet.png").display())?;
+        say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
+        say!(
+            "\nNext: vvae roundtrip YOUR.mp4 out.mp4 --weights ema_vae_fp16.safetensors, and `vvae --help` for the rest."
+        )
+    }
 }
 
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {
     let (kind, sheet) = sheet::contact_sheet(input, output);
-    let draft = crate::draft::Draft::new(&folder.join("contact-sheet.png"))?;
+    let draft = crate::draft::Draft::replacing(&folder.join("contact-sheet.png"))?;
     files::encode_rgb(draft.create()?, kind, &sheet)?;
     draft.finish()?;
     let (kind, frames) = sheet::side_by_side(input, output);

@@ -1,86 +1,107 @@
 //! `vvae encode`: video in, latents out.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use super::Command;
-use crate::Result;
-use crate::args::{Args, Takes};
-use crate::files::{self, Sink};
-use crate::options::{self, VideoOptions};
+use crate::files::{self, Clip, Sink};
+use crate::options::{Float, ModelOptions, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
-use crate::range;
-use crate::tensor::{Dtype, FrameKind};
+use crate::range::{self, RangeOptions};
+use crate::tensor::FrameKind;
+use crate::units::counted;
+use crate::{Result, checkpoint, whole};
 
-pub const COMMAND: Command = Command {
-    name: "encode",
-    summary: "video to latents",
-    usage: "IN OUT.safetensors [OPTIONS]",
-    about: "\
-Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because the
-length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T, h, w].
-Its metadata keeps width, height, frames and fps of the video, so that `vvae decode` gives back exactly that.
-",
-    help: &[
-        "Options:\n  --dtype f32|f16|bf16  of the stored latents; default: f32\n",
-        range::HELP,
-        options::MODEL_HELP,
-        options::VIDEO_HELP,
-        files::INPUTS,
-    ],
-    examples: "  vvae encode holiday.mp4 holiday.safetensors\n  \
-               vvae encode frames/ clip.safetensors --fps 30 --limit 4GiB\n  \
-               vvae encode film.mp4 shot.safetensors --frames 250:275\n  \
-               vvae encode clip.raw clip.safetensors --size 640x480 --set posterior=sample --set seed=7\n",
-    takes: Takes {
-        required: &["IN", "OUT.safetensors"],
-        optional: &[],
-        valued: &[&["dtype"], range::OPTION, options::MODEL, options::VIDEO],
-        flags: &[],
-    },
-    run,
-};
+const EXAMPLES: &str = "Examples:
+  vvae encode holiday.mp4 holiday.safetensors
+  vvae encode frames/ clip.safetensors --fps 30 --limit 4GiB
+  vvae encode film.mp4 shot.safetensors --frames 250:275
+  ffmpeg -i film.mp4 -f yuv4mpegpipe - | vvae encode - film.safetensors
+  vvae encode clip.raw clip.safetensors --size 640x480 --set posterior=sample --set seed=7
+";
 
-fn run(args: &Args) -> Result<()> {
-    let (input, output) = super::two_paths(args);
-    let video = VideoOptions::read(args)?;
-    let dtype = args.choice("dtype", &["f32", "f16", "bf16"])?;
-    if files::extension(output) != "safetensors" {
-        return Err(format!("{}: latents are written as .safetensors; name it so", output.display()));
+/// Video to latents.
+///
+/// Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because
+/// the length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T,
+/// h, w]. Its metadata keeps size, length, rate, depth and colour of the video, so that `vvae decode` gives back
+/// exactly that, and the checkpoint's fingerprint. Stills and clips of up to 17 frames run as a whole if that fits.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
+pub struct Encode {
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    #[arg(value_name = "OUT.safetensors")]
+    output: PathBuf,
+    /// Of the stored latents.
+    #[arg(long, default_value = "f32")]
+    dtype: Float,
+    #[command(flatten)]
+    range: RangeOptions,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    video: VideoOptions,
+}
+
+impl Encode {
+    pub fn run(self) -> Result<()> {
+        let Encode { input, output, dtype, video, model, .. } = &self;
+        if files::extension(output) != "safetensors" && !files::is_stdio(output) {
+            return Err(format!("{}: latents are written as .safetensors; name it so", output.display()));
+        }
+        let (mut clip, mut source) = files::open(input, video)?;
+        let weights = model.weights()?;
+        let vae = model.open(&weights)?;
+        let range = range::read(&self.range, &vae, "encode", clip.frames)?;
+        if let Some(range) = &range {
+            clip.expected = range.input_count.or(clip.expected.map(|frames| frames.saturating_sub(range.input_first)));
+            source = range.of(source);
+        }
+        let (width, height) = (clip.kind.width, clip.kind.height);
+        let kind = FrameKind::latent(dtype.dtype(), vae.latent_size(width, height));
+        let metadata = self.metadata(&mut clip, &weights)?;
+        let read = Arc::new(AtomicU64::new(0));
+        let video_frames = range.is_none().then(|| Arc::clone(&read));
+        let sink: Box<dyn Sink> = Box::new(files::tensors::create_latents(output, kind, metadata, video_frames)?);
+        let mut progress = Progress::new("encode", clip.expected);
+        let whole = range.is_none() && whole::plan(&vae, "encode", clip.kind, clip.frames)?.whole;
+        let latents = if whole {
+            whole::run(&vae, (source, clip.kind), &[("encode", kind)], sink, &read, u64::MAX)?
+        } else {
+            let first = range.as_ref().map_or(0, |range| range.first);
+            let stages = vec![Stage::new(vae.stream("encode", clip.kind.shape(0), first)?, kind)];
+            let counting = Counting::Read;
+            let (kind, read, most) = (clip.kind, &*read, u64::MAX);
+            Pipeline { source, kind, stages, sink, counting, read, drop_padding: false, most }.run(&mut progress)?
+        };
+        range.map_or(Ok(()), |range| range.check(latents))?;
+        let (seconds, frames) = (progress.end(), read.load(std::sync::atomic::Ordering::Acquire));
+        let (c, h, w) = (kind.channels, kind.height, kind.width);
+        let what = format!(
+            "{} of {width}x{height} in {} of {c}x{h}x{w} {}",
+            counted(frames, "frame"),
+            counted(latents, "latent"),
+            kind.dtype.name()
+        );
+        super::report(output, &what, frames, seconds, &vae)
     }
-    let (mut clip, mut source) = files::open(input, &video)?;
-    let vae = options::open_vae(args)?;
-    let range = range::read(args, &vae, "encode", clip.frames)?;
-    if let Some(range) = &range {
-        clip.expected = range.input_count.or(clip.expected.map(|frames| frames.saturating_sub(range.input_first)));
-        source = range.of(source);
+
+    /// What decode has to know: the video's size, rate, depth and colour, and how the latents were made.
+    fn metadata(&self, clip: &mut Clip, weights: &Path) -> Result<Vec<(&'static str, String)>> {
+        let mut metadata = vec![
+            ("layout", "T,C,h,w".to_owned()),
+            ("width", clip.kind.width.to_string()),
+            ("height", clip.kind.height.to_string()),
+            ("fps", clip.rate.to_string()),
+            ("bits", clip.bits.to_string()),
+            ("scaling_factor", self.model.setting("scaling_factor").unwrap_or("1").to_owned()),
+            (checkpoint::FINGERPRINT, checkpoint::fingerprint(weights)?),
+        ];
+        let tags = clip.tags.fields().into_iter().filter(|(_, tag)| !tag.is_empty());
+        metadata.extend(tags.map(|(key, tag)| (key, tag.clone())));
+        metadata.extend(self.range.frames.clone().map(|frames| ("latent_range", frames)));
+        Ok(metadata)
     }
-    let (width, height) = (clip.kind.width, clip.kind.height);
-    let kind = FrameKind::latent(Dtype::parse(dtype).unwrap_or(Dtype::F32), vae.latent_size(width, height));
-    let mut metadata = vec![
-        ("layout", "T,C,h,w".to_owned()),
-        ("width", width.to_string()),
-        ("height", height.to_string()),
-        ("fps", clip.rate.to_string()),
-    ];
-    // Decode has to undo the scaling, so it is told.
-    let scaling = options::settings(args)?.into_iter().rev().find(|(key, _)| *key == "scaling_factor");
-    metadata.extend(scaling.map(|(_, value)| ("scaling_factor", value.to_owned())));
-    metadata.extend(args.option("frames").map(|frames| ("latent_range", frames.to_owned())));
-    let read = Arc::new(AtomicU64::new(0));
-    let video_frames = range.is_none().then(|| Arc::clone(&read));
-    let sink: Box<dyn Sink> = Box::new(files::tensors::create_latents(output, kind, metadata, video_frames)?);
-    let first = range.as_ref().map_or(0, |range| range.first);
-    let stages = vec![Stage::new(vae.stream("encode", clip.kind.shape(0), first)?, kind)];
-    let mut progress = Progress::new("encode", clip.expected);
-    let counting = Counting::Read;
-    let pipeline =
-        Pipeline { source, kind: clip.kind, stages, sink, counting, read: &read, drop_padding: false, most: u64::MAX };
-    let latents = pipeline.run(&mut progress)?;
-    range.map_or(Ok(()), |range| range.check(latents))?;
-    let (seconds, frames) = (progress.end(), read.load(std::sync::atomic::Ordering::Acquire));
-    let (c, h, w) = (kind.channels, kind.height, kind.width);
-    let what = format!("{frames} frames of {width}x{height} in {latents} latents of {c}x{h}x{w} {dtype}");
-    super::report(output, &what, frames, seconds, &vae)
 }

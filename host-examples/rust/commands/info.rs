@@ -1,39 +1,38 @@
 //! `vvae info`: what the library has, and what a checkpoint is.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
-use super::Command;
+use sha2::{Digest, Sha256};
+
 use crate::api::*;
-use crate::args::{Args, Takes};
 use crate::checkpoint::Config;
 use crate::files::safetensors::Header;
 use crate::say::say;
 use crate::tensor::Dtype;
 use crate::vae::Vae;
-use crate::{Result, api, sha256, units};
+use crate::{Result, api, units};
 
-pub const COMMAND: Command = Command {
-    name: "info",
-    summary: "devices, nodes and parameters; a checkpoint's sizes and check sum",
-    usage: "[CHECKPOINT]",
-    about: "\
-Without a word after it: versions, devices, and the nodes with their ports and parameters. With a checkpoint: its
-configuration, sizes and SHA-256.
-",
-    help: &[],
-    examples: "  vvae info\n  vvae info ema_vae_fp16.safetensors\n",
-    takes: Takes { required: &[], optional: &["CHECKPOINT"], valued: &[], flags: &[] },
-    run,
-};
+/// Devices, nodes and parameters; a checkpoint's sizes and checksum.
+///
+/// Without a word after it: versions, devices, and the nodes with their ports and parameters. With a checkpoint: its
+/// configuration, sizes and SHA-256.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:\n  vvae info\n  vvae info ema_vae_fp16.safetensors\n")]
+pub struct Info {
+    checkpoint: Option<PathBuf>,
+}
 
-fn run(args: &Args) -> Result<()> {
-    if let Some(path) = args.word(0) {
-        return checkpoint(Path::new(path));
+impl Info {
+    pub fn run(self) -> Result<()> {
+        if let Some(path) = &self.checkpoint {
+            return checkpoint(path);
+        }
+        say!("{}\n\nDevices", api::versions()?)?;
+        devices()?;
+        nodes()
     }
-    say!("{}\n\nDevices", api::versions()?)?;
-    devices()?;
-    nodes()
 }
 
 /// What a call of discovery answers; indices come from the count, so it does not fail.
@@ -47,12 +46,24 @@ pub fn fixed_text(bytes: &[std::ffi::c_char]) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-fn devices() -> Result<()> {
+/// All devices; the first is the one that "auto" means.
+fn list() -> Result<Vec<vvae_device_desc>> {
     let api = api()?;
     // SAFETY: takes nothing.
-    for index in 0..unsafe { (api.vvae_device_count)() } {
-        // SAFETY: the struct is as long as it says.
-        let device: vvae_device_desc = described(|out| unsafe { (api.vvae_device_info)(index, out) })?;
+    let count = unsafe { (api.vvae_device_count)() };
+    // SAFETY: the struct is as long as it says.
+    (0..count).map(|index| described(|out| unsafe { (api.vvae_device_info)(index, out) })).collect()
+}
+
+/// The name of the hardware that an option of devices stands for.
+pub fn device_name(option: &str) -> Result<String> {
+    let devices = list()?;
+    let found = devices.iter().find(|device| fixed_text(&device.id) == option).or(devices.first());
+    Ok(found.map_or_else(|| option.to_owned(), |device| fixed_text(&device.name)))
+}
+
+fn devices() -> Result<()> {
+    for device in list()? {
         let gpu = match device.device_type {
             VVAE_DEVICE_CUDA => format!(
                 ", compute capability {}.{}, {}",
@@ -124,7 +135,10 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
         _ => "of a kind newer than this command".to_owned(),
     };
     if param.flags & VVAE_PARAM_HAS_RANGE != 0 && matches!(param.kind, VVAE_PARAM_INT | VVAE_PARAM_FLOAT) {
-        words += &format!(" from {} to {}", param.min, param.max);
+        // The largest number that fits says nothing to people.
+        let any = param.kind == VVAE_PARAM_INT && param.max >= 9e18;
+        words +=
+            &if any { format!(", {} or more", param.min) } else { format!(" from {} to {}", param.min, param.max) };
     }
     if !text(param.unit).is_empty() && param.kind != VVAE_PARAM_BYTES {
         words += &format!(" of {}", text(param.unit));
@@ -148,8 +162,7 @@ fn checkpoint(path: &Path) -> Result<()> {
     let dtypes: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
     let parameters = header.tensors.values().map(|entry| entry.elements()).sum();
     let channels: Vec<_> = config.channels.iter().map(u64::to_string).collect();
-    let file = std::fs::File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
-    let sum = sha256::sum(file).map_err(|why| format!("{name} cannot be read: {why}"))?;
+    let sum = sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
     say!("{name}")?;
     say!("  channels        {}", channels.join(", "))?;
     say!("  layers          {}", config.layers)?;
@@ -162,4 +175,15 @@ fn checkpoint(path: &Path) -> Result<()> {
     say!("  dtype           {}", dtypes.join(", "))?;
     say!("  size            {} bytes", units::grouped(header.file_bytes))?;
     say!("  sha-256         {sum}")
+}
+
+/// As 64 hexadecimal digits.
+fn sha256(path: &Path) -> std::io::Result<String> {
+    let (mut file, mut sum, mut piece) = (std::fs::File::open(path)?, Sha256::new(), vec![0; 1 << 20]);
+    loop {
+        match file.read(&mut piece)? {
+            0 => return Ok(sum.finalize().iter().map(|byte| format!("{byte:02x}")).collect()),
+            count => sum.update(&piece[..count]),
+        }
+    }
 }

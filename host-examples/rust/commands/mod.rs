@@ -1,6 +1,8 @@
 //! The commands.
 
 mod bench;
+mod check;
+mod compare;
 mod decode;
 mod demo;
 mod encode;
@@ -9,98 +11,55 @@ mod make_weights;
 mod plan;
 mod roundtrip;
 
-use crate::args::{Args, Takes};
+use std::path::Path;
+use std::sync::atomic::Ordering;
+
 use crate::say::{self, say};
-use crate::{Result, units};
+use crate::{Result, cli, files, units};
 
-/// One command: how it is called and what it does.
-pub struct Command {
-    name: &'static str,
-    /// In a few words, for the overview.
-    summary: &'static str,
-    /// What follows the name.
-    usage: &'static str,
-    /// What it does, its own options, and examples, in this order; shared parts of the help come between.
-    about: &'static str,
-    help: &'static [&'static str],
-    examples: &'static str,
-    takes: Takes,
-    run: fn(&Args) -> Result<()>,
-}
-
-const COMMANDS: [&Command; 8] = [
-    &demo::COMMAND,
-    &info::COMMAND,
-    &plan::COMMAND,
-    &encode::COMMAND,
-    &decode::COMMAND,
-    &roundtrip::COMMAND,
-    &make_weights::COMMAND,
-    &bench::COMMAND,
-];
-
-pub fn find(name: &str) -> Result<&'static Command> {
-    COMMANDS.into_iter().find(|command| command.name == name).ok_or_else(|| {
-        let names = COMMANDS.map(|command| command.name).join(", ");
-        format!("there is no command \"{name}\"; the commands are {names}, and `vvae --help` tells about them")
-    })
+#[derive(Debug, clap::Subcommand)]
+#[command(rename_all = "kebab-case")]
+pub enum Command {
+    Demo(demo::Demo),
+    Info(info::Info),
+    Plan(plan::Plan),
+    Encode(encode::Encode),
+    Decode(decode::Decode),
+    Roundtrip(roundtrip::Roundtrip),
+    MakeWeights(make_weights::MakeWeights),
+    Compare(compare::Compare),
+    Check(check::Check),
+    Bench(bench::Bench),
+    /// Prints what a shell needs to complete these commands and options.
+    #[command(after_help = "Examples:\n  vvae completions bash > ~/.local/share/bash-completion/completions/vvae\n")]
+    Completions {
+        shell: clap_complete::Shell,
+    },
 }
 
 impl Command {
-    pub fn start(&self, words: Vec<String>) -> Result<()> {
-        if words.iter().any(|word| word == "--help" || word == "-h") {
-            return say::page(&self.page());
+    pub fn run(self) -> Result<()> {
+        match self {
+            Command::Demo(demo) => demo.run(),
+            Command::Info(info) => info.run(),
+            Command::Plan(plan) => plan.run(),
+            Command::Encode(encode) => encode.run(),
+            Command::Decode(decode) => decode.run(),
+            Command::Roundtrip(roundtrip) => roundtrip.run(),
+            Command::MakeWeights(make) => make.run(),
+            Command::Compare(compare) => compare.run(),
+            Command::Check(check) => check.run(),
+            Command::Bench(bench) => bench.run(),
+            Command::Completions { shell } => cli::completions(shell),
         }
-        (self.run)(&Args::parse(self.name, &self.takes, words)?)
     }
-
-    fn page(&self) -> String {
-        let mut page = format!("vvae {} {}\n\n{}", self.name, self.usage, self.about);
-        for part in self.help {
-            page += "\n";
-            page += part;
-        }
-        page += "\nExamples:\n";
-        page += self.examples;
-        page
-    }
-}
-
-/// The help of the command as a whole.
-pub fn overview() -> String {
-    let mut page = String::from(
-        "vvae: video to latents and back, with the SeedVR2 video autoencoder\n\nUsage: vvae COMMAND [WORDS] [OPTIONS]\n\n",
-    );
-    for command in COMMANDS {
-        page += &format!("  {:<13}{}\n", command.name, command.summary);
-    }
-    page += "
-  vvae COMMAND --help   everything about a command, with examples
-  vvae --version        of the library, and where it was found
-
-Start with `vvae demo`, which needs nothing. For real work get the published checkpoint, ema_vae_fp16.safetensors, and
-name it with --weights FILE or in the environment:
-
-  export VIDEO_VAE_WEIGHTS=~/models/ema_vae_fp16.safetensors
-  vvae info $VIDEO_VAE_WEIGHTS
-  vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
-
-Environment:
-  VIDEO_VAE_WEIGHTS   the checkpoint, unless --weights names one
-  VIDEO_VAE_LIBRARY   the library, if it does not lie near this command
-  FFMPEG              the ffmpeg program, if it is not found by that name
-";
-    page
-}
-
-/// The two files that a command goes between.
-fn two_paths(args: &Args) -> (&std::path::Path, &std::path::Path) {
-    let path = |index| std::path::Path::new(args.word(index).expect("required words are there"));
-    (path(0), path(1))
 }
 
 /// The last line of a run: what it wrote, how fast, and what it took.
-fn report(path: &std::path::Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::Vae) -> Result<()> {
+fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::Vae) -> Result<()> {
+    if say::QUIET.load(Ordering::Relaxed) {
+        return Ok(());
+    }
     let rate = frames as f64 / seconds;
     let model = units::bytes(vae.memory()?.peak);
     let process = units::resident_peak().map(|bytes| format!(", the process {}", units::bytes(bytes)));
@@ -110,12 +69,20 @@ fn report(path: &std::path::Path, what: &str, frames: u64, seconds: f64, vae: &c
         1 => String::new(),
         _ => format!("; in {} x {} tiles, which is not exact", last.tile_rows, last.tile_columns),
     };
-    let path = path.display();
-    say!("{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}")?;
+    let (path_is_stdout, path) = (files::is_stdio(path), path.display());
+    let mut lines = vec![format!(
+        "{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}"
+    )];
     let devices = vae.devices()?;
     for device in devices.iter().filter(|_| devices.len() > 1) {
         let (id, peak) = (info::fixed_text(&device.id), units::bytes(device.peak));
-        say!("  {id}: {} frames of the last part in {:.1} s, {peak} at most", device.frames, device.measured_seconds)?;
+        let frames = units::counted(device.frames.max(0) as u64, "frame");
+        lines.push(format!("  {id}: {frames} of the last part in {:.1} s, {peak} at most", device.measured_seconds));
+    }
+    // Standard output may be the video.
+    match path_is_stdout {
+        true => lines.iter().for_each(|line| say::note(format_args!("{line}"))),
+        false => lines.iter().try_for_each(|line| say!("{line}"))?,
     }
     Ok(())
 }

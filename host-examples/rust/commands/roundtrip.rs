@@ -1,68 +1,83 @@
 //! `vvae roundtrip`: video through the latents and back, to see what the model does to it.
 
+use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 
-use super::Command;
-use crate::args::{Args, Takes};
 use crate::files;
-use crate::options::{self, VideoOptions};
+use crate::options::{ModelOptions, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::{Stream, Vae};
-use crate::{Result, units};
+use crate::{Result, units, whole};
 
-pub const COMMAND: Command = Command {
-    name: "roundtrip",
-    summary: "video to latents and back to video",
-    usage: "IN OUT [OPTIONS]",
-    about: "\
-Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size, length
-and rate of IN. --limit holds for both directions together.
-",
-    help: &[options::MODEL_HELP, options::VIDEO_HELP, files::INPUTS, files::OUTPUTS],
-    examples: "  vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4\n  \
-               vvae roundtrip photo.png photo-back.png\n  \
-               vvae roundtrip clip.y4m back.y4m --limit 6GiB --device cuda:0\n",
-    takes: Takes { required: &["IN", "OUT"], optional: &[], valued: &[options::MODEL, options::VIDEO], flags: &[] },
-    run,
-};
+const EXAMPLES: &str = "Examples:
+  vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
+  vvae roundtrip photo.png photo-back.png
+  vvae roundtrip hdr.mp4 back.mp4 --codec hevc --quality 20
+  vvae roundtrip clip.y4m back.y4m --limit 6GiB --device cuda:0
+";
 
-fn run(args: &Args) -> Result<()> {
-    let (input, output) = super::two_paths(args);
-    let video = VideoOptions::read(args)?;
-    let (clip, source) = files::open(input, &video)?;
-    let vae = options::open_vae(args)?;
-    let (kind, sink) = files::create(output, &clip, &video)?;
-    let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
-    let [encoder, decoder] = open_streams(&vae, args, clip.kind, latent)?;
-    let stages = vec![Stage::new(encoder, latent), Stage::new(decoder, kind)];
-    let mut progress = Progress::new("round trip", clip.expected);
-    let read = AtomicU64::new(0);
-    let pipeline = Pipeline {
-        source,
-        kind: clip.kind,
-        stages,
-        sink,
-        counting: Counting::Written,
-        read: &read,
-        drop_padding: true,
-        most: u64::MAX,
-    };
-    let frames = pipeline.run(&mut progress)?;
-    let seconds = progress.end();
-    let what = format!("{frames} frames of {}x{}", kind.width, kind.height);
-    super::report(output, &what, frames, seconds, &vae)
+/// Video to latents and back to video.
+///
+/// Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size,
+/// length and rate of IN, and its depth, colour tags and sound where the format has them. --limit holds for both
+/// directions together.
+#[derive(Debug, clap::Args)]
+#[command(after_help = format!("{}\n{}\n{EXAMPLES}", files::INPUTS, files::OUTPUTS))]
+pub struct Roundtrip {
+    #[arg(value_name = "IN")]
+    input: PathBuf,
+    #[arg(value_name = "OUT")]
+    output: PathBuf,
+    #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
+    video: VideoOptions,
+}
+
+impl Roundtrip {
+    pub fn run(self) -> Result<()> {
+        let Roundtrip { input, output, model, video } = &self;
+        let (clip, source) = files::open(input, video)?;
+        let vae = model.open(&model.weights()?)?;
+        let (kind, sink) = files::create(output, &clip, video)?;
+        let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
+        let mut progress = Progress::new("round trip", clip.expected);
+        let read = AtomicU64::new(0);
+        // One direction after the other, if both take the clip as a whole.
+        let whole = |node, input, frames| whole::plan(&vae, node, input, frames).is_ok_and(|plan| plan.whole);
+        let latents = clip.frames.map(|frames| vae.latent_frames(frames));
+        let frames = match clip.frames {
+            Some(frames) if whole("encode", clip.kind, Some(frames)) && whole("decode", latent, latents) => {
+                let nodes = [("encode", latent), ("decode", kind)];
+                whole::run(&vae, (source, clip.kind), &nodes, sink, &read, frames)?
+            }
+            _ => {
+                let [encoder, decoder] = open_streams(&vae, model, clip.kind, latent)?;
+                let stages = vec![Stage::new(encoder, latent), Stage::new(decoder, kind)];
+                let (kind, read, counting, most) = (clip.kind, &read, Counting::Written, u64::MAX);
+                Pipeline { source, kind, stages, sink, counting, read, drop_padding: true, most }.run(&mut progress)?
+            }
+        };
+        let seconds = progress.end();
+        let what = format!("{} of {}x{}", units::counted(frames, "frame"), kind.width, kind.height);
+        super::report(output, &what, frames, seconds, &vae)
+    }
 }
 
 /// Parts of the limit that the encoder gets, in hundredths; the decoder, which needs more, gets what is left.
 const SHARES: [u64; 4] = [35, 45, 25, 60];
 
 /// Both streams are open at once, and a limit holds for each of them, so one that was asked for is shared out.
-fn open_streams<'a>(vae: &'a Vae, args: &Args, video: FrameKind, latent: FrameKind) -> Result<[Stream<'a>; 2]> {
+fn open_streams<'a>(
+    vae: &'a Vae,
+    model: &ModelOptions,
+    video: FrameKind,
+    latent: FrameKind,
+) -> Result<[Stream<'a>; 2]> {
     let (video, latent) = (video.shape(0), latent.shape(0));
-    let asked = options::settings(args)?.into_iter().rev().find(|(key, _)| *key == "memory_limit");
-    let Some(limit) = asked.and_then(|(_, value)| units::parse_bytes(value)) else {
+    let Some(limit) = model.setting("memory_limit").and_then(units::parse_bytes) else {
         return Ok([vae.stream("encode", video, 0)?, vae.stream("decode", latent, 0)?]);
     };
     let plan = |node, shape, limit: u64| {

@@ -1,13 +1,15 @@
 //! Between RGB and the planes of video: luma and two chromas, the chromas often at half the resolution.
 //!
-//! y' = kr R + kg G + kb B, with the weights of BT.601 or BT.709; chroma is the scaled difference of blue and red to it.
-//! Limited range puts luma into 16..235 and chroma into 16..240 (of 8 bits; more bits are shifted), full range uses all.
-//! Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
+//! y' = kr R + kg G + kb B, with the weights of BT.601 or BT.709; chroma is the scaled difference of blue and red to
+//! it. Limited range puts luma into 16..235 and chroma into 16..240 (of 8 bits; more bits are shifted), full range uses
+//! all. Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
 
 /// How luma is weighed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Matrix {
+    #[value(name = "601")]
     Bt601,
+    #[value(name = "709")]
     Bt709,
 }
 
@@ -15,6 +17,14 @@ impl Matrix {
     /// Files that do not say are taken as players take them: BT.709 from 720p on.
     pub fn usual(width: usize, height: usize) -> Matrix {
         if width >= 1280 || height > 576 { Matrix::Bt709 } else { Matrix::Bt601 }
+    }
+
+    /// As ffmpeg spells it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Matrix::Bt601 => "bt601",
+            Matrix::Bt709 => "bt709",
+        }
     }
 
     /// Red and blue; green is what is left.

@@ -1,15 +1,17 @@
 //! Every other format: through the program ffmpeg, one process that pipes frames to us or takes them from us.
 
+use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
 
-use super::{Clip, Sink, Source, read_up_to};
+use super::colour::Matrix;
+use super::probe::probe;
+use super::{Clip, Sink, Source, codec, read_up_to};
 use crate::draft::Draft;
 use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
-use crate::units::Rate;
 use crate::{Result, interrupt};
 
 /// A child that is ended with us, and what it complained about.
@@ -18,14 +20,23 @@ struct Process {
     complaints: Option<JoinHandle<String>>,
 }
 
+pub fn missing(path: &Path, program: &str, why: &std::io::Error) -> String {
+    let name = path.display();
+    format!(
+        "{name} needs the program {program}, which cannot be started ({why}); install it (Debian and Ubuntu: apt \
+         install ffmpeg, macOS: brew install ffmpeg, Windows: winget install ffmpeg), or use .y4m, .png or .raw"
+    )
+}
+
+/// A name that no protocol or option is read into.
+pub fn as_file(path: &Path) -> OsString {
+    let mut name = OsString::from("file:");
+    name.push(path);
+    name
+}
+
 fn start(path: &Path, command: &mut Command) -> Result<Process> {
-    let mut child = command.stderr(Stdio::piped()).spawn().map_err(|why| {
-        let name = path.display();
-        format!(
-            "{name} needs the program ffmpeg, which cannot be started ({why}); install it (Debian and Ubuntu: apt \
-             install ffmpeg, macOS: brew install ffmpeg, Windows: winget install ffmpeg), or use .y4m, .png or .raw"
-        )
-    })?;
+    let mut child = command.stderr(Stdio::piped()).spawn().map_err(|why| missing(path, "ffmpeg", &why))?;
     let stderr = child.stderr.take();
     // A full pipe would stop the child, so somebody has to read it all the time.
     let complaints = stderr.map(|mut stderr| {
@@ -60,30 +71,12 @@ impl Drop for Process {
 
 fn ffmpeg() -> Command {
     let mut command = Command::new(std::env::var_os("FFMPEG").unwrap_or_else(|| "ffmpeg".into()));
-    command.args(["-nostdin", "-hide_banner"]);
+    command.args(["-nostdin", "-hide_banner", "-v", "error"]);
     command
 }
 
-/// What ffmpeg says of a file on its own: rate and seconds.
-fn describe(path: &Path) -> Result<(Rate, Option<f64>)> {
-    let mut process = start(path, ffmpeg().arg("-i").arg(path).stdin(Stdio::null()).stdout(Stdio::null()))?;
-    // Without an output it always ends with a complaint; the description comes before that.
-    let _ = process.child.wait();
-    let said = process.complaints.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-    let Some(video) = said.lines().find(|line| line.contains("Stream #") && line.contains("Video:")) else {
-        return Err(format!("{} is no video that ffmpeg can read; name one that it can", path.display()));
-    };
-    let before = |unit: &str| video.split(", ").find_map(|part| part.trim().strip_suffix(unit)).map(str::trim);
-    let rate = before(" fps").or(before(" tbr")).and_then(|text| Rate::parse(text).ok()).unwrap_or(Rate::DEFAULT);
-    let seconds = said.lines().find_map(|line| {
-        let text = line.trim().strip_prefix("Duration: ")?.split(',').next()?;
-        text.split(':').try_fold(0.0, |sum, part| part.parse::<f64>().ok().map(|value| sum * 60.0 + value))
-    });
-    Ok((rate, seconds))
-}
-
 struct Reader {
-    path: std::path::PathBuf,
+    path: PathBuf,
     process: Process,
     pipe: BufReader<ChildStdout>,
     kind: FrameKind,
@@ -92,34 +85,46 @@ struct Reader {
 }
 
 pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
-    let (found, seconds) = describe(path)?;
-    let rate = options.rate.unwrap_or(found);
+    let found = probe(path)?;
+    let rate = options.rate.unwrap_or(found.rate);
+    let deep = found.bits > 8;
+    let as_is = found.constant && options.rate.is_none();
+    let mut filters = if as_is { String::new() } else { format!("fps={rate},") };
+    if !found.tags.chroma.is_empty() {
+        let usual = options.matrix.unwrap_or(Matrix::usual(found.width, found.height)).name();
+        let matrix = found.tags.matrix().filter(|_| options.matrix.is_none()).unwrap_or(usual);
+        let range = if found.tags.range == "pc" { "pc" } else { "tv" };
+        filters += &format!("scale=in_color_matrix={matrix}:in_range={range}:out_range=pc,");
+    }
+    filters += if deep { "format=rgb48be" } else { "format=rgb24" };
     let mut command = ffmpeg();
-    command.args(["-v", "error", "-i"]).arg(path);
-    // A constant rate, and frames that say their own size, which rotation may have changed.
-    command.args([
-        "-map",
-        "0:v:0",
-        "-vf",
-        &format!("fps={rate}"),
-        "-sws_flags",
-        "bicubic+accurate_rnd+full_chroma_int",
-    ]);
-    command.args(["-pix_fmt", "rgb24", "-c:v", "ppm", "-f", "image2pipe", "-"]);
+    command.arg("-i").arg(as_file(path)).args(["-map", &format!("0:{}", found.index), "-vf", &filters]);
+    command.args(["-sws_flags", "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"]);
+    if as_is {
+        command.args(["-vsync", "passthrough"]);
+    }
+    // Pictures say their own size: a rotated video has its sides swapped.
+    command.args(["-c:v", "ppm", "-f", "image2pipe", "-"]);
     let mut process = start(path, command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
     let stdout = process.child.stdout.take().ok_or("ffmpeg has no output")?;
     let mut pipe = BufReader::with_capacity(1 << 20, stdout);
-    let Some((width, height)) = picture_header(&mut pipe)? else {
+    let Some(size) = picture_header(&mut pipe)? else {
         process.end(path)?;
         return Err(format!("{} has no frames; name another file", path.display()));
     };
-    let kind = FrameKind::pixels(Dtype::U8, width, height);
-    let expected = seconds.map(|seconds| (seconds * rate.per_second()).round() as u64);
-    let clip = Clip { kind, rate, frames: None, expected, y4m: None };
+    let kind = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, size.0, size.1);
+    let clip = Clip {
+        frames: found.still.then_some(1),
+        expected: if found.still { Some(1) } else { found.frames },
+        bits: found.bits,
+        tags: found.tags,
+        sound: (!found.sound.is_empty()).then(|| (path.to_owned(), found.sound)),
+        ..Clip::new(kind, rate)
+    };
     Ok((clip, Box::new(Reader { path: path.to_owned(), process, pipe, kind, begun: true })))
 }
 
-/// "P6", width, height and 255, each followed by one white space. `None` at the end of the stream.
+/// "P6", width, height and the largest value, each followed by one white space. `None` at the end of the stream.
 fn picture_header(pipe: &mut impl Read) -> Result<Option<(usize, usize)>> {
     let strange = || String::from("ffmpeg did not write pictures; try another version of it");
     let mut text = String::new();
@@ -133,7 +138,7 @@ fn picture_header(pipe: &mut impl Read) -> Result<Option<(usize, usize)>> {
         }
     }
     let words: Vec<&str> = text.split_whitespace().collect();
-    let ["P6", width, height, "255"] = words[..] else { return Err(strange()) };
+    let ["P6", width, height, "255" | "65535"] = words[..] else { return Err(strange()) };
     width.parse().ok().zip(height.parse().ok()).map(Some).ok_or_else(strange)
 }
 
@@ -155,11 +160,15 @@ impl Source for Reader {
             self.process.end(&self.path)?;
             return Err(format!("ffmpeg stopped within a frame of {}; run again", self.path.display()));
         }
+        if self.kind.dtype == Dtype::U16 {
+            // These pictures have the high byte first.
+            frame.chunks_exact_mut(2).for_each(|pair| pair.swap(0, 1));
+        }
         Ok(true)
     }
 }
 
-/// Writes H.264 or, into Matroska, lossless FFV1.
+/// Writes a video, or one picture, with the sound of the source.
 pub struct Encoder {
     process: Process,
     stdin: Option<ChildStdin>,
@@ -168,30 +177,22 @@ pub struct Encoder {
 }
 
 impl Encoder {
-    pub fn create(path: &Path, kind: FrameKind, rate: Rate) -> Result<Encoder> {
-        let deep = kind.dtype == Dtype::U16;
-        let lossless = super::extension(path) == "mkv";
-        if deep && !lossless {
-            return Err(format!("{}: H.264 is written with 8 bits; leave out --bits 16 or use .mkv", path.display()));
-        }
+    pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Encoder)> {
+        let choice = codec::choose(path, clip, options)?;
+        let deep = choice.bits > 8;
+        let kind = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, clip.kind.width, clip.kind.height);
         let draft = Draft::new(path)?;
         let mut command = ffmpeg();
         let size = format!("{}x{}", kind.width, kind.height);
-        command.args(["-v", "error", "-y", "-f", "rawvideo", "-pix_fmt", if deep { "rgb48le" } else { "rgb24" }]);
-        command.args(["-video_size", &size, "-framerate", &rate.to_string(), "-i", "-"]);
-        if lossless {
-            command.args(["-c:v", "ffv1", "-level", "3", "-pix_fmt", if deep { "gbrp16le" } else { "bgr0" }]);
-        } else {
-            // Halved chroma needs even sizes.
-            let even = kind.width.is_multiple_of(2) && kind.height.is_multiple_of(2);
-            let planes = if even { "yuv420p" } else { "yuv444p" };
-            command.args(["-vf", &format!("scale=out_color_matrix=bt709:out_range=tv,format={planes}")]);
-            command.args(["-colorspace", "bt709", "-color_primaries", "bt709", "-color_trc", "bt709"]);
-            command.args(["-c:v", "libx264", "-crf", "16"]);
+        command.args(["-y", "-f", "rawvideo", "-pix_fmt", if deep { "rgb48le" } else { "rgb24" }]);
+        command.args(["-video_size", &size, "-framerate", &clip.rate.to_string(), "-i", "-"]);
+        if let Some((source, _)) = clip.sound.as_ref().filter(|_| choice.sound.is_some()) {
+            command.arg("-i").arg(as_file(source)).args(["-map", "0:v:0", "-map", "1:a"]);
         }
-        let mut process = start(path, command.arg(&draft.path).stdin(Stdio::piped()).stdout(Stdio::null()))?;
+        command.args(&choice.arguments).args(choice.sound.iter().flat_map(|codec| ["-c:a", codec]));
+        let mut process = start(path, command.arg(as_file(&draft.path)).stdin(Stdio::piped()).stdout(Stdio::null()))?;
         let stdin = process.child.stdin.take();
-        Ok(Encoder { process, stdin, draft })
+        Ok((kind, Encoder { process, stdin, draft }))
     }
 }
 

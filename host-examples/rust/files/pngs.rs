@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter};
 use std::path::{Path, PathBuf};
 
-use super::{Clip, Sink, Source, extension};
+use super::{Clip, ONE_PICTURE, Sink, Source, extension};
 use crate::Result;
 use crate::draft::Draft;
 use crate::options::VideoOptions;
@@ -36,8 +36,7 @@ fn open(files: Vec<PathBuf>, options: &VideoOptions) -> Result<(Clip, Box<dyn So
     let (_, depth) = info.output_color_type();
     let dtype = if depth == png::BitDepth::Sixteen { Dtype::U16 } else { Dtype::U8 };
     let kind = FrameKind::pixels(dtype, width as usize, height as usize);
-    let frames = Some(files.len() as u64);
-    let clip = Clip { kind, rate: options.rate.unwrap_or(Rate::DEFAULT), frames, expected: frames, y4m: None };
+    let clip = Clip::new(kind, options.rate.unwrap_or(Rate::DEFAULT)).with_frames(Some(files.len() as u64));
     Ok((clip, Box::new(Reader { kind, files: files.into_iter() })))
 }
 
@@ -105,7 +104,7 @@ pub fn encode_rgb(file: File, kind: FrameKind, pixels: &[u8]) -> Result<()> {
 /// Writes an animated PNG of 8-bit RGB frames, which runs for ever.
 pub fn write_animation(path: &Path, kind: FrameKind, frames: &[Vec<u8>], rate: u16) -> Result<()> {
     let failed = |why: png::EncodingError| format!("{} cannot be written: {why}", path.display());
-    let draft = Draft::new(path)?;
+    let draft = Draft::replacing(path)?;
     let mut encoder = png::Encoder::new(BufWriter::new(draft.create()?), kind.width as u32, kind.height as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
@@ -125,8 +124,6 @@ pub struct One {
     written: bool,
 }
 
-const ONE_PICTURE: &str = "a .png file holds one picture; for a clip name a folder, with a slash at its end";
-
 impl One {
     pub fn create(path: &Path, kind: FrameKind, frames: Option<u64>) -> Result<One> {
         if frames.is_some_and(|frames| frames > 1) {
@@ -139,7 +136,7 @@ impl One {
 impl Sink for One {
     fn write(&mut self, frame: &[u8]) -> Result<()> {
         if std::mem::replace(&mut self.written, true) {
-            return Err(ONE_PICTURE.into());
+            return Err(format!("a .png file: {ONE_PICTURE}"));
         }
         encode_rgb(self.draft.create()?, self.kind, frame)
     }

@@ -6,11 +6,9 @@ use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use serde_json::{Map, Value, json};
+use video_vae::safetensors as reader;
 
 use crate::Result;
-
-/// As in the format's own reader.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
@@ -39,40 +37,31 @@ impl Header {
         let name = path.display();
         let mut file = File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
         let file_bytes = file.metadata().map_err(|why| format!("{name} cannot be read: {why}"))?.len();
-        let mut length = [0; 8];
-        file.read_exact(&mut length).map_err(|_| format!("{name} is too short to be a safetensors file"))?;
-        let length = u64::from_le_bytes(length);
-        if length > LONGEST_HEADER || length + 8 > file_bytes {
-            return Err(format!("{name} is no safetensors file, or cut short; get it anew"));
-        }
-        let mut text = vec![0; length as usize];
-        file.read_exact(&mut text).map_err(|why| format!("{name} cannot be read: {why}"))?;
-        let fields: Map<String, Value> = serde_json::from_slice(&text)
-            .map_err(|why| format!("{name} is no safetensors file: its header is no JSON ({why})"))?;
+        Header::parse(&mut file, file_bytes).map_err(|why| format!("{name}: {why}; get the file anew"))
+    }
+
+    fn parse(file: &mut File, file_bytes: u64) -> Result<Header> {
+        let text = reader::text(file_bytes, |into, at| {
+            file.seek(SeekFrom::Start(at))
+                .and_then(|_| file.read_exact(into))
+                .map_err(|why| format!("it cannot be read: {why}"))
+        })?;
+        let data = reader::LENGTH_BYTES + text.len() as u64..file_bytes;
         let mut header = Header { tensors: BTreeMap::new(), metadata: BTreeMap::new(), file_bytes };
-        for (key, value) in fields {
-            if key == "__metadata__" {
-                let pairs = value.as_object().into_iter().flatten();
-                header.metadata = pairs.filter_map(|(k, v)| Some((k.clone(), v.as_str()?.to_owned()))).collect();
-                continue;
+        reader::members(&text, |key, value| {
+            if key == reader::METADATA {
+                return reader::members(value, |key, value| {
+                    header.metadata.extend(serde_json::from_str(value).ok().map(|value: String| (key, value)));
+                    Ok(())
+                });
             }
-            let entry = entry(&value, length + 8, file_bytes);
-            let entry = entry.ok_or_else(|| format!("{name}: the entry of {key} is damaged; get the file anew"))?;
+            let (dtype, shape, range) = reader::fields(value, &data).map_err(|why| format!("tensor {key}: {why}"))?;
+            let entry = Entry { dtype, shape: shape.into(), start: range.start, bytes: range.end - range.start };
             header.tensors.insert(key, entry);
-        }
+            Ok(())
+        })?;
         Ok(header)
     }
-}
-
-fn entry(value: &Value, data: u64, file_bytes: u64) -> Option<Entry> {
-    let numbers = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
-    let dtype = value["dtype"].as_str()?.to_owned();
-    let shape = numbers(&value["shape"])?;
-    let [start, end] = numbers(&value["data_offsets"])?.try_into().ok()?;
-    let whole = end >= start && data.checked_add(end)? <= file_bytes;
-    // No product of these may overflow later.
-    shape.iter().try_fold(1u64, |product, n| product.checked_mul((*n).max(1)))?;
-    whole.then_some(Entry { dtype, shape, start: data + start, bytes: end - start })
 }
 
 /// A header for tensors that lie one after the other in this order, filled up with spaces to a multiple of 8 and to at

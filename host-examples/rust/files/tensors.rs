@@ -9,6 +9,7 @@ use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
 use super::safetensors::{self, Header};
+use super::stdio;
 use super::{Clip, Sink, Source};
 use crate::Result;
 use crate::draft::Draft;
@@ -43,12 +44,16 @@ pub struct Latents {
 const LATENT_NAMES: [&str; 4] = ["latent", "mean", "samples", "latent_tensor"];
 
 pub fn open_latents(path: &Path) -> Result<Latents> {
+    // Planes of a frame may lie apart, so a pipe is kept as a file first.
+    let spooled = if stdio::is_stdio(path) { Some(stdio::spooled()?) } else { None };
+    let path = spooled.as_ref().map_or(path, |spooled| &spooled.path);
     let header = Header::read(path)?;
     let name = LATENT_NAMES.into_iter().find(|name| header.tensors.contains_key(*name)).ok_or_else(|| {
         let names = LATENT_NAMES.join(", ");
         format!("{} has no latents; it needs a tensor with one of the names {names}", path.display())
     })?;
     let reader = Reader::open(path, name, &header)?;
+    let reader = Reader { _spooled: spooled, ..reader };
     Ok(Latents { kind: reader.kind, frames: reader.frames, metadata: header.metadata, source: Box::new(reader) })
 }
 
@@ -57,8 +62,7 @@ pub fn open_video(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn 
     let reader = Reader::open(path, "video", &header)?;
     let stored = header.metadata.get("fps").and_then(|text| Rate::parse(text).ok());
     let rate = options.rate.or(stored).unwrap_or(Rate::DEFAULT);
-    let frames = Some(reader.frames);
-    Ok((Clip { kind: reader.kind, rate, frames, expected: frames, y4m: None }, Box::new(reader)))
+    Ok((Clip::new(reader.kind, rate).with_frames(Some(reader.frames)), Box::new(reader)))
 }
 
 struct Reader {
@@ -69,6 +73,8 @@ struct Reader {
     order: Order,
     frames: u64,
     next: u64,
+    /// Keeps what came through a pipe until the end. The file is closed first.
+    _spooled: Option<Draft>,
 }
 
 impl Reader {
@@ -93,7 +99,7 @@ impl Reader {
         }
         let file = File::open(path).map_err(|why| format!("{file_name} cannot be opened: {why}"))?;
         let kind = FrameKind::latent(dtype, size.map(|n| n as usize));
-        Ok(Reader { path: path.to_owned(), file, start: entry.start, kind, order, frames, next: 0 })
+        Ok(Reader { path: path.to_owned(), file, start: entry.start, kind, order, frames, next: 0, _spooled: None })
     }
 }
 
@@ -120,6 +126,8 @@ const HEADER_ROOM: usize = 4096;
 
 pub struct Writer {
     draft: Draft,
+    /// Poured into standard output at the end; the header is known last and comes first.
+    piped: bool,
     file: File,
     name: &'static str,
     kind: FrameKind,
@@ -132,6 +140,13 @@ pub struct Writer {
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 }
 
+/// The file, or one to be poured into standard output.
+fn draft(path: &Path) -> Result<(Draft, bool)> {
+    let piped = stdio::is_stdio(path);
+    let temporary = std::env::temp_dir().join("vvae-output");
+    Ok((Draft::new(if piped { &temporary } else { path })?, piped))
+}
+
 /// `video_frames` holds the length of the video by the time the file is finished; `None` for a range of a clip.
 pub fn create_latents(
     path: &Path,
@@ -139,10 +154,10 @@ pub fn create_latents(
     metadata: Vec<(&'static str, String)>,
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 ) -> Result<Writer> {
-    let draft = Draft::new(path)?;
+    let (draft, piped) = draft(path)?;
     let file = draft.create()?;
     let order = Order::FramesFirst;
-    Ok(Writer { draft, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
+    Ok(Writer { draft, piped, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
 }
 
 pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer> {
@@ -150,10 +165,10 @@ pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer>
         let name = path.display();
         format!("{name}: the clip's length is not known before it is read; convert it to .y4m first")
     })?;
-    let draft = Draft::new(path)?;
+    let (draft, piped) = draft(path)?;
     let file = draft.create()?;
     let (order, metadata) = (Order::ChannelsFirst, vec![("fps", clip.rate.to_string())]);
-    Ok(Writer { draft, file, name: "video", kind, order, frames, written: 0, metadata, video_frames: None })
+    Ok(Writer { draft, piped, file, name: "video", kind, order, frames, written: 0, metadata, video_frames: None })
 }
 
 impl Sink for Writer {
@@ -187,6 +202,6 @@ impl Sink for Writer {
             return Err("the settings are too long for the file's header; use fewer --set".into());
         }
         safetensors::write_at(&mut self.file, 0, &header)?;
-        self.draft.finish()
+        if self.piped { stdio::pour(&self.draft.path) } else { self.draft.finish() }
     }
 }

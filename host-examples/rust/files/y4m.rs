@@ -1,13 +1,12 @@
 //! YUV4MPEG: a line of text, then every frame as a line of text and its planes.
 
-use std::fs::File;
-use std::io::{BufRead, BufReader, BufWriter, Read, Write};
+use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
 use super::colour::{Chroma, Matrix, Planes};
+use super::stdio::{self, Input, Output};
 use super::{Clip, Sink, Source, read_up_to};
 use crate::Result;
-use crate::draft::Draft;
 use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
@@ -39,7 +38,7 @@ const LONGEST_LINE: u64 = 4096;
 
 struct Reader {
     path: PathBuf,
-    file: BufReader<File>,
+    file: BufReader<Box<dyn Read + Send>>,
     planes: Planes,
     bytes: Vec<u8>,
     samples: Vec<u16>,
@@ -48,9 +47,7 @@ struct Reader {
 
 pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
     let name = path.display();
-    let file = File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
-    let length = file.metadata().map(|m| m.len()).unwrap_or(0);
-    let mut file = BufReader::with_capacity(1 << 20, file);
+    let Input { from: mut file, length } = stdio::open(path)?;
     let header = line(&mut file).map_err(|why| format!("{name} cannot be read: {why}"))?;
     let mut fields = header.split(' ');
     if fields.next() != Some(MAGIC) {
@@ -82,22 +79,24 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
     let planes = Planes { width, height, horizontal, vertical, bits, full_range, matrix };
     let bytes = vec![0; planes.samples() * if bits > 8 { 2 } else { 1 }];
     // A frame line is "FRAME" and its end; with parameters it is longer, so this is exact only where there are none.
-    let frames = length.saturating_sub(header.len() as u64 + 1) / (bytes.len() as u64 + 6);
+    let (before, frame) = (header.len() as u64 + 1, bytes.len() as u64 + 6);
+    let expected = length.map(|length| length.saturating_sub(before) / frame);
+    let kind = FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height);
     let clip = Clip {
-        kind: FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height),
-        rate: options.rate.unwrap_or(rate),
-        frames: (header.len() as u64 + 1 + frames * (bytes.len() as u64 + 6) == length).then_some(frames),
-        expected: Some(frames),
+        frames: expected.filter(|frames| length == Some(before + frames * frame)),
+        expected,
         y4m: Some(layout),
+        bits,
+        ..Clip::new(kind, options.rate.unwrap_or(rate))
     };
     let samples = vec![0; planes.samples()];
     Ok((clip, Box::new(Reader { path: path.to_owned(), file, planes, bytes, samples, count: 0 })))
 }
 
 /// A line without its end; empty at the end of the file.
-fn line(file: &mut BufReader<File>) -> std::io::Result<String> {
+fn line(file: &mut impl BufRead) -> std::io::Result<String> {
     let mut text = Vec::new();
-    file.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut text)?;
+    Read::by_ref(file).take(LONGEST_LINE).read_until(b'\n', &mut text)?;
     if text.last() == Some(&b'\n') {
         text.pop();
     }
@@ -146,28 +145,30 @@ impl Source for Reader {
 }
 
 struct Writer {
-    draft: Draft,
-    file: BufWriter<File>,
+    output: Output,
     planes: Planes,
     samples: Vec<u16>,
 }
 
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
-    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits == 16 { "444p10" } else { "444" });
+    let wanted = options.y4m.as_deref().or(clip.y4m).unwrap_or(if options.bits.unwrap_or(clip.bits) > 8 {
+        "444p10"
+    } else {
+        "444"
+    });
     let Some((layout, horizontal, vertical, bits)) = LAYOUTS.into_iter().find(|(known, ..)| *known == wanted) else {
         return Err(format!("--y4m: \"{wanted}\" is none of {}", names()));
     };
     let (width, height) = (clip.kind.width, clip.kind.height);
     let matrix = options.matrix.unwrap_or(Matrix::usual(width, height));
     let planes = Planes { width, height, horizontal, vertical, bits, full_range: false, matrix };
-    let draft = Draft::new(path)?;
-    let mut file = BufWriter::with_capacity(1 << 20, draft.create()?);
+    let mut output = Output::create(path)?;
     let Rate { frames, seconds } = clip.rate;
     let header = format!("{MAGIC} W{width} H{height} F{frames}:{seconds} Ip A1:1 C{layout} XCOLORRANGE=LIMITED\n");
-    file.write_all(header.as_bytes()).map_err(|why| format!("{} cannot be written: {why}", path.display()))?;
+    output.write(header.as_bytes())?;
     let kind = FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height);
     let samples = vec![0; planes.samples()];
-    Ok((kind, Box::new(Writer { draft, file, planes, samples })))
+    Ok((kind, Box::new(Writer { output, planes, samples })))
 }
 
 impl Sink for Writer {
@@ -181,11 +182,10 @@ impl Sink for Writer {
             self.planes.pack(|i| [0, 1, 2].map(|c| f32::from(frame[3 * i + c]) / 255.0), &mut self.samples);
             bytes.extend(self.samples.iter().map(|sample| *sample as u8));
         }
-        self.file.write_all(&bytes).map_err(|why| format!("the y4m file cannot be written: {why}; make room"))
+        self.output.write(&bytes)
     }
 
-    fn finish(mut self: Box<Self>) -> Result<()> {
-        self.file.flush().map_err(|why| format!("the y4m file cannot be written: {why}; make room"))?;
-        self.draft.finish()
+    fn finish(self: Box<Self>) -> Result<()> {
+        self.output.finish()
     }
 }

@@ -138,9 +138,10 @@ fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
     }
     match fits {
         0 => Err(Error::Memory(format!(
-            "host_memory_limit: {} is too little for a stream of {input} on several devices; the shortest round takes \
+            "host_memory_limit: {} is too little for {} on several devices; the shortest round takes \
              {} ({} bytes). Raise host_memory_limit, or use one device",
             Bytes(limit),
+            input.described(),
             Bytes(bytes(step)),
             bytes(step)
         ))),

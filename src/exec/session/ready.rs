@@ -101,15 +101,16 @@ impl<B: Backend> Engine<B> {
         let request = self.request(job, limit);
         if request.has_too_many_tiles() {
             return Err(Error::Argument(format!(
-                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {input} into too many tiles; use \
-                 larger tiles or less overlap"
+                "{node}_tile_size: {size} with {node}_tile_overlap {overlap} cuts {} into too many tiles; use \
+                 larger tiles or less overlap",
+                input.described()
             )));
         }
         let target = self.target().with_cancel(cancel);
         let found = workers::with_threads(self.settings.threads, || plan::search(&request, &target));
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
-            let limit = Bytes(limit);
+            let (limit, input) = (Bytes(limit), input.described());
             Error::Memory(match request.allow_tiles {
                 true => format!(
                     "memory_limit: {limit} is too little for {input}; the smallest plan, with the smallest tiles, \

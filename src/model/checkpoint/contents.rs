@@ -2,9 +2,10 @@
 
 use super::file_tensor;
 use super::header::{self, CheckpointHeader, TensorEntry};
-use super::names::{self, Check, ShapesByName, quoted};
+use super::names::{self, ShapesByName};
 use super::source::{PIECE, Source};
 use crate::model::config::Config;
+use crate::safetensors::{Check, quoted};
 use crate::workers;
 
 /// A checkpoint's configuration and its tensors, sorted by their current names.

@@ -41,7 +41,7 @@ impl Fingerprint {
 
 impl Checkpoint {
     /// Covers names, types, shapes and values, and the number of groups, which is in no tensor.
-    fn fingerprint(&self) -> Result<u64> {
+    pub fn fingerprint(&self) -> Result<u64> {
         const UNIT: u64 = 8 << 20;
         let mut all = Checksum::default();
         all.add(&self.config().groups.to_le_bytes());

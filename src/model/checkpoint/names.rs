@@ -5,11 +5,9 @@ use std::collections::BTreeMap;
 
 use crate::model::config::Config;
 use crate::model::network::{Affine, Direction, Layer, Network};
+use crate::safetensors::Check;
 
 pub(super) type ShapesByName<'a> = BTreeMap<&'a str, &'a [u64]>;
-
-/// An error says what is wrong with a file, without the file's name.
-pub(super) type Check<T> = std::result::Result<T, String>;
 
 const MAX_LEVELS: u64 = 8;
 const MAX_LAYERS: u64 = 16;
@@ -36,15 +34,6 @@ pub(super) fn canonical(name: &str) -> Cow<'_, str> {
 pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
     let matrix = expected.len() == 2 && found.len() <= 5;
     found == expected || matrix && found.starts_with(expected) && found[2..].iter().all(|dim| *dim == 1)
-}
-
-/// Text of the file, escaped and shortened for a message.
-pub(super) fn quoted(text: &str) -> String {
-    const SHOWN: usize = 120;
-    match text.char_indices().nth(SHOWN) {
-        Some((end, _)) => format!("{:?}...", &text[..end]),
-        None => format!("{text:?}"),
-    }
 }
 
 /// Name and shape of every tensor of a checkpoint.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::{self, ErrorKind};
 use std::ops::Range;
 
-use super::names::Check;
+use crate::safetensors::Check;
 
 /// Bytes that a thread reads at a time when it needs no whole tensor. Less than folding a layer takes per thread.
 pub(super) const PIECE: usize = 32 << 10;

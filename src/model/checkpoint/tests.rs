@@ -5,13 +5,13 @@ use std::path::Path;
 
 use super::contents::Contents;
 use super::header::MAX_TENSORS;
-use super::names::quoted;
 use super::source::Source;
 use super::testing::*;
 use super::*;
 use crate::error::Error;
 use crate::ir::DType;
 use crate::model::config::Config;
+use crate::safetensors::quoted;
 
 fn small() -> Config {
     Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }

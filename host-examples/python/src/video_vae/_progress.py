@@ -27,7 +27,8 @@ def reporter(progress: Progress) -> Reporter | None:
             from tqdm.auto import tqdm
         except ImportError:
             return Reporter(_line, lambda: print(file=sys.stderr))
-        bar = tqdm(unit="step", leave=False)
+        # The numbers are shares of the work, which mean nothing to people.
+        bar = tqdm(bar_format="{desc}: {percentage:3.0f} %|{bar}| {elapsed}, {remaining} left", leave=False)
         return Reporter(_bar(bar), bar.close)
     if hasattr(progress, "update") and hasattr(progress, "total"):
         return Reporter(_bar(progress))

@@ -11,15 +11,31 @@ pub struct Quality {
 }
 
 pub fn compare(a: &Frames, b: &Frames) -> Quality {
-    let squares: f64 = a.bytes().iter().zip(b.bytes()).map(|(x, y)| f64::from(x.abs_diff(*y)).powi(2)).sum();
-    let psnr = 10.0 * (255.0f64.powi(2) * a.bytes().len() as f64 / squares).log10();
-    let frames = a.count();
-    let ssim = (0..frames).map(|i| ssim(&luma(a.frame(i)), &luma(b.frame(i)), a.kind.width)).sum::<f64>();
-    Quality { psnr, ssim: ssim / frames as f64 }
+    let wide = |frame: &[u8]| frame.iter().map(|value| f32::from(*value)).collect::<Vec<_>>();
+    let frames: Vec<_> = (0..a.count()).map(|i| of_frame(&wide(a.frame(i)), &wide(b.frame(i)), a.kind.width)).collect();
+    mean(&frames)
 }
 
-fn luma(rgb: &[u8]) -> Vec<f32> {
-    rgb.chunks_exact(3).map(|p| 0.299 * f32::from(p[0]) + 0.587 * f32::from(p[1]) + 0.114 * f32::from(p[2])).collect()
+/// Of one frame of interleaved RGB, from 0 to 255: the mean squared error, and the structural similarity.
+pub fn of_frame(a: &[f32], b: &[f32], width: usize) -> (f64, f64) {
+    let squares: f64 = a.iter().zip(b).map(|(x, y)| f64::from(x - y).powi(2)).sum();
+    (squares / a.len() as f64, ssim(&luma(a), &luma(b), width))
+}
+
+pub fn psnr(mean_square: f64) -> f64 {
+    10.0 * (255.0f64.powi(2) / mean_square).log10()
+}
+
+/// Of a clip, from those of its frames.
+pub fn mean(frames: &[(f64, f64)]) -> Quality {
+    let count = frames.len() as f64;
+    let [square, ssim] =
+        [|f: &(f64, f64)| f.0, |f: &(f64, f64)| f.1].map(|of| frames.iter().map(of).sum::<f64>() / count);
+    Quality { psnr: psnr(square), ssim }
+}
+
+fn luma(rgb: &[f32]) -> Vec<f32> {
+    rgb.chunks_exact(3).map(|p| 0.299 * p[0] + 0.587 * p[1] + 0.114 * p[2]).collect()
 }
 
 fn ssim(a: &[f32], b: &[f32], width: usize) -> f64 {

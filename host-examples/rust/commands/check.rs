@@ -1,0 +1,91 @@
+//! `vvae check`: whether a checkpoint gives the same result in a fast precision as in fp32.
+
+use std::path::PathBuf;
+
+use super::demo::{clip, metrics};
+use crate::api;
+use crate::checkpoint::fingerprint;
+use crate::options::ModelOptions;
+use crate::say::say;
+use crate::tensor::{Dtype, FrameKind, Frames};
+use crate::vae::Vae;
+use crate::{Result, units};
+
+const EXAMPLES: &str = "Examples:
+  vvae check ema_vae_fp16.safetensors
+  vvae check ema_vae_fp16.safetensors --device cuda:0
+";
+
+/// A checkpoint in fp32 against fp16 on a fixed clip; one line to paste into a report.
+///
+/// Encodes and decodes a clip that is the same everywhere, in fp32 and in a faster precision: fp16 on a GPU, bf16 on a
+/// CPU. Prints one line: the checkpoint, the machine, and how far the two are apart.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Check {
+    #[arg(value_name = "CHECKPOINT")]
+    checkpoint: PathBuf,
+    /// Of the clip.
+    #[arg(long, value_name = "TxHxW", default_value = "9x128x128", value_parser = size)]
+    shape: [u64; 3],
+    #[command(flatten)]
+    model: ModelOptions,
+}
+
+fn size(text: &str) -> Result<[u64; 3]> {
+    units::sizes(text, "9x128x128")
+}
+
+struct Results {
+    latent: Frames,
+    video: Frames,
+}
+
+impl Check {
+    pub fn run(self) -> Result<()> {
+        let [frames, height, width] = self.shape;
+        let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
+        let input = clip::make(kind, frames);
+        let vae = self.model.open(&self.checkpoint)?;
+        let exact = results(&vae, &input, "fp32")?;
+        let fast = ["fp16", "bf16"].into_iter().find(|precision| vae.configure("precision", precision).is_ok());
+        let fast = fast.ok_or("this device has no precision but fp32; name another with --device")?;
+        let other = results(&vae, &input, fast)?;
+        let latent = relative(&exact.latent, &other.latent);
+        let apart = metrics::compare(&exact.video, &other.video);
+        let through = metrics::compare(&input, &exact.video);
+        let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
+        let device = super::info::device_name(&self.model.device)?;
+        // SAFETY: takes nothing.
+        let version = api::text(unsafe { (api::api()?.vvae_version)() });
+        say!(
+            "vvae check: {name} {}; video-vae {version}; {device}; {frames}x{height}x{width}; {fast} against fp32: \
+             latent {latent:.1e}, video {:.1} dB; through fp32: PSNR {:.2} dB, SSIM {:.4}",
+            fingerprint(&self.checkpoint)?,
+            apart.psnr,
+            through.psnr,
+            through.ssim
+        )
+    }
+}
+
+fn results(vae: &Vae, input: &Frames, precision: &str) -> Result<Results> {
+    vae.configure("precision", precision)?;
+    let (kind, frames) = (input.kind, input.count() as u64);
+    let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
+    let mut results =
+        Results { latent: Frames::new(latent, vae.latent_frames(frames)), video: Frames::new(kind, frames) };
+    vae.encode(input, &mut results.latent)?;
+    vae.decode(&results.latent, &mut results.video)?;
+    Ok(results)
+}
+
+/// The norm of the difference by the norm of the first.
+fn relative(a: &Frames, b: &Frames) -> f64 {
+    let values = |frames: &Frames| -> Vec<f64> {
+        frames.bytes().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
+    };
+    let (a, b) = (values(a), values(b));
+    let error: f64 = a.iter().zip(&b).map(|(x, y)| (x - y).powi(2)).sum();
+    (error / a.iter().map(|x| x.powi(2)).sum::<f64>()).sqrt()
+}

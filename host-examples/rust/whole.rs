@@ -1,0 +1,78 @@
+//! How a clip is run: a still or short clip as a whole, if that fits, and any other as a stream.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::Result;
+use crate::files::{Sink, Source};
+use crate::tensor::{FrameKind, Frames};
+use crate::vae::Vae;
+
+/// Longer clips are streamed, at constant memory.
+const MOST_FRAMES: u64 = 17;
+
+pub struct Planned {
+    pub whole: bool,
+    pub text: String,
+}
+
+/// `frames` of input, where that is known.
+pub fn plan(vae: &Vae, node: &str, input: FrameKind, frames: Option<u64>) -> Result<Planned> {
+    let short = frames.filter(|frames| video_frames(vae, node, *frames) <= MOST_FRAMES);
+    match short.map(|frames| vae.plan(node, input.shape(frames))) {
+        Some(Ok((info, text))) if info.exact == 1 => Ok(Planned { whole: true, text }),
+        _ => vae.plan(node, input.shape(0)).map(|(_, text)| Planned { whole: false, text }),
+    }
+}
+
+fn video_frames(vae: &Vae, node: &str, frames: u64) -> u64 {
+    if node == "encode" { frames } else { vae.video_frames(frames) }
+}
+
+/// Reads all frames, runs the nodes one after the other, and writes `most` frames of what comes out of the last. The
+/// number of frames written.
+pub fn run(
+    vae: &Vae,
+    (mut source, input): (Box<dyn Source>, FrameKind),
+    nodes: &[(&str, FrameKind)],
+    mut sink: Box<dyn Sink>,
+    read: &AtomicU64,
+    most: u64,
+) -> Result<u64> {
+    let mut frames = read_all(&mut *source, input)?;
+    read.store(frames.count() as u64, Ordering::Release);
+    for (node, kind) in nodes {
+        let count = frames.count() as u64;
+        frames = if *node == "encode" {
+            let mut latents = Frames::new(*kind, vae.latent_frames(count));
+            vae.encode(&frames, &mut latents)?;
+            latents
+        } else {
+            let all = vae.video_frames(count);
+            // The last latent stands for up to so many frames, of which fewer may be wanted.
+            let least = (all + 1).saturating_sub(u64::from(vae.model.time_scale)).max(1);
+            let mut video = Frames::new(*kind, most.clamp(least, all));
+            vae.decode(&frames, &mut video)?;
+            video
+        };
+    }
+    let written = most.min(frames.count() as u64);
+    (0..written as usize).try_for_each(|index| sink.write(frames.frame(index)))?;
+    sink.finish()?;
+    Ok(written)
+}
+
+fn read_all(source: &mut dyn Source, kind: FrameKind) -> Result<Frames> {
+    let mut bytes = Vec::new();
+    let mut frame = vec![0; kind.bytes()];
+    let mut count = 0;
+    while source.read(&mut frame)? {
+        bytes.extend_from_slice(&frame);
+        count += 1;
+    }
+    if count == 0 {
+        return Err("the input has no frames; name another one".into());
+    }
+    let mut frames = Frames::new(kind, count);
+    frames.bytes_mut().copy_from_slice(&bytes);
+    Ok(frames)
+}

@@ -1,0 +1,47 @@
+//! The last words of `cargo test`: which hosts were not tried for want of a tool, and how to get the tools. It runs
+//! last, because cargo runs the programs of tests/ in the order of their names, and prints always, because it has no
+//! harness.
+
+use std::path::Path;
+use std::process::Command;
+
+/// What is needed, how it is asked, and what is not tried without it.
+const TOOLS: [(&str, &[&str], &str); 9] = [
+    ("cc", &["--version"], "C"),
+    ("c++", &["--version"], "C++"),
+    ("cmake", &["--version"], "C++"),
+    ("pkg-config", &["--version"], "C++ by pkg-config"),
+    ("nm", &["--version"], "the library's symbols"),
+    ("mcs", &["--version"], "C#"),
+    ("mono", &["--version"], "C#"),
+    ("ffmpeg", &["-version"], "the command's video files"),
+    ("ffprobe", &["-version"], "the command's video files"),
+];
+
+fn answers(program: &str, words: &[&str]) -> bool {
+    Command::new(program).args(words).output().is_ok_and(|output| output.status.success())
+}
+
+fn main() {
+    let mut missing: Vec<String> = TOOLS
+        .iter()
+        .filter(|(tool, words, _)| !answers(tool, words))
+        .map(|(tool, _, host)| format!("{host} ({tool} is missing)"))
+        .collect();
+    let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/ci-tools/bin/python");
+    let usual = if installed.exists() { installed.to_string_lossy().into_owned() } else { "python3".into() };
+    let python = std::env::var("PYTHON").unwrap_or(usual);
+    if !answers(&python, &["-c", "import numpy, pytest"]) {
+        missing.push(format!("Python and ComfyUI ({python} has no numpy and pytest)"));
+    }
+    if std::env::var_os("DOTNET_ROOT").is_none() && !answers(&python, &["-c", "import dotnetcore2"]) {
+        missing.push("C# on .NET Core (no runtime)".into());
+    }
+    if missing.is_empty() {
+        return println!("\nEvery host was tried.\n");
+    }
+    println!("\nNot tried on this machine:");
+    missing.iter().for_each(|host| println!("  {host}"));
+    println!("To install what is missing (Debian and Ubuntu, as root), and then test again: .ci/run --tools\n");
+    assert!(std::env::var_os("CI").is_none(), "CI tries every host");
+}

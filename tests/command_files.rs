@@ -147,6 +147,21 @@ fn a_limit_that_plan_accepts_is_accepted() {
 }
 
 #[test]
+fn a_clip_runs_as_a_whole_where_no_stream_fits() {
+    let folder = Folder::new("files-whole");
+    let (latent, video) = (folder.0.join("latent.safetensors"), folder.0.join("video.y4m"));
+    let limits = ["--limit", "80MiB", "--device", "cpu"];
+    let plan = succeeds(&[&["plan", "--decode", "9x256x256"][..], &limits].concat());
+    assert!(plan.contains("as a whole") && plan.contains("tiled: not exact"), "{plan}");
+    let clip = folder.file("clip.y4m", &y4m(256, 256, 9));
+    succeeds(&["encode", text(&clip), text(&latent), "--device", "cpu"]);
+    succeeds(&[&["decode", text(&latent), text(&video)][..], &limits].concat());
+    assert_eq!(std::fs::metadata(&video).unwrap().len() as usize, 9 * (256 * 256 * 3 + 6) + header(&video).len() + 1);
+    let never = [&["decode", text(&latent), text(&video), "-y", "--set", "tiles=never"][..], &limits].concat();
+    fails(&never, &["memory_limit", "80.0 MiB"]);
+}
+
+#[test]
 fn compare_finds_the_worst_frame() {
     let folder = Folder::new("files-compare");
     let mut bytes = y4m(32, 24, 6);

@@ -1,4 +1,5 @@
-//! How a clip is run: a still or short clip as a whole, if that fits, and any other as a stream.
+//! How a clip is run: a still or short clip as a whole, if that fits, and any other as a stream. Where a stream does not
+//! fit, a clip that memory can hold is run as a whole.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,6 +10,8 @@ use crate::vae::Vae;
 
 /// Longer clips are streamed, at constant memory.
 const MOST_FRAMES: u64 = 17;
+/// Bytes of the frames of a clip that is held in memory because no stream fits.
+const MOST_BYTES: u64 = 4 << 30;
 
 pub struct Planned {
     pub whole: bool,
@@ -20,8 +23,23 @@ pub fn plan(vae: &Vae, node: &str, input: FrameKind, frames: Option<u64>) -> Res
     let short = frames.filter(|frames| video_frames(vae, node, *frames) <= MOST_FRAMES);
     match short.map(|frames| vae.plan(node, input.shape(frames))) {
         Some(Ok((info, text))) if info.exact == 1 => Ok(Planned { whole: true, text }),
-        _ => vae.plan(node, input.shape(0)).map(|(_, text)| Planned { whole: false, text }),
+        _ => {
+            let stream = vae.plan(node, input.shape(0)).map(|(_, text)| Planned { whole: false, text });
+            stream.or_else(|refused| {
+                // Tiles of a clip may run one after the other, those of a stream only side by side.
+                let held =
+                    frames.filter(|frames| pixel_bytes(vae, node, input, *frames) <= MOST_BYTES).ok_or(refused)?;
+                vae.plan(node, input.shape(held)).map(|(_, text)| Planned { whole: true, text })
+            })
+        }
     }
+}
+
+/// Bytes of the video frames of a clip, at the most that a pixel takes.
+fn pixel_bytes(vae: &Vae, node: &str, input: FrameKind, frames: u64) -> u64 {
+    let scale = if node == "encode" { 1 } else { u64::from(vae.model.spatial_scale) };
+    let pixels = (input.height as u64 * scale).saturating_mul(input.width as u64 * scale);
+    pixels.saturating_mul(3 * 4).saturating_mul(video_frames(vae, node, frames))
 }
 
 fn video_frames(vae: &Vae, node: &str, frames: u64) -> u64 {

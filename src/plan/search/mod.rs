@@ -20,7 +20,6 @@ use super::cost::Target;
 use super::plan::Plan;
 use super::policy::SchedulePolicy;
 use super::request::{PlanError, Request};
-use super::spec::{ItemOrder, ScheduleSpec};
 use super::tiles::TileSize;
 
 /// The fastest plan that fits. A fitting plan with everything resident is never rejected; tiles are used only if
@@ -73,12 +72,7 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
 }
 
 /// The smallest plan rehearsed so far, if it fits once packed.
-fn smallest_plan(request: &Request, mut met: Smallest, target: &Target) -> Result<Plan, PlanError> {
-    let tiled = met.any.as_ref().map(|plan| plan.spec.clone()).filter(|spec| spec.grid.is_some());
-    if let Some(spec) = tiled.filter(|_| request.input.frames > 0) {
-        // Not tried where the output frames alone exceed the limit. It may still take the least.
-        met.record(&Plan::rehearse(request, ScheduleSpec { order: ItemOrder::ItemByItem, ..spec }, target));
-    }
+fn smallest_plan(request: &Request, met: Smallest, target: &Target) -> Result<Plan, PlanError> {
     let [exact, any] = [met.exact, met.any].map(|found| found.map(|found| found.packed(target)));
     let bytes = |found: &Option<Plan>| found.as_ref().map_or(u64::MAX, Plan::device_bytes);
     let (smallest_exact, smallest) = (bytes(&exact), bytes(&any).min(bytes(&exact)));

@@ -136,11 +136,12 @@ impl<'a> Search<'a> {
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 
-    /// The bytes of all output frames of a clip. Item by item, they are kept until the last tile.
-    fn blended_bytes(&self, end: u64) -> u64 {
+    /// Whether all output frames of a clip fit. Item by item, they are kept until the last tile.
+    fn output_fits(&self) -> bool {
         let network = &self.request.network;
         let frame = self.target.frame_bytes(network.output_shape(self.request.input_frame()));
-        frame.saturating_mul(self.request.cone.output_frames(network, end))
+        let frames = self.request.input_end().map_or(0, |end| self.request.cone.output_frames(network, end));
+        frame.saturating_mul(frames) <= self.limit
     }
 
     /// The specs that a policy can run as.
@@ -152,11 +153,10 @@ impl<'a> Search<'a> {
                 Arc::new(SchedulePolicy { offloaded_weights, ..(**policy).clone() })
             }
         };
-        let orders: &[ItemOrder] = match (self.request.input_end(), &self.grid) {
-            (None, _) => &[ItemOrder::SliceBySlice],
-            (Some(_), None) => &[ItemOrder::ItemByItem],
-            (Some(end), Some(_)) if self.blended_bytes(end) > self.limit => &[ItemOrder::SliceBySlice],
-            (Some(_), Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
+        let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
+            (0, _) => &[ItemOrder::SliceBySlice],
+            (_, None) => &[ItemOrder::ItemByItem],
+            (_, Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
         };
         let spec = |order: &ItemOrder| ScheduleSpec {
             network: Arc::clone(&self.request.network),
@@ -233,7 +233,10 @@ impl<'a> Search<'a> {
 
     /// The first order of a policy whose lower bound fits.
     fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
-        self.specs(&Arc::new(policy)).into_iter().find_map(|spec| self.lower_bound(spec))
+        let whole_output = self.grid.is_none() || self.output_fits();
+        let mut specs = self.specs(&Arc::new(policy));
+        specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
+        specs.into_iter().find_map(|spec| self.lower_bound(spec))
     }
 
     /// The lower bound of a spec, if it fits.

@@ -64,6 +64,7 @@ pub fn defaults() -> Settings {
         chunk_frames: None,
         on_nonfinite: OnNonFinite::Propagate,
         rates: GivenRates::default(),
+        trace: None,
     };
     for param in PARAMS {
         let value = parse::value(param, param.default()).expect("a default in the table that the table refuses");

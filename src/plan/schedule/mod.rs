@@ -78,9 +78,14 @@ impl Schedule {
     /// The same, to be [rehearsed](Schedule::rehearse) only: of work items, and of periods of a slice, that are like
     /// others only the memory is counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = distinct_items(&spec, frames.is_none());
         let periods = PeriodFinder::new(&spec);
-        Schedule { periods, ..Schedule::with_items(spec, places, frames, arenas, target) }
+        Schedule { periods, ..Schedule::of_distinct_items(spec, frames, arenas, target) }
+    }
+
+    /// Of work items that are alike, one.
+    pub fn of_distinct_items(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
+        let places = distinct_items(&spec, frames.is_none());
+        Schedule::with_items(spec, places, frames, arenas, target)
     }
 
     fn with_items(
@@ -309,13 +314,20 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
+        while let Some(op) = self.next(frames) {
+            if self.arenas.device.slices() > slices || target.is_cancelled() {
+                break;
+            }
+            seen(self.arenas.device.slices(), &op);
+        }
+        self.arenas
+    }
+
+    /// Takes the next operation without running it; `None` at the end. A stream gets its input: `frames`, or no end.
+    pub fn next(&mut self, frames: Option<u64>) -> Option<Op<Slots>> {
         loop {
             match self.wait() {
-                _ if self.arenas.device.slices() > slices || target.is_cancelled() => return self.arenas,
-                Wait::No => {
-                    let op = self.queue.pop_front().expect("nothing to wait for");
-                    seen(self.arenas.device.slices(), &op);
-                }
+                Wait::No => return self.queue.pop_front(),
                 Wait::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
@@ -328,8 +340,13 @@ impl Schedule {
                         }
                     }
                 },
-                Wait::Input | Wait::End => return self.arenas,
+                Wait::Input | Wait::End => return None,
             }
         }
+    }
+
+    /// Whether every operation has been taken that slots were taken for.
+    pub fn is_settled(&self) -> bool {
+        self.queue.is_empty()
     }
 }

@@ -152,9 +152,9 @@ impl<'a> Device<'a> {
             x += 40.0 + 7.4 * words.len() as f64;
         }
         let stages = self.stage_count();
-        x = RIGHT - 14.0 * stages as f64 - 158.0;
+        x = RIGHT - 14.0 * stages as f64 - 170.0;
         let _ = write!(to, "<text class=\"s\" x=\"{x}\" y=\"{y}\">compute: first stage</text>");
-        x += 132.0;
+        x += 138.0;
         for stage in 0..stages {
             let (at, colour) = (x + 14.0 * stage as f64, STAGES[stage.min(STAGES.len() - 1)]);
             let _ = write!(to, "<rect x=\"{at}\" y=\"{}\" width=\"14\" height=\"14\" fill=\"{colour}\"/>", y - 12.0);

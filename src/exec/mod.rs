@@ -17,8 +17,8 @@ mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
-pub use trace::Trace;
 pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
+pub use trace::Trace;
 
 use std::fmt;
 use std::io::{Read, Write};

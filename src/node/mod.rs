@@ -153,6 +153,7 @@ mod tests {
             ("chunk_frames", "2"),
             ("nonfinite", "error"),
             ("rates", "memory=2e12"),
+            ("trace", "trace.json"),
         ];
         assert_eq!(samples.map(|(key, _)| key).to_vec(), PARAMS.iter().map(Param::key).collect::<Vec<_>>());
         let mut all = defaults();
@@ -184,6 +185,7 @@ mod tests {
             chunk_frames: Some(2),
             on_nonfinite: OnNonFinite::Fail,
             rates: GivenRates { memory: Some(2e12), ..GivenRates::default() },
+            trace: all.trace.clone(),
         };
         assert_eq!(all, expected);
     }

@@ -103,7 +103,8 @@ impl Plan {
             recorder.record(&op, schedule.arenas());
         };
         let (device, host) = (self.device_regions(), self.host_regions());
-        let base = |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
+        let base =
+            |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
         let spans = recorder.finish(schedule.arenas(), complete, (base(&device), base(&host)));
         let fixed = |memory, regions: Vec<(Content, u64, u64)>| {
             let fixed = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
@@ -335,8 +336,13 @@ impl<'a> Recorder<'a> {
         for ((memory, slot), mut live) in self.live.drain() {
             if !complete && live.last < end && arena(arenas, memory).is_live(slot) {
                 if live.content == Content::Activations && !live.readers.is_empty() {
-                    let cached =
-                        Live { first: live.last + 1, last: end, content: Content::CausalCache, readers: vec![], ..live };
+                    let cached = Live {
+                        first: live.last + 1,
+                        last: end,
+                        content: Content::CausalCache,
+                        readers: vec![],
+                        ..live
+                    };
                     self.spans.push((memory, slot, cached));
                 } else {
                     live.last = end;

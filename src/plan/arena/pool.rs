@@ -211,7 +211,7 @@ impl Arena {
     pub fn is_live(&self, slot: Slot) -> bool {
         match slot {
             Slot::Pooled { class, index } => self.classes[class as usize].uses[index as usize] > 0,
-            Slot::Packed { start, .. } => self.live.contains_key(&start),
+            Slot::Packed { start, bytes } => self.live.get(&start).is_some_and(|live| live.bytes == bytes),
         }
     }
 

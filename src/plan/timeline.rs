@@ -94,14 +94,12 @@ impl Plan {
         let network = &self.spec.network;
         let mut schedule = self.shown_schedule(target);
         let mut recorder = Recorder::new(network, target);
-        let complete = loop {
-            if schedule.is_settled() && recorder.is_full() || target.is_cancelled() {
-                break false;
-            }
-            recorder.chunk += u64::from(schedule.is_settled());
-            let Some(op) = schedule.next(None) else { break true };
-            recorder.record(&op, schedule.arenas());
-        };
+        let complete = schedule.walk(None, |arenas, op, is_settled| {
+            let Some(op) = op else { return !target.is_cancelled() };
+            recorder.record(op, arenas);
+            recorder.chunk += u64::from(is_settled);
+            !(is_settled && recorder.is_full())
+        });
         let (device, host) = (self.device_regions(), self.host_regions());
         let base =
             |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);

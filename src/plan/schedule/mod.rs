@@ -314,20 +314,36 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
-        while let Some(op) = self.next(frames) {
-            if self.arenas.device.slices() > slices || target.is_cancelled() {
-                break;
+        self.walk(frames, |arenas, op, _| match op {
+            None => arenas.device.slices() <= slices && !target.is_cancelled(),
+            Some(op) => {
+                seen(arenas.device.slices(), op);
+                true
             }
-            seen(self.arenas.device.slices(), &op);
-        }
+        });
         self.arenas
     }
 
-    /// Takes the next operation without running it; `None` at the end. A stream gets its input: `frames`, or no end.
-    pub fn next(&mut self, frames: Option<u64>) -> Option<Op<Slots>> {
+    /// Takes every operation without running it, until `step` says `false`. A stream gets its input: `frames`, or no end.
+    /// `step` is asked before operations, without one, and sees each; `true` with the last that slots were taken for.
+    /// Returns whether the end was reached.
+    pub fn walk(
+        &mut self,
+        frames: Option<u64>,
+        mut step: impl FnMut(&Arenas, Option<&Op<Slots>>, bool) -> bool,
+    ) -> bool {
         loop {
-            match self.wait() {
-                Wait::No => return self.queue.pop_front(),
+            let wait = self.wait();
+            if !step(&self.arenas, None, false) {
+                return false;
+            }
+            match wait {
+                Wait::No => {
+                    let op = self.queue.pop_front();
+                    if !step(&self.arenas, op.as_ref(), self.queue.is_empty()) {
+                        return false;
+                    }
+                }
                 Wait::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
@@ -335,18 +351,16 @@ impl Schedule {
                         for _ in 0..room {
                             self.load();
                             // At once: the loads of a long slice would be most of a plan's memory.
-                            let slice = self.arenas.device.slices();
-                            self.queue.drain(..).for_each(|op| seen(slice, &op));
+                            while let Some(op) = self.queue.pop_front() {
+                                if !step(&self.arenas, Some(&op), self.queue.is_empty()) {
+                                    return false;
+                                }
+                            }
                         }
                     }
                 },
-                Wait::Input | Wait::End => return None,
+                Wait::Input | Wait::End => return true,
             }
         }
-    }
-
-    /// Whether every operation has been taken that slots were taken for.
-    pub fn is_settled(&self) -> bool {
-        self.queue.is_empty()
     }
 }

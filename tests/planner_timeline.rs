@@ -3,9 +3,6 @@
 //! The pictures need no GPU: sizes follow from shapes, and the rates are fixed. `VVAE_UPDATE_PICTURES=1` writes them.
 
 mod common;
-#[cfg(feature = "cuda")]
-#[path = "../host-examples/rust/picture.rs"]
-mod picture;
 
 use std::time::{Duration, Instant};
 
@@ -124,8 +121,9 @@ mod pictures {
     use video_vae::ir::{Rates, Shape};
     use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
     use video_vae::plan::{Request, Target, search};
+    use vvae::picture;
 
-    use super::{check, picture};
+    use super::check;
 
     /// As in the planner corpus.
     const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };

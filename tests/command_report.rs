@@ -5,20 +5,36 @@ mod common;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use common::safetensors::Folder;
 use common::{root, small};
 use serde_json::{Value, json};
 
-/// The command beside this test, on the CPU.
-fn vvae(arguments: &[&str]) -> String {
+/// The command beside this test.
+fn run(arguments: &[&str]) -> Output {
     let test = std::env::current_exe().unwrap();
     let examples = test.ancestors().nth(2).unwrap().join("examples");
     let mut command = Command::new(examples.join("vvae").with_extension(std::env::consts::EXE_EXTENSION));
-    let output = command.args(arguments).args(["--device", "cpu"]).env_remove("VIDEO_VAE_LIBRARY").output().unwrap();
+    command.args(arguments).env_remove("VIDEO_VAE_LIBRARY").output().unwrap()
+}
+
+fn vvae_words(arguments: &[&str]) -> String {
+    let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// What it said, on the CPU.
+fn vvae(arguments: &[&str]) -> String {
+    vvae_words(&[arguments, &["--device", "cpu"]].concat())
+}
+
+/// What it refused.
+fn refused(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    assert!(!output.status.success(), "{arguments:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 fn text(path: &Path) -> &str {
@@ -68,15 +84,12 @@ fn roundtrip_writes_a_report_and_a_trace() {
     let trace: Value = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
     let names: Vec<_> = trace["traceEvents"].as_array().unwrap().iter().filter_map(|e| e["name"].as_str()).collect();
     assert!(names.iter().any(|n| n.contains("encoder")) && names.iter().any(|n| n.contains("decoder")), "{names:?}");
-    // The wrong kind of file is refused before any work.
-    let test = std::env::current_exe().unwrap();
-    let refused = Command::new(test.ancestors().nth(2).unwrap().join("examples/vvae"))
-        .args(["roundtrip", text(&clip), text(&folder.0.join("out.safetensors")), "--report", text(&page)])
-        .args(["--device", "cpu", "--weights", text(&weights)])
-        .output()
-        .unwrap();
-    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(!refused.status.success() && why.contains("--report compares pixels"), "{why}");
+    // Compared with itself, and with what came out: the first page is not replaced unasked.
+    let compared = folder.0.join("compared.html");
+    let said = vvae_words(&["compare", text(&clip), text(&out), "--report", text(&compared)]);
+    assert!(said.contains("PSNR") && std::fs::read_to_string(&compared).unwrap().contains("data-frames=\"6\""));
+    let why = refused(&["compare", text(&clip), text(&out), "--report", text(&compared)]);
+    assert!(why.contains("exists") && why.contains("-y"), "{why}");
 }
 
 /// A headless Chromium, spoken to through chromedriver.

@@ -2,10 +2,10 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use common::safetensors::Folder;
 use common::{root, small};
@@ -97,7 +97,9 @@ struct Browser {
     driver: Child,
     port: u16,
     session: String,
-    _profile: Folder,
+    profile: Folder,
+    /// The driver ends when nobody reads what it says.
+    _said: Lines<BufReader<ChildStdout>>,
 }
 
 impl Browser {
@@ -110,12 +112,14 @@ impl Browser {
             return None;
         };
         let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port = lines.find_map(|line| line.ok()?.split("on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        let port =
+            lines.by_ref().find_map(|line| line.ok()?.split("on port ").nth(1)?.trim_end_matches('.').parse().ok());
         let profile = Folder::new("chromium");
-        let mut browser = Browser { driver, port: port.unwrap(), session: String::new(), _profile: profile };
+        let port = port.expect("chromedriver names its port");
+        let mut browser = Browser { driver, port, session: String::new(), profile, _said: lines };
         let switches = ["headless=new", "no-sandbox", "disable-gpu", "no-first-run", "disable-background-networking"];
         let mut switches: Vec<String> = switches.iter().map(|switch| format!("--{switch}")).collect();
-        switches.push(format!("--user-data-dir={}", browser._profile.0.display()));
+        switches.push(format!("--user-data-dir={}", browser.profile.0.display()));
         switches.extend(["--disable-component-update", "--disable-sync", "--hide-scrollbars"].map(String::from));
         let options = json!({ "args": switches });
         let asked = json!({ "capabilities": { "alwaysMatch": { "goog:chromeOptions": options } } });
@@ -178,9 +182,11 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        let _ = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            self.ask("DELETE", &self.session, &json!({}));
-        }));
+        // Closes the browser, which would outlive its driver.
+        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
+            let _ = write!(stream, "DELETE {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", self.session);
+            let _ = stream.read_to_end(&mut Vec::new());
+        }
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }

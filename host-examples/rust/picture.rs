@@ -347,7 +347,7 @@ fn nice(least: f64) -> f64 {
 
 fn size(bytes: f64) -> String {
     match bytes {
-        b if b < GIB / 10.0 => format!("{:.0} MiB", b / GIB * 1024.0),
+        b if b < GIB => format!("{:.0} MiB", b / GIB * 1024.0),
         b if b < 100.0 * GIB => format!("{} GiB", trimmed((b / GIB * 100.0).round() / 100.0)),
         b => format!("{:.0} GiB", b / GIB),
     }

@@ -74,7 +74,8 @@ impl Demo {
         say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
         vae.end_trace()?;
         write_pictures(&folder, &input, &output)?;
-        let mut report = Report::new(format!("{frames} frames of {width} x {height} through {}", weights.display()));
+        let name = weights.file_name().unwrap_or_default().to_string_lossy();
+        let mut report = Report::new(format!("{frames} frames of {width} x {height} through {name}"));
         for i in 0..frames as usize {
             report.frame(kind.width, &kind.rgb(input.frame(i))?, &kind.rgb(output.frame(i))?)?;
         }

@@ -68,12 +68,16 @@ fn a_timeline_is_that_of_the_plan() {
 #[test]
 fn long_jobs_are_cut_short() {
     let vae = Vae::open(&small()).unwrap();
-    for shape in [[1, 16, 1 << 20, 32, 32], [1, 16, 0, 32, 32], [4096, 16, 100, 8, 8], [1, 16, 5, 2000, 2000]] {
+    vae.configure("decode_tile_size", "256").unwrap();
+    let long = [1, 16, 1 << 20, 32, 32];
+    let tiled = [1, 16, 3, 100, 100];
+    for shape in [long, [1, 16, 0, 32, 32], [4096, 16, 100, 8, 8], tiled] {
         let started = Instant::now();
-        vae.configure("memory_limit", if shape[3] > 1000 { "2GiB" } else { "auto" }).unwrap();
+        vae.configure("decode_tiled", if shape == tiled { "true" } else { "false" }).unwrap();
         let timeline = vae.timeline("decode", shape).unwrap();
         let device = &timeline["devices"][0];
         check(device);
+        assert_eq!(device["exact"], shape != tiled);
         assert!(list(device, "steps").len() < 20_000 && list(device, "slots").len() < 50_000, "{shape:?}");
         assert!(started.elapsed() < Duration::from_secs(10), "{shape:?} took {:?}", started.elapsed());
     }

@@ -60,7 +60,7 @@ fn number(of: &Value, key: &str) -> f64 {
 }
 
 fn list<'a>(of: &'a Value, key: &str) -> Result<&'a [Value], String> {
-    Ok(of[key].as_array().ok_or_else(|| format!("the timeline has no {key}"))?)
+    of[key].as_array().map(Vec::as_slice).ok_or_else(|| format!("the timeline has no {key}"))
 }
 
 impl<'a> Device<'a> {

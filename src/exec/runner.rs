@@ -57,7 +57,7 @@ impl<B: Backend> Runner<'_, B> {
         match tells_times {
             false => trace.end(&running, self.traced()),
             true if trace.wait_for(running) => {
-                trace::collect(self.settings, self.backend, self.memory, self.traced(), false)?;
+                trace::collect(Some(trace), self.backend, self.memory, self.traced(), false)?;
             }
             true => {}
         }

@@ -338,7 +338,7 @@ impl<B: Backend> Session for Engine<B> {
         let finished = nonfinite::finish(&*self.backend, &mut workspace.memory, stream, policy);
         let by = traced(&*self.backend, place);
         let finished = finished.and_then(|seen| {
-            trace::collect(&self.settings, &*self.backend, &mut workspace.memory, by, true).map(|()| seen)
+            trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut workspace.memory, by, true).map(|()| seen)
         });
         if finished.is_ok() {
             self.workspace = Some(workspace);

@@ -82,7 +82,7 @@ impl<B: Backend> Streaming<B> {
 
     fn collect_trace(&mut self) -> Result<()> {
         let by = traced(&*self.backend, self.place);
-        trace::collect(&self.settings, &*self.backend, &mut self.workspace.memory, by, true)
+        trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut self.workspace.memory, by, true)
     }
 
     /// Runs the steps that a call with these tensors can run.

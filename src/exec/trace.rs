@@ -10,7 +10,6 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::settings::Settings;
 use crate::backend::{Backend, DeviceSpan};
 use crate::error::Result;
 use crate::file::{Replacement, cannot_write};
@@ -147,13 +146,13 @@ impl Trace {
 
 /// Writes what a device has told, if there is a trace. `is_last`: the device stops to note times.
 pub fn collect<B: Backend>(
-    settings: &Settings,
+    trace: Option<&Trace>,
     backend: &B,
     memory: &mut B::Memory,
     by: TracedDevice,
     is_last: bool,
 ) -> Result<()> {
-    let Some(trace) = &settings.trace else { return Ok(()) };
+    let Some(trace) = trace else { return Ok(()) };
     trace.write_spans(&backend.take_spans(memory)?, by);
     if is_last { backend.trace(memory, None).map(|_| ()) } else { Ok(()) }
 }

@@ -39,7 +39,7 @@
 // and longer structs.
 #define VVAE_ABI_MAJOR 1
 
-#define VVAE_ABI_MINOR 5
+#define VVAE_ABI_MINOR 6
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -495,6 +495,29 @@ int32_t vvae_decode(vvae *v, const vvae_tensor *latent, const vvae_tensor *video
 // of all clips together; more is refused. Any plan takes less than a second on two cores, and ends within 50 ms of
 // vvae_cancel. [handle]
 int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_info *out, char *text, uint64_t capacity);
+
+// The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
+// `text`, which may be NULL, gets it, cut to `capacity` bytes with its NUL; `*length` is the length of the whole. Call
+// again with a larger buffer if that is not below `capacity`. At most some thousand steps are described, from the
+// first on; "complete" says whether these are all. Since ABI 1.6. [handle]
+//
+//     {"devices": [{
+//       "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
+//       "exact": true, "tiles": [1, 1], "seconds": 3.6, "device_bytes": 6342836224, "host_bytes": 9215926272,
+//       "limit_bytes": 6442450944, "host_limit_bytes": 118111600640, "text": "decode ...",
+//       "complete": false, "frames_shown": 60, "seconds_shown": 2.6,
+//       "steps": [{"name": "conv decoder.conv_in", "stage": 0, "frames": 1, "start": 0.0, "seconds": 0.001,
+//                  "waited": 0.0, "bytes_up": 0, "bytes_down": 0, "copies_start": 0.0}, ...],
+//       "slots": [{"memory": "device", "content": "activations", "offset": 250613760, "bytes": 33177600, "first": 0,
+//                  "last": 2}, ...],
+//       "fixed": [{"memory": "device", "content": "weights", "offset": 0, "bytes": 250613760}, ...]}]}
+//
+// Steps run one after the other from their estimated "start" on. Of "seconds", "waited" are spent waiting for weights.
+// Copies of bytes_up to the device and bytes_down to host memory run beside them from "copies_start" on. A slot holds
+// its content from the start of step "first" to the end of step "last". Offsets count as if all blocks of a memory
+// lay side by side. Contents are "activations", "causal cache", "partial sums", "weights", "scratch", "band buffers",
+// "staging" and "page tables"; later versions may have more, and more fields.
+int32_t vvae_plan_timeline(vvae *v, const char *node, const int64_t *shape, char *text, uint64_t capacity, uint64_t *length);
 
 // Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
 // or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`

@@ -314,6 +314,20 @@ public:
         });
     }
 
+    // The plan as JSON: its steps, and what lies where in memory. vvae_plan_timeline says what is in it.
+    std::string plan_timeline(const char *node, const Shape &shape) const {
+        std::string text;
+        uint64_t length = 0;
+        detail::check(vvae_plan_timeline(raw(), node, shape.data(), nullptr, 0, &length));
+        while (text.size() < length) {
+            // Free memory may have changed in between, and the plan with it.
+            text.resize(static_cast<std::size_t>(length));
+            detail::check(vvae_plan_timeline(raw(), node, shape.data(), text.data(), text.size() + 1, &length));
+        }
+        text.resize(static_cast<std::size_t>(length));
+        return text;
+    }
+
     // With `first` the output begins with that frame of the clip, and the input where range_inputs says.
     Stream stream(const char *node, const Shape &shape, int64_t first = 0) {
         vvae_stream *s = nullptr;

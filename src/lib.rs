@@ -9,13 +9,14 @@
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
 //! - [`ir`]: shapes, operations and device profiles, the words that plan, exec and backend share.
-//! - [`error`], [`checksum`], [`safetensors`], `workers`, `float_mode`, `reserve`: used by all of them.
+//! - [`error`], [`checksum`], [`safetensors`], `file`, `workers`, `float_mode`, `reserve`: used by all of them.
 
 pub mod backend;
 pub mod capi;
 pub mod checksum;
 pub mod error;
 pub mod exec;
+mod file;
 mod float_mode;
 pub mod ir;
 pub mod model;

@@ -141,6 +141,7 @@ fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
     says(failure!(v, vvae_encode_range(v, &video, 5, 0, &latent, null())));
     says(failure!(v, vvae_decode_range(v, &latent, 2, 0, &video, null())));
     says(failure!(v, vvae_plan_range(v, node, VIDEO.as_ptr(), 0, 1, &mut sized(), null_mut(), 0)));
+    says(failure!(v, vvae_plan_timeline(v, node, VIDEO.as_ptr(), null_mut(), 0, &mut 0)));
     says(failure!(v, vvae_stream_restore(v, VIDEO.as_ptr().cast(), 40, &mut s)));
     says(failure!(v, vvae_stream_restore_file(v, c"no such file".as_ptr(), &mut s)));
     says(failure!(v, vvae_model_info(v, &mut sized())));

@@ -329,6 +329,12 @@ impl World {
             let status = unsafe { (api().vvae_plan_range)(v, node, shape, first, count, out, text, capacity) };
             return self.settle(status);
         }
+        if self.random.one_in(4) {
+            let mut length = 0;
+            // SAFETY: as below.
+            let status = unsafe { (api().vvae_plan_timeline)(v, node, shape, text, capacity, &mut length) };
+            return self.settle(status);
+        }
         // SAFETY: pointers are null or valid; nothing beyond the struct is written.
         let status = unsafe { (api().vvae_plan)(v, node, shape, out, text, capacity) };
         self.settle(status);

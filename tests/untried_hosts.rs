@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// What is needed, how it is asked, and what is not tried without it.
-const TOOLS: [(&str, &[&str], &str); 9] = [
+const TOOLS: [(&str, &[&str], &str); 10] = [
     ("cc", &["--version"], "C"),
     ("c++", &["--version"], "C++"),
     ("cmake", &["--version"], "C++"),
@@ -16,6 +16,7 @@ const TOOLS: [(&str, &[&str], &str); 9] = [
     ("mono", &["--version"], "C#"),
     ("ffmpeg", &["-version"], "the command's video files"),
     ("ffprobe", &["-version"], "the command's video files"),
+    ("chromedriver", &["--version"], "the report in a browser"),
 ];
 
 fn answers(program: &str, words: &[&str]) -> bool {

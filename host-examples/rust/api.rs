@@ -55,6 +55,7 @@ functions! {
     vvae_encode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode: fn(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan: fn(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_plan_timeline: fn(*mut vvae, *const c_char, *const i64, *mut c_char, u64, *mut u64) -> i32;
     vvae_range_inputs: fn(*mut vvae, *const c_char, i64, i64, i64, *mut i64, *mut i64) -> i32;
     vvae_last_run: fn(*mut vvae, *mut vvae_run_report, *mut c_char, u64) -> i32;
     vvae_stream_open_at: fn(*mut vvae, *const c_char, *const i64, i64, *mut *mut vvae_stream) -> i32;

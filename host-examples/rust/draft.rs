@@ -3,7 +3,7 @@
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
-use std::io::{Error, ErrorKind};
+use std::io::{Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,10 +24,15 @@ pub struct Draft {
 impl Draft {
     /// As `replacing`, for a name that is free, unless the user wants to replace what has it.
     pub fn new(target: &Path) -> Result<Draft> {
-        if target.is_file() && !OVERWRITE.load(Ordering::Relaxed) {
-            return Err(format!("{} exists; add -y to replace it, or name another", target.display()));
-        }
+        refuse_existing(target)?;
         Draft::replacing(target)
+    }
+
+    /// Writes a whole file.
+    pub fn write(self, text: &str) -> Result<()> {
+        let written = self.create()?.write_all(text.as_bytes());
+        written.map_err(|why| format!("{} cannot be written: {why}; make room", self.target.display()))?;
+        self.finish()
     }
 
     /// A file beside the target, so that the last step is a rename, with its extension, which tells ffmpeg the format.
@@ -127,6 +132,14 @@ impl Drop for Draft {
         }
         interrupt::unwatch_draft(&self.path);
     }
+}
+
+/// A file is replaced only where the user said so.
+pub fn refuse_existing(target: &Path) -> Result<()> {
+    if target.is_file() && !OVERWRITE.load(Ordering::Relaxed) {
+        return Err(format!("{} exists; add -y to replace it, or name another", target.display()));
+    }
+    Ok(())
 }
 
 /// A file or a folder; one that is not there is fine.

@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use crate::Result;
 use crate::files::{Codec, Matrix, PipeFormat};
 use crate::tensor::Dtype;
 use crate::units::{self, Rate};
 use crate::vae::Vae;
+use crate::{Result, draft};
 
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
@@ -22,6 +22,9 @@ pub struct ModelOptions {
     /// Memory to keep to, such as 6GiB or 2.7GiB; default: what is free.
     #[arg(long, value_name = "BYTES")]
     pub limit: Option<String>,
+    /// Write the times of every operation and copy, for chrome://tracing and Perfetto.
+    #[arg(long, value_name = "FILE.json")]
+    pub trace: Option<String>,
     /// Any parameter that `vvae info` lists; may be given more than once.
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_and_value)]
     pub set: Vec<(String, String)>,
@@ -53,6 +56,7 @@ impl ModelOptions {
     }
 
     pub fn open(&self, weights: &Path) -> Result<Vae> {
+        self.trace.as_ref().map_or(Ok(()), |trace| draft::refuse_existing(Path::new(trace)))?;
         let vae = Vae::open(weights, &self.device)?;
         for (key, value) in self.settings() {
             vae.configure(key, value)?;
@@ -60,10 +64,11 @@ impl ModelOptions {
         Ok(vae)
     }
 
-    /// Keys and values of --set, after --limit as the parameter it is.
+    /// Keys and values of --set, after --limit and --trace as the parameters they are.
     pub fn settings(&self) -> impl Iterator<Item = (&str, &str)> {
         let limit = self.limit.as_deref().map(|limit| ("memory_limit", limit));
-        limit.into_iter().chain(self.set.iter().map(|(key, value)| (key.as_str(), value.as_str())))
+        let trace = self.trace.as_deref().map(|trace| ("trace", trace));
+        limit.into_iter().chain(trace).chain(self.set.iter().map(|(key, value)| (key.as_str(), value.as_str())))
     }
 
     /// The value that a parameter was set to last.

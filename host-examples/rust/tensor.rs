@@ -2,6 +2,7 @@
 
 use std::ffi::c_void;
 
+use crate::Result;
 use crate::api::*;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +77,25 @@ impl FrameKind {
     /// As a clip of `frames`.
     pub fn shape(&self, frames: u64) -> [i64; 5] {
         [1, self.channels as i64, frames as i64, self.height as i64, self.width as i64]
+    }
+
+    /// Pixels of a frame as interleaved RGB from 0 to 255.
+    pub fn rgb(&self, frame: &[u8]) -> Result<Vec<f32>> {
+        let values: Vec<f32> = match self.dtype {
+            Dtype::U8 => frame.iter().map(|value| f32::from(*value)).collect(),
+            Dtype::U16 => frame.chunks_exact(2).map(|b| f32::from(u16::from_le_bytes([b[0], b[1]])) / 257.0).collect(),
+            // As `vvae decode` writes it, from -1 to 1.
+            Dtype::F32 => {
+                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                frame.chunks_exact(4).map(|b| ((value(b) + 1.0) * 127.5).clamp(0.0, 255.0)).collect()
+            }
+            other => return Err(format!("video in {} cannot be compared; store it as F32", other.name())),
+        };
+        if self.interleaved {
+            return Ok(values);
+        }
+        let plane = self.width * self.height;
+        Ok((0..3 * plane).map(|i| values[i % 3 * plane + i / 3]).collect())
     }
 
     fn strides(&self) -> [i64; 5] {

@@ -1,5 +1,6 @@
 //! A model on a device: what a Rust host wraps around the C calls.
 
+use std::cell::Cell;
 use std::ffi::{CString, c_char, c_void};
 use std::path::Path;
 use std::ptr::{null, null_mut};
@@ -13,6 +14,8 @@ pub struct Vae {
     api: &'static Api,
     raw: *mut vvae,
     pub model: vvae_model_desc,
+    /// Whether a trace was asked for.
+    traced: Cell<bool>,
 }
 
 impl Vae {
@@ -38,7 +41,7 @@ impl Vae {
         // SAFETY: the struct and its texts outlive the call.
         let status = unsafe { (api.vvae_create)(&info, &mut raw) };
         check(api, null_mut(), status)?;
-        let mut vae = Vae { api, raw, model: sized() };
+        let mut vae = Vae { api, raw, model: sized(), traced: Cell::new(false) };
         interrupt::watch(raw);
         // SAFETY: the struct is as long as it says.
         let status = unsafe { (api.vvae_model_info)(raw, &mut vae.model) };
@@ -47,6 +50,7 @@ impl Vae {
     }
 
     pub fn configure(&self, key: &str, value: &str) -> Result<()> {
+        self.traced.set(self.traced.get() || key == "trace");
         let (key, value) = (c_text(key)?, c_text(value)?);
         // SAFETY: two texts that outlive the call.
         self.check(unsafe { (self.api.vvae_configure)(self.raw, key.as_ptr(), value.as_ptr()) }).map(|_| ())
@@ -63,6 +67,31 @@ impl Vae {
         };
         self.check(status)?;
         Ok((info, until_nul(&text)))
+    }
+
+    /// The plan as a timeline, for pictures.
+    pub fn timeline(&self, node: &str, shape: [i64; 5]) -> Result<serde_json::Value> {
+        let node = c_text(node)?;
+        let (mut text, mut length) = (vec![0u8; 1 << 20], 0);
+        loop {
+            let (room, capacity) = (text.as_mut_ptr().cast::<c_char>(), text.len() as u64);
+            // SAFETY: every pointer is valid, and the buffer as long as said.
+            let status = unsafe {
+                (self.api.vvae_plan_timeline)(self.raw, node.as_ptr(), shape.as_ptr(), room, capacity, &mut length)
+            };
+            self.check(status)?;
+            if length < capacity {
+                let told = serde_json::from_slice(&text[..length as usize]);
+                return told
+                    .map_err(|why| format!("the library's timeline is no JSON: {why}; build both from one source"));
+            }
+            text.resize(length as usize + 1, 0);
+        }
+    }
+
+    /// Writes the file of --trace, if there is one. Dropping the model would too, but tell of no failure.
+    pub fn end_trace(&self) -> Result<()> {
+        if self.traced.take() { self.configure("trace", "") } else { Ok(()) }
     }
 
     pub fn encode(&self, video: &Frames, latent: &mut Frames) -> Result<()> {

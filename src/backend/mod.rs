@@ -18,6 +18,8 @@ pub use host_stream::HostStream;
 pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;
 
+use std::time::Instant;
+
 use crate::error::Result;
 use crate::ir::{
     BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PersistedRegion, PinnedBytes,
@@ -42,6 +44,15 @@ pub struct RunArgs<'a, C> {
 pub struct NonFinite {
     pub loaded: bool,
     pub stored: bool,
+}
+
+/// When a part of an operation ran, in one of the device's lanes.
+#[derive(Debug, Clone, Copy)]
+pub struct DeviceSpan {
+    pub op: u64,
+    pub lane: &'static str,
+    pub start: Instant,
+    pub end: Instant,
 }
 
 /// Where prepared weights live.
@@ -106,6 +117,12 @@ pub trait Backend: Send + Sync + 'static {
         layout: &ConvLayout,
         source: &mut dyn ConvSource,
     ) -> Result<Self::Conv>;
+
+    /// For a trace: what follows belongs to operation number `op`; `None` ends it. `true` if the device notes times
+    /// itself, for [`Backend::take_spans`]; `false` if every method returns when its work is done.
+    fn trace(&self, memory: &mut Self::Memory, op: Option<u64>) -> Result<bool>;
+    /// When operations and copies ran that were traced since the last answer. Waits for them.
+    fn take_spans(&self, memory: &mut Self::Memory) -> Result<Vec<DeviceSpan>>;
 
     /// Runs an operation that touches no host tensor.
     fn run(

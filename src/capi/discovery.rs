@@ -167,6 +167,7 @@ fn describe_param(param: &Param) -> vvae_param_desc {
         ParamKind::Choice(_) => (VVAE_PARAM_CHOICE, false, NO_RANGE),
         ParamKind::Bytes { min, max, step, .. } => (VVAE_PARAM_BYTES, true, whole(min, max, step)),
         ParamKind::Rates { .. } => (VVAE_PARAM_TEXT, true, NO_RANGE),
+        ParamKind::Path => (VVAE_PARAM_TEXT, false, NO_RANGE),
     };
     let [min, max, step] = range;
     let has_auto = if auto { VVAE_PARAM_HAS_AUTO } else { 0 };

@@ -11,7 +11,7 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trim};
+use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
 use crate::model::Config;
 use crate::node;
 
@@ -56,7 +56,10 @@ pub unsafe extern "C" fn vvae_configure(v: *mut vvae, key: *const c_char, value:
         let (key, value) = unsafe { (text::read("key", key)?, text::read("value", value)?) };
         let mut settings = open.session.settings().clone();
         node::configure(&mut settings, key, value)?;
+        let (before, trace) = (open.session.settings().trace.clone(), settings.trace.clone());
+        trace.as_ref().map_or(Ok(()), Trace::open)?;
         open.session.configure(settings)?;
+        before.filter(|before| trace.as_ref() != Some(before)).map_or(Ok(()), |before| before.finish())?;
         Ok(VVAE_OK)
     })
 }

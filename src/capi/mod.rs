@@ -6,7 +6,6 @@
 
 mod cancel;
 mod discovery;
-mod file;
 mod guard;
 mod handle;
 mod log;

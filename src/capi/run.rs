@@ -59,6 +59,50 @@ pub unsafe extern "C" fn vvae_plan(
     unsafe { plan_call(v, node, shape, None, out, (text, capacity)) }
 }
 
+/// The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
+/// `text`, which may be NULL, gets it, cut to `capacity` bytes with its NUL; `*length` is the length of the whole. Call
+/// again with a larger buffer if that is not below `capacity`. At most some thousand steps are described, from the
+/// first on; "complete" says whether these are all. Since ABI 1.6. [handle]
+///
+///     {"devices": [{
+///       "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
+///       "exact": true, "tiles": [1, 1], "seconds": 3.6, "device_bytes": 6342836224, "host_bytes": 9215926272,
+///       "limit_bytes": 6442450944, "host_limit_bytes": 118111600640, "text": "decode ...",
+///       "complete": false, "frames_shown": 60, "seconds_shown": 2.6,
+///       "steps": [{"name": "conv decoder.conv_in", "stage": 0, "frames": 1, "start": 0.0, "seconds": 0.001,
+///                  "waited": 0.0, "bytes_up": 0, "bytes_down": 0, "copies_start": 0.0}, ...],
+///       "slots": [{"memory": "device", "content": "activations", "offset": 250613760, "bytes": 33177600, "first": 0,
+///                  "last": 2}, ...],
+///       "fixed": [{"memory": "device", "content": "weights", "offset": 0, "bytes": 250613760}, ...]}]}
+///
+/// Steps run one after the other from their estimated "start" on. Of "seconds", "waited" are spent waiting for weights.
+/// Copies of bytes_up to the device and bytes_down to host memory run beside them from "copies_start" on. A slot holds
+/// its content from the start of step "first" to the end of step "last". Offsets count as if all blocks of a memory
+/// lay side by side. Contents are "activations", "causal cache", "partial sums", "weights", "scratch", "band buffers",
+/// "staging" and "page tables"; later versions may have more, and more fields.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn vvae_plan_timeline(
+    v: *mut vvae,
+    node: *const c_char,
+    shape: *const i64,
+    text: *mut c_char,
+    capacity: u64,
+    length: *mut u64,
+) -> i32 {
+    guard::exclusive(v, |handle, open| {
+        // SAFETY: the host vouches for its text and numbers.
+        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
+        if length.is_null() {
+            return Err(Error::Argument("length is null; it must point to where the number goes".into()));
+        }
+        let devices = open.session.timelines(direction, shape, None, handle.cancel_flag())?;
+        let json = serde_json::json!({ "devices": devices }).to_string();
+        // SAFETY: the host vouches for a buffer of this capacity, and for the number.
+        unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
+        Ok(VVAE_OK)
+    })
+}
+
 /// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
 /// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
 /// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]

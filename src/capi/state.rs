@@ -5,8 +5,9 @@ use std::fs::{self, File};
 use std::path::Path;
 
 use super::types::*;
-use super::{file, guard, stream, text};
+use super::{guard, stream, text};
 use crate::error::{Error, Result};
+use crate::file;
 
 /// ---- State: a stream that is saved, and restored later or elsewhere ----
 ///

@@ -7,6 +7,8 @@ use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use serde_json::Value;
+
 use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
@@ -59,6 +61,9 @@ impl Session for Mock {
     }
     fn plan(&self, _: Direction, _: Shape, _: Option<ClipRange>, _: &AtomicBool) -> Result<PlanReport> {
         panic!("a panic with {}", "an argument");
+    }
+    fn timelines(&self, _: Direction, _: Shape, _: Option<ClipRange>, _: &AtomicBool) -> Result<Vec<Value>> {
+        panic!("a panic in a timeline");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {
         if let Some(progress) = &mut control.progress {

@@ -7,7 +7,7 @@ use std::ffi::{c_char, c_void};
 /// What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
 /// and longer structs.
 pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 5;
+pub const VVAE_ABI_MINOR: u32 = 6;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.

@@ -11,12 +11,14 @@ mod session;
 mod settings;
 mod state;
 mod stream;
+mod trace;
 mod weights;
 mod workspace;
 
 pub use ledger::Ledger;
 use ledger::Sharing;
 pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
+pub use trace::Trace;
 
 use std::fmt;
 use std::io::{Read, Write};
@@ -153,6 +155,14 @@ pub trait Session: Send {
         range: Option<ClipRange>,
         cancel: &AtomicBool,
     ) -> Result<PlanReport>;
+    /// The same plan as a [timeline](crate::plan::Timeline) for each device that has a part.
+    fn timelines(
+        &self,
+        direction: Direction,
+        input: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
     /// `input` as in `plan`; its frame count is ignored. The output begins with frame `first` of the clip.

@@ -6,13 +6,14 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::settings::{Latent, PixelRange, Settings};
+use super::trace::{self, TracedDevice, traced};
 use super::{Control, Progress};
 use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::ir::{
     Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
-    StoreTensor, View,
+    StoreTensor, TensorDevice, View,
 };
 use crate::model::Direction;
 use crate::plan::{Schedule, ScheduleSpec};
@@ -40,6 +41,7 @@ pub struct Runner<'a, B: Backend> {
     pub buffers: Buffers,
     pub settings: &'a Settings,
     pub tensors: HostTensors<'a>,
+    pub place: TensorDevice,
 }
 
 impl<B: Backend> Runner<'_, B> {
@@ -48,13 +50,33 @@ impl<B: Backend> Runner<'_, B> {
         let Some(op) = schedule.front() else { return Ok(()) };
         let op = op.relocate(schedule.arenas())?;
         let spec = schedule.spec();
-        match &op {
+        let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
+        let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
+        let tells_times = self.backend.trace(self.memory, Some(running.number()))?;
+        let result = self.operate(spec, &op, stop);
+        match tells_times {
+            false => trace.end(&running, self.traced()),
+            true if trace.wait_for(running) => {
+                trace::collect(Some(trace), self.backend, self.memory, self.traced(), false)?;
+            }
+            true => {}
+        }
+        result
+    }
+
+    /// Lanes of a trace belong to the backend: one device of one handle.
+    fn traced(&self) -> TracedDevice {
+        traced(self.backend, self.place)
+    }
+
+    fn operate(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
+        match op {
             Op::Load(load) => self.load(spec, load, stop),
             Op::Blend(blend) => self.blend(spec, blend),
             Op::Store(store) => self.store(spec, store),
             Op::Fetch(_) | Op::Conv(_) | Op::BandedConv(_) | Op::Normalise(_) | Op::Attention(_) => {
                 let args = RunArgs { weights: &self.weights.convs, buffers: self.buffers };
-                self.backend.run(self.memory, &op, &args, stop)
+                self.backend.run(self.memory, op, &args, stop)
             }
         }
     }

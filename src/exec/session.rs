@@ -6,7 +6,7 @@ mod restore;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -15,6 +15,7 @@ use super::ledger::{Ledger, Sharing};
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
+use super::trace::{self, traced};
 use super::weights::{self, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{Allocators, Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
@@ -182,6 +183,7 @@ impl<B: Backend> Engine<B> {
             buffers: plan.buffers(),
             settings: &self.settings,
             tensors,
+            place: self.place,
         };
         if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() != TensorDevice::Cpu {
             schedule.wait();
@@ -299,6 +301,20 @@ impl<B: Backend> Session for Engine<B> {
         Ok(self.find_plan(&self.job(direction, input, range)?, self.limit(), cancel)?.report())
     }
 
+    fn timelines(
+        &self,
+        direction: Direction,
+        input: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<serde_json::Value>> {
+        check::input_shape(self.config(), direction, input, range.is_none())?;
+        let limits = (self.limit(), self.host_limit());
+        let plan = self.find_plan(&self.job(direction, input, range)?, limits.0, cancel)?;
+        let timeline = plan.timeline(limits, &self.target().with_cancel(cancel));
+        if cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(vec![timeline.json(&self.device)]) }
+    }
+
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let (place, direction) = (self.place, call.direction);
         let cone = Arc::new(check::call(&self.coder(direction).network, call, &[place])?);
@@ -320,6 +336,10 @@ impl<B: Backend> Session for Engine<B> {
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let finished = nonfinite::finish(&*self.backend, &mut workspace.memory, stream, policy);
+        let by = traced(&*self.backend, place);
+        let finished = finished.and_then(|seen| {
+            trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut workspace.memory, by, true).map(|()| seen)
+        });
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }

@@ -1,5 +1,6 @@
 //! What a host can set, as typed values. The node table parses into this.
 
+use super::trace::Trace;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
 use crate::ir::GivenRates;
@@ -87,6 +88,8 @@ pub struct Settings {
     pub on_nonfinite: OnNonFinite,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,
+    /// Where the times of operations are written.
+    pub trace: Option<Trace>,
 }
 
 impl Settings {

@@ -11,6 +11,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
+use super::trace::{self, traced};
 use super::weights::SharedWeights;
 use super::workspace::{Workspace, stream_for};
 use super::{Control, FrameStream, Outputs, Pull, check, nonfinite};
@@ -79,6 +80,11 @@ impl<B: Backend> Streaming<B> {
         }
     }
 
+    fn collect_trace(&mut self) -> Result<()> {
+        let by = traced(&*self.backend, self.place);
+        trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut self.workspace.memory, by, true)
+    }
+
     /// Runs the steps that a call with these tensors can run.
     fn runner<'a>(&'a mut self, tensors: HostTensors<'a>) -> (Runner<'a, B>, &'a mut Schedule) {
         let runner = Runner {
@@ -88,6 +94,7 @@ impl<B: Backend> Streaming<B> {
             buffers: self.plan.buffers(),
             settings: &self.settings,
             tensors,
+            place: self.place,
         };
         (runner, &mut self.schedule)
     }
@@ -141,7 +148,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
             schedule.done();
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
-        let finished = self.backend.finish(&mut self.workspace.memory, None);
+        let finished = self.backend.finish(&mut self.workspace.memory, None).and_then(|()| self.collect_trace());
         // The schedule counts on frames that may not be there.
         self.broken = loaded.is_err() || finished.is_err();
         loaded.and(finished).map(|()| taken)
@@ -196,6 +203,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
         let policy = self.settings.on_nonfinite;
         let finished = nonfinite::finish(&*self.backend, &mut self.workspace.memory, stream, policy);
+        let finished = finished.and_then(|seen| self.collect_trace().map(|()| seen));
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
         self.broken = failed || finished.is_err();

@@ -64,6 +64,7 @@ pub fn defaults() -> Settings {
         chunk_frames: None,
         on_nonfinite: OnNonFinite::Propagate,
         rates: GivenRates::default(),
+        trace: None,
     };
     for param in PARAMS {
         let value = parse::value(param, param.default()).expect("a default in the table that the table refuses");
@@ -152,6 +153,7 @@ mod tests {
             ("chunk_frames", "2"),
             ("nonfinite", "error"),
             ("rates", "memory=2e12"),
+            ("trace", "trace.json"),
         ];
         assert_eq!(samples.map(|(key, _)| key).to_vec(), PARAMS.iter().map(Param::key).collect::<Vec<_>>());
         let mut all = defaults();
@@ -183,6 +185,7 @@ mod tests {
             chunk_frames: Some(2),
             on_nonfinite: OnNonFinite::Fail,
             rates: GivenRates { memory: Some(2e12), ..GivenRates::default() },
+            trace: all.trace.clone(),
         };
         assert_eq!(all, expected);
     }

@@ -1,10 +1,11 @@
 //! The table of parameters: key, kind, default, help, and the setting each one sets.
 
 use std::ffi::CStr;
+use std::path::PathBuf;
 
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
-use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings};
+use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings, Trace};
 use crate::ir::GivenRates;
 use crate::model::Direction;
 
@@ -34,6 +35,8 @@ pub enum ParamKind {
         /// Whether a list is accepted, one for each device.
         list: bool,
     },
+    /// The name of a file; empty for none.
+    Path,
     /// Some of the device's rates by their names, or "auto".
     Rates {
         min: f64,
@@ -52,6 +55,7 @@ pub enum Value {
     Choice(usize),
     Percent(u64),
     Rates(GivenRates),
+    Path(PathBuf),
     /// As many as in the text.
     List(Vec<Value>),
 }
@@ -83,6 +87,10 @@ impl Value {
 
     fn bool(self) -> bool {
         self == Value::Bool(true)
+    }
+
+    fn path(self) -> Option<PathBuf> {
+        if let Value::Path(path) = self { Some(path).filter(|path| !path.as_os_str().is_empty()) } else { None }
     }
 
     fn rates(self) -> GivenRates {
@@ -325,5 +333,14 @@ pub static PARAMS: &[Param] = &[
         help: c"Rates per second that plans are compared by: products (multiplications), memory (bytes of device memory), copies (bytes from host memory while as many go to it). auto takes them from the device; copies of a GPU are measured once per process. The text of a plan ends with its rates. The same rates and limits give the same plan in every process. Results do not depend on it.",
         only: None,
         set: |s, v| s.rates = v.rates(),
+    },
+    Param {
+        key: c"trace",
+        kind: ParamKind::Path,
+        default: c"",
+        unit: c"",
+        help: c"A file for the times of every operation and copy, in the Chrome trace event format: chrome://tracing and Perfetto read it. It has everything from this call on and gets its name when trace is set again, to another path or to nothing, or when the handle is freed. Runs take a little longer, and a call on a CUDA stream of the host's waits. Results do not depend on it.",
+        only: None,
+        set: |s, v| s.trace = v.path().map(Trace::new),
     },
 ];

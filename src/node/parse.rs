@@ -38,6 +38,7 @@ pub(super) fn value(param: &Param, text: &str) -> Result<Value> {
                 false => limit(text),
             }
         }
+        ParamKind::Path => Some(Value::Path(text.into())),
         ParamKind::Rates { min, max } => Some(match text {
             "auto" => Value::Auto,
             _ => Value::Rates(rates(text, min, max).map_err(refuse)?),
@@ -67,6 +68,7 @@ pub(super) fn accepted(kind: &ParamKind) -> String {
                 units.join(", ")
             )
         }
+        ParamKind::Path => "a path, or nothing".into(),
         ParamKind::Rates { min, max } => format!(
             "auto, or any of products, memory and copies, each once and from {min:e} to {max:e}, such as \
              products=3.2e14,memory=3.6e12,copies=5e10"

@@ -14,6 +14,7 @@ mod schedule;
 mod search;
 mod spec;
 mod tiles;
+mod timeline;
 
 pub use arena::{Arenas, Slots};
 pub use cost::{Target, WeightBytes, cone_work, op_work, work};
@@ -25,3 +26,4 @@ pub use schedule::{PersistedSlot, Schedule, Wait};
 pub use search::{SavedPlan, restore, search};
 pub use spec::ScheduleSpec;
 pub use tiles::{Spacing, TileSize};
+pub use timeline::{Timeline, op_frames, op_name};

@@ -180,11 +180,20 @@ impl Plan {
         Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
     }
 
+    /// The same for a [timeline](super::timeline): of work items that are alike, one.
+    pub(super) fn shown_schedule(&self, target: &Target) -> Schedule {
+        Schedule::of_distinct_items(self.spec.one_clip(), self.frames, self.arenas.clone(), target)
+    }
+
     /// Bytes that the state of a stream persists when `loaded` frames have been taken.
     pub fn persisted_bytes(&self, loaded: u64, target: &Target) -> u64 {
         let mut schedule = Schedule::rehearsal(self.spec.clone(), self.frames, self.arenas.clone(), target);
         schedule.skip_to(loaded, target);
         schedule.persisted_bytes()
+    }
+
+    pub(super) fn weight_bytes(&self) -> WeightBytes {
+        self.weights
     }
 
     /// Bytes of the device block that slots, scratch, bands and staging share.

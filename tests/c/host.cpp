@@ -41,6 +41,8 @@ void use(const std::string &weights) {
     auto plan = vae.plan("encode", video.shape);
     expect(plan.info.device_bytes > 0 && plan.text.size() == plan.info.text_length, "plan");
     expect(std::strlen(plan.text.c_str()) == plan.text.size(), "plan text");
+    auto timeline = vae.plan_timeline("encode", video.shape);
+    expect(timeline.rfind("{\"devices\":[", 0) == 0 && timeline.back() == '}', "timeline");
     video_vae::Run run;
     run.logvar = Tensor::of(logvar.data(), shape);
     int told = 0;

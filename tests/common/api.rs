@@ -49,6 +49,7 @@ api! {
     vvae_encode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode(*mut vvae, *const vvae_tensor, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_plan(*mut vvae, *const c_char, *const i64, *mut vvae_plan_info, *mut c_char, u64) -> i32;
+    vvae_plan_timeline(*mut vvae, *const c_char, *const i64, *mut c_char, u64, *mut u64) -> i32;
     vvae_range_inputs(*mut vvae, *const c_char, i64, i64, i64, *mut i64, *mut i64) -> i32;
     vvae_encode_range(*mut vvae, *const vvae_tensor, i64, i64, *const vvae_tensor, *const vvae_run_info) -> i32;
     vvae_decode_range(*mut vvae, *const vvae_tensor, i64, i64, *const vvae_tensor, *const vvae_run_info) -> i32;

@@ -100,6 +100,24 @@ impl Vae {
         outcome(self.0, unsafe { function(self.0, input, clip, first, output, run) })
     }
 
+    /// The timeline of a plan, parsed.
+    pub fn timeline(&self, node: &str, shape: [i64; 5]) -> Result<serde_json::Value, Failure> {
+        let node = CString::new(node).unwrap();
+        let (mut text, mut length) = (Vec::<u8>::new(), 0);
+        loop {
+            let (out, capacity) = (text.as_mut_ptr().cast(), text.len() as u64);
+            // SAFETY: the texts live, and the buffer has the capacity.
+            let status = unsafe {
+                (api().vvae_plan_timeline)(self.0, node.as_ptr(), shape.as_ptr(), out, capacity, &mut length)
+            };
+            outcome(self.0, status)?;
+            if length < capacity {
+                return Ok(serde_json::from_slice(&text[..length as usize]).expect("valid JSON"));
+            }
+            text.resize(length as usize + 1, 0);
+        }
+    }
+
     pub fn plan_range(
         &self,
         node: &str,

@@ -227,6 +227,27 @@ namespace VideoVae
             }
         }
 
+        /// <summary>The plan as JSON: its steps, and what lies where in memory. The header says what is in it.</summary>
+        public string PlanTimeline(string node, Shape shape)
+        {
+            fixed (byte* name = Utf8.Bytes(node))
+            {
+                ulong length = 0;
+                Error.Check(Native.vvae_plan_timeline(handle, name, (long*)&shape, null, 0, &length));
+                while (true)
+                {
+                    var text = new byte[length + 1];
+                    fixed (byte* json = text)
+                    {
+                        Error.Check(Native.vvae_plan_timeline(handle, name, (long*)&shape, json, (ulong)text.Length, &length));
+                        // Free memory may have changed in between, and the plan with it.
+                        if (length < (ulong)text.Length)
+                            return Utf8.Text(json, text.Length);
+                    }
+                }
+            }
+        }
+
         /// <summary>About the last encode, decode, or pull that wrote frames. From any thread.</summary>
         public VaeRunReport LastRun
         {

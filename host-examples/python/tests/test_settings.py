@@ -112,6 +112,8 @@ def test_plans(vae):
     assert plan.exact and plan.output_shape == (1, 3, 9, 64, 64) and plan.tiles == (1, 1)
     assert plan.device_bytes == plan.weight_bytes + plan.workspace_bytes
     assert "exact" in str(plan)
+    (device,) = vae.plan_timeline("decode", latent.shape)["devices"]
+    assert device["device_bytes"] == plan.device_bytes and device["steps"] and device["slots"]
     vae.decode(latent)
     assert vae.memory_info().peak == plan.device_bytes
     assert vae.plan_encode((9, 64, 64, 3)).output_shape == latent.shape

@@ -6,6 +6,7 @@ use super::demo::{metrics, sheet};
 use crate::draft::Draft;
 use crate::files::{self, Clip, Source};
 use crate::options::VideoOptions;
+use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::{Result, interrupt, units};
@@ -13,6 +14,7 @@ use crate::{Result, interrupt, units};
 const EXAMPLES: &str = "Examples:
   vvae compare holiday.mp4 holiday-through-the-vae.mp4
   vvae compare clip.y4m back.y4m --sheet sheet.png --per-frame
+  vvae compare clip.y4m back.y4m --report page.html
 ";
 
 /// PSNR and SSIM of two clips, frame by frame, with a contact sheet.
@@ -29,6 +31,9 @@ pub struct Compare {
     /// Write some frames of both, the worst one among them, and their difference, as a PNG.
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
+    /// Write a page for a browser: a slider between both, the difference, PSNR per frame.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     /// Print a line for every frame.
     #[arg(long)]
     per_frame: bool,
@@ -54,6 +59,7 @@ impl Compare {
         }
         let (mut frames, mut samples) = (Vec::new(), Samples::default());
         let mut worst: Option<(f64, Pair)> = None;
+        let mut report = Report::new(format!("{} and {}", self.a.display(), self.b.display()));
         while let Some((x, y)) = both((&mut *a, first.kind), (&mut *b, second.kind))? {
             let (square, ssim) = metrics::of_frame(&x, &y, first.kind.width);
             let index = frames.len() as u64;
@@ -65,6 +71,9 @@ impl Compare {
                 worst = Some((square, pair()));
             }
             samples.offer(index, pair);
+            if self.report.is_some() {
+                report.frame(first.kind.width, &x, &y)?;
+            }
             frames.push((square, ssim));
         }
         let Some((square, worst)) = worst else { return Err("the clips have no frames; name others".into()) };
@@ -72,6 +81,10 @@ impl Compare {
         say!("{} of {}x{}", units::counted(frames.len() as u64, "frame"), first.kind.width, first.kind.height)?;
         say!("PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
         say!("worst frame {}: PSNR {:.2} dB, SSIM {:.4}", worst.0, metrics::psnr(square), frames[worst.0 as usize].1)?;
+        if let Some(path) = &self.report {
+            report.figure("SSIM", format_args!("{:.4}", quality.ssim));
+            report.write(Draft::new(path)?)?;
+        }
         match &self.sheet {
             Some(path) => write_sheet(path, FrameKind { dtype: Dtype::U8, ..first.kind }, samples.with(worst)),
             None => Ok(()),
@@ -95,21 +108,7 @@ fn next(source: &mut dyn Source, kind: FrameKind) -> Result<Option<Vec<f32>>> {
     if !source.read(&mut frame)? {
         return Ok(None);
     }
-    let values: Vec<f32> = match kind.dtype {
-        Dtype::U8 => frame.iter().map(|value| f32::from(*value)).collect(),
-        Dtype::U16 => frame.chunks_exact(2).map(|b| f32::from(u16::from_le_bytes([b[0], b[1]])) / 257.0).collect(),
-        // As `vvae decode` writes it, from -1 to 1.
-        Dtype::F32 => {
-            let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-            frame.chunks_exact(4).map(|b| ((value(b) + 1.0) * 127.5).clamp(0.0, 255.0)).collect()
-        }
-        other => return Err(format!("video in {} cannot be compared; store it as F32", other.name())),
-    };
-    if kind.interleaved {
-        return Ok(Some(values));
-    }
-    let plane = kind.width * kind.height;
-    Ok(Some((0..3 * plane).map(|i| values[i % 3 * plane + i / 3]).collect()))
+    kind.rgb(&frame).map(Some)
 }
 
 fn eight_bits(values: &[f32]) -> Vec<u8> {

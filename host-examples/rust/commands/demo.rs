@@ -9,17 +9,19 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::plan;
+use crate::draft::Draft;
 use crate::files;
 use crate::options::{self, ModelOptions};
+use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
 use crate::{Result, units};
 
 /// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
 ///
-/// Makes a small clip, encodes and decodes it, and writes two files into ./vvae-demo: contact-sheet.png with frames of
-/// the input, the output and their difference, and animation.png, which moves in browsers and most viewers (an animated
-/// PNG).
+/// Makes a small clip, encodes and decodes it, and writes three files into ./vvae-demo: contact-sheet.png with frames of
+/// the input, the output and their difference; animation.png, which moves in browsers and most viewers (an animated PNG);
+/// and report.html, a page with a slider between input and output, PSNR per frame and pictures of the plans.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "Examples:\n  vvae demo\n  vvae demo --weights ema_vae_fp16.safetensors --out /tmp/demo\n")]
 pub struct Demo {
@@ -70,9 +72,24 @@ impl Demo {
         )?;
         say!("  memory    {} at most\n", units::bytes(vae.memory()?.peak))?;
         say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
+        vae.end_trace()?;
         write_pictures(&folder, &input, &output)?;
+        let name = weights.file_name().unwrap_or_default().to_string_lossy();
+        let mut report = Report::new(format!("{frames} frames of {width} x {height} through {name}"));
+        for i in 0..frames as usize {
+            report.frame(kind.width, &kind.rgb(input.frame(i))?, &kind.rgb(output.frame(i))?)?;
+        }
+        report.figure("SSIM", format_args!("{:.4}", quality.ssim));
+        report.figure("encode", format_args!("{encode:.2} s, {:.1} frames/s", frames as f64 / encode));
+        report.figure("decode", format_args!("{decode:.2} s, {:.1} frames/s", frames as f64 / decode));
+        report.figure("latent", format_args!("{ratio:.0} times smaller than the pixels in bytes"));
+        report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));
+        report.plan(&vae, "encode", kind.shape(frames))?;
+        report.plan(&vae, "decode", latent.kind.shape(latent.count() as u64))?;
+        report.write(Draft::replacing(&folder.join("report.html"))?)?;
         say!("Look at {}", folder.join("contact-sheet.png").display())?;
         say!("and at  {}  (open it in a browser: it moves)", folder.join("animation.png").display())?;
+        say!("and at  {}  (a slider between both, and pictures of the plans)", folder.join("report.html").display())?;
         say!(
             "\nNext: vvae roundtrip YOUR.mp4 out.mp4 --weights ema_vae_fp16.safetensors, and `vvae --help` for the rest."
         )
@@ -81,7 +98,7 @@ impl Demo {
 
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {
     let (kind, sheet) = sheet::contact_sheet(input, output);
-    let draft = crate::draft::Draft::replacing(&folder.join("contact-sheet.png"))?;
+    let draft = Draft::replacing(&folder.join("contact-sheet.png"))?;
     files::encode_rgb(draft.create()?, kind, &sheet)?;
     draft.finish()?;
     let (kind, frames) = sheet::side_by_side(input, output);

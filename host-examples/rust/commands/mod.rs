@@ -57,6 +57,7 @@ impl Command {
 
 /// The last line of a run: what it wrote, how fast, and what it took.
 fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::Vae) -> Result<()> {
+    vae.end_trace()?;
     if say::QUIET.load(Ordering::Relaxed) {
         return Ok(());
     }

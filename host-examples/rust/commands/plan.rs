@@ -1,16 +1,21 @@
 //! `vvae plan`: what a job would take, before anything runs.
 
+use std::path::PathBuf;
+
 use clap::ArgGroup;
+use serde_json::json;
 
 use crate::checkpoint::Config;
+use crate::draft::Draft;
 use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::Vae;
-use crate::{Result, random_weights, units, whole};
+use crate::{Result, picture, random_weights, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae plan --decode 121x1080x1920 --limit 6GiB
+  vvae plan --decode 121x1080x1920 --limit 6GiB --picture plan.svg
   vvae plan --encode 121x720x1280 --decode 121x720x1280 --weights ema_vae_fp16.safetensors
 ";
 
@@ -28,6 +33,9 @@ pub struct Plan {
     /// Plan a decode to a video of this size.
     #[arg(long, value_name = "TxHxW", value_parser = size)]
     decode: Option<[u64; 3]>,
+    /// Draw it: what lies in memory, copies and limit over the estimated time.
+    #[arg(long, value_name = "FILE.svg")]
+    picture: Option<PathBuf>,
     #[command(flatten)]
     model: ModelOptions,
 }
@@ -54,21 +62,34 @@ impl Plan {
         }
         let vae = model.open(&path)?;
         let jobs = [("encode", self.encode), ("decode", self.decode)];
+        let mut devices = Vec::new();
         for (node, size) in jobs.into_iter().filter_map(|(node, size)| Some((node, size?))) {
             say!("\n{}", describe(&vae, node, size)?)?;
+            if self.picture.is_some() {
+                let (kind, inputs) = input(&vae, node, size);
+                let frames = if whole::plan(&vae, node, kind, Some(inputs))?.whole { inputs } else { 0 };
+                devices
+                    .extend(vae.timeline(node, kind.shape(frames))?["devices"].as_array().cloned().unwrap_or_default());
+            }
         }
-        Ok(())
+        let Some(path) = &self.picture else { return Ok(()) };
+        Draft::new(path)?.write(&picture::plan(&json!({ "devices": devices }))?)?;
+        say!("\n{}: the plan's picture, for a browser", path.display())
+    }
+}
+
+/// What goes into a node for a video of this size, and how many frames of it.
+fn input(vae: &Vae, node: &str, [frames, height, width]: [u64; 3]) -> (FrameKind, u64) {
+    let (rows, columns) = (height as usize, width as usize);
+    match node {
+        "encode" => (FrameKind::pixels(Dtype::U8, columns, rows), frames),
+        _ => (FrameKind::latent(Dtype::F32, vae.latent_size(columns, rows)), vae.latent_frames(frames)),
     }
 }
 
 /// How the command would run a video of this many frames, rows and columns, in words.
-pub fn describe(vae: &Vae, node: &str, [frames, height, width]: [u64; 3]) -> Result<String> {
-    let (rows, columns) = (height as usize, width as usize);
-    let (kind, inputs) = if node == "encode" {
-        (FrameKind::pixels(Dtype::U8, columns, rows), frames)
-    } else {
-        (FrameKind::latent(Dtype::F32, vae.latent_size(columns, rows)), vae.latent_frames(frames))
-    };
+pub fn describe(vae: &Vae, node: &str, size: [u64; 3]) -> Result<String> {
+    let ((kind, inputs), [frames, height, width]) = (input(vae, node, size), size);
     let planned = whole::plan(vae, node, kind, Some(inputs))?;
     let manner = if planned.whole { "as a whole" } else { "as a stream, at constant memory" };
     let frames = units::counted(frames, "frame");

@@ -2,18 +2,21 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
+use crate::draft::Draft;
 use crate::files;
 use crate::options::{ModelOptions, VideoOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
+use crate::report::{self, Report};
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::{Stream, Vae};
 use crate::{Result, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae roundtrip holiday.mp4 holiday-through-the-vae.mp4
-  vvae roundtrip photo.png photo-back.png
+  vvae roundtrip photo.png photo-back.png --report photo.html
   vvae roundtrip hdr.mp4 back.mp4 --codec hevc --quality 20
   vvae roundtrip clip.y4m back.y4m --limit 6GiB --device cuda:0
 ";
@@ -30,6 +33,9 @@ pub struct Roundtrip {
     input: PathBuf,
     #[arg(value_name = "OUT")]
     output: PathBuf,
+    /// Write a page for a browser that compares both: a slider, the difference, PSNR per frame, pictures of the plans.
+    #[arg(long, value_name = "FILE.html")]
+    report: Option<PathBuf>,
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
@@ -38,23 +44,33 @@ pub struct Roundtrip {
 
 impl Roundtrip {
     pub fn run(self) -> Result<()> {
-        let Roundtrip { input, output, model, video } = &self;
+        let Roundtrip { input, output, report: page, model, video } = &self;
         let (clip, source) = files::open(input, video)?;
         let vae = model.open(&model.weights()?)?;
         let (kind, sink) = files::create(output, &clip, video)?;
         let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
+        let page = page.as_deref().map(Draft::new).transpose()?;
+        let report = Arc::new(Mutex::new(Report::new(format!("{} and back", input.display()))));
+        let (source, sink) = match &page {
+            Some(_) => report::watch((clip.kind, source), (kind, sink), &report),
+            None => (source, sink),
+        };
+        let mut limits = [None; 2];
         let mut progress = Progress::new("round trip", clip.expected);
         let read = AtomicU64::new(0);
         // One direction after the other, if both take the clip as a whole.
         let whole = |node, input, frames| whole::plan(&vae, node, input, frames).is_ok_and(|plan| plan.whole);
         let latents = clip.frames.map(|frames| vae.latent_frames(frames));
+        let is_whole =
+            clip.frames.is_some() && whole("encode", clip.kind, clip.frames) && whole("decode", latent, latents);
         let frames = match clip.frames {
-            Some(frames) if whole("encode", clip.kind, Some(frames)) && whole("decode", latent, latents) => {
+            Some(frames) if is_whole => {
                 let nodes = [("encode", latent), ("decode", kind)];
                 whole::run(&vae, (source, clip.kind), &nodes, sink, &read, frames)?
             }
             _ => {
-                let [encoder, decoder] = open_streams(&vae, model, clip.kind, latent)?;
+                let [encoder, decoder];
+                ([encoder, decoder], limits) = open_streams(&vae, model, clip.kind, latent)?;
                 let stages = vec![Stage::new(encoder, latent), Stage::new(decoder, kind)];
                 let (kind, read, counting, most) = (clip.kind, &read, Counting::Written, u64::MAX);
                 Pipeline { source, kind, stages, sink, counting, read, drop_padding: true, most }.run(&mut progress)?
@@ -62,23 +78,37 @@ impl Roundtrip {
         };
         let seconds = progress.end();
         let what = format!("{} of {}x{}", units::counted(frames, "frame"), kind.width, kind.height);
-        super::report(output, &what, frames, seconds, &vae)
+        super::report(output, &what, frames, seconds, &vae)?;
+        let Some(page) = page else { return Ok(()) };
+        let mut report = std::mem::replace(&mut *report::locked(&report), Report::new(String::new()));
+        report.figure("clip", what);
+        report.figure("time", format_args!("{seconds:.1} s, {:.1} frames/s", frames as f64 / seconds));
+        report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));
+        let jobs = [("encode", clip.kind, clip.frames), ("decode", latent, latents)];
+        for ((node, input, frames), limit) in jobs.into_iter().zip(limits) {
+            if let Some(limit) = limit {
+                vae.configure("memory_limit", &limit.to_string())?;
+            }
+            report.plan(&vae, node, input.shape(frames.filter(|_| is_whole).unwrap_or(0)))?;
+        }
+        report.write(page)
     }
 }
 
 /// Parts of the limit that the encoder gets, in hundredths; the decoder, which needs more, gets what is left.
 const SHARES: [u64; 4] = [35, 45, 25, 60];
 
-/// Both streams are open at once, and a limit holds for each of them, so one that was asked for is shared out.
+/// Both streams are open at once, and a limit holds for each of them, so one that was asked for is shared out. Returns the
+/// streams and their limits.
 fn open_streams<'a>(
     vae: &'a Vae,
     model: &ModelOptions,
     video: FrameKind,
     latent: FrameKind,
-) -> Result<[Stream<'a>; 2]> {
+) -> Result<([Stream<'a>; 2], [Option<u64>; 2])> {
     let (video, latent) = (video.shape(0), latent.shape(0));
     let Some(limit) = model.setting("memory_limit").and_then(units::parse_bytes) else {
-        return Ok([vae.stream("encode", video, 0)?, vae.stream("decode", latent, 0)?]);
+        return Ok(([vae.stream("encode", video, 0)?, vae.stream("decode", latent, 0)?], [None; 2]));
     };
     let plan = |node, shape, limit: u64| {
         vae.configure("memory_limit", &limit.to_string())?;
@@ -102,8 +132,9 @@ fn open_streams<'a>(
             "{limit} are too little for both directions at once; raise --limit, or encode to a file and decode that"
         )
     })?;
+    let limits = [encoder, decoder];
     vae.configure("memory_limit", &encoder.to_string())?;
     let encoder = vae.stream("encode", video, 0)?;
     vae.configure("memory_limit", &decoder.to_string())?;
-    Ok([encoder, vae.stream("decode", latent, 0)?])
+    Ok(([encoder, vae.stream("decode", latent, 0)?], limits.map(Some)))
 }

@@ -1,7 +1,7 @@
 //! PNGs: one picture, a folder of them, and the animated kind.
 
 use std::fs::File;
-use std::io::{BufReader, BufWriter};
+use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Clip, ONE_PICTURE, Sink, Source, extension};
@@ -84,7 +84,7 @@ impl Source for Reader {
 }
 
 /// Writes one picture of RGB pixels.
-pub fn encode_rgb(file: File, kind: FrameKind, pixels: &[u8]) -> Result<()> {
+pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| format!("the picture cannot be written: {why}; make room");
     let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
     encoder.set_color(png::ColorType::Rgb);

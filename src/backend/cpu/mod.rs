@@ -17,7 +17,7 @@ pub use conv::ConvWeights;
 pub use memory::CpuMemory;
 pub use simd::Instructions;
 
-use super::{Backend, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
+use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
@@ -218,6 +218,14 @@ impl Backend for Cpu {
 
     fn finish(&self, _: &mut CpuMemory, _: Option<HostStream>) -> Result<()> {
         Ok(())
+    }
+
+    fn trace(&self, _: &mut CpuMemory, _: Option<u64>) -> Result<bool> {
+        Ok(false)
+    }
+
+    fn take_spans(&self, _: &mut CpuMemory) -> Result<Vec<DeviceSpan>> {
+        Ok(Vec::new())
     }
 
     fn take_nonfinite(&self, memory: &mut CpuMemory) -> NonFinite {

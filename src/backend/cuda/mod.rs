@@ -15,12 +15,12 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event, PinnedMemory};
+use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event, PinnedMemory, SpanRecorder};
 use self::launch::tiling::{ConvKernel, FRAME_ALIGN, MAX_FRAMES};
 use self::launch::{ConvLaunch, GraphGuard, Kernels, LaunchQueue, Launcher, WeightPointers, tiling};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
-use super::{Backend, DeviceAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
+use super::{Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile, FetchOp,
@@ -56,6 +56,8 @@ pub struct JobMemory {
     next_operation: usize,
     /// Whether the call is ordered on a stream of the host's, and must not block.
     on_host_stream: bool,
+    /// For a trace.
+    spans: Option<Arc<SpanRecorder>>,
 }
 
 impl Cuda {
@@ -99,8 +101,12 @@ impl Cuda {
         }
         let _current = self.context().enter()?;
         let queue = &self.launcher.queue;
-        queue.begin(elements);
-        let launched = launch(memory);
+        let spans = memory.spans.clone();
+        queue.begin(if spans.is_some() { NOT_COLLECTED } else { elements });
+        let launched = match spans {
+            Some(spans) => spans.record("operations", queue.stream().handle(), || launch(memory)),
+            None => launch(memory),
+        };
         let complete = queue.end();
         launched?;
         if !complete? || memory.on_host_stream {
@@ -274,6 +280,7 @@ impl Backend for Cuda {
             operations,
             next_operation: 0,
             on_host_stream: false,
+            spans: None,
         })
     }
 
@@ -369,6 +376,23 @@ impl Backend for Cuda {
         self.operate(memory, NOT_COLLECTED, &mut || false, |memory| {
             memory.staging.store(&self.launcher, &memory.block, op, buffers)
         })
+    }
+
+    fn trace(&self, memory: &mut JobMemory, op: Option<u64>) -> Result<bool> {
+        let _current = self.context().enter()?;
+        if op.is_some() != memory.spans.is_some() {
+            let stream = || self.launcher.queue.stream().handle();
+            memory.spans = op.map(|_| SpanRecorder::new(self.context(), stream()).map(Arc::new)).transpose()?;
+            memory.staging.set_spans(memory.spans.as_ref());
+            memory.bands.host.set_spans(memory.spans.as_ref());
+        }
+        memory.spans.iter().zip(op).for_each(|(spans, op)| spans.set_op(op));
+        Ok(true)
+    }
+
+    fn take_spans(&self, memory: &mut JobMemory) -> Result<Vec<DeviceSpan>> {
+        let _current = self.context().enter()?;
+        memory.spans.as_ref().map_or(Ok(Vec::new()), |spans| spans.take())
     }
 
     fn take_nonfinite(&self, memory: &mut JobMemory) -> NonFinite {

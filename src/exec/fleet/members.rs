@@ -110,6 +110,18 @@ impl Fleet {
         assign::report(&self.members, job, &all, &[], mixed)
     }
 
+    /// Of each member the timeline of its first part.
+    pub fn timelines(&mut self, job: &Job, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
+        self.begin()?;
+        let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
+        let mut timelines = Vec::new();
+        for (member, part) in all.iter().filter_map(|a| Some((a.member, &a.parts.first()?.0))) {
+            let session = &self.members[member].session;
+            timelines.extend(session.timelines(job.direction(), job.clip_shape(part), job.range(part), cancel)?);
+        }
+        Ok(timelines)
+    }
+
     pub fn run(&mut self, job: &Job, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
         let (mixed, stage) = (self.begin()?, job.direction().name());
         let cost = |part: &Part| part.cost(&|frame| job.cut_cost(frame));

@@ -94,6 +94,26 @@ impl Session for FleetSession {
         fleet.plan(&Job::new(&network, input, range, None), cancel)
     }
 
+    fn timelines(
+        &self,
+        direction: Direction,
+        input: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<serde_json::Value>> {
+        check::input_shape(&self.config, direction, input, range.is_none())?;
+        let mut fleet = self.fleet.lock();
+        let network = Arc::clone(fleet.network(direction));
+        if let Some(range) = range {
+            check::range(&network, range)?;
+        }
+        let job = match input.frames {
+            0 => stream::round(&fleet, &network, input)?,
+            _ => Job::new(&network, input, range, None),
+        };
+        fleet.timelines(&job, cancel)
+    }
+
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let network = Arc::clone(fleet.network(call.direction));

@@ -94,14 +94,20 @@ pub fn plan(
     first: u64,
     cancel: &AtomicBool,
 ) -> Result<PlanReport> {
-    let frames = round_frames(fleet, network, input)?;
-    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(frames) };
-    let mut plan = fleet.plan(&Job::new(network, input, Some(range), None), cancel)?;
+    let job = round(fleet, network, input)?;
+    let frames = job.whole().frame_count();
+    let mut plan = fleet.plan(&job, cancel)?;
     // Frames of a round count from its first.
     let parts =
         plan.division.iter_mut().flat_map(|division| &mut division.devices).flat_map(|device| &mut device.parts);
     parts.for_each(|(_, frames)| *frames = frames.start - FAR..frames.end - FAR);
     Ok(of_stream(plan, first, frames))
+}
+
+/// A round of a stream, far into the clip.
+pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<Job> {
+    let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(round_frames(fleet, network, input)?) };
+    Ok(Job::new(network, input, Some(range), None))
 }
 
 /// A round's plan as that of its stream.

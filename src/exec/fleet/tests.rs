@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
+use serde_json::Value;
+
 use super::*;
 use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, open, open_one};
 use crate::ir::{DType, View};
@@ -48,6 +50,15 @@ impl Session for Failing {
     }
     fn plan(&self, d: Direction, shape: Shape, range: Option<ClipRange>, cancel: &AtomicBool) -> Result<PlanReport> {
         self.inner.plan(d, shape, range, cancel)
+    }
+    fn timelines(
+        &self,
+        d: Direction,
+        shape: Shape,
+        range: Option<ClipRange>,
+        cancel: &AtomicBool,
+    ) -> Result<Vec<Value>> {
+        self.inner.timelines(d, shape, range, cancel)
     }
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         self.runs.fetch_add(1, Relaxed);

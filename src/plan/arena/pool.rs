@@ -207,6 +207,14 @@ impl Arena {
         *self.uses(slot) == 1
     }
 
+    /// Whether a slot is in use.
+    pub fn is_live(&self, slot: Slot) -> bool {
+        match slot {
+            Slot::Pooled { class, index } => self.classes[class as usize].uses[index as usize] > 0,
+            Slot::Packed { start, bytes } => self.live.get(&start).is_some_and(|live| live.bytes == bytes),
+        }
+    }
+
     /// One more use of a slot.
     pub fn keep(&mut self, slot: Slot) {
         *self.uses(slot) += 1;

@@ -62,12 +62,19 @@ pub struct WeightArrivals {
     /// Time of the operations so far, and when the copy engine is free.
     now: f64,
     free: f64,
+    /// When the last copy began.
+    begun: f64,
     arrivals: HashMap<LayerId, f64>,
 }
 
 impl WeightArrivals {
     pub fn new(copy_rate: f64) -> WeightArrivals {
-        WeightArrivals { copy_rate, now: 0.0, free: 0.0, arrivals: HashMap::new() }
+        WeightArrivals { copy_rate, now: 0.0, free: 0.0, begun: 0.0, arrivals: HashMap::new() }
+    }
+
+    /// When the last copy of weights began.
+    pub fn last_start(&self) -> f64 {
+        self.begun
     }
 
     /// Adds the time that an operation waits for its weights.
@@ -77,7 +84,8 @@ impl WeightArrivals {
             Op::BandedConv(conv) => conv.weights.map(|_| conv.layer),
             Op::Normalise(norm) => norm.weights.map(|_| norm.layer),
             Op::Fetch(fetch) => {
-                self.free = self.free.max(self.now) + estimate.moved as f64 / self.copy_rate;
+                self.begun = self.free.max(self.now);
+                self.free = self.begun + estimate.moved as f64 / self.copy_rate;
                 self.arrivals.insert(fetch.layer, self.free);
                 None
             }
@@ -112,6 +120,15 @@ impl CostModel<'_> {
             Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
         };
         Estimate { seconds, moved, waited: 0.0 }
+    }
+
+    /// Bytes from host memory and to it.
+    pub fn moved_by<L: Location>(&self, op: &Op<L>) -> (u64, u64) {
+        match op {
+            Op::BandedConv(conv) => self.moved(conv),
+            Op::Fetch(_) => (self.of(op).moved, 0),
+            _ => (0, 0),
+        }
     }
 
     fn banded<L: Location>(&self, conv: &BandedConvOp<L>, computing: f64) -> (f64, u64) {

@@ -78,9 +78,14 @@ impl Schedule {
     /// The same, to be [rehearsed](Schedule::rehearse) only: of work items, and of periods of a slice, that are like
     /// others only the memory is counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = distinct_items(&spec, frames.is_none());
         let periods = PeriodFinder::new(&spec);
-        Schedule { periods, ..Schedule::with_items(spec, places, frames, arenas, target) }
+        Schedule { periods, ..Schedule::of_distinct_items(spec, frames, arenas, target) }
+    }
+
+    /// Of work items that are alike, one.
+    pub fn of_distinct_items(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
+        let places = distinct_items(&spec, frames.is_none());
+        Schedule::with_items(spec, places, frames, arenas, target)
     }
 
     fn with_items(
@@ -309,12 +314,35 @@ impl Schedule {
         target: &Target,
         mut seen: impl FnMut(usize, &Op<Slots>),
     ) -> Arenas {
+        self.walk(frames, |arenas, op, _| match op {
+            None => arenas.device.slices() <= slices && !target.is_cancelled(),
+            Some(op) => {
+                seen(arenas.device.slices(), op);
+                true
+            }
+        });
+        self.arenas
+    }
+
+    /// Takes every operation without running it, until `step` says `false`. A stream gets its input: `frames`, or no end.
+    /// `step` is asked before operations, without one, and sees each; `true` with the last that slots were taken for.
+    /// Returns whether the end was reached.
+    pub fn walk(
+        &mut self,
+        frames: Option<u64>,
+        mut step: impl FnMut(&Arenas, Option<&Op<Slots>>, bool) -> bool,
+    ) -> bool {
         loop {
-            match self.wait() {
-                _ if self.arenas.device.slices() > slices || target.is_cancelled() => return self.arenas,
+            let wait = self.wait();
+            if !step(&self.arenas, None, false) {
+                return false;
+            }
+            match wait {
                 Wait::No => {
-                    let op = self.queue.pop_front().expect("nothing to wait for");
-                    seen(self.arenas.device.slices(), &op);
+                    let op = self.queue.pop_front();
+                    if !step(&self.arenas, op.as_ref(), self.queue.is_empty()) {
+                        return false;
+                    }
                 }
                 Wait::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),
@@ -323,12 +351,15 @@ impl Schedule {
                         for _ in 0..room {
                             self.load();
                             // At once: the loads of a long slice would be most of a plan's memory.
-                            let slice = self.arenas.device.slices();
-                            self.queue.drain(..).for_each(|op| seen(slice, &op));
+                            while let Some(op) = self.queue.pop_front() {
+                                if !step(&self.arenas, Some(&op), self.queue.is_empty()) {
+                                    return false;
+                                }
+                            }
                         }
                     }
                 },
-                Wait::Input | Wait::End => return self.arenas,
+                Wait::Input | Wait::End => return true,
             }
         }
     }

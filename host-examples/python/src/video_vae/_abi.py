@@ -291,6 +291,10 @@ SIGNATURES: dict[str, tuple] = {
         c_int32,
         [_handle, c_char_p, _count, c_int64, c_int64, POINTER(vvae_plan_info), c_char_p, c_uint64],
     ),
+    "vvae_plan_timeline": (
+        c_int32,
+        [_handle, c_char_p, _count, c_char_p, c_uint64, POINTER(c_uint64)],
+    ),
     "vvae_last_run": (c_int32, [_handle, POINTER(vvae_run_report), c_char_p, c_uint64]),
     "vvae_stream_open": (c_int32, [_handle, c_char_p, _count, POINTER(_handle)]),
     "vvae_stream_open_at": (c_int32, [_handle, c_char_p, _count, c_int64, POINTER(_handle)]),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import difflib
+import json
 import logging
 import os
 import threading
@@ -403,6 +404,20 @@ class VideoVae:
         """What decoding a latent of this shape, or a range of its video, would take under the present settings."""
         five = to_five(shape, latent_layout(shape, "shape", self._model.latent_channels))
         return self._plan("decode", five, self._range("decode", frames, five[2], self._model.video_shape(five)))
+
+    def plan_timeline(self, node: str, shape: Sequence[int]) -> dict[str, Any]:
+        """The plan of a job as steps, and what lies where in memory; the header says what is in it.
+
+        ``shape`` is that of the input, five numbers; 0 frames stand for a stream.
+        """
+        length, five = ctypes.c_uint64(0), _abi.Five(*shape)
+        text = ctypes.create_string_buffer(1 << 20)
+        while True:
+            out = (text, len(text), ctypes.byref(length))
+            check(library().vvae_plan_timeline(self._handle, node.encode(), five, *out), self._handle)
+            if length.value < len(text):
+                return json.loads(text.value)
+            text = ctypes.create_string_buffer(length.value + 1)
 
     def memory_info(self) -> Memory:
         """The memory held now, also while a call is running."""

@@ -1,6 +1,7 @@
 //! Events: marks in a stream that other streams, or the calling thread, wait for.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cudarc::driver::sys::{self, CUevent, CUstream};
 
@@ -15,12 +16,22 @@ pub struct Event {
 
 // SAFETY: events may be used from any thread.
 unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl Sync for Event {}
 
 impl Event {
     pub fn new(context: &Arc<Context>) -> Result<Event> {
+        Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    /// One that notes when it is passed.
+    pub fn timed(context: &Arc<Context>) -> Result<Event> {
+        Event::with_flags(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
+    }
+
+    fn with_flags(context: &Arc<Context>, flags: sys::CUevent_flags) -> Result<Event> {
         let _current = context.enter()?;
-        let mut handle = std::ptr::null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
+        let (mut handle, flags) = (std::ptr::null_mut(), flags as u32);
         // SAFETY: a context is current.
         check("creating an event", unsafe { sys::cuEventCreate(&mut handle, flags) })?;
         Ok(Event { context: Arc::clone(context), handle })
@@ -38,6 +49,21 @@ impl Event {
             check("recording an event", sys::cuEventRecord(self.handle, first))?;
             check("joining two streams", sys::cuStreamWaitEvent(then, self.handle, 0))
         }
+    }
+
+    /// Records it in a stream, which lives. The context has to be current.
+    pub fn record(&self, stream: CUstream) -> Result<()> {
+        // SAFETY: the event lives, and the caller vouches for the stream.
+        check("recording an event", unsafe { sys::cuEventRecord(self.handle, stream) })
+    }
+
+    /// The time from an earlier event to this one. Both are timed and have been passed.
+    pub fn since(&self, earlier: &Event) -> Result<Duration> {
+        let mut millis = 0.0;
+        // SAFETY: both live.
+        let answer = unsafe { sys::cuEventElapsedTime(&mut millis, earlier.handle, self.handle) };
+        check("reading the GPU's clock", answer)?;
+        Ok(Duration::from_secs_f64(f64::from(millis.max(0.0)) / 1000.0))
     }
 
     /// Blocks the calling thread until the last record has been passed; returns at once if there is none.

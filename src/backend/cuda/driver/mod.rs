@@ -12,6 +12,7 @@ mod host_copies;
 mod memory;
 mod module;
 mod pinned;
+mod spans;
 mod stream;
 
 pub use arch::{ARCH_VARIABLE, KernelArch};
@@ -25,4 +26,5 @@ pub use host_copies::HostCopies;
 pub use memory::{BLOCK_ALIGN, DeviceBlock};
 pub use module::{Kernel, Module};
 pub use pinned::PinnedMemory;
+pub use spans::SpanRecorder;
 pub use stream::{CudaStream, check_not_captured};

@@ -8,11 +8,14 @@ use parking_lot::Mutex;
 use super::context::Context;
 use super::error::check;
 use super::event::Event;
+use super::spans::SpanRecorder;
 use crate::error::{Error, Result};
 
 /// Every method but `new` wants the context to be current.
 pub struct CudaStream {
     raw: Arc<RawStream>,
+    /// Notes when copies run, and the name of their lane.
+    spans: Option<(Arc<SpanRecorder>, &'static str)>,
 }
 
 /// The driver's stream, destroyed when nobody uses it or waits for it.
@@ -49,7 +52,7 @@ impl CudaStream {
         let mut streams = STREAMS.lock();
         streams.retain(|stream| stream.strong_count() > 0);
         streams.push(Arc::downgrade(&raw));
-        Ok(CudaStream { raw })
+        Ok(CudaStream { raw, spans: None })
     }
 
     pub fn handle(&self) -> CUstream {
@@ -58,6 +61,19 @@ impl CudaStream {
 
     pub fn context(&self) -> &Arc<Context> {
         &self.raw.context
+    }
+
+    /// Notes from now on when copies run.
+    pub fn set_spans(&mut self, spans: Option<(Arc<SpanRecorder>, &'static str)>) {
+        self.spans = spans;
+    }
+
+    /// Puts a copy into the stream, by `launch`.
+    pub fn copy(&self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
+        match &self.spans {
+            Some((spans, lane)) => spans.record(lane, self.raw.handle, launch),
+            None => launch(),
+        }
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {

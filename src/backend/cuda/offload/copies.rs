@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, check};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, SpanRecorder, check};
 use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
 use crate::ir::{FrameShape, HostOffset};
@@ -104,20 +104,36 @@ impl HostFrames {
         }
         let device = block.at(offset, bytes)?;
         let host = self.row_address(host)?;
-        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
-        // last reader is done; a host frame that is written is read by nobody before the event that says it has
-        // arrived.
-        let answer = unsafe {
-            match direction {
-                CopyDirection::ToDevice => {
-                    sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, self.upload.handle())
+        let stream = self.stream(direction);
+        stream.copy(|| {
+            // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
+            // last reader is done; a host frame that is written is read by nobody before the event that says it has
+            // arrived.
+            let answer = unsafe {
+                match direction {
+                    CopyDirection::ToDevice => {
+                        sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, stream.handle())
+                    }
+                    CopyDirection::ToHost => {
+                        sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, stream.handle())
+                    }
                 }
-                CopyDirection::ToHost => {
-                    sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, self.download.handle())
-                }
-            }
-        };
-        check(direction.doing(), answer)
+            };
+            check(direction.doing(), answer)
+        })
+    }
+
+    fn stream(&self, direction: CopyDirection) -> &CudaStream {
+        match direction {
+            CopyDirection::ToDevice => &self.upload,
+            CopyDirection::ToHost => &self.download,
+        }
+    }
+
+    /// Notes when copies run.
+    pub fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>) {
+        self.upload.set_spans(spans.map(|spans| (Arc::clone(spans), "caches to device")));
+        self.download.set_spans(spans.map(|spans| (Arc::clone(spans), "caches to host")));
     }
 
     /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first
@@ -163,9 +179,9 @@ impl HostFrames {
     fn copy_pitched(&self, (host, device): (*mut u8, u64), copy: PitchedCopy, direction: CopyDirection) -> Result<()> {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
         let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, copy.host_pitch), (CU_MEMORYTYPE_DEVICE, copy.device_pitch));
-        let (source, target, stream) = match direction {
-            CopyDirection::ToDevice => (in_host, on_device, &self.upload),
-            CopyDirection::ToHost => (on_device, in_host, &self.download),
+        let (source, target) = match direction {
+            CopyDirection::ToDevice => (in_host, on_device),
+            CopyDirection::ToHost => (on_device, in_host),
         };
         let described = sys::CUDA_MEMCPY2D {
             srcXInBytes: 0,
@@ -185,9 +201,12 @@ impl HostFrames {
             WidthInBytes: copy.bytes as usize,
             Height: copy.count as usize,
         };
-        // SAFETY: as in `copy_rows`.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&described, stream.handle()) };
-        check(direction.doing(), answer)
+        let stream = self.stream(direction);
+        stream.copy(|| {
+            // SAFETY: as in `copy_rows`.
+            let answer = unsafe { sys::cuMemcpy2DAsync_v2(&described, stream.handle()) };
+            check(direction.doing(), answer)
+        })
     }
 
     fn row_address(&self, HostRows { frame, shape, rows }: &HostRows) -> Result<*mut u8> {

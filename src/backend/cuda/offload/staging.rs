@@ -8,7 +8,9 @@ use std::sync::Arc;
 use cudarc::driver::sys;
 
 use crate::backend::NonFinite;
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, HostFlags, PinnedMemory, check};
+use crate::backend::cuda::driver::{
+    Context, CudaStream, DeviceBlock, Event, HostFlags, PinnedMemory, SpanRecorder, check,
+};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
 use crate::backend::cuda::launch::{Launcher, Strided};
 use crate::error::{Error, Result};
@@ -102,6 +104,12 @@ impl Staging {
         Ok(Staging { loads, stores, pending: [None, None], fetched: HashMap::new(), flags })
     }
 
+    /// Notes when copies run.
+    pub fn set_spans(&mut self, spans: Option<&Arc<SpanRecorder>>) {
+        self.loads.stream.set_spans(spans.map(|spans| (Arc::clone(spans), "frames and weights to device")));
+        self.stores.stream.set_spans(spans.map(|spans| (Arc::clone(spans), "frames to host")));
+    }
+
     /// What finished loads and stores have met since the last answer.
     pub fn take_nonfinite(&mut self) -> NonFinite {
         NonFinite { loaded: self.flags.take(LOADED), stored: self.flags.take(STORED) }
@@ -162,9 +170,11 @@ impl Staging {
         let (_, halves) = channel.on_device(bytes, half);
         halves.iter().try_for_each(|half| channel.stream.wait_for(&channel.used[*half]))?;
         let stream = channel.stream.handle();
-        // SAFETY: both regions are that long; neither is touched before the events that say so.
-        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, pinned.cast(), bytes as usize, stream) };
-        check("copying a frame to the GPU", answer)?;
+        channel.stream.copy(|| {
+            // SAFETY: both regions are that long; neither is touched before the events that say so.
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, pinned.cast(), bytes as usize, stream) };
+            check("copying a frame to the GPU", answer)
+        })?;
         channel.stream.record(&channel.copied[half])?;
         compute.wait_for(&channel.copied[half])
     }
@@ -178,9 +188,11 @@ impl Staging {
         let (half, pinned) = channel.take_half(bytes)?;
         channel.stream.wait_for(&channel.used[half])?;
         let stream = channel.stream.handle();
-        // SAFETY: both regions are that long; the pinned one is read after its event alone, and was just emptied.
-        let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(pinned.cast(), staged, bytes as usize, stream) };
-        check("copying a frame to the host", answer)?;
+        channel.stream.copy(|| {
+            // SAFETY: both regions are that long; the pinned one is read after its event alone, and was just emptied.
+            let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(pinned.cast(), staged, bytes as usize, stream) };
+            check("copying a frame to the host", answer)
+        })?;
         channel.stream.record(&channel.copied[half])?;
         self.pending[half] = Some(PendingStore { frame: *frame, pinned });
         Ok(())
@@ -197,9 +209,11 @@ impl Staging {
         let mut address = to;
         for part in weights {
             let stream = channel.stream.handle();
-            // SAFETY: the plan vouches for the region; pinned memory waits for all streams before it is freed.
-            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(address, part.as_ptr().cast(), part.len(), stream) };
-            check("fetching weights", answer)?;
+            channel.stream.copy(|| {
+                // SAFETY: the plan vouches for the region; pinned memory waits for all streams before it is freed.
+                let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(address, part.as_ptr().cast(), part.len(), stream) };
+                check("fetching weights", answer)
+            })?;
             address += part.len() as u64;
         }
         channel.stream.record(arrived)

@@ -3,28 +3,62 @@
 use std::collections::hash_map::RandomState;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
 
-/// Writes a file under a temporary name, and gives it its name once it is complete.
-pub(super) fn replace(path: &Path, write: impl FnOnce(&mut File) -> Result<()>) -> Result<()> {
-    let fail = |why| cannot_write(path, why);
-    let target = target(path).map_err(fail)?;
-    let (mut temporary, mut file) = create_temporary(folder(&target)).map_err(fail)?;
-    // A power failure after the rename must not leave an empty file.
-    let written = write(&mut file).and_then(|()| file.sync_all().map_err(fail));
-    // Some systems rename and remove closed files only.
-    drop(file);
-    written?;
-    fs::rename(&temporary.0, &target).map_err(fail)?;
-    temporary.0.clear();
-    sync_folder(folder(&target));
-    Ok(())
+/// A file that is written under a temporary name, and gets its name once it is complete. Dropped before, it is gone.
+#[derive(Debug)]
+pub struct Replacement {
+    /// Closed before the temporary file is removed: some systems rename and remove closed files only.
+    file: Option<File>,
+    temporary: Temporary,
+    target: PathBuf,
+    argument: &'static str,
+}
+
+impl Replacement {
+    /// `argument` is what the host calls the path. Anything that exists and is no regular file is refused.
+    pub fn new(argument: &'static str, path: &Path) -> Result<Replacement> {
+        let fail = |why: io::Error| cannot_write(argument, path, &why);
+        // The working folder may change before the rename.
+        let target = std::path::absolute(path).and_then(|path| target(&path)).map_err(fail)?;
+        let (temporary, file) = create_temporary(folder(&target)).map_err(fail)?;
+        Ok(Replacement { file: Some(file), temporary, target, argument })
+    }
+
+    /// Gives the file its name.
+    pub fn commit(mut self) -> Result<()> {
+        let fail = |why: io::Error| cannot_write(self.argument, &self.target, &why);
+        // A power failure after the rename must not leave an empty file.
+        self.file.take().map_or(Ok(()), |file| file.sync_all()).map_err(fail)?;
+        fs::rename(&self.temporary.0, &self.target).map_err(fail)?;
+        self.temporary.0.clear();
+        sync_folder(folder(&self.target));
+        Ok(())
+    }
+}
+
+impl Write for Replacement {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.as_mut().map_or(Ok(0), |file| file.write(bytes))
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.as_mut().map_or(Ok(()), File::flush)
+    }
+}
+
+/// Writes a whole file.
+pub fn replace(path: &Path, write: impl FnOnce(&mut Replacement) -> Result<()>) -> Result<()> {
+    let mut file = Replacement::new("path", path)?;
+    write(&mut file)?;
+    file.commit()
 }
 
 /// A file that is removed when dropped, unless the path was cleared.
+#[derive(Debug)]
 struct Temporary(PathBuf);
 
 impl Drop for Temporary {
@@ -78,6 +112,6 @@ fn sync_folder(folder: &Path) {
     let _ = folder;
 }
 
-fn cannot_write(path: &Path, why: io::Error) -> Error {
-    Error::Checkpoint(format!("path: {} cannot be written: {why}", path.display()))
+pub fn cannot_write(argument: &str, path: &Path, why: &io::Error) -> Error {
+    Error::Checkpoint(format!("{argument}: {} cannot be written: {why}", path.display()))
 }

@@ -1,0 +1,218 @@
+//! The trace of a handle: when each operation and copy ran, as a file that chrome://tracing and Perfetto read.
+//!
+//! Owns the file. Knows names and times; must not know what an operation does.
+
+use std::io::{self, BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use serde_json::{Value, json};
+
+use crate::backend::{Backend, DeviceSpan};
+use crate::error::Result;
+use crate::file::{Replacement, cannot_write};
+use crate::ir::{Offsets, Op, TensorDevice};
+use crate::model::Network;
+use crate::plan::{op_frames, op_name};
+
+/// The key of the trace, for errors.
+const KEY: &str = "trace";
+/// Operations whose times a device may keep before they are written.
+const MOST_PENDING: usize = 1024;
+
+/// Written from the call that sets it until another is set, or until its handle is freed. Clones are the same trace.
+#[derive(Debug, Clone)]
+pub struct Trace(Arc<TraceFile>);
+
+impl PartialEq for Trace {
+    fn eq(&self, other: &Trace) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+#[derive(Debug)]
+struct TraceFile {
+    path: PathBuf,
+    begun: Instant,
+    /// `None` before it is opened and after it is finished.
+    open: Mutex<Option<OpenTrace>>,
+}
+
+#[derive(Debug)]
+struct OpenTrace {
+    file: BufWriter<Replacement>,
+    /// Why the file lacks events.
+    failure: Option<io::Error>,
+    /// Devices by an address of their own, and their lanes. Their places are their numbers.
+    lanes: Vec<(usize, &'static str)>,
+    has_events: bool,
+    next_op: u64,
+    /// Operations that a device has not told the times of.
+    pending: Vec<RunningOp>,
+}
+
+/// An operation that runs.
+#[derive(Debug)]
+pub struct RunningOp {
+    number: u64,
+    name: String,
+    frames: usize,
+    start: Instant,
+}
+
+/// The device that a lane belongs to: an address that no other device has meanwhile, and its place.
+#[derive(Clone, Copy)]
+pub struct TracedDevice {
+    pub address: usize,
+    pub place: TensorDevice,
+}
+
+/// A backend belongs to one device of one handle.
+pub fn traced<B: Backend>(backend: &B, place: TensorDevice) -> TracedDevice {
+    TracedDevice { address: std::ptr::from_ref(backend).addr(), place }
+}
+
+impl RunningOp {
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+}
+
+impl Trace {
+    pub fn new(path: PathBuf) -> Trace {
+        Trace(Arc::new(TraceFile { path, begun: Instant::now(), open: Mutex::new(None) }))
+    }
+
+    /// Creates the file under a temporary name. Does nothing if that is done.
+    pub fn open(&self) -> Result<()> {
+        let mut open = self.0.open.lock();
+        if open.is_none() {
+            let mut file = BufWriter::new(Replacement::new(KEY, &self.0.path)?);
+            let failure = file.write_all(b"{\"displayTimeUnit\":\"ms\",\"traceEvents\":[").err();
+            *open = Some(OpenTrace {
+                file,
+                failure,
+                lanes: Vec::new(),
+                has_events: false,
+                next_op: 0,
+                pending: Vec::new(),
+            });
+        }
+        Ok(())
+    }
+
+    /// Completes the file and gives it its name. Later events are not written.
+    pub fn finish(&self) -> Result<()> {
+        self.0.finish()
+    }
+
+    /// An operation begins. `None` if nothing is written any more.
+    pub fn begin(&self, op: &Op<Offsets>, network: &Network) -> Option<RunningOp> {
+        let mut open = self.0.open.lock();
+        let number = &mut open.as_mut()?.next_op;
+        *number += 1;
+        let (name, frames) = (op_name(op, network), op_frames(op));
+        Some(RunningOp { number: *number, name, frames, start: Instant::now() })
+    }
+
+    /// An operation ended by the clock of the calling thread.
+    pub fn end(&self, op: &RunningOp, by: TracedDevice) {
+        let end = Instant::now();
+        if let Some(open) = &mut *self.0.open.lock() {
+            open.event(op, by, "operations", self.0.micros(op.start), self.0.micros(end));
+        }
+    }
+
+    /// An operation was given to a device that tells later when it ran. `true` if it is time to ask.
+    pub fn wait_for(&self, op: RunningOp) -> bool {
+        let mut open = self.0.open.lock();
+        let Some(open) = &mut *open else { return false };
+        open.pending.push(op);
+        open.pending.len() >= MOST_PENDING
+    }
+
+    fn write_spans(&self, spans: &[DeviceSpan], by: TracedDevice) {
+        let Some(open) = &mut *self.0.open.lock() else { return };
+        let pending = std::mem::take(&mut open.pending);
+        for span in spans {
+            if let Some(op) = pending.iter().find(|op| op.number == span.op) {
+                open.event(op, by, span.lane, self.0.micros(span.start), self.0.micros(span.end));
+            }
+        }
+    }
+}
+
+/// Writes what a device has told, if there is a trace. `is_last`: the device stops to note times.
+pub fn collect<B: Backend>(
+    trace: Option<&Trace>,
+    backend: &B,
+    memory: &mut B::Memory,
+    by: TracedDevice,
+    is_last: bool,
+) -> Result<()> {
+    let Some(trace) = trace else { return Ok(()) };
+    trace.write_spans(&backend.take_spans(memory)?, by);
+    if is_last { backend.trace(memory, None).map(|_| ()) } else { Ok(()) }
+}
+
+impl TraceFile {
+    fn micros(&self, at: Instant) -> f64 {
+        at.saturating_duration_since(self.begun).as_secs_f64() * 1e6
+    }
+
+    fn finish(&self) -> Result<()> {
+        let Some(mut open) = self.open.lock().take() else { return Ok(()) };
+        let failed = |why| cannot_write(KEY, &self.path, &why);
+        if open.failure.is_none() {
+            open.failure = open.file.write_all(b"\n]}\n").err();
+        }
+        if let Some(why) = open.failure {
+            return Err(failed(why));
+        }
+        open.file.into_inner().map_err(|why| failed(why.into_error()))?.commit()
+    }
+}
+
+impl Drop for TraceFile {
+    /// Nobody is left to hear of a failure.
+    fn drop(&mut self) {
+        let _ = self.finish();
+    }
+}
+
+impl OpenTrace {
+    fn event(&mut self, op: &RunningOp, by: TracedDevice, lane: &'static str, start: f64, end: f64) {
+        let (pid, tid) = self.lane(by, lane);
+        // To a tenth of a microsecond, rounded so that neighbours cannot overlap.
+        let [ts, end] = [start, end].map(|micros| (micros * 10.0).round());
+        self.write(&json!({
+            "name": op.name, "ph": "X", "pid": pid, "tid": tid, "ts": ts / 10.0, "dur": (end - ts).max(0.0) / 10.0,
+            "args": { "frames": op.frames },
+        }));
+    }
+
+    /// Numbers of a device and its lane. New ones are named in the file.
+    fn lane(&mut self, by: TracedDevice, lane: &'static str) -> (usize, usize) {
+        let known = self.lanes.iter().position(|known| *known == (by.address, lane));
+        let tid = known.unwrap_or(self.lanes.len());
+        let first = self.lanes.iter().position(|(address, _)| *address == by.address).unwrap_or(tid);
+        if known.is_none() {
+            self.lanes.push((by.address, lane));
+            let device = by.place.to_string();
+            for (what, name) in [("process_name", &*device), ("thread_name", lane)] {
+                let named = json!({ "name": what, "ph": "M", "pid": first, "tid": tid, "args": { "name": name } });
+                self.write(&named);
+            }
+        }
+        (first, tid)
+    }
+
+    fn write(&mut self, event: &Value) {
+        if self.failure.is_none() {
+            let comma = if std::mem::replace(&mut self.has_events, true) { "," } else { "" };
+            self.failure = write!(self.file, "{comma}\n{event}").err();
+        }
+    }
+}

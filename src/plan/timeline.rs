@@ -1,0 +1,464 @@
+//! The picture of a plan as data: its steps with their estimated times, and which bytes of each memory hold what.
+//!
+//! Follows the schedule that the run follows. Reads lifetimes off the operations; changes nothing.
+
+use std::collections::HashMap;
+
+use serde_json::{Value, json};
+
+use super::arena::{Arena, Arenas, Slot, Slots};
+use super::cost::{CostModel, Estimate, Target, WeightArrivals};
+use super::plan::Plan;
+use crate::ir::{BandedConvOp, CachedFrame, ConvOp, FetchedWeights, FrameRef, LayerId, Op};
+use crate::model::Network;
+
+/// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
+const MAX_STEPS: usize = 4096;
+const MAX_SPANS: usize = 1 << 14;
+/// Bytes below which nothing is drawn: norm statistics.
+const MIN_BYTES: u64 = 64 << 10;
+
+/// What lies somewhere.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Content {
+    Activations,
+    CausalCache,
+    PartialSums,
+    Weights,
+    Scratch,
+    Bands,
+    Staging,
+    PageTables,
+}
+
+impl Content {
+    fn name(self) -> &'static str {
+        match self {
+            Content::Activations => "activations",
+            Content::CausalCache => "causal cache",
+            Content::PartialSums => "partial sums",
+            Content::Weights => "weights",
+            Content::Scratch => "scratch",
+            Content::Bands => "band buffers",
+            Content::Staging => "staging",
+            Content::PageTables => "page tables",
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Memory {
+    Device,
+    Host,
+}
+
+/// Bytes that hold one thing from the start of step `first` to the end of step `last`.
+#[derive(Debug, Clone, Copy)]
+struct Span {
+    memory: Memory,
+    offset: u64,
+    bytes: u64,
+    first: usize,
+    last: usize,
+    content: Content,
+}
+
+/// One operation, with its place in the estimated time. Copies to and from the host run beside it.
+struct Step {
+    name: String,
+    stage: usize,
+    frames: usize,
+    start: f64,
+    estimate: Estimate,
+    /// Bytes from the host and to it, and when the copies begin.
+    moved: (u64, u64),
+    copies_start: f64,
+}
+
+/// The first steps of a plan.
+pub struct Timeline {
+    steps: Vec<Step>,
+    spans: Vec<Span>,
+    /// What lies there all the time.
+    fixed: Vec<(Memory, Content, u64, u64)>,
+    /// Whether these are all steps of a clip.
+    complete: bool,
+    /// Output frames that the steps store.
+    stored: u64,
+    facts: Value,
+}
+
+impl Plan {
+    /// Its first steps. `limits`: of device memory and of host memory.
+    pub fn timeline(&self, limits: (u64, u64), target: &Target) -> Timeline {
+        let network = &self.spec.network;
+        let mut schedule = self.shown_schedule(target);
+        let mut recorder = Recorder::new(network, target);
+        let complete = schedule.walk(None, |arenas, op, is_settled| {
+            let Some(op) = op else { return !target.is_cancelled() };
+            recorder.record(op, arenas);
+            recorder.chunk += u64::from(is_settled);
+            !(is_settled && recorder.is_full())
+        });
+        let (device, host) = (self.device_regions(), self.host_regions());
+        let base =
+            |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
+        let spans = recorder.finish(schedule.arenas(), complete, (base(&device), base(&host)));
+        let fixed = |memory, regions: Vec<(Content, u64, u64)>| {
+            let fixed = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
+            fixed.map(|(content, offset, bytes)| (memory, content, offset, bytes)).collect::<Vec<_>>()
+        };
+        let report = self.report();
+        let (input, output) = (report.input.dims(), report.output.dims());
+        Timeline {
+            steps: recorder.steps,
+            spans,
+            fixed: [fixed(Memory::Device, device), fixed(Memory::Host, host)].concat(),
+            complete,
+            stored: recorder.stored,
+            facts: json!({
+                "node": network.direction.name(), "input": input, "output": output, "exact": report.exact,
+                "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
+                "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
+                "limit_bytes": limits.0, "host_limit_bytes": limits.1, "text": report.to_string(),
+            }),
+        }
+    }
+
+    /// Offset and bytes of each part of device memory, as if blocks lay side by side.
+    fn device_regions(&self) -> Vec<(Content, u64, u64)> {
+        let (weights, buffers) = (self.weight_bytes().device(), self.buffers());
+        let (bands, staging) = (buffers.bands, buffers.staging[0]);
+        let end = weights + self.workspace_bytes();
+        vec![
+            (Content::Weights, 0, weights),
+            (Content::Activations, weights, buffers.scratch),
+            (Content::Scratch, weights + buffers.scratch, bands.0 - buffers.scratch),
+            (Content::Bands, weights + bands.0, bands.1),
+            (Content::Staging, weights + staging, end - weights - staging),
+            (Content::PageTables, end, self.mapping_bytes()),
+        ]
+    }
+
+    fn host_regions(&self) -> Vec<(Content, u64, u64)> {
+        let (pinned, weights) = (self.pinned(), self.weight_bytes().host);
+        let frames = pinned.offloaded;
+        vec![
+            (Content::Activations, 0, frames),
+            (Content::Weights, frames, weights),
+            (Content::Staging, frames + weights, pinned.load + pinned.store),
+        ]
+    }
+}
+
+impl Timeline {
+    /// As `vvae_plan_timeline` documents it.
+    pub fn json(&self, device: &str) -> Value {
+        let memory = |memory| if memory == Memory::Device { "device" } else { "host" };
+        let steps = self.steps.iter().map(|step| {
+            let Estimate { seconds, waited, .. } = step.estimate;
+            json!({
+                "name": step.name, "stage": step.stage, "frames": step.frames, "start": step.start,
+                "seconds": seconds, "waited": waited, "bytes_up": step.moved.0, "bytes_down": step.moved.1,
+                "copies_start": step.copies_start,
+            })
+        });
+        let slots = self.spans.iter().map(|span| {
+            json!({
+                "memory": memory(span.memory), "content": span.content.name(), "offset": span.offset,
+                "bytes": span.bytes, "first": span.first, "last": span.last,
+            })
+        });
+        let fixed = self.fixed.iter().map(|(at, content, offset, bytes)| {
+            json!({ "memory": memory(*at), "content": content.name(), "offset": offset, "bytes": bytes })
+        });
+        let mut all = self.facts.clone();
+        all["device"] = device.into();
+        all["complete"] = self.complete.into();
+        all["frames_shown"] = self.stored.into();
+        all["seconds_shown"] = self.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds).into();
+        all["steps"] = steps.collect();
+        all["slots"] = slots.collect();
+        all["fixed"] = fixed.collect();
+        all
+    }
+}
+
+/// How an operation is called, in timelines and traces.
+pub fn op_name<L: crate::ir::Location>(op: &Op<L>, network: &Network) -> String {
+    let of = |what: &str, layer: LayerId| format!("{what} {}", network.layers[layer].weights[0].name);
+    match op {
+        Op::Load(_) => "load".into(),
+        Op::Fetch(fetch) => of("fetch", fetch.layer),
+        Op::Conv(conv) => of("conv", conv.layer),
+        Op::BandedConv(conv) => of("banded conv", conv.layer),
+        Op::Normalise(norm) => of("norm", norm.layer),
+        Op::Attention(_) => "attention".into(),
+        Op::Blend(_) => "blend".into(),
+        Op::Store(_) => "store".into(),
+    }
+}
+
+/// Frames that an operation makes.
+pub fn op_frames<L: crate::ir::Location>(op: &Op<L>) -> usize {
+    match op {
+        Op::Conv(conv) => conv.frames.len(),
+        Op::BandedConv(conv) => conv.frames.len(),
+        Op::Normalise(norm) => norm.frames.len(),
+        Op::Attention(attention) => attention.frames.len(),
+        Op::Load(_) | Op::Blend(_) | Op::Store(_) => 1,
+        Op::Fetch(_) => 0,
+    }
+}
+
+/// How an operation uses a slot.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Use {
+    Write,
+    Read,
+    /// As an input of a layer. Inputs that a layer reads again with a later chunk are its causal cache.
+    Input(LayerId),
+}
+
+type Touch = (Memory, Slot, Content, Use);
+
+/// A frame that may still be used.
+struct Live {
+    bytes: u64,
+    first: usize,
+    last: usize,
+    content: Content,
+    /// Layers that have read it, with the number of the chunk.
+    readers: Vec<(LayerId, u64)>,
+}
+
+/// Follows operations and their slots.
+struct Recorder<'a> {
+    costs: CostModel<'a>,
+    arrivals: WeightArrivals,
+    stages: Vec<usize>,
+    stage: usize,
+    now: f64,
+    chunk: u64,
+    steps: Vec<Step>,
+    stored: u64,
+    live: HashMap<(Memory, Slot), Live>,
+    spans: Vec<(Memory, Slot, Live)>,
+}
+
+impl<'a> Recorder<'a> {
+    fn new(network: &'a Network, target: &Target<'a>) -> Recorder<'a> {
+        let mut stages = vec![0; network.layers.len()];
+        for (index, stage) in network.stages.iter().enumerate() {
+            stages[stage.head] = index;
+            stage.body().for_each(|layer| stages[layer] = index);
+        }
+        Recorder {
+            costs: CostModel { network, target: *target },
+            arrivals: WeightArrivals::new(target.profile.rates.copies),
+            stages,
+            stage: 0,
+            now: 0.0,
+            chunk: 0,
+            steps: Vec::new(),
+            stored: 0,
+            live: HashMap::new(),
+            spans: Vec::new(),
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.steps.len() >= MAX_STEPS || self.spans.len() >= MAX_SPANS
+    }
+
+    fn record(&mut self, op: &Op<Slots>, arenas: &Arenas) {
+        let step = self.steps.len();
+        let mut touches = touches(op);
+        // Reads come first: a result may lie over an input.
+        touches.sort_by_key(|touch| touch.3 == Use::Write);
+        for (memory, slot, content, how) in touches {
+            self.touch(step, (memory, slot), arena(arenas, memory).slot_bytes(slot), content, how);
+        }
+        let layer = match op {
+            Op::Conv(conv) => Some(conv.layer),
+            Op::BandedConv(conv) => Some(conv.layer),
+            Op::Normalise(norm) => Some(norm.layer),
+            Op::Fetch(_) | Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
+        };
+        self.stage = layer.map_or(self.stage, |layer| self.stages[layer]);
+        self.stored += u64::from(matches!(op, Op::Store(_)));
+        let estimate = self.arrivals.pass(op, self.costs.of(op));
+        let copies_start = match op {
+            Op::Fetch(_) => self.arrivals.last_start(),
+            _ => self.now + estimate.waited,
+        };
+        self.steps.push(Step {
+            name: op_name(op, self.costs.network),
+            stage: self.stage,
+            frames: op_frames(op),
+            start: self.now,
+            estimate,
+            moved: self.costs.moved_by(op),
+            copies_start,
+        });
+        self.now += estimate.seconds;
+    }
+
+    fn touch(&mut self, step: usize, at: (Memory, Slot), bytes: u64, content: Content, how: Use) {
+        let fresh = |content| Live { bytes, first: step, last: step, content, readers: Vec::new() };
+        let live = self.live.entry(at).or_insert_with(|| fresh(content));
+        match how {
+            // Another frame, unless the operation has read what it overwrites.
+            Use::Write if live.last < step => {
+                let ended = std::mem::replace(live, fresh(content));
+                self.spans.push((at.0, at.1, ended));
+            }
+            Use::Input(layer) => {
+                let is_cached = live.readers.iter().any(|(reader, chunk)| *reader == layer && *chunk < self.chunk);
+                if is_cached && live.content == Content::Activations {
+                    let cached = Live { first: live.last + 1, ..fresh(Content::CausalCache) };
+                    let ended = std::mem::replace(live, cached);
+                    self.spans.push((at.0, at.1, ended));
+                }
+                live.readers.push((layer, self.chunk));
+            }
+            Use::Write | Use::Read => {}
+        }
+        live.last = step;
+    }
+
+    /// The rectangles. What is still in use lives on: as a causal cache if its layer has read it. `bases`: where the
+    /// arenas begin in device and host memory.
+    fn finish(&mut self, arenas: &Arenas, complete: bool, bases: (u64, u64)) -> Vec<Span> {
+        let end = self.steps.len().saturating_sub(1);
+        for ((memory, slot), mut live) in self.live.drain() {
+            if !complete && live.last < end && arena(arenas, memory).is_live(slot) {
+                if live.content == Content::Activations && !live.readers.is_empty() {
+                    let cached = Live {
+                        first: live.last + 1,
+                        last: end,
+                        content: Content::CausalCache,
+                        readers: vec![],
+                        ..live
+                    };
+                    self.spans.push((memory, slot, cached));
+                } else {
+                    live.last = end;
+                }
+            }
+            self.spans.push((memory, slot, live));
+        }
+        let base = |memory| if memory == Memory::Device { bases.0 } else { bases.1 };
+        let span = |(memory, slot, live): (Memory, Slot, Live)| {
+            let offset = base(memory) + arena(arenas, memory).offset(slot)?;
+            let Live { bytes, first, last, content, .. } = live;
+            (bytes >= MIN_BYTES).then_some(Span { memory, offset, bytes, first, last, content })
+        };
+        merged(self.spans.drain(..).filter_map(span).collect())
+    }
+}
+
+/// Frames of one chunk that lie side by side are one rectangle.
+fn merged(mut spans: Vec<Span>) -> Vec<Span> {
+    spans.sort_by_key(|span| (span.memory, span.first, span.last, span.content, span.offset));
+    let mut merged: Vec<Span> = Vec::with_capacity(spans.len());
+    for span in spans {
+        let key = |span: &Span| (span.memory, span.first, span.last, span.content);
+        match merged.last_mut() {
+            Some(before) if key(before) == key(&span) && before.offset + before.bytes == span.offset => {
+                before.bytes += span.bytes;
+            }
+            _ => merged.push(span),
+        }
+    }
+    merged
+}
+
+fn arena(arenas: &Arenas, memory: Memory) -> &Arena {
+    match memory {
+        Memory::Device => &arenas.device,
+        Memory::Host => &arenas.host,
+    }
+}
+
+/// The slots that an operation uses.
+fn touches(op: &Op<Slots>) -> Vec<Touch> {
+    let device = |slot, content, how| (Memory::Device, slot, content, how);
+    let mut all = Vec::new();
+    let pairs = |frames: &[(Slot, Slot)], all: &mut Vec<Touch>| {
+        for (from, into) in frames {
+            all.push(device(*from, Content::Activations, Use::Read));
+            all.push(device(*into, Content::Activations, Use::Write));
+        }
+    };
+    match op {
+        Op::Load(load) => all.push(device(load.into, Content::Activations, Use::Write)),
+        Op::Fetch(fetch) => all.push(device(fetch.into.at, Content::Weights, Use::Write)),
+        Op::Conv(conv) => touch_conv(conv, &mut all),
+        Op::BandedConv(conv) => touch_banded(conv, &mut all),
+        Op::Normalise(norm) => {
+            touch_weights(norm.weights, &mut all);
+            pairs(&norm.frames, &mut all);
+        }
+        Op::Attention(attention) => pairs(&attention.frames, &mut all),
+        Op::Blend(blend) => {
+            let how = if blend.clear { Use::Write } else { Use::Read };
+            all.push(device(blend.from, Content::Activations, Use::Read));
+            all.push(device(blend.into, Content::Activations, how));
+        }
+        Op::Store(store) => all.push(device(store.from, Content::Activations, Use::Read)),
+    }
+    all
+}
+
+fn touch_weights(weights: Option<FetchedWeights<Slots>>, all: &mut Vec<Touch>) {
+    all.extend(weights.map(|weights| (Memory::Device, weights.at, Content::Weights, Use::Read)));
+}
+
+fn touch_conv(conv: &ConvOp<Slots>, all: &mut Vec<Touch>) {
+    touch_weights(conv.weights, all);
+    let input = |slot| (Memory::Device, slot, Content::Activations, Use::Input(conv.layer));
+    let sums = &conv.partial_sums;
+    all.extend(sums.before.map(|slot| (Memory::Device, slot, Content::PartialSums, Use::Read)));
+    if let Some(after) = &sums.after {
+        all.extend(after.pending.iter().flatten().map(|term| input(term.frame)));
+        all.push((Memory::Device, after.into, Content::PartialSums, Use::Write));
+    }
+    for frame in &conv.frames {
+        all.extend(frame.terms.iter().map(|term| input(term.frame)));
+        all.extend(frame.residual.map(|slot| (Memory::Device, slot, Content::Activations, Use::Read)));
+        all.push((Memory::Device, frame.out, Content::Activations, Use::Write));
+    }
+}
+
+fn touch_banded(conv: &BandedConvOp<Slots>, all: &mut Vec<Touch>) {
+    touch_weights(conv.weights, all);
+    let frame = |frame: &FrameRef<Slots>, how: Use, all: &mut Vec<Touch>| match *frame {
+        FrameRef::Resident(slot) => all.push((Memory::Device, slot, Content::Activations, how)),
+        FrameRef::Offloaded { frame, statistics } => {
+            all.push((Memory::Host, frame, Content::Activations, how));
+            all.push((Memory::Device, statistics, Content::Activations, how));
+        }
+        FrameRef::Rematerialised { statistics, .. } => {
+            all.push((Memory::Device, statistics, Content::Activations, how));
+        }
+    };
+    let cached = |frame: &CachedFrame<Slots>, how: Use, all: &mut Vec<Touch>| {
+        all.extend(frame.resident.map(|slot| (Memory::Device, slot, Content::CausalCache, how)));
+        all.extend(frame.host.map(|slot| (Memory::Host, slot, Content::CausalCache, how)));
+    };
+    conv.cached.iter().for_each(|from| cached(from, Use::Read, all));
+    conv.fresh.iter().for_each(|from| frame(from, Use::Input(conv.layer), all));
+    conv.cache_writes.iter().for_each(|(_, into)| cached(into, Use::Write, all));
+    let statistics = |slot| (Memory::Device, slot, Content::CausalCache, Use::Write);
+    all.extend(conv.statistics_writes.iter().map(|(_, slot)| statistics(*slot)));
+    for made in &conv.frames {
+        made.shortcut.iter().for_each(|(from, _)| frame(from, Use::Read, all));
+        all.extend(made.residual.map(|slot| (Memory::Device, slot, Content::Activations, Use::Read)));
+        frame(&made.out, Use::Write, all);
+    }
+    if let Some(by) = &conv.rematerialise {
+        let terms = by.frames.iter().flat_map(|frame| &frame.terms);
+        all.extend(terms.map(|term| (Memory::Device, term.frame, Content::Activations, Use::Input(by.layer))));
+    }
+}

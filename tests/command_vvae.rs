@@ -40,6 +40,22 @@ fn info_lists_devices_parameters_and_checkpoints() {
     }
 }
 
+/// As after `cargo build`, a pull, and `cargo run --example vvae`, which builds the library in deps alone.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_stale_library_is_not_opened() {
+    let folder = Folder::new("command-stale");
+    for name in ["examples", "deps"] {
+        std::fs::create_dir(folder.0.join(name)).unwrap();
+    }
+    let (command, library) = (folder.0.join("examples/vvae"), folder.0.join("deps/libvideo_vae.so"));
+    std::fs::copy(executable(), &command).unwrap();
+    std::fs::copy(common::library_path(), &library).unwrap();
+    folder.file("libvideo_vae.so", b"stale");
+    let output = Command::new(&command).arg("--version").env_remove("VIDEO_VAE_LIBRARY").output().unwrap();
+    assert!(out(&output).contains(text(&library)), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn plan_prints_text() {
     let page = succeeds(&["plan", "--decode", "121x1080x1920", "--limit", "6GiB"]);
@@ -236,7 +252,7 @@ fn demo_writes_pictures() {
     for word in ["PSNR", "SSIM", "frames/s", "memory", "exact"] {
         assert!(said.contains(word), "{word}: {said}");
     }
-    assert_eq!(names(&folder.0), ["animation.png", "contact-sheet.png"]);
+    assert_eq!(names(&folder.0), ["animation.png", "contact-sheet.png", "report.html"]);
     let animation = std::fs::read(folder.0.join("animation.png")).unwrap();
     assert_eq!(animation.windows(4).filter(|w| w == b"fcTL").count(), 5);
 }

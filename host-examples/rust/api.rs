@@ -99,8 +99,8 @@ fn open() -> Result<Api> {
     Ok(api)
 }
 
-/// $VIDEO_VAE_LIBRARY, else beside the executable, one folder up (where Cargo puts it for an example), in deps, or in
-/// the lib folder of the prefix it is installed in.
+/// $VIDEO_VAE_LIBRARY, else in Cargo's deps, beside the executable, one folder up, or in the lib folder of the prefix it is
+/// installed in. Deps come first: `cargo run --example` leaves an older library above them as it is.
 fn find() -> Result<PathBuf> {
     if let Some(path) = std::env::var_os("VIDEO_VAE_LIBRARY") {
         return Ok(PathBuf::from(path));
@@ -109,7 +109,7 @@ fn find() -> Result<PathBuf> {
     let executable = std::env::current_exe().map_err(|why| format!("cannot tell where this command lies: {why}"))?;
     let folders: Vec<_> = executable.ancestors().skip(1).take(2).collect();
     let within = |name: &'static str| folders.iter().map(move |folder| folder.join(name));
-    let places = within("").chain(within("deps")).chain(within("lib"));
+    let places = within("deps").chain(within("")).chain(within("lib"));
     places.map(|folder| folder.join(&name)).find(|path| path.exists()).ok_or_else(|| {
         let place = folders.first().map(|f| f.display().to_string()).unwrap_or_default();
         let name = name.to_string_lossy();

@@ -113,8 +113,9 @@ impl Browser {
             return None;
         };
         let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port =
-            lines.by_ref().find_map(|line| line.ok()?.split("on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        let port = lines
+            .by_ref()
+            .find_map(|line| line.ok()?.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
         let profile = Folder::new("chromium");
         let port = port.expect("chromedriver names its port");
         let mut browser = Browser { driver, port, session: String::new(), profile, _said: lines };

@@ -6,6 +6,7 @@ use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
 
 use common::safetensors::Folder;
 use common::{root, small};
@@ -112,8 +113,9 @@ impl Browser {
             return None;
         };
         let mut lines = BufReader::new(driver.stdout.take().unwrap()).lines();
-        let port =
-            lines.by_ref().find_map(|line| line.ok()?.split("on port ").nth(1)?.trim_end_matches('.').parse().ok());
+        let port = lines
+            .by_ref()
+            .find_map(|line| line.ok()?.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok());
         let profile = Folder::new("chromium");
         let port = port.expect("chromedriver names its port");
         let mut browser = Browser { driver, port, session: String::new(), profile, _said: lines };
@@ -129,15 +131,31 @@ impl Browser {
     }
 
     fn ask(&self, method: &str, path: &str, body: &Value) -> Value {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let body = if method == "GET" { String::new() } else { body.to_string() };
-        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n");
-        write!(stream, "{head}Content-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {answer}");
-        serde_json::from_str::<Value>(body).unwrap()["value"].take()
+        let (head, body) = self.send(method, path, body).unwrap_or_else(|why| panic!("{method} {path}: {why}"));
+        assert!(head.starts_with("HTTP/1.1 200"), "{method} {path}: {head} {body}");
+        serde_json::from_str::<Value>(&body).unwrap()["value"].take()
+    }
+
+    /// The first line of the answer, and its body. The driver keeps connections open, so its length is looked at.
+    fn send(&self, method: &str, path: &str, body: &Value) -> std::io::Result<(String, String)> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
+        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        let body = if method == "POST" { body.to_string() } else { String::new() };
+        let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
+        write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len())?;
+        let mut answer = BufReader::new(stream);
+        let (mut first, mut line, mut length) = (String::new(), String::new(), 0);
+        answer.read_line(&mut first)?;
+        while answer.read_line(&mut line)? > 2 {
+            let (name, value) = line.split_once(':').unwrap_or_default();
+            if name.eq_ignore_ascii_case("content-length") {
+                length = value.trim().parse().unwrap_or(0);
+            }
+            line.clear();
+        }
+        let mut body = vec![0; length];
+        answer.read_exact(&mut body)?;
+        Ok((first, String::from_utf8_lossy(&body).into_owned()))
     }
 
     fn post(&self, path: &str, body: Value) -> Value {
@@ -183,10 +201,7 @@ impl Browser {
 impl Drop for Browser {
     fn drop(&mut self) {
         // Closes the browser, which would outlive its driver.
-        if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
-            let _ = write!(stream, "DELETE {} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", self.session);
-            let _ = stream.read_to_end(&mut Vec::new());
-        }
+        let _ = self.send("DELETE", &self.session, &Value::Null);
         let _ = self.driver.kill();
         let _ = self.driver.wait();
     }

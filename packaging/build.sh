@@ -41,6 +41,8 @@ if $windows; then
     cp "$windows_release/libvideo_vae.dll.a" "$work/stage/windows"
 fi
 python3 "$packaging/notices.py" "$root" >"$work/stage/THIRD-PARTY.md"
+python3 "$packaging/sbom.py" "$root" >"$work/stage/video-vae.cdx.json"
+cp "$work/stage/video-vae.cdx.json" "$dist/video-vae-$version.cdx.json"
 
 # archive NAME LIBRARY COMMAND CMAKE-OPTION...: an unpacked archive, as `cmake --install` lays out the library.
 archive() {
@@ -51,7 +53,8 @@ archive() {
     cmake --install "$folder.build" >/dev/null
     install -Dm755 "$command" -t "$folder/bin"
     install -Dm644 "$root/host-examples/assets/demo.safetensors" -t "$folder/share/video-vae"
-    install -Dm644 "$root/LICENSE" "$work/stage/THIRD-PARTY.md" "$root/README.md" "$root/CHANGELOG.md" -t "$folder/share/doc/video-vae"
+    install -Dm644 "$root/LICENSE" "$work/stage/THIRD-PARTY.md" "$work/stage/video-vae.cdx.json" "$root/README.md" "$root/CHANGELOG.md" \
+        -t "$folder/share/doc/video-vae"
 }
 
 say "Archives"

@@ -36,6 +36,7 @@ fn succeeds(command: &mut Command) {
     assert!(output.status.success(), "{command:?}\n{}{}", text[0], text[1]);
 }
 
+/// A header beside the source comes before that of today.
 fn compile(compiler: &str, standard: &str, source: &str) -> Command {
     let mut command = Command::new(compiler);
     command.arg(format!("-std={standard}")).args(STRICT).arg("-I").arg(common::root().join("include"));
@@ -101,8 +102,8 @@ macro_rules! constants {
     };
 }
 
-#[test]
-fn structs_and_constants_are_the_same_in_c() {
+/// Sizes, fields and constants as Rust sees them: a line each.
+fn layout_lines() -> String {
     let mut out = String::new();
     layout! { out,
         vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
@@ -146,6 +147,12 @@ fn structs_and_constants_are_the_same_in_c() {
         VVAE_PARAM_INT VVAE_PARAM_FLOAT VVAE_PARAM_BOOL VVAE_PARAM_CHOICE VVAE_PARAM_BYTES VVAE_PARAM_TEXT
         VVAE_PARAM_HAS_AUTO VVAE_PARAM_HAS_RANGE
     }
+    out
+}
+
+#[test]
+fn structs_and_constants_are_the_same_in_c() {
+    let out = layout_lines();
     let folder = scratch("layout");
     std::fs::write(folder.join("layout.inc"), out).unwrap();
     let Some(cc) = compiler("CC", "cc") else { return };
@@ -154,6 +161,39 @@ fn structs_and_constants_are_the_same_in_c() {
         succeeds(compile(&cc, standard, "layout.c").arg("-I").arg(&folder).arg("-o").arg(&program));
         succeeds(&mut Command::new(program));
     }
+}
+
+/// Within a major version structs only grow at their end, and constants keep their values.
+#[test]
+fn layout_only_adds_to_the_committed_one() {
+    let path = common::root().join("tests/c/layout.txt");
+    let (now, committed) = (layout_lines(), std::fs::read_to_string(&path).unwrap());
+    let entries = |text: &str| -> Vec<(String, Vec<u64>)> {
+        let entry = |line: &str| {
+            let (kind, rest) = line.split_once('(').expect("KIND(NAME, NUMBER...)");
+            let parts: Vec<&str> = rest.trim_end_matches(')').split(", ").collect();
+            let names = parts.iter().take_while(|part| part.parse::<i64>().is_err());
+            let name = names.fold(kind.to_owned(), |all, part| format!("{all} {part}"));
+            let numbers = parts.iter().filter_map(|part| part.parse::<i64>().ok());
+            (name, numbers.map(i64::cast_unsigned).collect())
+        };
+        text.lines().map(entry).collect()
+    };
+    let found = entries(&now);
+    for (name, numbers) in entries(&committed) {
+        let (_, today) = found.iter().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name} is gone"));
+        match name.split(' ').next() {
+            Some("SIZE") => assert!(today >= &numbers, "{name} has shrunk"),
+            _ if ["CONSTANT VVAE_ABI_MINOR", "CONSTANT VVAE_ABI_VERSION"].contains(&name.as_str()) => {
+                assert!(today >= &numbers, "{name}");
+            }
+            _ => assert_eq!(*today, numbers, "{name}: offset, size or value"),
+        }
+    }
+    if now != committed && std::env::var_os("VVAE_UPDATE_LAYOUT").is_some_and(|update| update == "1") {
+        return std::fs::write(&path, now).unwrap();
+    }
+    assert!(now == committed, "there is more than in tests/c/layout.txt; if intended, set VVAE_UPDATE_LAYOUT=1");
 }
 
 /// Compiles a program against the library, and runs it. It finds the library by its soname.
@@ -179,5 +219,14 @@ fn c_program_runs() {
 fn cpp_program_runs() {
     if let Some(cxx) = compiler("CXX", "c++") {
         builds_and_runs(&cxx, "c++17", "host.cpp");
+    }
+}
+
+/// The header and a host of ABI 1.0, as they were.
+#[test]
+fn host_of_the_first_abi_runs() {
+    if let Some(cc) = compiler("CC", "cc") {
+        builds_and_runs(&cc, "c99", "abi_1_0/host.c");
+        builds_and_runs(&cc, "c99", "abi_1_0/structs.c");
     }
 }

@@ -6,7 +6,7 @@
 
 mod common;
 
-use common::{Buffer, Vae, run_info, small};
+use common::{Buffer, Vae, library_path, run_info, small, tiny};
 use video_vae::capi::*;
 
 fn threads() -> usize {
@@ -64,6 +64,32 @@ fn one_round(round: usize) {
     }
 }
 
+/// Opens the library, as a host does that loads plugins, and closes it.
+fn load_and_unload() {
+    type Version = unsafe extern "C" fn() -> u32;
+    // SAFETY: the library under test, and the signature of its header.
+    unsafe {
+        let library = libloading::Library::new(library_path()).unwrap();
+        assert_eq!(library.get::<Version>("vvae_abi_version").unwrap()(), VVAE_ABI_VERSION);
+        library.close().unwrap();
+    }
+}
+
+/// Asserts that rounds leave no byte, thread or mapping, after a few to warm up.
+fn leaves_nothing(what: &str, rounds: usize, round: impl Fn(usize)) {
+    // A multiple of 6, so that both counts are taken after the same kind of round.
+    const WARM_UP: usize = 12;
+    let before = threads();
+    (0..WARM_UP).for_each(&round);
+    let settled = allocated_bytes();
+    (0..rounds).for_each(&round);
+    let left = allocated_bytes() as i64 - settled as i64;
+    println!("{rounds} rounds of {what}: {left} bytes left");
+    assert_eq!(left, 0, "bytes are left after {rounds} rounds of {what}");
+    assert_eq!(threads(), before, "all threads were joined");
+    assert_eq!(mappings_of("small.safetensors"), 0);
+}
+
 #[test]
 fn process_has_no_leaks() {
     // Without the caches of freed blocks that each thread has, the count is exact.
@@ -74,15 +100,7 @@ fn process_has_no_leaks() {
         assert!(status.success());
         return;
     }
-    // A multiple of 6, so that both counts are taken after the same kind of round.
-    const WARM_UP: usize = 12;
-    const ROUNDS: usize = 204;
-    let before = threads();
-    (0..WARM_UP).for_each(one_round);
-    let settled = allocated_bytes();
-    (0..ROUNDS).for_each(one_round);
-    let left = allocated_bytes() as i64 - settled as i64;
-    assert_eq!(left, 0, "bytes are left after {ROUNDS} rounds");
-    assert_eq!(threads(), before, "all threads were joined");
-    assert_eq!(mappings_of("small.safetensors"), 0);
+    leaves_nothing("runs", 204, one_round);
+    leaves_nothing("create and free", 1000, |_| assert_eq!(Vae::open(tiny()).unwrap().free(), VVAE_OK));
+    leaves_nothing("loading and unloading the library", 1000, |_| load_and_unload());
 }

@@ -8,18 +8,14 @@ mod common;
 
 use std::time::{Duration, Instant};
 
-use common::{Buffer, Random, Vae, small};
+use common::state::{Fields, SEAL, is_right, number, saved_states, seal, set};
+use common::{Random, Vae, small};
 use video_vae::capi::*;
-use video_vae::checksum::Checksum;
 
 const MEMORY_LIMIT: u64 = 32 << 20;
 /// Above the size of the state, the plan's memory included.
 const MOST_BYTES: u64 = 64 << 20;
 const MOST_TIME: Duration = Duration::from_secs(1);
-/// Magic, format and length; the body of the header follows.
-const PREAMBLE: usize = 24;
-const SEAL: usize = 8;
-
 /// Processor time of this process.
 fn processor_time() -> Duration {
     unsafe extern "C" {
@@ -37,91 +33,6 @@ fn memory(name: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
-fn number(state: &[u8], at: usize) -> u64 {
-    u64::from_le_bytes(state[at..at + 8].try_into().unwrap())
-}
-
-fn set(state: &mut [u8], at: usize, value: u64) {
-    state[at..at + 8].copy_from_slice(&value.to_le_bytes());
-}
-
-/// Where the numbers of a header are, by what they mean.
-struct Fields {
-    all: Vec<usize>,
-    batch: usize,
-    height: usize,
-    width: usize,
-    slice: usize,
-    chunks: Vec<usize>,
-    /// Height, width and overlap, if there are tiles.
-    tiles: Vec<usize>,
-    loaded: usize,
-    end: usize,
-}
-
-impl Fields {
-    fn of(state: &[u8]) -> Fields {
-        let end = PREAMBLE + number(state, 16) as usize;
-        let mut at = PREAMBLE;
-        // The library's version, a number, device and precision.
-        let mut texts = Vec::new();
-        for text in [true, false, true, true] {
-            texts.push(at);
-            at += 8 + if text { number(state, at) as usize } else { 0 };
-        }
-        let numbers: Vec<usize> = (at..end).step_by(8).collect();
-        let list = |first: usize| {
-            let count = number(state, numbers[first]) as usize;
-            (numbers[first + 1..first + 1 + count].to_vec(), first + 1 + count)
-        };
-        // Model and direction; batch, channels, height, width; four settings; slice.
-        let (chunks, next) = list(11);
-        let (_, next) = list(next);
-        let (_, next) = list(next);
-        let (_, next) = list(next);
-        let (tiles, next) = list(next);
-        // The first output frame, and the next input frame.
-        assert_eq!(numbers[next] + 16, end, "the header has changed");
-        let [batch, height, width, slice, loaded] = [2, 4, 5, 10, next + 1].map(|field| numbers[field]);
-        Fields { all: [texts, numbers].concat(), batch, height, width, slice, chunks, tiles, loaded, end }
-    }
-}
-
-/// Makes the checksums right.
-fn seal(state: &mut [u8], header: usize) {
-    for at in [header, state.len().saturating_sub(SEAL)] {
-        if at + SEAL <= state.len() {
-            let sum = Checksum::of(&state[..at]).to_le_bytes();
-            state[at..at + SEAL].copy_from_slice(&sum);
-        }
-    }
-}
-
-/// Streams of both directions, with and without tiles, batches and long slices, saved at several frames.
-fn saved_states() -> Vec<Vec<u8>> {
-    let mut states = Vec::new();
-    for (node, shape) in [("encode", [1, 3, 1, 72, 8]), ("decode", [1, 16, 1, 9, 1]), ("decode", [3, 16, 1, 2, 3])] {
-        for (tiled, slice) in [("false", "auto"), ("true", "1"), ("false", "9")] {
-            let vae = Vae::open(&small()).unwrap();
-            vae.configure("slice_frames", slice).unwrap();
-            for (key, value) in [("tiled", tiled), ("tile_size", "64"), ("tile_overlap", "16")] {
-                vae.configure(&format!("{node}_{key}"), value).unwrap();
-            }
-            let stream = vae.stream(node, shape).unwrap();
-            let room = if node == "encode" { [1, 16, 4, 9, 1] } else { [shape[0], 3, 40, 8 * shape[3], 8 * shape[4]] };
-            for frames in [0, 1, 2, 9] {
-                let mut pushed = 0;
-                while pushed < frames {
-                    pushed += stream.push(Some(&Buffer::new(VVAE_DTYPE_F32, shape).tensor())).unwrap().1;
-                    while stream.pull(&Buffer::new(VVAE_DTYPE_F32, room).tensor(), None).unwrap().1 > 0 {}
-                }
-                states.push(stream.save().unwrap());
-            }
-        }
-    }
-    states
 }
 
 const VALUES: [u64; 26] = [
@@ -226,19 +137,10 @@ fn forge(state: &[u8], random: &mut Random) -> Vec<u8> {
     state
 }
 
-/// A restored stream has the state that it was restored from, but for the version of the library.
-fn is_right(saved: &[u8], state: &[u8]) -> bool {
-    let version = PREAMBLE + 8..PREAMBLE + 8 + number(saved, PREAMBLE) as usize;
-    let sums = [Fields::of(saved).end, saved.len() - SEAL];
-    let may_differ = |at: usize| version.contains(&at) || sums.iter().any(|sum| (*sum..sum + SEAL).contains(&at));
-    let same = |(at, (a, b)): (usize, (&u8, &u8))| a == b || may_differ(at);
-    saved.len() == state.len() && saved.iter().zip(state).enumerate().all(same)
-}
-
 #[test]
 fn forged_states_cost_little() {
     let count: u64 = std::env::var("VVAE_FORGED").map_or(3000, |count| count.parse().expect("a number"));
-    let (states, mut random) = (saved_states(), Random(17));
+    let (states, mut random) = (saved_states(&small()), Random(17));
     let vae = Vae::open(&small()).unwrap();
     vae.configure("memory_limit", &MEMORY_LIMIT.to_string()).unwrap();
     states.iter().for_each(|state| drop(vae.restore(state).expect("a real state")));

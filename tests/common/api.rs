@@ -12,7 +12,8 @@ macro_rules! api {
         /// Every function of the library.
         pub struct Api {
             $(pub $name: unsafe extern "C" fn($($arg),*) -> $result,)*
-            _library: libloading::Library,
+            /// `None` if the functions are linked.
+            _library: Option<libloading::Library>,
         }
 
         impl Api {
@@ -27,7 +28,12 @@ macro_rules! api {
                     }
                     .unwrap_or_else(|why| panic!("{why}"));
                 )*
-                Api { $($name,)* _library: library }
+                Api { $($name,)* _library: Some(library) }
+            }
+
+            /// The functions that are linked into this program.
+            fn linked() -> Api {
+                Api { $($name: video_vae::capi::$name,)* _library: None }
             }
 
             /// The names of all functions.
@@ -78,10 +84,21 @@ api! {
     vvae_choice(u32, u32, u32) -> *const c_char;
 }
 
+static API: OnceLock<Api> = OnceLock::new();
+
 /// The library under test.
 pub fn api() -> &'static Api {
-    static API: OnceLock<Api> = OnceLock::new();
     API.get_or_init(|| Api::load(&library_path()))
+}
+
+/// Makes the linked library the one under test. Fuzz targets need it: coverage is that of linked code.
+pub fn use_linked_library() {
+    API.get_or_init(Api::linked);
+}
+
+/// Whether that is so.
+pub fn is_library_linked() -> bool {
+    api()._library.is_none()
 }
 
 /// Cargo puts the library next to the test's executable, or one folder up.

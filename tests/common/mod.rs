@@ -11,14 +11,17 @@ mod files;
 pub mod network;
 mod random;
 pub mod safetensors;
+pub mod state;
 mod stream;
+mod tiny;
 mod vae;
 
-pub use api::{Api, api, create_info, library_path, run_info, sized};
+pub use api::{Api, api, create_info, is_library_linked, library_path, run_info, sized, use_linked_library};
 pub use buffer::Buffer;
 pub use devices::{devices, on_every_device};
 pub use failure::{Failure, error_text, outcome};
 pub use files::{demo, golden, root, small};
 pub use random::Random;
 pub use stream::Stream;
+pub use tiny::{LATENT_CHANNELS, tiny, tiny_bytes};
 pub use vae::Vae;

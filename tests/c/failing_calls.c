@@ -1,14 +1,23 @@
-/* Fails allocations of the library, one place after the other, and counts what becomes of the process.
+/* Fails calls of the library to the system, one place after the other, and counts what becomes of the process.
  *
- *     failing_allocations LIBRARY CHECKPOINT STATE_FILE once|after PLACES
+ *     failing_calls LIBRARY CHECKPOINT STATE_FILE memory|threads|files|host once|after PLACES
  *
- * "once" fails the allocation at a place, "after" that one and all later ones. Each place runs in a child: create,
- * configure, plan, encode, decode, stream, save, restore, free; then, with memory again, encode once more, which must
- * give the right bits. Prints "places N answered N completed N aborted N wrong N", and each place that is not right. */
+ * "memory" fails malloc and its like and mmap, "threads" pthread_create, "files" open, read, write and sync, "host" the
+ * allocator that a host gives to vvae_create. "once" fails the call at a place, "after" that one and all later ones.
+ * Each place runs in a child: create, configure, plan, encode, decode, range, stream, save, restore, free; then, with
+ * nothing failing, encode once more, which must give the right bits. Prints "places N answered N completed N aborted N
+ * hung N wrong N", and each place that is not right.
+ *
+ * PLACES is a number: that many, spread over all. 0 is one place for each distinct stack of calls. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
+#include <execinfo.h>
+#include <fcntl.h>
 #include <link.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -26,45 +35,114 @@ void *__libc_memalign(size_t, size_t);
 
 static uintptr_t library_start, library_end;
 static int64_t made, fail_at, fail_until;
+enum kind { MEMORY, THREADS, FILES, HOST };
+static enum kind failing;
 
-/* Whether this allocation fails. Only calls from the library's own code count. */
-static int fails(void *caller) {
-    if ((uintptr_t)caller < library_start || (uintptr_t)caller >= library_end) return 0;
+/* The first place of each stack. Shared with the child that finds them. */
+enum { MOST_STACKS = 1 << 16, DEPTH = 8 };
+static struct stacks { int64_t count, place[MOST_STACKS]; uint64_t seen[4 * MOST_STACKS]; } *stacks;
+static int finding;
+
+static void note_stack(int64_t place) {
+    static __thread int inside;
+    void *frames[DEPTH + 3];
+    uint64_t hash = 1469598103934665603u;
+    if (inside) return;
+    inside = 1;
+    int i, n = backtrace(frames, DEPTH + 3);
+    for (i = 0; i < n; i++) {
+        uintptr_t at = (uintptr_t)frames[i];
+        if (at >= library_start && at < library_end) hash = (hash ^ (at - library_start)) * 1099511628211u;
+    }
+    inside = 0;
+    for (uint64_t at = hash % (4 * MOST_STACKS);; at = (at + 1) % (4 * MOST_STACKS)) {
+        if (stacks->seen[at] == hash) return;
+        if (stacks->seen[at] == 0 && stacks->count < MOST_STACKS) {
+            stacks->seen[at] = hash;
+            stacks->place[stacks->count++] = place;
+            return;
+        }
+        if (stacks->count >= MOST_STACKS) return;
+    }
+}
+
+static int next_fails(void) {
     int64_t place = __atomic_add_fetch(&made, 1, __ATOMIC_RELAXED);
+    if (finding) note_stack(place);
     return place >= fail_at && place < fail_until;
+}
+
+/* Whether this call fails. Only those of one kind and from the library's own code count. */
+static int fails(enum kind kind, void *caller) {
+    if (kind != failing || (uintptr_t)caller < library_start || (uintptr_t)caller >= library_end) return 0;
+    return next_fails();
 }
 
 #define CALLER __builtin_return_address(0)
 
-void *malloc(size_t bytes) { return fails(CALLER) ? NULL : __libc_malloc(bytes); }
-void *calloc(size_t n, size_t bytes) { return fails(CALLER) ? NULL : __libc_calloc(n, bytes); }
-void *realloc(void *block, size_t bytes) { return fails(CALLER) ? NULL : __libc_realloc(block, bytes); }
-void *aligned_alloc(size_t align, size_t bytes) { return fails(CALLER) ? NULL : __libc_memalign(align, bytes); }
+void *malloc(size_t bytes) { return fails(MEMORY, CALLER) ? NULL : __libc_malloc(bytes); }
+void *calloc(size_t n, size_t bytes) { return fails(MEMORY, CALLER) ? NULL : __libc_calloc(n, bytes); }
+void *realloc(void *block, size_t bytes) { return fails(MEMORY, CALLER) ? NULL : __libc_realloc(block, bytes); }
+void *aligned_alloc(size_t align, size_t bytes) { return fails(MEMORY, CALLER) ? NULL : __libc_memalign(align, bytes); }
 
 int posix_memalign(void **block, size_t align, size_t bytes) {
-    if (fails(CALLER)) return ENOMEM;
+    if (fails(MEMORY, CALLER)) return ENOMEM;
     *block = __libc_memalign(align, bytes);
     return *block ? 0 : ENOMEM;
 }
 
 void *mmap64(void *at, size_t bytes, int protection, int flags, int file, off64_t offset) {
     static void *(*next)(void *, size_t, int, int, int, off64_t);
-    if (fails(CALLER)) return errno = ENOMEM, MAP_FAILED;
+    if (fails(MEMORY, CALLER)) return errno = ENOMEM, MAP_FAILED;
     if (!next) next = (void *(*)(void *, size_t, int, int, int, off64_t))dlsym(RTLD_NEXT, "mmap64");
     return next(at, bytes, protection, flags, file, offset);
 }
 
 void *mmap(void *at, size_t bytes, int protection, int flags, int file, off_t offset) {
     static void *(*next)(void *, size_t, int, int, int, off_t);
-    if (fails(CALLER)) return errno = ENOMEM, MAP_FAILED;
+    if (fails(MEMORY, CALLER)) return errno = ENOMEM, MAP_FAILED;
     if (!next) next = (void *(*)(void *, size_t, int, int, int, off_t))dlsym(RTLD_NEXT, "mmap");
     return next(at, bytes, protection, flags, file, offset);
+}
+
+#define NEXT(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
+
+int pthread_create(pthread_t *thread, const pthread_attr_t *how, void *(*body)(void *), void *user) {
+    return fails(THREADS, CALLER) ? EAGAIN : NEXT(pthread_create)(thread, how, body, user);
+}
+
+/* The standard library calls those with 64 in their names. */
+ssize_t read(int file, void *to, size_t bytes) {
+    return fails(FILES, CALLER) ? (errno = EIO, -1) : NEXT(read)(file, to, bytes);
+}
+ssize_t pread64(int file, void *to, size_t bytes, off64_t at) {
+    return fails(FILES, CALLER) ? (errno = EIO, -1) : NEXT(pread64)(file, to, bytes, at);
+}
+ssize_t write(int file, const void *from, size_t bytes) {
+    return fails(FILES, CALLER) ? (errno = ENOSPC, -1) : NEXT(write)(file, from, bytes);
+}
+int fsync(int file) { return fails(FILES, CALLER) ? (errno = EIO, -1) : NEXT(fsync)(file); }
+int open64(const char *path, int flags, ...) {
+    va_list rest;
+    va_start(rest, flags);
+    int mode = flags & O_CREAT ? va_arg(rest, int) : 0;
+    va_end(rest);
+    return fails(FILES, CALLER) ? (errno = EMFILE, -1) : NEXT(open64)(path, flags, mode);
+}
+
+static void *host_alloc(void *user, uint64_t bytes, uint64_t align) {
+    (void)user;
+    return failing == HOST && next_fails() ? NULL : __libc_memalign(align, bytes);
+}
+static void host_free(void *user, void *block, uint64_t bytes) {
+    (void)user, (void)bytes;
+    free(block);
 }
 
 #define FUNCTIONS(X)                                                                                             \
     X(vvae_create) X(vvae_configure) X(vvae_plan) X(vvae_encode) X(vvae_decode) X(vvae_stream_open)             \
     X(vvae_stream_push) X(vvae_stream_pull) X(vvae_stream_save) X(vvae_stream_save_file) X(vvae_stream_restore) \
-    X(vvae_stream_restore_file) X(vvae_stream_close) X(vvae_error) X(vvae_free)
+    X(vvae_stream_restore_file) X(vvae_stream_close) X(vvae_error) X(vvae_free) X(vvae_decode_range)
 #define DECLARE(name) static __typeof__(&name) f_##name;
 FUNCTIONS(DECLARE)
 
@@ -101,11 +179,12 @@ static int32_t pull_all(vvae *v, vvae_stream *s, vvae_tensor *video) {
     return status;
 }
 
-/* The lowest status of all calls. */
-static int32_t scenario(void) {
+/* The lowest status of all calls; a brief one ends after encode. */
+static int32_t scenario(int brief) {
     vvae_tensor video = {rgb, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_U8, video_shape, NULL, 0};
     vvae_tensor latents = {latent, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_F32, latent_shape, NULL, 0};
     vvae_create_info info = {.struct_size = sizeof info, .abi_version = VVAE_ABI_VERSION, .weights = weights, .device = "cpu"};
+    if (failing == HOST) info.alloc = host_alloc, info.free = host_free;
     vvae_plan_info plan = {.struct_size = sizeof plan};
     char text[2048];
     vvae *v = NULL;
@@ -120,13 +199,19 @@ static int32_t scenario(void) {
     } while (0)
     NOTE(f_vvae_create(&info, &v));
     if (!v) return worst;
-    NOTE(f_vvae_configure(v, "threads", "2"));
+    /* With one thread the places of stacks are the same each time. */
+    NOTE(f_vvae_configure(v, "threads", stacks ? "1" : "2"));
     NOTE(f_vvae_configure(v, "nonsense", "value")); /* always -1 */
     worst = worst == VVAE_ERROR_ARGUMENT ? 0 : worst;
     NOTE(f_vvae_plan(v, "decode", latent_shape, &plan, text, sizeof text));
     NOTE(f_vvae_encode(v, &video, &latents, NULL));
+    if (brief) {
+        NOTE(f_vvae_free(v));
+        return worst;
+    }
     video.data = decoded;
     NOTE(f_vvae_decode(v, &latents, &video, NULL));
+    NOTE(f_vvae_decode_range(v, &latents, LATENTS, 0, &video, NULL));
     NOTE(f_vvae_stream_open(v, "decode", latent_shape, &s));
     if (s) {
         NOTE(f_vvae_stream_push(s, &latents, &taken));
@@ -147,7 +232,7 @@ static int32_t scenario(void) {
     return worst;
 }
 
-enum { COMPLETED, ANSWERED, WRONG };
+enum { COMPLETED, ANSWERED, WRONG, ABORTED, HUNG };
 
 static int child(int64_t place, int once) {
     static float expected[sizeof latent / sizeof *latent];
@@ -155,10 +240,10 @@ static int child(int64_t place, int once) {
     made = 0;
     fail_at = place;
     fail_until = once ? place + 1 : INT64_MAX;
-    int32_t first = scenario();
+    int32_t first = scenario(0);
     fail_at = INT64_MAX;
     memset(latent, 0, sizeof latent);
-    int32_t second = scenario();
+    int32_t second = scenario(1);
     if (second != 0 || memcmp(expected, latent, sizeof latent)) return WRONG;
     if (first != 0 && first != VVAE_ERROR_MEMORY && first != VVAE_ERROR_CHECKPOINT && first != VVAE_ERROR_DEVICE &&
         first != VVAE_ERROR_STATE && first != VVAE_ERROR_ARGUMENT)
@@ -180,25 +265,32 @@ static int run(int64_t place, int once, int *signal) {
 }
 
 int main(int argc, char **argv) {
-    int64_t total, places, i, count[4] = {0};
+    int64_t total, places, i, count[5] = {0};
     int pipes[2], once;
     void *library;
-    if (argc != 6) return fprintf(stderr, "see the head of the source\n"), 2;
+    if (argc != 7) return fprintf(stderr, "see the head of the source\n"), 2;
     fail_at = INT64_MAX;
     if (!(library = dlopen(argv[1], RTLD_NOW))) return fprintf(stderr, "%s\n", dlerror()), 2;
     dl_iterate_phdr(find_library, argv[1]);
 #define LOOK_UP(name) \
     if (!(f_##name = (__typeof__(f_##name))dlsym(library, #name))) return fprintf(stderr, "no " #name "\n"), 2;
     FUNCTIONS(LOOK_UP)
-    weights = argv[2], state_file = argv[3], once = !strcmp(argv[4], "once"), places = atoll(argv[5]);
+    weights = argv[2], state_file = argv[3], once = !strcmp(argv[5], "once"), places = atoll(argv[6]);
+    failing = !strcmp(argv[4], "memory") ? MEMORY : !strcmp(argv[4], "threads") ? THREADS : !strcmp(argv[4], "files") ? FILES : HOST;
     for (i = 0; i < PIXELS; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
     /* One place in this process, for a debugger. */
     if (getenv("VVAE_PLACE")) return child(atoll(getenv("VVAE_PLACE")), once);
+    if (places == 0) {
+        void *frame;
+        stacks = mmap(NULL, sizeof *stacks, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        backtrace(&frame, 1); /* It allocates when it is first called. */
+    }
     /* A child counts the places and computes the right bits: this process must not create a handle before it forks. */
     if (pipe(pipes)) return 2;
     pid_t pid = fork();
     if (pid == 0) {
-        int32_t status = scenario();
+        finding = stacks != NULL;
+        int32_t status = scenario(0);
         write(pipes[1], &status, sizeof status);
         write(pipes[1], &made, sizeof made);
         write(pipes[1], latent, sizeof latent);
@@ -209,15 +301,21 @@ int main(int argc, char **argv) {
     read(pipes[0], &total, sizeof total);
     read(pipes[0], latent, sizeof latent);
     waitpid(pid, NULL, 0);
+    if (stacks) places = stacks->count;
     if (places > total) places = total;
+    fflush(stdout);
     for (i = 0; i < places; i++) {
         /* The same places each time; the first ones densely, as create has few. */
-        int64_t place = places == total ? i + 1 : i < places / 4 ? i + 1 : places / 4 + 1 + (i - places / 4) * (total - places / 4) / (places - places / 4);
+        int64_t place = stacks ? stacks->place[i] : places == total ? i + 1 : i < places / 4 ? i + 1 : places / 4 + 1 + (i - places / 4) * (total - places / 4) / (places - places / 4);
         int signal = 0, outcome = run(place, once, &signal);
-        count[outcome < 0 ? 3 : outcome > WRONG ? WRONG : outcome]++;
-        if (outcome < 0 || outcome >= WRONG) printf("place %lld: %s, signal %d\n", (long long)place, outcome < 0 ? "aborted" : "wrong", signal);
+        outcome = signal == SIGALRM ? HUNG : outcome < 0 ? ABORTED : outcome > WRONG ? WRONG : outcome;
+        count[outcome]++;
+        if (outcome >= WRONG) {
+            printf("place %lld: %s, signal %d\n", (long long)place, outcome == HUNG ? "hung" : outcome == ABORTED ? "aborted" : "wrong", signal);
+            fflush(stdout);
+        }
     }
-    printf("of %lld: places %lld answered %lld completed %lld aborted %lld wrong %lld\n", (long long)total, (long long)places,
-           (long long)count[ANSWERED], (long long)count[COMPLETED], (long long)count[3], (long long)count[WRONG]);
+    printf("of %lld: places %lld answered %lld completed %lld aborted %lld hung %lld wrong %lld\n", (long long)total, (long long)places,
+           (long long)count[ANSWERED], (long long)count[COMPLETED], (long long)count[ABORTED], (long long)count[HUNG], (long long)count[WRONG]);
     return 0;
 }

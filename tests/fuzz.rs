@@ -1,0 +1,66 @@
+//! The bodies of the fuzz targets without instrumentation: the committed inputs, and random ones from them.
+//! `VVAE_FUZZ_ROUNDS` sets how many of the latter, `VVAE_FUZZ_TARGET` which target, `VVAE_FUZZ_CORPUS` other inputs.
+
+#[path = "fuzz/src/bodies/mod.rs"]
+mod bodies;
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use common::Random;
+
+/// The inputs of a target, by name.
+fn corpus(target: &str) -> Vec<Vec<u8>> {
+    let folder = std::env::var_os("VVAE_FUZZ_CORPUS").map_or(common::root().join("tests/fuzz/corpus"), PathBuf::from);
+    let files = |folder: &Path| std::fs::read_dir(folder).unwrap_or_else(|why| panic!("{}: {why}", folder.display()));
+    let mut paths: Vec<PathBuf> = files(&folder.join(target)).map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    paths.iter().map(|path| std::fs::read(path).unwrap()).collect()
+}
+
+/// Changes bytes, inserts and removes them, joins two inputs.
+fn mutate(inputs: &[Vec<u8>], random: &mut Random) -> Vec<u8> {
+    let mut data = inputs[random.below(inputs.len() as u64) as usize].clone();
+    for _ in 0..1 + random.below(6) {
+        let at = random.below(data.len() as u64 + 1) as usize;
+        match random.below(6) {
+            0 => data.truncate(at),
+            1 => data.extend((0..random.below(32)).map(|_| random.next() as u8)),
+            2 => data.insert(at, random.next() as u8),
+            3 => {
+                let other = &inputs[random.below(inputs.len() as u64) as usize];
+                data.extend_from_slice(&other[random.below(other.len() as u64 + 1) as usize..]);
+            }
+            _ if at < data.len() => data[at] = random.next() as u8,
+            _ => data.push(random.next() as u8),
+        }
+    }
+    data
+}
+
+#[test]
+fn bodies_of_the_fuzz_targets_hold() {
+    let rounds = std::env::var("VVAE_FUZZ_ROUNDS").ok().map(|rounds| rounds.parse::<u64>().expect("a number"));
+    let only = std::env::var("VVAE_FUZZ_TARGET").ok();
+    // About five seconds each.
+    let usual =
+        [("checkpoint", 1500), ("state", 800), ("configure", 20_000), ("plan", 300), ("structs", 4000), ("calls", 400)];
+    for (target, usual) in usual {
+        if only.as_ref().is_some_and(|only| only != target) {
+            continue;
+        }
+        let start = Instant::now();
+        let (inputs, mut random) = (corpus(target), Random(25));
+        let run = |data: &[u8]| {
+            let result = std::panic::catch_unwind(|| bodies::run(target, data));
+            assert!(result.is_ok(), "{target} fails for these bytes: {data:?}");
+        };
+        inputs.iter().for_each(|input| run(input));
+        let rounds = rounds.unwrap_or(usual);
+        for _ in 0..rounds {
+            run(&mutate(&inputs, &mut random));
+        }
+        println!("{target}: {} inputs and {rounds} random ones in {:.1?}", inputs.len(), start.elapsed());
+    }
+}

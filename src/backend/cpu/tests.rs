@@ -5,6 +5,8 @@ mod case;
 mod conv;
 mod options;
 mod pixels;
+#[cfg(all(target_os = "linux", target_pointer_width = "64"))]
+mod rates;
 mod simd;
 
 use super::*;

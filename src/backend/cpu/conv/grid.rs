@@ -36,6 +36,14 @@ pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
         && (rest == 0 || rest > DOT_CHANNELS)
 }
 
+/// Products that are computed for an output pixel and a term, where rows have an even number of pixels.
+#[cfg(test)]
+pub fn products_per_pixel(layout: &ConvLayout, precision: Precision) -> u64 {
+    let side = layout.window.side();
+    let taps = if uses_winograd(layout, precision) { COMPONENTS as u64 / 2 * side } else { side * side };
+    taps * layout.cin * layout.cout
+}
+
 /// The pixels of the output, or of one phase of it, as a grid of `height` x `width`.
 #[derive(Debug, Clone, Copy)]
 pub struct OutputGrid {

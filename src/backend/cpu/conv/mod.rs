@@ -26,7 +26,7 @@ use pass::{PanelPass, PassInput};
 pub(super) use bf16::run as run_bf16;
 pub(super) use checked::scratch_bytes;
 #[cfg(test)]
-pub(super) use grid::OutputGrid;
+pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;
 pub(super) use weights::packed_bytes;
 

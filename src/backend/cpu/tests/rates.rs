@@ -1,0 +1,152 @@
+//! Rates of layer classes beside the processor's own, in processor time of one thread. For `docs/measurements.md`:
+//! `cargo test --release --lib backend::cpu::tests::rates -- --ignored --nocapture`
+
+use std::hint::black_box;
+
+use super::case::PlainWeights;
+use super::*;
+use crate::backend::cpu::conv::products_per_pixel;
+use crate::backend::cpu::simd::{Simd, SimdOp, with_simd};
+
+/// Nanoseconds that this thread has computed.
+fn processor_time() -> f64 {
+    const CLOCK_THREAD_CPUTIME_ID: i32 = 3;
+    unsafe extern "C" {
+        fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
+    }
+    let mut time = [0; 2];
+    // SAFETY: a `timespec` of 64-bit Linux.
+    assert_eq!(unsafe { clock_gettime(CLOCK_THREAD_CPUTIME_ID, &raw mut time) }, 0);
+    time[0] as f64 * 1e9 + time[1] as f64
+}
+
+/// The least time of a few tries, in seconds.
+fn least(tries: usize, mut work: impl FnMut()) -> f64 {
+    let mut time = || {
+        let start = processor_time();
+        work();
+        (processor_time() - start) * 1e-9
+    };
+    (0..tries).map(|_| time()).fold(f64::INFINITY, f64::min)
+}
+
+const ROUNDS: usize = 1_000_000;
+
+/// Independent multiply-adds on as many registers as hide their latency.
+struct MultiplyAdds;
+
+impl SimdOp for MultiplyAdds {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let mut sums = [S::splat(black_box(1.0)); 12];
+        let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
+        for _ in 0..ROUNDS {
+            for sum in &mut sums {
+                *sum = S::fma(*sum, a, b);
+            }
+        }
+        let mut total = 0.0;
+        for sum in sums {
+            total += S::sum(sum);
+        }
+        black_box(total);
+    }
+}
+
+/// Products a second of the multiply-add or tile instructions alone.
+fn peak(instructions: Instructions) -> f64 {
+    #[cfg(target_arch = "x86_64")]
+    if instructions == Instructions::Amx {
+        use crate::backend::cpu::simd::{Amx, Bf16Kernels};
+        let work = || {
+            for _ in 0..ROUNDS / 16 {
+                // SAFETY: the tiles are configured; what they hold does not matter.
+                unsafe {
+                    std::arch::asm!(
+                        "tdpbf16ps tmm0, tmm4, tmm6",
+                        "tdpbf16ps tmm1, tmm4, tmm7",
+                        "tdpbf16ps tmm2, tmm5, tmm6",
+                        "tdpbf16ps tmm3, tmm5, tmm7",
+                        options(nostack, nomem, preserves_flags)
+                    );
+                }
+            }
+        };
+        // SAFETY: the processor has AMX: the backend was made with it.
+        return (4 * 16 * 16 * 32 * (ROUNDS / 16)) as f64 / least(20, || unsafe { Amx::with_tiles(work) });
+    }
+    with_simd!(instructions, S => {
+        // SAFETY: the processor has the set: the backend was made with it.
+        (12 * S::LANES * ROUNDS) as f64 / least(20, || unsafe { S::enter(MultiplyAdds) })
+    })
+}
+
+/// Channels in, out, window, height, width, shortcut, frames: as at the levels of decode 5 x 256 x 256.
+const LAYERS: [(u64, u64, Window, u64, u64, Option<u64>); 10] = [
+    (512, 512, Window::Same, 32, 32, None),
+    (512, 512, Window::Same, 64, 64, None),
+    (512, 512, Window::Up, 32, 32, None),
+    (512, 256, Window::Same, 64, 64, Some(512)),
+    (256, 256, Window::Same, 64, 64, None),
+    (256, 256, Window::Up, 64, 64, None),
+    (128, 128, Window::Same, 128, 128, None),
+    (128, 128, Window::Down, 128, 128, None),
+    (128, 3, Window::Same, 128, 128, None),
+    (512, 1536, Window::Point, 32, 32, None),
+];
+
+#[test]
+#[ignore = "measures, and checks nothing"]
+fn rates_of_layer_classes() {
+    let measured = [Instructions::Amx, Instructions::Avx512, Instructions::Avx2];
+    let sets = sets().filter(|(precision, set)| match *precision {
+        Precision::Bf16 => *set == Instructions::Amx,
+        _ => measured.contains(set),
+    });
+    for (precision, instructions) in sets {
+        let cpu = cpu_in(precision, instructions, 1);
+        for (cin, cout, window, height, width, shortcut) in LAYERS {
+            let prologue = if window == Window::Up { Prologue::None } else { Prologue::NormSilu };
+            let layout = ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut, biases: 1, groups: 1 };
+            let input = FrameShape::new(height, width, cin);
+            let output = window.output(input, cout);
+            let (products, time) = (products_per_pixel(&layout, precision), measure(&cpu, layout, input));
+            let terms = (9 * output.pixels() * products + output.pixels() * 3 * shortcut.unwrap_or(0) * cout) as f64;
+            let peak = peak(instructions);
+            println!(
+                "{precision:?} {instructions:?} {cin} -> {cout} {window:?} {height} x {width}: {:.2} ms a frame, {:.1} G \
+                 products/s of {:.1}: {:.0} %",
+                time / 3.0 * 1e3,
+                terms / time * 1e-9,
+                peak * 1e-9,
+                100.0 * terms / time / peak
+            );
+        }
+    }
+}
+
+/// Seconds for three frames of three terms each.
+fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape) -> f64 {
+    let output = layout.window.output(input, layout.cout);
+    let mut random = Lcg(1);
+    let mut arena = GuardedFrames::new(cpu);
+    let pixels: Vec<f32> = random.fill((input.elements() + 2 * layout.groups) as usize);
+    let inputs: Vec<DeviceOffset> = (0..5).map(|_| arena.frame(input, layout.groups, &pixels)).collect();
+    let shortcut = layout.shortcut.map(|channels| {
+        let shape = output.with_channels(channels);
+        arena.frame(shape, 0, &random.fill(shape.elements() as usize))
+    });
+    let frames: Vec<ConvFrame<Offsets>> = (0..3)
+        .map(|frame| {
+            let terms = (0..3).map(|i| Term { frame: inputs[frame + i], slab: i as u8 });
+            let shortcut = shortcut.map(|frame| Term { frame, slab: layout.slabs as u8 });
+            let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));
+            ConvFrame { terms: terms.chain(shortcut).collect(), bias: 0, residual: None, out }
+        })
+        .collect();
+    let scratch = arena.reserve(cpu.conv_scratch(&layout, input, 3));
+    let mut memory = arena.build();
+    let weights = [cpu.prepare(&(), 0, &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random)).unwrap()];
+    let op = conv_op(layout, input, &frames, true);
+    least(6, || run_op(cpu, &mut memory, op.clone(), &weights, scratch, &mut || false).unwrap())
+}

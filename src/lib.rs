@@ -31,4 +31,4 @@ mod workers;
 // Tests of this crate count allocations with one of their own.
 #[cfg(not(test))]
 #[global_allocator]
-static ALLOCATOR: reserve::Allocator = reserve::Allocator;
+static ALLOCATOR: reserve::ReserveAllocator = reserve::ReserveAllocator;

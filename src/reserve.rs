@@ -66,10 +66,10 @@ pub fn exhausted() -> Error {
 }
 
 #[cfg_attr(test, allow(dead_code, reason = "tests count allocations with another one"))]
-pub struct Allocator;
+pub struct ReserveAllocator;
 
 // SAFETY: blocks are the system's, or units of the reserve that nobody else has. No function unwinds.
-unsafe impl GlobalAlloc for Allocator {
+unsafe impl GlobalAlloc for ReserveAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
         let block = unsafe { System.alloc(layout) };

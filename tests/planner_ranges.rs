@@ -9,7 +9,7 @@ use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, device_profile};
 use video_vae::ir::{Rates, Shape};
 use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
-use video_vae::plan::{Plan, Request, Target, Wait, op_work, search};
+use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
 
 /// As in `planner_corpus.rs`.
 const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
@@ -41,7 +41,7 @@ fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Reques
 fn work(plan: &Plan, target: &Target) -> f64 {
     let (mut schedule, mut done) = (plan.schedule(target), 0.0);
     let network = Arc::clone(&schedule.spec().network);
-    while schedule.wait() == Wait::No {
+    while schedule.prepare_next() == Next::Op {
         done += schedule.front().map_or(0, |op| op_work(op, &network)) as f64;
         schedule.done();
     }

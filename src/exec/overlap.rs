@@ -18,7 +18,7 @@ pub fn check_disjoint(named: (&str, &View), other: (&str, &View)) -> Result<()> 
 }
 
 /// One axis, or the same axis of both tensors: adds `stride` times a number from `least` to `most`.
-struct Axis {
+struct SharedAxis {
     stride: i128,
     least: i128,
     most: i128,
@@ -28,7 +28,7 @@ struct Axis {
 fn share_bytes(a: &View, b: &View) -> bool {
     // Elements share a byte if the distance from a's to b's is above -b.bytes and below a.bytes.
     let (mut low, mut high) = (1 - element(b), element(a) - 1);
-    let mut axes: Vec<Axis> = Vec::new();
+    let mut axes: Vec<SharedAxis> = Vec::new();
     for (view, sign) in [(a, -1), (b, 1)] {
         let start = sign * view.frame(0, 0).addr() as i128;
         (low, high) = (low - start, high - start);
@@ -38,7 +38,7 @@ fn share_bytes(a: &View, b: &View) -> bool {
             match axes.iter_mut().find(|axis| axis.stride == step.abs()) {
                 Some(axis) => (axis.least, axis.most) = (axis.least + least, axis.most + most),
                 None if step == 0 || last == 0 => {}
-                None => axes.push(Axis { stride: step.abs(), least, most }),
+                None => axes.push(SharedAxis { stride: step.abs(), least, most }),
             }
         }
     }
@@ -51,7 +51,7 @@ fn element(view: &View) -> i128 {
 }
 
 /// Whether some sum over the axes lies in `low..=high`. The larger strides leave few choices to try.
-fn reaches(axes: &[Axis], low: i128, high: i128, steps: &mut u32) -> bool {
+fn reaches(axes: &[SharedAxis], low: i128, high: i128, steps: &mut u32) -> bool {
     let Some((axis, rest)) = axes.split_first() else { return low <= 0 && 0 <= high };
     let rest_low: i128 = rest.iter().map(|axis| axis.stride * axis.least).sum();
     let rest_high: i128 = rest.iter().map(|axis| axis.stride * axis.most).sum();

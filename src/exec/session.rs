@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, Shape, TensorDevice};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Cone, Config, Direction, FrameRange, Network};
-use crate::plan::{Bytes, Plan, PlanReport, Schedule, Target, Wait, WeightBytes, op_work, work};
+use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -186,7 +186,7 @@ impl<B: Backend> Engine<B> {
             place: self.place,
         };
         if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() != TensorDevice::Cpu {
-            schedule.wait();
+            schedule.prepare_next();
             if let Some((clip, frame)) = runner.first_nonfinite(&mut schedule, &mut || watch.stop())? {
                 return Err(nonfinite::refused(
                     call.input,
@@ -196,7 +196,7 @@ impl<B: Backend> Engine<B> {
                 ));
             }
         }
-        while schedule.wait() == Wait::No {
+        while schedule.prepare_next() == Next::Op {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
             schedule.done();

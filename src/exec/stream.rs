@@ -19,7 +19,7 @@ use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::checkpoint::Fingerprint;
-use crate::plan::{Plan, PlanReport, Schedule, Wait, op_work};
+use crate::plan::{Next, Plan, PlanReport, Schedule, op_work};
 use crate::reserve;
 
 pub struct Streaming<B: Backend> {
@@ -171,11 +171,11 @@ impl<B: Backend> FrameStream for Streaming<B> {
         let (mut runner, schedule) =
             self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });
         let result = loop {
-            match schedule.wait() {
-                Wait::Input if *written == 0 => break Ok(Pull::NeedsInput),
-                Wait::End if *written == 0 => break Ok(Pull::Ended),
-                Wait::Input | Wait::End => break Ok(Pull::Written),
-                Wait::No => {}
+            match schedule.prepare_next() {
+                Next::Input if *written == 0 => break Ok(Pull::NeedsInput),
+                Next::End if *written == 0 => break Ok(Pull::Ended),
+                Next::Input | Next::End => break Ok(Pull::Written),
+                Next::Op => {}
             }
             let (stores, work) = match schedule.front() {
                 Some(Op::Store(store)) => (Some((store.batch, store.frame)), 0),

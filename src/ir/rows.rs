@@ -16,7 +16,7 @@ pub struct Rows {
 
 /// One axis of both tensors, in bytes.
 #[derive(Clone, Copy)]
-struct Axis {
+struct CopyAxis {
     length: u64,
     from: i64,
     to: i64,
@@ -27,9 +27,9 @@ pub fn each_rows(from: &View, to: &View, mut copy: impl FnMut(&Rows) -> Result<(
     let element = from.dtype().bytes() as i64;
     // The host vouches for both memories.
     let (mut from_start, mut to_start) = (from.frame(0, 0).expose_provenance(), to.frame(0, 0).expose_provenance());
-    let mut axes: Vec<Axis> = Vec::new();
+    let mut axes: Vec<CopyAxis> = Vec::new();
     for (length, (a, b)) in from.shape().dims().into_iter().zip(from.strides().into_iter().zip(to.strides())) {
-        let (mut axis, last) = (Axis { length, from: a * element, to: b * element }, length as i64 - 1);
+        let (mut axis, last) = (CopyAxis { length, from: a * element, to: b * element }, length as i64 - 1);
         if axis.to < 0 {
             // Backwards in both, so that rows of the output run upwards.
             from_start = from_start.wrapping_add_signed((axis.from * last) as isize);
@@ -41,7 +41,7 @@ pub fn each_rows(from: &View, to: &View, mut copy: impl FnMut(&Rows) -> Result<(
         }
     }
     axes.sort_by_key(|axis| axis.to);
-    let (mut width, mut outer): (i64, Vec<Axis>) = (element, Vec::new());
+    let (mut width, mut outer): (i64, Vec<CopyAxis>) = (element, Vec::new());
     for axis in axes {
         match outer.last_mut() {
             None if axis.from == width && axis.to == width => width *= axis.length as i64,
@@ -49,7 +49,7 @@ pub fn each_rows(from: &View, to: &View, mut copy: impl FnMut(&Rows) -> Result<(
             _ => outer.push(axis),
         }
     }
-    let rows = if outer.is_empty() { Axis { length: 1, from: 0, to: 0 } } else { outer.remove(0) };
+    let rows = if outer.is_empty() { CopyAxis { length: 1, from: 0, to: 0 } } else { outer.remove(0) };
     let count: u64 = outer.iter().map(|axis| axis.length).product();
     for number in 0..count {
         let (mut left, mut from, mut to) = (number, from_start, to_start);
@@ -66,7 +66,7 @@ pub fn each_rows(from: &View, to: &View, mut copy: impl FnMut(&Rows) -> Result<(
 }
 
 /// Whether an axis goes on where another one ends, in both tensors.
-fn follows(inner: &Axis, outer: &Axis) -> bool {
+fn follows(inner: &CopyAxis, outer: &CopyAxis) -> bool {
     let length = inner.length as i64;
     outer.from == inner.from * length && outer.to == inner.to * length
 }

@@ -24,16 +24,16 @@ impl Direction {
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone)]
-pub struct Affine {
+pub struct NamedWeights {
     /// Without `.weight` and `.bias`.
     pub name: String,
     /// Shape of the weight. The bias has its first dimension.
     pub shape: Vec<u64>,
 }
 
-impl Affine {
-    fn new(name: String, shape: &[u64]) -> Affine {
-        Affine { name, shape: shape.into() }
+impl NamedWeights {
+    fn new(name: String, shape: &[u64]) -> NamedWeights {
+        NamedWeights { name, shape: shape.into() }
     }
 
     /// Names and shapes of both tensors.
@@ -47,16 +47,16 @@ pub struct Layer {
     pub layout: ConvLayout,
     pub time: Time,
     /// The norm before it.
-    pub norm: Option<Affine>,
+    pub norm: Option<NamedWeights>,
     /// What it is folded from. [`Window::Point`]: matrices, side by side. [`Window::Up`]: a 1x1x1 convolution to 4 or 8
     /// times the channels, unfolded into space and time, then a 3x3x3 one. Others: the convolution and its shortcut.
-    pub weights: Vec<Affine>,
+    pub weights: Vec<NamedWeights>,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
 }
 
 impl Layer {
-    pub fn affine(&self) -> impl Iterator<Item = &Affine> {
+    pub fn affine(&self) -> impl Iterator<Item = &NamedWeights> {
         self.norm.iter().chain(&self.weights)
     }
 }
@@ -253,7 +253,13 @@ impl Network {
         self
     }
 
-    fn push(&mut self, layout: ConvLayout, time: Time, norm: Option<Affine>, weights: Vec<Affine>) -> LayerId {
+    fn push(
+        &mut self,
+        layout: ConvLayout,
+        time: Time,
+        norm: Option<NamedWeights>,
+        weights: Vec<NamedWeights>,
+    ) -> LayerId {
         self.layers.push(Layer { layout, time, norm, weights, statistics: true });
         self.layers.len() - 1
     }
@@ -273,14 +279,14 @@ impl Network {
 
     fn conv(&mut self, name: &str, cin: u64, cout: u64, window: Window, time: Time) -> LayerId {
         let depth = if time == Time::Still { 1 } else { 3 };
-        let weights = vec![Affine::new(name.into(), &[cout, cin, depth, 3, 3])];
+        let weights = vec![NamedWeights::new(name.into(), &[cout, cin, depth, 3, 3])];
         self.push(self.layout(cin, cout, window, time, Prologue::None), time, None, weights)
     }
 
     /// A causal convolution after a norm.
     fn norm_conv(&mut self, [norm, conv]: [String; 2], cin: u64, cout: u64) -> LayerId {
         let layout = self.layout(cin, cout, Window::Same, Time::Causal, Prologue::NormSilu);
-        let (norm, weights) = (Affine::new(norm, &[cin]), vec![Affine::new(conv, &[cout, cin, 3, 3, 3])]);
+        let (norm, weights) = (NamedWeights::new(norm, &[cin]), vec![NamedWeights::new(conv, &[cout, cin, 3, 3, 3])]);
         self.push(layout, Time::Causal, Some(norm), weights)
     }
 
@@ -290,7 +296,7 @@ impl Network {
         if cin != cout {
             let layer = &mut self.layers[second];
             layer.layout.shortcut = Some(cin);
-            layer.weights.push(Affine::new(format!("{name}.conv_shortcut"), &[cout, cin, 1, 1, 1]));
+            layer.weights.push(NamedWeights::new(format!("{name}.conv_shortcut"), &[cout, cin, 1, 1, 1]));
         }
         Block::Residual { first, second }
     }
@@ -300,8 +306,8 @@ impl Network {
         let layout = |cout, prologue| self.layout(channels, cout, Window::Point, Time::Still, prologue);
         let (into, out) = (layout(3 * channels, Prologue::Norm), layout(channels, Prologue::None));
         let part = |part: &str| format!("{name}.attentions.0.{part}");
-        let matrix = |name: &str| Affine::new(part(name), &[channels, channels]);
-        let norm = Affine::new(part("group_norm"), &[channels]);
+        let matrix = |name: &str| NamedWeights::new(part(name), &[channels, channels]);
+        let norm = NamedWeights::new(part("group_norm"), &[channels]);
         let qkv = self.push(into, Time::Still, Some(norm), ["to_q", "to_k", "to_v"].map(matrix).into());
         self.layers[qkv].statistics = false;
         let project = self.push(out, Time::Still, None, vec![matrix("to_out.0")]);
@@ -311,8 +317,8 @@ impl Network {
 
     fn upsampler(&mut self, name: &str, channels: u64, level: usize) -> LayerId {
         let (time, frames) = if self.config.doubles_time(level) { (Time::Double, 2) } else { (Time::Causal, 1) };
-        let upscale = Affine::new(format!("{name}.upscale_conv"), &[4 * frames * channels, channels, 1, 1, 1]);
-        let conv = Affine::new(format!("{name}.conv"), &[channels, channels, 3, 3, 3]);
+        let upscale = NamedWeights::new(format!("{name}.upscale_conv"), &[4 * frames * channels, channels, 1, 1, 1]);
+        let conv = NamedWeights::new(format!("{name}.conv"), &[channels, channels, 3, 3, 3]);
         self.push(self.layout(channels, channels, Window::Up, time, Prologue::None), time, None, vec![upscale, conv])
     }
 

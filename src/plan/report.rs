@@ -44,12 +44,12 @@ pub struct PlanReport {
     /// Those that `seconds` follows from. The text ends with them.
     pub rates: Rates,
     /// How several devices divide the job; bytes above are their sums, seconds those of the one that takes longest.
-    pub division: Option<Division>,
+    pub division: Option<DeviceDivision>,
 }
 
 /// How several devices divide a job.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Division {
+pub struct DeviceDivision {
     pub devices: Vec<DeviceReport>,
     /// The share of all devices' time that is neither work of cuts nor waiting for the slowest.
     pub efficiency: f64,
@@ -74,7 +74,7 @@ pub struct DeviceReport {
     pub unused: Option<String>,
 }
 
-impl fmt::Display for Division {
+impl fmt::Display for DeviceDivision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (count, efficiency) = (self.devices.len(), 100.0 * self.efficiency);
         write!(f, "{count} devices, efficiency {efficiency:.0} %")?;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::policy::SchedulePolicy;
-use super::tiles::{Axis, Grid};
+use super::tiles::{Grid, TileAxis};
 use crate::ir::FrameShape;
 use crate::model::{Cone, Direction, Network};
 
@@ -67,7 +67,7 @@ impl ScheduleSpec {
     /// The input shapes of all tiles of a clip, each with the number of tiles that have it.
     pub fn tile_shapes(&self) -> Vec<(FrameShape, u64)> {
         let Some(grid) = self.grid.as_deref() else { return vec![(self.input, 1)] };
-        let counts = |axis: &Axis| {
+        let counts = |axis: &TileAxis| {
             let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
             axis.spans.iter().for_each(|span| *counts.entry(span.len()).or_default() += 1);
             counts

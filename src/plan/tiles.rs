@@ -53,7 +53,7 @@ impl Span {
 
 /// The tiles of one axis.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Axis {
+pub struct TileAxis {
     pub spans: Vec<Span>,
     /// The weight of each output row (or column) of each span. Inner spans share theirs.
     pub fades: Vec<Arc<[f32]>>,
@@ -65,8 +65,8 @@ pub struct Axis {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grid {
     pub size: TileSize,
-    pub rows: Axis,
-    pub columns: Axis,
+    pub rows: TileAxis,
+    pub columns: TileAxis,
 }
 
 impl Grid {
@@ -76,7 +76,7 @@ impl Grid {
         if rows <= side(size.height) && columns <= side(size.width) {
             return None;
         }
-        let axis = |length, pixels| Axis::new(length, side(pixels), size, scale, direction);
+        let axis = |length, pixels| TileAxis::new(length, side(pixels), size, scale, direction);
         Some(Grid { size, rows: axis(rows, size.height), columns: axis(columns, size.width) })
     }
 
@@ -91,7 +91,7 @@ impl Grid {
 
     /// Whether all tiles have the same size.
     pub fn is_uniform(&self) -> bool {
-        let same = |axis: &Axis| axis.spans.first().map(Span::len) == axis.spans.last().map(Span::len);
+        let same = |axis: &TileAxis| axis.spans.first().map(Span::len) == axis.spans.last().map(Span::len);
         same(&self.rows) && same(&self.columns)
     }
 
@@ -109,8 +109,8 @@ impl Grid {
 /// Length of a tile, and whether it fades at its start and at its end.
 type FadeKind = (u64, bool, bool);
 
-impl Axis {
-    fn new(length: u64, side: u64, size: TileSize, scale: u64, direction: Direction) -> Axis {
+impl TileAxis {
+    fn new(length: u64, side: u64, size: TileSize, scale: u64, direction: Direction) -> TileAxis {
         let shared = (size.overlap / scale).min(side - 1);
         let (factor, fade) = match direction {
             Direction::Encode => (1, shared),
@@ -136,7 +136,7 @@ impl Axis {
             }
             weights
         });
-        Axis { fades: fades.collect(), spans, weight }
+        TileAxis { fades: fades.collect(), spans, weight }
     }
 }
 

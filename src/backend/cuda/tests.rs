@@ -162,14 +162,14 @@ struct Room {
 }
 
 /// A backend and memory on it that was poisoned.
-struct Job<'a, B: Poison> {
+struct KernelJob<'a, B: Poison> {
     backend: &'a B,
     memory: B::Memory,
     buffers: Buffers,
 }
 
-impl<'a, B: Poison> Job<'a, B> {
-    fn new(backend: &'a B, mut places: BlockPlaces, room: Room) -> Job<'a, B> {
+impl<'a, B: Poison> KernelJob<'a, B> {
+    fn new(backend: &'a B, mut places: BlockPlaces, room: Room) -> KernelJob<'a, B> {
         let Room { scratch, staging, bands, offloaded } = room;
         let buffers = Buffers {
             scratch: places.take(scratch).0,
@@ -179,7 +179,7 @@ impl<'a, B: Poison> Job<'a, B> {
         let host = PinnedBytes { load: 2 * staging, store: 2 * staging, offloaded };
         let mut memory = backend.allocate(places.end, host).unwrap();
         backend.poison(&mut memory, places.end);
-        Job { backend, memory, buffers }
+        KernelJob { backend, memory, buffers }
     }
 
     fn load(&mut self, op: &LoadTensor) {
@@ -299,7 +299,7 @@ fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let (shortcut, residual, out) = (take(shortcut_shape), take(output), take(output));
     let staging = [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
     let scratch = sizes.conv_scratch(layout, input, 3).max(sizes.conv_scratch(&first, input, 3));
-    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
+    let mut job = KernelJob::new(backend, places, Room { scratch, staging, ..Room::default() });
 
     let mut random = Lcg(99);
     job.load_random(&mut random, input, if makes_input { &raw } else { &made });
@@ -423,7 +423,7 @@ fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
     let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
     let (scratch, staging) = (sizes.attention_scratch(shape, 1), sizes.staging_bytes(wide));
-    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
+    let mut job = KernelJob::new(backend, places, Room { scratch, staging, ..Room::default() });
     job.load_random(&mut Lcg(3), wide, &[from]);
     job.run(Op::Attention(AttentionOp { shape, frames: vec![(from, to)] }), &[]);
     job.store(shape, &[to])
@@ -450,7 +450,7 @@ fn blended<B: Poison>(backend: &B) -> Vec<f32> {
     let conv_scratch = [&first, &layout].map(|layout| sizes.conv_scratch(layout, deep, 1));
     let scratch = conv_scratch.into_iter().fold(sizes.fade_bytes(whole), u64::max);
     let staging = sizes.staging_bytes(whole).max(sizes.staging_bytes(deep));
-    let mut job = Job::new(backend, places, Room { scratch, staging, ..Room::default() });
+    let mut job = KernelJob::new(backend, places, Room { scratch, staging, ..Room::default() });
     let (makes, prepared) = ([prepare(backend, &first, 1)], [prepare(backend, &layout, 2)]);
     let (fade, columns) = ([0.25, 0.5, 1.0, 0.75, 0.5], [1.0f32; 7]);
     for (i, top) in [0, 3].into_iter().enumerate() {
@@ -491,7 +491,7 @@ fn staging_keeps_frames_apart() {
         let (sizes, mut places) = (cuda.sizes(), BlockPlaces::default());
         let slot = places.take(sizes.frame_bytes(shape, 1));
         let room = Room { staging: sizes.staging_bytes(shape), ..Room::default() };
-        let Job { mut memory, buffers, .. } = Job::new(cuda, places, room);
+        let KernelJob { mut memory, buffers, .. } = KernelJob::new(cuda, places, room);
         let found = vec![f32::NAN; values.len()];
         let into = view(&found, dims);
         let mut pass = |frames: Range<u64>, cancelled: u64| {
@@ -526,7 +526,7 @@ fn norm_in_place_matches_another_place_bit_for_bit() {
     for cuda in &gpus() {
         let (sizes, mut places) = (cuda.launcher.sizes, BlockPlaces::default());
         let frames = places.frames(sizes.frame_bytes(shape, groups), 4);
-        let mut job = Job::new(cuda, places, Room { staging: sizes.staging_bytes(shape), ..Room::default() });
+        let mut job = KernelJob::new(cuda, places, Room { staging: sizes.staging_bytes(shape), ..Room::default() });
         let statistics: Vec<u8> = (0..2 * groups).flat_map(|i| (0.5 + i as f32 / 100.0).to_le_bytes()).collect();
         for prologue in [Prologue::Norm, Prologue::NormSilu] {
             let layout = ConvLayout { groups, ..layout(64, 64, Window::Same, prologue) };

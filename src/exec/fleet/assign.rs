@@ -3,12 +3,12 @@
 use std::sync::atomic::AtomicBool;
 
 use super::divide::{self, Part};
-use super::job::Job;
+use super::job::FleetJob;
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::ir::Shape;
 use crate::model::FrameRange;
-use crate::plan::{DeviceReport, Division, PlanReport};
+use crate::plan::{DeviceDivision, DeviceReport, PlanReport};
 
 /// Divisions that are tried while estimates still change.
 const TRIES: usize = 3;
@@ -22,7 +22,7 @@ pub struct Assignment {
 }
 
 /// Divides a part of a job among the members that can do it. Members that cannot plan their share are left out.
-pub fn assign(members: &mut [Member], job: &Job, part: &Part, cancel: &AtomicBool) -> Result<Vec<Assignment>> {
+pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &AtomicBool) -> Result<Vec<Assignment>> {
     let cut = |frame: u64| job.cut_cost(frame);
     let direction = job.direction();
     let mut tries = 0;
@@ -85,7 +85,7 @@ fn no_member(members: &mut [Member]) -> Error {
 /// The plans of all parts, each member's on a thread of its own.
 fn plan(
     members: &mut [Member],
-    job: &Job,
+    job: &FleetJob,
     division: &[Vec<Part>],
     cancel: &AtomicBool,
 ) -> Vec<Result<Vec<(Part, PlanReport)>>> {
@@ -102,7 +102,7 @@ fn plan(
 
 /// Frames a second of each member: those of its plan, corrected by how long its runs took. Members without a part are
 /// taken for as fast as the others on average.
-fn found_speeds(members: &[Member], job: &Job, all: &[Assignment]) -> Vec<f64> {
+fn found_speeds(members: &[Member], job: &FleetJob, all: &[Assignment]) -> Vec<f64> {
     let speed = |assignment: &Assignment| {
         let cost: f64 = assignment.parts.iter().map(|(part, _)| part.cost(&|frame| job.cut_cost(frame))).sum();
         let seconds = members[assignment.member].expected_seconds(job.direction(), &assignment.parts);
@@ -119,7 +119,7 @@ fn found_speeds(members: &[Member], job: &Job, all: &[Assignment]) -> Vec<f64> {
 }
 
 /// The report of a whole job: sums, and what each device does. `took`: seconds of each member, if it ran.
-pub fn report(members: &[Member], job: &Job, all: &[Assignment], took: &[f64], mixed: bool) -> Result<PlanReport> {
+pub fn report(members: &[Member], job: &FleetJob, all: &[Assignment], took: &[f64], mixed: bool) -> Result<PlanReport> {
     let parts = |index| all.iter().filter(move |a| a.member == index).flat_map(|a| &a.parts);
     // A member's parts run one after the other, in the same memory.
     let most = |index, bytes: fn(&PlanReport) -> u64| parts(index).map(|(_, plan)| bytes(plan)).max().unwrap_or(0);
@@ -160,7 +160,7 @@ pub fn report(members: &[Member], job: &Job, all: &[Assignment], took: &[f64], m
         moved_per_frame: plans().map(|plan| plan.moved_per_frame).max().unwrap_or(0),
         seconds,
         exact: plans().all(|plan| plan.exact),
-        division: Some(Division {
+        division: Some(DeviceDivision {
             devices,
             efficiency: if useful > 0.0 { (cost / useful).min(1.0) } else { 0.0 },
             mixed,

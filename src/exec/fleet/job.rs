@@ -13,7 +13,7 @@ use crate::plan::cone_work;
 const COMPARED_FRAMES: u64 = 64;
 
 /// A clip, or a range of it.
-pub struct Job {
+pub struct FleetJob {
     pub network: Arc<Network>,
     /// Of the whole clip's input.
     pub clip: Shape,
@@ -34,15 +34,15 @@ pub struct Tensors {
     pub logvar: Option<View>,
 }
 
-impl Job {
+impl FleetJob {
     /// `input`: the shape of the clip; `frames`: how many come out, if the host says.
-    pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> Job {
+    pub fn new(network: &Arc<Network>, input: Shape, range: Option<ClipRange>, frames: Option<u64>) -> FleetJob {
         let clip_frames = range.map_or(input.frames, |range| range.clip_frames);
         let first = range.map_or(0, |range| range.first);
         let all = || network.output_frames(clip_frames).saturating_sub(first);
         let frames = frames.or(range.and_then(|range| range.count)).unwrap_or_else(all);
         let cone = Cone::new(network, FrameRange { first, end: Some(first + frames) });
-        let mut job = Job {
+        let mut job = FleetJob {
             network: Arc::clone(network),
             clip: Shape { frames: clip_frames, ..input },
             first,

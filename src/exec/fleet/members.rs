@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::assign;
 use super::divide::Part;
-use super::job::{Job, Tensors};
+use super::job::{FleetJob, Tensors};
 use super::member::Member;
 use super::run::{self, Meter, Work};
 use crate::error::{Error, Result};
@@ -104,14 +104,14 @@ impl Fleet {
         )))
     }
 
-    pub fn plan(&mut self, job: &Job, cancel: &AtomicBool) -> Result<PlanReport> {
+    pub fn plan(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<PlanReport> {
         let mixed = self.begin()?;
         let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
         assign::report(&self.members, job, &all, &[], mixed)
     }
 
     /// Of each member the timeline of its first part.
-    pub fn timelines(&mut self, job: &Job, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
+    pub fn timelines(&mut self, job: &FleetJob, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         self.begin()?;
         let all = assign::assign(&mut self.members, job, &job.whole(), cancel)?;
         let mut timelines = Vec::new();
@@ -122,7 +122,7 @@ impl Fleet {
         Ok(timelines)
     }
 
-    pub fn run(&mut self, job: &Job, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
+    pub fn run(&mut self, job: &FleetJob, tensors: &Tensors, control: &mut Control) -> Result<PlanReport> {
         let (mixed, stage) = (self.begin()?, job.direction().name());
         let cost = |part: &Part| part.cost(&|frame| job.cut_cost(frame));
         let (mut finished, mut took) = (Vec::new(), vec![0.0; self.members.len()]);

@@ -18,7 +18,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
-use self::job::{Job, Tensors};
+use self::job::{FleetJob, Tensors};
 use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
@@ -91,7 +91,7 @@ impl Session for FleetSession {
         if input.frames == 0 {
             return stream::plan(&mut fleet, &network, input, 0, cancel);
         }
-        fleet.plan(&Job::new(&network, input, range, None), cancel)
+        fleet.plan(&FleetJob::new(&network, input, range, None), cancel)
     }
 
     fn timelines(
@@ -109,7 +109,7 @@ impl Session for FleetSession {
         }
         let job = match input.frames {
             0 => stream::round(&fleet, &network, input)?,
-            _ => Job::new(&network, input, range, None),
+            _ => FleetJob::new(&network, input, range, None),
         };
         fleet.timelines(&job, cancel)
     }
@@ -122,7 +122,7 @@ impl Session for FleetSession {
         if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {
             nonfinite::refuse(call.input, call.direction, cone.first_input(), control.cancel)?;
         }
-        let job = Job::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
+        let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         fleet.run(&job, &tensors, control)
     }

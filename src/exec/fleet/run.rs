@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::assign::Assignment;
 use super::divide::Part;
 use super::frames::NearTensors;
-use super::job::{Job, Tensors};
+use super::job::{FleetJob, Tensors};
 use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
@@ -92,7 +92,7 @@ impl Drop for Worker<'_> {
 /// What all members work on.
 #[derive(Clone, Copy)]
 pub struct Work<'a> {
-    pub job: &'a Job,
+    pub job: &'a FleetJob,
     pub tensors: &'a Tensors,
     /// Of a frame's worth of work, in the meter.
     pub weight: f64,

@@ -9,7 +9,7 @@ use std::sync::atomic::AtomicBool;
 use parking_lot::Mutex;
 
 use super::frames::Frames;
-use super::job::{Job, Tensors};
+use super::job::{FleetJob, Tensors};
 use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
@@ -18,7 +18,7 @@ use crate::exec::settings::{Limit, OnNonFinite, Settings};
 use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
-use crate::plan::{Bytes, Division, PlanReport};
+use crate::plan::{Bytes, DeviceDivision, PlanReport};
 
 /// The share of a round's work that cuts may be, if memory allows.
 const CUT_SHARE: f64 = 0.15;
@@ -105,9 +105,9 @@ pub fn plan(
 }
 
 /// A round of a stream, far into the clip.
-pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<Job> {
+pub fn round(fleet: &Fleet, network: &Arc<Network>, input: Shape) -> Result<FleetJob> {
     let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(round_frames(fleet, network, input)?) };
-    Ok(Job::new(network, input, Some(range), None))
+    Ok(FleetJob::new(network, input, Some(range), None))
 }
 
 /// A round's plan as that of its stream.
@@ -117,7 +117,7 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
         input: Shape { frames: 0, ..plan.input },
         output: Shape { frames: 0, ..plan.output },
         seconds: 0.0,
-        division: plan.division.map(|division| Division { round: Some(round), ..division }),
+        division: plan.division.map(|division| DeviceDivision { round: Some(round), ..division }),
         ..plan
     }
 }
@@ -125,7 +125,7 @@ fn of_stream(plan: PlanReport, first: u64, round: u64) -> PlanReport {
 /// Output frames of a round: enough that cuts cost little, as far as host memory allows.
 fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
     let range = ClipRange { clip_frames: LONGEST, first: FAR, count: Some(1) };
-    let one = Job::new(fleet.network(network.direction), input, Some(range), None);
+    let one = FleetJob::new(fleet.network(network.direction), input, Some(range), None);
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
     let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
@@ -216,7 +216,7 @@ impl FleetStream {
             output: made.output.view(0..count)?,
             logvar: made.logvar.as_ref().map(|logvar| logvar.view(0..count)).transpose()?,
         };
-        let job = Job::new(&self.network, Shape { frames: self.loaded, ..self.input }, Some(range), Some(count));
+        let job = FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.input }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| fleet.run(&job, &tensors, control))?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use crate::model::config::Config;
-use crate::model::network::{Affine, Direction, Layer, Network};
+use crate::model::network::{Direction, Layer, NamedWeights, Network};
 use crate::safetensors::Check;
 
 pub(super) type ShapesByName<'a> = BTreeMap<&'a str, &'a [u64]>;
@@ -40,7 +40,7 @@ pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
 pub(super) fn expected(config: &Config) -> Vec<(String, Vec<u64>)> {
     let networks = Direction::ALL.map(|direction| Network::new(config, direction));
     let affine = networks.iter().flat_map(|network| &network.layers).flat_map(Layer::affine);
-    affine.flat_map(Affine::tensors).map(|(name, shape)| (name, shape.to_vec())).collect()
+    affine.flat_map(NamedWeights::tensors).map(|(name, shape)| (name, shape.to_vec())).collect()
 }
 
 /// The configuration that the shapes imply, with `groups` from the file's metadata. Reads only the shapes that it

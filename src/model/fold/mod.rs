@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 
 use super::causal::{Product, Time};
 use super::checkpoint::Checkpoint;
-use super::network::{Affine, Layer};
+use super::network::{Layer, NamedWeights};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, Window};
 use crate::workers;
@@ -31,7 +31,7 @@ pub struct LayerWeights<'a> {
 impl<'a> LayerWeights<'a> {
     /// Reads the layer's tensors. `layer` must belong to the network of the checkpoint's configuration.
     pub fn new(checkpoint: &'a Checkpoint, layer: &Layer) -> Result<LayerWeights<'a>> {
-        let read = |affine: &Affine| read(checkpoint, affine);
+        let read = |affine: &NamedWeights| read(checkpoint, affine);
         Ok(LayerWeights {
             layout: layer.layout,
             time: layer.time,
@@ -131,7 +131,7 @@ pub fn transient_bytes(layer: &Layer) -> u64 {
 }
 
 /// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's.
-fn read<'a>(checkpoint: &'a Checkpoint, affine: &Affine) -> Result<WeightAndBias<'a>> {
+fn read<'a>(checkpoint: &'a Checkpoint, affine: &NamedWeights) -> Result<WeightAndBias<'a>> {
     let [weight, bias] = affine.tensors().map(|(name, shape)| {
         let tensor = checkpoint.tensor(&name)?;
         if tensor.shape != shape {

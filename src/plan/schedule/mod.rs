@@ -29,11 +29,12 @@ use super::cost::{FrameSizes, Target};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{BlendOp, FrameShape, Op, StoreOp};
 
-/// What a schedule waits for.
+/// What comes next in a schedule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    /// Nothing: an operation is at the front of the queue.
-    No,
+pub enum Next {
+    /// An operation, which is at the front of the queue.
+    Op,
+    /// Input has to be loaded first.
     Input,
     End,
 }
@@ -181,7 +182,7 @@ impl Schedule {
     }
 
     /// Puts an operation in front, if there is one.
-    pub fn wait(&mut self) -> Wait {
+    pub fn prepare_next(&mut self) -> Next {
         while self.queue.is_empty() {
             self.begin_turn();
             let item = &mut self.items[self.current];
@@ -192,10 +193,10 @@ impl Schedule {
             if item.advance(!self.pushed, to, &mut self.finished) {
                 self.hand_over();
             } else if !self.next_item() {
-                return if self.items.iter().all(WorkItem::is_complete) { Wait::End } else { Wait::Input };
+                return if self.items.iter().all(WorkItem::is_complete) { Next::End } else { Next::Input };
             }
         }
-        Wait::No
+        Next::Op
     }
 
     fn begin_turn(&mut self) {
@@ -333,18 +334,18 @@ impl Schedule {
         mut step: impl FnMut(&Arenas, Option<&Op<Slots>>, bool) -> bool,
     ) -> bool {
         loop {
-            let wait = self.wait();
+            let next = self.prepare_next();
             if !step(&self.arenas, None, false) {
                 return false;
             }
-            match wait {
-                Wait::No => {
+            match next {
+                Next::Op => {
                     let op = self.queue.pop_front();
                     if !step(&self.arenas, op.as_ref(), self.queue.is_empty()) {
                         return false;
                     }
                 }
-                Wait::Input if self.pushed => match frames {
+                Next::Input if self.pushed => match frames {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
                         let room = self.room().min(frames.map_or(u64::MAX, |total| total - self.loaded()));
@@ -359,7 +360,7 @@ impl Schedule {
                         }
                     }
                 },
-                Wait::Input | Wait::End => return true,
+                Next::Input | Next::End => return true,
             }
         }
     }

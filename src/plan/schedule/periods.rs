@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use super::work_item::{Progress, WorkItem};
+use super::work_item::{ItemProgress, WorkItem};
 use crate::model::Network;
 use crate::plan::arena::Arenas;
 use crate::plan::spec::ScheduleSpec;
@@ -21,7 +21,7 @@ pub struct PeriodFinder {
     /// Input up to this frame fills the cone.
     fill_end: u64,
     /// Where the period may have begun. A group of the arenas began there too.
-    start: Option<Progress>,
+    start: Option<ItemProgress>,
     /// Steps since then, and after how many a later start is tried.
     steps: u64,
     most_steps: u64,
@@ -66,7 +66,7 @@ impl PeriodFinder {
     }
 
     /// Input frames from `start` to `now`, if what follows is the same.
-    fn period(&self, start: &Progress, now: &Progress) -> Option<u64> {
+    fn period(&self, start: &ItemProgress, now: &ItemProgress) -> Option<u64> {
         let inputs = now.taken - start.taken;
         let whole = inputs > 0 && inputs.is_multiple_of(self.network.latent_rate());
         if !whole || start.state != now.state {

@@ -4,7 +4,7 @@
 
 use super::layer_cache::CachedSlots;
 use super::work_item::WorkItem;
-use super::{Schedule, Wait};
+use super::{Next, Schedule};
 use crate::plan::arena::Slot;
 use crate::plan::cost::Target;
 use crate::plan::policy::MAX_PACKED_LATENTS;
@@ -24,7 +24,7 @@ pub struct PersistedSlot {
 impl Schedule {
     /// Whether everything is done that needs no more input.
     pub fn is_waiting(&mut self) -> bool {
-        self.wait() == Wait::Input
+        self.prepare_next() == Next::Input
     }
 
     /// Output frames that have left.
@@ -85,14 +85,14 @@ impl Schedule {
 
     /// Loads up to frame `end`, and goes through all that can be done then.
     fn replay(&mut self, end: u64, target: &Target) {
-        while self.wait() == Wait::No && !target.is_cancelled() {
+        while self.prepare_next() == Next::Op && !target.is_cancelled() {
             self.done();
         }
         while self.loaded() < end && !target.is_cancelled() {
             self.load();
             self.queue.clear();
         }
-        while self.wait() == Wait::No && !target.is_cancelled() {
+        while self.prepare_next() == Next::Op && !target.is_cancelled() {
             self.done();
         }
     }

@@ -38,7 +38,7 @@ pub struct WorkItem {
 
 /// How far a work item is within its slice.
 #[derive(Debug, Clone)]
-pub struct Progress {
+pub struct ItemProgress {
     /// Input frames that have been taken, and those of the slice that are left.
     pub taken: u64,
     pub left: u64,
@@ -468,7 +468,7 @@ impl WorkItem {
     }
 
     /// How far the slice is. In a stream all of its input is loaded first.
-    pub fn progress(&self, pushed: bool) -> Progress {
+    pub fn progress(&self, pushed: bool) -> ItemProgress {
         let (network, scale) = (self.network(), self.network().config.time_scale());
         let mut state = Vec::with_capacity(5 * network.stages.len() + 2 * network.layers.len());
         for (stage, layers) in network.stages.iter().enumerate() {
@@ -487,6 +487,6 @@ impl WorkItem {
         let head = &self.emitter.caches[network.stages[0].head];
         let taken = if pushed { head.inputs().first } else { self.loaded };
         let left = self.slice_end.min(self.total.unwrap_or(u64::MAX)).saturating_sub(taken);
-        Progress { taken, left, computed: self.computed.clone(), state }
+        ItemProgress { taken, left, computed: self.computed.clone(), state }
     }
 }

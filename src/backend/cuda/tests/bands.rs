@@ -55,7 +55,7 @@ fn outputs(
         bands: sizes.band_bytes(layer, input, most).unwrap(),
         offloaded: 2 * chunk * bytes(input),
     };
-    let mut job = Job::new(gpu, places, room);
+    let mut job = KernelJob::new(gpu, places, room);
     job.load_random(&mut Lcg(99), pixels, &raw);
     let mut run = |op: Op<Offsets>| job.run(op, &weights);
     let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {

@@ -38,7 +38,7 @@ impl RepeatedRows {
 }
 
 /// Channels from `channel` on of a frame: [channel][row][column].
-fn store(job: &mut Job<Cuda>, from: DeviceOffset, shape: FrameShape, channel: u64, count: u64) -> Vec<f32> {
+fn store(job: &mut KernelJob<Cuda>, from: DeviceOffset, shape: FrameShape, channel: u64, count: u64) -> Vec<f32> {
     let values = vec![f32::NAN; (count * shape.pixels()) as usize];
     let into = view(&values, [count, 1, shape.height, shape.width]);
     let op = StoreTensor { channel, ..plain_store(from, shape, &into, 0) };
@@ -75,7 +75,7 @@ fn through(cuda: &Cuda, height: u64, groups: Option<u64>) -> Vec<f32> {
     let work = [(&enter, pixels), (&same, wide), (&down, wide), (&up, small), (&mixed, wide), (&leave, wide)];
     let scratch = work.map(|(layout, input)| sizes.conv_scratch(layout, input, 1)).into_iter().max().unwrap();
     let room = Room { scratch, staging: sizes.staging_bytes(pixels), ..Room::default() };
-    let mut job = Job::new(cuda, places, room);
+    let mut job = KernelJob::new(cuda, places, room);
     job.load(&plain_load(&RepeatedRows::new(cuda, 3, WIDTH).view(height), 0, pixels, first));
     let mut conv = |layout: &ConvLayout, input, terms: &[(DeviceOffset, u8)], residual, out, statistics| {
         let weights = [prepare(cuda, layout, 4)];
@@ -141,7 +141,7 @@ fn conv_out_reaches_past_2_31_units() {
             let (shape, output) = (FrameShape::new(height, WIDTH, 128), FrameShape::new(height, WIDTH, 3));
             let mut places = BlockPlaces::default();
             let [input, out] = [shape, output].map(|shape| places.take(sizes.frame_bytes(shape, 1)));
-            let mut job = Job::new(cuda, places, Room::default());
+            let mut job = KernelJob::new(cuda, places, Room::default());
             job.load(&plain_load(&RepeatedRows::new(cuda, 128, WIDTH).view(height), 0, shape, input));
             // The same for every height: mean 0, deviation 1.
             let statistics = [0.0f32, 1.0].map(f32::to_le_bytes).concat();
@@ -202,7 +202,7 @@ fn attention_reaches_past_2_31_elements() {
             let (sizes, mut places) = (cuda.sizes(), BlockPlaces::default());
             let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
             let (scratch, staging) = (sizes.attention_scratch(shape, 1), sizes.staging_bytes(shape.with_channels(8)));
-            let mut job = Job::new(cuda, places, Room { scratch, staging, ..Room::default() });
+            let mut job = KernelJob::new(cuda, places, Room { scratch, staging, ..Room::default() });
             job.load(&plain_load(&RepeatedRows::new(cuda, wide.channels, width).view(height), 0, wide, from));
             job.run(Op::Attention(AttentionOp { shape, frames: vec![(from, to)] }), &[]);
             store(&mut job, to, shape, channels - 8, 8)

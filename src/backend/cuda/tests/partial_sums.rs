@@ -15,7 +15,7 @@ fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usi
     let (inputs, outs) = (places.frames(in_bytes, INPUTS), places.frames(out_bytes, OUTPUTS));
     let sums = places.frames(sizes.partial_sums(layout, input, 1).unwrap().bytes, 2);
     let (scratch, staging) = (sizes.conv_scratch(layout, input, OUTPUTS as u64), sizes.staging_bytes(input));
-    let mut job = Job::new(gpu, places, Room { scratch, staging, ..Room::default() });
+    let mut job = KernelJob::new(gpu, places, Room { scratch, staging, ..Room::default() });
     job.load_random(&mut Lcg(7), input, &inputs);
     let weights = [prepare(gpu, layout, 6)];
     for (i, launch) in launches.iter().enumerate() {

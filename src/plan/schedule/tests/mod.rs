@@ -16,7 +16,7 @@ use crate::plan::cost::{CostModel, Estimate, WeightArrivals, work};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
-use crate::plan::schedule::{Schedule, Wait};
+use crate::plan::schedule::{Next, Schedule};
 use crate::plan::search::{self, SavedPlan};
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
@@ -485,7 +485,7 @@ fn the_estimate_of_a_long_clip_is_that_of_all_its_operations() {
         let network = &plan.spec.network;
         let costs = CostModel { network, target: SLOW_COPIES.target() };
         let (mut schedule, mut seconds) = (plan.schedule(&SLOW_COPIES.target()), 0.0);
-        while schedule.wait() == Wait::No {
+        while schedule.prepare_next() == Next::Op {
             seconds += costs.of(schedule.front().unwrap()).seconds;
             schedule.done();
         }

@@ -184,7 +184,7 @@ fn run_from(plan: &Plan, device: &Device, end: u64, piece: u64) -> Stored {
             schedule.set_total(schedule.loaded());
         }
         run_ready(&mut schedule, &mut symbols, plan);
-        if schedule.wait() == Wait::End {
+        if schedule.prepare_next() == Next::End {
             return symbols.sorted();
         }
     }
@@ -267,7 +267,7 @@ fn the_estimate_of_a_long_range_is_that_of_all_its_operations() {
         let plan = free.range(FrameRange { first, end: Some(end) }).plan(&SLOW_COPIES).unwrap();
         let costs = CostModel { network: &plan.spec.network, target: SLOW_COPIES.target() };
         let (mut schedule, mut seconds) = (plan.schedule(&SLOW_COPIES.target()), 0.0);
-        while schedule.wait() == Wait::No {
+        while schedule.prepare_next() == Next::Op {
             seconds += costs.of(schedule.front().unwrap()).seconds;
             schedule.done();
         }

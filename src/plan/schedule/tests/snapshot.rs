@@ -32,7 +32,7 @@ fn run_on(schedule: &mut Schedule, symbols: &mut Symbols, mut pushed: u64, frame
             schedule.load();
             pushed += 1;
         }
-        while schedule.wait() == Wait::No {
+        while schedule.prepare_next() == Next::Op {
             symbols.run(schedule);
         }
         if pushed == frames {
@@ -52,10 +52,10 @@ pub fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) 
     let whole = |schedule: &mut Schedule, symbols: &mut Symbols, pushed| {
         run_on(schedule, symbols, pushed, frames);
         schedule.set_total(frames);
-        while schedule.wait() == Wait::No {
+        while schedule.prepare_next() == Next::Op {
             symbols.run(schedule);
         }
-        assert_eq!(schedule.wait(), Wait::End);
+        assert_eq!(schedule.prepare_next(), Next::End);
     };
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
     whole(&mut schedule, &mut symbols, plan.spec.cone.first_input());

@@ -12,7 +12,7 @@ use crate::ir::{
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
 use crate::plan::cost::Target;
 use crate::plan::plan::Plan;
-use crate::plan::schedule::{Schedule, Wait};
+use crate::plan::schedule::{Next, Schedule};
 use crate::plan::spec::ScheduleSpec;
 
 /// A device that takes four bytes an element.
@@ -317,7 +317,7 @@ fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
 
 /// Runs all operations that need no more input.
 pub fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
-    while schedule.wait() == Wait::No {
+    while schedule.prepare_next() == Next::Op {
         check_bands(schedule, plan, &symbols.device);
         symbols.run(schedule);
     }
@@ -326,7 +326,7 @@ pub fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
 pub fn run(plan: &Plan, device: &Device) -> Vec<(u64, u64, u64)> {
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
     run_ready(&mut schedule, &mut symbols, plan);
-    assert_eq!(schedule.wait(), Wait::End);
+    assert_eq!(schedule.prepare_next(), Next::End);
     symbols.sorted()
 }
 
@@ -346,7 +346,7 @@ pub fn run_pushed(plan: &Plan, device: &Device, frames: u64, piece: u64) -> Vec<
             schedule.set_total(frames);
         }
         run_ready(&mut schedule, &mut symbols, plan);
-        if schedule.wait() == Wait::End {
+        if schedule.prepare_next() == Next::End {
             return symbols.sorted();
         }
     }
@@ -356,7 +356,7 @@ pub fn run_pushed(plan: &Plan, device: &Device, frames: u64, piece: u64) -> Vec<
 pub fn work_of(plan: &Plan, device: &Device) -> u64 {
     let (mut schedule, mut done) = (plan.schedule(&device.target()), 0);
     let network = Arc::clone(&plan.spec.network);
-    while schedule.wait() == Wait::No {
+    while schedule.prepare_next() == Next::Op {
         done += crate::plan::cost::op_work(schedule.front().unwrap(), &network);
         schedule.done();
     }

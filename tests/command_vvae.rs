@@ -270,6 +270,7 @@ fn demo_reaches_its_quality() {
         rest.trim_start().split([' ', ',', '\n']).next().unwrap().parse::<f64>().unwrap()
     };
     assert!(figure("PSNR") >= 30.0 && figure("SSIM") >= 0.95, "{said}");
+    assert!((figure("in bf16   PSNR") - figure("PSNR")).abs() < 0.1, "{said}");
 }
 
 #[test]
@@ -277,11 +278,14 @@ fn bench_prints_a_table_and_json() {
     let folder = Folder::new("command-bench");
     let json = folder.0.join("bench.json");
     let table = succeeds(&["bench", "--device", "cpu", "--shapes", "1x32x32,5x32x32", "--json", text(&json)]);
-    assert!(table.lines().count() == 7 && table.contains("GFLOP/s"), "{table}");
+    assert!(table.lines().count() == 11 && table.contains("GFLOP/s"), "{table}");
     assert!(table.contains("matrix product: - (it is measured on GPUs)"), "{table}");
     let rows: serde_json::Value = serde_json::from_slice(&std::fs::read(&json).unwrap()).unwrap();
     let rows = rows.as_array().unwrap();
-    assert_eq!(rows.len(), 4);
+    assert_eq!(rows.len(), 8);
+    assert!(
+        ["fp32", "bf16"].iter().all(|precision| rows.iter().filter(|row| row["precision"] == *precision).count() == 4)
+    );
     assert!(rows.iter().all(|row| row["seconds"].as_f64() > Some(0.0) && row["peak_bytes"].as_u64() > Some(1 << 20)));
     for row in rows {
         let (published, computed) = (row["tflops"].as_f64().unwrap(), row["computed_tflops"].as_f64().unwrap());
@@ -292,8 +296,8 @@ fn bench_prints_a_table_and_json() {
 
     // Against saved figures: equal ones pass, and ones that were much faster do not.
     let saved = |seconds: f64| {
-        let rows = serde_json::json!([{ "op": "decode", "shape": "1x32x32", "tensors": "host", "seconds": seconds }]);
-        folder.file("saved.json", rows.to_string().as_bytes())
+        let row = |precision: &str| serde_json::json!({ "op": "decode", "precision": precision, "shape": "1x32x32", "tensors": "host", "seconds": seconds });
+        folder.file("saved.json", serde_json::json!([row("fp32"), row("bf16")]).to_string().as_bytes())
     };
     let bench = |saved: &Path| {
         let words = ["bench", "--device", "cpu", "--shapes", "1x32x32", "--repeat", "1", "--against", text(saved)];
@@ -301,10 +305,12 @@ fn bench_prints_a_table_and_json() {
     };
     let passed = bench(&saved(1e3));
     assert!(passed.status.success() && out(&passed).contains("before 1000.0000 s, ratio 0.000"), "{}", out(&passed));
-    assert!(out(&passed).contains("encode 1x32x32: not in the saved file"), "{}", out(&passed));
+    assert!(out(&passed).contains("encode fp32 1x32x32: not in the saved file"), "{}", out(&passed));
     let failed = bench(&saved(1e-9));
     assert!(!failed.status.success());
-    assert!(String::from_utf8_lossy(&failed.stderr).contains("slower than before by more than 10 %: decode 1x32x32"));
+    assert!(
+        String::from_utf8_lossy(&failed.stderr).contains("slower than before by more than 10 %: decode fp32 1x32x32")
+    );
     fails(&["bench", "--against", "nowhere.json"], &["--against", "nowhere.json"]);
 }
 

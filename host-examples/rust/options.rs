@@ -55,6 +55,12 @@ impl ModelOptions {
         })
     }
 
+    /// The precisions to show: on the CPU the exact one and the fast one, unless one is set.
+    pub fn precisions(&self, on_cpu: bool) -> &'static [Option<&'static str>] {
+        let chosen = self.set.iter().any(|(key, _)| key == "precision");
+        if on_cpu && !chosen { &[Some("fp32"), Some("bf16")] } else { &[None] }
+    }
+
     pub fn open(&self, weights: &Path) -> Result<Vae> {
         self.trace.as_ref().map_or(Ok(()), |trace| draft::refuse_existing(Path::new(trace)))?;
         let vae = Vae::open(weights, &self.device)?;

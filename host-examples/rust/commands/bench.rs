@@ -32,7 +32,8 @@ const EXAMPLES: &str = "Examples:
 /// published, with nothing folded, so that they compare with other implementations; work that is saved shows as speed.
 /// The second rate counts what is computed after folding; on a GPU it is also given as a part of the rate of a large
 /// matrix product (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine
-/// has cuBLAS ($VVAE_CUBLAS may name it).
+/// has cuBLAS ($VVAE_CUBLAS may name it). On the CPU every case is measured in fp32 and in bf16, unless --set precision
+/// names one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
@@ -72,6 +73,7 @@ fn size(text: &str) -> Result<[u64; 3]> {
 
 struct Row {
     op: &'static str,
+    precision: &'static str,
     shape: String,
     seconds: f64,
     fps: f64,
@@ -111,10 +113,13 @@ impl Bench {
         };
         let shapes = if self.shapes.is_empty() { usual } else { &self.shapes };
         let mut rows = Vec::new();
+        let precisions = self.model.precisions(gpu.is_none() && !self.model.device.starts_with("cuda"));
         for (shape, op) in shapes.iter().flat_map(|shape| self.ops.iter().map(move |op| (*shape, *op))) {
-            let row = self.measure(&weights, &config, op, shape, gpu)?;
-            line(&row, if gpu.is_some() { 1e12 } else { 1e9 }, product)?;
-            rows.push(as_json(&row, product.map(|rate| rate / 1e12), self.place()));
+            for precision in precisions {
+                let row = self.measure((&weights, *precision), &config, op, shape, gpu)?;
+                line(&row, if gpu.is_some() { 1e12 } else { 1e9 }, product)?;
+                rows.push(as_json(&row, product.map(|rate| rate / 1e12), self.place()));
+            }
         }
         if let Some(path) = &self.json {
             let draft = Draft::new(path)?;
@@ -142,11 +147,19 @@ impl Bench {
         Ok(path)
     }
 
-    fn measure(&self, weights: &Path, config: &Config, op: Op, size: [u64; 3], gpu: Option<i32>) -> Result<Row> {
+    fn measure(
+        &self,
+        (weights, precision): (&Path, Option<&'static str>),
+        config: &Config,
+        op: Op,
+        size: [u64; 3],
+        gpu: Option<i32>,
+    ) -> Result<Row> {
         let [frames, height, width] = size;
         let encoder = op == Op::Encode;
         let started = Instant::now();
         let vae = self.model.open(weights)?;
+        precision.map_or(Ok(()), |precision| vae.configure("precision", precision))?;
         let create = started.elapsed().as_secs_f64();
         let (width, height) = (width as usize, height as usize);
         let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height), frames);
@@ -183,6 +196,7 @@ impl Bench {
         let memory = vae.memory()?;
         Ok(Row {
             op: if encoder { "encode" } else { "decode" },
+            precision: precision.unwrap_or("as set"),
             shape: size.map(|n| n.to_string()).join("x"),
             seconds,
             fps: frames as f64 / seconds,
@@ -198,8 +212,9 @@ impl Bench {
 
 fn heading(unit: &str) -> Result<()> {
     say!(
-        "{:<7} {:>14} {:>10} {:>10} {unit:>9} {:>9} {:>10} {:>12} {:>12} {:>9} {:>9}",
+        "{:<7} {:<9} {:>14} {:>10} {:>10} {unit:>9} {:>9} {:>10} {:>12} {:>12} {:>9} {:>9}",
         "op",
+        "precision",
         "shape",
         "seconds",
         "frames/s",
@@ -215,8 +230,9 @@ fn heading(unit: &str) -> Result<()> {
 /// `scale`: of the heading's unit.
 fn line(row: &Row, scale: f64, product: Option<f64>) -> Result<()> {
     say!(
-        "{:<7} {:>14} {:>10.4} {:>10.2} {:>9.1} {:>9.1} {:>10} {:>12} {:>12} {:>9.3} {:>9.3}",
+        "{:<7} {:<9} {:>14} {:>10.4} {:>10.2} {:>9.1} {:>9.1} {:>10} {:>12} {:>12} {:>9.3} {:>9.3}",
         row.op,
+        row.precision,
         row.shape,
         row.seconds,
         row.fps,
@@ -233,7 +249,7 @@ fn line(row: &Row, scale: f64, product: Option<f64>) -> Result<()> {
 fn as_json(row: &Row, product: Option<f64>, place: &str) -> Value {
     let computed = row.computed / 1e12;
     json!({
-        "op": row.op, "shape": row.shape, "seconds": row.seconds, "fps": row.fps, "tflops": row.flops / 1e12,
+        "op": row.op, "precision": row.precision, "shape": row.shape, "seconds": row.seconds, "fps": row.fps, "tflops": row.flops / 1e12,
         "computed_tflops": computed, "product_tflops": product, "of_product": product.map(|rate| computed / rate),
         "tensors": place,
         "peak_bytes": row.peak, "host_bytes": row.host, "create_seconds": row.create, "first_seconds": row.first,
@@ -251,16 +267,17 @@ const TOLERANCE: f64 = 1.1;
 
 /// The new figures beside the saved ones of the same cases. Fails if one of them has become slower.
 fn compare(rows: &[Value], saved: &[Value]) -> Result<()> {
-    let case = |row: &Value| ["op", "shape", "tensors"].map(|key| row[key].as_str().unwrap_or("?").to_owned());
+    let case =
+        |row: &Value| ["op", "precision", "shape", "tensors"].map(|key| row[key].as_str().unwrap_or("?").to_owned());
     let mut slower = Vec::new();
     for row in rows {
         let case_words = case(row);
         let old = saved.iter().find(|old| case(old) == case_words).and_then(|old| old["seconds"].as_f64());
         let (Some(new), Some(old)) = (row["seconds"].as_f64(), old) else {
-            say!("{}: not in the saved file", case_words[..2].join(" "))?;
+            say!("{}: not in the saved file", case_words[..3].join(" "))?;
             continue;
         };
-        let words = format!("{}: {new:.4} s, before {old:.4} s, ratio {:.3}", case_words[..2].join(" "), new / old);
+        let words = format!("{}: {new:.4} s, before {old:.4} s, ratio {:.3}", case_words[..3].join(" "), new / old);
         say!("{words}")?;
         if new > old * TOLERANCE {
             slower.push(words);

@@ -9,12 +9,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use super::plan;
+use crate::api::VVAE_DEVICE_CPU;
 use crate::draft::Draft;
 use crate::files;
 use crate::options::{self, ModelOptions};
 use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
+use crate::vae::Vae;
 use crate::{Result, units};
 
 /// Makes a clip, encodes and decodes it, shows how it looks; needs nothing.
@@ -54,13 +56,7 @@ impl Demo {
         let mut output = Frames::new(kind, frames);
 
         say!("{} of {width}x{height} through {}\n", units::counted(frames, "frame"), weights.display())?;
-        let started = Instant::now();
-        vae.encode(&input, &mut latent)?;
-        let encode = started.elapsed().as_secs_f64();
-        let started = Instant::now();
-        vae.decode(&latent, &mut output)?;
-        let decode = started.elapsed().as_secs_f64();
-
+        let [encode, decode] = roundtrip(&vae, &input, &mut latent, &mut output)?;
         let quality = metrics::compare(&input, &output);
         let ratio = input.bytes().len() as f64 / latent.bytes().len() as f64;
         say!("  quality   PSNR {:.2} dB, SSIM {:.4}", quality.psnr, quality.ssim)?;
@@ -70,7 +66,10 @@ impl Demo {
             "  latent    {:?} f32, {ratio:.0} times smaller than the pixels in bytes",
             &latent.kind.shape(latent.count() as u64)[1..]
         )?;
-        say!("  memory    {} at most\n", units::bytes(vae.memory()?.peak))?;
+        say!("  memory    {} at most", units::bytes(vae.memory()?.peak))?;
+        let fast = in_bf16(&vae, &model, &input, &latent)?;
+        fast.iter().try_for_each(|line| say!("  in bf16   {line}"))?;
+        say!("")?;
         say!("{}\n", plan::describe(&vae, "decode", [frames, height, width])?)?;
         vae.end_trace()?;
         write_pictures(&folder, &input, &output)?;
@@ -83,6 +82,9 @@ impl Demo {
         report.figure("encode", format_args!("{encode:.2} s, {:.1} frames/s", frames as f64 / encode));
         report.figure("decode", format_args!("{decode:.2} s, {:.1} frames/s", frames as f64 / decode));
         report.figure("latent", format_args!("{ratio:.0} times smaller than the pixels in bytes"));
+        if let Some(line) = &fast {
+            report.figure("in bf16", format_args!("{line}"));
+        }
         report.figure("memory", format_args!("{} at most", units::bytes(vae.memory()?.peak)));
         report.plan(&vae, "encode", kind.shape(frames))?;
         report.plan(&vae, "decode", latent.kind.shape(latent.count() as u64))?;
@@ -94,6 +96,32 @@ impl Demo {
             "\nNext: vvae roundtrip YOUR.mp4 out.mp4 --weights ema_vae_fp16.safetensors, and `vvae --help` for the rest."
         )
     }
+}
+
+/// The seconds of an encode and a decode.
+fn roundtrip(vae: &Vae, input: &Frames, latent: &mut Frames, output: &mut Frames) -> Result<[f64; 2]> {
+    let started = Instant::now();
+    vae.encode(input, latent)?;
+    let encode = started.elapsed().as_secs_f64();
+    let started = Instant::now();
+    vae.decode(latent, output)?;
+    Ok([encode, started.elapsed().as_secs_f64()])
+}
+
+/// The same clip in the CPU's fast precision, unless another one is wanted.
+fn in_bf16(vae: &Vae, model: &ModelOptions, input: &Frames, latent: &Frames) -> Result<Option<String>> {
+    let on_cpu = vae.devices()?.iter().all(|device| device.device_type == VVAE_DEVICE_CPU);
+    if !model.precisions(on_cpu).contains(&Some("bf16")) {
+        return Ok(None);
+    }
+    let frames = input.count();
+    let (mut latent, mut output) =
+        (Frames::new(latent.kind, latent.count() as u64), Frames::new(input.kind, frames as u64));
+    vae.configure("precision", "bf16")?;
+    let [encode, decode] = roundtrip(vae, input, &mut latent, &mut output)?.map(|seconds| frames as f64 / seconds);
+    vae.configure("precision", "auto")?;
+    let psnr = metrics::compare(input, &output).psnr;
+    Ok(Some(format!("PSNR {psnr:.2} dB, encode {encode:.1} frames/s, decode {decode:.1} frames/s")))
 }
 
 fn write_pictures(folder: &Path, input: &Frames, output: &Frames) -> Result<()> {

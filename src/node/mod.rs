@@ -216,7 +216,8 @@ mod tests {
     #[test]
     fn a_refused_value_changes_nothing() {
         let mut settings = defaults();
-        for param in PARAMS {
+        // Every text is a path.
+        for param in PARAMS.iter().filter(|param| !matches!(param.kind, ParamKind::Path)) {
             configure(&mut settings, param.key(), "not a value").unwrap_err();
         }
         assert_eq!(settings, defaults());

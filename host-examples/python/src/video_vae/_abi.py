@@ -9,7 +9,7 @@ import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
 VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 5
+VVAE_ABI_MINOR = 6
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0

@@ -117,7 +117,8 @@ fn random_ranges_have_the_bits_of_the_whole_clip() {
 fn ranges_under_limits_have_the_bits_of_the_whole_clip() {
     on_every_device(|device| {
         let (vae, mut random) = (Vae::open(&small()).unwrap(), Random(5));
-        for clip in clips(&vae, &mut random) {
+        let (clips, mut all) = (clips(&vae, &mut random), 0);
+        for clip in &clips {
             let (first, count) = (clip.outputs() / 2, (clip.outputs() / 4).max(2));
             let free = vae.plan_range(clip.node, clip.input.shape, first, count).unwrap().0;
             let (mut limit, mut plans) = (free.device_bytes, 0);
@@ -133,9 +134,12 @@ fn ranges_under_limits_have_the_bits_of_the_whole_clip() {
                 assert!(memory.now <= plan.device_bytes && plan.device_bytes <= limit, "{text}");
                 (limit, plans) = (plan.device_bytes - 1, plans + 1);
             }
-            assert!(plans > 1 || device != "cpu", "{}", clip.node);
+            assert!(plans > 0, "{}", clip.node);
+            all += plans;
             vae.configure("memory_limit", "auto").unwrap();
         }
+        // How many plans there are depends on the processor.
+        assert!(all > clips.len() || device != "cpu", "no smaller plan was tried");
     });
 }
 

@@ -6,6 +6,7 @@ mod common;
 use std::path::Path;
 
 use common::network::{Config, random_weights};
+use common::process::status_bytes;
 use common::safetensors::{self, Folder, to_bytes};
 use common::{Buffer, Random, Vae};
 use serde_json::{Map, Value, json};
@@ -123,12 +124,7 @@ fn damaged(valid: &[u8], header: &Map<String, Value>, data: &[u8], random: &mut 
 
 /// Resident memory now and at its peak since the last call, in bytes. 0 where the system does not tell.
 fn memory() -> (u64, u64) {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let of = |key: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(key)).unwrap_or("0 kB");
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
-    };
-    let found = (of("VmRSS:"), of("VmHWM:"));
+    let found = (status_bytes("VmRSS"), status_bytes("VmHWM"));
     let _ = std::fs::write("/proc/self/clear_refs", "5");
     found
 }

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use common::Random;
+use common::process::processor_time;
 use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, device_profile};
 use video_vae::backend::{Backend, Precision};
@@ -21,18 +22,6 @@ use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 const PLAN_LIMIT: Duration = Duration::from_secs(1);
 const CANCEL_LIMIT: Duration = Duration::from_millis(50);
 const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
-
-/// Processor time of this process.
-fn processor_time() -> Duration {
-    unsafe extern "C" {
-        fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
-    }
-    const PROCESS: i32 = 2;
-    let mut time = [0; 2];
-    // SAFETY: a timespec is two 64-bit numbers on 64-bit Linux.
-    assert_eq!(unsafe { clock_gettime(PROCESS, &mut time) }, 0);
-    Duration::new(time[0] as u64, time[1] as u32)
-}
 
 /// What the work takes on a quiet machine, at most: other programs lengthen the wall time, threads the processor time.
 struct Clock(Instant, Duration);

@@ -6,6 +6,7 @@
 
 mod common;
 
+use common::process::allocated_bytes;
 use common::{Buffer, Vae, library_path, run_info, small, tiny};
 use video_vae::capi::*;
 
@@ -15,28 +16,6 @@ fn threads() -> usize {
 
 fn mappings_of(name: &str) -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(name)).count()
-}
-
-/// `struct mallinfo2` of the C library.
-#[repr(C)]
-struct MallocInfo {
-    unused: [usize; 4],
-    mapped_bytes: usize,
-    unused_too: [usize; 2],
-    used_bytes: usize,
-    free_bytes: usize,
-    trimmable_bytes: usize,
-}
-
-unsafe extern "C" {
-    fn mallinfo2() -> MallocInfo;
-}
-
-/// Bytes that are allocated and not freed, in this process and the library.
-fn allocated_bytes() -> usize {
-    // SAFETY: the C library has it since version 2.33.
-    let info = unsafe { mallinfo2() };
-    info.mapped_bytes + info.used_bytes
 }
 
 unsafe extern "C" fn stop(_: *mut std::ffi::c_void, _: u64, _: u64, stage: *const std::ffi::c_char) -> i32 {

@@ -12,6 +12,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
+use common::process::{allocated_bytes, status_bytes};
 use common::{Buffer, Failure, LATENT_CHANNELS, Random, Vae, api, create_info, run_info, tiny};
 use video_vae::capi::*;
 
@@ -273,25 +274,9 @@ fn work(clips: &[Clip], seed: u64, end: Instant) -> Tally {
 
 /// What the process holds: allocated bytes, resident bytes, descriptors, threads.
 fn held() -> [usize; 4] {
-    #[repr(C)]
-    struct MallocInfo {
-        unused: [usize; 4],
-        mapped_bytes: usize,
-        unused_too: [usize; 2],
-        used_bytes: usize,
-        free_bytes: usize,
-        trimmable_bytes: usize,
-    }
-    unsafe extern "C" {
-        fn mallinfo2() -> MallocInfo;
-    }
-    // SAFETY: the C library has it since version 2.33.
-    let info = unsafe { mallinfo2() };
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
-    let resident = resident.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10;
     let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
-    [info.mapped_bytes + info.used_bytes, resident, count("/proc/self/fd"), count("/proc/self/task")]
+    let resident = status_bytes("VmRSS") as usize;
+    [allocated_bytes(), resident, count("/proc/self/fd"), count("/proc/self/task")]
 }
 
 #[test]

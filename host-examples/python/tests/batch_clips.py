@@ -78,7 +78,7 @@ def run(*arguments, **options):
 def killed_after(out, count, how, *arguments):
     """Runs the command until `count` shards are complete, then ends its process."""
     process = subprocess.Popen(command(*arguments), env=ENVIRONMENT, stderr=subprocess.PIPE, text=True)
-    until = time.monotonic() + 60
+    until = time.monotonic() + 240
     while process.poll() is None and time.monotonic() < until:
         # Its own lock: then it is at work, and handles signals.
         lock = out / ".lock"
@@ -87,7 +87,7 @@ def killed_after(out, count, how, *arguments):
             break
         time.sleep(0.005)
     process.send_signal(how)
-    return process.wait(timeout=30), process.stderr.read()
+    return process.wait(timeout=240), process.stderr.read()
 
 
 def frames_of(path, rule=None):

@@ -379,7 +379,7 @@ def test_an_input_that_kills_its_readers_is_given_up(tmp_path):
     ahead = ReadAhead(1, FrameRule(), 1 << 30, events.append, lambda *broken: events.append(broken), events.append)
     try:
         ahead.read(5, str(tmp_path / "slow.mp4"))
-        until, pids = time.monotonic() + 60, []
+        until, pids = time.monotonic() + 240, []
         while not events and time.monotonic() < until:
             pid = ahead.processes()[0]
             # It has the order as soon as its control is connected; starting takes longer than this.
@@ -402,15 +402,15 @@ def test_a_reader_that_dies_within_a_long_clip(tmp_path):
     ahead = ReadAhead(1, FrameRule(), 4 * frames[0].nbytes, clips.put, lambda *broken: None, clips.put)
     try:
         ahead.read(0, str(tmp_path / "long.mkv"))
-        clip = clips.get(timeout=60)
-        first = clip.pieces.get(timeout=60)
+        clip = clips.get(timeout=240)
+        first = clip.pieces.get(timeout=240)
         assert np.array_equal(first.frames, frames[:4]) and not first.last
         os.kill(ahead.processes()[0], signal.SIGKILL)
-        while not isinstance(clip.pieces.get(timeout=60), Restart):
+        while not isinstance(clip.pieces.get(timeout=240), Restart):
             pass
         found, last = [], False
         while not last:
-            piece = clip.pieces.get(timeout=60)
+            piece = clip.pieces.get(timeout=240)
             found.append(piece.frames.copy())
             last = piece.last
             piece.release()

@@ -4,7 +4,7 @@
 use std::ffi::{CString, c_char, c_void};
 use std::ptr::{null, null_mut, without_provenance_mut};
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::{self, LATENT_CHANNELS, Vae, api, error_text, tiny};
 use video_vae::capi::*;
 
@@ -169,7 +169,7 @@ impl World {
                 break;
             }
             let call = self.random.below(18);
-            soon("a call", || match call {
+            timed("a call", || match call {
                 0 if self.random.one_in(10) => self.free(),
                 0..=2 => self.configure(),
                 3..=6 => self.run(),

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use serde_json::{Map, Value, json};
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::{Buffer, LATENT_CHANNELS, Vae, tiny_bytes};
 use video_vae::capi::*;
 
@@ -106,13 +106,13 @@ pub fn run(data: &[u8]) {
     let mut bytes = Bytes::new(data);
     let path = path();
     std::fs::write(&path, file(&mut bytes)).expect("a folder for temporary files");
-    let opened = soon("create", || Vae::open(&path));
+    let opened = timed("create", || Vae::open(&path));
     match &opened {
         Ok(vae) => {
             let shape = [1, LATENT_CHANNELS, 1, 1, 1];
             let mut video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 8, 8]);
             // The number of latent channels may be another, or the scale of its values too large.
-            let _ = soon("decode", || vae.decode(&Buffer::new(VVAE_DTYPE_F32, shape), &mut video)).map_err(|why| {
+            let _ = timed("decode", || vae.decode(&Buffer::new(VVAE_DTYPE_F32, shape), &mut video)).map_err(|why| {
                 assert!([VVAE_ERROR_TENSOR, VVAE_ERROR_MEMORY].contains(&why.status), "{why:?}");
             });
         }

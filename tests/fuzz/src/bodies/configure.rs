@@ -3,7 +3,7 @@
 use std::ffi::CString;
 use std::sync::OnceLock;
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::{Vae, api, create_info, tiny};
 use video_vae::capi::*;
 
@@ -44,7 +44,7 @@ pub fn run(data: &[u8]) {
     let choice = bytes.byte();
     let text = |bytes: &[u8]| CString::new(bytes.split(|byte| *byte == 0).next().unwrap_or_default()).expect("no NUL");
     if choice == 255 {
-        match soon("create", || open(&text(bytes.rest()))) {
+        match timed("create", || open(&text(bytes.rest()))) {
             Ok(vae) => assert_eq!(vae.free(), VVAE_OK),
             Err(why) => assert!(why.status == VVAE_ERROR_DEVICE || why.status == VVAE_ERROR_ARGUMENT, "{why:?}"),
         }
@@ -57,7 +57,7 @@ pub fn run(data: &[u8]) {
     let value = text(bytes.rest());
     // SAFETY: two C strings.
     let set = || unsafe { (api().vvae_configure)(vae.0, key.as_ptr(), value.as_ptr()) };
-    let status = soon("configure", set);
+    let status = timed("configure", set);
     assert!(status == VVAE_OK || status == VVAE_ERROR_ARGUMENT || status == VVAE_ERROR_DEVICE, "{status}");
     assert!(status == VVAE_OK || !crate::common::error_text(vae.0).is_empty());
     assert_eq!(set(), status, "the same again");

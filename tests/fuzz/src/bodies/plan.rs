@@ -2,7 +2,7 @@
 
 use std::sync::OnceLock;
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::{Failure, LATENT_CHANNELS, Vae, tiny};
 use video_vae::capi::*;
 
@@ -98,12 +98,12 @@ pub fn run(data: &[u8]) {
     let shape = [clips, channels, frames(&mut bytes), size(&mut bytes), size(&mut bytes)].map(u64::cast_signed);
     if bytes.one_in(3) {
         let (first, count) = (frames(&mut bytes).cast_signed(), frames(&mut bytes).cast_signed());
-        check(soon("plan_range", || vae().plan_range(node, shape, first, count)), limit);
-        let inputs = soon("range_inputs", || vae().range_inputs(node, shape[2], first, count));
+        check(timed("plan_range", || vae().plan_range(node, shape, first, count)), limit);
+        let inputs = timed("range_inputs", || vae().range_inputs(node, shape[2], first, count));
         if let Ok((from, frames)) = inputs {
             assert!(from >= 0 && frames > 0 && from.checked_add(frames).is_some_and(|end| end <= shape[2]));
         }
     } else {
-        check(soon("plan", || vae().plan(node, shape)), limit);
+        check(timed("plan", || vae().plan(node, shape)), limit);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::OnceLock;
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::state::{Fields, SEAL, is_right, number, saved_states, seal, set};
 use crate::common::{Buffer, LATENT_CHANNELS, Stream, Vae, tiny};
 use video_vae::capi::*;
@@ -96,7 +96,7 @@ fn finish(stream: &Stream, fields: &Fields, state: &[u8]) {
         _ => [batch, 3, 4, 8 * height, 8 * width],
     };
     let room = Buffer::new(VVAE_DTYPE_F32, shape);
-    soon("the end of the stream", || {
+    timed("the end of the stream", || {
         if stream.push(None).is_ok() {
             while stream.pull(&room.tensor(), None).is_ok_and(|(status, _)| status == VVAE_OK) {}
         }
@@ -105,7 +105,7 @@ fn finish(stream: &Stream, fields: &Fields, state: &[u8]) {
 
 pub fn run(data: &[u8]) {
     let state = forged(&mut Bytes::new(data));
-    match soon("restore", || fixture().vae.restore(&state)) {
+    match timed("restore", || fixture().vae.restore(&state)) {
         Ok(stream) => {
             let saved = stream.save().expect("it was just restored");
             assert!(is_right(&saved, &state), "the stream has another state");

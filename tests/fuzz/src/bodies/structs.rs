@@ -5,7 +5,7 @@ use std::ffi::{c_char, c_void};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use super::{Bytes, soon};
+use super::{Bytes, timed};
 use crate::common::{LATENT_CHANNELS, Vae, api, create_info, error_text, run_info, tiny};
 use video_vae::capi::*;
 
@@ -203,7 +203,7 @@ fn encode_or_decode(bytes: &mut Bytes) {
 
 pub fn run(data: &[u8]) {
     let mut bytes = Bytes::new(data);
-    soon("a call", || match bytes.below(8) {
+    timed("a call", || match bytes.below(8) {
         0..=3 => ask(&mut bytes),
         4 => create(&mut bytes),
         _ => encode_or_decode(&mut bytes),

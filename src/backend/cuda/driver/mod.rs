@@ -22,7 +22,7 @@ pub use discovery::devices;
 pub use error::check;
 pub use event::Event;
 pub use flags::HostFlags;
-pub use host_copies::HostCopies;
+pub use host_copies::{CopySide, HostCopies, MAX_PITCH, pitched_copy};
 pub use memory::{BLOCK_ALIGN, DeviceBlock};
 pub use module::{Kernel, Module};
 pub use pinned::PinnedMemory;

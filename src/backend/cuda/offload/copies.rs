@@ -5,13 +5,12 @@ use std::sync::Arc;
 
 use cudarc::driver::sys;
 
-use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, PinnedMemory, SpanRecorder, check};
+use crate::backend::cuda::driver::{
+    Context, CopySide, CudaStream, DeviceBlock, MAX_PITCH, PinnedMemory, SpanRecorder, check, pitched_copy,
+};
 use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
 use crate::ir::{FrameShape, HostOffset};
-
-/// The largest pitch that the driver takes.
-const MOST_PITCH: u64 = i32::MAX as u64;
 
 /// The offloaded frames of a job, and a stream for each direction.
 pub struct HostFrames {
@@ -139,7 +138,7 @@ impl HostFrames {
     /// Fetches rows of cached frames, each to its offset. Two frames go in one copy where the second follows the first
     /// on both sides, as the engine pauses between copies.
     pub fn fetch_cached(&self, block: &DeviceBlock, cached: &[(HostRows, u64)]) -> Result<()> {
-        let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MOST_PITCH);
+        let pitch = |from: u64, to: u64| to.checked_sub(from).filter(|pitch| *pitch <= MAX_PITCH);
         let pair = match cached {
             [(first, to), (second, to_second)] if !first.rows.is_empty() => {
                 pitch(first.frame.0, second.frame.0).zip(pitch(*to, *to_second)).map(|pitch| (first, to, pitch))
@@ -178,29 +177,14 @@ impl HostFrames {
 
     fn copy_pitched(&self, (host, device): (*mut u8, u64), copy: PitchedCopy, direction: CopyDirection) -> Result<()> {
         use sys::CUmemorytype::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        let (in_host, on_device) = ((CU_MEMORYTYPE_HOST, copy.host_pitch), (CU_MEMORYTYPE_DEVICE, copy.device_pitch));
+        let side = |memory, pitch: u64| CopySide { memory, host: host.cast(), device, pitch: pitch as usize };
+        let in_host = side(CU_MEMORYTYPE_HOST, copy.host_pitch);
+        let on_device = side(CU_MEMORYTYPE_DEVICE, copy.device_pitch);
         let (source, target) = match direction {
             CopyDirection::ToDevice => (in_host, on_device),
             CopyDirection::ToHost => (on_device, in_host),
         };
-        let described = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: source.0,
-            srcHost: host.cast(),
-            srcDevice: device,
-            srcArray: std::ptr::null_mut(),
-            srcPitch: source.1 as usize,
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: target.0,
-            dstHost: host.cast(),
-            dstDevice: device,
-            dstArray: std::ptr::null_mut(),
-            dstPitch: target.1 as usize,
-            WidthInBytes: copy.bytes as usize,
-            Height: copy.count as usize,
-        };
+        let described = pitched_copy(source, target, copy.bytes as usize, copy.count as usize);
         let stream = self.stream(direction);
         stream.copy(|| {
             // SAFETY: as in `copy_rows`.

@@ -3,7 +3,7 @@
 
 use super::causal::Time;
 use super::config::Config;
-use crate::ir::{ConvLayout, FrameShape, LayerId, Prologue, Window};
+use crate::ir::{ConvLayout, FrameShape, LayerId, Prologue, Shape, Window};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -177,6 +177,20 @@ impl Network {
             Direction::Encode => self.config.video_frames(self.config.latent_frames(inputs)),
             Direction::Decode => inputs,
         }
+    }
+
+    /// Rows of input per row of latent, and columns alike.
+    pub fn latent_scale(&self) -> u64 {
+        match self.direction {
+            Direction::Encode => self.config.spatial_scale(),
+            Direction::Decode => 1,
+        }
+    }
+
+    /// The frames of an input of this shape, padded to whole latent pixels.
+    pub fn input_frame(&self, input: Shape) -> FrameShape {
+        let whole = |length: u64| length.next_multiple_of(self.latent_scale());
+        FrameShape::new(whole(input.height), whole(input.width), self.input_channels())
     }
 
     /// Input frames per latent frame.

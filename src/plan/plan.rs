@@ -261,10 +261,6 @@ impl Plan {
     /// What the host is told.
     pub fn report(&self) -> PlanReport {
         let (network, policy) = (&self.spec.network, &self.spec.policy);
-        let rate = match network.direction {
-            Direction::Encode => network.config.time_scale(),
-            Direction::Decode => 1,
-        };
         let shape = network.output_shape(self.spec.input);
         let frames = self.frames.map_or(0, |end| self.spec.cone.output_frames(network, end));
         let image = match network.direction {
@@ -286,7 +282,7 @@ impl Plan {
             weight_bytes: self.weights.device(),
             offloaded_weight_bytes: self.weights.host,
             workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
-            slice_frames: policy.slice / rate,
+            slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
             rematerialised_frames: chunks.map(|(chunk, materialised)| chunk - materialised).collect(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),

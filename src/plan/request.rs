@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::tiles::{Grid, TileSize};
 use crate::ir::{FrameShape, Shape};
-use crate::model::{Cone, Direction, Network};
+use crate::model::{Cone, Network};
 
 /// Tiles of all clips together that a job may have. Each is scheduled on its own.
 pub const MAX_WORK_ITEMS: u64 = 1 << 14;
@@ -56,21 +56,13 @@ impl Request {
 
     /// The input padded to whole latent pixels.
     pub fn input_frame(&self) -> FrameShape {
-        let scale = match self.network.direction {
-            Direction::Encode => self.network.config.spatial_scale(),
-            Direction::Decode => 1,
-        };
-        let whole = |length: u64| length.div_ceil(scale) * scale;
-        FrameShape::new(whole(self.input.height), whole(self.input.width), self.network.input_channels())
+        self.network.input_frame(self.input)
     }
 
     /// Rows and columns of the latent.
     pub fn latent(&self) -> (u64, u64) {
-        let (input, output) = (self.input_frame(), self.network.output_shape(self.input_frame()));
-        match self.network.direction {
-            Direction::Encode => (output.height, output.width),
-            Direction::Decode => (input.height, input.width),
-        }
+        let (input, scale) = (self.input_frame(), self.network.latent_scale());
+        (input.height / scale, input.width / scale)
     }
 
     pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::policy::SchedulePolicy;
 use super::tiles::{Grid, TileAxis};
 use crate::ir::FrameShape;
-use crate::model::{Cone, Direction, Network};
+use crate::model::{Cone, Network};
 
 /// Which work item runs next. A work item is one tile of one clip; without tiles, a clip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,17 +51,14 @@ impl ScheduleSpec {
             return (whole(self.input), whole(output));
         };
         let (rows, columns) = grid.spans(tile);
-        let scale = self.network.config.spatial_scale();
         let region = |scale: u64, channels| Region {
             top: rows.start * scale,
             left: columns.start * scale,
             shape: FrameShape::new(rows.len() * scale, columns.len() * scale, channels),
         };
-        let (inward, outward) = match self.network.direction {
-            Direction::Encode => (scale, 1),
-            Direction::Decode => (1, scale),
-        };
-        (region(inward, self.input.channels), region(outward, output.channels))
+        let scale = self.network.latent_scale();
+        let outward = self.network.config.spatial_scale() / scale;
+        (region(scale, self.input.channels), region(outward, output.channels))
     }
 
     /// The input shapes of all tiles of a clip, each with the number of tiles that have it.
@@ -72,10 +69,7 @@ impl ScheduleSpec {
             axis.spans.iter().for_each(|span| *counts.entry(span.len()).or_default() += 1);
             counts
         };
-        let scale = match self.network.direction {
-            Direction::Encode => self.network.config.spatial_scale(),
-            Direction::Decode => 1,
-        };
+        let scale = self.network.latent_scale();
         let (rows, columns) = (counts(&grid.rows), counts(&grid.columns));
         let shape = |height: u64, width: u64| FrameShape::new(height * scale, width * scale, self.input.channels);
         let of_row = |(height, n): (&u64, &u64)| {

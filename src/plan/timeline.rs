@@ -14,7 +14,7 @@ use crate::model::Network;
 
 /// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
 const MAX_STEPS: usize = 4096;
-const MAX_SPANS: usize = 1 << 14;
+const MAX_RECTANGLES: usize = 1 << 14;
 /// Bytes below which nothing is drawn: norm statistics.
 const MIN_BYTES: u64 = 64 << 10;
 
@@ -54,7 +54,7 @@ enum Memory {
 
 /// Bytes that hold one thing from the start of step `first` to the end of step `last`.
 #[derive(Debug, Clone, Copy)]
-struct Span {
+struct Rectangle {
     memory: Memory,
     offset: u64,
     bytes: u64,
@@ -78,7 +78,7 @@ struct Step {
 /// The first steps of a plan.
 pub struct Timeline {
     steps: Vec<Step>,
-    spans: Vec<Span>,
+    rectangles: Vec<Rectangle>,
     /// What lies there all the time.
     fixed: Vec<(Memory, Content, u64, u64)>,
     /// Whether these are all steps of a clip.
@@ -103,7 +103,7 @@ impl Plan {
         let (device, host) = (self.device_regions(), self.host_regions());
         let base =
             |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
-        let spans = recorder.finish(schedule.arenas(), complete, (base(&device), base(&host)));
+        let rectangles = recorder.finish(schedule.arenas(), complete, (base(&device), base(&host)));
         let fixed = |memory, regions: Vec<(Content, u64, u64)>| {
             let fixed = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
             fixed.map(|(content, offset, bytes)| (memory, content, offset, bytes)).collect::<Vec<_>>()
@@ -112,7 +112,7 @@ impl Plan {
         let (input, output) = (report.input.dims(), report.output.dims());
         Timeline {
             steps: recorder.steps,
-            spans,
+            rectangles,
             fixed: [fixed(Memory::Device, device), fixed(Memory::Host, host)].concat(),
             complete,
             stored: recorder.stored,
@@ -163,10 +163,10 @@ impl Timeline {
                 "copies_start": step.copies_start,
             })
         });
-        let slots = self.spans.iter().map(|span| {
+        let slots = self.rectangles.iter().map(|rectangle| {
             json!({
-                "memory": memory(span.memory), "content": span.content.name(), "offset": span.offset,
-                "bytes": span.bytes, "first": span.first, "last": span.last,
+                "memory": memory(rectangle.memory), "content": rectangle.content.name(), "offset": rectangle.offset,
+                "bytes": rectangle.bytes, "first": rectangle.first, "last": rectangle.last,
             })
         });
         let fixed = self.fixed.iter().map(|(at, content, offset, bytes)| {
@@ -243,7 +243,7 @@ struct Recorder<'a> {
     steps: Vec<Step>,
     stored: u64,
     live: HashMap<(Memory, Slot), Live>,
-    spans: Vec<(Memory, Slot, Live)>,
+    rectangles: Vec<(Memory, Slot, Live)>,
 }
 
 impl<'a> Recorder<'a> {
@@ -263,12 +263,12 @@ impl<'a> Recorder<'a> {
             steps: Vec::new(),
             stored: 0,
             live: HashMap::new(),
-            spans: Vec::new(),
+            rectangles: Vec::new(),
         }
     }
 
     fn is_full(&self) -> bool {
-        self.steps.len() >= MAX_STEPS || self.spans.len() >= MAX_SPANS
+        self.steps.len() >= MAX_STEPS || self.rectangles.len() >= MAX_RECTANGLES
     }
 
     fn record(&mut self, op: &Op<Slots>, arenas: &Arenas) {
@@ -311,14 +311,14 @@ impl<'a> Recorder<'a> {
             // Another frame, unless the operation has read what it overwrites.
             Use::Write if live.last < step => {
                 let ended = std::mem::replace(live, fresh(content));
-                self.spans.push((at.0, at.1, ended));
+                self.rectangles.push((at.0, at.1, ended));
             }
             Use::Input(layer) => {
                 let is_cached = live.readers.iter().any(|(reader, chunk)| *reader == layer && *chunk < self.chunk);
                 if is_cached && live.content == Content::Activations {
                     let cached = Live { first: live.last + 1, ..fresh(Content::CausalCache) };
                     let ended = std::mem::replace(live, cached);
-                    self.spans.push((at.0, at.1, ended));
+                    self.rectangles.push((at.0, at.1, ended));
                 }
                 live.readers.push((layer, self.chunk));
             }
@@ -329,7 +329,7 @@ impl<'a> Recorder<'a> {
 
     /// The rectangles. What is still in use lives on: as a causal cache if its layer has read it. `bases`: where the
     /// arenas begin in device and host memory.
-    fn finish(&mut self, arenas: &Arenas, complete: bool, bases: (u64, u64)) -> Vec<Span> {
+    fn finish(&mut self, arenas: &Arenas, complete: bool, bases: (u64, u64)) -> Vec<Rectangle> {
         let end = self.steps.len().saturating_sub(1);
         for ((memory, slot), mut live) in self.live.drain() {
             if !complete && live.last < end && arena(arenas, memory).is_live(slot) {
@@ -341,34 +341,36 @@ impl<'a> Recorder<'a> {
                         readers: vec![],
                         ..live
                     };
-                    self.spans.push((memory, slot, cached));
+                    self.rectangles.push((memory, slot, cached));
                 } else {
                     live.last = end;
                 }
             }
-            self.spans.push((memory, slot, live));
+            self.rectangles.push((memory, slot, live));
         }
         let base = |memory| if memory == Memory::Device { bases.0 } else { bases.1 };
-        let span = |(memory, slot, live): (Memory, Slot, Live)| {
+        let rectangle = |(memory, slot, live): (Memory, Slot, Live)| {
             let offset = base(memory) + arena(arenas, memory).offset(slot)?;
             let Live { bytes, first, last, content, .. } = live;
-            (bytes >= MIN_BYTES).then_some(Span { memory, offset, bytes, first, last, content })
+            (bytes >= MIN_BYTES).then_some(Rectangle { memory, offset, bytes, first, last, content })
         };
-        merged(self.spans.drain(..).filter_map(span).collect())
+        merged(self.rectangles.drain(..).filter_map(rectangle).collect())
     }
 }
 
 /// Frames of one chunk that lie side by side are one rectangle.
-fn merged(mut spans: Vec<Span>) -> Vec<Span> {
-    spans.sort_by_key(|span| (span.memory, span.first, span.last, span.content, span.offset));
-    let mut merged: Vec<Span> = Vec::with_capacity(spans.len());
-    for span in spans {
-        let key = |span: &Span| (span.memory, span.first, span.last, span.content);
+fn merged(mut rectangles: Vec<Rectangle>) -> Vec<Rectangle> {
+    rectangles.sort_by_key(|rectangle| {
+        (rectangle.memory, rectangle.first, rectangle.last, rectangle.content, rectangle.offset)
+    });
+    let mut merged: Vec<Rectangle> = Vec::with_capacity(rectangles.len());
+    for rectangle in rectangles {
+        let key = |rectangle: &Rectangle| (rectangle.memory, rectangle.first, rectangle.last, rectangle.content);
         match merged.last_mut() {
-            Some(before) if key(before) == key(&span) && before.offset + before.bytes == span.offset => {
-                before.bytes += span.bytes;
+            Some(before) if key(before) == key(&rectangle) && before.offset + before.bytes == rectangle.offset => {
+                before.bytes += rectangle.bytes;
             }
-            _ => merged.push(span),
+            _ => merged.push(rectangle),
         }
     }
     merged

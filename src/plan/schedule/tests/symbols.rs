@@ -103,9 +103,9 @@ pub fn hash(value: impl Hash) -> u64 {
 
 /// The end and the content of each frame, by its offset.
 #[derive(Clone, Default)]
-pub struct Memory(pub BTreeMap<u64, (u64, u64)>);
+pub struct SymbolMemory(pub BTreeMap<u64, (u64, u64)>);
 
-impl Memory {
+impl SymbolMemory {
     pub fn read(&self, arena: &Arena, slot: Slot) -> u64 {
         let (start, end) = span(arena, slot);
         let found = self.0.get(&start).unwrap_or_else(|| panic!("nothing is left at {start}"));
@@ -138,8 +138,8 @@ type Sum = Vec<(u64, u8)>;
 #[derive(Clone)]
 pub struct Symbols {
     pub device: Device,
-    pub memory: Memory,
-    pub host: Memory,
+    pub memory: SymbolMemory,
+    pub host: SymbolMemory,
     pub stored: Vec<(u64, u64, u64)>,
     /// The terms of partial sums for each pending output, by their hash.
     pub partial_sums: HashMap<u64, VecDeque<Sum>>,
@@ -150,7 +150,7 @@ type Writes = (Vec<(Slot, u64)>, Vec<(Slot, u64)>);
 
 impl Symbols {
     pub fn new(device: &Device) -> Symbols {
-        let memory = Memory::default();
+        let memory = SymbolMemory::default();
         Symbols { device: *device, host: memory.clone(), memory, stored: Vec::new(), partial_sums: HashMap::new() }
     }
 

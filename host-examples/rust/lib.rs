@@ -1,8 +1,7 @@
 //! `vvae`: video to latents and back from the command line.
 //!
-//! A host like any other: it opens the shared library at run time and knows it through the C ABI alone. `api` and
-//! `vae` are that part, and what a Rust host would copy. Every command has a file of its own under `commands`; the rest
-//! is what they share: files of video and latents, the pipeline between them, interruption, progress.
+//! A host like any other: it opens the shared library at run time and runs it through the C ABI alone, by `api` and
+//! `vae`. Only what describes checkpoints and safetensors files is linked. Every command is a file under `commands`.
 
 mod api;
 mod checkpoint;

@@ -4,8 +4,9 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::{bf16, f16};
+use video_vae::model::Config;
+use video_vae::model::checkpoint::tensors_of;
 
-use crate::checkpoint::Config;
 use crate::draft::Draft;
 use crate::files::safetensors;
 use crate::tensor::Dtype;
@@ -79,7 +80,7 @@ pub fn blank(config: &Config, dtype: Dtype) -> Result<Draft> {
 
 /// Every tensor, and the file's header.
 fn layout(config: &Config, dtype: Dtype) -> (Vec<(String, Vec<u64>)>, Vec<u8>) {
-    let tensors: Vec<_> = config.layers().iter().flat_map(|layer| layer.tensors()).collect();
+    let tensors = tensors_of(config);
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * dtype.bytes() as u64;
     let entries: Vec<_> =
         tensors.iter().map(|(name, shape)| (name.clone(), dtype.name(), shape.clone(), bytes(shape))).collect();

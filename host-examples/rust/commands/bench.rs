@@ -6,17 +6,16 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
+use video_vae::model::Config;
 
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
-use crate::checkpoint::Config;
 use crate::draft::Draft;
-use crate::files::safetensors::Header;
 use crate::gpu::{Gpu, Memory};
 use crate::options::ModelOptions;
 use crate::random_weights::{self, Random};
 use crate::say::{self, say};
 use crate::tensor::{Dtype, FrameKind, Frames};
-use crate::{Result, cublas, units};
+use crate::{Result, checkpoint, cublas, units};
 
 const EXAMPLES: &str = "Examples:
   vvae bench --random
@@ -90,8 +89,7 @@ impl Bench {
         // What cannot be read is said before minutes are spent.
         let saved = self.against.as_deref().map(saved_rows).transpose()?;
         let weights = self.weights()?;
-        let config = Config::of(&Header::read(&weights)?)
-            .ok_or_else(|| format!("{} is no checkpoint of this model; name one", weights.display()))?;
+        let config = checkpoint::config(&weights)?;
         let gpu = gpu_index(&self.model.device)?;
         if gpu.is_none() && self.device_tensors {
             return Err("--device-tensors: the device is the CPU; name a GPU with --device cuda:0".into());
@@ -142,7 +140,7 @@ impl Bench {
         let path = std::env::temp_dir().join("vvae-random-full-f16.safetensors");
         if !path.exists() {
             say::note(format_args!("making {}", path.display()));
-            random_weights::write(&path, &Config::published(), Dtype::F16, 0)?;
+            random_weights::write(&path, &checkpoint::published(), Dtype::F16, 0)?;
         }
         Ok(path)
     }
@@ -200,8 +198,8 @@ impl Bench {
             shape: size.map(|n| n.to_string()).join("x"),
             seconds,
             fps: frames as f64 / seconds,
-            flops: config.flops(encoder, size) / seconds,
-            computed: config.folded_flops(encoder, size) / seconds,
+            flops: checkpoint::flops(config, encoder, size) / seconds,
+            computed: checkpoint::folded_flops(config, encoder, size) / seconds,
             create,
             first,
             peak: memory.peak,

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use sha2::{Digest, Sha256};
 
 use crate::api::*;
-use crate::checkpoint::Config;
 use crate::files::safetensors::Header;
 use crate::say::say;
 use crate::tensor::Dtype;
@@ -153,8 +152,7 @@ fn checkpoint(path: &Path) -> Result<()> {
     let name = path.display();
     // The library first: it checks the file whole, and names the tensor where something is wrong.
     let model = Vae::open(path, "cpu")?.model;
-    let header = Header::read(path)?;
-    let config = Config::of(&header).ok_or_else(|| format!("{name} is no checkpoint of this model"))?;
+    let (header, config) = (Header::read(path)?, crate::checkpoint::config(path)?);
     let mut dtypes: BTreeMap<&str, u64> = BTreeMap::new();
     for entry in header.tensors.values() {
         *dtypes.entry(&entry.dtype).or_default() += 1;

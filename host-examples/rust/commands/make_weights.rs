@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
-use crate::checkpoint::Config;
+use video_vae::model::Config;
+
 use crate::options::Float;
 use crate::say::say;
-use crate::{Result, random_weights, units};
+use crate::{Result, checkpoint, random_weights, units};
 
 const EXAMPLES: &str = "Examples:
   vvae make-weights random.safetensors
@@ -46,8 +47,8 @@ pub struct MakeWeights {
 impl MakeWeights {
     pub fn run(self) -> Result<()> {
         let MakeWeights { output, channels, layers, latent, groups, temporal, seed, dtype } = self;
-        let config = Config { channels, layers, latent, groups, temporal };
-        config.check()?;
+        let config = Config { channels, layers, latent, groups, temporal_levels: temporal };
+        checkpoint::check(&config)?;
         let parameters = random_weights::write(&output, &config, dtype.dtype(), seed)?;
         say!("{}: {} random parameters in {}", output.display(), units::grouped(parameters), dtype.dtype().name())
     }

@@ -78,7 +78,7 @@ fn find(tensors: &[TensorEntry], name: &str) -> Option<usize> {
 
 /// Compares the file's tensors with the expected ones, and gives each its expected shape.
 fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
-    let table = names::expected(config);
+    let table = names::tensors_of(config);
     for (name, shape) in &table {
         let Some(at) = find(tensors, name) else {
             return Err(format!("tensor {name:?} is missing, expected with shape {shape:?}"));

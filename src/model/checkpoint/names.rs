@@ -37,7 +37,7 @@ pub(super) fn same_shape(expected: &[u64], found: &[u64]) -> bool {
 }
 
 /// Name and shape of every tensor of a checkpoint.
-pub(super) fn expected(config: &Config) -> Vec<(String, Vec<u64>)> {
+pub fn tensors_of(config: &Config) -> Vec<(String, Vec<u64>)> {
     let networks = Direction::ALL.map(|direction| Network::new(config, direction));
     let affine = networks.iter().flat_map(|network| &network.layers).flat_map(Layer::affine);
     affine.flat_map(NamedWeights::tensors).map(|(name, shape)| (name, shape.to_vec())).collect()
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn table_of_the_published_model_has_its_tensors_and_parameters() {
-        let table = expected(&published());
+        let table = tensors_of(&published());
         assert_eq!(table.len(), 250);
         assert_eq!(shapes(&table).len(), 250, "names are unique");
         assert_eq!(table.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum::<u64>(), 250_648_227);
@@ -144,7 +144,7 @@ mod tests {
         let one_level = Config { channels: vec![64], temporal_levels: 0, ..published() };
         let every_level = Config { temporal_levels: 3, ..published() };
         for config in [published(), one_level, every_level] {
-            assert_eq!(config_of(&shapes(&expected(&config)), None).unwrap(), config);
+            assert_eq!(config_of(&shapes(&tensors_of(&config)), None).unwrap(), config);
         }
     }
 

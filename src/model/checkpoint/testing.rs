@@ -51,7 +51,7 @@ pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<TestTensor>
         let values: Vec<f32> = (0..shape.iter().product()).map(|_| noise.value()).collect();
         TestTensor::new(&name, dtype, &shape, &values)
     };
-    names::expected(config).into_iter().map(tensor).collect()
+    names::tensors_of(config).into_iter().map(tensor).collect()
 }
 
 /// A file with `groups` in its metadata.

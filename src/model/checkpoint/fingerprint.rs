@@ -9,7 +9,7 @@ use super::identity::FileIdentity;
 use super::open::Checkpoint;
 use super::source::PIECE;
 use crate::checksum::Checksum;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::workers;
 
 /// The fingerprint of a file. The first [`Fingerprint::get`] reads the whole file.
@@ -27,11 +27,7 @@ impl Fingerprint {
 
     pub fn get(&self) -> Result<u64> {
         let value = self.value.get_or_try_init(|| {
-            let checkpoint = Checkpoint::open(&self.path)?;
-            if *checkpoint.identity() != self.identity {
-                let why = "the file has changed since the handle was created; create a new handle";
-                return Err(Error::Checkpoint(format!("{}: {why}", self.path.display())));
-            }
+            let checkpoint = Checkpoint::reopen(&self.path, &self.identity)?;
             let value = checkpoint.fingerprint()?;
             checkpoint.verify_unchanged().map(|()| value)
         });

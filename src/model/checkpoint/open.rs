@@ -43,6 +43,17 @@ impl Checkpoint {
         Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), source, contents })
     }
 
+    /// Opens the file again that a handle was created with.
+    pub fn reopen(path: &Path, identity: &FileIdentity) -> Result<Checkpoint> {
+        let checkpoint = Checkpoint::open(path)?;
+        match checkpoint.identity == *identity {
+            true => Ok(checkpoint),
+            false => {
+                Err(checkpoint.fail("the file has changed since the handle was created; create a new handle".into()))
+            }
+        }
+    }
+
     pub fn path(&self) -> &Path {
         &self.path
     }

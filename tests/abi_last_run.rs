@@ -13,15 +13,6 @@ use video_vae::capi::*;
 const LATENT: [i64; 5] = [1, 16, 2, 10, 11];
 const VIDEO: [i64; 5] = [1, 3, 5, 80, 88];
 
-fn last_run(vae: &Vae) -> Result<(vvae_run_report, String), Failure> {
-    let (mut report, mut text) = (sized::<vvae_run_report>(), [0 as c_char; 4096]);
-    // SAFETY: every pointer is valid, the buffer as long as said.
-    let status = unsafe { (api().vvae_last_run)(vae.0, &mut report, text.as_mut_ptr(), text.len() as u64) };
-    // SAFETY: a NUL is there from the start.
-    let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned();
-    outcome(vae.0, status).map(|_| (report, text))
-}
-
 fn node(report: &vvae_run_report) -> &str {
     // SAFETY: a text that is valid for ever.
     unsafe { CStr::from_ptr(report.node) }.to_str().unwrap()
@@ -39,13 +30,13 @@ unsafe extern "C" fn stop(_: *mut c_void, _: u64, _: u64, _: *const c_char) -> i
 fn the_last_run_is_as_planned() {
     on_every_device(|_| {
         let vae = Vae::open(&small()).unwrap();
-        last_run(&vae).unwrap_err().says(VVAE_ERROR_STATE, &["no run has finished"]);
+        vae.last_run().unwrap_err().says(VVAE_ERROR_STATE, &["no run has finished"]);
         let (plan, words) = vae.plan("decode", LATENT).unwrap();
-        last_run(&vae).expect_err("a plan is no run");
+        vae.last_run().expect_err("a plan is no run");
         let started = Instant::now();
         decode(&vae).unwrap();
         let took = started.elapsed().as_secs_f64();
-        let (report, text) = last_run(&vae).unwrap();
+        let (report, text) = vae.last_run().unwrap();
         assert_eq!((node(&report), text), ("decode", words));
         assert_eq!((report.exact, report.tile_rows, report.tile_columns), (1, 1, 1));
         assert_eq!((report.device_bytes, report.host_bytes), (plan.device_bytes, plan.host_bytes));
@@ -58,9 +49,9 @@ fn the_last_run_is_as_planned() {
         let mut latent = Buffer::new(VVAE_DTYPE_F32, LATENT);
         vae.encode_with(&Buffer::new(VVAE_DTYPE_F32, VIDEO), &mut latent, &run).unwrap_err();
         vae.encode(&latent, &mut Buffer::new(VVAE_DTYPE_F32, VIDEO)).unwrap_err();
-        assert_eq!(last_run(&vae).unwrap().0.seconds, report.seconds);
+        assert_eq!(vae.last_run().unwrap().0.seconds, report.seconds);
         vae.encode(&Buffer::new(VVAE_DTYPE_F32, VIDEO), &mut latent).unwrap();
-        assert_eq!(node(&last_run(&vae).unwrap().0), "encode");
+        assert_eq!(node(&vae.last_run().unwrap().0), "encode");
     });
 }
 
@@ -72,7 +63,7 @@ fn tiles_are_told() {
             vae.configure(key, value).unwrap();
         }
         decode(&vae).unwrap();
-        let (report, text) = last_run(&vae).unwrap();
+        let (report, text) = vae.last_run().unwrap();
         assert_eq!((report.exact, report.tile_rows, report.tile_columns), (0, 2, 2), "{text}");
         assert!(text.contains("2 x 2 tiles"), "{text}");
     });
@@ -84,14 +75,14 @@ fn a_stream_tells_about_its_last_pull_that_wrote() {
     let stream = vae.stream("decode", LATENT).unwrap();
     let room = Buffer::new(VVAE_DTYPE_F32, VIDEO);
     assert_eq!(stream.pull(&room.tensor(), None).unwrap(), (VVAE_AGAIN, 0));
-    last_run(&vae).expect_err("nothing was pulled");
+    vae.last_run().expect_err("nothing was pulled");
     stream.push(Some(&Buffer::new(VVAE_DTYPE_F32, LATENT).tensor())).unwrap();
     stream.push(None).unwrap();
     assert_eq!(stream.pull(&room.tensor(), None).unwrap(), (VVAE_OK, 5));
-    let report = last_run(&vae).unwrap().0;
+    let report = vae.last_run().unwrap().0;
     assert_eq!((node(&report), report.exact, report.estimated_seconds), ("decode", 1, 0.0));
     assert_eq!(stream.pull(&room.tensor(), None).unwrap(), (VVAE_END, 0));
-    assert_eq!(last_run(&vae).unwrap().0.seconds, report.seconds, "the end is no run");
+    assert_eq!(vae.last_run().unwrap().0.seconds, report.seconds, "the end is no run");
 }
 
 #[test]

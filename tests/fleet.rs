@@ -5,24 +5,15 @@ mod common;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 
-use common::{Buffer, Failure, Random, Vae, api, create_info, golden, outcome, run_info, sized, small};
+use common::{Buffer, Failure, Random, Vae, api, golden, outcome, run_info, sized, small};
 use video_vae::capi::*;
 
 fn open_on(device: &str, model: &Path) -> Result<Vae, Failure> {
-    let (weights, device) = (CString::new(model.to_str().unwrap()).unwrap(), CString::new(device).unwrap());
-    Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&weights) })
+    Vae::open_on(&CString::new(device).unwrap(), model)
 }
 
 fn random(shape: [i64; 5]) -> Buffer {
-    let (mut random, mut buffer) = (Random(shape.iter().sum::<i64>() as u64), Buffer::new(VVAE_DTYPE_F32, shape));
-    buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-    buffer
-}
-
-fn empty(shape: [i64; 5]) -> Buffer {
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-    buffer.f32_mut().fill(f32::NAN);
-    buffer
+    Buffer::random(&mut Random(shape.iter().sum::<i64>() as u64), shape)
 }
 
 fn medium() -> PathBuf {
@@ -31,7 +22,7 @@ fn medium() -> PathBuf {
 
 /// What one device or several make of a clip; the log-variance of encode behind it.
 fn run(vae: &Vae, node: &str, input: &Buffer, output: [i64; 5]) -> Result<Vec<Buffer>, Failure> {
-    let (mut out, logvar) = (empty(output), empty(output));
+    let (mut out, logvar) = (Buffer::poisoned(output), Buffer::poisoned(output));
     if node == "decode" {
         vae.decode_with(input, &mut out, &run_info())?;
         return Ok(vec![out]);
@@ -64,12 +55,7 @@ fn division(text: &str) -> Vec<&str> {
 
 /// The text of the last run.
 fn last_run(vae: &Vae) -> String {
-    let (mut report, mut text) = (sized::<vvae_run_report>(), [0 as c_char; 4096]);
-    // SAFETY: every pointer is valid, the buffer as long as said.
-    let status = unsafe { (api().vvae_last_run)(vae.0, &mut report, text.as_mut_ptr(), text.len() as u64) };
-    outcome(vae.0, status).unwrap();
-    // SAFETY: the text ends with a NUL.
-    unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned()
+    vae.last_run().unwrap().1
 }
 
 #[test]
@@ -117,7 +103,7 @@ fn ranges_have_the_bits_of_one_device() {
             (tensor.shape, tensor.strides) = (shape.as_ptr(), strides.as_ptr());
             tensor.byte_offset = (from * h * w * 4) as u64;
             let results = [&one, &several].map(|vae| {
-                let out = empty([d, e, count, i, j]);
+                let out = Buffer::poisoned([d, e, count, i, j]);
                 vae.run_range(node, &tensor, (frames, first), &out.tensor(), &run_info()).unwrap();
                 out
             });
@@ -257,7 +243,7 @@ fn progress_is_one_and_rises_to_its_total() {
     let several = open_on("cpu,cpu", &small()).unwrap();
     let (_, input, output) = JOBS[0];
     let mut log = ProgressLog::default();
-    several.decode_with(&random(input), &mut empty(output), &with_progress(&mut log)).unwrap();
+    several.decode_with(&random(input), &mut Buffer::poisoned(output), &with_progress(&mut log)).unwrap();
     assert_eq!(log.stages, ["plan", "load", "decode"]);
     assert!(log.calls > 10 && !log.fell && log.last.0 == log.last.1 && log.last.1 > 0, "{:?}", log.last);
 }
@@ -270,7 +256,7 @@ fn a_stop_ends_all_devices_and_leaves_a_working_handle() {
     let expected = run(&several, node, &clip, output).unwrap();
     for stop_at in [1, 2, 3, 7, 15] {
         let mut log = ProgressLog { stop_at, ..ProgressLog::default() };
-        let stopped = several.decode_with(&clip, &mut empty(output), &with_progress(&mut log)).unwrap_err();
+        let stopped = several.decode_with(&clip, &mut Buffer::poisoned(output), &with_progress(&mut log)).unwrap_err();
         stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
         assert_eq!(log.calls, stop_at, "no progress call after a stop");
     }
@@ -330,7 +316,7 @@ fn bad_lists_are_refused_before_any_work() {
     let several = open_on("cpu,cpu", &small()).unwrap();
     let info = vvae_run_info { flags: VVAE_RUN_HAS_STREAM, ..run_info() };
     let (_, input, output) = JOBS[0];
-    let refused = several.decode_with(&random(input), &mut empty(output), &info).unwrap_err();
+    let refused = several.decode_with(&random(input), &mut Buffer::poisoned(output), &info).unwrap_err();
     refused.says(VVAE_ERROR_ARGUMENT, &["VVAE_RUN_HAS_STREAM", "several"]);
     several.configure("precision", "fp16").unwrap_err();
     several.configure("threads", "1").unwrap();
@@ -341,7 +327,7 @@ fn stream(vae: &Vae, node: &str, input: &Buffer, output: [i64; 5], first: i64, s
     let ([b, c, frames, h, w], [d, e, outputs, i, j]) = (input.shape, output);
     let (stream, mut random) = (vae.stream_at(node, input.shape, first).unwrap(), Random(seed));
     let from = if first == 0 { 0 } else { vae.range_inputs(node, frames, first, 0).unwrap().0 };
-    let made = vec![empty([d, e, outputs - first, i, j]); if node == "encode" { 2 } else { 1 }];
+    let made = vec![Buffer::poisoned([d, e, outputs - first, i, j]); if node == "encode" { 2 } else { 1 }];
     let (mut pushed, mut pulled) = (from, 0);
     let (in_strides, out_strides) = (
         [c * frames * h * w, frames * h * w, h * w, w, 1],
@@ -433,7 +419,7 @@ fn streams_keep_their_settings_and_survive_a_stop() {
         pushed += taken;
     }
     stream.push(None).unwrap();
-    let made = empty(output);
+    let made = Buffer::poisoned(output);
     let mut log = ProgressLog { stop_at: 4, ..ProgressLog::default() };
     stream.pull(&made.tensor(), Some(&with_progress(&mut log))).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
     let (status, written) = stream.pull(&made.tensor(), None).unwrap();
@@ -447,5 +433,5 @@ fn streams_keep_their_settings_and_survive_a_stop() {
     let saved = one.stream("decode", [1, 16, 0, 2, 2]).unwrap().save().unwrap();
     let restored = several.restore(&saved).unwrap();
     restored.push(None).unwrap();
-    assert_eq!(restored.pull(&empty([1, 3, 1, 16, 16]).tensor(), None).unwrap(), (VVAE_END, 0));
+    assert_eq!(restored.pull(&Buffer::poisoned([1, 3, 1, 16, 16]).tensor(), None).unwrap(), (VVAE_END, 0));
 }

@@ -40,13 +40,6 @@ fn buffer(tensor: &Tensor) -> Buffer {
     Buffer::from_f32(shape.try_into().unwrap(), &tensor.values)
 }
 
-/// A buffer of NaN, so that unwritten elements show.
-fn poisoned(shape: [i64; 5]) -> Buffer {
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-    buffer.f32_mut().fill(f32::NAN);
-    buffer
-}
-
 fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str)]) {
     let tensors = read(&golden(&format!("{case}.safetensors")));
     let vae = Vae::open(&golden(&format!("{weights}.safetensors"))).unwrap();
@@ -54,7 +47,7 @@ fn check_golden(device: &str, weights: &str, case: &str, settings: &[(&str, &str
         vae.configure(key, value).unwrap();
     }
     let expected = |name: &str| tensors[name].values.iter().map(|v| f64::from(*v)).collect::<Vec<f64>>();
-    let like = |name: &str| poisoned(buffer(&tensors[name]).shape);
+    let like = |name: &str| Buffer::poisoned(buffer(&tensors[name]).shape);
     let (most, what) = (most_error(device, settings), format!("{case} {settings:?} on {device}"));
 
     let (mut mean, logvar) = (like("encode_mean"), like("encode_logvar"));
@@ -125,7 +118,7 @@ fn precisions_do_not_mix() {
     on_every_device(|device| {
         let tensors = read(&golden("small-image.safetensors"));
         let decode = |vae: &Vae| {
-            let mut video = poisoned(buffer(&tensors["decode_video"]).shape);
+            let mut video = Buffer::poisoned(buffer(&tensors["decode_video"]).shape);
             vae.decode(&buffer(&tensors["decode_latent"]), &mut video).unwrap();
             video.f32().to_vec()
         };
@@ -198,13 +191,13 @@ fn configurations_match_the_f64_network() {
 
             let clip = random_clip([latent, latents, rows, columns], &mut random);
             let expected = network.decode(&clip);
-            let mut video = poisoned([1, 3, frames as i64, (rows * scale) as i64, (columns * scale) as i64]);
+            let mut video = Buffer::poisoned([1, 3, frames as i64, (rows * scale) as i64, (columns * scale) as i64]);
             vae.decode(&to_buffer(&clip), &mut video).unwrap();
             assert_close(most, &format!("{what} video"), video.f32(), &expected.values);
 
             let clip = random_clip([3, frames, rows * scale, columns * scale], &mut random);
             let expected = network.encode(&clip);
-            let mut mean = poisoned([1, latent as i64, latents as i64, rows as i64, columns as i64]);
+            let mut mean = Buffer::poisoned([1, latent as i64, latents as i64, rows as i64, columns as i64]);
             let logvar = mean.clone();
             let second = logvar.tensor();
             vae.encode_with(&to_buffer(&clip), &mut mean, &vvae_run_info { logvar: &second, ..run_info() }).unwrap();

@@ -61,15 +61,12 @@ fn open_counted(path: &std::path::Path, counter: &Counter) -> Vae {
 }
 
 fn noise(shape: [i64; 5]) -> Buffer {
-    let mut random = Random(5);
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-    buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-    buffer
+    Buffer::random(&mut Random(5), shape)
 }
 
 fn run(vae: &Vae, node: &str, input: [i64; 5], output: [i64; 5]) -> Result<i32, common::Failure> {
-    let (input, mut output) = (noise(input), Buffer::new(VVAE_DTYPE_F32, output));
-    if node == "encode" { vae.encode(&input, &mut output) } else { vae.decode(&input, &mut output) }
+    let (input, output) = (noise(input), Buffer::new(VVAE_DTYPE_F32, output));
+    vae.run(node, &input.tensor(), &output.tensor(), &run_info())
 }
 
 /// (node, input, output) for a clip of this many latent frames, rows and columns.

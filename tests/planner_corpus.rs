@@ -5,21 +5,20 @@
 
 #![cfg(feature = "cuda")]
 
+mod common;
+
 use std::fmt::Write;
 use std::path::Path;
 use std::sync::Arc;
 
+use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, device_profile};
 use video_vae::ir::{Rates, Shape};
-use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::model::{Direction, Network};
 use video_vae::plan::{CachePolicy, Plan, Request, Target, search};
 
 const GIB: f64 = (1u64 << 30) as f64;
-/// An H200: products and memory as its kernels reach them, copies as bands do.
-const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
-const DEVICE_BYTES: u64 = 139 << 30;
-const HOST_BYTES: u64 = 110 << 30;
 
 /// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
 type SizedJobs = (u64, u64, &'static [(u64, f64)]);
@@ -54,19 +53,8 @@ fn request(network: &Arc<Network>, frames: u64, height: u64, width: u64, limit: 
         Direction::Encode => Shape::new(1, 3, frames, height, width),
         Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
     };
-    Request {
-        cone: Arc::new(Cone::new(network, FrameRange::WHOLE)),
-        network: Arc::clone(network),
-        input,
-        limit: if limit == 0.0 { DEVICE_BYTES } else { (limit * GIB) as u64 },
-        host_limit: HOST_BYTES,
-        load_bytes: 0,
-        tiles: None,
-        allow_tiles: true,
-        overlap: 128,
-        slice: None,
-        chunk: None,
-    }
+    let whole = planner::request(network, input);
+    if limit == 0.0 { whole } else { Request { limit: (limit * GIB) as u64, ..whole } }
 }
 
 fn describe(plan: &Plan, target: &Target) -> String {
@@ -98,7 +86,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
 }
 
 fn corpus() -> String {
-    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
     let mut table = String::new();
     // Also with products 1.5 times as fast: copies then hide less.

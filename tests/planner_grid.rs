@@ -11,17 +11,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use common::Random;
+use common::planner::{self, H200, published};
 use common::process::processor_time;
 use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, device_profile};
 use video_vae::backend::{Backend, Precision};
-use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Rates, Shape, Sizes};
-use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
+use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 
 const PLAN_LIMIT: Duration = Duration::from_secs(1);
 const CANCEL_LIMIT: Duration = Duration::from_millis(50);
-const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
 
 /// What the work takes on a quiet machine, at most: other programs lengthen the wall time, threads the processor time.
 struct Clock(Instant, Duration);
@@ -112,19 +112,7 @@ fn devices() -> [Device; 2] {
 
 /// The hard ones first, then random ones.
 fn request(number: usize, networks: &[Arc<Network>; 2], random: &mut Random) -> Request {
-    let free = Request {
-        network: Arc::clone(&networks[1]),
-        cone: Arc::new(Cone::new(&networks[1], FrameRange::WHOLE)),
-        input: Shape::new(1, 16, 0, 128, 128),
-        limit: 139 << 30,
-        host_limit: 110 << 30,
-        load_bytes: 0,
-        tiles: None,
-        allow_tiles: true,
-        overlap: 128,
-        slice: None,
-        chunk: None,
-    };
+    let free = planner::request(&networks[1], Shape::new(1, 16, 0, 128, 128));
     let tiles =
         |size: u64, overlap: u64| Some(TileSize { height: size, width: size, overlap, spacing: Spacing::Strided });
     let latents = |batch, frames, height, width| Shape::new(batch, 16, frames, height, width);
@@ -212,7 +200,7 @@ fn measure(request: &Request, device: &Device, groups: u64, share: f64) -> (Dura
 #[test]
 fn plans_are_found_within_a_second_and_cancelled_within_50_ms() {
     let plans: usize = std::env::var("VVAE_PLANS").map_or(150, |plans| plans.parse().expect("a number"));
-    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let config = published();
     let networks = [Direction::Encode, Direction::Decode].map(|direction| Arc::new(Network::new(&config, direction)));
     let (devices, mut random) = (devices(), Random(17));
     let (mut slowest, mut latest, mut found, mut total) = (Vec::new(), Duration::ZERO, 0, Duration::ZERO);

@@ -15,9 +15,7 @@ struct Work {
 
 impl Work {
     fn random(random: &mut Random, node: &'static str, input: [i64; 5], output: [i64; 5]) -> Work {
-        let mut input = Buffer::new(VVAE_DTYPE_F32, input);
-        input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-        Work { node, input, output }
+        Work { node, input: Buffer::random(random, input), output }
     }
 }
 
@@ -43,18 +41,9 @@ fn on_every_gpu(test: impl Fn()) {
     });
 }
 
-fn poisoned(shape: [i64; 5]) -> Buffer {
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-    buffer.f32_mut().fill(f32::NAN);
-    buffer
-}
-
 fn run(vae: &Vae, work: &Work) -> Vec<u8> {
-    let mut output = poisoned(work.output);
-    match work.node {
-        "encode" => vae.encode_with(&work.input, &mut output, &run_info()).unwrap(),
-        _ => vae.decode_with(&work.input, &mut output, &run_info()).unwrap(),
-    };
+    let output = Buffer::poisoned(work.output);
+    vae.run(work.node, &work.input.tensor(), &output.tensor(), &run_info()).unwrap();
     output.bytes().to_vec()
 }
 
@@ -81,7 +70,7 @@ impl Part {
 
 /// Pushes up to `push` frames at a time and pulls up to `pull`, as the header's drain loop does.
 fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
-    let output = poisoned(work.output);
+    let output = Buffer::poisoned(work.output);
     let (mut pushed, mut pulled) = (0, 0);
     loop {
         let count = push.min(work.input.shape[2] - pushed);
@@ -95,7 +84,7 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
         loop {
             // After the last frame, room for one more, to catch a stream that writes too many.
             let left = (work.output[2] - pulled).max(0);
-            let spare = poisoned([work.output[0], work.output[1], 1, work.output[3], work.output[4]]);
+            let spare = Buffer::poisoned([work.output[0], work.output[1], 1, work.output[3], work.output[4]]);
             let part = if left > 0 { Part::new(&output, pulled, pull.min(left)) } else { Part::new(&spare, 0, 1) };
             let (status, written) = stream.pull(&part.tensor(), None).unwrap();
             assert!(left > 0 || written == 0, "the stream wrote too many frames");

@@ -2,17 +2,17 @@
 
 #![cfg(feature = "cuda")]
 
+mod common;
+
 use std::sync::Arc;
 use std::time::Instant;
 
+use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, device_profile};
-use video_vae::ir::{Rates, Shape};
-use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::ir::Shape;
+use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
-
-/// As in `planner_corpus.rs`.
-const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
 
 fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
     let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });
@@ -22,19 +22,7 @@ fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Reques
         Direction::Encode => Shape::new(1, 3, frames, 1080, 1920),
         Direction::Decode => Shape::new(1, 16, frames, 135, 240),
     };
-    Request {
-        network: Arc::clone(network),
-        cone: Arc::new(cone),
-        input,
-        limit: limit << 30,
-        host_limit: 110 << 30,
-        load_bytes: 0,
-        tiles: None,
-        allow_tiles: false,
-        overlap: 128,
-        slice: None,
-        chunk: None,
-    }
+    Request { cone: Arc::new(cone), limit: limit << 30, allow_tiles: false, ..planner::request(network, input) }
 }
 
 /// Multiplications of all operations.
@@ -50,7 +38,7 @@ fn work(plan: &Plan, target: &Target) -> f64 {
 
 #[test]
 fn a_cut_costs_few_frames_also_within_limits() {
-    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
     let target = Target::new(device_profile(H200), &sizes, config.groups);
     for (direction, first, counts, video_frames, most) in

@@ -19,12 +19,8 @@ struct Clip {
 
 impl Clip {
     fn new(vae: &Vae, random: &mut Random, node: &'static str, input: [i64; 5], output: [i64; 5]) -> Clip {
-        let mut clip = Clip { node, input: buffer(input), output: buffer(output) };
-        clip.input.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-        match node {
-            "encode" => vae.encode_with(&clip.input, &mut clip.output, &run_info()).unwrap(),
-            _ => vae.decode_with(&clip.input, &mut clip.output, &run_info()).unwrap(),
-        };
+        let clip = Clip { node, input: Buffer::random(random, input), output: Buffer::poisoned(output) };
+        vae.run(node, &clip.input.tensor(), &clip.output.tensor(), &run_info()).unwrap();
         clip
     }
 
@@ -46,29 +42,13 @@ impl Clip {
     /// Runs a range, and checks it against the whole.
     fn check(&self, vae: &Vae, first: i64, count: i64) {
         let (from, frames) = vae.range_inputs(self.node, self.frames(), first, count).unwrap();
-        let (input, mut output) = (part(&self.input, from, frames), part(&self.output, first, count));
+        let (input, mut output) = (self.input.part(from, frames), self.output.part(first, count));
         let expected = output.bytes().to_vec();
         output.f32_mut().fill(f32::NAN);
         vae.run_range(self.node, &input.tensor(), (self.frames(), first), &output.tensor(), &run_info()).unwrap();
         let what = format!("{} {first} + {count} of {:?}", self.node, self.output.shape);
         assert!(output.bytes() == expected, "{what}: other bits");
     }
-}
-
-fn buffer(shape: [i64; 5]) -> Buffer {
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
-    buffer.f32_mut().fill(f32::NAN);
-    buffer
-}
-
-/// A copy of some frames.
-fn part(of: &Buffer, first: i64, count: i64) -> Buffer {
-    let [b, c, t, h, w] = of.shape;
-    let mut part = Buffer::new(VVAE_DTYPE_F32, [b, c, count, h, w]);
-    let (plane, frames) = ((h * w) as usize, count as usize * (h * w) as usize);
-    let planes = of.f32().chunks_exact(t as usize * plane).zip(part.f32_mut().chunks_exact_mut(frames));
-    planes.for_each(|(from, to)| to.copy_from_slice(&from[first as usize * plane..][..frames]));
-    part
 }
 
 /// Long enough for ranges that depend on nothing at the clip's beginning; some are padded.
@@ -169,19 +149,19 @@ fn samples_and_log_variances_are_those_of_the_whole_clip() {
         vae.configure("posterior", "sample").unwrap();
         let clip = Clip::new(&vae, &mut random, "encode", [1, 3, 61, 16, 16], [1, 16, 16, 2, 2]);
         let mut run = run_info();
-        let (mut latent, logvar) = (buffer(clip.output.shape), buffer(clip.output.shape));
+        let (mut latent, logvar) = (Buffer::poisoned(clip.output.shape), Buffer::poisoned(clip.output.shape));
         let tensor = logvar.tensor();
         run.logvar = &raw const tensor;
         vae.encode_with(&clip.input, &mut latent, &run).unwrap();
         let (first, count) = (11, 4);
         let (from, frames) = vae.range_inputs("encode", clip.frames(), first, count).unwrap();
-        let (latent, found) = (buffer([1, 16, count, 2, 2]), buffer([1, 16, count, 2, 2]));
+        let (latent, found) = (Buffer::poisoned([1, 16, count, 2, 2]), Buffer::poisoned([1, 16, count, 2, 2]));
         let tensor = found.tensor();
         run.logvar = &raw const tensor;
-        let input = part(&clip.input, from, frames);
+        let input = clip.input.part(from, frames);
         vae.run_range("encode", &input.tensor(), (clip.frames(), first), &latent.tensor(), &run).unwrap();
-        assert!(latent.bytes() == part(&clip.output, first, count).bytes());
-        assert!(found.bytes() == part(&logvar, first, count).bytes());
+        assert!(latent.bytes() == clip.output.part(first, count).bytes());
+        assert!(found.bytes() == logvar.part(first, count).bytes());
     });
 }
 
@@ -192,14 +172,14 @@ fn run_stream<'a>(vae: &'a Vae, mut stream: Stream<'a>, clip: &Clip, from: i64, 
     let (mut next, mut out) = (from, Vec::new());
     loop {
         if next < clip.frames() {
-            let piece = part(&clip.input, next, 1);
+            let piece = clip.input.part(next, 1);
             let (_, taken) = stream.push(Some(&piece.tensor())).unwrap();
             next += taken;
         } else {
             stream.push(None).unwrap();
         }
         loop {
-            let room = buffer([b, c, 1, h, w]);
+            let room = Buffer::poisoned([b, c, 1, h, w]);
             match stream.pull(&room.tensor(), None).unwrap() {
                 (VVAE_OK, 1) => out.push(room),
                 (VVAE_AGAIN, 0) => break,
@@ -227,7 +207,7 @@ fn a_stream_from_the_middle_has_the_bits_of_the_whole_clip() {
                     // A stream decodes whole latent frames; the clip was cropped.
                     assert!(made.len() as i64 - (clip.outputs() - first) < 4, "{} {first}", clip.node);
                     for (frame, made) in (first..clip.outputs()).zip(&made) {
-                        assert!(made.bytes() == part(&clip.output, frame, 1).bytes(), "{} {frame}", clip.node);
+                        assert!(made.bytes() == clip.output.part(frame, 1).bytes(), "{} {frame}", clip.node);
                     }
                 }
             }
@@ -266,7 +246,7 @@ fn progress_counts_the_work_of_the_range() {
         for clip in clips(&vae, &mut random) {
             let (first, frames) = (clip.outputs() / 2, 3);
             let (from, inputs) = vae.range_inputs(clip.node, clip.frames(), first, frames).unwrap();
-            let (input, output) = (part(&clip.input, from, inputs), part(&clip.output, first, frames));
+            let (input, output) = (clip.input.part(from, inputs), clip.output.part(first, frames));
             let mut told = (0u64, 0u64);
             let user = (&raw mut told).cast();
             let run = vvae_run_info { progress: Some(count), progress_user: user, ..run_info() };
@@ -324,7 +304,7 @@ fn mistakes_are_named_before_any_work() {
         (frames, 100, 396, VVAE_ERROR_ARGUMENT, "frames 396 to 403 are not all in the clip".into()),
         (frames, 100, -8, VVAE_ERROR_ARGUMENT, "first: -8 is negative".into()),
     ] {
-        let (latent, video) = (Buffer::new(VVAE_DTYPE_F32, [1, 16, wrong, 2, 2]), buffer([1, 3, 8, 16, 16]));
+        let (latent, video) = (Buffer::new(VVAE_DTYPE_F32, [1, 16, wrong, 2, 2]), Buffer::poisoned([1, 3, 8, 16, 16]));
         let failure = vae.run_range("decode", &latent.tensor(), (clip, first), &video.tensor(), &run_info());
         let failure = failure.unwrap_err();
         assert!(failure.status == status && failure.text.contains(&says), "{failure:?}");

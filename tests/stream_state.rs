@@ -18,8 +18,7 @@ struct Work {
 
 impl Work {
     fn new(node: &'static str, input: [i64; 5], output: [i64; 5]) -> Work {
-        let (mut random, mut buffer) = (Random(21), Buffer::new(VVAE_DTYPE_F32, input));
-        buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+        let buffer = Buffer::random(&mut Random(21), input);
         Work { node, input: buffer, output }
     }
 

@@ -18,8 +18,7 @@ struct Clip {
 
 fn clips() -> [Clip; 2] {
     let clip = |node, input, output, before| {
-        let (mut random, mut buffer) = (Random(33), Buffer::new(VVAE_DTYPE_F32, input));
-        buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+        let buffer = Buffer::random(&mut Random(33), input);
         Clip { node, input: buffer, output, before }
     };
     [clip("encode", [1, 3, 20, 16, 8], [1, 16, 1, 2, 1], 10), clip("decode", [1, 16, 5, 2, 1], [1, 3, 1, 16, 8], 3)]

@@ -5,6 +5,8 @@ use std::ptr::null;
 
 use video_vae::capi::*;
 
+use super::Random;
+
 /// A tensor with its memory, shape and strides.
 #[derive(Clone)]
 pub struct Buffer {
@@ -32,6 +34,30 @@ impl Buffer {
         let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
         buffer.f32_mut().copy_from_slice(values);
         buffer
+    }
+
+    /// Floats from -1 to 1.
+    pub fn random(random: &mut Random, shape: [i64; 5]) -> Buffer {
+        let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
+        buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+        buffer
+    }
+
+    /// NaN, so that unwritten elements show.
+    pub fn poisoned(shape: [i64; 5]) -> Buffer {
+        let mut buffer = Buffer::new(VVAE_DTYPE_F32, shape);
+        buffer.f32_mut().fill(f32::NAN);
+        buffer
+    }
+
+    /// A copy of frames `first..first + count` of a compact tensor of floats.
+    pub fn part(&self, first: i64, count: i64) -> Buffer {
+        let [b, c, t, h, w] = self.shape;
+        let mut part = Buffer::new(VVAE_DTYPE_F32, [b, c, count, h, w]);
+        let (plane, frames) = ((h * w) as usize, (count * h * w) as usize);
+        let planes = self.f32().chunks_exact(t as usize * plane).zip(part.f32_mut().chunks_exact_mut(frames));
+        planes.for_each(|(from, to)| to.copy_from_slice(&from[first as usize * plane..][..frames]));
+        part
     }
 
     pub fn elements(&self) -> usize {

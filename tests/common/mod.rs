@@ -9,6 +9,7 @@ mod devices;
 mod failure;
 mod files;
 pub mod network;
+pub mod planner;
 pub mod process;
 mod random;
 pub mod safetensors;

@@ -19,8 +19,11 @@ unsafe impl Sync for Vae {}
 
 impl Vae {
     pub fn open(weights: &Path) -> Result<Vae, Failure> {
+        Vae::open_on(&DEVICE.with_borrow(CString::clone), weights)
+    }
+
+    pub fn open_on(device: &CStr, weights: &Path) -> Result<Vae, Failure> {
         let weights = CString::new(weights.to_str().expect("UTF-8")).expect("no NUL");
-        let device = DEVICE.with_borrow(CString::clone);
         Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&weights) })
     }
 
@@ -54,6 +57,29 @@ impl Vae {
     pub fn decode_with(&self, latent: &Buffer, video: &mut Buffer, run: &vvae_run_info) -> Result<i32, Failure> {
         // SAFETY: tensors describe their buffers.
         outcome(self.0, unsafe { (api().vvae_decode)(self.0, &latent.tensor(), &video.tensor(), run) })
+    }
+
+    /// Encodes or decodes tensors.
+    pub fn run(
+        &self,
+        node: &str,
+        input: &vvae_tensor,
+        output: &vvae_tensor,
+        run: &vvae_run_info,
+    ) -> Result<i32, Failure> {
+        let function = if node == "encode" { api().vvae_encode } else { api().vvae_decode };
+        // SAFETY: the test's tensors and run info are valid, and memory outlives the work.
+        outcome(self.0, unsafe { function(self.0, input, output, run) })
+    }
+
+    /// The report of the last run, and its text.
+    pub fn last_run(&self) -> Result<(vvae_run_report, String), Failure> {
+        let (mut report, mut text) = (sized::<vvae_run_report>(), [0 as c_char; 4096]);
+        // SAFETY: every pointer is valid, and the buffer has the given size.
+        let status = unsafe { (api().vvae_last_run)(self.0, &mut report, text.as_mut_ptr(), text.len() as u64) };
+        // SAFETY: a NUL is there from the start.
+        let text = unsafe { CStr::from_ptr(text.as_ptr()) }.to_str().expect("UTF-8").to_owned();
+        outcome(self.0, status).map(|_| (report, text))
     }
 
     pub fn plan(&self, node: &str, shape: [i64; 5]) -> Result<(vvae_plan_info, String), Failure> {

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_void};
 
 use crate::common::{Buffer, Vae, api, run_info, sized, small};
 use crate::driver::Gpu;
-use crate::{latent, open, open_on, video};
+use crate::{latent, open, video};
 use video_vae::capi::*;
 
 /// Compares the current context in every callback.
@@ -34,9 +34,9 @@ fn every_entry(gpu: &Gpu, expected: usize) {
         unsafe { (api().vvae_device_info)(index, &mut sized::<vvae_device_desc>()) };
         is_unchanged("vvae_device_info");
     }
-    assert!(open_on(c"cuda:99", &small()).is_err());
+    assert!(Vae::open_on(c"cuda:99", &small()).is_err());
     is_unchanged("a vvae_create that fails");
-    assert!(open_on(c"cuda:0", &small().with_file_name("absent")).is_err());
+    assert!(Vae::open_on(c"cuda:0", &small().with_file_name("absent")).is_err());
     is_unchanged("a vvae_create without a file");
     let vae = open(&small());
     is_unchanged("vvae_create");

@@ -3,7 +3,7 @@
 use crate::common::{run_info, small};
 use crate::driver::Gpu;
 use crate::strided_tensor::{DTYPES, FLOATS, ORDERS, Order, StridedTensor};
-use crate::{latent, on_device, open, run, video};
+use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
 const VIDEO: [i64; 5] = [2, 3, 5, 24, 16];
@@ -13,11 +13,11 @@ const LATENT: [i64; 5] = [2, 16, 2, 3, 2];
 fn both_ways(gpu: &Gpu, node: &str, mut input: StridedTensor, output: impl Fn() -> StridedTensor, what: &str) {
     let vae = open(&small());
     let mut by_host = output();
-    run(&vae, node, &input.on_host(), &by_host.on_host(), &run_info()).unwrap();
+    vae.run(node, &input.on_host(), &by_host.on_host(), &run_info()).unwrap();
     let untouched = output();
     assert!(by_host.bytes() != untouched.bytes(), "{what}: nothing was written");
     let (from, to) = (gpu.copy_of(input.bytes()), gpu.copy_of(untouched.bytes()));
-    run(&vae, node, &input.on_device(&from), &untouched.on_device(&to), &run_info()).unwrap();
+    vae.run(node, &input.on_device(&from), &untouched.on_device(&to), &run_info()).unwrap();
     assert!(to.read() == by_host.bytes(), "{what}: in place differs from through host memory");
     assert!(from.read() == input.bytes(), "{what}: the input was written to");
 }
@@ -71,10 +71,10 @@ fn device_and_host_tensors_mix() {
     let mut expected = video(&latent, VVAE_DTYPE_F32);
     vae.decode(&latent, &mut expected).unwrap();
     let (from, to) = (gpu.copy_of(latent.bytes()), gpu.memory(expected.bytes().len()));
-    run(&vae, "decode", &latent.tensor(), &on_device(&expected, &to), &run_info()).unwrap();
+    vae.run("decode", &latent.tensor(), &on_device(&expected, &to), &run_info()).unwrap();
     assert!(to.read() == expected.bytes(), "from host memory");
     let into = video(&latent, VVAE_DTYPE_F32);
-    run(&vae, "decode", &on_device(&latent, &from), &into.tensor(), &run_info()).unwrap();
+    vae.run("decode", &on_device(&latent, &from), &into.tensor(), &run_info()).unwrap();
     assert!(into.bytes() == expected.bytes(), "to host memory");
 }
 
@@ -87,11 +87,11 @@ fn log_variance_may_be_a_device_tensor() {
     let [mut mean, mut logvar] = outputs();
     let beside = logvar.on_host();
     let info = vvae_run_info { logvar: &beside, ..run_info() };
-    run(&vae, "encode", &input.on_host(), &mean.on_host(), &info).unwrap();
+    vae.run("encode", &input.on_host(), &mean.on_host(), &info).unwrap();
     let (from, [a, b]) = (gpu.copy_of(input.bytes()), outputs().map(|tensor| gpu.copy_of(tensor.bytes())));
     let beside = logvar.on_device(&b);
     let info = vvae_run_info { logvar: &beside, ..run_info() };
-    run(&vae, "encode", &input.on_device(&from), &mean.on_device(&a), &info).unwrap();
+    vae.run("encode", &input.on_device(&from), &mean.on_device(&a), &info).unwrap();
     assert!(a.read() == mean.bytes() && b.read() == logvar.bytes());
     assert!(mean.bytes() != logvar.bytes());
 }
@@ -103,6 +103,6 @@ fn tensor_on_another_device_is_refused() {
     let latent = latent(1, 2, 2);
     let (from, out) = (gpu.copy_of(latent.bytes()), video(&latent, VVAE_DTYPE_F32));
     let elsewhere = vvae_tensor { device_id: 7, ..on_device(&latent, &from) };
-    let refused = run(&vae, "decode", &elsewhere, &out.tensor(), &run_info()).unwrap_err();
+    let refused = vae.run("decode", &elsewhere, &out.tensor(), &run_info()).unwrap_err();
     refused.says(VVAE_ERROR_TENSOR, &["latent", "cuda:7", "cuda:0"]);
 }

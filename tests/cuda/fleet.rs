@@ -7,11 +7,11 @@ use std::time::Instant;
 
 use crate::common::{Buffer, Vae, run_info, small};
 use crate::driver::Gpu;
-use crate::{latent, on_device, open, open_on, run, video};
+use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
 fn open_two(weights: &Path) -> Vae {
-    open_on(c"cuda:0,cuda:0", weights).unwrap_or_else(|why| panic!("{}", why.text))
+    Vae::open_on(c"cuda:0,cuda:0", weights).unwrap_or_else(|why| panic!("{}", why.text))
 }
 
 /// The number of frames that each device computed last.
@@ -60,7 +60,7 @@ fn limits_and_device_tensors_change_no_bits() {
         let (plan, text) = two.plan("decode", latent.shape).unwrap();
         assert!(plan.exact == 1, "{text}");
         let (from, to) = (gpu.copy_of(latent.bytes()), gpu.memory(expected.bytes().len()));
-        run(&two, "decode", &on_device(&latent, &from), &on_device(&expected, &to), &run_info()).unwrap();
+        two.run("decode", &on_device(&latent, &from), &on_device(&expected, &to), &run_info()).unwrap();
         assert!(to.read() == expected.bytes(), "{percent} %: {text}");
     }
     let info = vvae_run_info { flags: VVAE_RUN_HAS_STREAM, ..run_info() };
@@ -72,16 +72,16 @@ fn limits_and_device_tensors_change_no_bits() {
 #[test]
 fn a_device_computes_with_tensors_of_another() {
     let Some(gpu) = Gpu::open() else { return };
-    let mixed = open_on(c"cuda:0,cpu", &small()).unwrap_or_else(|why| panic!("{}", why.text));
+    let mixed = Vae::open_on(c"cuda:0,cpu", &small()).unwrap_or_else(|why| panic!("{}", why.text));
     let latent = latent(3, 6, 5);
     let mut expected = video(&latent, VVAE_DTYPE_F32);
     mixed.plan("decode", latent.shape).unwrap_err().says(VVAE_ERROR_DEVICE, &["cuda:0", "cpu", "mixed_devices"]);
     mixed.configure("mixed_devices", "allow").unwrap();
     assert!(mixed.plan("decode", latent.shape).unwrap().1.contains("mixed devices"));
     mixed.configure("memory_limit", "1KiB,auto").unwrap();
-    open_on(c"cpu", &small()).unwrap().decode(&latent, &mut expected).unwrap();
+    Vae::open_on(c"cpu", &small()).unwrap().decode(&latent, &mut expected).unwrap();
     let (from, to) = (gpu.copy_of(latent.bytes()), gpu.memory(expected.bytes().len()));
-    run(&mixed, "decode", &on_device(&latent, &from), &on_device(&expected, &to), &run_info()).unwrap();
+    mixed.run("decode", &on_device(&latent, &from), &on_device(&expected, &to), &run_info()).unwrap();
     assert!(to.read() == expected.bytes());
     assert_eq!(shares(&mixed), [0, 9]);
 }
@@ -164,7 +164,7 @@ fn time_of_two_devices_at_720p() {
         seconds.into_iter().fold(f64::INFINITY, f64::min)
     };
     let two = open_two(weights);
-    let together = best(&|| run(&two, "decode", &input.tensor(), &output.tensor(), &run_info()).unwrap());
+    let together = best(&|| two.run("decode", &input.tensor(), &output.tensor(), &run_info()).unwrap());
     let (plan, text) = two.plan("decode", input.shape).unwrap();
     let split = shares(&two)[0];
     let one = open(weights);
@@ -175,7 +175,7 @@ fn time_of_two_devices_at_720p() {
         best(&|| one.run_range("decode", &input.tensor(), (51, first), &output.tensor(), &run_info()).unwrap())
     };
     let parts = [part(0, split), part(split, 201 - split)];
-    let whole = best(&|| run(&one, "decode", &input.tensor(), &output.tensor(), &run_info()).unwrap());
+    let whole = best(&|| one.run("decode", &input.tensor(), &output.tensor(), &run_info()).unwrap());
     let sum = parts[0] + parts[1];
     println!("whole {whole:.2} s; parts {parts:.2?}, together {sum:.2} s; two at once {together:.2} s");
     println!("planned {:.2} s:\n{text}", plan.seconds);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::common::{Buffer, Vae, run_info, small};
 use crate::driver::{Gpu, Memory, Stream};
-use crate::{latent, on_device, open, run, video};
+use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
 /// Long enough that work that does not wait is too early.
@@ -41,7 +41,7 @@ impl DecodedClip {
     }
 
     fn decode(&self, from: &Memory, to: &Memory, info: &vvae_run_info) {
-        run(&self.vae, "decode", &on_device(&self.latent, from), &on_device(&self.expected, to), info).unwrap();
+        self.vae.run("decode", &on_device(&self.latent, from), &on_device(&self.expected, to), info).unwrap();
     }
 
     /// The input arrives late on the stream. The result is read on it at once, then both tensors are overwritten.
@@ -135,7 +135,7 @@ fn call_on_the_hosts_stream_is_cancelled_between_launches() {
     stream.write(&from, &input);
     let (latent, frames) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
     let info = vvae_run_info { progress: Some(stop), ..on(&stream) };
-    run(&clip.vae, "decode", &latent, &frames, &info).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+    clip.vae.run("decode", &latent, &frames, &info).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
     clip.decode(&from, &to, &on(&stream));
     stream.wait();
     assert!(to.read() == clip.expected.bytes());
@@ -164,9 +164,9 @@ fn work_with_a_host_tensor_is_finished_on_return() {
     from.write(clip.latent.bytes());
     let stream = gpu.stream();
     let into = video(&clip.latent, VVAE_DTYPE_F32);
-    run(&clip.vae, "decode", &on_device(&clip.latent, &from), &into.tensor(), &on(&stream)).unwrap();
+    clip.vae.run("decode", &on_device(&clip.latent, &from), &into.tensor(), &on(&stream)).unwrap();
     assert!(into.bytes() == clip.expected.bytes(), "to host memory");
-    run(&clip.vae, "decode", &clip.latent.tensor(), &on_device(&clip.expected, &to), &on(&stream)).unwrap();
+    clip.vae.run("decode", &clip.latent.tensor(), &on_device(&clip.expected, &to), &on(&stream)).unwrap();
     let (other, output) = (gpu.stream(), gpu.pinned(clip.expected.bytes()));
     other.read(&to, &output);
     other.wait();
@@ -180,7 +180,7 @@ fn stream_without_the_flag_is_refused() {
     let (from, to) = clip.memory(&gpu);
     let info = vvae_run_info { flags: 0, ..on(&gpu.stream()) };
     let (input, output) = (on_device(&clip.latent, &from), on_device(&clip.expected, &to));
-    let refused = run(&clip.vae, "decode", &input, &output, &info).unwrap_err();
+    let refused = clip.vae.run("decode", &input, &output, &info).unwrap_err();
     refused.says(VVAE_ERROR_ARGUMENT, &["cuda_stream", "VVAE_RUN_HAS_STREAM"]);
 }
 
@@ -247,14 +247,14 @@ fn stream_that_is_being_captured_is_refused_and_its_capture_goes_on() {
     for vae in [&clip.vae, &open(&small())] {
         stream.begin_capture();
         stream.write(&from, &input);
-        let refused = run(vae, "decode", &latent, &frames, &on(&stream)).unwrap_err();
+        let refused = vae.run("decode", &latent, &frames, &on(&stream)).unwrap_err();
         refused.says(VVAE_ERROR_STATE, &["cuda_stream", "captured"]);
         let refused = pulling.pull(&frames, Some(&on(&stream))).unwrap_err();
         refused.says(VVAE_ERROR_STATE, &["cuda_stream", "captured"]);
         // The host's own copy is a node of the graph, so the capture is whole.
         assert_eq!(stream.end_capture(), 1);
         stream.write(&from, &input);
-        run(vae, "decode", &latent, &frames, &on(&stream)).unwrap();
+        vae.run("decode", &latent, &frames, &on(&stream)).unwrap();
         stream.wait();
         assert!(to.read() == clip.expected.bytes());
     }

@@ -8,7 +8,7 @@ use crate::common::network::{Config, random_weights};
 use crate::common::safetensors::{Folder, to_bytes};
 use crate::common::{Buffer, Random, Vae, run_info};
 use crate::driver::Gpu;
-use crate::{open, run};
+use crate::open;
 use video_vae::capi::*;
 
 /// Wide at full resolution, for the elements; narrow below, for attention.
@@ -42,15 +42,13 @@ impl LargeImage {
         let video = [1, 3, 1, rows * SCALE, COLUMNS * SCALE];
         let (from, to) = if self.node == "encode" { (video, latent) } else { (latent, video) };
         let [_, channels, _, _, width] = from;
-        let mut random = Random(8);
-        let mut row = Buffer::new(VVAE_DTYPE_F32, [1, channels, 1, 1, width]);
-        row.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
+        let row = Buffer::random(&mut Random(8), [1, channels, 1, 1, width]);
         let strides = [0, width, 0, 0, 1];
         let input = vvae_tensor { shape: from.as_ptr(), strides: strides.as_ptr(), ..row.tensor() };
         let plan = self.vae.plan(self.node, from).unwrap();
         assert_eq!(plan.0.exact, 1, "it fits without tiles:\n{}", plan.1);
         let output = Buffer::new(VVAE_DTYPE_F32, to);
-        run(&self.vae, self.node, &input, &output.tensor(), &run_info()).unwrap();
+        self.vae.run(self.node, &input, &output.tensor(), &run_info()).unwrap();
         output
     }
 }

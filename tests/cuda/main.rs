@@ -17,27 +17,18 @@ mod run_results;
 mod stream_state;
 mod strided_tensor;
 
-use std::ffi::{CStr, CString};
 use std::path::Path;
 
-use common::{Buffer, Failure, Random, Vae, create_info};
+use common::{Buffer, Random, Vae};
 use video_vae::capi::*;
-
-pub fn open_on(device: &CStr, weights: &Path) -> Result<Vae, Failure> {
-    let weights = CString::new(weights.to_str().unwrap()).unwrap();
-    Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&weights) })
-}
 
 /// A handle on the first GPU.
 pub fn open(weights: &Path) -> Vae {
-    open_on(c"cuda:0", weights).unwrap_or_else(|why| panic!("{}", why.text))
+    Vae::open_on(c"cuda:0", weights).unwrap_or_else(|why| panic!("{}", why.text))
 }
 
 pub fn latent(frames: i64, rows: i64, columns: i64) -> Buffer {
-    let mut random = Random(21);
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, [1, 16, frames, rows, columns]);
-    buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-    buffer
+    Buffer::random(&mut Random(21), [1, 16, frames, rows, columns])
 }
 
 /// A buffer for the decoded latent.
@@ -53,18 +44,4 @@ pub fn on_device(like: &Buffer, memory: &driver::Memory) -> vvae_tensor {
         device_type: VVAE_DEVICE_CUDA,
         ..like.tensor()
     }
-}
-
-/// Encodes or decodes tensors.
-pub fn run(
-    vae: &Vae,
-    node: &str,
-    input: &vvae_tensor,
-    output: &vvae_tensor,
-    info: &vvae_run_info,
-) -> Result<i32, Failure> {
-    let api = common::api();
-    let call = if node == "encode" { api.vvae_encode } else { api.vvae_decode };
-    // SAFETY: every test passes valid tensors whose memory outlives the work.
-    common::outcome(vae.0, unsafe { call(vae.0, input, output, info) })
 }

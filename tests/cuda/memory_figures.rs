@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{Buffer, Vae, create_info, run_info, small};
 use crate::driver::{Gpu, Memory, Stream};
-use crate::{latent, on_device, open, run, video};
+use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
 /// The driver allocates in pieces of this size. Small blocks share one.
@@ -201,7 +201,7 @@ fn host_allocator_gets_memory_back_after_its_work() {
     }
     // Freeing the second handle releases the weights while the first still works with them.
     stream.delay(Duration::from_millis(60));
-    run(&first, "decode", &on_device(&latent, &from), &on_device(&expected, &to), &info).unwrap();
+    first.run("decode", &on_device(&latent, &from), &on_device(&expected, &to), &info).unwrap();
     first.trim(VVAE_TRIM_WEIGHTS).unwrap();
     assert_eq!(second.free(), VVAE_OK);
     assert_eq!(first.free(), VVAE_OK);

@@ -8,28 +8,18 @@ use crate::driver::Gpu;
 use crate::{latent, on_device, open, video};
 use video_vae::capi::*;
 
-/// Frames `first..first + count` of a compact tensor of floats.
-fn part(of: &Buffer, first: i64, count: i64) -> Buffer {
-    let [b, c, t, h, w] = of.shape;
-    let mut part = Buffer::new(VVAE_DTYPE_F32, [b, c, count, h, w]);
-    let (plane, frames) = ((h * w) as usize, (count * h * w) as usize);
-    let planes = of.f32().chunks_exact(t as usize * plane).zip(part.f32_mut().chunks_exact_mut(frames));
-    planes.for_each(|(from, to)| to.copy_from_slice(&from[first as usize * plane..][..frames]));
-    part
-}
-
 fn range(vae: &Vae, node: &str, input: &Buffer, first: i64, output: &mut Buffer) {
     let (clip, count) = (input.shape[2], output.shape[2]);
     let (from, frames) = vae.range_inputs(node, clip, first, count).unwrap();
     output.f32_mut().fill(f32::NAN);
-    let input = part(input, from, frames);
+    let input = input.part(from, frames);
     vae.run_range(node, &input.tensor(), (clip, first), &output.tensor(), &run_info()).unwrap();
 }
 
 /// Runs a range under smaller and smaller limits. Returns the number of plans that offload, and that rematerialise.
 fn within_limits(weights: &Path, node: &str, input: &Buffer, whole: &Buffer, first: i64, count: i64) -> (u32, u32) {
     let vae = open(weights);
-    let expected = part(whole, first, count);
+    let expected = whole.part(first, count);
     let mut found = expected.clone();
     let free = vae.plan_range(node, input.shape, first, count).unwrap().0.device_bytes;
     let (mut offloaded, mut rematerialised) = (0, 0);
@@ -94,13 +84,13 @@ fn precisions_and_device_tensors_have_the_bits_of_the_whole_clip() {
         for _ in 0..12 {
             let first = random.below(93) as i64;
             let count = 1 + random.below((93 - first).min(9) as u64) as i64;
-            let expected = part(&frames, first, count);
+            let expected = frames.part(first, count);
             let mut found = expected.clone();
             range(&vae, "decode", &latent, first, &mut found);
             assert!(found.bytes() == expected.bytes(), "{precision} {first} + {count}");
             // The same with tensors in device memory.
             let (from, inputs) = vae.range_inputs("decode", 24, first, count).unwrap();
-            let input = part(&latent, from, inputs);
+            let input = latent.part(from, inputs);
             let (source, target) = (gpu.memory(input.bytes().len()), gpu.memory(found.bytes().len()));
             source.write(input.bytes());
             let tensors = (on_device(&input, &source), on_device(&found, &target));

@@ -8,17 +8,14 @@ use crate::common::network::{Config, random_weights};
 use crate::common::safetensors::{Folder, to_bytes};
 use crate::common::{Buffer, Random, Vae, run_info, small};
 use crate::driver::Gpu;
-use crate::{latent, open, open_on, video};
+use crate::{latent, open, video};
 use video_vae::capi::*;
 
 const VIDEO: [i64; 5] = [2, 3, 9, 40, 48];
 const LATENT: [i64; 5] = [2, 16, 3, 5, 6];
 
 fn pixels() -> Buffer {
-    let mut random = Random(4);
-    let mut buffer = Buffer::new(VVAE_DTYPE_F32, VIDEO);
-    buffer.f32_mut().iter_mut().for_each(|v| *v = random.below(2000) as f32 / 1000.0 - 1.0);
-    buffer
+    Buffer::random(&mut Random(4), VIDEO)
 }
 
 /// The noise of a sample, and the deviation that scales it.
@@ -38,7 +35,7 @@ fn noise(vae: &Vae) -> (Vec<f32>, Vec<f32>) {
 fn seed_gives_the_same_noise_on_every_device() {
     let Some(_gpu) = Gpu::open() else { return };
     let (on_gpu, deviation) = noise(&open(&small()));
-    let (on_cpu, _) = noise(&open_on(c"cpu", &small()).unwrap());
+    let (on_cpu, _) = noise(&Vae::open_on(c"cpu", &small()).unwrap());
     // With a small deviation, rounding dominates the difference.
     let significant = deviation.iter().zip(on_gpu.iter().zip(&on_cpu)).filter(|(d, _)| **d > 0.05);
     let (mut count, mut worst, mut square) = (0, 0f32, 0f32);
@@ -122,8 +119,8 @@ fn checkpoint_without_kernels_is_refused_at_create() {
     for (channels, says) in [(vec![16, 36], "attention over 36 channels"), (vec![136, 16], "from 136 to 3 channels")] {
         let config = Config { channels, layers: 1, groups: 4, latent: 4, temporal_levels: 1 };
         let file = folder.file("odd.safetensors", &to_bytes(&random_weights(&config, 1), config.groups));
-        let refused = open_on(c"cuda:0", &file).err().expect("refused");
+        let refused = Vae::open_on(c"cuda:0", &file).err().expect("refused");
         refused.says(VVAE_ERROR_DEVICE, &[says, "\"cpu\""]);
-        open_on(c"cpu", &file).unwrap();
+        Vae::open_on(c"cpu", &file).unwrap();
     }
 }

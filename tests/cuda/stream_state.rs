@@ -71,7 +71,7 @@ fn check(gpu: &Gpu, vae: &Vae, clip: &Buffer) {
     let (latents, mut decoded) = (gpu.copy_of(clip.bytes()), whole.clone());
     for _ in 0..2 {
         busy.delay(DELAY);
-        crate::run(vae, "decode", &on_device(clip, &latents), &on_device(&whole, &room), &run).unwrap();
+        vae.run("decode", &on_device(clip, &latents), &on_device(&whole, &room), &run).unwrap();
         assert!(finish(&vae.restore(&state).unwrap(), clip, &whole, SAVED_AFTER) == expected[pulled..]);
     }
     vae.decode(clip, &mut decoded).unwrap();

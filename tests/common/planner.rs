@@ -1,0 +1,34 @@
+//! Jobs of the full-size model on an H200, for tests of the planner. No GPU is needed.
+
+use std::sync::Arc;
+
+use video_vae::ir::{Rates, Shape};
+use video_vae::model::{Cone, Config, FrameRange, Network};
+use video_vae::plan::Request;
+
+/// Products and memory as its kernels reach them, copies as bands do.
+pub const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
+const DEVICE_BYTES: u64 = 139 << 30;
+const HOST_BYTES: u64 = 110 << 30;
+
+/// The sizes of the published checkpoint.
+pub fn published() -> Config {
+    Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 }
+}
+
+/// A whole clip with all of the memory.
+pub fn request(network: &Arc<Network>, input: Shape) -> Request {
+    Request {
+        cone: Arc::new(Cone::new(network, FrameRange::WHOLE)),
+        network: Arc::clone(network),
+        input,
+        limit: DEVICE_BYTES,
+        host_limit: HOST_BYTES,
+        load_bytes: 0,
+        tiles: None,
+        allow_tiles: true,
+        overlap: 128,
+        slice: None,
+        chunk: None,
+    }
+}

@@ -1,6 +1,7 @@
 //! The crate's error type. Each variant has a status code of the C ABI.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub type Result<T> = std::result::Result<T, Error>;
 
@@ -42,6 +43,11 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {}
+
+/// Fails if the host has asked to stop.
+pub fn check_cancel(cancel: &AtomicBool) -> Result<()> {
+    if cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
+}
 
 impl Error {
     /// The status code that crosses the C ABI.

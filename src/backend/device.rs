@@ -3,11 +3,12 @@
 #[cfg(not(windows))]
 mod linux_memory;
 
+use crate::ir::TensorDevice;
+
 /// What a host shows its user to choose from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeviceInfo {
-    /// What `vvae_create` takes: "cpu", "cuda:0".
-    pub id: String,
+    pub place: TensorDevice,
     pub name: String,
     pub memory_total: u64,
     pub memory_free: u64,
@@ -25,7 +26,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     #[cfg(not(feature = "cuda"))]
     let gpus = Vec::new();
     let cpu = DeviceInfo {
-        id: "cpu".into(),
+        place: TensorDevice::Cpu,
         name: processor_name(),
         memory_total,
         memory_free,

@@ -84,7 +84,7 @@ pub unsafe extern "C" fn vvae_port_info(node: u32, port: u32, out: *mut vvae_por
             // The enum has the representation of its number.
             dtypes: dtypes.as_ptr().cast(),
             name: port.name.as_ptr(),
-            kind: port.kind.name().as_ptr(),
+            kind: port.kind.c_name().as_ptr(),
             help: port.help.as_ptr(),
         };
         // SAFETY: the host vouches for a struct as long as it says.
@@ -142,12 +142,12 @@ fn choices(node: u32, param: u32) -> &'static [&'static CStr] {
 }
 
 fn describe_device(device: &DeviceInfo) -> vvae_device_desc {
-    let (device_type, device_id) = device_place(&device.id);
+    let (device_type, device_id) = device_place(device.place);
     vvae_device_desc {
         struct_size: 0,
         device_type,
         device_id,
-        id: text::array(&device.id),
+        id: text::array(&device.place.to_string()),
         name: text::array(&device.name),
         memory_total: device.memory_total,
         memory_free: device.memory_free,

@@ -1,17 +1,19 @@
 //! Handles: create, configure, query, free. This file becomes a part of the header.
 
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::log::Log;
-use super::run::number;
+use super::number::{check_place, signed};
 use super::table::{self, FinishedRun, Handle};
 use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
 use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
+use crate::ir::TensorDevice;
 use crate::model::Config;
 use crate::node;
 
@@ -22,9 +24,7 @@ use crate::node;
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
     guard::call(|| {
         let out = v;
-        if out.is_null() {
-            return Err(Error::Argument("v is null; it must point to where the handle goes".into()));
-        }
+        check_place("v", out, "the handle")?;
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { out.write_unaligned(std::ptr::null_mut()) };
         guard::check_caller()?;
@@ -152,83 +152,66 @@ pub unsafe extern "C" fn vvae_handle_device(v: *mut vvae, index: u32, out: *mut 
     guard::any_time(v, |handle| {
         handle.check_intact()?;
         let (count, ledgers) = (handle.devices.len(), handle.ledger.devices());
-        let (Some(id), Some(ledger)) = (handle.devices.get(index as usize), ledgers.get(index as usize)) else {
+        let (Some(place), Some(ledger)) = (handle.devices.get(index as usize), ledgers.get(index as usize)) else {
             return Err(Error::Argument(format!("index: there is no device {index}; there are {count}, from 0 on")));
         };
-        let (place, memory) = (device_place(id), ledger.figures());
-        let job = handle.last_job.lock();
-        let part = job.as_ref().map_or_else(JobPart::default, |job| JobPart::new(job, index as usize));
-        let info = vvae_handle_device_info {
+        let ((device_type, device_id), memory) = (device_place(*place), ledger.figures());
+        let mut info = vvae_handle_device_info {
             struct_size: 0,
             device_count: count as u32,
-            device_type: place.0,
-            device_id: place.1,
-            id: text::array(id),
-            unused: u32::from(part.unused),
+            device_type,
+            device_id,
+            id: text::array(&place.to_string()),
+            unused: 0,
             now: memory.now,
             peak: memory.peak,
             reserved: memory.reserved,
             host: memory.host,
-            device_bytes: part.device_bytes,
-            host_bytes: part.host_bytes,
-            first_clip: number(part.first.0),
-            first_frame: number(part.first.1),
-            frames: number(part.frames),
-            seconds: part.seconds,
-            measured_seconds: part.measured_seconds,
+            device_bytes: 0,
+            host_bytes: 0,
+            first_clip: 0,
+            first_frame: 0,
+            frames: 0,
+            seconds: 0.0,
+            measured_seconds: 0.0,
         };
+        if let Some(job) = &*handle.last_job.lock() {
+            add_job(&mut info, job, index as usize);
+        }
         // SAFETY: the host vouches for a struct as long as it says.
-        unsafe { sized::write("out", out, info) }?;
-        Ok(VVAE_OK)
+        unsafe { sized::write("out", out, info) }
     })
 }
 
-/// One device's part of a job.
-#[derive(Default)]
-struct JobPart {
-    unused: bool,
-    device_bytes: u64,
-    host_bytes: u64,
-    /// Clip and frame.
-    first: (u64, u64),
-    frames: u64,
-    seconds: f64,
-    measured_seconds: f64,
-}
-
-impl JobPart {
-    fn new(job: &FinishedRun, index: usize) -> JobPart {
-        let FinishedRun { plan, seconds: measured_seconds } = job;
-        let Some(device) = plan.division.as_ref().and_then(|division| division.devices.get(index)) else {
-            return JobPart {
-                unused: false,
-                device_bytes: plan.device_bytes,
-                host_bytes: plan.host_bytes,
-                first: (0, plan.range.first),
-                frames: plan.output.batch * plan.output.frames,
-                seconds: plan.seconds,
-                measured_seconds: *measured_seconds,
-            };
-        };
-        let first = device.parts.first().map(|(clips, frames)| (clips.start, frames.start));
-        let frames = device.parts.iter().map(|(clips, frames)| (clips.end - clips.start) * (frames.end - frames.start));
-        JobPart {
-            unused: device.unused.is_some(),
-            device_bytes: device.device_bytes,
-            host_bytes: device.host_bytes,
-            first: first.unwrap_or_default(),
-            frames: frames.sum(),
-            seconds: device.seconds,
-            measured_seconds: device.measured_seconds,
+/// Adds one device's part of a job: all of it, unless several devices divide it.
+fn add_job(info: &mut vvae_handle_device_info, job: &FinishedRun, index: usize) {
+    let FinishedRun { plan, seconds } = job;
+    match plan.division.as_ref().and_then(|division| division.devices.get(index)) {
+        None => {
+            (info.device_bytes, info.host_bytes) = (plan.device_bytes, plan.host_bytes);
+            info.first_frame = signed(plan.range.first);
+            info.frames = signed(plan.output.batch * plan.output.frames);
+            (info.seconds, info.measured_seconds) = (plan.seconds, *seconds);
+        }
+        Some(device) => {
+            info.unused = u32::from(device.unused.is_some());
+            (info.device_bytes, info.host_bytes) = (device.device_bytes, device.host_bytes);
+            if let Some((clips, frames)) = device.parts.first() {
+                (info.first_clip, info.first_frame) = (signed(clips.start), signed(frames.start));
+            }
+            let frames =
+                |(clips, frames): &(Range<u64>, Range<u64>)| (clips.end - clips.start) * (frames.end - frames.start);
+            info.frames = signed(device.parts.iter().map(frames).sum());
+            (info.seconds, info.measured_seconds) = (device.seconds, device.measured_seconds);
         }
     }
 }
 
-/// device_type and device_id of a device by its name.
-pub(super) fn device_place(id: &str) -> (i32, i32) {
-    match parse_device(id) {
-        Ok(DeviceName::Cuda(index)) => (VVAE_DEVICE_CUDA, index as i32),
-        _ => (VVAE_DEVICE_CPU, 0),
+/// device_type and device_id of a device.
+pub(super) fn device_place(place: TensorDevice) -> (i32, i32) {
+    match place {
+        TensorDevice::Cpu => (VVAE_DEVICE_CPU, 0),
+        TensorDevice::Cuda(index) => (VVAE_DEVICE_CUDA, index as i32),
     }
 }
 
@@ -277,12 +260,12 @@ fn parse_devices(text: &str) -> Result<Vec<DeviceName>> {
 fn parse_device(text: &str) -> Result<DeviceName> {
     match text {
         "auto" => return Ok(DeviceName::Auto),
-        "cpu" => return Ok(DeviceName::Cpu),
+        "cpu" => return Ok(DeviceName::Place(TensorDevice::Cpu)),
         "cuda:*" => return Ok(DeviceName::AllCuda),
         _ => {}
     }
     let index = text.strip_prefix("cuda:").filter(|n| n.bytes().all(|b| b.is_ascii_digit()));
-    index.and_then(|n| n.parse().ok()).map(DeviceName::Cuda).ok_or_else(|| {
+    index.and_then(|n| n.parse().ok()).map(|n| DeviceName::Place(TensorDevice::Cuda(n))).ok_or_else(|| {
         Error::Device(format!(
             "device: \"{text}\" is unknown; it must be \"auto\", \"cpu\" or \"cuda:0\", \"cuda:1\", ..., \"cuda:*\" for \
              all of these, or a list such as \"cuda:0,cuda:1\""
@@ -317,7 +300,7 @@ mod tests {
     #[test]
     fn devices_are_parsed_or_refused() {
         assert_eq!(parse_device("auto"), Ok(DeviceName::Auto));
-        assert_eq!(parse_device("cuda:11"), Ok(DeviceName::Cuda(11)));
+        assert_eq!(parse_device("cuda:11"), Ok(DeviceName::Place(TensorDevice::Cuda(11))));
         for text in ["", "CPU", "cuda", "cuda:", "cuda:+1", "cuda:-1", "cuda:4294967296", "cpu:0", " cpu"] {
             let error = parse_device(text).unwrap_err().to_string();
             assert!(error.contains(&format!("\"{text}\"")) && error.contains("\"cpu\""), "{error}");
@@ -326,8 +309,8 @@ mod tests {
 
     #[test]
     fn lists_of_devices_are_parsed_or_refused() {
-        let all = [DeviceName::AllCuda, DeviceName::Cpu, DeviceName::Cuda(3)];
-        assert_eq!(parse_devices("cuda:*,cpu,cuda:3"), Ok(all.to_vec()));
+        let [cpu, gpu] = [TensorDevice::Cpu, TensorDevice::Cuda(3)].map(DeviceName::Place);
+        assert_eq!(parse_devices("cuda:*,cpu,cuda:3"), Ok(vec![DeviceName::AllCuda, cpu, gpu]));
         let many = vec!["cpu"; 257].join(",");
         for text in ["cpu,", ",cpu", "cpu,,cpu", "cpu, cpu", "cpu;cpu", "auto,cpu", "cpu,auto", "cuda:*:1", &*many] {
             assert!(matches!(parse_devices(text), Err(Error::Device(_))), "{text}");

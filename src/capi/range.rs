@@ -2,10 +2,11 @@
 
 use std::ffi::c_char;
 
+use super::number::{check_place, unsigned};
 use super::run::{plan_call, run_call};
 use super::types::*;
 use super::{guard, text};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::{ClipRange, range_inputs};
 use crate::model::Direction;
 use crate::node;
@@ -38,9 +39,7 @@ pub unsafe extern "C" fn vvae_range_inputs(
         // SAFETY: the host vouches for the text.
         let direction = node::find(unsafe { text::read("node", node) }?)?.direction;
         for (argument, to) in [("input_first", input_first), ("input_count", input_count)] {
-            if to.is_null() {
-                return Err(Error::Argument(format!("{argument} is null; it must point to where the number goes")));
-            }
+            check_place(argument, to, "the number")?;
         }
         let range = range(clip_frames, first, Some(count).filter(|count| *count != 0))?;
         let inputs = range_inputs(&handle.config, direction, range)?;
@@ -107,9 +106,6 @@ pub unsafe extern "C" fn vvae_plan_range(
 
 /// A range in the host's numbers; no `count`: without an end.
 fn range(clip_frames: i64, first: i64, count: Option<i64>) -> Result<ClipRange> {
-    let number = |argument: &str, value: i64| {
-        u64::try_from(value).map_err(|_| Error::Argument(format!("{argument}: {value} is negative")))
-    };
-    let count = count.map(|count| number("count", count)).transpose()?;
-    Ok(ClipRange { clip_frames: number("clip_frames", clip_frames)?, first: number("first", first)?, count })
+    let count = count.map(|count| unsigned("count", count)).transpose()?;
+    Ok(ClipRange { clip_frames: unsigned("clip_frames", clip_frames)?, first: unsigned("first", first)?, count })
 }

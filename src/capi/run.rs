@@ -4,12 +4,13 @@ use std::borrow::Cow;
 use std::ffi::{CStr, CString, c_char};
 use std::time::Instant;
 
+use super::number::{check_place, signed};
 use super::table::{FinishedRun, Handle};
 use super::types::*;
 use super::{guard, sized, tensor, text};
 use crate::backend::HostStream;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, Progress};
+use crate::exec::{Call, ClipRange, Control, JobShape, Progress};
 use crate::ir::{Shape, View};
 use crate::model::Direction;
 use crate::node;
@@ -91,11 +92,10 @@ pub unsafe extern "C" fn vvae_plan_timeline(
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
         // SAFETY: the host vouches for its text and numbers.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
-        if length.is_null() {
-            return Err(Error::Argument("length is null; it must point to where the number goes".into()));
-        }
-        let devices = open.session.timelines(direction, shape, None, handle.cancel_flag())?;
+        let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
+        check_place("length", length, "the number")?;
+        let job = JobShape { direction, input, range: None };
+        let devices = open.session.timelines(&job, handle.cancel_flag())?;
         let json = serde_json::json!({ "devices": devices }).to_string();
         // SAFETY: the host vouches for a buffer of this capacity, and for the number.
         unsafe { length.write_unaligned(text::write(&json, text, capacity)) };
@@ -131,9 +131,9 @@ pub unsafe extern "C" fn vvae_last_run(
             estimated_seconds: plan.seconds,
             device_bytes: plan.device_bytes,
             host_bytes: plan.host_bytes,
-            slice_frames: number(plan.slice_frames),
-            tile_rows: number(plan.tiles.0),
-            tile_columns: number(plan.tiles.1),
+            slice_frames: signed(plan.slice_frames),
+            tile_rows: signed(plan.tiles.0),
+            tile_columns: signed(plan.tiles.1),
             text_length,
         };
         // SAFETY: as above.
@@ -171,11 +171,11 @@ pub(super) unsafe fn plan_call(
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
         // SAFETY: the caller's promise.
-        let (direction, shape) = unsafe { node_and_shape(node, shape, false) }?;
+        let (direction, input) = unsafe { node_and_shape(node, shape, false) }?;
         // SAFETY: the caller's promise.
         unsafe { sized::check("out", out) }?;
-        let range = range.map(|range| range(shape.frames)).transpose()?;
-        let plan = open.session.plan(direction, shape, range, handle.cancel_flag())?;
+        let range = range.map(|range| range(input.frames)).transpose()?;
+        let plan = open.session.plan(&JobShape { direction, input, range }, handle.cancel_flag())?;
         handle.planned(&plan);
         // SAFETY: the caller's promise.
         unsafe { write_plan(&plan, out, text, capacity) }
@@ -307,15 +307,10 @@ fn c_text(stage: &'static str) -> Cow<'static, CStr> {
     }
 }
 
-/// A plan's numbers always fit; saturating is for the compiler.
-pub(super) fn number(n: u64) -> i64 {
-    i64::try_from(n).unwrap_or(i64::MAX)
-}
-
 fn report(plan: &PlanReport, text_length: u64) -> vvae_plan_info {
     let mut chunk_frames = [0; 8];
     for (to, from) in chunk_frames.iter_mut().zip(&plan.chunk_frames) {
-        *to = number(*from);
+        *to = signed(*from);
     }
     vvae_plan_info {
         struct_size: 0,
@@ -324,16 +319,16 @@ fn report(plan: &PlanReport, text_length: u64) -> vvae_plan_info {
         host_bytes: plan.host_bytes,
         weight_bytes: plan.weight_bytes,
         workspace_bytes: plan.workspace_bytes,
-        input_shape: plan.input.dims().map(number),
-        output_shape: plan.output.dims().map(number),
-        slice_frames: number(plan.slice_frames),
+        input_shape: plan.input.dims().map(signed),
+        output_shape: plan.output.dims().map(signed),
+        slice_frames: signed(plan.slice_frames),
         chunk_frames,
         chunk_count: plan.chunk_frames.len().min(chunk_frames.len()) as i64,
-        tile_rows: number(plan.tiles.0),
-        tile_columns: number(plan.tiles.1),
-        tile_height: number(plan.tile_size.0),
-        tile_width: number(plan.tile_size.1),
-        tile_overlap: number(plan.tile_overlap),
+        tile_rows: signed(plan.tiles.0),
+        tile_columns: signed(plan.tiles.1),
+        tile_height: signed(plan.tile_size.0),
+        tile_width: signed(plan.tile_size.1),
+        tile_overlap: signed(plan.tile_overlap),
         text_length,
         past_bytes: plan.offloaded_bytes,
         moved_bytes_per_frame: plan.moved_per_frame,

@@ -4,6 +4,7 @@ use std::ffi::{c_char, c_void};
 use std::fs::{self, File};
 use std::path::Path;
 
+use super::number::check_place;
 use super::types::*;
 use super::{guard, stream, text};
 use crate::error::{Error, Result};
@@ -26,9 +27,7 @@ pub unsafe extern "C" fn vvae_stream_save(
     size: *mut u64,
 ) -> i32 {
     guard::on_stream(s, |handle, open| {
-        if size.is_null() {
-            return Err(Error::Argument("size is null; it must point to where the number of bytes goes".into()));
-        }
+        check_place("size", size, "the number of bytes")?;
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { size.write_unaligned(0) };
         let bytes = open.stream.state_bytes()?;

@@ -3,11 +3,12 @@
 use std::ffi::c_char;
 use std::time::Instant;
 
+use super::number::{check_place, unsigned};
 use super::run::{CallArgs, node_and_shape};
 use super::table::{self, OpenStream};
 use super::types::*;
 use super::{guard, tensor};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::exec::{Control, FrameStream, Outputs, Pull, Session};
 use crate::model::Direction;
 
@@ -64,8 +65,7 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
     unsafe {
         open(v, s, |session, control| {
             let (direction, shape) = node_and_shape(node, shape, true)?;
-            let first = u64::try_from(first).map_err(|_| Error::Argument(format!("first: {first} is negative")))?;
-            Ok((direction, session.open_stream(direction, shape, first, control)?))
+            Ok((direction, session.open_stream(direction, shape, unsigned("first", first)?, control)?))
         })
     }
 }
@@ -144,9 +144,7 @@ pub(super) unsafe fn open(
     make: impl FnOnce(&mut dyn Session, &Control) -> Result<(Direction, Box<dyn FrameStream>)>,
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
-        if s.is_null() {
-            return Err(Error::Argument("s is null; it must point to where the stream goes".into()));
-        }
+        check_place("s", s, "the stream")?;
         // SAFETY: the caller's promise.
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
         let (direction, stream) = make(&mut *open.session, &handle.control())?;
@@ -163,11 +161,11 @@ pub(super) unsafe fn open(
 /// # Safety
 /// `count` is null or can be written to.
 unsafe fn zero(argument: &str, count: *mut i64, optional: bool) -> Result<()> {
-    if !count.is_null() {
-        // SAFETY: the caller's promise.
-        unsafe { count.write_unaligned(0) };
-    } else if !optional {
-        return Err(Error::Argument(format!("{argument} is null; it must point to where the number of frames goes")));
+    if count.is_null() && optional {
+        return Ok(());
     }
+    check_place(argument, count, "the number of frames")?;
+    // SAFETY: the caller's promise.
+    unsafe { count.write_unaligned(0) };
     Ok(())
 }

@@ -12,6 +12,7 @@ use super::log::Log;
 use super::types::*;
 use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
+use crate::ir::TensorDevice;
 use crate::model::{Config, Direction};
 use crate::plan::PlanReport;
 
@@ -36,8 +37,7 @@ pub(super) struct Handle {
     pub last_run: Mutex<Option<FinishedRun>>,
     /// Of the last plan, or of the last run if that came later; then with its seconds.
     pub last_job: Mutex<Option<FinishedRun>>,
-    /// The names of the devices.
-    pub devices: Vec<String>,
+    pub devices: Vec<TensorDevice>,
 }
 
 /// A run that did not fail.

@@ -13,8 +13,8 @@ use super::log::Log;
 use super::table::{self, Handle};
 use super::*;
 use crate::error::{Error, Result};
-use crate::exec::{Call, ClipRange, Control, FrameStream, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
-use crate::ir::{Rates, Shape, View};
+use crate::exec::{Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
+use crate::ir::{Rates, Shape, TensorDevice, View};
 use crate::model::{Config, Direction, FrameRange};
 use crate::node;
 use crate::plan::PlanReport;
@@ -49,8 +49,8 @@ impl Session for Mock {
     fn config(&self) -> &Config {
         &self.config
     }
-    fn devices(&self) -> Vec<String> {
-        vec!["cpu".into()]
+    fn devices(&self) -> Vec<TensorDevice> {
+        vec![TensorDevice::Cpu]
     }
     fn settings(&self) -> &Settings {
         &self.settings
@@ -59,10 +59,10 @@ impl Session for Mock {
         self.settings = settings;
         Ok(())
     }
-    fn plan(&self, _: Direction, _: Shape, _: Option<ClipRange>, _: &AtomicBool) -> Result<PlanReport> {
+    fn plan(&self, _: &JobShape, _: &AtomicBool) -> Result<PlanReport> {
         panic!("a panic with {}", "an argument");
     }
-    fn timelines(&self, _: Direction, _: Shape, _: Option<ClipRange>, _: &AtomicBool) -> Result<Vec<Value>> {
+    fn timelines(&self, _: &JobShape, _: &AtomicBool) -> Result<Vec<Value>> {
         panic!("a panic in a timeline");
     }
     fn run(&mut self, _: &Call, control: &mut Control) -> Result<PlanReport> {

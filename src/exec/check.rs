@@ -1,32 +1,18 @@
 //! Do the tensors of a call fit the model, the device and each other? Every answer says what would be right.
 
+use std::sync::Arc;
+
 use crate::error::{Error, Result};
 use crate::exec::overlap::check_disjoint;
-use crate::exec::{Call, ClipRange, Settings};
-use crate::ir::{AXES, DType, Shape, TensorDevice, View};
+use crate::exec::{Call, ClipRange, JobShape, Outputs, Settings};
+use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View};
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 
-/// What a tensor at the boundary holds.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
-    Video,
-    Latent,
-}
-
-impl Content {
-    fn name(self) -> &'static str {
-        match self {
-            Content::Video => "video",
-            Content::Latent => "latent",
-        }
-    }
-}
-
-/// The contents that go in and come out.
-fn ends(direction: Direction) -> (Content, Content) {
+/// What goes in and what comes out.
+fn ends(direction: Direction) -> (TensorKind, TensorKind) {
     match direction {
-        Direction::Encode => (Content::Video, Content::Latent),
-        Direction::Decode => (Content::Latent, Content::Video),
+        Direction::Encode => (TensorKind::Video, TensorKind::Latent),
+        Direction::Decode => (TensorKind::Latent, TensorKind::Video),
     }
 }
 
@@ -43,13 +29,8 @@ fn refuse<T>(why: String) -> Result<T> {
 const MOST_CLIP_FRAMES: u64 = 1 << 32;
 
 /// Checks the shape of an input on its own. `frames == 0` is allowed where `stream` is set.
-pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: bool) -> Result<()> {
-    let content = ends(direction).0;
-    let name = content.name();
-    let channels = match content {
-        Content::Video => Config::PIXEL_CHANNELS,
-        Content::Latent => config.latent,
-    };
+pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> {
+    let (name, channels) = (input_name(network.direction), network.input_channels());
     let dims = shape.dims();
     if let Some(axis) = (0..5).find(|axis| dims[*axis] == 0 && !(stream && *axis == 2)) {
         return refuse(format!("{name}: shape {shape} is empty: {} is 0", AXES[axis]));
@@ -59,7 +40,7 @@ pub fn input_shape(config: &Config, direction: Direction, shape: Shape, stream: 
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];
-    let scale = if content == Content::Latent { config.spatial_scale() } else { 1 };
+    let scale = if network.direction == Direction::Decode { network.config.spatial_scale() } else { 1 };
     if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
     {
         let most = MOST[axis] / if axis > 2 { scale } else { 1 };
@@ -99,6 +80,12 @@ pub fn range(network: &Network, range: ClipRange) -> Result<Cone> {
     Ok(Cone::new(network, FrameRange { first, end }))
 }
 
+/// Checks a job that is to be planned. Returns what its output depends on.
+pub fn job(network: &Network, job: &JobShape) -> Result<Cone> {
+    input_shape(network, job.input, job.range.is_none())?;
+    job.range.map_or_else(|| Ok(Cone::new(network, FrameRange::WHOLE)), |asked| range(network, asked))
+}
+
 /// Checks that the input of a range has the frames that it needs: `count` from `first` on.
 fn range_input(direction: Direction, found: u64, count: u64, first: u64) -> Result<()> {
     if found == count {
@@ -128,16 +115,13 @@ fn place(name: &str, view: &View, places: &[TensorDevice]) -> Result<()> {
     ))
 }
 
-fn dtype(content: Content, name: &str, view: &View) -> Result<()> {
-    if content == Content::Latent && view.dtype().full_scale().is_some() {
-        let floats: Vec<_> = DType::ALL.iter().filter(|d| d.full_scale().is_none()).map(|d| d.name()).collect();
-        return refuse(format!(
-            "{name}: dtype is {}; latents must be one of {}",
-            view.dtype().name(),
-            floats.join(", ")
-        ));
+fn dtype(kind: TensorKind, name: &str, view: &View) -> Result<()> {
+    if kind.dtypes().contains(&view.dtype()) {
+        return Ok(());
     }
-    Ok(())
+    let accepted: Vec<_> = kind.dtypes().iter().map(|dtype| dtype.name()).collect();
+    let (found, kind, accepted) = (view.dtype().name(), kind.name(), accepted.join(", "));
+    refuse(format!("{name}: dtype is {found}; {kind}s must be one of {accepted}"))
 }
 
 fn equal(name: &str, axis: usize, found: u64, expected: u64) -> Result<()> {
@@ -171,14 +155,14 @@ pub fn limits(settings: &Settings, devices: usize) -> Result<()> {
 
 /// Checks everything about a call but its memory. Returns what its output depends on.
 pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<Cone> {
-    let (config, direction, shape) = (&network.config, call.direction, call.input.shape());
-    input(config, direction, call.input, places)?;
-    output(config, direction, shape, call.output, places, call.range.is_none())?;
+    let (direction, shape) = (network.direction, call.input.shape());
+    input(network, call.input, places)?;
+    output(network, shape, call.output, places, call.range.is_none())?;
     // After the shapes: a wrong shape reaches into memory that the tensor does not have.
     let (from, to) = (input_name(direction), ends(direction).1.name());
     check_disjoint((to, call.output), (from, call.input))?;
     if let Some(view) = call.logvar {
-        logvar(config, direction, shape, view, places, call.output)?;
+        logvar(network, shape, view, places, call.output)?;
         check_disjoint(("logvar", view), (from, call.input))?;
     }
     let Some(asked) = call.range else { return Ok(Cone::new(network, FrameRange::WHOLE)) };
@@ -189,67 +173,42 @@ pub fn call(network: &Network, call: &Call, places: &[TensorDevice]) -> Result<C
 }
 
 /// Checks the input of a call or of a push.
-pub fn input(config: &Config, direction: Direction, view: &View, places: &[TensorDevice]) -> Result<()> {
-    let content = ends(direction).0;
-    place(content.name(), view, places)?;
-    dtype(content, content.name(), view)?;
-    input_shape(config, direction, view.shape(), false)
-}
-
-/// A push must continue the stream as it was opened.
-pub fn continues(direction: Direction, pushed: Shape, opened: Shape) -> Result<()> {
-    let name = ends(direction).0.name();
-    for axis in [0, 1, 3, 4] {
-        equal(name, axis, pushed.dims()[axis], opened.dims()[axis])?;
-    }
-    Ok(())
+fn input(network: &Network, view: &View, places: &[TensorDevice]) -> Result<()> {
+    let kind = ends(network.direction).0;
+    place(kind.name(), view, places)?;
+    dtype(kind, kind.name(), view)?;
+    input_shape(network, view.shape(), false)
 }
 
 /// Checks an output against the shape of what goes in. Without `whole`, any number of frames is fine.
-pub fn output(
-    config: &Config,
-    direction: Direction,
-    input: Shape,
-    view: &View,
-    places: &[TensorDevice],
-    whole: bool,
-) -> Result<()> {
-    let content = ends(direction).1;
-    named_output(config, direction, content.name(), input, view, places, whole)
+fn output(network: &Network, input: Shape, view: &View, places: &[TensorDevice], whole: bool) -> Result<()> {
+    named_output(network, ends(network.direction).1.name(), input, view, places, whole)
 }
 
 /// Checks where the log-variance goes. It has the shape of the latent.
-pub fn logvar(
-    config: &Config,
-    direction: Direction,
-    input: Shape,
-    view: &View,
-    places: &[TensorDevice],
-    latent: &View,
-) -> Result<()> {
-    if direction == Direction::Decode {
+fn logvar(network: &Network, input: Shape, view: &View, places: &[TensorDevice], latent: &View) -> Result<()> {
+    if network.direction == Direction::Decode {
         return Err(Error::Argument("logvar: only encode has a log-variance; leave it null for decode".into()));
     }
-    named_output(config, direction, "logvar", input, view, places, false)?;
+    named_output(network, "logvar", input, view, places, false)?;
     equal("logvar", 2, view.shape().frames, latent.shape().frames)?;
-    check_disjoint(("logvar", view), (ends(direction).1.name(), latent))
+    check_disjoint(("logvar", view), (ends(network.direction).1.name(), latent))
 }
 
 fn named_output(
-    config: &Config,
-    direction: Direction,
+    network: &Network,
     name: &str,
     input: Shape,
     view: &View,
     places: &[TensorDevice],
     whole: bool,
 ) -> Result<()> {
-    let shape = view.shape();
+    let (shape, config) = (view.shape(), &network.config);
     place(name, view, places)?;
-    dtype(ends(direction).1, name, view)?;
+    dtype(ends(network.direction).1, name, view)?;
     equal(name, 0, shape.batch, input.batch)?;
     let scale = config.spatial_scale();
-    match direction {
+    match network.direction {
         Direction::Encode => {
             equal(name, 1, shape.channels, config.latent)?;
             if whole {
@@ -269,12 +228,63 @@ fn named_output(
     }
 }
 
+/// What every stream checks before it works: that it can go on, and that tensors continue it.
+pub struct StreamCheck {
+    network: Arc<Network>,
+    /// The shape that frames are pushed in; without frames.
+    pub input: Shape,
+    places: Vec<TensorDevice>,
+    /// Whether the clip was said to be complete.
+    pub ended: bool,
+    /// Whether frames that were pushed got lost.
+    pub broken: bool,
+}
+
+impl StreamCheck {
+    pub fn new(network: Arc<Network>, input: Shape, places: Vec<TensorDevice>) -> StreamCheck {
+        StreamCheck { network, input, places, ended: false, broken: false }
+    }
+
+    pub fn intact(&self) -> Result<()> {
+        match self.broken {
+            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks frames that are pushed.
+    pub fn push(&self, view: &View) -> Result<()> {
+        if self.ended {
+            return Err(Error::State(
+                "frames: the clip was said to be complete; open another stream for the next".into(),
+            ));
+        }
+        input(&self.network, view, &self.places)?;
+        let (name, pushed, opened) = (input_name(self.network.direction), view.shape().dims(), self.input.dims());
+        [0, 1, 3, 4].into_iter().try_for_each(|axis| equal(name, axis, pushed[axis], opened[axis]))
+    }
+
+    /// Checks where a pull writes.
+    pub fn pull(&self, into: &Outputs) -> Result<()> {
+        output(&self.network, self.input, into.output, &self.places, false)?;
+        let check = |view| logvar(&self.network, self.input, view, &self.places, into.output);
+        into.logvar.map_or(Ok(()), check)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ir::DType;
 
-    fn config() -> Config {
-        Config { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 }
+    fn network(direction: Direction) -> Network {
+        let config = Config { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
+        Network::new(&config, direction)
+    }
+
+    /// Checks a tensor that a whole input of this shape is to become.
+    fn check(direction: Direction, input: Shape, into: &View) -> Result<()> {
+        output(&network(direction), input, into, &[TensorDevice::Cpu], true)
     }
 
     fn view(shape: [u64; 5], dtype: DType) -> View {
@@ -284,7 +294,7 @@ mod tests {
 
     fn decode(out: [u64; 5]) -> Result<()> {
         let input = Shape::new(1, 16, 3, 4, 5);
-        output(&config(), Direction::Decode, input, &view(out, DType::U8), &[TensorDevice::Cpu], true)
+        check(Direction::Decode, input, &view(out, DType::U8))
     }
 
     #[test]
@@ -306,16 +316,7 @@ mod tests {
     #[test]
     fn a_single_latent_is_a_single_frame() {
         let input = Shape::new(1, 16, 1, 4, 5);
-        let check = |t| {
-            output(
-                &config(),
-                Direction::Decode,
-                input,
-                &view([1, 3, t, 32, 40], DType::F32),
-                &[TensorDevice::Cpu],
-                true,
-            )
-        };
+        let check = |t| check(Direction::Decode, input, &view([1, 3, t, 32, 40], DType::F32));
         assert_eq!(check(1), Ok(()));
         assert!(check(2).unwrap_err().to_string().contains("T is 2, expected 1"));
     }
@@ -323,8 +324,7 @@ mod tests {
     #[test]
     fn encode_takes_any_size_and_says_which_latent_it_makes() {
         let input = Shape::new(2, 3, 7, 33, 8);
-        let check =
-            |out| output(&config(), Direction::Encode, input, &view(out, DType::F16), &[TensorDevice::Cpu], true);
+        let check = |out| check(Direction::Encode, input, &view(out, DType::F16));
         assert_eq!(check([2, 16, 3, 5, 1]), Ok(()));
         assert!(check([2, 16, 2, 5, 1]).unwrap_err().to_string().contains("latent: T is 2, expected 3"));
         assert!(check([1, 16, 3, 5, 1]).unwrap_err().to_string().contains("B is 1, expected 2"));
@@ -332,8 +332,8 @@ mod tests {
 
     #[test]
     fn latents_are_floats() {
-        let wrong =
-            input(&config(), Direction::Decode, &view([1, 16, 1, 4, 5], DType::U8), &[TensorDevice::Cpu]).unwrap_err();
+        let bytes = view([1, 16, 1, 4, 5], DType::U8);
+        let wrong = input(&network(Direction::Decode), &bytes, &[TensorDevice::Cpu]).unwrap_err();
         assert!(wrong.to_string().contains("dtype is u8; latents must be one of f16, bf16, f32"), "{wrong}");
     }
 }

@@ -28,10 +28,10 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::backend::cpu::{Cpu, CpuOptions};
-use crate::backend::{DeviceAllocator, HostAllocator, HostStream, Precision};
+use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice, View};
-use crate::model::{Checkpoint, Config, Direction, Network};
+use crate::model::{Config, Direction, Network};
 use crate::plan::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
@@ -91,6 +91,16 @@ pub struct ClipRange {
     pub count: Option<u64>,
 }
 
+/// A job to be planned, not checked yet.
+#[derive(Debug, Clone, Copy)]
+pub struct JobShape {
+    pub direction: Direction,
+    /// Of the whole clip that would go in: video for encode, latents for decode. 0 frames stand for a stream.
+    pub input: Shape,
+    /// `None`: the whole clip.
+    pub range: Option<ClipRange>,
+}
+
 /// The input frames that a range needs.
 pub fn range_inputs(config: &Config, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
     Ok(check::range(&Network::new(config, direction), range)?.inputs(range.clip_frames))
@@ -142,30 +152,16 @@ pub struct Trim {
 /// A model on a device, with its settings. What a handle of the C ABI stands for.
 pub trait Session: Send {
     fn config(&self) -> &Config;
-    /// The names of its devices.
-    fn devices(&self) -> Vec<String>;
+    fn devices(&self) -> Vec<TensorDevice>;
     fn settings(&self) -> &Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
-    /// `input` is the shape of the clip that would go in: video for encode, latents for decode.
-    fn plan(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<PlanReport>;
+    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
     /// The same plan as a [timeline](crate::plan::Timeline) for each device that has a part.
-    fn timelines(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<Vec<serde_json::Value>>;
+    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
-    /// `input` as in `plan`; its frame count is ignored. The output begins with frame `first` of the clip.
+    /// `input` as in [`JobShape`]; its frame count is ignored. The output begins with frame `first` of the clip.
     fn open_stream(
         &mut self,
         direction: Direction,
@@ -187,8 +183,6 @@ pub trait Session: Send {
 
 /// A session on one device.
 trait DeviceSession: Session {
-    /// As the host names it.
-    fn device(&self) -> &str;
     fn place(&self) -> TensorDevice;
     /// What its bits depend on, beside the input.
     fn arithmetic(&self) -> String;
@@ -228,8 +222,7 @@ pub trait FrameStream: Send {
 pub enum DeviceName {
     /// The best there is.
     Auto,
-    Cpu,
-    Cuda(u32),
+    Place(TensorDevice),
     /// Every GPU that can be used.
     AllCuda,
 }
@@ -249,66 +242,56 @@ pub fn open(
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
-    match &expand(devices)?[..] {
-        [device] => Ok(open_one(*device, weights, allocators, settings)?),
-        devices => {
-            let open = |device: &DeviceName| open_one(*device, weights, allocators.clone(), settings.clone());
-            let members = devices.iter().map(open).collect::<Result<_>>()?;
+    match &places(devices)?[..] {
+        [place] => Ok(open_one(*place, weights, allocators, settings)?),
+        places => {
+            let open = |place: &TensorDevice| open_one(*place, weights, allocators.clone(), settings.clone());
+            let members = places.iter().map(open).collect::<Result<_>>()?;
             Ok(Box::new(fleet::FleetSession::new(members, settings)?))
         }
     }
 }
 
-/// Every GPU in place of "cuda:*".
-fn expand(devices: &[DeviceName]) -> Result<Vec<DeviceName>> {
-    let gpus = || -> Vec<DeviceName> {
-        let ids = crate::backend::devices().into_iter().map(|device| device.id);
-        ids.filter_map(|id| id.strip_prefix("cuda:")?.parse().ok().map(DeviceName::Cuda)).collect()
+/// The devices that a list names.
+fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
+    let usable = || backend::devices().into_iter().map(|device| device.place);
+    let named = |device: &DeviceName| match *device {
+        DeviceName::Auto => usable().take(1).collect(),
+        DeviceName::Place(place) => vec![place],
+        DeviceName::AllCuda => usable().filter(|place| *place != TensorDevice::Cpu).collect(),
     };
-    let expand = |device: &DeviceName| if *device == DeviceName::AllCuda { gpus() } else { vec![*device] };
-    let expanded: Vec<_> = devices.iter().flat_map(expand).collect();
-    match expanded.is_empty() {
+    let places: Vec<_> = devices.iter().flat_map(named).collect();
+    match places.is_empty() {
         true => Err(Error::Device("device: \"cuda:*\", but there is no CUDA device that can be used here".into())),
-        false => Ok(expanded),
+        false => Ok(places),
     }
 }
 
 fn open_one(
-    device: DeviceName,
+    place: TensorDevice,
     weights: &Path,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn DeviceSession>> {
     // The file is opened again later, when the process may be in another folder.
-    let weights = &std::path::absolute(weights)
+    let path = std::path::absolute(weights)
         .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.display())))?;
-    match device {
+    match place {
         #[cfg(not(feature = "cuda"))]
-        DeviceName::Cuda(index) => {
+        TensorDevice::Cuda(index) => {
             Err(Error::Device(format!("device: there is no cuda:{index}; this library was built without CUDA")))
         }
         #[cfg(feature = "cuda")]
-        DeviceName::Cuda(index) => {
-            let named = |why: Error| Error::Device(format!("device: cuda:{index} cannot be used: {why}"));
-            crate::backend::cuda::ready().map_err(named)?;
-            let checkpoint = Checkpoint::open(weights)?;
-            let place = (format!("cuda:{index}"), TensorDevice::Cuda(index));
+        TensorDevice::Cuda(index) => {
+            let named = |why: Error| Error::Device(format!("device: {place} cannot be used: {why}"));
+            backend::cuda::ready().map_err(named)?;
             let blocks = allocators.device;
             let make = Box::new(move |settings: &Settings| {
-                crate::backend::cuda::Cuda::new(index, settings.precision.unwrap_or(Precision::Fp16), blocks)
+                backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
             });
-            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;
-            Ok(Box::new(engine))
+            Ok(Box::new(session::Engine::open(place, path, allocators, settings, make)?))
         }
-        DeviceName::Auto => {
-            let best = crate::backend::devices().into_iter().next().map(|device| device.id);
-            let index = best.and_then(|id| id.strip_prefix("cuda:")?.parse().ok());
-            open_one(index.map_or(DeviceName::Cpu, DeviceName::Cuda), weights, allocators, settings)
-        }
-        DeviceName::AllCuda => Err(Error::Internal("a list of devices was not expanded".into())),
-        DeviceName::Cpu => {
-            let checkpoint = Checkpoint::open(weights)?;
-            let place = ("cpu".to_string(), TensorDevice::Cpu);
+        TensorDevice::Cpu => {
             let blocks = allocators.host;
             let make = Box::new(move |settings: &Settings| {
                 Cpu::new(CpuOptions {
@@ -318,8 +301,7 @@ fn open_one(
                     allocator: blocks,
                 })
             });
-            let engine = session::Engine::new(place, weights.to_owned(), &checkpoint, allocators, settings, make)?;
-            Ok(Box::new(engine))
+            Ok(Box::new(session::Engine::open(place, path, allocators, settings, make)?))
         }
     }
 }

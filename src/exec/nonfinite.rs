@@ -4,14 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use super::settings::OnNonFinite;
 use super::{Control, check};
-use crate::backend::{Backend, HostStream, NonFinite};
+use crate::backend::NonFinite;
 use crate::error::{Error, Result};
-use crate::ir::{DType, View};
+use crate::ir::{DType, TensorDevice, View};
 use crate::model::Direction;
 use crate::workers;
 
-/// Refuses an input in host memory of which a value is not finite.
-pub fn refuse(input: &View, direction: Direction, first: u64, cancel: &AtomicBool) -> Result<()> {
+/// Refuses an input in host memory of which a value is not finite, if such values are errors.
+pub fn refuse(policy: OnNonFinite, input: &View, direction: Direction, first: u64, cancel: &AtomicBool) -> Result<()> {
+    if policy != OnNonFinite::Fail || input.device() != TensorDevice::Cpu {
+        return Ok(());
+    }
     match first_in(input, cancel) {
         Some((clip, frame)) => Err(refused(input, direction, clip, first + frame)),
         None => Ok(()),
@@ -26,23 +29,6 @@ pub fn refused(input: &View, direction: Direction, clip: u64, frame: u64) -> Err
         "{name}: frame {frame}{clip} has a value that is NaN or infinite, which nonfinite=error refuses; repair the \
          frame, or set nonfinite to propagate"
     ))
-}
-
-/// Ends a call. On a host's stream it waits for the result only if non-finite values are errors.
-pub fn finish<B: Backend>(
-    backend: &B,
-    memory: &mut B::Memory,
-    stream: Option<HostStream>,
-    policy: OnNonFinite,
-) -> Result<NonFinite> {
-    backend.finish(memory, stream)?;
-    if stream.is_some() {
-        if policy == OnNonFinite::Propagate {
-            return Ok(NonFinite::default());
-        }
-        backend.finish(memory, None)?;
-    }
-    Ok(backend.take_nonfinite(memory))
 }
 
 /// Reports the non-finite values of a finished call to the host.
@@ -157,7 +143,6 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::TensorDevice;
 
     /// The first clip and frame found, of a tensor of [2, 3, 4, 5, 7] with `value` at an index.
     fn found(strides: Option<[i64; 5]>, index: [i64; 5], value: f32) -> Option<(u64, u64)> {

@@ -5,9 +5,9 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::settings::{Latent, PixelRange, Settings};
-use super::trace::{self, TracedDevice, traced};
-use super::{Control, Progress};
+use super::settings::{Latent, OnNonFinite, PixelRange, Settings};
+use super::trace::{self, traced};
+use super::{Control, Progress, nonfinite};
 use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
@@ -55,18 +55,13 @@ impl<B: Backend> Runner<'_, B> {
         let tells_times = self.backend.trace(self.memory, Some(running.number()))?;
         let result = self.operate(spec, &op, stop);
         match tells_times {
-            false => trace.end(&running, self.traced()),
+            false => trace.end(&running, traced(self.backend, self.place)),
             true if trace.wait_for(running) => {
-                trace::collect(Some(trace), self.backend, self.memory, self.traced(), false)?;
+                trace::collect(Some(trace), self.backend, self.memory, self.place, false)?;
             }
             true => {}
         }
         result
-    }
-
-    /// Lanes of a trace belong to the backend: one device of one handle.
-    fn traced(&self) -> TracedDevice {
-        traced(self.backend, self.place)
     }
 
     fn operate(&mut self, spec: &ScheduleSpec, op: &Op<Offsets>, stop: &mut Stop) -> Result<()> {
@@ -97,10 +92,27 @@ impl<B: Backend> Runner<'_, B> {
         self.backend.load(self.memory, &load, &self.buffers, stop)
     }
 
-    /// Clip and frame of the first value of the input that is not finite, found by loading every frame to where the
-    /// first will go. For tensors on the device: the host cannot look at them itself.
-    pub fn first_nonfinite(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
-        let (Some(from), Some(Op::Load(first))) = (self.tensors.input, schedule.front()) else { return Ok(None) };
+    /// Refuses an input on the device of which a value is not finite, if such values are errors. The first frame is in
+    /// front of the queue.
+    pub fn refuse_nonfinite(&mut self, schedule: &Schedule, stop: &mut Stop) -> Result<()> {
+        let Some(from) = self.tensors.input else { return Ok(()) };
+        if self.settings.on_nonfinite != OnNonFinite::Fail || from.device() == TensorDevice::Cpu {
+            return Ok(());
+        }
+        let HostTensors { input_first, first_clip, .. } = self.tensors;
+        match self.first_nonfinite(from, schedule, stop)? {
+            Some((clip, frame)) => {
+                let direction = schedule.spec().network.direction;
+                Err(nonfinite::refused(from, direction, first_clip + clip, input_first + frame))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Clip and frame of the first value of a tensor on the device that is not finite. The host cannot look at them
+    /// itself, so every frame is loaded to where the first will go.
+    fn first_nonfinite(&mut self, from: &View, schedule: &Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
+        let Some(Op::Load(first)) = schedule.front() else { return Ok(None) };
         let Op::Load(first) = Op::Load(*first).relocate(schedule.arenas())? else { return Ok(None) };
         let (spec, input) = (schedule.spec(), from.shape());
         let shape = spec.regions(spec.tile_of(first.item)).0.shape;

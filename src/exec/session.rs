@@ -6,7 +6,7 @@ mod restore;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 
@@ -15,22 +15,20 @@ use super::ledger::{Ledger, Sharing};
 use super::runner::{HostTensors, Runner, Watch};
 use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
-use super::trace::{self, traced};
-use super::weights::{self, SharedWeights, WeightsKey};
+use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
-use super::{Allocators, Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
+use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
 use crate::backend::Backend;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, check_cancel};
 use crate::ir::{ConvLayout, Shape, TensorDevice};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
-use crate::model::{Checkpoint, Cone, Config, Direction, FrameRange, Network};
+use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
-    device: String,
     place: TensorDevice,
     path: PathBuf,
     identity: FileIdentity,
@@ -39,8 +37,8 @@ pub struct Engine<B: Backend> {
     make: MakeBackend<B>,
     backend: Arc<B>,
     settings: Settings,
-    encoder: Coder<B>,
-    decoder: Coder<B>,
+    /// By direction.
+    coders: [Coder<B>; 2],
     workspace: Option<Workspace<B>>,
     ledger: Arc<Ledger>,
     sharing: Sharing,
@@ -55,22 +53,20 @@ struct Coder<B: Backend> {
 }
 
 impl<B: Backend> Engine<B> {
-    pub fn new(
-        (device, place): (String, TensorDevice),
+    pub fn open(
+        place: TensorDevice,
         path: PathBuf,
-        checkpoint: &Checkpoint,
         allocators: Allocators,
         settings: Settings,
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
+        let checkpoint = Checkpoint::open(&path)?;
+        let backend = Arc::new(make(&settings)?);
         let coder =
             |direction| Coder { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
-        let backend = Arc::new(make(&settings)?);
-        let (encoder, decoder) = (coder(Direction::Encode), coder(Direction::Decode));
-        check_network(&*backend, &encoder.network)?;
-        check_network(&*backend, &decoder.network)?;
+        let coders = Direction::ALL.map(coder);
+        check_networks(&*backend, &coders)?;
         Ok(Engine {
-            device,
             place,
             model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
             path,
@@ -79,8 +75,7 @@ impl<B: Backend> Engine<B> {
             backend,
             make,
             settings,
-            encoder,
-            decoder,
+            coders,
             workspace: None,
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
             sharing: Sharing::default(),
@@ -89,34 +84,27 @@ impl<B: Backend> Engine<B> {
     }
 
     fn coder(&self, direction: Direction) -> &Coder<B> {
-        match direction {
-            Direction::Encode => &self.encoder,
-            Direction::Decode => &self.decoder,
-        }
+        &self.coders[direction as usize]
     }
 
     fn coder_mut(&mut self, direction: Direction) -> &mut Coder<B> {
-        match direction {
-            Direction::Encode => &mut self.encoder,
-            Direction::Decode => &mut self.decoder,
-        }
+        &mut self.coders[direction as usize]
     }
 
     /// The whole of a clip of this shape, or a range of it with the input that the range needs.
-    fn job(&self, direction: Direction, clip: Shape, range: Option<ClipRange>) -> Result<Job> {
-        let network = &self.coder(direction).network;
-        let Some(range) = range else {
-            return Ok(Job { direction, input: clip, cone: Arc::new(Cone::new(network, FrameRange::WHOLE)) });
-        };
-        let cone = check::range(network, range)?;
-        let inputs = cone.inputs(range.clip_frames);
-        let input = Shape { frames: inputs.end - inputs.start, ..clip };
+    fn job(&self, shape: &JobShape) -> Result<Job> {
+        let JobShape { direction, mut input, range } = *shape;
+        let cone = check::job(&self.coder(direction).network, shape)?;
+        if let Some(range) = range {
+            let inputs = cone.inputs(range.clip_frames);
+            input.frames = inputs.end - inputs.start;
+        }
         Ok(Job { direction, input, cone: Arc::new(cone) })
     }
 
     /// The device, as the planner sees it.
     fn target(&self) -> Target<'_> {
-        let (mut profile, groups) = (self.backend.profile(), self.encoder.network.config.groups);
+        let (mut profile, groups) = (self.backend.profile(), self.config().groups);
         profile.rates = self.settings.rates.or(profile.rates);
         Target::new(profile, self.backend.sizes(), groups)
     }
@@ -130,15 +118,23 @@ impl<B: Backend> Engine<B> {
         self.tell_idle();
         let key = WeightsKey {
             file: self.identity.clone(),
-            device: self.device.clone(),
+            place: self.place,
             precision: self.backend.precision(),
             direction,
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),
         };
         let network = Arc::clone(&self.coder(direction).network);
-        let what = (&*network, WeightBytes::new(&network, offloaded, &self.target()));
-        let share = weights::share(&*self.backend, &key, &self.path, what, &self.ledger, control.cancel)?;
+        let loading = Loading {
+            backend: &*self.backend,
+            bytes: WeightBytes::new(&network, offloaded, &self.target()),
+            key,
+            path: &self.path,
+            network: &network,
+            ledger: &self.ledger,
+            cancel: control.cancel,
+        };
+        let share = loading.share()?;
         if share.pageable {
             warn_not_pinned(control, share.host_bytes());
         }
@@ -149,10 +145,11 @@ impl<B: Backend> Engine<B> {
 
     /// Weights that no stream needs.
     fn idle_weights(&self) -> impl Iterator<Item = &SharedWeights<B>> {
-        [&self.encoder, &self.decoder]
-            .into_iter()
-            .filter_map(|coder| coder.weights.as_ref())
-            .filter(|share| share.is_idle())
+        self.coders.iter().filter_map(|coder| coder.weights.as_ref()).filter(|share| share.is_idle())
+    }
+
+    fn drop_weights(&mut self) {
+        self.coders.iter_mut().for_each(|coder| coder.weights = None);
     }
 
     fn tell_idle(&self) {
@@ -185,17 +182,8 @@ impl<B: Backend> Engine<B> {
             tensors,
             place: self.place,
         };
-        if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() != TensorDevice::Cpu {
-            schedule.prepare_next();
-            if let Some((clip, frame)) = runner.first_nonfinite(&mut schedule, &mut || watch.stop())? {
-                return Err(nonfinite::refused(
-                    call.input,
-                    call.direction,
-                    call.first_clip + clip,
-                    cone.first_input() + frame,
-                ));
-            }
-        }
+        schedule.prepare_next();
+        runner.refuse_nonfinite(&schedule, &mut || watch.stop())?;
         while schedule.prepare_next() == Next::Op {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
@@ -233,17 +221,15 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
     ));
 }
 
-/// Whether a backend can run a network. Checked early, so that no run fails half-way.
-fn check_network<B: Backend>(backend: &B, network: &Network) -> Result<()> {
-    let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-    backend.check_layers(&layouts, &network.attention_channels())
+/// Whether a backend can run the networks. Checked early, so that no run fails half-way.
+fn check_networks<B: Backend>(backend: &B, coders: &[Coder<B>; 2]) -> Result<()> {
+    coders.iter().try_for_each(|Coder { network, .. }| {
+        let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
+        backend.check_layers(&layouts, &network.attention_channels())
+    })
 }
 
 impl<B: Backend> DeviceSession for Engine<B> {
-    fn device(&self) -> &str {
-        &self.device
-    }
-
     fn place(&self) -> TensorDevice {
         self.place
     }
@@ -259,11 +245,11 @@ impl<B: Backend> DeviceSession for Engine<B> {
 
 impl<B: Backend> Session for Engine<B> {
     fn config(&self) -> &Config {
-        &self.encoder.network.config
+        &self.coders[0].network.config
     }
 
-    fn devices(&self) -> Vec<String> {
-        vec![self.device.clone()]
+    fn devices(&self) -> Vec<TensorDevice> {
+        vec![self.place]
     }
 
     fn settings(&self) -> &Settings {
@@ -275,13 +261,11 @@ impl<B: Backend> Session for Engine<B> {
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
         if backend_of(&settings) != backend_of(&self.settings) {
             let backend = Arc::new((self.make)(&settings)?);
-            check_network(&*backend, &self.encoder.network)?;
-            check_network(&*backend, &self.decoder.network)?;
+            check_networks(&*backend, &self.coders)?;
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             if backend.precision() != self.backend.precision() {
-                self.encoder.weights = None;
-                self.decoder.weights = None;
+                self.drop_weights();
             }
             self.backend = backend;
             self.tell_idle();
@@ -290,29 +274,16 @@ impl<B: Backend> Session for Engine<B> {
         Ok(())
     }
 
-    fn plan(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<PlanReport> {
-        check::input_shape(self.config(), direction, input, range.is_none())?;
-        Ok(self.find_plan(&self.job(direction, input, range)?, self.limit(), cancel)?.report())
+    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+        Ok(self.find_plan(&self.job(job)?, self.limit(), cancel)?.report())
     }
 
-    fn timelines(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<Vec<serde_json::Value>> {
-        check::input_shape(self.config(), direction, input, range.is_none())?;
+    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let limits = (self.limit(), self.host_limit());
-        let plan = self.find_plan(&self.job(direction, input, range)?, limits.0, cancel)?;
+        let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
         let timeline = plan.timeline(limits, &self.target().with_cancel(cancel));
-        if cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(vec![timeline.json(&self.device)]) }
+        check_cancel(cancel)?;
+        Ok(vec![timeline.json(&self.place.to_string())])
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
@@ -321,9 +292,7 @@ impl<B: Backend> Session for Engine<B> {
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let policy = self.settings.on_nonfinite;
-        if policy == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {
-            nonfinite::refuse(call.input, direction, job.cone.first_input(), control.cancel)?;
-        }
+        nonfinite::refuse(policy, call.input, direction, job.cone.first_input(), control.cancel)?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
@@ -335,11 +304,7 @@ impl<B: Backend> Session for Engine<B> {
         let begun = self.backend.begin(&mut workspace.memory, stream);
         let result = begun.and_then(|()| self.drive(call, &plan, &mut workspace.memory, control));
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let finished = nonfinite::finish(&*self.backend, &mut workspace.memory, stream, policy);
-        let by = traced(&*self.backend, place);
-        let finished = finished.and_then(|seen| {
-            trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut workspace.memory, by, true).map(|()| seen)
-        });
+        let finished = workspace.finish(&*self.backend, stream, &self.settings, place);
         if finished.is_ok() {
             self.workspace = Some(workspace);
         }
@@ -355,9 +320,9 @@ impl<B: Backend> Session for Engine<B> {
         first: u64,
         control: &Control,
     ) -> Result<Box<dyn FrameStream>> {
-        let input = Shape { frames: 0, ..input };
-        check::input_shape(self.config(), direction, input, true)?;
-        let cone = Arc::new(check::first_frame(&self.coder(direction).network, first)?);
+        let (input, network) = (Shape { frames: 0, ..input }, &self.coder(direction).network);
+        check::input_shape(network, input, true)?;
+        let cone = Arc::new(check::first_frame(network, first)?);
         let job = Job { direction, input, cone };
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         let (plan, workspace) = self.make_ready(&job, plan, control)?;
@@ -383,8 +348,7 @@ impl<B: Backend> Session for Engine<B> {
             self.workspace = None;
         }
         if what.weights {
-            self.encoder.weights = None;
-            self.decoder.weights = None;
+            self.drop_weights();
         }
         self.tell_idle();
     }

@@ -9,12 +9,12 @@ use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use super::check::StreamCheck;
 use super::runner::{HostTensors, Runner, Watch};
-use super::settings::{OnNonFinite, Settings};
-use super::trace::{self, traced};
+use super::settings::Settings;
 use super::weights::SharedWeights;
 use super::workspace::{Workspace, stream_for};
-use super::{Control, FrameStream, Outputs, Pull, check, nonfinite};
+use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
@@ -30,11 +30,7 @@ pub struct Streaming<B: Backend> {
     schedule: Schedule,
     settings: Settings,
     place: TensorDevice,
-    /// The shape that frames are pushed in.
-    input: Shape,
-    ended: bool,
-    /// Whether frames that were pushed got lost.
-    broken: bool,
+    check: StreamCheck,
     /// Output frames that the host has.
     pulled: u64,
     seen: NonFinite,
@@ -54,6 +50,7 @@ impl<B: Backend> Streaming<B> {
         (place, input): (TensorDevice, Shape),
         model: Arc<Fingerprint>,
     ) -> Streaming<B> {
+        let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![place]);
         Streaming {
             // A restored schedule has stored what the host has.
             pulled: schedule.stored(),
@@ -64,25 +61,11 @@ impl<B: Backend> Streaming<B> {
             schedule,
             settings,
             place,
-            input,
-            ended: false,
-            broken: false,
+            check,
             seen: NonFinite::default(),
             told: false,
             model,
         }
-    }
-
-    fn check_intact(&self) -> Result<()> {
-        match self.broken {
-            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
-            false => Ok(()),
-        }
-    }
-
-    fn collect_trace(&mut self) -> Result<()> {
-        let by = traced(&*self.backend, self.place);
-        trace::collect(self.settings.trace.as_ref(), &*self.backend, &mut self.workspace.memory, by, true)
     }
 
     /// Runs the steps that a call with these tensors can run.
@@ -106,68 +89,50 @@ impl<B: Backend> FrameStream for Streaming<B> {
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
-        self.check_intact()?;
+        self.check.intact()?;
         reserve::check()?;
         let Some(view) = input else {
-            if !self.ended {
-                self.ended = true;
+            if !std::mem::replace(&mut self.check.ended, true) {
                 let frames = self.schedule.loaded();
                 self.schedule.set_total(frames);
             }
             return Ok(0);
         };
-        if self.ended {
-            return Err(Error::State(
-                "frames: the clip was said to be complete; open another stream for the next".into(),
-            ));
-        }
-        let network = Arc::clone(&self.schedule.spec().network);
-        check::input(&network.config, network.direction, view, &[self.place])?;
-        check::continues(network.direction, view.shape(), self.input)?;
+        self.check.push(view)?;
         let taken = self.schedule.room().min(view.shape().frames);
-        let checked = self.settings.on_nonfinite == OnNonFinite::Fail && taken > 0;
-        if checked && view.device() == TensorDevice::Cpu {
-            nonfinite::refuse(view, network.direction, self.schedule.loaded(), &AtomicBool::new(false))?;
+        if taken > 0 {
+            let (direction, first) = (self.schedule.spec().network.direction, self.schedule.loaded());
+            nonfinite::refuse(self.settings.on_nonfinite, view, direction, first, &AtomicBool::new(false))?;
         }
         let tensors = HostTensors { input: Some(view), input_first: self.schedule.loaded(), ..HostTensors::default() };
         let (mut runner, schedule) = self.runner(tensors);
         for _ in 0..taken {
             schedule.load();
         }
-        let mut loaded = Ok(());
-        if checked && view.device() != TensorDevice::Cpu {
-            loaded = runner.first_nonfinite(schedule, &mut || false).and_then(|found| match found {
-                Some((clip, frame)) => {
-                    Err(nonfinite::refused(view, network.direction, clip, tensors.input_first + frame))
-                }
-                None => Ok(()),
-            });
-        }
+        let mut loaded = runner.refuse_nonfinite(schedule, &mut || false);
         while let (Ok(()), Some(Op::Load(_))) = (&loaded, schedule.front()) {
             loaded = runner.run(schedule, &mut || false);
             schedule.done();
         }
         // Also after a failure: nothing may touch the host's tensor once the call has returned.
-        let finished = self.backend.finish(&mut self.workspace.memory, None).and_then(|()| self.collect_trace());
+        let finished = self.backend.finish(&mut self.workspace.memory, None);
+        let finished = finished.and_then(|()| self.workspace.collect_trace(&*self.backend, &self.settings, self.place));
         // The schedule counts on frames that may not be there.
-        self.broken = loaded.is_err() || finished.is_err();
+        self.check.broken = loaded.is_err() || finished.is_err();
         loaded.and(finished).map(|()| taken)
     }
 
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         *written = 0;
-        self.check_intact()?;
+        self.check.intact()?;
+        self.check.pull(into)?;
         let Outputs { output, logvar, stream } = *into;
         let network = Arc::clone(&self.schedule.spec().network);
-        check::output(&network.config, network.direction, self.input, output, &[self.place], false)?;
-        if let Some(logvar) = logvar {
-            check::logvar(&network.config, network.direction, self.input, logvar, &[self.place], output)?;
-        }
         stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let stream = stream_for(stream, self.place, [Some(output), logvar]);
         self.backend.begin(&mut self.workspace.memory, stream)?;
         let mut watch = Watch::new(control, network.direction.name(), 0);
-        let (first, batch) = (self.pulled, self.input.batch);
+        let (first, batch) = (self.pulled, self.check.input.batch);
         let (mut runner, schedule) =
             self.runner(HostTensors { output: Some(output), logvar, output_first: first, ..HostTensors::default() });
         let result = loop {
@@ -201,20 +166,18 @@ impl<B: Backend> FrameStream for Streaming<B> {
         };
         self.pulled += *written;
         // Also after a failure: nothing may touch the host's tensors once the call has returned.
-        let policy = self.settings.on_nonfinite;
-        let finished = nonfinite::finish(&*self.backend, &mut self.workspace.memory, stream, policy);
-        let finished = finished.and_then(|seen| self.collect_trace().map(|()| seen));
+        let finished = self.workspace.finish(&*self.backend, stream, &self.settings, self.place);
         // A cancelled operation runs again. How far a failed one came is unknown.
         let failed = result.as_ref().is_err_and(|error| *error != Error::Cancelled);
-        self.broken = failed || finished.is_err();
+        self.check.broken = failed || finished.is_err();
         let seen = finished?;
         self.seen.loaded |= seen.loaded;
         self.seen.stored |= seen.stored;
         let pull = result?;
         if !self.told && self.seen != NonFinite::default() {
             self.told = true;
-            let told = nonfinite::report(self.seen, policy, network.direction, control);
-            self.broken = told.is_err();
+            let told = nonfinite::report(self.seen, self.settings.on_nonfinite, network.direction, control);
+            self.check.broken = told.is_err();
             told?;
         }
         Ok(pull)

@@ -149,11 +149,11 @@ pub fn collect<B: Backend>(
     trace: Option<&Trace>,
     backend: &B,
     memory: &mut B::Memory,
-    by: TracedDevice,
+    place: TensorDevice,
     is_last: bool,
 ) -> Result<()> {
     let Some(trace) = trace else { return Ok(()) };
-    trace.write_spans(&backend.take_spans(memory)?, by);
+    trace.write_spans(&backend.take_spans(memory)?, traced(backend, place));
     if is_last { backend.trace(memory, None).map(|_| ()) } else { Ok(()) }
 }
 

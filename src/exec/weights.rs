@@ -2,7 +2,7 @@
 
 use std::any::Any;
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use parking_lot::{Mutex, MutexGuard};
 use super::Allocators;
 use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
-use crate::error::{Error, Result};
+use crate::error::{Result, check_cancel};
+use crate::ir::TensorDevice;
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, LayerWeights};
 use crate::model::{Checkpoint, Direction, Layer, Network};
@@ -29,7 +30,7 @@ pub struct Weights<B: Backend> {
 #[derive(Debug, Clone, PartialEq)]
 pub struct WeightsKey {
     pub file: FileIdentity,
-    pub device: String,
+    pub place: TensorDevice,
     pub precision: Precision,
     pub direction: Direction,
     /// Per layer, whether its weights are offloaded.
@@ -65,9 +66,7 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
         if let Some(free) = entry.try_lock_for(PATIENCE) {
             return Ok(free);
         }
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled);
-        }
+        check_cancel(cancel)?;
     }
 }
 
@@ -143,76 +142,76 @@ fn transient_bytes(layer: &Layer) -> u64 {
     slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
 }
 
-/// The weights for `key`: those of another session if it has or loads them, else loaded now.
-pub fn share<B: Backend>(
-    backend: &B,
-    key: &WeightsKey,
-    path: &Path,
-    (network, bytes): (&Network, WeightBytes),
-    ledger: &Arc<Ledger>,
-    cancel: &AtomicBool,
-) -> Result<SharedWeights<B>> {
-    let entry = entry(key);
-    let mut weights = wait(&entry, cancel)?;
-    let pinned = Arc::new(ledger.hold_pinned(bytes.host));
-    let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
-    let (shared, held) = match known {
-        Some(shared) => (shared, ledger.hold(bytes.device())),
-        None => {
-            let (loaded, held) = load(backend, key, path, (network, bytes), ledger, cancel)?;
-            let loaded = Arc::new(loaded);
-            let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
-            *weights = Arc::downgrade(&any);
-            (loaded, held)
-        }
-    };
-    drop(weights);
-    Ok(SharedWeights { offloaded: key.offloaded.clone(), weights: shared, _entry: entry, held: Arc::new(held), pinned })
+/// What it takes to load the weights of `key`.
+pub struct Loading<'a, B: Backend> {
+    pub backend: &'a B,
+    pub key: WeightsKey,
+    pub path: &'a Path,
+    pub network: &'a Network,
+    pub bytes: WeightBytes,
+    pub ledger: &'a Arc<Ledger>,
+    pub cancel: &'a AtomicBool,
 }
 
 /// A store, and the bytes that are taken.
-struct Room<S> {
+struct WeightStore<S> {
     store: S,
     taken: u64,
 }
 
-fn load<B: Backend>(
-    backend: &B,
-    key: &WeightsKey,
-    path: &Path,
-    (network, bytes): (&Network, WeightBytes),
-    ledger: &Arc<Ledger>,
-    cancel: &AtomicBool,
-) -> Result<(Weights<B>, Held)> {
-    let checkpoint = Checkpoint::open(path)?;
-    if *checkpoint.identity() != key.file {
-        let why = "the file has changed since the handle was created; create a new handle";
-        return Err(Error::Checkpoint(format!("{}: {why}", path.display())));
+impl<B: Backend> Loading<'_, B> {
+    /// The weights of another session if it has or loads them, else loaded now.
+    pub fn share(self) -> Result<SharedWeights<B>> {
+        let entry = entry(&self.key);
+        let mut weights = wait(&entry, self.cancel)?;
+        let pinned = Arc::new(self.ledger.hold_pinned(self.bytes.host));
+        let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
+        let (shared, held) = match known {
+            Some(shared) => (shared, self.ledger.hold(self.bytes.device())),
+            None => {
+                let (loaded, held) = self.load()?;
+                let loaded = Arc::new(loaded);
+                let any: Arc<dyn Any + Send + Sync> = Arc::clone(&loaded) as _;
+                *weights = Arc::downgrade(&any);
+                (loaded, held)
+            }
+        };
+        drop(weights);
+        let held = Arc::new(held);
+        Ok(SharedWeights { offloaded: self.key.offloaded, weights: shared, _entry: entry, held, pinned })
     }
-    let mut convs = Vec::with_capacity(network.layers.len());
-    // A device has all of its weights in one block; the host takes memory as it goes.
-    let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
-    let mut resident = Room { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
-    let mut host = match bytes.host {
-        0 => None,
-        bytes => Some(Room { store: backend.allocate_weights(bytes, Residency::Host)?, taken: 0 }),
-    };
-    for (layer, offloaded) in network.layers.iter().zip(&key.offloaded) {
-        if cancel.load(Ordering::Relaxed) {
-            return Err(Error::Cancelled);
+
+    fn load(&self) -> Result<(Weights<B>, Held)> {
+        let Loading { backend, key, network, bytes, ledger, .. } = self;
+        let checkpoint = Checkpoint::reopen(self.path, &key.file)?;
+        let mut convs = Vec::with_capacity(network.layers.len());
+        // A device has all of its weights in one block; the host takes memory as it goes.
+        let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
+        let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
+        let mut host = match bytes.host {
+            0 => None,
+            bytes => Some(WeightStore { store: backend.allocate_weights(bytes, Residency::Host)?, taken: 0 }),
+        };
+        for (layer, offloaded) in network.layers.iter().zip(&key.offloaded) {
+            check_cancel(self.cancel)?;
+            reserve::check()?;
+            let layout = &layer.layout;
+            let _transient = B::HOST_MEMORY.then(|| {
+                held.grow(backend.sizes().weight_bytes(layout));
+                ledger.hold(transient_bytes(layer))
+            });
+            let into = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
+            convs.push(backend.prepare(
+                &into.store,
+                into.taken,
+                layout,
+                &mut LayerWeights::new(&checkpoint, layer)?,
+            )?);
+            into.taken += backend.sizes().weight_bytes(layout);
         }
-        reserve::check()?;
-        let layout = &layer.layout;
-        let _transient = B::HOST_MEMORY.then(|| {
-            held.grow(backend.sizes().weight_bytes(layout));
-            ledger.hold(transient_bytes(layer))
-        });
-        let room = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
-        convs.push(backend.prepare(&room.store, room.taken, layout, &mut LayerWeights::new(&checkpoint, layer)?)?);
-        room.taken += backend.sizes().weight_bytes(layout);
+        // A file that changed during the load may have given a mix.
+        checkpoint.verify_unchanged()?;
+        let pageable = host.is_some_and(|host| backend.is_pageable_store(&host.store));
+        Ok((Weights { convs, pageable }, held))
     }
-    // A file that changed during the load may have given a mix.
-    checkpoint.verify_unchanged()?;
-    let pageable = host.is_some_and(|room| backend.is_pageable_store(&room.store));
-    Ok((Weights { convs, pageable }, held))
 }

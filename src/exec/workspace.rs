@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use super::ledger::{Held, Ledger};
-use crate::backend::{Backend, HostStream};
+use super::settings::{OnNonFinite, Settings};
+use super::trace;
+use crate::backend::{Backend, HostStream, NonFinite};
 use crate::error::Result;
 use crate::ir::{PinnedBytes, TensorDevice, View};
 use crate::plan::Plan;
@@ -24,6 +26,31 @@ impl<B: Backend> Workspace<B> {
         let memory = backend.allocate(bytes, host)?;
         let held = ledger.hold(bytes + plan.mapping_bytes());
         Ok(Workspace { memory, bytes, held, host, _pinned: ledger.hold_pinned(host.total()) })
+    }
+
+    /// Ends a call. On a host's stream it waits for the result only if non-finite values are errors.
+    pub fn finish(
+        &mut self,
+        backend: &B,
+        stream: Option<HostStream>,
+        settings: &Settings,
+        place: TensorDevice,
+    ) -> Result<NonFinite> {
+        backend.finish(&mut self.memory, stream)?;
+        let seen = match stream {
+            Some(_) if settings.on_nonfinite == OnNonFinite::Propagate => NonFinite::default(),
+            _ => {
+                stream.map_or(Ok(()), |_| backend.finish(&mut self.memory, None))?;
+                backend.take_nonfinite(&mut self.memory)
+            }
+        };
+        self.collect_trace(backend, settings, place)?;
+        Ok(seen)
+    }
+
+    /// Writes the trace of a call that has ended, if there is one.
+    pub fn collect_trace(&mut self, backend: &B, settings: &Settings, place: TensorDevice) -> Result<()> {
+        trace::collect(settings.trace.as_ref(), backend, &mut self.memory, place, true)
     }
 
     /// Whether it is exactly what a plan asks for.

@@ -1,4 +1,34 @@
-//! Element types a host may pass.
+//! The kinds of tensors a host may pass, and their element types.
+
+use std::ffi::CStr;
+
+/// What a tensor at the boundary holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TensorKind {
+    Video,
+    Latent,
+}
+
+impl TensorKind {
+    pub const fn c_name(self) -> &'static CStr {
+        match self {
+            TensorKind::Video => c"video",
+            TensorKind::Latent => c"latent",
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        self.c_name().to_str().expect("it is ASCII")
+    }
+
+    /// Accepted element types.
+    pub const fn dtypes(self) -> &'static [DType] {
+        match self {
+            TensorKind::Video => &DType::ALL,
+            TensorKind::Latent => &[DType::F16, DType::BF16, DType::F32],
+        }
+    }
+}
 
 /// The element types of the C ABI. The numbers are DLPack's: code, bits, lanes from the lowest byte up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

@@ -15,7 +15,7 @@ mod tensor_op;
 mod view;
 
 pub use conv::{ConvLayout, ConvSource, LayerId, Prologue, Window};
-pub use dtype::DType;
+pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
 pub use location::{CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns};
 pub use op::{

@@ -8,7 +8,7 @@ mod ports;
 
 pub use docs::markdown;
 pub use params::{PARAMS, Param, ParamKind, Value};
-pub use ports::{NODES, Node, Port, PortKind};
+pub use ports::{NODES, Node, Port};
 
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};

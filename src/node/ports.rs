@@ -3,32 +3,8 @@
 use std::ffi::CStr;
 
 use super::{PARAMS, Param};
-use crate::ir::DType;
+use crate::ir::TensorKind;
 use crate::model::Direction;
-
-/// The kind of tensor at a port. Ports of the same kind can be connected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PortKind {
-    Video,
-    Latent,
-}
-
-impl PortKind {
-    pub const fn name(self) -> &'static CStr {
-        match self {
-            PortKind::Video => c"video",
-            PortKind::Latent => c"latent",
-        }
-    }
-
-    /// Accepted element types.
-    pub const fn dtypes(self) -> &'static [DType] {
-        match self {
-            PortKind::Video => &[DType::U8, DType::U16, DType::F16, DType::BF16, DType::F32],
-            PortKind::Latent => &[DType::F16, DType::BF16, DType::F32],
-        }
-    }
-}
 
 #[derive(Debug)]
 pub struct Port {
@@ -36,7 +12,8 @@ pub struct Port {
     pub output: bool,
     /// May be left out.
     pub optional: bool,
-    pub kind: PortKind,
+    /// Ports of the same kind can be connected.
+    pub kind: TensorKind,
     pub help: &'static CStr,
 }
 
@@ -72,21 +49,21 @@ pub static NODES: &[Node] = &[
                 name: c"video",
                 output: false,
                 optional: false,
-                kind: PortKind::Video,
+                kind: TensorKind::Video,
                 help: c"The clip, [B, 3, T, H, W] in any memory layout. Lengths other than 4n+1 are padded with the last frame, sizes that are not a multiple of 8 with the edge.",
             },
             Port {
                 name: c"latent",
                 output: true,
                 optional: false,
-                kind: PortKind::Latent,
+                kind: TensorKind::Latent,
                 help: c"Mean of the distribution or a sample of it, times scaling_factor.",
             },
             Port {
                 name: c"logvar",
                 output: true,
                 optional: true,
-                kind: PortKind::Latent,
+                kind: TensorKind::Latent,
                 help: c"Logarithm of the distribution's variance, in the shape of latent.",
             },
         ],
@@ -101,14 +78,14 @@ pub static NODES: &[Node] = &[
                 name: c"latent",
                 output: false,
                 optional: false,
-                kind: PortKind::Latent,
+                kind: TensorKind::Latent,
                 help: c"Latents of encode, [B, 16, T, H, W], times scaling_factor.",
             },
             Port {
                 name: c"video",
                 output: true,
                 optional: false,
-                kind: PortKind::Video,
+                kind: TensorKind::Video,
                 help: c"The clip. If it is shorter or smaller than the latents imply, the rest is cropped.",
             },
         ],

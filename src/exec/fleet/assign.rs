@@ -92,7 +92,7 @@ fn plan(
     let with_parts = members.iter_mut().zip(division).collect();
     let plan = |(member, parts): (&mut Member, &Vec<Part>)| {
         let plan = |part: &Part| {
-            let report = member.session.plan(job.direction(), job.clip_shape(part), job.range(part), cancel)?;
+            let report = member.session.plan(&job.shape(part), cancel)?;
             Ok((part.clone(), report))
         };
         parts.iter().map(plan).collect()
@@ -126,7 +126,7 @@ pub fn report(members: &[Member], job: &FleetJob, all: &[Assignment], took: &[f6
     let device = |(index, member): (usize, &Member)| {
         let own: Vec<_> = parts(index).cloned().collect();
         DeviceReport {
-            device: member.session.device().into(),
+            device: member.session.place().to_string(),
             parts: parts(index).map(|(part, _)| (part.clips.clone(), job.clip_frames(part))).collect(),
             seconds: member.expected_seconds(job.direction(), &own),
             measured_seconds: took.get(index).copied().unwrap_or(0.0),

@@ -4,8 +4,8 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::divide::Part;
-use crate::exec::{Call, ClipRange};
-use crate::ir::{FrameShape, Shape, View};
+use crate::exec::{Call, ClipRange, JobShape};
+use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::cone_work;
 
@@ -66,14 +66,9 @@ impl FleetJob {
     }
 
     fn work(&self, first: u64, frames: u64) -> f64 {
-        let scale = match self.direction() {
-            Direction::Encode => self.network.config.spatial_scale(),
-            Direction::Decode => 1,
-        };
-        let whole = |length: u64| length.div_ceil(scale) * scale;
-        let shape = FrameShape::new(whole(self.clip.height), whole(self.clip.width), self.network.input_channels());
         let cone = Cone::new(&self.network, FrameRange { first, end: Some(first + frames) });
-        cone_work(&self.network, &cone, shape, cone.inputs(u64::MAX).end) as f64
+        let frame = self.network.input_frame(self.clip);
+        cone_work(&self.network, &cone, frame, cone.inputs(u64::MAX).end) as f64
     }
 
     /// What it costs to begin with an output frame, in frames' worth of work.
@@ -91,9 +86,10 @@ impl FleetJob {
         (!is_whole).then_some(ClipRange { clip_frames: self.clip.frames, first, count })
     }
 
-    /// The shape of the clips of a part.
-    pub fn clip_shape(&self, part: &Part) -> Shape {
-        Shape { batch: part.clip_count(), ..self.clip }
+    /// What a part is to the session of its member.
+    pub fn shape(&self, part: &Part) -> JobShape {
+        let input = Shape { batch: part.clip_count(), ..self.clip };
+        JobShape { direction: self.direction(), input, range: self.range(part) }
     }
 
     /// The shape that the host passes in.

@@ -92,7 +92,7 @@ impl Fleet {
             self.members.iter_mut().for_each(|member| member.try_again(true));
         }
         let able = self.members.iter().filter(|member| member.is_able());
-        let kinds: Vec<_> = able.map(|m| (m.session.device(), m.session.arithmetic())).collect();
+        let kinds: Vec<_> = able.map(|m| (m.session.place(), m.session.arithmetic())).collect();
         let Some((other, kind)) = kinds.iter().find(|(_, kind)| *kind != kinds[0].1) else { return Ok(false) };
         if self.settings.mixed_devices {
             return Ok(true);
@@ -117,7 +117,7 @@ impl Fleet {
         let mut timelines = Vec::new();
         for (member, part) in all.iter().filter_map(|a| Some((a.member, &a.parts.first()?.0))) {
             let session = &self.members[member].session;
-            timelines.extend(session.timelines(job.direction(), job.clip_shape(part), job.range(part), cancel)?);
+            timelines.extend(session.timelines(&job.shape(part), cancel)?);
         }
         Ok(timelines)
     }
@@ -161,8 +161,8 @@ impl Fleet {
     fn warn_left_out(&mut self, control: &Control) {
         for member in &mut self.members {
             if let Some(why) = member.news() {
-                let device = member.session.device();
-                control.warn(format_args!("{device} failed, so the other devices do its part: {why}"));
+                let place = member.session.place();
+                control.warn(format_args!("{place} failed, so the other devices do its part: {why}"));
             }
         }
     }

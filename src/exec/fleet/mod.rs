@@ -22,8 +22,8 @@ use self::job::{FleetJob, Tensors};
 use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
-use super::settings::{OnNonFinite, Settings};
-use super::{Call, ClipRange, Control, DeviceSession, FrameStream, Session, Trim, check, nonfinite};
+use super::settings::Settings;
+use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
 use crate::model::{Config, Direction};
@@ -61,8 +61,8 @@ impl Session for FleetSession {
         &self.config
     }
 
-    fn devices(&self) -> Vec<String> {
-        self.fleet.lock().members.iter().map(|member| member.session.device().to_owned()).collect()
+    fn devices(&self) -> Vec<TensorDevice> {
+        self.fleet.lock().places()
     }
 
     fn settings(&self) -> &Settings {
@@ -75,41 +75,23 @@ impl Session for FleetSession {
         Ok(())
     }
 
-    fn plan(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<PlanReport> {
-        check::input_shape(&self.config, direction, input, range.is_none())?;
+    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
-        let network = Arc::clone(fleet.network(direction));
-        if let Some(range) = range {
-            check::range(&network, range)?;
+        let network = Arc::clone(fleet.network(job.direction));
+        check::job(&network, job)?;
+        match job.input.frames {
+            0 => stream::plan(&mut fleet, &network, job.input, 0, cancel),
+            _ => fleet.plan(&FleetJob::new(&network, job.input, job.range, None), cancel),
         }
-        if input.frames == 0 {
-            return stream::plan(&mut fleet, &network, input, 0, cancel);
-        }
-        fleet.plan(&FleetJob::new(&network, input, range, None), cancel)
     }
 
-    fn timelines(
-        &self,
-        direction: Direction,
-        input: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<Vec<serde_json::Value>> {
-        check::input_shape(&self.config, direction, input, range.is_none())?;
+    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let mut fleet = self.fleet.lock();
-        let network = Arc::clone(fleet.network(direction));
-        if let Some(range) = range {
-            check::range(&network, range)?;
-        }
-        let job = match input.frames {
-            0 => stream::round(&fleet, &network, input)?,
-            _ => FleetJob::new(&network, input, range, None),
+        let network = Arc::clone(fleet.network(job.direction));
+        check::job(&network, job)?;
+        let job = match job.input.frames {
+            0 => stream::round(&fleet, &network, job.input)?,
+            _ => FleetJob::new(&network, job.input, job.range, None),
         };
         fleet.timelines(&job, cancel)
     }
@@ -119,9 +101,8 @@ impl Session for FleetSession {
         let network = Arc::clone(fleet.network(call.direction));
         let cone = check::call(&network, call, &fleet.places())?;
         refuse_stream(call.stream.is_some())?;
-        if self.settings.on_nonfinite == OnNonFinite::Fail && call.input.device() == TensorDevice::Cpu {
-            nonfinite::refuse(call.input, call.direction, cone.first_input(), control.cancel)?;
-        }
+        let policy = self.settings.on_nonfinite;
+        nonfinite::refuse(policy, call.input, call.direction, cone.first_input(), control.cancel)?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         fleet.run(&job, &tensors, control)
@@ -134,8 +115,6 @@ impl Session for FleetSession {
         first: u64,
         control: &Control,
     ) -> Result<Box<dyn FrameStream>> {
-        let input = Shape { frames: 0, ..input };
-        check::input_shape(&self.config, direction, input, true)?;
         Ok(Box::new(stream::open(&self.fleet, &self.ledger, (direction, input, first), control.cancel)?))
     }
 

@@ -15,6 +15,7 @@ use super::member::{self, Member};
 use crate::error::{Error, Result};
 use crate::exec::runner::Watch;
 use crate::exec::{Control, LogLevel, LogSink, Progress};
+use crate::ir::TensorDevice;
 
 /// How often the calling thread looks up while members are silent.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -166,13 +167,13 @@ fn watch(told: &Receiver<Message>, stage: &'static str, meter: &mut Meter, contr
 /// Hands a member's log to the calling thread.
 struct Relay<'a> {
     tell: &'a Sender<Message>,
-    device: &'a str,
+    place: TensorDevice,
 }
 
 impl LogSink for Relay<'_> {
     fn log(&self, level: LogLevel, message: fmt::Arguments) {
         // The calling thread listens until all senders are gone.
-        let _ = self.tell.send(Message::Log(level, format!("{}: {message}", self.device)));
+        let _ = self.tell.send(Message::Log(level, format!("{}: {message}", self.place)));
     }
 }
 
@@ -199,8 +200,8 @@ impl Worker<'_> {
 
     /// Seconds from the first operation on.
     fn run_part(&mut self, part: &Part, number: usize, work: Work, cancel: &AtomicBool, listens: bool) -> Result<f64> {
-        let (tell, device) = (&self.tell, self.member.session.device().to_owned());
-        let (relay, stage) = (Relay { tell, device: &device }, work.job.direction().name());
+        let (tell, place) = (&self.tell, self.member.session.place());
+        let (relay, stage) = (Relay { tell, place }, work.job.direction().name());
         let mut begun = None;
         let mut progress = |progress: Progress| {
             if progress.stage == stage && progress.total > 0 {
@@ -212,7 +213,7 @@ impl Worker<'_> {
             false
         };
         let session = &mut self.member.session;
-        let near = NearTensors::new(work.job.tensors(part, work.tensors), session.place())?;
+        let near = NearTensors::new(work.job.tensors(part, work.tensors), place)?;
         let log = listens.then_some(&relay as &dyn LogSink);
         let mut control = Control { cancel, progress: Some(&mut progress), log };
         session.run(&work.job.call(part, &near.tensors), &mut control)?;

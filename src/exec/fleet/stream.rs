@@ -13,8 +13,9 @@ use super::job::{FleetJob, Tensors};
 use super::members::{Fleet, refuse_stream};
 use crate::backend::{copy_tensor, host_memory};
 use crate::error::{Error, Result};
+use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
-use crate::exec::settings::{Limit, OnNonFinite, Settings};
+use crate::exec::settings::{Limit, Settings};
 use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
@@ -34,8 +35,7 @@ pub struct FleetStream {
     ledger: Arc<Ledger>,
     settings: Settings,
     network: Arc<Network>,
-    /// The shape that frames are pushed in.
-    input: Shape,
+    check: StreamCheck,
     /// Output frames of a round.
     round: u64,
     /// The first output frame that no round has made.
@@ -45,8 +45,6 @@ pub struct FleetStream {
     loaded: u64,
     /// What the last round made and the host has not pulled.
     outputs: Option<Made>,
-    ended: bool,
-    broken: bool,
     plan: PlanReport,
     held: Held,
 }
@@ -65,21 +63,20 @@ pub fn open(
     cancel: &AtomicBool,
 ) -> Result<FleetStream> {
     let mut locked = fleet.lock();
-    let network = Arc::clone(locked.network(direction));
+    let (network, input) = (Arc::clone(locked.network(direction)), Shape { frames: 0, ..input });
+    check::input_shape(&network, input, true)?;
     let cone = check::first_frame(&network, first)?;
     let plan = plan(&mut locked, &network, input, first, cancel)?;
     Ok(FleetStream {
         settings: locked.settings.clone(),
         fleet: Arc::clone(fleet),
         ledger: Arc::clone(ledger),
-        input: Shape { frames: 0, ..input },
+        check: StreamCheck::new(Arc::clone(&network), input, locked.places()),
         round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
         next: first,
         inputs: None,
         loaded: cone.first_input(),
         outputs: None,
-        ended: false,
-        broken: false,
         held: ledger.hold_pinned(0),
         network,
         plan,
@@ -158,13 +155,9 @@ fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
 /// Host memory for the input and output of a round, in the widest type. Log-variances are as large as latents.
 fn round_bytes(network: &Network, input: Shape, frames: u64) -> u64 {
     let inputs = Cone::new(network, FrameRange { first: FAR, end: Some(FAR + frames) }).inputs(u64::MAX);
-    let scale = network.config.spatial_scale();
-    let pixels = input.height * input.width;
-    let output = match network.direction {
-        Direction::Encode => input.height.div_ceil(scale) * input.width.div_ceil(scale) * network.output_channels(),
-        Direction::Decode => pixels * scale * scale * network.output_channels(),
-    };
-    4 * input.batch * ((inputs.end - inputs.start) * pixels * input.channels + frames * output)
+    let output = network.output_shape(network.input_frame(input)).elements();
+    let input_frame = input.height * input.width * input.channels;
+    4 * input.batch * ((inputs.end - inputs.start) * input_frame + frames * output)
 }
 
 impl FleetStream {
@@ -172,13 +165,6 @@ impl FleetStream {
     fn needed(&self) -> Range<u64> {
         let range = FrameRange { first: self.next, end: Some(self.next + self.round) };
         Cone::new(&self.network, range).inputs(u64::MAX)
-    }
-
-    fn check_intact(&self) -> Result<()> {
-        match self.broken {
-            true => Err(Error::State("stream: a call failed, so frames are missing; open another stream".into())),
-            false => Ok(()),
-        }
     }
 
     /// Counts the frames that are held.
@@ -195,7 +181,7 @@ impl FleetStream {
         }
         let pushed = self.inputs.as_ref().map_or(0, Frames::count) > 0;
         let all = if pushed { self.network.output_frames(self.loaded) } else { 0 };
-        self.ended.then(|| all.saturating_sub(self.next).min(self.round))
+        self.check.ended.then(|| all.saturating_sub(self.next).min(self.round))
     }
 
     /// Runs a round of `count` frames, with outputs like those of a pull.
@@ -216,7 +202,8 @@ impl FleetStream {
             output: made.output.view(0..count)?,
             logvar: made.logvar.as_ref().map(|logvar| logvar.view(0..count)).transpose()?,
         };
-        let job = FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.input }, Some(range), Some(count));
+        let job =
+            FleetJob::new(&self.network, Shape { frames: self.loaded, ..self.check.input }, Some(range), Some(count));
         let plan = self.fleet.lock().with_settings(&self.settings, |fleet| fleet.run(&job, &tensors, control))?;
         self.plan = of_stream(plan, self.plan.range.first, self.round);
         self.next += count;
@@ -292,19 +279,12 @@ impl FrameStream for FleetStream {
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {
-        self.check_intact()?;
+        self.check.intact()?;
         let Some(view) = input else {
-            self.ended = true;
+            self.check.ended = true;
             return Ok(0);
         };
-        if self.ended {
-            return Err(Error::State(
-                "frames: the clip was said to be complete; open another stream for the next".into(),
-            ));
-        }
-        let direction = self.network.direction;
-        check::input(&self.network.config, direction, view, &self.fleet.lock().places())?;
-        check::continues(direction, view.shape(), self.input)?;
+        self.check.push(view)?;
         let (needed, first) = (self.needed(), self.inputs.as_ref().map_or(0, Frames::count));
         let frames = self.inputs.get_or_insert_with(|| Frames::like(view));
         if !frames.is_like(view) {
@@ -319,11 +299,9 @@ impl FrameStream for FleetStream {
             frames.reserve(needed.end - needed.start)?;
             frames.grow(first + taken)?;
             let own = frames.view(first..first + taken)?;
-            let mut copied = copy_tensor(&view.frames(0..taken), &own);
-            if self.settings.on_nonfinite == OnNonFinite::Fail {
-                let check = || nonfinite::refuse(&own, direction, self.loaded, &AtomicBool::new(false));
-                copied = copied.and_then(|()| check());
-            }
+            let (policy, direction) = (self.settings.on_nonfinite, self.network.direction);
+            let copied = copy_tensor(&view.frames(0..taken), &own)
+                .and_then(|()| nonfinite::refuse(policy, &own, direction, self.loaded, &AtomicBool::new(false)));
             if copied.is_err() {
                 frames.grow(first)?;
             }
@@ -336,16 +314,11 @@ impl FrameStream for FleetStream {
 
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull> {
         *written = 0;
-        self.check_intact()?;
+        self.check.intact()?;
         refuse_stream(into.stream.is_some())?;
-        let (network, places) = (Arc::clone(&self.network), self.fleet.lock().places());
-        let (config, direction) = (&network.config, network.direction);
-        check::output(config, direction, self.input, into.output, &places, false)?;
-        if let Some(logvar) = into.logvar {
-            check::logvar(config, direction, self.input, logvar, &places, into.output)?;
-        }
+        self.check.pull(into)?;
         let pulled = self.pull_all(into, control, written);
-        self.broken = pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
+        self.check.broken = pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
         pulled
     }
 

@@ -21,9 +21,6 @@ struct Failing {
 }
 
 impl DeviceSession for Failing {
-    fn device(&self) -> &str {
-        self.inner.device()
-    }
     fn place(&self) -> TensorDevice {
         self.inner.place()
     }
@@ -39,7 +36,7 @@ impl Session for Failing {
     fn config(&self) -> &Config {
         self.inner.config()
     }
-    fn devices(&self) -> Vec<String> {
+    fn devices(&self) -> Vec<TensorDevice> {
         self.inner.devices()
     }
     fn settings(&self) -> &Settings {
@@ -48,17 +45,11 @@ impl Session for Failing {
     fn configure(&mut self, settings: Settings) -> Result<()> {
         self.inner.configure(settings)
     }
-    fn plan(&self, d: Direction, shape: Shape, range: Option<ClipRange>, cancel: &AtomicBool) -> Result<PlanReport> {
-        self.inner.plan(d, shape, range, cancel)
+    fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
+        self.inner.plan(job, cancel)
     }
-    fn timelines(
-        &self,
-        d: Direction,
-        shape: Shape,
-        range: Option<ClipRange>,
-        cancel: &AtomicBool,
-    ) -> Result<Vec<Value>> {
-        self.inner.timelines(d, shape, range, cancel)
+    fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<Value>> {
+        self.inner.timelines(job, cancel)
     }
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         self.runs.fetch_add(1, Relaxed);
@@ -91,7 +82,7 @@ fn weights() -> PathBuf {
 
 /// Two members, of which the first fails.
 fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
-    let member = || open_one(DeviceName::Cpu, &weights(), Allocators::default(), node::defaults()).unwrap();
+    let member = || open_one(TensorDevice::Cpu, &weights(), Allocators::default(), node::defaults()).unwrap();
     let runs = Arc::new(AtomicU64::new(0));
     let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
     (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
@@ -141,7 +132,8 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
 }
 
 fn expected() -> Vec<f32> {
-    let mut one = open(&[DeviceName::Cpu], &weights(), Allocators::default(), node::defaults()).unwrap();
+    let mut one =
+        open(&[DeviceName::Place(TensorDevice::Cpu)], &weights(), Allocators::default(), node::defaults()).unwrap();
     decode(&mut *one, &mut Heard::default()).unwrap().0
 }
 

@@ -172,10 +172,7 @@ impl<B: Backend> Engine<B> {
     pub(super) fn make_room(&mut self, direction: Direction, plan: &Plan) {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
-        let other = match direction {
-            Direction::Encode => &mut self.decoder,
-            Direction::Decode => &mut self.encoder,
-        };
+        let other = &mut self.coders[1 - direction as usize];
         let both_fit = |share: &SharedWeights<B>| {
             share.bytes().saturating_add(plan.device_bytes()) <= limit
                 && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit

@@ -10,7 +10,7 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
 use crate::exec::stream::{in_pieces, region_of};
-use crate::exec::{Control, FrameStream, Session, check};
+use crate::exec::{Control, FrameStream, check};
 use crate::model::Direction;
 use crate::plan::{self, Bytes, Plan};
 use crate::{reserve, workers};
@@ -28,8 +28,9 @@ impl<B: Backend> Engine<B> {
             return Err(refuse("belongs to another checkpoint; open the one that it was saved with"));
         }
         let (direction, input) = (header.direction, header.input);
-        check::input_shape(self.config(), direction, input, true).map_err(refuse)?;
-        let cone = check::first_frame(&self.coder(direction).network, header.first).map_err(refuse)?;
+        let network = &self.coder(direction).network;
+        check::input_shape(network, input, true).map_err(refuse)?;
+        let cone = check::first_frame(network, header.first).map_err(refuse)?;
         if header.loaded < cone.first_input() {
             return Err(refuse("is damaged: it has taken fewer frames than come before its first"));
         }

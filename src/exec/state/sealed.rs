@@ -1,19 +1,15 @@
 //! Reads and writes bytes with a running checksum. The host may cancel between pieces.
 
 use std::io::{Read, Write};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use super::refuse;
 use crate::checksum::Checksum;
-use crate::error::{Error, Result};
+use crate::error::{Result, check_cancel};
 use crate::reserve;
 
 /// Bytes of a checksum.
 pub const SEAL: u64 = 8;
-
-fn check_cancel(cancel: &AtomicBool) -> Result<()> {
-    if cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(()) }
-}
 
 pub struct SealedWriter<'a> {
     into: &'a mut dyn Write,

@@ -36,8 +36,8 @@ impl<B: Backend> Streaming<B> {
 
     /// Fails if the stream cannot be saved now: it is broken, ended, or has frames to pull.
     fn check_waiting(&mut self) -> Result<()> {
-        self.check_intact()?;
-        if self.ended {
+        self.check.intact()?;
+        if self.check.ended {
             let why = "the clip was said to be complete, so there is nothing to go on with; pull the rest";
             return Err(Error::State(format!("stream: {why}")));
         }
@@ -53,7 +53,7 @@ impl<B: Backend> Streaming<B> {
         StateHeader {
             model,
             direction: spec.network.direction,
-            input: self.input,
+            input: self.check.input,
             numbers: Numbers::of(&self.settings),
             plan: spec.saved_plan(),
             first: spec.cone.range().first,

@@ -7,6 +7,7 @@ use super::device::Gpu;
 use super::error::check;
 use crate::backend::device::DeviceInfo;
 use crate::error::Result;
+use crate::ir::TensorDevice;
 
 /// As nvidia-smi prints it and CUDA_VISIBLE_DEVICES takes it.
 fn uuid(gpu: &Gpu) -> Result<String> {
@@ -41,7 +42,7 @@ pub fn devices() -> Vec<DeviceInfo> {
     let usable = gpus.filter(|(_, gpu)| gpu.check_capability().is_ok());
     usable
         .map(|(index, gpu)| DeviceInfo {
-            id: format!("cuda:{index}"),
+            place: TensorDevice::Cuda(index),
             memory_total: gpu.memory_total,
             memory_free: free_bytes(index, &gpu),
             uuid: uuid(&gpu).unwrap_or_default(),

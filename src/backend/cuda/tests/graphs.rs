@@ -14,7 +14,7 @@ fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
     let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"));
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(&[DeviceName::Cuda(0)], &weights, Allocators::default(), settings).unwrap()
+    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], &weights, Allocators::default(), settings).unwrap()
 }
 
 /// A clip of latents, and room for its frames.

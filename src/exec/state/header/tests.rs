@@ -1,3 +1,5 @@
+//! Headers survive writing and reading; damaged and foreign ones are refused.
+
 use std::sync::atomic::AtomicBool;
 
 use super::*;

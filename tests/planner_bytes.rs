@@ -6,7 +6,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::SeqCst};
 
-use common::{Buffer, Random, Vae, create_info, golden, on_every_device, small};
+use common::{Buffer, Random, Vae, create_info, golden, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 /// A host's allocator that counts, and fails on demand.

@@ -42,6 +42,22 @@ impl<'a> Addend<'a> {
     }
 }
 
+/// What a layer is to compute: output frames, and what is added to them. Those from `first_cached` on stay cached.
+#[derive(Clone)]
+pub struct LayerOutputs<'a> {
+    pub layer: LayerId,
+    pub frames: Range<u64>,
+    pub addend: Addend<'a>,
+    pub first_cached: u64,
+}
+
+impl LayerOutputs<'_> {
+    /// With nothing added.
+    pub fn plain(layer: LayerId, frames: Range<u64>, first_cached: u64) -> LayerOutputs<'static> {
+        LayerOutputs { layer, frames, addend: Addend::None, first_cached }
+    }
+}
+
 /// Emits the layers of one work item.
 #[derive(Debug)]
 pub struct Emitter {
@@ -73,64 +89,44 @@ impl Emitter {
         if frames.is_empty() {
             return Vec::new();
         }
-        self.conv_queued(head, frames, Addend::None, first_cached, to).into_iter().map(FrameRef::Resident).collect()
+        let made = self.conv_queued(&LayerOutputs::plain(head, frames, first_cached), to);
+        made.into_iter().map(FrameRef::Resident).collect()
     }
 
     pub fn is_banded(&self, layer: LayerId) -> bool {
         self.policy.caches[layer] != CachePolicy::Resident
     }
 
-    /// The inputs of a layer that waited for its first output. `None` if `frames` is empty: then these wait too.
-    fn waited(
-        &mut self,
-        layer: LayerId,
-        frames: &Range<u64>,
-        inputs: &[SlotRef],
-        arena: &mut Arena,
-    ) -> Option<Vec<SlotRef>> {
-        if !frames.is_empty() {
-            return Some(std::mem::take(&mut self.waiting[layer]));
+    /// The inputs of a layer that waited for its first output. `None` if there is no output yet: then these wait too.
+    fn waited(&mut self, of: &LayerOutputs, inputs: &[SlotRef], arena: &mut Arena) -> Option<Vec<SlotRef>> {
+        if !of.frames.is_empty() {
+            return Some(std::mem::take(&mut self.waiting[of.layer]));
         }
         resident(inputs).into_iter().for_each(|slot| arena.keep(slot));
-        self.waiting[layer].extend(inputs);
+        self.waiting[of.layer].extend(inputs);
         None
     }
 
     /// A layer's outputs for inputs that other layers read too. There may be more inputs than outputs at first.
-    pub fn conv(
-        &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
-        inputs: &[SlotRef],
-        addend: Addend,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
-        let Some(waited) = self.waited(layer, &frames, inputs, &mut to.arenas.device) else { return Vec::new() };
+    pub fn conv(&mut self, of: &LayerOutputs, inputs: &[SlotRef], to: &mut Sink) -> Vec<SlotRef> {
+        let Some(waited) = self.waited(of, inputs, &mut to.arenas.device) else { return Vec::new() };
         let inputs = [&waited, inputs].concat();
-        let outputs = match self.is_banded(layer) {
-            true => self.conv_banded(layer, frames, &inputs, false, addend, first_cached, to),
-            false => self.conv_resident(layer, frames, &resident(&inputs), addend, first_cached, to),
+        let outputs = match self.is_banded(of.layer) {
+            true => self.conv_banded(of, &inputs, false, to),
+            false => self.conv_resident(of, &resident(&inputs), to),
         };
         drop_frames(waited, to.arenas);
         outputs
     }
 
-    fn conv_resident(
-        &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
-        inputs: &[Slot],
-        addend: Addend,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
+    fn conv_resident(&mut self, of: &LayerOutputs, inputs: &[Slot], to: &mut Sink) -> Vec<SlotRef> {
+        let (layer, end) = (of.layer, of.frames.end);
         let weights = self.weights_of(layer, to);
         let arena = &mut to.arenas.device;
         match self.sizes.normalised[layer] {
             Some(bytes) => {
                 let cached = self.first_cached_frame(layer);
-                let numbers = frames.end - inputs.len() as u64..frames.end;
+                let numbers = end - inputs.len() as u64..end;
                 let normalised = numbers.map(|frame| arena.take(bytes, slot_kind(cached, frame)));
                 let pairs: Vec<(Slot, Slot)> = inputs.iter().copied().zip(normalised).collect();
                 self.caches[layer].inputs_mut().frames.extend(pairs.iter().map(|(_, to)| *to));
@@ -141,26 +137,19 @@ impl Emitter {
                 self.caches[layer].inputs_mut().frames.extend(inputs);
             }
         }
-        self.conv_and_drop(layer, frames, addend, first_cached, to)
+        self.conv_and_drop(of, to)
     }
 
     /// A layer's outputs for inputs that no other layer reads.
-    pub fn conv_consuming(
-        &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
-        inputs: Vec<SlotRef>,
-        addend: Addend,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
-        let Some(waited) = self.waited(layer, &frames, &inputs, &mut to.arenas.device) else {
+    pub fn conv_consuming(&mut self, of: &LayerOutputs, inputs: Vec<SlotRef>, to: &mut Sink) -> Vec<SlotRef> {
+        let layer = of.layer;
+        let Some(waited) = self.waited(of, &inputs, &mut to.arenas.device) else {
             drop_frames(inputs, to.arenas);
             return Vec::new();
         };
         let inputs = [waited, inputs].concat();
         if self.is_banded(layer) {
-            let outputs = self.conv_banded(layer, frames, &inputs, true, addend, first_cached, to);
+            let outputs = self.conv_banded(of, &inputs, true, to);
             drop_frames(inputs, to.arenas);
             return outputs;
         }
@@ -170,7 +159,7 @@ impl Emitter {
             self.normalise(layer, weights, inputs.iter().map(|slot| (*slot, *slot)).collect(), to);
         }
         self.caches[layer].inputs_mut().frames.extend(inputs);
-        self.conv_and_drop(layer, frames, addend, first_cached, to)
+        self.conv_and_drop(of, to)
     }
 
     fn normalise(
@@ -185,32 +174,18 @@ impl Emitter {
     }
 
     /// A layer's outputs from its queued inputs; then drops the inputs that no later frame reads.
-    fn conv_and_drop(
-        &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
-        addend: Addend,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
-        let end = frames.end;
-        let outputs = self.conv_queued(layer, frames, addend, first_cached, to);
-        self.drop_inputs_before(layer, end, &mut to.arenas.device);
+    fn conv_and_drop(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<SlotRef> {
+        let outputs = self.conv_queued(of, to);
+        self.drop_inputs_before(of.layer, of.frames.end, &mut to.arenas.device);
         outputs.into_iter().map(FrameRef::Resident).collect()
     }
 
     /// A layer's outputs from its queued inputs. Terms of earlier inputs are in its partial sums.
-    fn conv_queued(
-        &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
-        addend: Addend,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<Slot> {
+    fn conv_queued(&mut self, of: &LayerOutputs, to: &mut Sink) -> Vec<Slot> {
+        let LayerOutputs { layer, ref frames, addend, .. } = *of;
         let weights = self.weights_of(layer, to);
         let (partial_sums, before) = self.partial_sums(layer, frames.end, &mut to.arenas.device);
-        let outputs = self.outputs(layer, frames.clone(), addend.residuals(), first_cached, &mut to.arenas.device);
+        let outputs = self.outputs(of, addend.residuals(), &mut to.arenas.device);
         let facts = &self.network.layers[layer];
         let conv = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let mut terms = self.queued_terms(layer, frame, u64::MAX);
@@ -264,20 +239,16 @@ impl Emitter {
 
     /// Slots for output frames: those of `over` if nobody else uses them and the device can write in place, else new
     /// ones.
-    pub fn outputs(
-        &self,
-        layer: LayerId,
-        frames: Range<u64>,
-        over: Option<&[Slot]>,
-        first_cached: u64,
-        arena: &mut Arena,
-    ) -> Vec<Slot> {
+    pub fn outputs(&self, of: &LayerOutputs, over: Option<&[Slot]>, arena: &mut Arena) -> Vec<Slot> {
         match over.filter(|slots| self.sizes.adds_in_place && slots.iter().all(|slot| arena.is_sole(*slot))) {
             Some(slots) => {
                 slots.iter().for_each(|slot| arena.keep(*slot));
                 slots.to_vec()
             }
-            None => frames.map(|frame| arena.take(self.sizes.outputs[layer], slot_kind(first_cached, frame))).collect(),
+            None => {
+                let take = |frame| arena.take(self.sizes.outputs[of.layer], slot_kind(of.first_cached, frame));
+                of.frames.clone().map(take).collect()
+            }
         }
     }
 

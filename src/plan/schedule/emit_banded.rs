@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::emit::{Addend, Emitter};
+use super::emit::{Emitter, LayerOutputs};
 use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident};
 use super::sink::Sink;
 use crate::ir::{
@@ -13,26 +13,23 @@ use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
 impl Emitter {
-    /// A layer's outputs `frames` for fresh inputs that end with the same frame. If `consumed`, no other layer reads
-    /// the inputs, so outputs may overwrite them: a band reads its rows before it writes any.
-    #[allow(clippy::too_many_arguments)]
+    /// A layer's outputs for fresh inputs that end with the same frame. If `consumed`, no other layer reads the inputs,
+    /// so outputs may overwrite them: a band reads its rows before it writes any.
     pub fn conv_banded(
         &mut self,
-        layer: LayerId,
-        frames: Range<u64>,
+        of: &LayerOutputs,
         inputs: &[SlotRef],
         consumed: bool,
-        addend: Addend,
-        first_cached: u64,
         to: &mut Sink,
     ) -> Vec<SlotRef> {
+        let LayerOutputs { layer, ref frames, addend, .. } = *of;
         let weights = self.weights_of(layer, to);
         let facts = &self.network.layers[layer];
         let (layout, time, statistics) = (facts.layout, facts.time, facts.statistics);
         let is_recomputed = self.policy.caches[layer] == CachePolicy::Recomputed;
         let recomputed = if is_recomputed { std::mem::take(&mut self.recomputed) } else { Vec::new() };
         let overwritable = if consumed { all_resident(inputs) } else { None };
-        let outputs = self.banded_outputs(layer, frames.clone(), overwritable, addend, first_cached, to.arenas);
+        let outputs = self.banded_outputs(of, overwritable, to.arenas);
         let cached = self.caches[layer].split_frames();
         let fresh = frames.end - inputs.len() as u64..frames.end;
         // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
@@ -80,22 +77,14 @@ impl Emitter {
     }
 
     /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
-    fn banded_outputs(
-        &self,
-        layer: LayerId,
-        frames: Range<u64>,
-        overwritable: Option<Vec<Slot>>,
-        addend: Addend,
-        first_cached: u64,
-        arenas: &mut Arenas,
-    ) -> Vec<SlotRef> {
+    fn banded_outputs(&self, of: &LayerOutputs, overwritable: Option<Vec<Slot>>, arenas: &mut Arenas) -> Vec<SlotRef> {
+        let (layer, frames) = (of.layer, of.frames.clone());
         if self.policy.offloaded_outputs[layer] {
             return frames.map(|_| self.offloaded_frame(layer, arenas)).collect();
         }
         let own = overwritable.filter(|_| self.sizes.normalised[layer] == Some(self.sizes.outputs[layer]));
-        let own = own.as_ref().map(|own| &own[own.len() - frames.clone().count()..]);
-        let over = addend.residuals().or(own);
-        let outputs = self.outputs(layer, frames, over, first_cached, &mut arenas.device);
+        let own = own.as_ref().map(|own| &own[own.len() - frames.count()..]);
+        let outputs = self.outputs(of, of.addend.residuals().or(own), &mut arenas.device);
         outputs.into_iter().map(FrameRef::Resident).collect()
     }
 

@@ -6,7 +6,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::emit::{Addend, Emitter, NONE};
+use super::emit::{Addend, Emitter, LayerOutputs, NONE};
 use super::layer_cache::{CachedSlots, LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
@@ -293,7 +293,8 @@ impl WorkItem {
         match (layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
                 let own = self.emitter.cone.outputs(tail, &frames);
-                let out = self.emitter.conv_consuming(tail, own.clone(), x, Addend::None, self.outlives_turn(), to);
+                let outputs = LayerOutputs::plain(tail, own.clone(), self.outlives_turn());
+                let out = self.emitter.conv_consuming(&outputs, x, to);
                 finished.extend(own.zip(resident(&out)));
             }
             (None, Some(next)) => {
@@ -388,7 +389,7 @@ impl WorkItem {
                 };
                 let h_cached = h_cached.min(emitter.first_waiting_frame(second));
                 let [h_frames, out_frames] = [first, second].map(|layer| emitter.cone.outputs(layer, &frames));
-                let h = emitter.conv(first, h_frames, &x, Addend::None, h_cached, to);
+                let h = emitter.conv(&LayerOutputs::plain(first, h_frames, h_cached), &x, to);
                 let added = &x[x.len() - out_frames.clone().count()..];
                 let (residuals, addend);
                 if has_shortcut {
@@ -397,13 +398,17 @@ impl WorkItem {
                     residuals = resident(added);
                     addend = Addend::Residual(&residuals);
                 }
-                emitter.conv_consuming(second, out_frames, h, addend, first_cached, to)
+                let outputs = LayerOutputs { layer: second, frames: out_frames, addend, first_cached };
+                emitter.conv_consuming(&outputs, h, to)
             }
             Block::Attention { qkv, project } => {
                 let own = emitter.cone.outputs(project, &frames);
-                let projections = emitter.conv(qkv, own.clone(), &x, Addend::None, NONE, to);
+                let projections = emitter.conv(&LayerOutputs::plain(qkv, own.clone(), NONE), &x, to);
                 let mixed = emitter.attention(project, resident(&projections), to);
-                emitter.conv_consuming(project, own, mixed, Addend::Residual(&resident(&x)), first_cached, to)
+                let residuals = resident(&x);
+                let addend = Addend::Residual(&residuals);
+                let outputs = LayerOutputs { layer: project, frames: own, addend, first_cached };
+                emitter.conv_consuming(&outputs, mixed, to)
             }
         };
         drop_frames(x, to.arenas);

@@ -6,11 +6,12 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::table::{self, Handle, Open, OpenStream};
+use super::table::{self, Handle, Open};
 use super::text;
 use super::types::*;
 use crate::backend::allocator;
 use crate::error::{Error, Result};
+use crate::exec::FrameStream;
 use crate::float_mode::DefaultMode;
 
 /// The result of a call that did not fail: `VVAE_OK` or flow control.
@@ -40,10 +41,10 @@ pub(super) fn exclusive(v: *const vvae, body: impl FnOnce(&Arc<Handle>, &mut Ope
 /// Functions that lock the handle of a stream.
 pub(super) fn on_stream(
     s: *const vvae_stream,
-    body: impl FnOnce(&Handle, &mut OpenStream) -> Result<Status>,
+    body: impl FnOnce(&Handle, &mut dyn FrameStream) -> Result<Status>,
 ) -> Status {
     let body = |handle: &Arc<Handle>, open: &mut Open| match open.streams.get_mut(&s.addr()) {
-        Some(stream) => body(handle, stream),
+        Some(stream) => body(handle, &mut **stream),
         None => Err(table::stream_not_open(s)),
     };
     with_handle(|| table::find_stream(s), |handle| locked(handle, || table::stream_not_open(s), body))

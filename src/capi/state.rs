@@ -26,11 +26,11 @@ pub unsafe extern "C" fn vvae_stream_save(
     capacity: u64,
     size: *mut u64,
 ) -> i32 {
-    guard::on_stream(s, |handle, open| {
+    guard::on_stream(s, |handle, stream| {
         check_place("size", size, "the number of bytes")?;
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { size.write_unaligned(0) };
-        let bytes = open.stream.state_bytes()?;
+        let bytes = stream.state_bytes()?;
         // SAFETY: as above.
         unsafe { size.write_unaligned(bytes) };
         if state.is_null() {
@@ -41,7 +41,7 @@ pub unsafe extern "C" fn vvae_stream_save(
         }
         // SAFETY: the host vouches for `capacity` bytes, so there are these too.
         let mut room = unsafe { std::slice::from_raw_parts_mut(state.cast::<u8>(), length(bytes)?) };
-        open.stream.save(&mut room, handle.control().cancel)?;
+        stream.save(&mut room, handle.control().cancel)?;
         Ok(VVAE_OK)
     })
 }
@@ -51,13 +51,13 @@ pub unsafe extern "C" fn vvae_stream_save(
 /// file is refused. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_save_file(s: *mut vvae_stream, path: *const c_char) -> i32 {
-    guard::on_stream(s, |handle, open| {
+    guard::on_stream(s, |handle, stream| {
         // SAFETY: the host vouches for a NUL-terminated text.
         let path = Path::new(unsafe { text::read("path", path) }?);
         let control = handle.control();
         // Checked first: a stream that cannot be saved creates no file.
-        open.stream.state_bytes()?;
-        file::replace(path, |file| open.stream.save(file, control.cancel))?;
+        stream.state_bytes()?;
+        file::replace(path, |file| stream.save(file, control.cancel))?;
         Ok(VVAE_OK)
     })
 }

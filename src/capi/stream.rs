@@ -5,12 +5,11 @@ use std::time::Instant;
 
 use super::number::{check_place, unsigned};
 use super::run::{CallArgs, node_and_shape};
-use super::table::{self, OpenStream};
+use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
 use crate::exec::{Control, FrameStream, Outputs, Pull, Session};
-use crate::model::Direction;
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -65,7 +64,7 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
     unsafe {
         open(v, s, |session, control| {
             let (direction, shape) = node_and_shape(node, shape, true)?;
-            Ok((direction, session.open_stream(direction, shape, unsigned("first", first)?, control)?))
+            session.open_stream(direction, shape, unsigned("first", first)?, control)
         })
     }
 }
@@ -75,16 +74,16 @@ unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i
 /// [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_push(s: *mut vvae_stream, frames: *const vvae_tensor, taken: *mut i64) -> i32 {
-    guard::on_stream(s, |_, open| {
+    guard::on_stream(s, |_, stream| {
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { zero("taken", taken, frames.is_null()) }?;
         if frames.is_null() {
-            open.stream.push(None)?;
+            stream.push(None)?;
             return Ok(VVAE_OK);
         }
         // SAFETY: the host vouches for its tensor.
         let frames = unsafe { tensor::view("frames", frames, false) }?;
-        let count = open.stream.push(Some(&frames))?;
+        let count = stream.push(Some(&frames))?;
         // SAFETY: checked by `zero`.
         unsafe { taken.write_unaligned(count as i64) };
         Ok(if count < frames.shape().frames { VVAE_AGAIN } else { VVAE_OK })
@@ -101,22 +100,22 @@ pub unsafe extern "C" fn vvae_stream_pull(
     run: *const vvae_run_info,
     written: *mut i64,
 ) -> i32 {
-    guard::on_stream(s, |handle, open| {
+    guard::on_stream(s, |handle, stream| {
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { zero("written", written, false) }?;
         // SAFETY: the host vouches for its tensor.
         let out = unsafe { tensor::view("out", out, true) }?;
         // SAFETY: the host vouches for its run info.
-        let run = unsafe { CallArgs::read(run, open.direction) }?;
+        let run = unsafe { CallArgs::read(run, stream.direction()) }?;
         let mut count = 0;
         let into = Outputs { output: &out, logvar: run.logvar.as_ref(), stream: run.stream() };
         let started = Instant::now();
-        let pulled = run.with_control(handle, |control| open.stream.pull(&into, control, &mut count));
+        let pulled = run.with_control(handle, |control| stream.pull(&into, control, &mut count));
         // SAFETY: checked by `zero`.
         unsafe { written.write_unaligned(count as i64) };
         Ok(match pulled? {
             Pull::Written => {
-                handle.finished(open.stream.plan(), started.elapsed().as_secs_f64());
+                handle.finished(stream.plan(), started.elapsed().as_secs_f64());
                 VVAE_OK
             }
             Pull::NeedsInput => VVAE_AGAIN,
@@ -141,15 +140,15 @@ pub unsafe extern "C" fn vvae_stream_close(s: *mut vvae_stream) -> i32 {
 pub(super) unsafe fn open(
     v: *mut vvae,
     s: *mut *mut vvae_stream,
-    make: impl FnOnce(&mut dyn Session, &Control) -> Result<(Direction, Box<dyn FrameStream>)>,
+    make: impl FnOnce(&mut dyn Session, &Control) -> Result<Box<dyn FrameStream>>,
 ) -> i32 {
     guard::exclusive(v, |handle, open| {
         check_place("s", s, "the stream")?;
         // SAFETY: the caller's promise.
         unsafe { s.write_unaligned(std::ptr::null_mut()) };
-        let (direction, stream) = make(&mut *open.session, &handle.control())?;
+        let stream = make(&mut *open.session, &handle.control())?;
         let id = table::insert_stream(handle.clone());
-        open.streams.insert(id, OpenStream { direction, stream });
+        open.streams.insert(id, stream);
         // SAFETY: as above.
         unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
         Ok(VVAE_OK)

@@ -13,7 +13,7 @@ use super::types::*;
 use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::ir::TensorDevice;
-use crate::model::{Config, Direction};
+use crate::model::Config;
 use crate::plan::PlanReport;
 
 /// An open `vvae`. A call locks `open`; the rest is for functions that work while a call runs.
@@ -49,12 +49,7 @@ pub(super) struct FinishedRun {
 
 pub(super) struct Open {
     pub session: Box<dyn Session>,
-    pub streams: BTreeMap<usize, OpenStream>,
-}
-
-pub(super) struct OpenStream {
-    pub direction: Direction,
-    pub stream: Box<dyn FrameStream>,
+    pub streams: BTreeMap<usize, Box<dyn FrameStream>>,
 }
 
 impl Handle {

@@ -75,7 +75,7 @@ impl Session for Mock {
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
     }
-    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<(Direction, Box<dyn FrameStream>)> {
+    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<Box<dyn FrameStream>> {
         panic!("a panic in a state");
     }
     fn ledger(&self) -> Arc<Ledger> {
@@ -100,6 +100,9 @@ impl Drop for MockStream {
 }
 
 impl FrameStream for MockStream {
+    fn direction(&self) -> Direction {
+        Direction::Encode
+    }
     fn plan(&self) -> PlanReport {
         plan()
     }

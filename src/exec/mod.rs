@@ -170,12 +170,7 @@ pub trait Session: Send {
         control: &Control,
     ) -> Result<Box<dyn FrameStream>>;
     /// A stream that continues from the `bytes` bytes that [`FrameStream::save`] wrote.
-    fn restore_stream(
-        &mut self,
-        state: &mut dyn Read,
-        bytes: u64,
-        control: &Control,
-    ) -> Result<(Direction, Box<dyn FrameStream>)>;
+    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
@@ -203,6 +198,7 @@ pub enum Pull {
 
 /// A clip of any length, in pieces.
 pub trait FrameStream: Send {
+    fn direction(&self) -> Direction;
     /// What it works by.
     fn plan(&self) -> PlanReport;
     /// Takes frames from the front and says how many. Fewer than offered, perhaps none: pull, then push the rest.

@@ -330,12 +330,7 @@ impl<B: Backend> Session for Engine<B> {
         self.streaming(plan, schedule, workspace, self.settings.clone(), input)
     }
 
-    fn restore_stream(
-        &mut self,
-        state: &mut dyn Read,
-        bytes: u64,
-        control: &Control,
-    ) -> Result<(Direction, Box<dyn FrameStream>)> {
+    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>> {
         self.restore(state, bytes, control)
     }
 

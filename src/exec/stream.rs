@@ -18,6 +18,7 @@ use super::{Control, FrameStream, Outputs, Pull, nonfinite};
 use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
+use crate::model::Direction;
 use crate::model::checkpoint::Fingerprint;
 use crate::plan::{Next, Plan, PlanReport, Schedule, op_work};
 use crate::reserve;
@@ -84,6 +85,10 @@ impl<B: Backend> Streaming<B> {
 }
 
 impl<B: Backend> FrameStream for Streaming<B> {
+    fn direction(&self) -> Direction {
+        self.schedule.spec().network.direction
+    }
+
     fn plan(&self) -> PlanReport {
         self.plan.report()
     }
@@ -101,7 +106,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
         self.check.push(view)?;
         let taken = self.schedule.room().min(view.shape().frames);
         if taken > 0 {
-            let (direction, first) = (self.schedule.spec().network.direction, self.schedule.loaded());
+            let (direction, first) = (self.direction(), self.schedule.loaded());
             nonfinite::refuse(self.settings.on_nonfinite, view, direction, first, &AtomicBool::new(false))?;
         }
         let tensors = HostTensors { input: Some(view), input_first: self.schedule.loaded(), ..HostTensors::default() };

@@ -118,12 +118,7 @@ impl Session for FleetSession {
         Ok(Box::new(stream::open(&self.fleet, &self.ledger, (direction, input, first), control.cancel)?))
     }
 
-    fn restore_stream(
-        &mut self,
-        state: &mut dyn Read,
-        bytes: u64,
-        control: &Control,
-    ) -> Result<(Direction, Box<dyn FrameStream>)> {
+    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>> {
         self.fleet.lock().members[0].session.restore_stream(state, bytes, control)
     }
 

@@ -274,6 +274,10 @@ impl FleetStream {
 }
 
 impl FrameStream for FleetStream {
+    fn direction(&self) -> Direction {
+        self.network.direction
+    }
+
     fn plan(&self) -> PlanReport {
         self.plan.clone()
     }

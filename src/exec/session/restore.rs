@@ -11,7 +11,6 @@ use crate::error::{Error, Result};
 use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, refuse};
 use crate::exec::stream::{in_pieces, region_of};
 use crate::exec::{Control, FrameStream, check};
-use crate::model::Direction;
 use crate::plan::{self, Bytes, Plan};
 use crate::{reserve, workers};
 
@@ -21,7 +20,7 @@ impl<B: Backend> Engine<B> {
         state: &mut dyn Read,
         bytes: u64,
         control: &Control,
-    ) -> Result<(Direction, Box<dyn FrameStream>)> {
+    ) -> Result<Box<dyn FrameStream>> {
         let mut state = SealedReader::new(state, bytes, control.cancel);
         let header = StateHeader::read(&mut state, &StateOwner::new(self.place, self.backend.precision()))?;
         if header.model != self.model.get()? {
@@ -62,7 +61,7 @@ impl<B: Backend> Engine<B> {
         state.check_seal()?;
         self.warn_if_tiled(&plan.report(), control);
         let settings = header.numbers.put_into(self.settings.clone());
-        Ok((direction, self.streaming(plan, schedule, workspace, settings, input)?))
+        self.streaming(plan, schedule, workspace, settings, input)
     }
 
     /// The plan that a state was made with, if it fits the present limits.

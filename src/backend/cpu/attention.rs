@@ -214,6 +214,7 @@ impl<E: Element> Queries<E> {
                     out: scores.add(key * PANEL),
                     out_step: PANEL,
                     add: false,
+                    later: std::ptr::null(),
                 };
                 S::tile(&tile, (count - key).min(S::PIXELS));
             }

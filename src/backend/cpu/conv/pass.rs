@@ -66,7 +66,9 @@ impl PanelPass<'_> {
             out: std::ptr::null_mut(),
             out_step: self.step(),
             add,
+            later: std::ptr::null(),
         };
+        let panel = side * side * tile.cin * width;
         let dots = width <= DOT_CHANNELS;
         let tiles = self.area.width.div_ceil(if dots { DOT_PIXELS } else { S::PIXELS });
         for y in 0..self.area.height {
@@ -77,6 +79,7 @@ impl PanelPass<'_> {
                     let (left, right) = split_evenly(self.area.width, tiles, index);
                     tile.band = band.add((y * size.columns + left) * stride * BLOCK);
                     tile.out = out.add(left * self.step());
+                    tile.prefetch_following(panel, y * tiles + index);
                     if dots {
                         dot_tile::<S>(&tile, right - left);
                     } else if channels == width {
@@ -108,7 +111,7 @@ impl PanelPass<'_> {
         unsafe {
             for (component, index) in (0..COMPONENTS).flat_map(|c| (0..tiles).map(move |index| (c, index))) {
                 let (first, end) = split_evenly(pairs, tiles, index);
-                let tile = MicroTile {
+                let mut tile = MicroTile {
                     band: band.add(component * planes + first * BLOCK),
                     block: size.block::<f32>(),
                     step: BLOCK,
@@ -119,7 +122,9 @@ impl PanelPass<'_> {
                     out: products.add((component * pairs + first) * PANEL),
                     out_step: PANEL,
                     add: false,
+                    later: std::ptr::null(),
                 };
+                tile.prefetch_following(taps.len() * tile.cin * width, index);
                 S::tile(&tile, end - first);
             }
             for y in 0..self.area.height {

@@ -50,6 +50,20 @@ pub struct MicroTile<'a> {
     pub out_step: usize,
     /// Whether to add to the values in `out`.
     pub add: bool,
+    /// Where to prefetch weights for later, [`LATER`] floats for each block and tap. They need not be there.
+    pub later: *const f32,
+}
+
+/// Floats of [`MicroTile::later`]: a share of a block that leaves time for the products.
+const LATER: usize = 4 * 16;
+
+impl MicroTile<'_> {
+    /// Lets tile `index` of those with the same weights prefetch its share of what follows the weights in memory. That
+    /// is as long as they are, `floats`, and nearly always needed next.
+    pub fn prefetch_following(&mut self, floats: usize, index: usize) {
+        let at = index * self.taps.len() * (self.cin / BLOCK) * LATER;
+        self.later = if at < floats { self.weights.wrapping_add(floats + at) } else { self.weights };
+    }
 }
 
 /// An instruction set with its microkernels.
@@ -86,10 +100,13 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp f
                 let mut w = tile.weights.add(first);
                 let mut band = tile.band;
                 let mut left = tile.cin;
+                let mut later = tile.later;
                 while left >= BLOCK {
                     for tap in tile.taps {
                         let mut a = band.add(*tap);
                         for _ in 0..BLOCK / 4 {
+                            S::prefetch_later(later);
+                            later = later.wrapping_add(LATER / 4);
                             for line in (0..4 * W).step_by(16) {
                                 S::prefetch(w.wrapping_add(AHEAD * W + line));
                             }

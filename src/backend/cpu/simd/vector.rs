@@ -25,6 +25,9 @@ pub trait Simd: Copy + Send + Sync + 'static {
     /// Prefetches the cache line at `at`. The address need not be valid.
     #[inline(always)]
     fn prefetch(_at: *const f32) {}
+    /// As [`Simd::prefetch`], into the second-level cache only.
+    #[inline(always)]
+    fn prefetch_later(_at: *const f32) {}
     fn splat(value: f32) -> Self::V;
     /// # Safety
     /// `from` has [`Simd::LANES`] values.

@@ -55,6 +55,12 @@ macro_rules! instruction_set {
             }
 
             #[inline(always)]
+            fn prefetch_later(at: *const f32) {
+                // SAFETY: a prefetch never faults.
+                unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) }
+            }
+
+            #[inline(always)]
             fn splat(value: f32) -> $vector {
                 // SAFETY: the processor has the instruction set, see `Simd`.
                 unsafe { $splat(value) }

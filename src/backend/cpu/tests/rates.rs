@@ -30,7 +30,10 @@ fn least(tries: usize, mut work: impl FnMut()) -> f64 {
     (0..tries).map(|_| time()).fold(f64::INFINITY, f64::min)
 }
 
-const ROUNDS: usize = 1_000_000;
+/// Of a layer and the processor's own rate, in turns.
+const ROUNDS: usize = 8;
+/// Of a measurement of the processor's own rate.
+const STEPS: usize = 100_000;
 
 /// Independent multiply-adds on as many registers as hide their latency.
 struct MultiplyAdds;
@@ -40,7 +43,7 @@ impl SimdOp for MultiplyAdds {
     unsafe fn run<S: Simd>(self) {
         let mut sums = [S::splat(black_box(1.0)); 12];
         let (a, b) = (S::splat(black_box(0.999)), S::splat(black_box(0.001)));
-        for _ in 0..ROUNDS {
+        for _ in 0..STEPS {
             for sum in &mut sums {
                 *sum = S::fma(*sum, a, b);
             }
@@ -59,7 +62,7 @@ fn peak(instructions: Instructions) -> f64 {
     if instructions == Instructions::Amx {
         use crate::backend::cpu::simd::{Amx, Bf16Kernels};
         let work = || {
-            for _ in 0..ROUNDS / 16 {
+            for _ in 0..STEPS / 16 {
                 // SAFETY: the tiles are configured; what they hold does not matter.
                 unsafe {
                     std::arch::asm!(
@@ -73,11 +76,11 @@ fn peak(instructions: Instructions) -> f64 {
             }
         };
         // SAFETY: the processor has AMX: the backend was made with it.
-        return (4 * 16 * 16 * 32 * (ROUNDS / 16)) as f64 / least(20, || unsafe { Amx::with_tiles(work) });
+        return (4 * 16 * 16 * 32 * (STEPS / 16)) as f64 / least(20, || unsafe { Amx::with_tiles(work) });
     }
     with_simd!(instructions, S => {
         // SAFETY: the processor has the set: the backend was made with it.
-        (12 * S::LANES * ROUNDS) as f64 / least(20, || unsafe { S::enter(MultiplyAdds) })
+        (12 * S::LANES * STEPS) as f64 / least(20, || unsafe { S::enter(MultiplyAdds) })
     })
 }
 
@@ -103,19 +106,24 @@ fn rates_of_layer_classes() {
         Precision::Bf16 => *set == Instructions::Amx,
         _ => measured.contains(set),
     });
+    // A part of a layer's name as printed, to measure it alone.
+    let only = std::env::var("VVAE_RATES_OF").ok();
     for (precision, instructions) in sets {
         let cpu = cpu_in(precision, instructions, 1);
         for (cin, cout, window, height, width, shortcut) in LAYERS {
+            let name = format!("{precision:?} {instructions:?} {cin} -> {cout} {window:?} {height} x {width}");
+            if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
+                continue;
+            }
             let prologue = if window == Window::Up { Prologue::None } else { Prologue::NormSilu };
             let layout = ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut, biases: 1, groups: 1 };
             let input = FrameShape::new(height, width, cin);
             let output = window.output(input, cout);
-            let (products, time) = (products_per_pixel(&layout, precision), measure(&cpu, layout, input));
+            let products = products_per_pixel(&layout, precision);
+            let (time, peak) = measure(&cpu, layout, input, instructions);
             let terms = (9 * output.pixels() * products + output.pixels() * 3 * shortcut.unwrap_or(0) * cout) as f64;
-            let peak = peak(instructions);
             println!(
-                "{precision:?} {instructions:?} {cin} -> {cout} {window:?} {height} x {width}: {:.2} ms a frame, {:.1} G \
-                 products/s of {:.1}: {:.0} %",
+                "{name}: {:.2} ms a frame, {:.1} G products/s of {:.1}: {:.0} %",
                 time / 3.0 * 1e3,
                 terms / time * 1e-9,
                 peak * 1e-9,
@@ -125,8 +133,8 @@ fn rates_of_layer_classes() {
     }
 }
 
-/// Seconds for three frames of three terms each.
-fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape) -> f64 {
+/// Seconds for three frames of three terms each, and the processor's own rate: the best of rounds in turns.
+fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instructions) -> (f64, f64) {
     let output = layout.window.output(input, layout.cout);
     let mut random = Lcg(1);
     let mut arena = GuardedFrames::new(cpu);
@@ -148,5 +156,8 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape) -> f64 {
     let mut memory = arena.build();
     let weights = [cpu.prepare(&(), 0, &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random)).unwrap()];
     let op = conv_op(layout, input, &frames, true);
-    least(6, || run_op(cpu, &mut memory, op.clone(), &weights, scratch, &mut || false).unwrap())
+    (0..ROUNDS).fold((f64::INFINITY, 0.0), |(time, rate), _| {
+        let one = least(1, || run_op(cpu, &mut memory, op.clone(), &weights, scratch, &mut || false).unwrap());
+        (one.min(time), peak(instructions).max(rate))
+    })
 }

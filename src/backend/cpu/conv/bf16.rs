@@ -15,7 +15,7 @@ use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::memory::CpuMemory;
 use crate::backend::cpu::pool::Pool;
-use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, PANEL, TILE, WEIGHT_TILE, panel_width};
+use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, PANEL, TILE, WEIGHT_TILE, panel_width};
 use crate::error::Result;
 use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
 
@@ -113,7 +113,7 @@ impl AreaTask<'_> {
                 // SAFETY: by this function's contract. The slot has room for the bands and the sums.
                 unsafe {
                     let band = self.band::<S>(frames, term, panel / conv.panels, bands);
-                    let ahead = next.map(|next| (next, number * tiles.tiles.div_ceil(2)));
+                    let ahead = next.map(|next| (next, number * 2 * tiles.tiles.div_ceil(MOST_TILES)));
                     self.add_term::<S>(panel, term, band, ahead, sums(number), i > 0);
                 }
             }
@@ -223,29 +223,30 @@ impl AreaTask<'_> {
         for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
             taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
         }
-        let (blocks, width) = ((cin as usize).div_ceil(BLOCK), channels.next_multiple_of(TILE));
-        let weights = self.weights(panel, term);
-        let (steps, all) = (blocks * side * side, blocks * side * side * width / TILE * WEIGHT_TILE);
-        for first in (0..tiles.tiles).step_by(2) {
-            // Where in the band a tile of the sums begins.
-            let at = |tile: usize| {
-                let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
-                band.wrapping_add((y * size.columns + x) * stride * BLOCK)
-            };
-            let ahead = ahead.map(|(next, before)| (next, (before + first / 2) * steps * AHEAD));
+        let (blocks, halves) = ((cin as usize).div_ceil(BLOCK), channels.div_ceil(TILE));
+        let (steps, groups) = (blocks * side * side, tiles.tiles.div_ceil(MOST_TILES));
+        // Where in the band a tile of the sums begins.
+        let at = |tile: usize| {
+            let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
+            band.wrapping_add((y * size.columns + x) * stride * BLOCK)
+        };
+        for (group, half) in (0..groups).flat_map(|group| (0..halves).map(move |half| (group, half))) {
+            let (first, end) = split_evenly(tiles.tiles, groups, group);
+            let weights = self.weights(panel, term).wrapping_add(half * steps * WEIGHT_TILE);
+            let ahead = ahead.map(|(next, before)| (next, (before + group * halves + half) * steps * AHEAD));
+            let ahead = ahead.filter(|(_, at)| *at < halves * steps * WEIGHT_TILE);
             // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
             unsafe {
                 S::product(&BlockProduct {
-                    at: [at(first), at(first + 1)],
-                    tiles: (tiles.tiles - first).min(2),
+                    at: std::array::from_fn(|tile| at(first + tile)),
+                    tiles: end - first,
                     step: stride * BLOCK,
                     block: size.block::<bf16>(),
                     blocks,
                     taps: &taps[..side * side],
                     weights,
-                    width,
-                    ahead: ahead.filter(|(_, at)| *at < all).map_or(weights, |(next, at)| next.wrapping_add(at)),
-                    out: sums.add(first * TILE * PANEL),
+                    ahead: ahead.map_or(weights, |(next, at)| next.wrapping_add(at)),
+                    out: sums.add(first * TILE * PANEL + half * TILE),
                     add,
                 });
             }

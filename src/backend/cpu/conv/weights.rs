@@ -17,7 +17,7 @@ use crate::ir::{ConvLayout, ConvSource, Prologue};
 /// 32 output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input
 /// channel], for `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
 ///
-/// In bf16: [slab][phase][panel][block of 32 input channels][tap][half of the panel][pair of input channels][16 output
+/// In bf16: [slab][phase][panel][half of the panel][block of 32 input channels][tap][pair of input channels][16 output
 /// channels][2 of the pair]. The last panel is padded to 16 or 32 output channels. Biases and the norm's are f32.
 pub struct ConvWeights {
     pub(super) layout: ConvLayout,
@@ -205,10 +205,10 @@ impl ConvWeights {
 
 /// `from` gives the output channels of a tap and an input channel.
 fn pack_bf16_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], taps: usize, cin: usize) {
-    let halves = from(0, 0).len().div_ceil(TILE);
+    let blocks = cin.div_ceil(2 * TILE);
     let bits = |weight: Option<&f32>| weight.map_or(0, |weight| u32::from(bf16::of(*weight).to_bits()));
     for (i, tile) in packed.chunks_exact_mut(WEIGHT_TILE / 2).enumerate() {
-        let (half, tap, block) = (i % halves, i / halves % taps, i / halves / taps);
+        let (half, block, tap) = (i / taps / blocks, i / taps % blocks, i % taps);
         for (pair, row) in tile.chunks_exact_mut(TILE).enumerate() {
             let first = block * 2 * TILE + 2 * pair;
             let [even, odd] = [first, first + 1].map(|k| if k < cin { &from(tap, k)[half * TILE..] } else { &[] });

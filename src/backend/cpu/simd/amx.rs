@@ -85,20 +85,22 @@ impl Bf16Kernels for Amx {
     unsafe fn product(block: &BlockProduct) {
         // SAFETY: by this function's contract.
         unsafe {
-            match (block.tiles, block.width) {
-                (2, PANEL) => product_2x2(block),
-                (1, PANEL) => product_1x2(block),
-                (2, _) => product_2x1(block),
-                _ => product_1x1(block),
+            match block.tiles {
+                1 => product_1(block),
+                2 => product_2(block),
+                3 => product_3(block),
+                4 => product_4(block),
+                5 => product_5(block),
+                _ => product_6(block),
             }
         }
     }
 }
 
-/// A function that keeps its sums in tiles: `$sums` lists them with their tile of positions and half of the panel;
-/// `$step` multiplies one block of channels and one tap.
+/// A function that keeps the sums of its tiles of positions in AMX tiles. For each block of channels and tap it loads a
+/// tile of weights once. Weights are prefetched two tiles ahead, because the hardware does not follow tile loads.
 macro_rules! tile_product {
-    ($name:ident, $halves:literal, [$(($sum:literal, $tile:literal, $half:literal)),*], $($step:literal),*) => {
+    ($name:ident, $(($tile:literal, $at:ident)),*) => {
         /// # Safety
         /// As [`Bf16Kernels::product`], inside [`Bf16Kernels::with_tiles`].
         unsafe fn $name(block: &BlockProduct) {
@@ -106,86 +108,47 @@ macro_rules! tile_product {
             // SAFETY: the block is valid, by this function's contract. The compiler itself uses no tiles.
             unsafe {
                 if block.add {
-                    $(
-                        let from = block.out.add($tile * TILE * PANEL + $half * TILE);
-                        asm!(concat!("tileloadd tmm", $sum, ", [{0} + {1}]"), in(reg) from, in(reg) ROW,
-                            options(nostack, readonly, preserves_flags));
-                    )*
+                    $(asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"), in(reg) block.out.add($tile * TILE * PANEL),
+                        in(reg) ROW, options(nostack, readonly, preserves_flags));)*
                 } else {
-                    $(asm!(concat!("tilezero tmm", $sum), options(nostack, nomem, preserves_flags));)*
+                    $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
                 }
                 let (mut weights, mut ahead) = (block.weights, block.ahead);
                 for channels in 0..block.blocks {
-                    let [first, second] = block.at.map(|at| at.wrapping_add(channels * block.block));
                     for tap in block.taps {
+                        let offset = channels * block.block + tap;
                         asm!(
-                            $($step,)*
+                            "tileloadd tmm6, [{w} + {row}]",
+                            $(concat!("tileloadd tmm7, [{", stringify!($at), "} + {step}]"),
+                            concat!("tdpbf16ps tmm", $tile, ", tmm7, tmm6"),)*
+                            ".irp line, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
+                            "prefetcht0 [{w} + 2048 + 64 * \\line]",
+                            ".endr",
                             "prefetcht1 [{ahead}]",
                             "prefetcht1 [{ahead} + 64]",
                             "prefetcht1 [{ahead} + 128]",
                             "prefetcht1 [{ahead} + 192]",
-                            a0 = in(reg) first.wrapping_add(*tap),
-                            a1 = in(reg) second.wrapping_add(*tap),
+                            $($at = in(reg) block.at[$tile].wrapping_add(offset),)*
                             step = in(reg) block.step * 2,
                             w = in(reg) weights,
                             row = in(reg) 64usize,
                             ahead = in(reg) ahead,
                             options(nostack, readonly, preserves_flags),
                         );
-                        weights = weights.wrapping_add($halves * WEIGHT_TILE);
+                        weights = weights.wrapping_add(WEIGHT_TILE);
                         ahead = ahead.wrapping_add(AHEAD);
                     }
                 }
-                $(
-                    let into = block.out.add($tile * TILE * PANEL + $half * TILE);
-                    asm!(concat!("tilestored [{0} + {1}], tmm", $sum), in(reg) into, in(reg) ROW,
-                        options(nostack, preserves_flags));
-                )*
+                $(asm!(concat!("tilestored [{0} + {1}], tmm", $tile), in(reg) block.out.add($tile * TILE * PANEL),
+                    in(reg) ROW, options(nostack, preserves_flags));)*
             }
         }
     };
 }
 
-tile_product!(
-    product_2x2,
-    2,
-    [(0, 0, 0), (1, 0, 1), (2, 1, 0), (3, 1, 1)],
-    "tileloadd tmm4, [{a0} + {step}]",
-    "tileloadd tmm6, [{w} + {row}]",
-    "tileloadd tmm7, [{w} + {row} + 1024]",
-    "tdpbf16ps tmm0, tmm4, tmm6",
-    "tdpbf16ps tmm1, tmm4, tmm7",
-    "tileloadd tmm5, [{a1} + {step}]",
-    "tdpbf16ps tmm2, tmm5, tmm6",
-    "tdpbf16ps tmm3, tmm5, tmm7"
-);
-tile_product!(
-    product_1x2,
-    2,
-    [(0, 0, 0), (1, 0, 1)],
-    "tileloadd tmm4, [{a0} + {step}]",
-    "tileloadd tmm6, [{w} + {row}]",
-    "tileloadd tmm7, [{w} + {row} + 1024]",
-    "tdpbf16ps tmm0, tmm4, tmm6",
-    "tdpbf16ps tmm1, tmm4, tmm7",
-    "/* {a1} */"
-);
-tile_product!(
-    product_2x1,
-    1,
-    [(0, 0, 0), (2, 1, 0)],
-    "tileloadd tmm4, [{a0} + {step}]",
-    "tileloadd tmm6, [{w} + {row}]",
-    "tdpbf16ps tmm0, tmm4, tmm6",
-    "tileloadd tmm5, [{a1} + {step}]",
-    "tdpbf16ps tmm2, tmm5, tmm6"
-);
-tile_product!(
-    product_1x1,
-    1,
-    [(0, 0, 0)],
-    "tileloadd tmm4, [{a0} + {step}]",
-    "tileloadd tmm6, [{w} + {row}]",
-    "tdpbf16ps tmm0, tmm4, tmm6",
-    "/* {a1} */"
-);
+tile_product!(product_1, (0, a0));
+tile_product!(product_2, (0, a0), (1, a1));
+tile_product!(product_3, (0, a0), (1, a1), (2, a2));
+tile_product!(product_4, (0, a0), (1, a1), (2, a2), (3, a3));
+tile_product!(product_5, (0, a0), (1, a1), (2, a2), (3, a3), (4, a4));
+tile_product!(product_6, (0, a0), (1, a1), (2, a2), (3, a3), (4, a4), (5, a5));

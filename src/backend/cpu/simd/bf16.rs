@@ -13,11 +13,13 @@ use super::x86::{Avx2, Avx512, Avx512Bf16};
 pub const TILE: usize = 16;
 /// Elements of a tile of weights: 16 pairs of input channels x 16 output channels.
 pub const WEIGHT_TILE: usize = TILE * TILE * 2;
+/// Most tiles of positions that share a read of weights: with their sums in AMX tiles, two are left for operands.
+pub const MOST_TILES: usize = 6;
 
-/// One or two tiles of positions times one panel of a term. Strides are in elements.
+/// A few tiles of positions times half a panel of a term. Strides are in elements.
 pub struct BlockProduct<'a> {
     /// The first position of each tile in the band's first block of channels.
-    pub at: [*const bf16; 2],
+    pub at: [*const bf16; MOST_TILES],
     pub tiles: usize,
     /// Stride of a tile's positions.
     pub step: usize,
@@ -26,10 +28,8 @@ pub struct BlockProduct<'a> {
     pub blocks: usize,
     /// Offset of each tap.
     pub taps: &'a [usize],
-    /// [block][tap][half of the panel][pair of input channels][16 output channels][2 of the pair]
+    /// [block][tap][pair of input channels][16 output channels][2 of the pair]
     pub weights: *const bf16,
-    /// [`PANEL`] or half of it.
-    pub width: usize,
     /// Where to prefetch weights for later, [`AHEAD`] elements for each block and tap. They need not be there.
     pub ahead: *const bf16,
     /// [position][`PANEL`]
@@ -73,13 +73,13 @@ struct PairProducts<'a>(&'a BlockProduct<'a>);
 impl SimdOp for PairProducts<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        for (tile, half) in (0..self.0.tiles).flat_map(|tile| (0..self.0.width / TILE).map(move |half| (tile, half))) {
+        for tile in 0..self.0.tiles {
             // SAFETY: by this function's contract. Sums of `M` x `N` vectors stay in registers.
             unsafe {
                 match S::LANES {
-                    16 => self.tile::<S, 8, 1>(tile, half),
-                    8 => self.tile::<S, 4, 2>(tile, half),
-                    _ => self.tile::<S, 2, 4>(tile, half),
+                    16 => self.tile::<S, 8, 1>(tile),
+                    8 => self.tile::<S, 4, 2>(tile),
+                    _ => self.tile::<S, 2, 4>(tile),
                 }
             }
         }
@@ -92,13 +92,12 @@ impl PairProducts<'_> {
     /// # Safety
     /// As [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn tile<S: Simd, const M: usize, const N: usize>(&self, tile: usize, half: usize) {
+    unsafe fn tile<S: Simd, const M: usize, const N: usize>(&self, tile: usize) {
         let block = self.0;
-        let halves = block.width / TILE;
         for first in (0..TILE).step_by(M) {
             // SAFETY: inside the tile's positions and the panel, by this function's contract.
             unsafe {
-                let out = block.out.add((tile * TILE + first) * PANEL + half * TILE);
+                let out = block.out.add((tile * TILE + first) * PANEL);
                 let mut sum = [[S::splat(0.0); N]; M];
                 if block.add {
                     for (m, sum) in sum.iter_mut().enumerate() {
@@ -107,12 +106,12 @@ impl PairProducts<'_> {
                         }
                     }
                 }
-                let mut weights = block.weights.add(half * WEIGHT_TILE);
+                let mut weights = block.weights;
                 for channels in 0..block.blocks {
                     let at = block.at[tile].add(channels * block.block + first * block.step);
                     for tap in block.taps {
                         pair_products::<S, M, N>(&mut sum, at.add(*tap), block.step, weights);
-                        weights = weights.wrapping_add(halves * WEIGHT_TILE);
+                        weights = weights.wrapping_add(WEIGHT_TILE);
                     }
                 }
                 for (m, sum) in sum.iter().enumerate() {

@@ -3,7 +3,7 @@
 
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
-use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, panel_count};
+use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};
 use crate::ir::FrameShape;
 use crate::ir::{ConvLayout, Window};
 
@@ -17,11 +17,14 @@ pub const RUN: usize = 3;
 /// Bands that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
 pub const BANDS: usize = 2 * RUN + 2;
 /// In bf16 the bands of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
-const BF16_CACHE_BYTES: usize = 1400 << 10;
+const BF16_CACHE_BYTES: usize = 1000 << 10;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
 /// Fixed cost of a tile of the microkernel, in pixels.
 const TILE_COST: f64 = 1.0;
+/// Costs in bf16, in tiles of positions: of reading weights for up to [`MOST_TILES`], and for a whole area.
+const BF16_READ_COST: f64 = 1.5;
+const BF16_AREA_COST: f64 = 2.0;
 /// Cost of the prologue on one vector, in multiplications of the microkernel.
 const PROLOGUE_COST: f64 = 40.0;
 const BF16_PROLOGUE_COST: f64 = 250.0;
@@ -127,7 +130,11 @@ impl OutputGrid {
             let h = height.div_ceil(rows);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
             let tiles = match self.winograd {
-                _ if self.precision == Precision::Bf16 => (self.sum_tiles(h, w).tiles * TILE) as f64 / (h * w) as f64,
+                _ if self.precision == Precision::Bf16 => {
+                    let tiles = self.sum_tiles(h, w).tiles;
+                    let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
+                    (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
+                }
                 true => (COMPONENTS * (h * w.div_ceil(2)).div_ceil(14)) as f64 / (h * w) as f64,
                 false => w.div_ceil(14) as f64 / w as f64,
             };

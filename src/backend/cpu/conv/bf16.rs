@@ -224,31 +224,41 @@ impl AreaTask<'_> {
             taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
         }
         let (blocks, halves) = ((cin as usize).div_ceil(BLOCK), channels.div_ceil(TILE));
+        let weights = self.weights(panel, term);
         let (steps, groups) = (blocks * side * side, tiles.tiles.div_ceil(MOST_TILES));
-        // Where in the band a tile of the sums begins.
-        let at = |tile: usize| {
-            let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
-            band.wrapping_add((y * size.columns + x) * stride * BLOCK)
+        // Where in the band the next tile of the sums begins.
+        let (mut y, mut x) = (0, 0);
+        let mut next_tile = || {
+            let at = band.wrapping_add((y * size.columns + x) * stride * BLOCK);
+            x += TILE;
+            while x >= tiles.pitch {
+                (y, x) = (y + 1, x - tiles.pitch);
+            }
+            at
         };
-        for (group, half) in (0..groups).flat_map(|group| (0..halves).map(move |half| (group, half))) {
+        for group in 0..groups {
             let (first, end) = split_evenly(tiles.tiles, groups, group);
-            let weights = self.weights(panel, term).wrapping_add(half * steps * WEIGHT_TILE);
-            let ahead = ahead.map(|(next, before)| (next, (before + group * halves + half) * steps * AHEAD));
-            let ahead = ahead.filter(|(_, at)| *at < halves * steps * WEIGHT_TILE);
-            // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
-            unsafe {
-                S::product(&BlockProduct {
-                    at: std::array::from_fn(|tile| at(first + tile)),
-                    tiles: end - first,
-                    step: stride * BLOCK,
-                    block: size.block::<bf16>(),
-                    blocks,
-                    taps: &taps[..side * side],
-                    weights,
-                    ahead: ahead.map_or(weights, |(next, at)| next.wrapping_add(at)),
-                    out: sums.add(first * TILE * PANEL + half * TILE),
-                    add,
-                });
+            let mut at = [band; MOST_TILES];
+            at[..end - first].fill_with(&mut next_tile);
+            for half in 0..halves {
+                let weights = weights.wrapping_add(half * steps * WEIGHT_TILE);
+                let ahead = ahead.map(|(next, before)| (next, (before + group * halves + half) * steps * AHEAD));
+                let ahead = ahead.filter(|(_, at)| *at < halves * steps * WEIGHT_TILE);
+                // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
+                unsafe {
+                    S::product(&BlockProduct {
+                        at,
+                        tiles: end - first,
+                        step: stride * BLOCK,
+                        block: size.block::<bf16>(),
+                        blocks,
+                        taps: &taps[..side * side],
+                        weights,
+                        ahead: ahead.map_or(weights, |(next, at)| next.wrapping_add(at)),
+                        out: sums.add(first * TILE * PANEL + half * TILE),
+                        add,
+                    });
+                }
             }
         }
     }

@@ -17,7 +17,7 @@ pub const RUN: usize = 3;
 /// Bands that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
 pub const BANDS: usize = 2 * RUN + 2;
 /// In bf16 the bands of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
-const BF16_CACHE_BYTES: usize = 1000 << 10;
+const BF16_CACHE_BYTES: usize = 1400 << 10;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
 /// Fixed cost of a tile of the microkernel, in pixels.

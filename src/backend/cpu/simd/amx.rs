@@ -124,10 +124,9 @@ macro_rules! tile_product {
                             ".irp line, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15",
                             "prefetcht0 [{w} + 2048 + 64 * \\line]",
                             ".endr",
-                            "prefetcht1 [{ahead}]",
-                            "prefetcht1 [{ahead} + 64]",
-                            "prefetcht1 [{ahead} + 128]",
-                            "prefetcht1 [{ahead} + 192]",
+                            ".irp line, 0, 1, 2, 3, 4, 5, 6, 7",
+                            "prefetcht1 [{ahead} + 64 * \\line]",
+                            ".endr",
                             $($at = in(reg) block.at[$tile].wrapping_add(offset),)*
                             step = in(reg) block.step * 2,
                             w = in(reg) weights,

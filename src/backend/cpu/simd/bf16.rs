@@ -39,7 +39,7 @@ pub struct BlockProduct<'a> {
 }
 
 /// Elements of [`BlockProduct::ahead`]: a share of a tile that leaves time for the products.
-pub const AHEAD: usize = 4 * 32;
+pub const AHEAD: usize = 8 * 32;
 
 /// An instruction set that multiplies bf16.
 pub trait Bf16Kernels: Simd {

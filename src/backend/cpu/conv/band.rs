@@ -123,52 +123,45 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
         let whole = self.channels / E::BLOCK * E::BLOCK;
-        // Channels outside, so that their norm stays in registers.
-        for channel in (0..whole).step_by(S::LANES) {
-            // SAFETY: inside the run and its channels.
+        for pixel in 0..self.pixels {
+            // SAFETY: inside the run and its channels; a partial last block is padded first.
             unsafe {
-                let table = table_vectors::<S, NORM>(self.table, channel);
-                let (mut from, mut into) = (self.from.add(channel), self.block_at(channel));
-                for _ in 0..self.pixels {
-                    E::store::<S>(into, normalise::<S, E, NORM, SILU>(E::load::<S>(from), table));
-                    (from, into) = (from.wrapping_add(self.from_step), into.wrapping_add(E::BLOCK));
+                let from = self.from.add(pixel * self.from_step);
+                let into = self.into.add(pixel * E::BLOCK);
+                for channel in (0..whole).step_by(E::BLOCK) {
+                    let into = into.add(channel / E::BLOCK * self.block);
+                    self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, into);
+                }
+                if whole < self.channels {
+                    let mut rest = [E::of(0.0); MOST_CHANNELS];
+                    for (channel, value) in (whole..self.channels).zip(&mut rest) {
+                        *value = *from.add(channel);
+                    }
+                    let into = into.add(whole / E::BLOCK * self.block);
+                    self.normalise_block::<S, NORM, SILU>(rest.as_ptr(), whole, into);
                 }
             }
-        }
-        if whole < self.channels {
-            // SAFETY: as above; the last block is padded.
-            (0..self.pixels).for_each(|pixel| unsafe { self.padded_block::<S, NORM, SILU>(pixel, whole) });
         }
     }
 }
 
 impl<E: Element> DirectRow<'_, E> {
-    /// Where a channel of the first pixel goes.
-    ///
-    /// # Safety
-    /// It is a channel of the band.
-    #[inline(always)]
-    unsafe fn block_at(&self, channel: usize) -> *mut E {
-        // SAFETY: by this function's contract.
-        unsafe { self.into.add(channel / E::BLOCK * self.block + channel % E::BLOCK) }
-    }
-
-    /// The channels of a pixel from `first` on, fewer than a block, padded with zeros.
+    /// One block of one pixel.
     ///
     /// # Safety
     /// As [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn padded_block<S: Simd, const NORM: bool, const SILU: bool>(&self, pixel: usize, first: usize) {
-        let mut rest = [E::of(0.0); MOST_CHANNELS];
-        // SAFETY: the table is padded to whole blocks; the pixel has its channels, and the band a whole block.
-        unsafe {
-            for (channel, value) in (first..self.channels).zip(&mut rest) {
-                *value = *self.from.add(pixel * self.from_step + channel);
-            }
-            for lane in (0..E::BLOCK).step_by(S::LANES) {
-                let table = table_vectors::<S, NORM>(self.table, first + lane);
-                let value = normalise::<S, E, NORM, SILU>(E::load::<S>(rest.as_ptr().add(lane)), table);
-                E::store::<S>(self.block_at(first + lane).add(pixel * E::BLOCK), value);
+    unsafe fn normalise_block<S: Simd, const NORM: bool, const SILU: bool>(
+        &self,
+        from: *const E,
+        channel: usize,
+        into: *mut E,
+    ) {
+        for lane in (0..E::BLOCK).step_by(S::LANES) {
+            // SAFETY: the table is padded to whole blocks; `from` and `into` have one block each.
+            unsafe {
+                let table = table_vectors::<S, NORM>(self.table, channel + lane);
+                E::store::<S>(into.add(lane), normalise::<S, E, NORM, SILU>(E::load::<S>(from.add(lane)), table));
             }
         }
     }

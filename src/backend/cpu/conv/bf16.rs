@@ -7,10 +7,9 @@ use std::ops::Range;
 use half::bf16;
 
 use super::band::{self, BandSize, BandSource};
-use super::checked::CheckedConv;
-use super::grid::{BANDS, OutputArea, RUN, SumTiles, bf16_division, split_evenly};
-use super::pass::PanelPass;
+use super::grid::{BANDS, RUN, SumTiles, split_evenly};
 use super::weights::ConvWeights;
+use super::{AreaTask, BandKey};
 use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::memory::CpuMemory;
@@ -29,29 +28,10 @@ pub(in crate::backend::cpu) fn run<S: Bf16Kernels>(
     scratch_offset: u64,
     stop: &mut Stop,
 ) -> Result<()> {
-    let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
-    let (frames, areas) = (op.frames.len(), conv.grid.areas());
-    let (parts, groups) = bf16_division(&op.layout, frames, areas, pool.threads());
-    pool.run(areas * parts * groups, stop, &|task, slot, stop| {
-        let (unit, group) = (task / groups, task % groups);
-        let index = unit / parts;
-        let area = conv.grid.area(index);
-        let task = AreaTask { conv: &conv, index, area, tiles: conv.grid.sum_tiles(area.height, area.width), slot };
-        let (frames, panels) =
-            (split_evenly(frames, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
-        // SAFETY: `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the
-        // same outputs. No two tasks run on one slot at a time. The processor has `S`.
-        unsafe { S::with_tiles(|| task.run::<S>(frames.0..frames.1, panels.0..panels.1, stop)) }
-    })?;
-    super::write_statistics(pool, &conv, stop)
-}
-
-/// What a band was made of.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct BandKey {
-    frame: u64,
-    /// Of a shortcut: the phase whose pixels it has.
-    shortcut: Option<usize>,
+    super::run_tasks(pool, memory, weights, op, scratch_offset, stop, &|task, stop| {
+        // SAFETY: by the rules of `AreaTask`. The processor has `S`.
+        unsafe { S::with_tiles(|| task.run_bf16::<S>(stop)) }
+    })
 }
 
 #[derive(Clone, Copy)]
@@ -60,28 +40,19 @@ struct Band {
     size: BandSize,
 }
 
-/// One area, on the thread with number `slot`.
-struct AreaTask<'a> {
-    conv: &'a CheckedConv<'a>,
-    index: usize,
-    area: OutputArea,
-    tiles: SumTiles,
-    slot: usize,
-}
-
 impl AreaTask<'_> {
     /// # Safety
-    /// Nobody else uses the slot or writes these outputs. The processor has `S`, and this thread its tiles.
-    unsafe fn run<S: Bf16Kernels>(&self, frames: Range<usize>, panels: Range<usize>, stop: &mut Stop) {
+    /// The processor has `S`, and this thread its tiles.
+    unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
         let mut bands = [None; BANDS];
-        for first in frames.clone().step_by(RUN) {
-            for panel in panels.clone() {
+        for first in self.frames.clone().step_by(RUN) {
+            for panel in self.panels.clone() {
                 if stop() {
                     return;
                 }
-                let run = first..frames.end.min(first + RUN);
+                let run = first..self.frames.end.min(first + RUN);
                 // SAFETY: by this function's contract.
-                unsafe { self.pass::<S>(run, panel, panel + 1 < panels.end, &mut bands) };
+                unsafe { self.panel_of_run::<S>(run, panel, panel + 1 < self.panels.end, &mut bands) };
             }
         }
     }
@@ -89,8 +60,8 @@ impl AreaTask<'_> {
     /// One panel of up to [`RUN`] frames. `more`: the next panel follows.
     ///
     /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn pass<S: Bf16Kernels>(
+    /// As [`AreaTask::run_bf16`].
+    unsafe fn panel_of_run<S: Bf16Kernels>(
         &self,
         run: Range<usize>,
         panel: usize,
@@ -99,7 +70,7 @@ impl AreaTask<'_> {
     ) {
         let conv = self.conv;
         let frames = &conv.op.frames[run.clone()];
-        let tiles = self.tiles;
+        let tiles = self.tiles();
         let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
         let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);
         let first_of = |i: usize| frames.iter().find_map(|frame| frame.terms.get(i));
@@ -112,27 +83,14 @@ impl AreaTask<'_> {
                 let Some(term) = frame.terms.get(i) else { continue };
                 // SAFETY: by this function's contract. The slot has room for the bands and the sums.
                 unsafe {
-                    let band = self.band::<S>(frames, term, panel / conv.panels, bands);
+                    let band = self.kept_band::<S>(frames, term, panel / conv.panels, bands);
                     let ahead = next.map(|next| (next, number * 2 * tiles.tiles.div_ceil(MOST_TILES)));
-                    self.add_term::<S>(panel, term, band, ahead, sums(number), i > 0);
+                    self.add_products::<S>(panel, term, band, ahead, sums(number), i > 0);
                 }
             }
         }
         for (number, frame) in frames.iter().enumerate() {
-            let pass = PanelPass {
-                conv,
-                frame,
-                area: self.area,
-                phase: panel / conv.panels,
-                panel: panel % conv.panels,
-                moments: match conv.op.statistics {
-                    true => {
-                        let moments = conv.moments(run.start + number);
-                        moments.wrapping_add(self.index * conv.panels * conv.phases() + panel)
-                    }
-                    false => std::ptr::null_mut(),
-                },
-            };
+            let pass = self.pass(run.start + number, panel);
             // SAFETY: as above.
             unsafe {
                 if frame.terms.is_empty() {
@@ -151,15 +109,15 @@ impl AreaTask<'_> {
         self.conv.weights.panel(usize::from(term.slab), phase, panel, 0).cast()
     }
 
-    fn key(&self, term: &Term<Offsets>, phase: usize) -> BandKey {
-        BandKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
+    fn tiles(&self) -> SumTiles {
+        self.conv.grid.sum_tiles(self.area.height, self.area.width)
     }
 
     /// The band of a term. If it is not there yet, it takes the place of one that no term of `frames` has.
     ///
     /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn band<S: Bf16Kernels>(
+    /// As [`AreaTask::run_bf16`].
+    unsafe fn kept_band<S: Bf16Kernels>(
         &self,
         frames: &[ConvFrame<Offsets>],
         term: &Term<Offsets>,
@@ -176,20 +134,25 @@ impl AreaTask<'_> {
         let size = match bands[place] {
             Some(band) if found.is_some() => band.size,
             // SAFETY: by this function's contract; the slot has room for the band.
-            _ => unsafe { self.prepare_band::<S>(term, phase, into) },
+            _ => unsafe { self.prepare_bf16_band::<S>(term, phase, into) },
         };
         bands[place] = Some(Band { key, size });
         (into, size)
     }
 
     /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn prepare_band<S: Bf16Kernels>(&self, term: &Term<Offsets>, phase: usize, into: *mut bf16) -> BandSize {
+    /// As [`AreaTask::run_bf16`].
+    unsafe fn prepare_bf16_band<S: Bf16Kernels>(
+        &self,
+        term: &Term<Offsets>,
+        phase: usize,
+        into: *mut bf16,
+    ) -> BandSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
         let source: BandSource<bf16> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {
-            let size = BandSize { rows: area.height, columns: self.tiles.pitch };
+            let size = BandSize { rows: area.height, columns: self.tiles().pitch };
             // SAFETY: by this function's contract.
             unsafe { band::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
@@ -202,8 +165,8 @@ impl AreaTask<'_> {
     /// and the number of blocks that have prefetched some of them.
     ///
     /// # Safety
-    /// As [`AreaTask::run`]; the band is the term's.
-    unsafe fn add_term<S: Bf16Kernels>(
+    /// As [`AreaTask::run_bf16`]; the band is the term's.
+    unsafe fn add_products<S: Bf16Kernels>(
         &self,
         panel: usize,
         term: &Term<Offsets>,
@@ -212,7 +175,7 @@ impl AreaTask<'_> {
         sums: *mut f32,
         add: bool,
     ) {
-        let (layout, tiles) = (&self.conv.op.layout, self.tiles);
+        let (layout, tiles) = (&self.conv.op.layout, self.tiles());
         let (phase, (channels, _)) =
             (panel / self.conv.panels, panel_width(layout.cout as usize, panel % self.conv.panels));
         let (cin, side, stride, r, s) = match layout.shortcut {

@@ -54,35 +54,14 @@ impl<E: Element> SimdOp for FinishRow<'_, E> {
         let whole = channels / S::LANES * S::LANES;
         let mut sums = self.sums;
         let n = pixels as f32;
-        for c in (0..whole).step_by(S::LANES) {
+        let mut c = 0;
+        while c < whole {
             // SAFETY: inside the row's pixels and channels.
             unsafe {
-                let (inner, out) = (S::load(bias.add(c)), out.add(c));
-                let mut sum = S::splat(0.0);
-                for pixel in 0..pixels {
-                    let add = match edge {
-                        Some((at, bias)) if at == pixel => S::load(bias.add(c)),
-                        _ => inner,
-                    };
-                    let mut v = S::add(S::load(from.add(pixel * sum_step + c)), add);
-                    if !residual.is_null() {
-                        v = S::add(v, E::load::<S>(residual.add(pixel * step + c)));
-                    }
-                    E::store::<S>(out.add(pixel * step), v);
-                    sum = S::add(sum, v);
-                }
-                if let Some(sums) = sums.as_deref_mut() {
-                    let centre = S::mul(sum, S::splat(1.0 / n));
-                    let (mut difference, mut square) = (S::splat(0.0), S::splat(0.0));
-                    for pixel in 0..pixels {
-                        let d = S::sub(E::load::<S>(out.add(pixel * step)), centre);
-                        difference = S::add(difference, d);
-                        square = S::fma(d, d, square);
-                    }
-                    S::store(sums.centre.as_mut_ptr().add(c), centre);
-                    S::store(sums.difference.as_mut_ptr().add(c), difference);
-                    S::store(sums.square.as_mut_ptr().add(c), square);
-                }
+                c += match whole - c >= 2 * S::LANES {
+                    true => self.row.finish_vectors::<S, 2>(c, sums.as_deref_mut()),
+                    false => self.row.finish_vectors::<S, 1>(c, sums.as_deref_mut()),
+                };
             }
         }
         for c in whole..channels {
@@ -113,5 +92,58 @@ impl<E: Element> SimdOp for FinishRow<'_, E> {
                 }
             }
         }
+    }
+}
+
+impl<E: Element> EpilogueRow<E> {
+    /// `N` vectors of channels from `c` on, at once: their sums do not wait for each other. Returns how many channels.
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn finish_vectors<S: Simd, const N: usize>(&self, c: usize, sums: Option<&mut RowSums>) -> usize {
+        let (out, residual) = (self.out.wrapping_add(c), self.residual.wrapping_add(c));
+        let mut sum = [S::splat(0.0); N];
+        for pixel in 0..self.pixels {
+            let bias = match self.edge {
+                Some((at, bias)) if at == pixel => bias,
+                _ => self.bias,
+            };
+            for (i, sum) in sum.iter_mut().enumerate() {
+                let at = pixel * self.step + i * S::LANES;
+                // SAFETY: by this function's contract.
+                unsafe {
+                    let bias = S::load(bias.add(c + i * S::LANES));
+                    let mut v = S::add(S::load(self.sums.add(pixel * self.sum_step + c + i * S::LANES)), bias);
+                    if !self.residual.is_null() {
+                        v = S::add(v, E::load::<S>(residual.add(at)));
+                    }
+                    E::store::<S>(out.add(at), v);
+                    *sum = S::add(*sum, v);
+                }
+            }
+        }
+        let Some(sums) = sums else { return N * S::LANES };
+        let centre = sum.map(|sum| S::mul(sum, S::splat(1.0 / self.pixels as f32)));
+        let (mut difference, mut square) = ([S::splat(0.0); N], [S::splat(0.0); N]);
+        for pixel in 0..self.pixels {
+            for i in 0..N {
+                // SAFETY: by this function's contract.
+                let v = unsafe { E::load::<S>(out.add(pixel * self.step + i * S::LANES)) };
+                let d = S::sub(v, centre[i]);
+                difference[i] = S::add(difference[i], d);
+                square[i] = S::fma(d, d, square[i]);
+            }
+        }
+        for i in 0..N {
+            let c = c + i * S::LANES;
+            // SAFETY: channels of a panel.
+            unsafe {
+                S::store(sums.centre.as_mut_ptr().add(c), centre[i]);
+                S::store(sums.difference.as_mut_ptr().add(c), difference[i]);
+                S::store(sums.square.as_mut_ptr().add(c), square[i]);
+            }
+        }
+        N * S::LANES
     }
 }

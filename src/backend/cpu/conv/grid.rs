@@ -221,30 +221,25 @@ pub fn split_evenly(whole: usize, parts: usize, index: usize) -> (usize, usize) 
     (whole * index / parts, whole * (index + 1) / parts)
 }
 
-/// Divides the work of an operation in bf16: `frames` frames of `areas` areas. A task has one area, some of the frames
-/// one after the other, and some of the panels: (parts of the frames, parts of the panels).
-pub fn bf16_division(layout: &ConvLayout, frames: usize, areas: usize, threads: usize) -> (usize, usize) {
+/// Divides the work of an operation: `frames` frames of `areas` areas. A task has one area, some of the frames, and some
+/// of the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer bands.
+pub fn division(
+    layout: &ConvLayout,
+    precision: Precision,
+    frames: usize,
+    areas: usize,
+    threads: usize,
+) -> (usize, usize) {
     let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
+    let prologue = if precision == Precision::Bf16 { BF16_PROLOGUE_COST } else { PROLOGUE_COST };
     // The bands of a task, in products of a panel: those of its frames, and of two frames before.
-    let band = BF16_PROLOGUE_COST / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
+    let band = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
     let time = |(parts, groups): (usize, usize)| {
         let (run, rounds) = (frames.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
         rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + 2) as f64 * band)
     };
     let all = (1..=frames.max(1)).flat_map(|parts| (1..=panels).map(move |groups| (parts, groups)));
     all.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or((1, 1))
-}
-
-/// Groups that the panels of each of `units` areas are divided into, so that all threads finish together. Every group
-/// prepares its own copy of the band, so fewer are better.
-pub fn panel_groups(layout: &ConvLayout, units: usize, threads: usize) -> usize {
-    let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
-    let band = PROLOGUE_COST / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
-    let time = |groups: usize| {
-        let rounds = (units * groups).div_ceil(threads);
-        rounds as f64 * (panels.div_ceil(groups) as f64 + band)
-    };
-    (1..=panels).min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or(1)
 }
 
 #[cfg(test)]
@@ -284,10 +279,11 @@ mod tests {
     #[test]
     fn panels_are_divided_only_where_areas_are_few() {
         let layout = layout(512, 512, Window::Same);
-        assert_eq!(panel_groups(&layout, 1000, 2), 1);
-        assert_eq!(panel_groups(&layout, 1, 1), 1);
-        assert_eq!(panel_groups(&layout, 1, 16), 16);
-        assert_eq!(panel_groups(&layout, 2, 2), 1);
-        assert_eq!(panel_groups(&layout, 1, 2), 2);
+        let groups = |areas, threads| division(&layout, Precision::Fp32, 1, areas, threads).1;
+        assert_eq!(groups(1000, 2), 1);
+        assert_eq!(groups(1, 1), 1);
+        assert_eq!(groups(1, 16), 16);
+        assert_eq!(groups(2, 2), 1);
+        assert_eq!(groups(1, 2), 2);
     }
 }

@@ -11,6 +11,8 @@ mod pass;
 mod weights;
 mod winograd;
 
+use std::ops::Range;
+
 use super::memory::CpuMemory;
 use super::norm;
 use super::pool::Pool;
@@ -20,7 +22,7 @@ use crate::error::Result;
 use crate::ir::{ConvOp, Offsets, Term};
 use band::{BandSize, BandSource};
 use checked::CheckedConv;
-use grid::{OutputArea, panel_groups, split_evenly};
+use grid::{OutputArea, division, split_evenly};
 use pass::{PanelPass, PassInput};
 
 pub(super) use bf16::run as run_bf16;
@@ -30,7 +32,31 @@ pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;
 pub(super) use weights::packed_bytes;
 
-/// A task is one area of one output frame and some panels of output channels.
+/// Runs a convolution as tasks: one area, some output frames, some panels of output channels.
+fn run_tasks(
+    pool: &Pool,
+    memory: &mut CpuMemory,
+    weights: &ConvWeights,
+    op: &ConvOp<Offsets>,
+    scratch_offset: u64,
+    stop: &mut Stop,
+    compute: &(dyn Fn(&AreaTask, &mut Stop) + Sync),
+) -> Result<()> {
+    let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
+    let (frames, areas) = (op.frames.len(), conv.grid.areas());
+    let (parts, groups) = division(&op.layout, weights.precision, frames, areas, pool.threads());
+    pool.run(areas * parts * groups, stop, &|task, slot, stop| {
+        let (unit, group) = (task / groups, task % groups);
+        let index = unit / parts;
+        let (frames, panels) =
+            (split_evenly(frames, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
+        let (frames, panels) = (frames.0..frames.1, panels.0..panels.1);
+        compute(&AreaTask { conv: &conv, index, area: conv.grid.area(index), frames, panels, slot }, stop);
+    })?;
+    write_statistics(pool, &conv, stop)
+}
+
+/// A convolution in f32.
 pub(super) fn run<S: Microkernels>(
     pool: &Pool,
     memory: &mut CpuMemory,
@@ -39,18 +65,8 @@ pub(super) fn run<S: Microkernels>(
     scratch_offset: u64,
     stop: &mut Stop,
 ) -> Result<()> {
-    let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
-    let (frames, areas) = (op.frames.len(), conv.grid.areas());
-    let groups = panel_groups(&op.layout, frames * areas, pool.threads());
-    pool.run(frames * areas * groups, stop, &|task, slot, stop| {
-        let (unit, group) = (task / groups, task % groups);
-        let panels = split_evenly(conv.panels * conv.phases(), groups, group);
-        let task = AreaTask { conv: &conv, frame: unit / areas, index: unit % areas, slot };
-        // SAFETY: `CheckedConv::new` checked every offset. Tasks differ in area or panels, so no two write the same
-        // outputs. No two tasks run on one slot at a time.
-        unsafe { task.run::<S>(panels, stop) }
-    })?;
-    write_statistics(pool, &conv, stop)
+    // SAFETY: by the rules of `AreaTask`. The processor has `S`.
+    run_tasks(pool, memory, weights, op, scratch_offset, stop, &|task, stop| unsafe { task.run_f32::<S>(stop) })
 }
 
 /// Writes the statistics of all frames, if the operation takes them.
@@ -74,76 +90,117 @@ fn combine_moments(conv: &CheckedConv, frame: usize) {
     norm::statistics(moments, &pixels, conv.phases(), conv.op.layout.cout as usize, into);
 }
 
-/// One area of one output frame, on the thread with number `slot`.
+/// What a band was made of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct BandKey {
+    frame: u64,
+    shortcut: Option<usize>,
+}
+
+/// One area of some output frames, some panels of all phases, on the thread with number `slot`.
+/// `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the same outputs. No
+/// two tasks run on one slot at a time.
 struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
-    frame: usize,
     index: usize,
+    area: OutputArea,
+    frames: Range<usize>,
+    panels: Range<usize>,
     slot: usize,
 }
 
 impl AreaTask<'_> {
-    /// Computes panels `panels` of all phases. For each term, the area's band is prepared once and a panel's weights
-    /// are read once. Sums stay in the output frame from one term to the next.
-    ///
-    /// # Safety
-    /// Nobody else uses the slot or writes these outputs, and the processor has `S`.
-    unsafe fn run<S: Microkernels>(&self, panels: (usize, usize), stop: &mut Stop) {
+    /// A panel, numbered through all phases, of a frame.
+    fn pass(&self, frame: usize, panel: usize) -> PanelPass<'_> {
         let conv = self.conv;
-        let area = conv.grid.area(self.index);
-        let frame = &conv.op.frames[self.frame];
-        let pass = |panel: usize| PanelPass {
+        PanelPass {
             conv,
-            frame,
-            area,
+            frame: &conv.op.frames[frame],
+            area: self.area,
             phase: panel / conv.panels,
             panel: panel % conv.panels,
             moments: match conv.op.statistics {
-                true => conv.moments(self.frame).wrapping_add(self.index * conv.panels * conv.phases() + panel),
+                true => conv.moments(frame).wrapping_add(self.index * conv.panels * conv.phases() + panel),
                 false => std::ptr::null_mut(),
             },
-        };
-        if frame.terms.is_empty() {
-            // SAFETY: by this function's contract.
-            return (panels.0..panels.1).for_each(|panel| unsafe { pass(panel).write_empty_sum::<S>() });
         }
-        let band = conv.band(self.slot);
-        let last = frame.terms.len() - 1;
-        for (number, term) in frame.terms.iter().enumerate() {
-            let mut ready = None;
-            for panel in panels.0..panels.1 {
-                if stop() {
-                    return;
-                }
-                let pass = pass(panel);
-                // All phases read the same band, except of a shortcut: it has a pixel for each phase.
-                let key = if conv.is_shortcut(term) { pass.phase } else { 0 };
-                // SAFETY: by this function's contract; the slot has room for the band.
-                unsafe {
-                    let size = match ready {
-                        Some((of, size)) if of == key => size,
-                        _ => self.prepare_band::<S>(term, area, pass.phase, band),
-                    };
-                    ready = Some((key, size));
-                    let input = PassInput { band, size, products: conv.sums(self.slot) };
-                    pass.add_term::<S>(term, number > 0, input, number == last);
-                }
+    }
+
+    /// What the band of a term is made of: a frame, and of a shortcut the phase whose pixels it has.
+    fn key(&self, term: &Term<Offsets>, phase: usize) -> BandKey {
+        BandKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
+    }
+
+    /// Goes through the input frames. Each band is prepared once and serves all output frames that have it as their next
+    /// term. Sums stay in the output frames from one term to the next.
+    ///
+    /// # Safety
+    /// The processor has `S`.
+    unsafe fn run_f32<S: Microkernels>(&self, stop: &mut Stop) {
+        let frames = &self.conv.op.frames[self.frames.clone()];
+        for (frame, panel) in self.frames.clone().flat_map(|frame| self.panels.clone().map(move |panel| (frame, panel)))
+        {
+            if self.conv.op.frames[frame].terms.is_empty() {
+                // SAFETY: by the rules of `AreaTask`.
+                unsafe { self.pass(frame, panel).write_empty_sum::<S>() };
             }
         }
+        // Terms of each frame that are done.
+        let mut done = vec![0; frames.len()];
+        let next = |done: &[usize], i: usize| frames[i].terms.get(done[i]);
+        while let Some(term) = (0..frames.len()).find_map(|i| next(&done, i)) {
+            let (key, mut ready) = (self.key(term, 0), None);
+            for i in 0..frames.len() {
+                let Some(term) = next(&done, i).filter(|term| self.key(term, 0) == key) else { continue };
+                // SAFETY: by the rules of `AreaTask`.
+                if !unsafe { self.add_term::<S>(self.frames.start + i, done[i], term, &mut ready, stop) } {
+                    return;
+                }
+                done[i] += 1;
+            }
+        }
+    }
+
+    /// Adds term `number` to all panels of a frame. `ready` is the band that the slot has. False if told to stop.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_f32`].
+    unsafe fn add_term<S: Microkernels>(
+        &self,
+        frame: usize,
+        number: usize,
+        term: &Term<Offsets>,
+        ready: &mut Option<(BandKey, BandSize)>,
+        stop: &mut Stop,
+    ) -> bool {
+        let (conv, band) = (self.conv, self.conv.band(self.slot));
+        let last = number + 1 == conv.op.frames[frame].terms.len();
+        for panel in self.panels.clone() {
+            if stop() {
+                return false;
+            }
+            let pass = self.pass(frame, panel);
+            let key = self.key(term, pass.phase);
+            // SAFETY: by this function's contract; the slot has room for the band.
+            unsafe {
+                let size = match *ready {
+                    Some((of, size)) if of == key => size,
+                    _ => self.prepare_f32_band::<S>(term, pass.phase, band),
+                };
+                *ready = Some((key, size));
+                let input = PassInput { band, size, products: conv.sums(self.slot) };
+                pass.add_term::<S>(term, number > 0, input, last);
+            }
+        }
+        true
     }
 
     /// Prepares the band of a term.
     ///
     /// # Safety
-    /// As [`AreaTask::run`].
-    unsafe fn prepare_band<S: Microkernels>(
-        &self,
-        term: &Term<Offsets>,
-        area: OutputArea,
-        phase: usize,
-        into: *mut f32,
-    ) -> BandSize {
-        let conv = self.conv;
+    /// As [`AreaTask::run_f32`].
+    unsafe fn prepare_f32_band<S: Microkernels>(&self, term: &Term<Offsets>, phase: usize, into: *mut f32) -> BandSize {
+        let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
         let source: BandSource<f32> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {

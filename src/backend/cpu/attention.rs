@@ -204,7 +204,7 @@ impl<E: Element> Queries<E> {
             // SAFETY: keys of the tile.
             unsafe {
                 let tile = MicroTile {
-                    band: keys.add(key * BLOCK),
+                    patch: keys.add(key * BLOCK),
                     block: KEYS * BLOCK,
                     step: BLOCK,
                     taps: &[0],

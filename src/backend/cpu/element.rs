@@ -41,7 +41,7 @@ numbers! {
 /// An activation.
 pub(super) trait Element: Number + Send + Sync + 'static {
     const BYTES: u64 = size_of::<Self>() as u64;
-    /// Channels of a band that are contiguous: one cache line.
+    /// Channels of a patch that are contiguous: one cache line.
     const BLOCK: usize = 64 / size_of::<Self>();
 
     /// # Safety
@@ -93,7 +93,7 @@ pub(super) fn pixel_bytes(precision: Precision, shape: FrameShape) -> u64 {
     (shape.elements() * precision.bytes()).next_multiple_of(4)
 }
 
-/// Channels of a band that are contiguous.
+/// Channels of a patch that are contiguous.
 pub(super) fn block_channels(precision: Precision) -> usize {
     64 / precision.bytes() as usize
 }

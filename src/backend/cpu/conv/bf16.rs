@@ -1,15 +1,15 @@
 //! Convolutions in bf16. A task goes through the frames of one area with some panels of output channels. It keeps the
-//! bands of the last frames, because each serves up to three output frames. A few frames share each read of weights.
+//! patches of the last frames, because each serves up to three output frames. A few frames share each read of weights.
 //! An output is a sum in f32, in the order of terms, blocks of channels, taps and channels.
 
 use std::ops::Range;
 
 use half::bf16;
 
-use super::band::{self, BandSize, BandSource};
-use super::grid::{BANDS, RUN, SumTiles, split_evenly};
+use super::grid::{PATCHES, RUN, SumTiles, split_evenly};
+use super::patch::{self, PatchSize, PatchSource};
 use super::weights::ConvWeights;
-use super::{AreaTask, BandKey};
+use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::memory::CpuMemory;
@@ -35,16 +35,16 @@ pub(in crate::backend::cpu) fn run<S: Bf16Kernels>(
 }
 
 #[derive(Clone, Copy)]
-struct Band {
-    key: BandKey,
-    size: BandSize,
+struct Patch {
+    key: PatchKey,
+    size: PatchSize,
 }
 
 impl AreaTask<'_> {
     /// # Safety
     /// The processor has `S`, and this thread its tiles.
     unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
-        let mut bands = [None; BANDS];
+        let mut patches = [None; PATCHES];
         for first in self.frames.clone().step_by(RUN) {
             for panel in self.panels.clone() {
                 if stop() {
@@ -52,7 +52,7 @@ impl AreaTask<'_> {
                 }
                 let run = first..self.frames.end.min(first + RUN);
                 // SAFETY: by this function's contract.
-                unsafe { self.panel_of_run::<S>(run, panel, panel + 1 < self.panels.end, &mut bands) };
+                unsafe { self.panel_of_run::<S>(run, panel, panel + 1 < self.panels.end, &mut patches) };
             }
         }
     }
@@ -66,7 +66,7 @@ impl AreaTask<'_> {
         run: Range<usize>,
         panel: usize,
         more: bool,
-        bands: &mut [Option<Band>; BANDS],
+        patches: &mut [Option<Patch>; PATCHES],
     ) {
         let conv = self.conv;
         let frames = &conv.op.frames[run.clone()];
@@ -81,11 +81,11 @@ impl AreaTask<'_> {
             };
             for (number, frame) in frames.iter().enumerate() {
                 let Some(term) = frame.terms.get(i) else { continue };
-                // SAFETY: by this function's contract. The slot has room for the bands and the sums.
+                // SAFETY: by this function's contract. The slot has room for the patches and the sums.
                 unsafe {
-                    let band = self.kept_band::<S>(frames, term, panel / conv.panels, bands);
+                    let patch = self.kept_patch::<S>(frames, term, panel / conv.panels, patches);
                     let ahead = next.map(|next| (next, number * 2 * tiles.tiles.div_ceil(MOST_TILES)));
-                    self.add_products::<S>(panel, term, band, ahead, sums(number), i > 0);
+                    self.add_products::<S>(panel, term, patch, ahead, sums(number), i > 0);
                 }
             }
         }
@@ -113,64 +113,64 @@ impl AreaTask<'_> {
         self.conv.grid.sum_tiles(self.area.height, self.area.width)
     }
 
-    /// The band of a term. If it is not there yet, it takes the place of one that no term of `frames` has.
+    /// The patch of a term. If it is not there yet, it takes the place of one that no term of `frames` has.
     ///
     /// # Safety
     /// As [`AreaTask::run_bf16`].
-    unsafe fn kept_band<S: Bf16Kernels>(
+    unsafe fn kept_patch<S: Bf16Kernels>(
         &self,
         frames: &[ConvFrame<Offsets>],
         term: &Term<Offsets>,
         phase: usize,
-        bands: &mut [Option<Band>; BANDS],
-    ) -> (*const bf16, BandSize) {
+        patches: &mut [Option<Patch>; PATCHES],
+    ) -> (*const bf16, PatchSize) {
         let key = self.key(term, phase);
-        let found = bands.iter().position(|band| band.is_some_and(|band| band.key == key));
+        let found = patches.iter().position(|patch| patch.is_some_and(|patch| patch.key == key));
         let place = found.unwrap_or_else(|| {
             let is_needed = |key| frames.iter().flat_map(|frame| &frame.terms).any(|term| self.key(term, phase) == key);
-            bands.iter().position(|band| !band.is_some_and(|band| is_needed(band.key))).unwrap_or(0)
+            patches.iter().position(|patch| !patch.is_some_and(|patch| is_needed(patch.key))).unwrap_or(0)
         });
-        let into = self.conv.band(self.slot).wrapping_byte_add(place * self.conv.band_bytes()).cast();
-        let size = match bands[place] {
-            Some(band) if found.is_some() => band.size,
-            // SAFETY: by this function's contract; the slot has room for the band.
-            _ => unsafe { self.prepare_bf16_band::<S>(term, phase, into) },
+        let into = self.conv.patch(self.slot).wrapping_byte_add(place * self.conv.patch_bytes()).cast();
+        let size = match patches[place] {
+            Some(patch) if found.is_some() => patch.size,
+            // SAFETY: by this function's contract; the slot has room for the patch.
+            _ => unsafe { self.prepare_bf16_patch::<S>(term, phase, into) },
         };
-        bands[place] = Some(Band { key, size });
+        patches[place] = Some(Patch { key, size });
         (into, size)
     }
 
     /// # Safety
     /// As [`AreaTask::run_bf16`].
-    unsafe fn prepare_bf16_band<S: Bf16Kernels>(
+    unsafe fn prepare_bf16_patch<S: Bf16Kernels>(
         &self,
         term: &Term<Offsets>,
         phase: usize,
         into: *mut bf16,
-    ) -> BandSize {
+    ) -> PatchSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
-        let source: BandSource<bf16> = unsafe { conv.source(term, phase, self.slot) };
+        let source: PatchSource<bf16> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {
-            let size = BandSize { rows: area.height, columns: self.tiles().pitch };
+            let size = PatchSize { rows: area.height, columns: self.tiles().pitch };
             // SAFETY: by this function's contract.
-            unsafe { band::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
+            unsafe { patch::fill::<S, bf16>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
         }
         // SAFETY: by this function's contract.
-        unsafe { band::windowed::<S, bf16>(&source, &conv.grid, area, into) }
+        unsafe { patch::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }
 
     /// The products of a term, added to the sums or written to them. `ahead` are the weights that are needed after its,
     /// and the number of blocks that have prefetched some of them.
     ///
     /// # Safety
-    /// As [`AreaTask::run_bf16`]; the band is the term's.
+    /// As [`AreaTask::run_bf16`]; the patch is the term's.
     unsafe fn add_products<S: Bf16Kernels>(
         &self,
         panel: usize,
         term: &Term<Offsets>,
-        (band, size): (*const bf16, BandSize),
+        (patch, size): (*const bf16, PatchSize),
         ahead: Option<(*const bf16, usize)>,
         sums: *mut f32,
         add: bool,
@@ -189,10 +189,10 @@ impl AreaTask<'_> {
         let (blocks, halves) = ((cin as usize).div_ceil(BLOCK), channels.div_ceil(TILE));
         let weights = self.weights(panel, term);
         let (steps, groups) = (blocks * side * side, tiles.tiles.div_ceil(MOST_TILES));
-        // Where in the band the next tile of the sums begins.
+        // Where in the patch the next tile of the sums begins.
         let (mut y, mut x) = (0, 0);
         let mut next_tile = || {
-            let at = band.wrapping_add((y * size.columns + x) * stride * BLOCK);
+            let at = patch.wrapping_add((y * size.columns + x) * stride * BLOCK);
             x += TILE;
             while x >= tiles.pitch {
                 (y, x) = (y + 1, x - tiles.pitch);
@@ -201,13 +201,13 @@ impl AreaTask<'_> {
         };
         for group in 0..groups {
             let (first, end) = split_evenly(tiles.tiles, groups, group);
-            let mut at = [band; MOST_TILES];
+            let mut at = [patch; MOST_TILES];
             at[..end - first].fill_with(&mut next_tile);
             for half in 0..halves {
                 let weights = weights.wrapping_add(half * steps * WEIGHT_TILE);
                 let ahead = ahead.map(|(next, before)| (next, (before + group * halves + half) * steps * AHEAD));
                 let ahead = ahead.filter(|(_, at)| *at < halves * steps * WEIGHT_TILE);
-                // SAFETY: the tiles are inside the sums, their positions and taps inside the band or just past it.
+                // SAFETY: the tiles are inside the sums, their positions and taps inside the patch or just past it.
                 unsafe {
                     S::product(&BlockProduct {
                         at,

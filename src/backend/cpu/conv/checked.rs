@@ -1,7 +1,7 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::band::BandSource;
-use super::grid::{BANDS, OutputGrid, RUN};
+use super::grid::{OutputGrid, PATCHES, RUN};
+use super::patch::PatchSource;
 use super::weights::ConvWeights;
 use crate::backend::Precision;
 use crate::backend::cpu::element::{block_channels, pixel_bytes};
@@ -11,23 +11,23 @@ use crate::backend::cpu::simd::panel_count;
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Offsets, Prologue, Term, Window};
 
-/// Scratch of an operation: the moments of all frames; then bands, sums of a panel and a norm table per slot.
+/// Scratch of an operation: the moments of all frames; then patches, sums of a panel and a norm table per slot.
 struct ConvScratch {
     moments_of_frame: u64,
     slots: u64,
     slot: u64,
-    /// One of the slot's bands: [`BANDS`] in bf16, one in f32.
-    band: u64,
-    bands: u64,
+    /// One of the slot's patches: [`PATCHES`] in bf16, one in f32.
+    patch: u64,
+    patches: u64,
     sums: u64,
 }
 
 impl ConvScratch {
     fn new(layout: &ConvLayout, grid: &OutputGrid, frames: u64, threads: usize) -> ConvScratch {
         let panels = panel_count(layout.cout as usize) as u64 * layout.window.phases();
-        let band = grid.band_bytes(layout) as u64;
-        let (most, run) = if grid.precision == Precision::Bf16 { (BANDS as u64, RUN as u64) } else { (1, 1) };
-        let (bands, sums) = (most * band, run * grid.sum_floats() as u64 * 4);
+        let patch = grid.patch_bytes(layout) as u64;
+        let (most, run) = if grid.precision == Precision::Bf16 { (PATCHES as u64, RUN as u64) } else { (1, 1) };
+        let (patches, sums) = (most * patch, run * grid.sum_floats() as u64 * 4);
         let table = match layout.prologue {
             Prologue::None => 0,
             _ => table_floats(layout, grid.precision) as u64 * 4,
@@ -36,9 +36,9 @@ impl ConvScratch {
         ConvScratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (bands + sums + table).next_multiple_of(ALIGN),
-            band,
-            bands,
+            slot: (patches + sums + table).next_multiple_of(ALIGN),
+            patch,
+            patches,
             sums,
         }
     }
@@ -113,11 +113,11 @@ impl<'a> CheckedConv<'a> {
     ///
     /// # Safety
     /// The slot, whose norm table this may be, is the caller's.
-    pub unsafe fn source<E>(&self, term: &Term<Offsets>, phase: usize, slot: usize) -> BandSource<'_, E> {
+    pub unsafe fn source<E>(&self, term: &Term<Offsets>, phase: usize, slot: usize) -> PatchSource<'_, E> {
         let (layout, input) = (&self.op.layout, self.op.input);
         let frame: *const E = self.at(term.frame.0).cast();
         if self.is_shortcut(term) {
-            return BandSource {
+            return PatchSource {
                 frame,
                 height: self.grid.height,
                 width: self.grid.width,
@@ -128,7 +128,7 @@ impl<'a> CheckedConv<'a> {
                 phase: (phase / 2, phase % 2),
             };
         }
-        BandSource {
+        PatchSource {
             frame,
             height: input.height as usize,
             width: input.width as usize,
@@ -151,20 +151,20 @@ impl<'a> CheckedConv<'a> {
         self.at(self.scratch_offset + frame as u64 * self.scratch.moments_of_frame).cast()
     }
 
-    /// The first band of a slot.
-    pub fn band(&self, slot: usize) -> *mut f32 {
+    /// The first patch of a slot.
+    pub fn patch(&self, slot: usize) -> *mut f32 {
         let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
         self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot)
     }
 
-    /// Bytes from one band of a slot to the next.
-    pub fn band_bytes(&self) -> usize {
-        self.scratch.band as usize
+    /// Bytes from one patch of a slot to the next.
+    pub fn patch_bytes(&self) -> usize {
+        self.scratch.patch as usize
     }
 
     /// Room for the sums of one panel.
     pub fn sums(&self, slot: usize) -> *mut f32 {
-        self.band(slot).wrapping_byte_add(self.scratch.bands as usize)
+        self.patch(slot).wrapping_byte_add(self.scratch.patches as usize)
     }
 
     /// The statistics of a frame follow its pixels.

@@ -10,13 +10,13 @@ use crate::ir::{ConvLayout, Window};
 /// Components of the Winograd domain, see [`super::winograd`].
 pub const COMPONENTS: usize = 4;
 
-/// A band should fit in the second-level cache, together with a panel of weights.
-const BAND_BYTES: usize = 1 << 20;
+/// A patch should fit in the second-level cache, together with a panel of weights.
+const PATCH_BYTES: usize = 1 << 20;
 /// Frames that a task in bf16 computes together.
 pub const RUN: usize = 3;
-/// Bands that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
-pub const BANDS: usize = 2 * RUN + 2;
-/// In bf16 the bands of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
+/// Patches that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
+pub const PATCHES: usize = 2 * RUN + 2;
+/// In bf16 the patches of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
 const BF16_CACHE_BYTES: usize = 1400 << 10;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
@@ -110,20 +110,20 @@ impl OutputGrid {
     /// Chooses the cheapest division: wide areas fill tiles, square areas have the smallest halo.
     fn divide(&mut self, layout: &ConvLayout) {
         let cin = layout.cin.max(layout.shortcut.unwrap_or(0)) as usize;
-        let (band, prologue) = match self.precision {
+        let (patch, prologue) = match self.precision {
             Precision::Bf16 => {
                 let panel = (layout.window.side() * layout.window.side()) as usize * 64 * self.blocks(cin) * PANEL;
                 (BF16_CACHE_BYTES.saturating_sub(panel) / (RUN + 2), BF16_PROLOGUE_COST)
             }
-            _ => (BAND_BYTES, PROLOGUE_COST),
+            _ => (PATCH_BYTES, PROLOGUE_COST),
         };
-        let pixels = band / (64 * self.blocks(cin));
+        let pixels = patch / (64 * self.blocks(cin));
         let prologue = prologue / (layout.window.taps() * layout.cout) as f64;
         let mut best = f64::INFINITY;
         let (height, width) = (self.height, self.width);
         for columns in 1..=width {
             let w = width.div_ceil(columns);
-            let fits = pixels / self.band_columns(w);
+            let fits = pixels / self.patch_columns(w);
             let h = if fits < self.reach { 1 } else { (fits - self.reach) / self.stride + 1 };
             let h = h.min((AREA_PIXELS / w).max(1)).min(height);
             let rows = height.div_ceil(h);
@@ -152,8 +152,8 @@ impl OutputGrid {
         (run - 1) * self.stride + self.reach
     }
 
-    /// Columns of the band of a run of output pixels, of all components.
-    fn band_columns(&self, run: usize) -> usize {
+    /// Columns of the patch of a run of output pixels, of all components.
+    fn patch_columns(&self, run: usize) -> usize {
         if self.winograd { COMPONENTS * run.div_ceil(2) } else { self.input_span(run) }
     }
 
@@ -167,7 +167,7 @@ impl OutputGrid {
         OutputArea { top, left, height: bottom - top, width: right - left }
     }
 
-    /// Blocks that `channels` input channels make in a band.
+    /// Blocks that `channels` input channels make in a patch.
     fn blocks(&self, channels: usize) -> usize {
         channels.div_ceil(block_channels(self.precision))
     }
@@ -195,11 +195,11 @@ impl OutputGrid {
         }
     }
 
-    /// Bytes of the band of the largest area, of the main input or the shortcut.
-    pub fn band_bytes(&self, layout: &ConvLayout) -> usize {
+    /// Bytes of the patch of the largest area, of the main input or the shortcut.
+    pub fn patch_bytes(&self, layout: &ConvLayout) -> usize {
         let (h, w) = self.largest();
-        let main = self.input_span(h) * self.band_columns(w) * self.blocks(layout.cin as usize);
-        // In bf16 a shortcut's band is as wide as the sums, and a tile may read past the last position.
+        let main = self.input_span(h) * self.patch_columns(w) * self.blocks(layout.cin as usize);
+        // In bf16 a shortcut's patch is as wide as the sums, and a tile may read past the last position.
         let (columns, more) = match self.precision {
             Precision::Bf16 => (self.input_span(w).max(w.next_multiple_of(TILE)), TILE * self.stride),
             _ => (w, 0),
@@ -211,7 +211,7 @@ impl OutputGrid {
 /// Sums of one panel in bf16: tiles of [`TILE`] positions. A row begins every `pitch` positions.
 #[derive(Debug, Clone, Copy)]
 pub struct SumTiles {
-    /// The columns of the band, so that tiles may span rows, or the width of the area in whole tiles.
+    /// The columns of the patch, so that tiles may span rows, or the width of the area in whole tiles.
     pub pitch: usize,
     pub tiles: usize,
 }
@@ -222,7 +222,7 @@ pub fn split_evenly(whole: usize, parts: usize, index: usize) -> (usize, usize) 
 }
 
 /// Divides the work of an operation: `frames` frames of `areas` areas. A task has one area, some of the frames, and some
-/// of the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer bands.
+/// of the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer patches.
 pub fn division(
     layout: &ConvLayout,
     precision: Precision,
@@ -232,11 +232,11 @@ pub fn division(
 ) -> (usize, usize) {
     let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
     let prologue = if precision == Precision::Bf16 { BF16_PROLOGUE_COST } else { PROLOGUE_COST };
-    // The bands of a task, in products of a panel: those of its frames, and of two frames before.
-    let band = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
+    // The patches of a task, in products of a panel: those of its frames, and of two frames before.
+    let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
     let time = |(parts, groups): (usize, usize)| {
         let (run, rounds) = (frames.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
-        rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + 2) as f64 * band)
+        rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + 2) as f64 * patch)
     };
     let all = (1..=frames.max(1)).flat_map(|parts| (1..=panels).map(move |groups| (parts, groups)));
     all.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or((1, 1))
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_cover_the_grid_once_and_their_bands_fit() {
+    fn areas_cover_the_grid_once_and_their_patchs_fit() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             for (h, w) in [(2, 2), (4, 6), (34, 58), (270, 482), (1080, 1920), (2, 20_000), (20_000, 2)] {
                 for cin in [3, 16, 128, 512] {
@@ -265,12 +265,12 @@ mod tests {
                         assert!(a.height > 0 && a.width > 0 && a.top + a.height <= g.height);
                         assert!(a.left + a.width <= g.width);
                         covered += a.height * a.width;
-                        let band =
+                        let patch =
                             g.input_span(a.height) * g.input_span(a.width) * (cin as usize).next_multiple_of(BLOCK);
-                        assert!(band * 4 <= g.band_bytes(&layout));
+                        assert!(patch * 4 <= g.patch_bytes(&layout));
                     }
                     assert_eq!(covered, g.height * g.width);
-                    assert!(g.band_bytes(&layout) <= BAND_BYTES, "{window:?} {h}x{w}x{cin}: {g:?}");
+                    assert!(g.patch_bytes(&layout) <= PATCH_BYTES, "{window:?} {h}x{w}x{cin}: {g:?}");
                 }
             }
         }

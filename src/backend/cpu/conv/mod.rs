@@ -2,12 +2,12 @@
 //! Each output is a sum in the order of terms, components, blocks of channels, taps and channels. How the work is
 //! divided changes no bit of it.
 
-mod band;
 mod bf16;
 mod checked;
 mod epilogue;
 mod grid;
 mod pass;
+mod patch;
 mod weights;
 mod winograd;
 
@@ -20,10 +20,10 @@ use super::simd::Microkernels;
 use crate::backend::Stop;
 use crate::error::Result;
 use crate::ir::{ConvOp, Offsets, Term};
-use band::{BandSize, BandSource};
 use checked::CheckedConv;
 use grid::{OutputArea, division, split_evenly};
 use pass::{PanelPass, PassInput};
+use patch::{PatchSize, PatchSource};
 
 pub(super) use bf16::run as run_bf16;
 pub(super) use checked::scratch_bytes;
@@ -90,9 +90,9 @@ fn combine_moments(conv: &CheckedConv, frame: usize) {
     norm::statistics(moments, &pixels, conv.phases(), conv.op.layout.cout as usize, into);
 }
 
-/// What a band was made of.
+/// What a patch was made of.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct BandKey {
+struct PatchKey {
     frame: u64,
     shortcut: Option<usize>,
 }
@@ -126,12 +126,12 @@ impl AreaTask<'_> {
         }
     }
 
-    /// What the band of a term is made of: a frame, and of a shortcut the phase whose pixels it has.
-    fn key(&self, term: &Term<Offsets>, phase: usize) -> BandKey {
-        BandKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
+    /// What the patch of a term is made of: a frame, and of a shortcut the phase whose pixels it has.
+    fn key(&self, term: &Term<Offsets>, phase: usize) -> PatchKey {
+        PatchKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
     }
 
-    /// Goes through the input frames. Each band is prepared once and serves all output frames that have it as their next
+    /// Goes through the input frames. Each patch is prepared once and serves all output frames that have it as their next
     /// term. Sums stay in the output frames from one term to the next.
     ///
     /// # Safety
@@ -161,7 +161,7 @@ impl AreaTask<'_> {
         }
     }
 
-    /// Adds term `number` to all panels of a frame. `ready` is the band that the slot has. False if told to stop.
+    /// Adds term `number` to all panels of a frame. `ready` is the patch that the slot has. False if told to stop.
     ///
     /// # Safety
     /// As [`AreaTask::run_f32`].
@@ -170,10 +170,10 @@ impl AreaTask<'_> {
         frame: usize,
         number: usize,
         term: &Term<Offsets>,
-        ready: &mut Option<(BandKey, BandSize)>,
+        ready: &mut Option<(PatchKey, PatchSize)>,
         stop: &mut Stop,
     ) -> bool {
-        let (conv, band) = (self.conv, self.conv.band(self.slot));
+        let (conv, patch) = (self.conv, self.conv.patch(self.slot));
         let last = number + 1 == conv.op.frames[frame].terms.len();
         for panel in self.panels.clone() {
             if stop() {
@@ -181,39 +181,44 @@ impl AreaTask<'_> {
             }
             let pass = self.pass(frame, panel);
             let key = self.key(term, pass.phase);
-            // SAFETY: by this function's contract; the slot has room for the band.
+            // SAFETY: by this function's contract; the slot has room for the patch.
             unsafe {
                 let size = match *ready {
                     Some((of, size)) if of == key => size,
-                    _ => self.prepare_f32_band::<S>(term, pass.phase, band),
+                    _ => self.prepare_f32_patch::<S>(term, pass.phase, patch),
                 };
                 *ready = Some((key, size));
-                let input = PassInput { band, size, products: conv.sums(self.slot) };
+                let input = PassInput { patch, size, products: conv.sums(self.slot) };
                 pass.add_term::<S>(term, number > 0, input, last);
             }
         }
         true
     }
 
-    /// Prepares the band of a term.
+    /// Prepares the patch of a term.
     ///
     /// # Safety
     /// As [`AreaTask::run_f32`].
-    unsafe fn prepare_f32_band<S: Microkernels>(&self, term: &Term<Offsets>, phase: usize, into: *mut f32) -> BandSize {
+    unsafe fn prepare_f32_patch<S: Microkernels>(
+        &self,
+        term: &Term<Offsets>,
+        phase: usize,
+        into: *mut f32,
+    ) -> PatchSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
-        let source: BandSource<f32> = unsafe { conv.source(term, phase, self.slot) };
+        let source: PatchSource<f32> = unsafe { conv.source(term, phase, self.slot) };
         if conv.is_shortcut(term) {
-            let size = BandSize { rows: area.height, columns: area.width };
+            let size = PatchSize { rows: area.height, columns: area.width };
             // SAFETY: by this function's contract.
-            unsafe { band::fill::<S, f32>(&source, area.top as isize, area.left as isize, size, into) };
+            unsafe { patch::fill::<S, f32>(&source, area.top as isize, area.left as isize, size, into) };
             return size;
         }
         // SAFETY: by this function's contract.
         unsafe {
             match conv.grid.winograd {
-                true => winograd::transform_band::<S>(&source, &conv.grid, area, into),
-                false => band::windowed::<S, f32>(&source, &conv.grid, area, into),
+                true => winograd::transform_patch::<S>(&source, &conv.grid, area, into),
+                false => patch::windowed::<S, f32>(&source, &conv.grid, area, into),
             }
         }
     }

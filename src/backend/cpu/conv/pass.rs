@@ -1,9 +1,9 @@
 //! One panel of a convolution over one area: the tiles of each term, and the epilogue after the last.
 
-use super::band::BandSize;
 use super::checked::CheckedConv;
 use super::epilogue::EpilogueRow;
 use super::grid::{COMPONENTS, OutputArea, split_evenly};
+use super::patch::PatchSize;
 use super::winograd::OutputTransform;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::Moments;
@@ -15,8 +15,8 @@ use crate::ir::{ConvFrame, Offsets, Term, Window};
 /// The input of a term.
 #[derive(Clone, Copy)]
 pub struct PassInput {
-    pub band: *const f32,
-    pub size: BandSize,
+    pub patch: *const f32,
+    pub size: PatchSize,
     /// Room for the Winograd products of a panel.
     pub products: *mut f32,
 }
@@ -36,7 +36,7 @@ impl PanelPass<'_> {
     /// Computes a term, added to the output or written to it. With the `last` term, each row gets its epilogue at once.
     ///
     /// # Safety
-    /// Nobody else writes this panel of the area, the band is that of the term, and the processor has `S`.
+    /// Nobody else writes this panel of the area, the patch is that of the term, and the processor has `S`.
     pub unsafe fn add_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
         let layout = &self.conv.op.layout;
         let shortcut = self.conv.is_shortcut(term);
@@ -44,7 +44,7 @@ impl PanelPass<'_> {
             // SAFETY: by this function's contract.
             return unsafe { self.add_winograd_term::<S>(term, add, input, last) };
         }
-        let PassInput { band, size, .. } = input;
+        let PassInput { patch, size, .. } = input;
         let side = if shortcut { 1 } else { layout.window.side() as usize };
         let stride = if shortcut { 1 } else { self.conv.grid.stride };
         let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
@@ -56,7 +56,7 @@ impl PanelPass<'_> {
         }
         let (channels, width) = panel_width(layout.cout as usize, self.panel);
         let mut tile = MicroTile {
-            band,
+            patch,
             block: size.block::<f32>(),
             step: stride * BLOCK,
             taps: &taps[..side * side],
@@ -72,12 +72,12 @@ impl PanelPass<'_> {
         let dots = width <= DOT_CHANNELS;
         let tiles = self.area.width.div_ceil(if dots { DOT_PIXELS } else { S::PIXELS });
         for y in 0..self.area.height {
-            // SAFETY: tiles are inside the area, and their taps inside its band.
+            // SAFETY: tiles are inside the area, and their taps inside its patch.
             unsafe {
                 let out = self.row::<f32>(y, self.frame.out.0);
                 for index in 0..tiles {
                     let (left, right) = split_evenly(self.area.width, tiles, index);
-                    tile.band = band.add((y * size.columns + left) * stride * BLOCK);
+                    tile.patch = patch.add((y * size.columns + left) * stride * BLOCK);
                     tile.out = out.add(left * self.step());
                     tile.prefetch_following(panel, y * tiles + index);
                     if dots {
@@ -101,18 +101,18 @@ impl PanelPass<'_> {
     /// As [`PanelPass::add_term`].
     unsafe fn add_winograd_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
         let layout = &self.conv.op.layout;
-        let PassInput { band, size, products } = input;
+        let PassInput { patch, size, products } = input;
         let (channels, width) = panel_width(layout.cout as usize, self.panel);
         let taps = [0, 1, 2].map(|row| row * size.columns * BLOCK);
         let planes = (layout.cin as usize).div_ceil(BLOCK) * size.block::<f32>();
         let pairs = self.area.height * size.columns;
         let tiles = pairs.div_ceil(S::PIXELS);
-        // SAFETY: tiles are inside the area, their taps inside its band; `products` has room for all pairs.
+        // SAFETY: tiles are inside the area, their taps inside its patch; `products` has room for all pairs.
         unsafe {
             for (component, index) in (0..COMPONENTS).flat_map(|c| (0..tiles).map(move |index| (c, index))) {
                 let (first, end) = split_evenly(pairs, tiles, index);
                 let mut tile = MicroTile {
-                    band: band.add(component * planes + first * BLOCK),
+                    patch: patch.add(component * planes + first * BLOCK),
                     block: size.block::<f32>(),
                     step: BLOCK,
                     taps: &taps,

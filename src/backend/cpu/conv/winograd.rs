@@ -1,8 +1,8 @@
 //! Winograd's F(2, 3) along the rows of a 3 x 3 window: two output pixels from four products instead of six.
 //! The factors are small, so little precision is lost. F(4, 3) would save more products and lose much more precision.
 
-use super::band::{BandSize, BandSource};
 use super::grid::{COMPONENTS, OutputArea, OutputGrid};
+use super::patch::{PatchSize, PatchSource};
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
 use crate::backend::cpu::simd::{BLOCK, PANEL, Simd, SimdOp};
 
@@ -26,24 +26,24 @@ pub fn transform_weight(component: usize, [g0, g1, g2]: [f32; 3]) -> f32 {
     }
 }
 
-/// The transformed band of `area`: [component][block of 16 channels][row][pair][16 channels]. It has no columns outside
+/// The transformed patch of `area`: [component][block of 16 channels][row][pair][16 channels]. It has no columns outside
 /// the image: a tap is a number of rows, so a tile may span the end of a row and the start of the next.
 ///
 /// # Safety
-/// The frame is valid, `into` has room for the band, and the processor has `S`.
-pub unsafe fn transform_band<S: Simd>(
-    source: &BandSource<f32>,
+/// The frame is valid, `into` has room for the patch, and the processor has `S`.
+pub unsafe fn transform_patch<S: Simd>(
+    source: &PatchSource<f32>,
     grid: &OutputGrid,
     area: OutputArea,
     into: *mut f32,
-) -> BandSize {
-    let size = BandSize { rows: grid.input_span(area.height), columns: area.width.div_ceil(2) };
+) -> PatchSize {
+    let size = PatchSize { rows: grid.input_span(area.height), columns: area.width.div_ceil(2) };
     let blocks = source.channels.div_ceil(BLOCK);
     // The pairs read one column left of the area and on. Those from `first` to `end` are inside the image.
     let first = usize::from(area.left == 0);
     let end = (source.width + 1 - area.left).min(2 * size.columns + 2);
     for row in 0..size.rows {
-        // SAFETY: writes stay inside the band, reads inside the image: from `first` to `end`.
+        // SAFETY: writes stay inside the patch, reads inside the image: from `first` to `end`.
         unsafe {
             let into = into.add(row * size.columns * BLOCK);
             let y = (area.top + row).wrapping_sub(1);
@@ -60,16 +60,16 @@ pub unsafe fn transform_band<S: Simd>(
     size
 }
 
-/// A row of the transformed band.
+/// A row of the transformed patch.
 struct WinogradRow<'a> {
-    source: &'a BandSource<'a, f32>,
+    source: &'a PatchSource<'a, f32>,
     /// The pixel in column `first`.
     from: *const f32,
     /// Columns inside the image. Others are zeros.
     first: usize,
     end: usize,
     into: *mut f32,
-    size: BandSize,
+    size: PatchSize,
 }
 
 impl SimdOp for WinogradRow<'_> {

@@ -18,7 +18,7 @@ pub const MOST_TILES: usize = 6;
 
 /// A few tiles of positions times half a panel of a term. Strides are in elements.
 pub struct BlockProduct<'a> {
-    /// The first position of each tile in the band's first block of channels.
+    /// The first position of each tile in the patch's first block of channels.
     pub at: [*const bf16; MOST_TILES],
     pub tiles: usize,
     /// Stride of a tile's positions.
@@ -52,7 +52,7 @@ pub trait Bf16Kernels: Simd {
     }
 
     /// # Safety
-    /// As [`SimdOp::run`]. A tile may read [`TILE`] steps past the last position of its band.
+    /// As [`SimdOp::run`]. A tile may read [`TILE`] steps past the last position of its patch.
     unsafe fn product(block: &BlockProduct) {
         // SAFETY: by this function's contract.
         unsafe { Self::enter(PairProducts(block)) }

@@ -1,12 +1,12 @@
 //! The inner loops, where nearly all the time goes: small matrix products with their sums in registers.
-//! Fixes the blocking of channels that bands and weights are packed in.
+//! Fixes the blocking of channels that patches and weights are packed in.
 
 use super::portable::Portable;
 use super::vector::{Simd, SimdOp};
 #[cfg(target_arch = "x86_64")]
 use super::x86::{Avx2, Avx512};
 
-/// Input channels that are contiguous in a band.
+/// Input channels that are contiguous in a patch.
 pub const BLOCK: usize = 16;
 /// Output channels of a full panel of weights.
 pub const PANEL: usize = 32;
@@ -32,13 +32,13 @@ pub fn panel_width(cout: usize, panel: usize) -> (usize, usize) {
 /// A few neighbouring pixels of a row times one panel of weights. Strides are in floats.
 #[derive(Clone, Copy)]
 pub struct MicroTile<'a> {
-    /// The first pixel's first channel in the first block of the band.
-    pub band: *const f32,
-    /// Stride of blocks of channels in `band`.
+    /// The first pixel's first channel in the first block of the patch.
+    pub patch: *const f32,
+    /// Stride of blocks of channels in `patch`.
     pub block: usize,
-    /// Stride of the tile's pixels in `band`: [`BLOCK`], or twice that for every second pixel.
+    /// Stride of the tile's pixels in `patch`: [`BLOCK`], or twice that for every second pixel.
     pub step: usize,
-    /// Offset of each tap in `band`.
+    /// Offset of each tap in `patch`.
     pub taps: &'a [usize],
     pub cin: usize,
     /// [block][tap][input channel][`width` output channels]
@@ -98,12 +98,12 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp f
                     }
                 }
                 let mut w = tile.weights.add(first);
-                let mut band = tile.band;
+                let mut patch = tile.patch;
                 let mut left = tile.cin;
                 let mut later = tile.later;
                 while left >= BLOCK {
                     for tap in tile.taps {
-                        let mut a = band.add(*tap);
+                        let mut a = patch.add(*tap);
                         for _ in 0..BLOCK / 4 {
                             S::prefetch_later(later);
                             later = later.wrapping_add(LATER / 4);
@@ -118,12 +118,12 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp f
                             w = w.add(4 * W);
                         }
                     }
-                    band = band.add(tile.block);
+                    patch = patch.add(tile.block);
                     left -= BLOCK;
                 }
                 if left > 0 {
                     for tap in tile.taps {
-                        let a = band.add(*tap);
+                        let a = patch.add(*tap);
                         for k in 0..left {
                             step::<S, M, N, STEP>(&mut sum, a.add(k), w);
                             w = w.add(W);
@@ -217,7 +217,7 @@ impl<const M: usize, const C: usize> SimdOp for DotProducts<'_, M, C> {
     unsafe fn run<S: Simd>(self) {
         let tile = self.0;
         let mut sum = [[S::splat(0.0); C]; M];
-        let (mut band, mut w) = (tile.band, tile.weights);
+        let (mut patch, mut w) = (tile.patch, tile.weights);
         // SAFETY: the tile is valid, by this function's contract.
         unsafe {
             for _ in 0..tile.cin.div_ceil(BLOCK) {
@@ -228,7 +228,7 @@ impl<const M: usize, const C: usize> SimdOp for DotProducts<'_, M, C> {
                             *weights = S::load(w.add(c * BLOCK + lane));
                         }
                         for (m, sum) in sum.iter_mut().enumerate() {
-                            let values = S::load(band.add(*tap + m * tile.step + lane));
+                            let values = S::load(patch.add(*tap + m * tile.step + lane));
                             for (c, sum) in sum.iter_mut().enumerate() {
                                 *sum = S::fma(values, weights[c], *sum);
                             }
@@ -236,7 +236,7 @@ impl<const M: usize, const C: usize> SimdOp for DotProducts<'_, M, C> {
                     }
                     w = w.add(C * BLOCK);
                 }
-                band = band.add(tile.block);
+                patch = patch.add(tile.block);
             }
             for (m, sum) in sum.iter().enumerate() {
                 for (c, sum) in sum.iter().enumerate() {

@@ -10,9 +10,9 @@ use crate::ir::Prologue;
 /// Channels of the largest block.
 const MOST_CHANNELS: usize = 32;
 
-/// The frame that a band is made of.
+/// The frame that a patch is made of.
 #[derive(Clone, Copy)]
-pub struct BandSource<'a, E> {
+pub struct PatchSource<'a, E> {
     pub frame: *const E,
     pub height: usize,
     pub width: usize,
@@ -20,37 +20,37 @@ pub struct BandSource<'a, E> {
     pub prologue: Prologue,
     /// Of the norm; empty without one.
     pub table: &'a [f32],
-    /// Pixels of the frame from one column or row of the band to the next.
+    /// Pixels of the frame from one column or row of the patch to the next.
     pub spread: usize,
     /// Row and column of the first pixel, below `spread`.
     pub phase: (usize, usize),
 }
 
-/// The size of a band in pixels.
+/// The size of a patch in pixels.
 #[derive(Clone, Copy)]
-pub struct BandSize {
+pub struct PatchSize {
     pub rows: usize,
     pub columns: usize,
 }
 
-impl BandSize {
+impl PatchSize {
     /// Stride of blocks of channels, in elements.
     pub fn block<E: Element>(self) -> usize {
         self.rows * self.columns * E::BLOCK
     }
 }
 
-/// The band that the window of `area` covers.
+/// The patch that the window of `area` covers.
 ///
 /// # Safety
-/// The frame is valid, `into` has room for the band, and the processor has `S`.
+/// The frame is valid, `into` has room for the patch, and the processor has `S`.
 pub unsafe fn windowed<S: Simd, E: Element>(
-    source: &BandSource<E>,
+    source: &PatchSource<E>,
     grid: &OutputGrid,
     area: OutputArea,
     into: *mut E,
-) -> BandSize {
-    let size = BandSize { rows: grid.input_span(area.height), columns: grid.input_span(area.width) };
+) -> PatchSize {
+    let size = PatchSize { rows: grid.input_span(area.height), columns: grid.input_span(area.width) };
     let top = (area.top * grid.stride) as isize - grid.before as isize;
     let left = (area.left * grid.stride) as isize - grid.before as isize;
     // SAFETY: by this function's contract.
@@ -58,21 +58,27 @@ pub unsafe fn windowed<S: Simd, E: Element>(
     size
 }
 
-/// The band of `size` whose first pixel is (`top`, `left`).
+/// The patch of `size` whose first pixel is (`top`, `left`).
 ///
 /// # Safety
 /// As [`windowed`].
-pub unsafe fn fill<S: Simd, E: Element>(source: &BandSource<E>, top: isize, left: isize, size: BandSize, into: *mut E) {
+pub unsafe fn fill<S: Simd, E: Element>(
+    source: &PatchSource<E>,
+    top: isize,
+    left: isize,
+    size: PatchSize,
+    into: *mut E,
+) {
     let blocks = source.channels.div_ceil(E::BLOCK);
     let (height, width) = (source.height as isize, source.width as isize);
-    // Columns of the band inside the image.
+    // Columns of the patch inside the image.
     let first = (-left).clamp(0, size.columns as isize) as usize;
     let end = (width - left).clamp(first as isize, size.columns as isize) as usize;
     for row in 0..size.rows {
         let y = top + row as isize;
         let inside = (0..height).contains(&y);
         let (first, end) = if inside { (first, end) } else { (size.columns, size.columns) };
-        // SAFETY: writes stay inside the band, reads inside the image: from `first` to `end`.
+        // SAFETY: writes stay inside the patch, reads inside the image: from `first` to `end`.
         unsafe {
             let line = into.add(row * size.columns * E::BLOCK);
             for block in 0..blocks {

@@ -16,7 +16,7 @@ const PATCH_BYTES: usize = 1 << 20;
 pub const RUN: usize = 3;
 /// Patches that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
 pub const PATCHES: usize = 2 * RUN + 2;
-/// In bf16 the patches of a run, those of two frames before, and a panel of weights should fit in the second-level cache.
+/// In bf16 the patches of a run, of two frames before, and a panel of weights should fit in the second-level cache.
 const BF16_CACHE_BYTES: usize = 1400 << 10;
 /// Keeps the output of an area in cache too, where the input has few channels.
 const AREA_PIXELS: usize = 2048;
@@ -221,8 +221,8 @@ pub fn split_evenly(whole: usize, parts: usize, index: usize) -> (usize, usize) 
     (whole * index / parts, whole * (index + 1) / parts)
 }
 
-/// Divides the work of an operation: `frames` frames of `areas` areas. A task has one area, some of the frames, and some
-/// of the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer patches.
+/// Divides the work of an operation: `frames` frames of `areas` areas. A task has one area, some frames, and some of
+/// the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer patches.
 pub fn division(
     layout: &ConvLayout,
     precision: Precision,

@@ -98,8 +98,8 @@ struct PatchKey {
 }
 
 /// One area of some output frames, some panels of all phases, on the thread with number `slot`.
-/// `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the same outputs. No
-/// two tasks run on one slot at a time.
+/// `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the same outputs.
+/// No two tasks run on one slot at a time.
 struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
@@ -131,8 +131,8 @@ impl AreaTask<'_> {
         PatchKey { frame: term.frame.0, shortcut: self.conv.is_shortcut(term).then_some(phase) }
     }
 
-    /// Goes through the input frames. Each patch is prepared once and serves all output frames that have it as their next
-    /// term. Sums stay in the output frames from one term to the next.
+    /// Goes through the input frames. Each patch is prepared once and serves all output frames whose next term it is.
+    /// Sums stay in the output frames from one term to the next.
     ///
     /// # Safety
     /// The processor has `S`.

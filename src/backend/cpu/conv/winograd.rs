@@ -26,8 +26,8 @@ pub fn transform_weight(component: usize, [g0, g1, g2]: [f32; 3]) -> f32 {
     }
 }
 
-/// The transformed patch of `area`: [component][block of 16 channels][row][pair][16 channels]. It has no columns outside
-/// the image: a tap is a number of rows, so a tile may span the end of a row and the start of the next.
+/// The transformed patch of `area`: [component][block of 16 channels][row][pair][16 channels]. It has no columns
+/// outside the image: a tap is a number of rows, so a tile may span the end of a row and the start of the next.
 ///
 /// # Safety
 /// The frame is valid, `into` has room for the patch, and the processor has `S`.

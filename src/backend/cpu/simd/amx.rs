@@ -108,8 +108,9 @@ macro_rules! tile_product {
             // SAFETY: the block is valid, by this function's contract. The compiler itself uses no tiles.
             unsafe {
                 if block.add {
-                    $(asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"), in(reg) block.out.add($tile * TILE * PANEL),
-                        in(reg) ROW, options(nostack, readonly, preserves_flags));)*
+                    $(asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"),
+                        in(reg) block.out.add($tile * TILE * PANEL), in(reg) ROW,
+                        options(nostack, readonly, preserves_flags));)*
                 } else {
                     $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
                 }

@@ -42,8 +42,28 @@ mod mode {
     }
 }
 
+#[cfg(target_arch = "aarch64")]
+mod mode {
+    use std::arch::asm;
+
+    /// FPCR: rounds to nearest, keeps denormals, traps nothing.
+    pub const DEFAULT: u32 = 0;
+
+    pub fn get() -> u32 {
+        let mode: u64;
+        // SAFETY: reads a register.
+        unsafe { asm!("mrs {}, fpcr", out(reg) mode, options(nostack, nomem, preserves_flags)) };
+        mode as u32
+    }
+
+    pub fn set(mode: u32) {
+        // SAFETY: the default, which Rust assumes, or what the host had.
+        unsafe { asm!("msr fpcr, {}", in(reg) u64::from(mode), options(nostack, preserves_flags)) };
+    }
+}
+
 /// Not done on other processors.
-#[cfg(not(target_arch = "x86_64"))]
+#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
 mod mode {
     pub const DEFAULT: u32 = 0;
 
@@ -52,4 +72,31 @@ mod mode {
     }
 
     pub fn set(_: u32) {}
+}
+
+#[cfg(all(test, any(target_arch = "x86_64", target_arch = "aarch64")))]
+mod tests {
+    use std::hint::black_box;
+
+    use super::*;
+
+    /// Rounding towards minus infinity.
+    const DOWN: u32 = if cfg!(target_arch = "aarch64") { 0b10 << 22 } else { mode::DEFAULT | 0b01 << 13 };
+
+    #[test]
+    fn the_mode_of_the_thread_is_restored() {
+        // The compiler does not know the mode, and could move a division that it sees through.
+        let third = || black_box(black_box(1.0f32) / black_box(3.0f32));
+        let nearest = third();
+        mode::set(DOWN);
+        let down = third();
+        let inside = {
+            let _mode = DefaultMode::enter();
+            third()
+        };
+        let after = (mode::get(), third());
+        set_default();
+        assert!(down < nearest);
+        assert_eq!((inside, after), (nearest, (DOWN, down)));
+    }
 }

@@ -186,14 +186,14 @@ pub static PARAMS: &[Param] = &[
     },
     Param {
         key: c"instruction_set",
-        kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable", c"avx512bf16", c"amx"]),
+        kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable", c"avx512bf16", c"amx", c"neon", c"neon_bf16"]),
         default: c"auto",
         unit: c"",
-        help: c"Instructions of the CPU; auto takes the fastest it has for the precision. avx512bf16 and amx compute in bf16 only.",
+        help: c"Instructions of the CPU; auto takes the fastest it has for the precision. avx512bf16, amx and neon_bf16 compute in bf16 only.",
         only: None,
         set: |s, v| {
-            use Instructions::{Amx, Auto, Avx2, Avx512, Avx512Bf16, Portable};
-            s.instructions = v.choice([Auto, Avx512, Avx2, Portable, Avx512Bf16, Amx]);
+            use Instructions::{Amx, Auto, Avx2, Avx512, Avx512Bf16, Neon, NeonBf16, Portable};
+            s.instructions = v.choice([Auto, Avx512, Avx2, Portable, Avx512Bf16, Amx, Neon, NeonBf16]);
         },
     },
     Param {

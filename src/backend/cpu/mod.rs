@@ -167,11 +167,13 @@ impl Backend for Cpu {
     }
 
     fn profile(&self) -> DeviceProfile {
-        // Multiplications per second and core: AMX and AVX-512 measured on a Xeon, the others scaled by their width.
+        // Multiplications per second and core: AMX and AVX-512 measured on a Xeon, the others by their width.
         let products = match self.instructions {
             Instructions::Amx => 700e9,
             Instructions::Avx512Bf16 | Instructions::Avx512 => 60e9,
             Instructions::Avx2 => 35e9,
+            Instructions::NeonBf16 => 70e9,
+            Instructions::Neon => 17e9,
             Instructions::Auto | Instructions::Portable => 4e9,
         };
         let memory = 20e9;

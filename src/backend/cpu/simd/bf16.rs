@@ -31,6 +31,7 @@ pub struct BlockProduct<'a> {
     /// [block][tap][pair of input channels][16 output channels][2 of the pair]
     pub weights: *const bf16,
     /// Where to prefetch weights for later, [`AHEAD`] elements for each block and tap. They need not be there.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "AMX alone prefetches"))]
     pub ahead: *const bf16,
     /// [position][`PANEL`]
     pub out: *mut f32,

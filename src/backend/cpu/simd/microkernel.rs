@@ -1,6 +1,8 @@
 //! The inner loops, where nearly all the time goes: small matrix products with their sums in registers.
 //! Fixes the blocking of channels that patches and weights are packed in.
 
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
 use super::portable::Portable;
 use super::vector::{Simd, SimdOp};
 #[cfg(target_arch = "x86_64")]
@@ -197,6 +199,15 @@ impl Microkernels for Avx2 {
 
     unsafe fn tile(tile: &MicroTile, pixels: usize) {
         sized!(tile, pixels, 2, 2, 1 2 3 4 5 6)
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+impl Microkernels for Neon {
+    const PIXELS: usize = 6;
+
+    unsafe fn tile(tile: &MicroTile, pixels: usize) {
+        sized!(tile, pixels, 4, 4, 1 2 3 4 5 6)
     }
 }
 

@@ -5,6 +5,8 @@
 mod amx;
 mod bf16;
 mod microkernel;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 mod vector;
 #[cfg(target_arch = "x86_64")]
@@ -16,6 +18,8 @@ pub(super) use bf16::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, TILE, WEIGHT
 pub(super) use microkernel::{
     BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, OuterProduct, PANEL, dot_tile, panel_count, panel_width,
 };
+#[cfg(target_arch = "aarch64")]
+pub(super) use neon::{Neon, NeonBf16};
 pub(super) use portable::Portable;
 pub(super) use vector::{Simd, SimdOp, exp, rough_silu, silu};
 #[cfg(target_arch = "x86_64")]
@@ -33,21 +37,25 @@ pub enum Instructions {
     Avx512Bf16,
     Avx512,
     Avx2,
+    /// NEON with products of bf16.
+    NeonBf16,
+    Neon,
     Portable,
 }
 
 impl Instructions {
     /// Every instruction set that this processor has for a precision, the fastest first.
     pub fn available(precision: Precision) -> Vec<Instructions> {
-        use Instructions::{Amx, Avx2, Avx512, Avx512Bf16, Portable};
-        let all = [Amx, Avx512Bf16, Avx512, Avx2, Portable];
+        use Instructions::{Amx, Avx2, Avx512, Avx512Bf16, Neon, NeonBf16, Portable};
+        let all = [Amx, Avx512Bf16, Avx512, Avx2, NeonBf16, Neon, Portable];
         let usable = |set: &Instructions| set.computes(precision) && set.missing_features().is_empty();
         all.into_iter().filter(usable).collect()
     }
 
     /// Whether the set has kernels for a precision. All others are sets for either.
     pub(super) fn computes(self, precision: Precision) -> bool {
-        precision == Precision::Bf16 || !matches!(self, Instructions::Amx | Instructions::Avx512Bf16)
+        use Instructions::{Amx, Avx512Bf16, NeonBf16};
+        precision == Precision::Bf16 || !matches!(self, Amx | Avx512Bf16 | NeonBf16)
     }
 
     /// Features that this set needs and the processor lacks.
@@ -63,6 +71,7 @@ impl Instructions {
         let tiles = || vec![("AMX-BF16, or the system's permission to use it", amx::is_available())];
         let needs: Vec<(&'static str, bool)> = match self {
             Instructions::Auto | Instructions::Portable => vec![],
+            Instructions::Neon | Instructions::NeonBf16 => vec![("the instructions of aarch64", false)],
             Instructions::Avx2 => avx2.to_vec(),
             Instructions::Avx512 => [&avx2[..], &avx512].concat(),
             Instructions::Avx512Bf16 => [&avx2[..], &avx512, &bf16].concat(),
@@ -73,8 +82,16 @@ impl Instructions {
 
     #[cfg(not(target_arch = "x86_64"))]
     pub(super) fn missing_features(self) -> Vec<&'static str> {
+        #[cfg(target_arch = "aarch64")]
+        match self {
+            Instructions::Neon => return vec![],
+            Instructions::NeonBf16 if std::arch::is_aarch64_feature_detected!("bf16") => return vec![],
+            Instructions::NeonBf16 => return vec!["BF16"],
+            _ => {}
+        }
         match self {
             Instructions::Auto | Instructions::Portable => vec![],
+            Instructions::Neon | Instructions::NeonBf16 => vec!["the instructions of aarch64"],
             _ => vec!["the instructions of x86-64"],
         }
     }
@@ -94,6 +111,11 @@ macro_rules! with_simd {
             #[cfg(target_arch = "x86_64")]
             $crate::backend::cpu::simd::Instructions::Avx2 => {
                 type $simd = $crate::backend::cpu::simd::Avx2;
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::backend::cpu::simd::Instructions::NeonBf16 | $crate::backend::cpu::simd::Instructions::Neon => {
+                type $simd = $crate::backend::cpu::simd::Neon;
                 $body
             }
             _ => {
@@ -117,6 +139,11 @@ macro_rules! with_bf16_simd {
             #[cfg(target_arch = "x86_64")]
             $crate::backend::cpu::simd::Instructions::Avx512Bf16 => {
                 type $simd = $crate::backend::cpu::simd::Avx512Bf16;
+                $body
+            }
+            #[cfg(target_arch = "aarch64")]
+            $crate::backend::cpu::simd::Instructions::NeonBf16 => {
+                type $simd = $crate::backend::cpu::simd::NeonBf16;
                 $body
             }
             set => $crate::backend::cpu::simd::with_simd!(set, $simd => $body),

@@ -29,7 +29,7 @@ fn memory_comes_from_the_allocator_only() {
 
 #[test]
 fn missing_instructions_are_named() {
-    for set in [Instructions::Avx512, Instructions::Avx2, Instructions::Portable] {
+    for set in [Instructions::Avx512, Instructions::Avx2, Instructions::Neon, Instructions::Portable] {
         match Cpu::new(CpuOptions { instructions: set, threads: Some(1), ..CpuOptions::default() }) {
             Ok(cpu) => assert_eq!(cpu.instructions(), set),
             Err(error) => assert!(matches!(&error, Error::Device(text) if text.contains("lacks")), "{error}"),

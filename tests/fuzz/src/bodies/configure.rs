@@ -1,9 +1,10 @@
 //! `vvae_configure` with any key and value, and `vvae_create` with any list of devices.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 use super::{Bytes, timed};
+use crate::common::safetensors::Folder;
 use crate::common::{Vae, api, create_info, tiny};
 use video_vae::capi::*;
 
@@ -18,7 +19,7 @@ fn keys() -> &'static [CString] {
                 for param in 0..(api().vvae_param_count)(node) {
                     let mut info = crate::common::sized::<vvae_param_desc>();
                     assert_eq!((api().vvae_param_info)(node, param, &mut info), VVAE_OK);
-                    keys.push(std::ffi::CStr::from_ptr(info.key).to_owned());
+                    keys.push(CStr::from_ptr(info.key).to_owned());
                 }
             }
         }
@@ -33,7 +34,7 @@ fn handles() -> &'static [Vae; 2] {
     HANDLES.get_or_init(|| [c"cpu", c"cpu,cpu"].map(|device| open(device).expect("the CPU")))
 }
 
-fn open(device: &std::ffi::CStr) -> Result<Vae, crate::common::Failure> {
+fn open(device: &CStr) -> Result<Vae, crate::common::Failure> {
     let path = CString::new(tiny().to_str().expect("UTF-8")).expect("no NUL");
     Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&path) })
 }
@@ -54,11 +55,28 @@ pub fn run(data: &[u8]) {
         254 => text(&bytes.text()),
         _ => keys()[usize::from(choice) % keys().len()].clone(),
     };
-    let value = text(bytes.rest());
+    if key.as_c_str() == c"trace" {
+        return trace(vae, bytes.rest());
+    }
+    check(vae, &key, &text(bytes.rest()));
+}
+
+/// A trace is a file, so it gets a folder of its own.
+fn trace(vae: &Vae, name: &[u8]) {
+    let folder = Folder::new("fuzz-trace");
+    let name: Vec<u8> = name.iter().copied().filter(|byte| !matches!(byte, 0 | b'/')).collect();
+    let path = [folder.0.as_os_str().as_encoded_bytes(), b"/", &name].concat();
+    check(vae, c"trace", &CString::new(path).expect("no NUL"));
+    check(vae, c"trace", c"");
+}
+
+fn check(vae: &Vae, key: &CStr, value: &CStr) {
     // SAFETY: two C strings.
     let set = || unsafe { (api().vvae_configure)(vae.0, key.as_ptr(), value.as_ptr()) };
     let status = timed("configure", set);
-    assert!(status == VVAE_OK || status == VVAE_ERROR_ARGUMENT || status == VVAE_ERROR_DEVICE, "{status}");
+    // A file that cannot be written has the status of files.
+    let expected = [VVAE_OK, VVAE_ERROR_ARGUMENT, VVAE_ERROR_DEVICE, VVAE_ERROR_CHECKPOINT];
+    assert!(expected.contains(&status), "{status}");
     assert!(status == VVAE_OK || !crate::common::error_text(vae.0).is_empty());
     assert_eq!(set(), status, "the same again");
 }

@@ -75,7 +75,8 @@ impl Plan {
             if number != slice.slice {
                 slice = Pace { slice: number, ..Pace::default() };
             }
-            let (estimate, work) = (arrivals.pass(op, costs.of(op)), cost::op_work(op, &network));
+            let work = cost::op_work(op, &network);
+            let estimate = arrivals.pass(op, costs.with_work(op, work));
             for pace in [&mut all, &mut slice] {
                 pace.estimate = pace.estimate.plus(estimate);
                 pace.work = pace.work.saturating_add(work);

@@ -199,20 +199,21 @@ fn place(
     order: &[usize],
     lost: &impl Fn() -> bool,
 ) -> Option<(Vec<u64>, u64)> {
-    const UNPLACED: u64 = u64::MAX;
-    let (mut offsets, mut bytes) = (vec![UNPLACED; frames.len()], 0);
+    const UNPLACED: (u64, u64) = (u64::MAX, 0);
+    let (mut places, mut bytes) = (vec![UNPLACED; frames.len()], 0);
+    let mut taken: Vec<(u64, u64)> = Vec::new();
     for &i in order {
         if lost() {
             return None;
         }
-        let placed = interferes[i].iter().map(|j| *j as usize).filter(|j| offsets[*j] != UNPLACED);
-        let mut taken: Vec<(u64, u64)> =
-            placed.map(|j| (offsets[j], offsets[j].saturating_add(frames[j].bytes))).collect();
-        taken.sort_unstable();
-        offsets[i] = first_fit(taken.into_iter(), frames[i].bytes);
-        bytes = bytes.max(offsets[i].saturating_add(frames[i].bytes));
+        taken.clear();
+        taken.extend(interferes[i].iter().map(|j| places[*j as usize]).filter(|place| *place != UNPLACED));
+        taken.sort_unstable_by_key(|(from, _)| *from);
+        let from = first_fit(taken.iter().copied(), frames[i].bytes);
+        places[i] = (from, from.saturating_add(frames[i].bytes));
+        bytes = bytes.max(places[i].1);
     }
-    Some((offsets, bytes))
+    Some((places.into_iter().map(|(from, _)| from).collect(), bytes))
 }
 
 /// The lowest offset with room for `bytes`, given what is taken, in order.

@@ -110,6 +110,7 @@ impl Default for Placement {
 pub struct Arena {
     classes: Vec<SizeClass>,
     placement: Placement,
+    /// Packed frames in use, by their offsets. While tracing, the trace counts their uses.
     live: BTreeMap<u64, LiveFrame>,
     /// Number of this slice, and packed frames taken in it.
     slice: usize,
@@ -150,7 +151,11 @@ impl Arena {
 
     fn take_packed(&mut self, bytes: u64) -> Slot {
         let start = match &mut self.placement {
-            Placement::Tracing(trace) => trace.take(self.slice, self.taken, bytes),
+            Placement::Tracing(trace) => {
+                let start = trace.take(self.slice, self.taken, bytes);
+                self.taken += 1;
+                return Slot::Packed { start, bytes };
+            }
             Placement::Packed(_) if self.partial => {
                 pack::first_fit(self.live.iter().map(|(at, live)| (*at, at.saturating_add(live.bytes))), bytes)
             }
@@ -166,13 +171,8 @@ impl Arena {
     }
 
     fn is_free(&self, start: u64, bytes: u64) -> bool {
-        match self.placement {
-            Placement::Tracing(_) => !self.live.contains_key(&start),
-            Placement::Packed(_) => {
-                let before = self.live.range(..start.saturating_add(bytes)).next_back();
-                before.is_none_or(|(at, live)| at + live.bytes <= start)
-            }
-        }
+        let before = self.live.range(..start.saturating_add(bytes)).next_back();
+        before.is_none_or(|(at, live)| at + live.bytes <= start)
     }
 
     /// The next slice begins. `partial`: it is the last one and shorter than others.
@@ -211,7 +211,10 @@ impl Arena {
     pub fn is_live(&self, slot: Slot) -> bool {
         match slot {
             Slot::Pooled { class, index } => self.classes[class as usize].uses[index as usize] > 0,
-            Slot::Packed { start, bytes } => self.live.get(&start).is_some_and(|live| live.bytes == bytes),
+            Slot::Packed { start, bytes } => match &self.placement {
+                Placement::Tracing(trace) => trace.is_live(start),
+                Placement::Packed(_) => self.live.get(&start).is_some_and(|live| live.bytes == bytes),
+            },
         }
     }
 
@@ -232,12 +235,10 @@ impl Arena {
                 class.full = class.full.min(index as usize);
                 class.live -= 1;
             }
-            Slot::Packed { start, .. } => {
-                self.live.remove(&start);
-                if let Placement::Tracing(trace) = &mut self.placement {
-                    trace.drop(start);
-                }
-            }
+            Slot::Packed { start, .. } => match &mut self.placement {
+                Placement::Tracing(trace) => trace.drop(start),
+                Placement::Packed(_) => _ = self.live.remove(&start),
+            },
         }
     }
 
@@ -362,7 +363,10 @@ impl Arena {
     fn uses(&mut self, slot: Slot) -> &mut u32 {
         match slot {
             Slot::Pooled { class, index } => &mut self.classes[class as usize].uses[index as usize],
-            Slot::Packed { start, .. } => &mut self.live.get_mut(&start).expect("a slot that is in use").uses,
+            Slot::Packed { start, .. } => match &mut self.placement {
+                Placement::Tracing(trace) => trace.uses(start),
+                Placement::Packed(_) => &mut self.live.get_mut(&start).expect("a slot that is in use").uses,
+            },
         }
     }
 }

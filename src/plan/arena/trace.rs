@@ -8,6 +8,8 @@ pub struct TracedFrame {
     pub bytes: u64,
     pub from: u64,
     pub to: u64,
+    /// 0 once it is dropped.
+    uses: u32,
 }
 
 /// Records takes and drops, and the most bytes that were live at a time.
@@ -24,12 +26,21 @@ impl LifetimeTrace {
     /// Returns the number of the frame, by which it is dropped.
     pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u64 {
         self.clock += 1;
-        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX });
+        self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX, uses: 1 });
         self.bytes += u128::from(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
         self.frames.len() as u64 - 1
     }
 
+    pub fn uses(&mut self, number: u64) -> &mut u32 {
+        &mut self.frames[number as usize].uses
+    }
+
+    pub fn is_live(&self, number: u64) -> bool {
+        self.frames.get(number as usize).is_some_and(|frame| frame.uses > 0)
+    }
+
+    /// The last use of a frame has ended.
     pub fn drop(&mut self, number: u64) {
         self.clock += 1;
         let frame = &mut self.frames[number as usize];

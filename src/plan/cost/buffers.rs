@@ -1,21 +1,29 @@
 //! Buffers that operations need beside their frames: scratch, band buffers, tensor-map headroom.
 
-use std::collections::{HashMap, HashSet};
-
 use super::sizes::Target;
 use crate::ir::{BandContents, ConvLayout, FrameShape, LayerId, Location, Op};
 
 /// The largest buffers that the recorded operations need. Most operations repeat, so each kind is sized once.
 pub struct BufferBytes<'a> {
     target: Target<'a>,
-    scratch: HashMap<(Option<LayerId>, FrameShape, u64), u64>,
-    bands: HashMap<(LayerId, FrameShape), (ConvLayout, HashSet<BandContents>)>,
+    scratch: u64,
+    /// Of each layer, shapes and numbers of frames whose scratch is known. Few, so they are not hashed.
+    scratched: Vec<Vec<(FrameShape, u64)>>,
+    /// Of each layer.
+    bands: Vec<Vec<LayerBands>>,
     headroom: u64,
+}
+
+/// The bands of a layer for one input shape.
+struct LayerBands {
+    input: FrameShape,
+    layout: ConvLayout,
+    contents: Vec<BandContents>,
 }
 
 impl<'a> BufferBytes<'a> {
     pub fn new(target: Target<'a>) -> BufferBytes<'a> {
-        BufferBytes { target, scratch: HashMap::new(), bands: HashMap::new(), headroom: 0 }
+        BufferBytes { target, scratch: 0, scratched: Vec::new(), bands: Vec::new(), headroom: 0 }
     }
 
     pub fn record<L: Location>(&mut self, op: &Op<L>) {
@@ -25,14 +33,13 @@ impl<'a> BufferBytes<'a> {
                 self.record_conv(conv.layer, &conv.layout, conv.input, conv.frames.len() as u64);
             }
             Op::Attention(attention) => {
-                let (shape, frames) = (attention.shape, attention.frames.len() as u64);
-                self.scratch.entry((None, shape, frames)).or_insert_with(|| sizes.attention_scratch(shape, frames));
+                let bytes = sizes.attention_scratch(attention.shape, attention.frames.len() as u64);
+                self.scratch = self.scratch.max(bytes);
             }
             Op::BandedConv(conv) => {
                 let layout = conv.layout;
                 self.record_conv(conv.layer, &layout, conv.input, conv.frames.len() as u64);
-                let bands = self.bands.entry((conv.layer, conv.input)).or_insert_with(|| (layout, HashSet::new()));
-                bands.1.insert(conv.band_contents());
+                self.record_bands(conv.layer, layout, conv.input, conv.band_contents());
                 let for_statistics = conv.frames.iter().any(|frame| frame.out.is_rematerialised());
                 let rematerialised = match &conv.rematerialise {
                     Some(by) => Some((by.layout, by.input)),
@@ -48,30 +55,50 @@ impl<'a> BufferBytes<'a> {
     }
 
     fn record_conv(&mut self, layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: u64) {
-        let bytes = || self.target.sizes.conv_scratch(layout, input, frames);
-        self.scratch.entry((Some(layer), input, frames)).or_insert_with(bytes);
+        let known = of_layer(&mut self.scratched, layer);
+        if !known.contains(&(input, frames)) {
+            known.push((input, frames));
+            self.scratch = self.scratch.max(self.target.sizes.conv_scratch(layout, input, frames));
+        }
+    }
+
+    fn record_bands(&mut self, layer: LayerId, layout: ConvLayout, input: FrameShape, contents: BandContents) {
+        let of_layer = of_layer(&mut self.bands, layer);
+        match of_layer.iter_mut().find(|bands| bands.input == input) {
+            None => of_layer.push(LayerBands { input, layout, contents: vec![contents] }),
+            Some(bands) if bands.contents.contains(&contents) => {}
+            Some(bands) => bands.contents.push(contents),
+        }
     }
 
     pub fn scratch(&self) -> u64 {
-        self.scratch.values().copied().max().unwrap_or(0)
+        self.scratch
     }
 
     /// All band buffers. Bands of few frames could have more rows; they are sized for the most frames of their layer.
     pub fn bands(&self) -> u64 {
-        let of_layer =
-            |((_, input), (layout, bands)): (&(LayerId, FrameShape), &(ConvLayout, HashSet<BandContents>))| {
-                let outputs = bands.iter().map(|band| band.outputs).max()?;
-                let sized = |band: &BandContents| {
-                    let bytes = self.target.sizes.band_bytes(layout, *input, BandContents { outputs, ..*band });
-                    bytes.expect("only layouts that can run in bands are planned in bands")
-                };
-                bands.iter().map(sized).max()
+        let of_layer = |bands: &LayerBands| {
+            let outputs = bands.contents.iter().map(|band| band.outputs).max()?;
+            let sized = |band: &BandContents| {
+                let band = BandContents { outputs, ..*band };
+                let bytes = self.target.sizes.band_bytes(&bands.layout, bands.input, band);
+                bytes.expect("only layouts that can run in bands are planned in bands")
             };
-        self.bands.iter().filter_map(of_layer).max().unwrap_or(0)
+            bands.contents.iter().map(sized).max()
+        };
+        self.bands.iter().flatten().filter_map(of_layer).max().unwrap_or(0)
     }
 
     /// Bytes that must precede the band buffers.
     pub fn headroom(&self) -> u64 {
         self.headroom
     }
+}
+
+/// The entry of a layer in a list that grows with the layers met.
+fn of_layer<T>(lists: &mut Vec<Vec<T>>, layer: LayerId) -> &mut Vec<T> {
+    if lists.len() <= layer {
+        lists.resize_with(layer + 1, Vec::new);
+    }
+    &mut lists[layer]
 }

@@ -107,7 +107,12 @@ pub struct CostModel<'a> {
 
 impl CostModel<'_> {
     pub fn of<L: Location>(&self, op: &Op<L>) -> Estimate {
-        let computing = op_work(op, self.network) as f64 / self.target.profile.rates.products;
+        self.with_work(op, op_work(op, self.network))
+    }
+
+    /// The same where the operation's work is known.
+    pub fn with_work<L: Location>(&self, op: &Op<L>, work: u64) -> Estimate {
+        let computing = work as f64 / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, computing),
             // Bound by its products, or by reading its input where it has few outputs.
@@ -177,7 +182,10 @@ impl CostModel<'_> {
     fn moved<L: Location>(&self, conv: &BandedConvOp<L>) -> (u64, u64) {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let offloaded = |frame: &&FrameRef<L>| frame.is_offloaded();
-        let bytes = |frames: usize, shape: FrameShape| (frames as u64).saturating_mul(self.target.frame_bytes(shape));
+        let bytes = |frames: usize, shape: FrameShape| match frames {
+            0 => 0,
+            _ => (frames as u64).saturating_mul(self.target.frame_bytes(shape)),
+        };
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
         let cached = conv.cached.iter().filter(|frame| frame.host.is_some()).count();
         let written = conv.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count();
@@ -197,6 +205,9 @@ impl CostModel<'_> {
 
     /// Reading and writing frames once.
     fn passes(&self, shape: FrameShape, frames: usize) -> f64 {
+        if frames == 0 {
+            return 0.0;
+        }
         (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
     }
 }

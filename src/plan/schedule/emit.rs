@@ -73,6 +73,8 @@ pub struct Emitter {
     pub periodic: bool,
     /// True if other work items run in between: frames that outlive the turn are pooled.
     pub interleaved: bool,
+    /// True if nobody runs the operations: then they have no terms.
+    pub is_rehearsal: bool,
     /// Where the current chunk of a stage ends.
     pub chunk_end: u64,
     /// True for the last chunk of a stage: nothing needs to be cached.
@@ -110,10 +112,16 @@ impl Emitter {
     /// A layer's outputs for inputs that other layers read too. There may be more inputs than outputs at first.
     pub fn conv(&mut self, of: &LayerOutputs, inputs: &[SlotRef], to: &mut Sink) -> Vec<SlotRef> {
         let Some(waited) = self.waited(of, inputs, &mut to.arenas.device) else { return Vec::new() };
-        let inputs = [&waited, inputs].concat();
+        let all: Vec<SlotRef>;
+        let inputs = if waited.is_empty() {
+            inputs
+        } else {
+            all = [&waited, inputs].concat();
+            &all
+        };
         let outputs = match self.is_banded(of.layer) {
-            true => self.conv_banded(of, &inputs, false, to),
-            false => self.conv_resident(of, &resident(&inputs), to),
+            true => self.conv_banded(of, inputs, false, to),
+            false => self.conv_resident(of, &resident(inputs), to),
         };
         drop_frames(waited, to.arenas);
         outputs
@@ -147,7 +155,7 @@ impl Emitter {
             drop_frames(inputs, to.arenas);
             return Vec::new();
         };
-        let inputs = [waited, inputs].concat();
+        let inputs = if waited.is_empty() { inputs } else { [waited, inputs].concat() };
         if self.is_banded(layer) {
             let outputs = self.conv_banded(of, &inputs, true, to);
             drop_frames(inputs, to.arenas);
@@ -189,8 +197,10 @@ impl Emitter {
         let facts = &self.network.layers[layer];
         let conv = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let mut terms = self.queued_terms(layer, frame, u64::MAX);
-            let shortcut = addend.shortcut(i).map(|input| resident(&[input])[0]);
-            terms.extend(shortcut.map(|frame| Term { frame, slab: facts.layout.slabs as u8 }));
+            if !self.is_rehearsal {
+                let shortcut = addend.shortcut(i).map(|input| resident(&[input])[0]);
+                terms.extend(shortcut.map(|frame| Term { frame, slab: facts.layout.slabs as u8 }));
+            }
             ConvFrame { terms, bias: facts.time.recipe(frame).bias, residual: addend.residual(i), out: *out }
         });
         to.ops.push_back(Op::Conv(ConvOp {
@@ -209,6 +219,9 @@ impl Emitter {
 
     /// The terms of an output frame whose inputs are queued and come before frame `end`.
     fn queued_terms(&self, layer: LayerId, frame: u64, end: u64) -> Vec<Term<Slots>> {
+        if self.is_rehearsal {
+            return Vec::new();
+        }
         let inputs = self.caches[layer].inputs();
         let recipe = self.network.layers[layer].time.recipe(frame);
         let queued = recipe.terms().iter().filter(|(input, _)| (inputs.first..end).contains(input));

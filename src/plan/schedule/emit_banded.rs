@@ -9,6 +9,7 @@ use crate::ir::{
     BandedConvOp, BandedFrame, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame, SplitColumns,
     Term,
 };
+use crate::model::Recipe;
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
@@ -37,7 +38,7 @@ impl Emitter {
         let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
             BandedFrame {
-                terms: recipe.terms().iter().map(|(t, slab)| ((*t - first) as usize, *slab)).collect(),
+                terms: self.terms_from(first, &recipe),
                 shortcut: addend.shortcut(i).map(|input| (input, layout.slabs as u8)),
                 bias: recipe.bias,
                 residual: addend.residual(i),
@@ -57,7 +58,7 @@ impl Emitter {
             weights,
             input: self.sizes.inputs[layer],
             cached,
-            fresh: [recomputed, inputs.to_vec()].concat(),
+            fresh: recomputed.into_iter().chain(inputs.iter().copied()).collect(),
             cache_writes,
             columns: self.sizes.columns[layer],
             statistics_writes,
@@ -74,6 +75,12 @@ impl Emitter {
             self.drop_inputs_before(by.layer, frames.end.saturating_sub(CACHE_FRAMES), &mut to.arenas.device);
         }
         outputs
+    }
+
+    /// The terms of a recipe, with inputs numbered from `first`.
+    fn terms_from(&self, first: u64, recipe: &Recipe) -> Vec<(usize, u8)> {
+        let terms = recipe.terms().iter().take_while(|_| !self.is_rehearsal);
+        terms.map(|(t, slab)| ((*t - first) as usize, *slab)).collect()
     }
 
     /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
@@ -111,7 +118,7 @@ impl Emitter {
         let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
         let banded = frames.zip(outputs).map(|(frame, out)| {
             let recipe = facts.time.recipe(frame);
-            let terms = recipe.terms().iter().map(|(t, slab)| ((*t - inputs.first) as usize, *slab)).collect();
+            let terms = self.terms_from(inputs.first, &recipe);
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
         let input = self.sizes.inputs[head];
@@ -149,7 +156,7 @@ impl Emitter {
     /// How a stage's head computes these output frames again.
     fn rematerialised_by(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
         let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
-        let frames = frames.map(|frame| {
+        let frames = frames.take_while(|_| !self.is_rehearsal).map(|frame| {
             let recipe = facts.time.recipe(frame);
             let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }

@@ -99,15 +99,21 @@ impl LayerCache {
         }
     }
 
-    /// The first input frame that is queued or will be, unless the layer is banded, and the number of slots.
-    pub fn extent(&self) -> (Option<u64>, u64) {
+    /// The first input frame that is queued or will be, unless the layer is banded.
+    pub fn first(&self) -> Option<u64> {
         match self {
-            LayerCache::Resident(inputs) => (Some(inputs.first), inputs.frames.len() as u64),
-            LayerCache::PartialSums { inputs, sums } => {
-                (Some(inputs.first), (2 * inputs.frames.len() + usize::from(sums.is_some())) as u64)
-            }
-            LayerCache::Offloaded(frames) => (None, frames.len() as u64),
-            LayerCache::Recomputed(statistics) => (None, statistics.len() as u64),
+            LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } => Some(inputs.first),
+            LayerCache::Offloaded(_) | LayerCache::Recomputed(_) => None,
+        }
+    }
+
+    /// A number for the kinds of its slots, in order.
+    pub fn slot_kinds(&self) -> u64 {
+        match self {
+            LayerCache::Resident(inputs) => kinds(&inputs.frames),
+            LayerCache::PartialSums { inputs, sums } => kinds(inputs.frames.iter().chain(sums)),
+            LayerCache::Offloaded(frames) => frames.len() as u64,
+            LayerCache::Recomputed(statistics) => kinds(statistics),
         }
     }
 
@@ -131,6 +137,11 @@ impl LayerCache {
             LayerCache::Recomputed(statistics) => statistics.clear(),
         }
     }
+}
+
+fn kinds<'a>(slots: impl IntoIterator<Item = &'a Slot>) -> u64 {
+    let number = |slot: &Slot| if matches!(slot, Slot::Pooled { .. }) { 2 } else { 1 };
+    slots.into_iter().fold(0, |kinds: u64, slot| kinds.wrapping_mul(3).wrapping_add(number(slot)))
 }
 
 pub fn drop_cached(frame: CachedSlots, arenas: &mut Arenas) {

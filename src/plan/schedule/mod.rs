@@ -57,6 +57,8 @@ pub struct Schedule {
     current: usize,
     /// Whether the current work item's turn has begun.
     in_turn: bool,
+    /// True if nobody runs the operations.
+    is_rehearsal: bool,
     /// For a rehearsal: finds slices that repeat in themselves.
     periods: Option<PeriodFinder>,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
@@ -80,7 +82,10 @@ impl Schedule {
     /// others only the memory is counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
         let periods = PeriodFinder::new(&spec);
-        Schedule { periods, ..Schedule::of_distinct_items(spec, frames, arenas, target) }
+        let mut schedule = Schedule { periods, ..Schedule::of_distinct_items(spec, frames, arenas, target) };
+        schedule.is_rehearsal = true;
+        schedule.items.iter_mut().for_each(WorkItem::set_rehearsal);
+        schedule
     }
 
     /// Of work items that are alike, one.
@@ -120,6 +125,7 @@ impl Schedule {
             places,
             current: 0,
             in_turn: false,
+            is_rehearsal: false,
             periods: None,
             pushed: frames.is_none(),
             queue: VecDeque::new(),
@@ -161,6 +167,16 @@ impl Schedule {
             if place.items > 1 {
                 self.arenas.end_group(place.items - 1);
             }
+        }
+    }
+
+    /// Loads the next `count` frames of every clip of the batch, without operations. Memory only grows meanwhile, so it
+    /// does not matter which clip comes first.
+    fn load_unseen(&mut self, count: u64) {
+        for (item, place) in self.items.iter_mut().zip(&self.places) {
+            self.arenas.begin_group();
+            item.load_unseen(count, &mut self.arenas.device);
+            self.arenas.end_group(place.items - 1);
         }
     }
 
@@ -349,6 +365,10 @@ impl Schedule {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
                         let room = self.room().min(frames.map_or(u64::MAX, |total| total - self.loaded()));
+                        if self.is_rehearsal {
+                            self.load_unseen(room);
+                            continue;
+                        }
                         for _ in 0..room {
                             self.load();
                             // At once: the loads of a long slice would be most of a plan's memory.

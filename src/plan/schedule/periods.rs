@@ -11,20 +11,21 @@ use crate::plan::spec::ScheduleSpec;
 
 /// Latent frames of a slice that are always rehearsed: all of a shorter slice, and the end of a longer one, where more
 /// stays cached.
-const REHEARSED_LATENTS: u64 = 16;
-/// Frames at the start of a clip that have recipes of their own, and more.
-const WARM_UP_FRAMES: u64 = 8;
+const REHEARSED_LATENTS: u64 = 6;
+/// Frames at the start of a clip that have recipes of their own, and one more.
+const WARM_UP_FRAMES: u64 = 4;
 
 #[derive(Debug)]
 pub struct PeriodFinder {
     network: Arc<Network>,
     /// Input up to this frame fills the cone.
     fill_end: u64,
+    /// Input frames after which the chunks of all stages begin together again.
+    period: u64,
     /// Where the period may have begun. A group of the arenas began there too.
     start: Option<ItemProgress>,
-    /// Steps since then, and after how many a later start is tried.
-    steps: u64,
-    most_steps: u64,
+    /// Input frames after which a later start is tried.
+    reach: u64,
     /// Whether the current slice has been shortened.
     done: bool,
 }
@@ -34,8 +35,8 @@ impl PeriodFinder {
     pub fn new(spec: &ScheduleSpec) -> Option<PeriodFinder> {
         let network = Arc::clone(&spec.network);
         let is_long = spec.policy.slice > REHEARSED_LATENTS * network.latent_rate();
-        let fill_end = spec.cone.fill_end();
-        is_long.then_some(PeriodFinder { network, fill_end, start: None, steps: 0, most_steps: 1, done: false })
+        let (fill_end, period) = (spec.cone.fill_end(), spec.policy.period(&network) * network.latent_rate());
+        is_long.then_some(PeriodFinder { network, fill_end, period, start: None, reach: period, done: false })
     }
 
     /// Sees a work item between two chunks. Where it repeats itself, skips whole periods and counts their memory.
@@ -43,38 +44,40 @@ impl PeriodFinder {
         if self.done || item.is_waiting(pushed) {
             return;
         }
-        let now = item.progress(pushed);
+        let (taken, computed) = (item.taken(pushed), item.computed());
         let warm_up = self.fill_end + WARM_UP_FRAMES * self.network.latent_rate();
-        if now.taken < warm_up || now.computed.iter().any(|frames| *frames < WARM_UP_FRAMES) {
+        if taken < warm_up || computed.iter().any(|frames| *frames < WARM_UP_FRAMES) {
             return;
         }
-        if let Some(inputs) = self.start.as_ref().and_then(|start| self.period(start, &now)) {
-            let kept = REHEARSED_LATENTS * self.network.latent_rate();
-            let times = now.left.saturating_sub(kept) / inputs;
-            arenas.end_group(times);
-            let skipped = times * inputs;
-            item.skip_in_slice(skipped, &self.network.later_stage_frames(skipped), pushed);
-            (self.start, self.done) = (None, true);
-            return;
-        }
-        self.steps += 1;
-        if self.start.is_none() || self.steps >= self.most_steps {
-            self.drop_start(arenas);
-            arenas.begin_group();
-            (self.start, self.steps, self.most_steps) = (Some(now), 0, 2 * self.most_steps);
+        match &self.start {
+            Some(start) if taken <= start.taken + self.reach => {
+                let inputs = taken - start.taken;
+                if self.is_whole(inputs, &start.computed, computed) && start.state == item.state(pushed) {
+                    let kept = REHEARSED_LATENTS * self.network.latent_rate();
+                    let times = item.left(taken).saturating_sub(kept) / inputs;
+                    arenas.end_group(times);
+                    let skipped = times * inputs;
+                    item.skip_in_slice(skipped, &self.network.later_stage_frames(skipped), pushed);
+                    (self.start, self.done) = (None, true);
+                }
+            }
+            start => {
+                // A state that has not come again belonged to the start of the slice.
+                if start.is_some() {
+                    arenas.end_group(0);
+                    self.reach *= 2;
+                }
+                arenas.begin_group();
+                self.start = Some(ItemProgress { taken, computed: computed.to_vec(), state: item.state(pushed) });
+            }
         }
     }
 
-    /// Input frames from `start` to `now`, if what follows is the same.
-    fn period(&self, start: &ItemProgress, now: &ItemProgress) -> Option<u64> {
-        let inputs = now.taken - start.taken;
+    /// Whether stages computed what `inputs` input frames make, which are whole latent frames.
+    fn is_whole(&self, inputs: u64, before: &[u64], after: &[u64]) -> bool {
         let whole = inputs > 0 && inputs.is_multiple_of(self.network.latent_rate());
-        if !whole || start.state != now.state {
-            return None;
-        }
-        let made = self.network.later_stage_frames(inputs);
-        let mut computed = start.computed.iter().zip(&now.computed).zip(made);
-        computed.all(|((before, after), made)| after - before == made).then_some(inputs)
+        let computed = || before.iter().zip(after).zip(self.network.later_stage_frames(inputs));
+        whole && computed().all(|((before, after), made)| after - before == made)
     }
 
     fn drop_start(&mut self, arenas: &mut Arenas) {
@@ -86,6 +89,6 @@ impl PeriodFinder {
     /// The slice of the current work item ends.
     pub fn end_slice(&mut self, arenas: &mut Arenas) {
         self.drop_start(arenas);
-        (self.steps, self.most_steps, self.done) = (0, 1, false);
+        (self.reach, self.done) = (self.period, false);
     }
 }

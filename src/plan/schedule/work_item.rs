@@ -37,11 +37,10 @@ pub struct WorkItem {
 }
 
 /// How far a work item is within its slice.
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 pub struct ItemProgress {
-    /// Input frames that have been taken, and those of the slice that are left.
+    /// Where the input ends that has been taken.
     pub taken: u64,
-    pub left: u64,
     /// Frames that each stage has computed.
     pub computed: Vec<u64>,
     /// Everything else that decides what comes next, without frame numbers.
@@ -84,6 +83,7 @@ impl WorkItem {
                 policy,
                 caches,
                 weights: WeightFetcher::default(),
+                is_rehearsal: false,
                 chunk_end: 0,
                 last_chunk: false,
                 rematerialise: None,
@@ -189,6 +189,20 @@ impl WorkItem {
             let waiting = resident(waiting).into_iter().map(|slot| CachedSlots { resident: Some(slot), host: None });
             cache.slots().into_iter().chain(waiting)
         })
+    }
+
+    /// Says that nobody runs the operations.
+    pub fn set_rehearsal(&mut self) {
+        self.emitter.is_rehearsal = true;
+    }
+
+    /// Loads the next `count` input frames, without operations.
+    pub fn load_unseen(&mut self, count: u64, arena: &mut Arena) {
+        let head = self.network().stages[0].head;
+        let (inputs, bytes) = (self.emitter.caches[head].inputs_mut(), self.emitter.sizes.input_bytes);
+        inputs.frames.extend((0..count).map(|_| arena.take(bytes, SlotKind::Pooled)));
+        self.loaded += count;
+        self.pad(arena);
     }
 
     /// Loads the next input frame.
@@ -472,26 +486,41 @@ impl WorkItem {
         self.look_ahead();
     }
 
-    /// How far the slice is. In a stream all of its input is loaded first.
-    pub fn progress(&self, pushed: bool) -> ItemProgress {
-        let (network, scale) = (self.network(), self.network().config.time_scale());
-        let mut state = Vec::with_capacity(5 * network.stages.len() + 2 * network.layers.len());
+    /// Where the input ends that has been taken. In a stream all input of a slice is loaded first.
+    pub fn taken(&self, pushed: bool) -> u64 {
+        let head = &self.emitter.caches[self.network().stages[0].head];
+        if pushed { head.inputs().first } else { self.loaded }
+    }
+
+    /// Input frames of the slice that are left.
+    pub fn left(&self, taken: u64) -> u64 {
+        self.slice_end.min(self.total.unwrap_or(u64::MAX)).saturating_sub(taken)
+    }
+
+    /// Frames that each stage has computed.
+    pub fn computed(&self) -> &[u64] {
+        &self.computed
+    }
+
+    /// Everything else that decides what comes next, without frame numbers.
+    pub fn state(&self, pushed: bool) -> Vec<u64> {
+        let network = self.network();
+        let mut state = Vec::with_capacity(4 * network.stages.len() + 2 * network.layers.len());
         for (stage, layers) in network.stages.iter().enumerate() {
             let computed = self.computed[stage];
+            let oldest = network.layers[layers.head].time.oldest(computed);
             // The loaded input of a stream only shrinks.
             let is_input = stage == 0 && pushed;
             let queued = if is_input { 0 } else { self.ready(stage) };
-            state.extend([queued, self.early[stage].len() as u64, computed % scale]);
-            let (first, slots) = self.emitter.caches[layers.head].extent();
-            state.extend([first.unwrap_or(0) % scale, if is_input { 0 } else { slots }]);
+            let cache = &self.emitter.caches[layers.head];
+            let first = cache.first().map_or(0, |first| oldest.wrapping_sub(first));
+            let kinds = if is_input { 0 } else { cache.slot_kinds() };
+            state.extend([queued, self.early[stage].len() as u64, first, kinds]);
             for layer in layers.body() {
-                let (first, slots) = self.emitter.caches[layer].extent();
-                state.extend([first.map_or(0, |first| computed.wrapping_sub(first)), slots]);
+                let cache = &self.emitter.caches[layer];
+                state.extend([cache.first().map_or(0, |first| computed.wrapping_sub(first)), cache.slot_kinds()]);
             }
         }
-        let head = &self.emitter.caches[network.stages[0].head];
-        let taken = if pushed { head.inputs().first } else { self.loaded };
-        let left = self.slice_end.min(self.total.unwrap_or(u64::MAX)).saturating_sub(taken);
-        ItemProgress { taken, left, computed: self.computed.clone(), state }
+        state
     }
 }

@@ -46,12 +46,13 @@ impl PackedLayout {
         let frames = packed_frames(trace, steady);
         let interferes = interferences(&frames, cancelled);
         let orders = starting_orders(trace, &frames);
+        let places = Places::new(&frames);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
         // The first start that reaches the lower bound wins, whichever thread finishes first.
         let perfect = AtomicUsize::new(usize::MAX);
         let found = workers::map(starts.enumerate().collect(), |(turn, (order, sooner))| {
             let lost = || perfect.load(Ordering::Relaxed) < turn || cancelled();
-            let (offsets, bytes) = improve(&frames, &interferes, order, sooner, trace.peak_bytes(), lost);
+            let (offsets, bytes) = improve(&places, &interferes, order, sooner, trace.peak_bytes(), lost);
             if bytes <= trace.peak_bytes() {
                 perfect.fetch_min(turn, Ordering::Relaxed);
             }
@@ -165,22 +166,22 @@ fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>
 
 /// The best offsets found from a starting order, and their bytes. Stops at the lower bound `peak`, and when `lost`.
 fn improve(
-    frames: &[PackedFrame],
+    places: &Places,
     interferes: &[Vec<u32>],
     mut order: Vec<usize>,
     sooner: usize,
     peak: u64,
     lost: impl Fn() -> bool,
 ) -> (Vec<u64>, u64) {
-    let mut best = (vec![0; frames.len()], u64::MAX);
+    let mut best = (vec![0; order.len()], u64::MAX);
     let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
     for _ in 0..(INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES) {
         if best.1 <= peak || lost() {
             break;
         }
-        let Some((offsets, bytes)) = place(frames, interferes, &order, &lost) else { break };
+        let Some((offsets, bytes)) = places.assign(interferes, &order, &lost) else { break };
         let least = best.1.min(bytes);
-        let fits = |i: usize| offsets[i].saturating_add(frames[i].bytes) < least;
+        let fits = |i: usize| offsets[i].saturating_add(places.bytes(i)) < least;
         let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
         turns.extend(order.iter().enumerate().map(|(at, i)| (if fits(*i) { 2 * at + 1 } else { 2 * at / sooner }, *i)));
         turns.sort_by_key(|(at, _)| *at);
@@ -192,28 +193,88 @@ fn improve(
     best
 }
 
-/// Places frames in this order, each by first fit. Returns the offsets and the bytes, unless `lost`.
-fn place(
-    frames: &[PackedFrame],
-    interferes: &[Vec<u32>],
-    order: &[usize],
-    lost: &impl Fn() -> bool,
-) -> Option<(Vec<u64>, u64)> {
-    const UNPLACED: (u64, u64) = (u64::MAX, 0);
-    let (mut places, mut bytes) = (vec![UNPLACED; frames.len()], 0);
-    let mut taken: Vec<(u64, u64)> = Vec::new();
-    for &i in order {
-        if lost() {
-            return None;
-        }
-        taken.clear();
-        taken.extend(interferes[i].iter().map(|j| places[*j as usize]).filter(|place| *place != UNPLACED));
-        taken.sort_unstable_by_key(|(from, _)| *from);
-        let from = first_fit(taken.iter().copied(), frames[i].bytes);
-        places[i] = (from, from.saturating_add(frames[i].bytes));
-        bytes = bytes.max(places[i].1);
+/// An interval in one number, so that intervals sort fast.
+trait Interval: Copy + Ord {
+    const NONE: Self;
+    fn new(from: u64, to: u64) -> Self;
+    fn ends(self) -> (u64, u64);
+}
+
+impl Interval for u64 {
+    const NONE: u64 = u64::MAX;
+
+    fn new(from: u64, to: u64) -> u64 {
+        from << 32 | to
     }
-    Some((places.into_iter().map(|(from, _)| from).collect(), bytes))
+
+    fn ends(self) -> (u64, u64) {
+        (self >> 32, self & u64::from(u32::MAX))
+    }
+}
+
+impl Interval for u128 {
+    const NONE: u128 = u128::MAX;
+
+    fn new(from: u64, to: u64) -> u128 {
+        u128::from(from) << 64 | u128::from(to)
+    }
+
+    fn ends(self) -> (u64, u64) {
+        ((self >> 64) as u64, self as u64)
+    }
+}
+
+/// Gives frames their places.
+struct Places {
+    /// Bytes of a unit: the largest power of two that divides the bytes of all frames.
+    unit: u64,
+    /// Units of each frame.
+    units: Vec<u64>,
+}
+
+impl Places {
+    fn new(frames: &[PackedFrame]) -> Places {
+        let bits = frames.iter().fold(1 << 63, |bits, frame| bits | frame.bytes);
+        let unit = 1 << bits.trailing_zeros();
+        Places { unit, units: frames.iter().map(|frame| frame.bytes / unit).collect() }
+    }
+
+    fn bytes(&self, frame: usize) -> u64 {
+        self.units[frame] * self.unit
+    }
+
+    /// Places frames in this order, each by first fit. Returns the offsets and the bytes, unless `lost`.
+    fn assign(&self, interferes: &[Vec<u32>], order: &[usize], lost: &impl Fn() -> bool) -> Option<(Vec<u64>, u64)> {
+        // A frame begins where another ends, so none ends beyond the sum of all.
+        let all = self.units.iter().fold(0u64, |all, units| all.saturating_add(*units));
+        match all < u64::from(u32::MAX) {
+            true => self.assign_as::<u64>(interferes, order, lost),
+            false => self.assign_as::<u128>(interferes, order, lost),
+        }
+    }
+
+    fn assign_as<I: Interval>(
+        &self,
+        interferes: &[Vec<u32>],
+        order: &[usize],
+        lost: &impl Fn() -> bool,
+    ) -> Option<(Vec<u64>, u64)> {
+        let (mut placed, mut end) = (vec![I::NONE; order.len()], 0);
+        let mut taken: Vec<I> = Vec::new();
+        for &i in order {
+            if lost() {
+                return None;
+            }
+            taken.clear();
+            taken.extend(interferes[i].iter().map(|j| placed[*j as usize]).filter(|place| *place != I::NONE));
+            taken.sort_unstable();
+            let from = first_fit(taken.iter().map(|taken| taken.ends()), self.units[i]);
+            let to = from.saturating_add(self.units[i]);
+            (placed[i], end) = (I::new(from, to), end.max(to));
+        }
+        let offset = |place: I| place.ends().0.saturating_mul(self.unit);
+        Some((placed.into_iter().map(offset).collect(), end.saturating_mul(self.unit)))
+    }
 }
 
 /// The lowest offset with room for `bytes`, given what is taken, in order.

@@ -1,7 +1,5 @@
 //! How long operations take, roughly: to choose between plans, and to tell the host.
 
-use std::collections::HashMap;
-
 use super::sizes::Target;
 use super::work::{layer_work, op_work};
 use crate::ir::{BandedConvOp, FrameRef, FrameShape, LayerId, Location, Op};
@@ -64,12 +62,13 @@ pub struct WeightArrivals {
     free: f64,
     /// When the last copy began.
     begun: f64,
-    arrivals: HashMap<LayerId, f64>,
+    /// Of the layers met, when their weights arrive.
+    arrivals: Vec<f64>,
 }
 
 impl WeightArrivals {
     pub fn new(copy_rate: f64) -> WeightArrivals {
-        WeightArrivals { copy_rate, now: 0.0, free: 0.0, begun: 0.0, arrivals: HashMap::new() }
+        WeightArrivals { copy_rate, now: 0.0, free: 0.0, begun: 0.0, arrivals: Vec::new() }
     }
 
     /// When the last copy of weights began.
@@ -86,12 +85,13 @@ impl WeightArrivals {
             Op::Fetch(fetch) => {
                 self.begun = self.free.max(self.now);
                 self.free = self.begun + estimate.moved as f64 / self.copy_rate;
-                self.arrivals.insert(fetch.layer, self.free);
+                self.arrivals.resize(self.arrivals.len().max(fetch.layer + 1), 0.0);
+                self.arrivals[fetch.layer] = self.free;
                 None
             }
             Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
         };
-        let arrival = reader.and_then(|layer| self.arrivals.get(&layer));
+        let arrival = reader.and_then(|layer| self.arrivals.get(layer));
         let waited = arrival.map_or(0.0, |arrival| (arrival - self.now).max(0.0));
         let seconds = waited + estimate.seconds;
         self.now += seconds;

@@ -20,6 +20,8 @@ const PERIOD: usize = 6;
 const INTERFERENCES: usize = 300_000;
 const MIN_TRIES: usize = 12;
 const MAX_TRIES: usize = 150;
+/// Interferences of all tries together: a search packs several plans within its second.
+const MAX_INTERFERENCES: usize = 3_000_000;
 /// How much sooner frames are placed that end too high: their turn is divided by this.
 const TO_THE_FRONT: usize = usize::MAX;
 const HALFWAY: usize = 2;
@@ -175,7 +177,8 @@ fn improve(
 ) -> (Vec<u64>, u64) {
     let mut best = (vec![0; order.len()], u64::MAX);
     let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
-    for _ in 0..(INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES) {
+    let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
+    for _ in 0..tries {
         if best.1 <= peak || lost() {
             break;
         }

@@ -23,7 +23,7 @@ const MAX_PACKED: usize = 8;
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 /// Work items times latent frames of a slice whose rehearsals are short enough for a whole search.
 const SHORT_REHEARSAL: u64 = 12;
-/// Latent frames of a slice that the search is likely to choose.
+/// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
 /// About how many latent frames of a long slice are rehearsed; the rest are counted as periods.
 const LONG_SLICE: u64 = 48;
@@ -132,7 +132,7 @@ impl<'a> Search<'a> {
             Some(grid) => 2 * 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
-        let latents = self.request.slice.map_or(USUAL_SLICE, |slice| slice.min(LONG_SLICE));
+        let latents = self.request.slice.map_or(USUAL_SLICE, |slice| (2 * slice).min(LONG_SLICE));
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 

@@ -22,6 +22,9 @@ const MIN_TRIES: usize = 12;
 const MAX_TRIES: usize = 150;
 /// Interferences of all tries together: a search packs several plans within its second.
 const MAX_INTERFERENCES: usize = 3_000_000;
+/// The first part of the tries, one in this many, tells which starts are promising: those within this share of the best.
+const FIRST_TRIES: usize = 3;
+const PROMISING: u64 = 8;
 /// How much sooner frames are placed that end too high: their turn is divided by this.
 const TO_THE_FRONT: usize = usize::MAX;
 const HALFWAY: usize = 2;
@@ -49,18 +52,28 @@ impl PackedLayout {
         let interferes = interferences(&frames, cancelled);
         let orders = starting_orders(trace, &frames);
         let places = Places::new(&frames);
+        let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
+        let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
         let starts = orders.into_iter().flat_map(|order| [(order.clone(), TO_THE_FRONT), (order, HALFWAY)]);
+        let mut starts: Vec<Start> = starts.enumerate().map(|(turn, start)| Start::new(turn, start)).collect();
         // The first start that reaches the lower bound wins, whichever thread finishes first.
         let perfect = AtomicUsize::new(usize::MAX);
-        let found = workers::map(starts.enumerate().collect(), |(turn, (order, sooner))| {
-            let lost = || perfect.load(Ordering::Relaxed) < turn || cancelled();
-            let (offsets, bytes) = improve(&places, &interferes, order, sooner, trace.peak_bytes(), lost);
-            if bytes <= trace.peak_bytes() {
-                perfect.fetch_min(turn, Ordering::Relaxed);
-            }
-            (offsets, bytes)
-        });
-        let (offsets, bytes) = found.into_iter().min_by_key(|(_, bytes)| *bytes).expect("there are several orders");
+        let first_tries = tries.div_ceil(FIRST_TRIES);
+        for tries in [first_tries, tries - first_tries] {
+            starts = workers::map(starts, |mut start| {
+                let turn = start.turn;
+                let lost = || perfect.load(Ordering::Relaxed) < turn || cancelled();
+                start.improve(&places, &interferes, trace.peak_bytes(), tries, lost);
+                if start.bytes <= trace.peak_bytes() {
+                    perfect.fetch_min(turn, Ordering::Relaxed);
+                }
+                start
+            });
+            let least = starts.iter().map(|start| start.bytes).min().unwrap_or(0);
+            starts.retain(|start| start.bytes <= least.saturating_add(least / PROMISING));
+        }
+        let best = starts.into_iter().min_by_key(|start| start.bytes).expect("there are several orders");
+        let (offsets, bytes) = (best.offsets, best.bytes);
         let mut layout = PackedLayout { steady, offsets: Vec::new(), bytes };
         frames.iter().zip(offsets).for_each(|(frame, offset)| layout.set(frame.kind, frame.index, offset));
         layout
@@ -166,34 +179,39 @@ fn starting_orders(trace: &LifetimeTrace, frames: &[PackedFrame]) -> [Vec<usize>
     ]
 }
 
-/// The best offsets found from a starting order, and their bytes. Stops at the lower bound `peak`, and when `lost`.
-fn improve(
-    places: &Places,
-    interferes: &[Vec<u32>],
-    mut order: Vec<usize>,
+/// A starting order, and the best offsets found from it.
+struct Start {
+    turn: usize,
+    order: Vec<usize>,
     sooner: usize,
-    peak: u64,
-    lost: impl Fn() -> bool,
-) -> (Vec<u64>, u64) {
-    let mut best = (vec![0; order.len()], u64::MAX);
-    let count = interferes.iter().map(Vec::len).sum::<usize>().max(1);
-    let tries = (INTERFERENCES / count).clamp(MIN_TRIES, MAX_TRIES).min(MAX_INTERFERENCES / count).max(1);
-    for _ in 0..tries {
-        if best.1 <= peak || lost() {
-            break;
-        }
-        let Some((offsets, bytes)) = places.assign(interferes, &order, &lost) else { break };
-        let least = best.1.min(bytes);
-        let fits = |i: usize| offsets[i].saturating_add(places.bytes(i)) < least;
-        let mut turns: Vec<(usize, usize)> = Vec::with_capacity(order.len());
-        turns.extend(order.iter().enumerate().map(|(at, i)| (if fits(*i) { 2 * at + 1 } else { 2 * at / sooner }, *i)));
-        turns.sort_by_key(|(at, _)| *at);
-        order = turns.into_iter().map(|(_, i)| i).collect();
-        if bytes < best.1 {
-            best = (offsets, bytes);
+    offsets: Vec<u64>,
+    bytes: u64,
+}
+
+impl Start {
+    fn new(turn: usize, (order, sooner): (Vec<usize>, usize)) -> Start {
+        Start { turn, offsets: vec![0; order.len()], order, sooner, bytes: u64::MAX }
+    }
+
+    /// Stops at the lower bound `peak`, and when `lost`.
+    fn improve(&mut self, places: &Places, interferes: &[Vec<u32>], peak: u64, tries: usize, lost: impl Fn() -> bool) {
+        for _ in 0..tries {
+            if self.bytes <= peak || lost() {
+                break;
+            }
+            let Some((offsets, bytes)) = places.assign(interferes, &self.order, &lost) else { break };
+            let least = self.bytes.min(bytes);
+            let fits = |i: usize| offsets[i].saturating_add(places.bytes(i)) < least;
+            let turn = |(at, i): (usize, &usize)| (if fits(*i) { 2 * at + 1 } else { 2 * at / self.sooner }, *i);
+            let mut turns: Vec<(usize, usize)> = Vec::with_capacity(self.order.len());
+            turns.extend(self.order.iter().enumerate().map(turn));
+            turns.sort_by_key(|(at, _)| *at);
+            self.order = turns.into_iter().map(|(_, i)| i).collect();
+            if bytes < self.bytes {
+                (self.offsets, self.bytes) = (offsets, bytes);
+            }
         }
     }
-    best
 }
 
 /// An interval in one number, so that intervals sort fast.

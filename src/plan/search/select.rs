@@ -9,7 +9,7 @@ use crate::ir::{BandContents, LayerId};
 use crate::model::Direction;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, offloadable_outputs};
+use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, offloadable_outputs};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -132,7 +132,11 @@ impl<'a> Search<'a> {
             Some(grid) => 2 * 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
-        let latents = self.request.slice.map_or(USUAL_SLICE, |slice| (2 * slice).min(LONG_SLICE));
+        let latents = match self.request.slice {
+            None => USUAL_SLICE,
+            Some(slice) if slice <= MAX_PACKED_LATENTS => slice,
+            Some(slice) => (2 * slice).min(LONG_SLICE),
+        };
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 

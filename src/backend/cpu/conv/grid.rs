@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_cover_the_grid_once_and_their_patchs_fit() {
+    fn areas_cover_the_grid_once_and_their_patches_fit() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             for (h, w) in [(2, 2), (4, 6), (34, 58), (270, 482), (1080, 1920), (2, 20_000), (20_000, 2)] {
                 for cin in [3, 16, 128, 512] {

@@ -139,7 +139,7 @@ impl Browser {
     /// The first line of the answer, and its body. The driver keeps connections open, so its length is looked at.
     fn send(&self, method: &str, path: &str, body: &Value) -> std::io::Result<(String, String)> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(240)))?;
         let body = if method == "POST" { body.to_string() } else { String::new() };
         let head = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
         write!(stream, "{head}Content-Length: {}\r\n\r\n{body}", body.len())?;

@@ -337,7 +337,8 @@ fn invalid_ranges_are_refused() {
     failure!(v.0, vvae_stream_open_at(v.0, node, VIDEO.as_ptr(), 1, null_mut()))
         .says(VVAE_ERROR_ARGUMENT, &["s is null"]);
     failure!(v.0, vvae_stream_open_at(v.0, node, null(), 1, &mut s)).says(VVAE_ERROR_ARGUMENT, &["shape is null"]);
-    let tensor = video().tensor();
+    let video = video();
+    let tensor = video.tensor();
     failure!(v.0, vvae_encode_range(v.0, null(), 5, 0, &tensor, null())).says(VVAE_ERROR_ARGUMENT, &["video is null"]);
     failure!(v.0, vvae_encode_range(v.0, &tensor, 5, 0, null(), null())).says(VVAE_ERROR_ARGUMENT, &["latent is null"]);
 }

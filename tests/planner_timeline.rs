@@ -122,38 +122,21 @@ mod pictures {
     use serde_json::{Value, json};
     use video_vae::backend::Precision;
     use video_vae::backend::cuda::{CudaSizes, device_profile};
-    use video_vae::ir::{Rates, Shape};
-    use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+    use video_vae::ir::Shape;
+    use video_vae::model::{Direction, Network};
     use video_vae::plan::{Request, Target, search};
     use vvae::picture;
 
     use super::check;
-
-    /// As in the planner corpus.
-    const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
-    const DEVICE_BYTES: u64 = 139 << 30;
-    const HOST_BYTES: u64 = 110 << 30;
+    use super::common::planner::{DEVICE_BYTES, H200, HOST_BYTES, published, request};
 
     /// The timeline of a job on an H200, as `vvae_plan_timeline` tells it.
     fn timeline(direction: Direction, input: Shape, limit: u64) -> Value {
-        let config =
-            Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+        let config = published();
         let network = Arc::new(Network::new(&config, direction));
         let sizes = CudaSizes { precision: Precision::Fp16 };
         let target = Target::new(device_profile(H200), &sizes, config.groups);
-        let request = Request {
-            cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
-            network,
-            input,
-            limit,
-            host_limit: HOST_BYTES,
-            load_bytes: 0,
-            tiles: None,
-            allow_tiles: true,
-            overlap: 128,
-            slice: None,
-            chunk: None,
-        };
+        let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline = plan.timeline((limit, HOST_BYTES), &target).json("NVIDIA H200");
         check(&timeline);

@@ -96,11 +96,6 @@ pub fn use_linked_library() {
     API.get_or_init(Api::linked);
 }
 
-/// Whether that is so.
-pub fn is_library_linked() -> bool {
-    api()._library.is_none()
-}
-
 /// Cargo puts the library next to the test's executable, or one folder up.
 pub fn library_path() -> PathBuf {
     let name = format!("{}video_vae{}", std::env::consts::DLL_PREFIX, std::env::consts::DLL_SUFFIX);

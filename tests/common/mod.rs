@@ -18,7 +18,7 @@ mod stream;
 mod tiny;
 mod vae;
 
-pub use api::{Api, api, create_info, is_library_linked, library_path, run_info, sized, use_linked_library};
+pub use api::{Api, api, create_info, library_path, run_info, sized, use_linked_library};
 pub use buffer::Buffer;
 pub use devices::{devices, on_every_device};
 pub use failure::{Failure, error_text, outcome};

@@ -8,8 +8,8 @@ use video_vae::plan::Request;
 
 /// Products and memory as its kernels reach them, copies as bands do.
 pub const H200: Rates = Rates { products: 3.2e14, memory: 3.6e12, copies: 50e9, copy_contention: 0.06 };
-const DEVICE_BYTES: u64 = 139 << 30;
-const HOST_BYTES: u64 = 110 << 30;
+pub const DEVICE_BYTES: u64 = 139 << 30;
+pub const HOST_BYTES: u64 = 110 << 30;
 
 /// The sizes of the published checkpoint.
 pub fn published() -> Config {

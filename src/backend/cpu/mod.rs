@@ -137,13 +137,11 @@ impl Cpu {
             return Err(not_planned("partial sums, or offloaded weights"));
         }
         let (weights, scratch) = (&args.weights[op.layer], args.buffers.scratch);
-        if self.precision == Precision::Bf16 {
-            return with_bf16_simd!(
-                self.instructions,
-                S => conv::run_bf16::<S>(&self.pool, memory, weights, op, scratch, stop)
-            );
-        }
-        with_simd!(self.instructions, S => conv::run::<S>(&self.pool, memory, weights, op, scratch, stop))
+        let compute: fn(&conv::AreaTask, &mut Stop) = match self.precision {
+            Precision::Bf16 => with_bf16_simd!(self.instructions, S => conv::compute_bf16::<S>),
+            _ => with_simd!(self.instructions, S => conv::compute_f32::<S>),
+        };
+        conv::run(&self.pool, memory, weights, op, scratch, stop, &compute)
     }
 }
 

@@ -22,8 +22,9 @@ const MIN_TRIES: usize = 12;
 const MAX_TRIES: usize = 150;
 /// Interferences of all tries together: a search packs several plans within its second.
 const MAX_INTERFERENCES: usize = 3_000_000;
-/// The first part of the tries, one in this many, tells which starts are promising: those within this share of the best.
+/// One try in this many comes first, and tells which starts to drop.
 const FIRST_TRIES: usize = 3;
+/// A start is dropped if it is above the best by more than the best divided by this.
 const PROMISING: u64 = 8;
 /// How much sooner frames are placed that end too high: their turn is divided by this.
 const TO_THE_FRONT: usize = usize::MAX;

@@ -8,30 +8,18 @@ use half::bf16;
 
 use super::grid::{PATCHES, RUN, SumTiles, split_evenly};
 use super::patch::{self, PatchSize, PatchSource};
-use super::weights::ConvWeights;
 use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
-use crate::backend::cpu::memory::CpuMemory;
-use crate::backend::cpu::pool::Pool;
 use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, PANEL, TILE, WEIGHT_TILE, panel_width};
-use crate::error::Result;
-use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
+use crate::ir::{ConvFrame, Offsets, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
-pub(in crate::backend::cpu) fn run<S: Bf16Kernels>(
-    pool: &Pool,
-    memory: &mut CpuMemory,
-    weights: &ConvWeights,
-    op: &ConvOp<Offsets>,
-    scratch_offset: u64,
-    stop: &mut Stop,
-) -> Result<()> {
-    super::run_tasks(pool, memory, weights, op, scratch_offset, stop, &|task, stop| {
-        // SAFETY: by the rules of `AreaTask`. The processor has `S`.
-        unsafe { S::with_tiles(|| task.run_bf16::<S>(stop)) }
-    })
+/// Computes a task in bf16.
+pub(in crate::backend::cpu) fn compute_bf16<S: Bf16Kernels>(task: &AreaTask, stop: &mut Stop) {
+    // SAFETY: by the rules of `AreaTask`. The processor has `S`.
+    unsafe { S::with_tiles(|| task.run_bf16::<S>(stop)) }
 }
 
 #[derive(Clone, Copy)]

@@ -25,15 +25,16 @@ use grid::{OutputArea, division, split_evenly};
 use pass::{PanelPass, PassInput};
 use patch::{PatchSize, PatchSource};
 
-pub(super) use bf16::run as run_bf16;
+pub(super) use bf16::compute_bf16;
 pub(super) use checked::scratch_bytes;
 #[cfg(test)]
 pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;
 pub(super) use weights::packed_bytes;
 
-/// Runs a convolution as tasks: one area, some output frames, some panels of output channels.
-fn run_tasks(
+/// Runs a convolution as tasks: one area, some output frames, some panels of output channels. `compute` is
+/// [`compute_f32`] or [`compute_bf16`], as the weights' precision asks.
+pub(super) fn run(
     pool: &Pool,
     memory: &mut CpuMemory,
     weights: &ConvWeights,
@@ -56,17 +57,10 @@ fn run_tasks(
     write_statistics(pool, &conv, stop)
 }
 
-/// A convolution in f32.
-pub(super) fn run<S: Microkernels>(
-    pool: &Pool,
-    memory: &mut CpuMemory,
-    weights: &ConvWeights,
-    op: &ConvOp<Offsets>,
-    scratch_offset: u64,
-    stop: &mut Stop,
-) -> Result<()> {
+/// Computes a task in f32.
+pub(super) fn compute_f32<S: Microkernels>(task: &AreaTask, stop: &mut Stop) {
     // SAFETY: by the rules of `AreaTask`. The processor has `S`.
-    run_tasks(pool, memory, weights, op, scratch_offset, stop, &|task, stop| unsafe { task.run_f32::<S>(stop) })
+    unsafe { task.run_f32::<S>(stop) }
 }
 
 /// Writes the statistics of all frames, if the operation takes them.
@@ -100,7 +94,7 @@ struct PatchKey {
 /// One area of some output frames, some panels of all phases, on the thread with number `slot`.
 /// `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the same outputs.
 /// No two tasks run on one slot at a time.
-struct AreaTask<'a> {
+pub(super) struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
     area: OutputArea,

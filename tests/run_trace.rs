@@ -2,63 +2,17 @@
 
 mod common;
 
-use std::collections::HashMap;
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::time::Instant;
 
 use common::safetensors::Folder;
+use common::trace::{lanes, names, planned};
 use common::{Buffer, Failure, Vae, create_info, run_info, small};
-use serde_json::Value;
 use video_vae::capi::*;
 
 const LATENT: [i64; 5] = [1, 16, 3, 10, 11];
 const VIDEO: [i64; 5] = [1, 3, 9, 80, 88];
-
-/// The operations of a trace by their lane, in the order of the file.
-fn lanes(path: &Path) -> HashMap<(u64, u64), Vec<Value>> {
-    let text = std::fs::read_to_string(path).unwrap();
-    let trace: Value = serde_json::from_str(&text).unwrap_or_else(|why| panic!("{why}: {text}"));
-    let events = trace["traceEvents"].as_array().unwrap();
-    let mut lanes: HashMap<(u64, u64), Vec<Value>> = HashMap::new();
-    let mut named = Vec::new();
-    for event in events {
-        let lane = (event["pid"].as_u64().unwrap(), event["tid"].as_u64().unwrap());
-        match event["ph"].as_str() {
-            Some("M") => named.push((lane, event["name"].as_str().unwrap().to_owned())),
-            Some("X") => lanes.entry(lane).or_default().push(event.clone()),
-            other => panic!("{other:?}"),
-        }
-    }
-    for lane in lanes.keys() {
-        for what in ["process_name", "thread_name"] {
-            assert!(named.contains(&(*lane, what.to_owned())), "lane {lane:?} has no {what}");
-        }
-    }
-    lanes
-}
-
-/// Checks that operations of a lane do not overlap. Returns their names, and their seconds in all.
-fn names(events: &[Value]) -> (Vec<&str>, f64) {
-    let mut free = 0.0;
-    let mut seconds = 0.0;
-    for event in events {
-        let (ts, dur) = (event["ts"].as_f64().unwrap(), event["dur"].as_f64().unwrap());
-        assert!(ts >= free && dur >= 0.0, "{event} begins before {free}");
-        // Numbers have a tenth of a microsecond.
-        free = ts + dur - 0.01;
-        seconds += dur / 1e6;
-    }
-    (events.iter().map(|event| event["name"].as_str().unwrap()).collect(), seconds)
-}
-
-/// The steps of a plan by their names.
-fn planned(vae: &Vae, node: &str, shape: [i64; 5]) -> Vec<String> {
-    let timeline = vae.timeline(node, shape).unwrap();
-    assert_eq!(timeline["devices"][0]["complete"], true);
-    let steps = timeline["devices"][0]["steps"].as_array().unwrap();
-    steps.iter().map(|step| step["name"].as_str().unwrap().to_owned()).collect()
-}
 
 fn decode(vae: &Vae) -> Result<i32, Failure> {
     vae.decode(&Buffer::new(VVAE_DTYPE_F32, LATENT), &mut Buffer::new(VVAE_DTYPE_F32, VIDEO))
@@ -88,7 +42,7 @@ fn a_trace_has_the_operations_of_the_plan() {
 
     let lanes = lanes(&path);
     assert_eq!(lanes.len(), 1);
-    let (names, seconds) = names(lanes.values().next().unwrap());
+    let (names, seconds) = names(&lanes[0].events);
     assert_eq!(names, steps);
     assert!(seconds > 0.02 * wall && seconds <= wall, "{seconds} s of operations in {wall} s");
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "nothing temporary is left");
@@ -116,7 +70,7 @@ fn a_cancelled_or_failed_call_leaves_a_valid_trace() {
     // Freeing completes it too.
     assert_eq!(vae.free(), VVAE_OK);
     let lanes = lanes(&path);
-    let (names, _) = names(lanes.values().next().unwrap());
+    let (names, _) = names(&lanes[0].events);
     assert!(names.len() > 5 && names.len() < whole.len());
     assert_eq!(names, whole[..names.len()]);
 }
@@ -144,8 +98,8 @@ fn streams_and_several_devices_have_their_lanes() {
         vae.configure("trace", "").unwrap();
         let lanes = lanes(&path);
         assert_eq!(lanes.len(), devices, "{name}");
-        for events in lanes.values() {
-            let (names, _) = names(events);
+        for lane in &lanes {
+            let (names, _) = names(&lane.events);
             assert!(names.contains(&"load") && names.contains(&"store"), "{names:?}");
         }
     }

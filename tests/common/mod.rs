@@ -16,6 +16,7 @@ pub mod safetensors;
 pub mod state;
 mod stream;
 mod tiny;
+pub mod trace;
 mod vae;
 
 pub use api::{Api, api, create_info, library_path, run_info, sized, use_linked_library};

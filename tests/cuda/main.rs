@@ -16,6 +16,7 @@ mod ranges;
 mod run_results;
 mod stream_state;
 mod strided_tensor;
+mod trace;
 
 use std::path::Path;
 

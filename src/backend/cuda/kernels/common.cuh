@@ -49,6 +49,27 @@ __device__ __forceinline__ float2 unpack2(Pair packed) {
     return pair;
 }
 
+/// x + y and x - y, each rounded once. An fma with 1 or -1 is a sum; architectures before 9.0 have no other for bf16.
+__device__ __forceinline__ Pair add2(Pair x, Pair y) {
+    Pair sum;
+#ifdef VVAE_BF16
+    asm("fma.rn.bf16x2 %0, %1, %3, %2;" : "=r"(sum) : "r"(y), "r"(x), "r"(0x3f803f80));
+#else
+    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
+#endif
+    return sum;
+}
+
+__device__ __forceinline__ Pair subtract2(Pair x, Pair y) {
+    Pair difference;
+#ifdef VVAE_BF16
+    asm("fma.rn.bf16x2 %0, %1, %3, %2;" : "=r"(difference) : "r"(y), "r"(x), "r"(0xbf80bf80));
+#else
+    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(x), "r"(y));
+#endif
+    return difference;
+}
+
 __device__ __forceinline__ Element pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
 __device__ __forceinline__ float unpack1(Element value) { return unpack2(value).x; }
 #endif
@@ -124,6 +145,12 @@ __device__ __forceinline__ float2 load_pair_readonly(const float* address) {
 
 __device__ __forceinline__ void store_pair(float* address, float x, float y) {
     *reinterpret_cast<float2*>(address) = make_float2(x, y);
+}
+
+/// x, y = x + y, x - y, in place: the difference is the sum less twice y. Volatile, so that no copies of accumulators
+/// are live at the same time.
+__device__ __forceinline__ void sum_and_difference(float& x, float& y) {
+    asm volatile("add.rn.f32 %0, %0, %1;\nfma.rn.f32 %1, %1, 0fC0000000, %0;" : "+f"(x), "+f"(y));
 }
 
 __device__ __forceinline__ u32 smem_address(const void* pointer) {

@@ -60,8 +60,9 @@ struct FrameParams {
     int host_slot[MAX_TERMS];  // slot in HOST of a split frame, else -1
     int terms;                 // without the shortcut
     int bias;
-    i64 residual;  // slot, or -1
-    i64 out;       // slot
+    int residual;  // slot, or -1
+    int out;       // slot
+    int record;    // conv_wgmma_pair: index of its statistics records
 };
 
 struct ConvParams {

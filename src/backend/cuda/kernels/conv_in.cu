@@ -199,7 +199,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     Tile tile;
     tile.channel_tile = channel_tile, tile.phase = 0, tile.frame = frame_index, tile.y = y;
     if (threadIdx.x < TILE_CHANNELS)
-        shared.bias[threadIdx.x] = bias_of(p, tile, 0)[channel_tile * TILE_CHANNELS + threadIdx.x];
+        shared.bias[threadIdx.x] = bias_of(p, p.frame[tile.frame], tile, 0)[channel_tile * TILE_CHANNELS + threadIdx.x];
     cp_async_wait<0>();
     __syncthreads();
 
@@ -269,8 +269,8 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     if (OUTPUT == Output::PLAIN && p.records) {
         __syncthreads();
         for (int i = warp; i < tiles; i += WARPS)
-            store_record<ROW_PAIRS, PAIR_ROWS>(p, tile, shared.moments[i], lane, (first_tile + i) * TILE_COLS, y,
-                                               channel_tile * TILE_CHANNELS);
+            store_record<ROW_PAIRS, PAIR_ROWS>(p, tile, tile.frame, shared.moments[i], lane,
+                                               (first_tile + i) * TILE_COLS, y, channel_tile * TILE_CHANNELS);
     }
 }
 

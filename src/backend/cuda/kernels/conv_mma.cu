@@ -101,7 +101,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
         __syncthreads();
         if (threadIdx.x < 32) {
             const int half = lane / 16;
-            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, moments + STACKED_WARPS * half, lane % 16, tile.x, tile.y,
+            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, tile.frame, moments + STACKED_WARPS * half, lane % 16, tile.x, tile.y,
                                                    tile.channel_tile * TILE_CHANNELS + WARP_CHANNELS * half);
         }
     }

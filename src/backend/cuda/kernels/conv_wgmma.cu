@@ -17,16 +17,17 @@ static_assert(sizeof(Shared) + 1023 < SHARED_BYTES, "dynamic shared memory of a 
 
 template <bool PARTIAL>
 __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int group) {
-    PipelineState<PATCH_STAGES> patches;
-    PipelineState<WEIGHT_STAGES> weights;
+    PipelineState<Shared::PATCH_STAGES> patches;
+    PipelineState<Shared::WEIGHT_STAGES> weights;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     int parity = 0;
     float acc[2][64];
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
-        const EpilogueWgmma epilogue = {p, shared, tile, group, warp, lane, group_corner(p, tile, group)};
+        const FrameParams& frame = p.frame[tile.frame];
+        const EpilogueWgmma<Shared> epilogue = {p, shared, tile, group, warp, lane, group_corner(p, tile, group)};
         // Sums do not start from the bias: writes to accumulators would serialise the products in flight.
-        epilogue.prefetch_bias();
+        epilogue.prefetch_bias(frame);
         if constexpr (PARTIAL) epilogue.load_partial(acc);
         accumulate<PARTIAL>(p, shared, tile, group, lane, patches, weights, acc);
         if (PARTIAL && epilogue.store_partial(acc)) {
@@ -34,12 +35,15 @@ __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int
             continue;
         }
 
+        epilogue.wait_bias();
         epilogue.add_bias(acc);
         // Residual boxes arrive in order. Each warpgroup must release those of the other one too.
-        const bool residual = p.frame[tile.frame].residual >= 0;
+        const bool residual = frame.residual >= 0;
         if (residual && group == 1) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
         if (residual) epilogue.add_residual(acc, weights);
-        epilogue.store(acc, p.records ? shared.moments[parity] + 4 * group : nullptr);
+        auto* moments = p.records ? shared.moments[parity] + 4 * group : nullptr;
+        epilogue.store(acc, frame, moments);
+        if (moments) epilogue.store_group_record(moments);
         if (residual && group == 0) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
         parity ^= 1;
     }
@@ -53,11 +57,11 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     Shared& shared = *reinterpret_cast<Shared*>(memory + (-smem_address(memory) & 1023));
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
-        for (int i = 0; i < PATCH_STAGES; ++i) {
+        for (int i = 0; i < Shared::PATCH_STAGES; ++i) {
             mbarrier_init(smem_address(&shared.patch_full[i]), 1);
             mbarrier_init(smem_address(&shared.patch_empty[i]), 4 * CONSUMERS);
         }
-        for (int i = 0; i < WEIGHT_STAGES; ++i) {
+        for (int i = 0; i < Shared::WEIGHT_STAGES; ++i) {
             mbarrier_init(smem_address(&shared.weights_full[i]), 1);
             mbarrier_init(smem_address(&shared.weights_empty[i]), 4 * CONSUMERS);
         }

@@ -19,9 +19,10 @@ __device__ __forceinline__ int partial_offset(const ConvParams& p, const Tile& t
     return pixel.y < p.height && pixel.x < p.width ? ((pixel.y - tile.y) * p.width + pixel.x - tile.x) * p.cout : -1;
 }
 
-/// The bias of all channels, for a tile's frame and phase.
-__device__ __forceinline__ const float* bias_of(const ConvParams& p, const Tile& tile, int edge) {
-    const i64 row = (p.frame[tile.frame].bias * p.phases + tile.phase) * (p.phases == 4 ? 4 : 1) + edge;
+/// The bias of all channels, for a frame and a tile's phase.
+__device__ __forceinline__ const float* bias_of(const ConvParams& p, const FrameParams& frame, const Tile& tile,
+                                                int edge) {
+    const i64 row = (frame.bias * p.phases + tile.phase) * (p.phases == 4 ? 4 : 1) + edge;
     return p.bias + row * p.channel_tiles * TILE_CHANNELS;
 }
 

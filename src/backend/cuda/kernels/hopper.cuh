@@ -10,8 +10,21 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
+template <int TIMES = 1>
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(TIMES) : "memory");
+}
+
+/// Arrives at the barrier that has this address in block `rank` of the cluster.
+__device__ __forceinline__ void mbarrier_arrive_at(u32 barrier, u32 rank) {
+    asm volatile(
+        "{\n"
+        ".reg .b32 remote;\n"
+        "mapa.shared::cluster.u32 remote, %0, %1;\n"
+        "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
+        "}" ::"r"(barrier),
+        "r"(rank)
+        : "memory");
 }
 
 __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
@@ -52,6 +65,29 @@ __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u
                  : "memory");
 }
 
+/// The same to this address in every block of the cluster named by `blocks`, each with its own barrier.
+__device__ __forceinline__ void bulk_load_multicast(u32 to, const void* from, u32 bytes, u32 barrier, u16 blocks) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], [%1], %2, [%3], "
+        "%4;" ::"r"(to),
+        "l"(from), "r"(bytes), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
+__device__ __forceinline__ u32 cluster_rank() {
+    u32 rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+/// All threads of the cluster that have not exited.
+__device__ __forceinline__ void cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release;\nbarrier.cluster.wait.acquire;" ::: "memory");
+}
+
+/// Makes initialised barriers visible to the other blocks of the cluster.
+__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+
 /// A box from shared to global memory. Elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, int c2, int c3, int c4, u32 from) {
     asm volatile(
@@ -61,8 +97,11 @@ __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, in
     asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// Waits until all TMA stores of this thread have read their shared memory.
-__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
+/// Waits until all but the last `PENDING` TMA stores of this thread have read their shared memory.
+template <int PENDING = 0>
+__device__ __forceinline__ void tma_store_wait_read() {
+    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
+}
 
 /// Stores four 8 x 8 matrices from mma fragments. Lane 8k+r passes the address of row r of matrix k.
 __device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&x)[4]) {
@@ -88,10 +127,12 @@ __device__ __forceinline__ void named_barrier(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/// A K-major matrix of 128-byte rows in the 128-byte swizzle. Groups of 8 rows are `group_bytes` apart.
+/// A K-major matrix of rows of 128 or 64 bytes, in the swizzle of that width. Groups of 8 rows are `group_bytes` apart.
 /// The swizzle follows address bits, so a matrix may start at any row of a swizzled region.
+template <int ROW = 128>
 __device__ __forceinline__ u64 matrix_descriptor(u32 group_bytes) {
-    return (1ull << 62) | (static_cast<u64>(group_bytes >> 4) << 32) | (1ull << 16);
+    static_assert(ROW == 128 || ROW == 64);
+    return ((ROW == 128 ? 1ull : 2ull) << 62) | (static_cast<u64>(group_bytes >> 4) << 32) | (1ull << 16);
 }
 
 __device__ __forceinline__ u64 matrix_at(u64 descriptor, u32 address) {
@@ -110,6 +151,9 @@ template <int PENDING>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
+
+/// x += y. Volatile, so the compiler does not delay it and hold `y` in a register meanwhile.
+__device__ __forceinline__ void add_now(float& x, float y) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
 
 /// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (scale_d ? d : 0)
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int scale_d) {

@@ -8,13 +8,17 @@ constexpr int CONSUMERS = 2;  // warpgroups that compute
 // Pixels of a consumer warpgroup. Boxes of the residual and output tensor maps have this size too.
 constexpr int GROUP_ROWS = 8;
 constexpr int GROUP_COLS = 16;
-constexpr int PATCH_STAGES = 2;
-constexpr int WEIGHT_STAGES = 6;
-constexpr int PATCH_BYTES = 43 * 1024;  // largest patch, 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
+constexpr int BLOCK_COLS = 8;               // a block of 8 x 8 pixels is one product
+constexpr int NEXT_PIXEL = ROW_BYTES / 16;  // next row of a matrix, in units of its descriptor
 // Boxes of 8 x 16 pixels by 64 channels, two per consumer. A box has the size of a weight tile.
 constexpr int RESIDUAL_BOXES = 4;
 
 struct Shared {
+    static constexpr int FRAMES = 1;
+    static constexpr int PATCH_STAGES = 2;
+    static constexpr int WEIGHT_STAGES = 6;
+    static constexpr int PATCH_BYTES = 43 * 1024;  // largest patch, 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
+
     u8 patch[PATCH_STAGES][PATCH_BYTES];
     u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
     u8 out[CONSUMERS][WEIGHT_TILE_BYTES];          // 8 x 16 pixels by 64 channels, for the TMA store
@@ -23,6 +27,10 @@ struct Shared {
     u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
     float bias[CONSUMERS][4][TILE_CHANNELS];                   // [warpgroup][edge]
     WarpMoments<TILE_CHANNELS / 4> moments[2][4 * CONSUMERS];  // [parity of the tile][warp]
+
+    static __device__ __forceinline__ void release_weights(u32 barrier, int lane) {
+        if (lane == 0) mbarrier_arrive(barrier);
+    }
 };
 
 __device__ __forceinline__ Tile tile_at(const ConvParams& p, int index) {
@@ -36,7 +44,7 @@ __device__ __forceinline__ int2 group_corner(const ConvParams& p, const Tile& ti
 }
 
 __device__ __forceinline__ void produce_patches(const ConvParams& p, Shared& shared) {
-    PipelineState<PATCH_STAGES> pipe;
+    PipelineState<Shared::PATCH_STAGES> pipe;
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
         for_each_patch(p, tile, [&](const PatchStep& step) {
@@ -53,7 +61,7 @@ __device__ __forceinline__ void produce_patches(const ConvParams& p, Shared& sha
 
 /// Weights of a tile, then its residual.
 __device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& shared) {
-    PipelineState<WEIGHT_STAGES> pipe;
+    PipelineState<Shared::WEIGHT_STAGES> pipe;
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
         for_each_patch(p, tile, [&](const PatchStep& step) {
@@ -87,10 +95,9 @@ __device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& sha
 /// and ptxas would serialise products in flight across taps (C7515); so every tap is waited for.
 template <bool PARTIAL>
 __device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
-                                           PipelineState<PATCH_STAGES>& patches, PipelineState<WEIGHT_STAGES>& weights,
+                                           PipelineState<Shared::PATCH_STAGES>& patches, PipelineState<Shared::WEIGHT_STAGES>& weights,
                                            float (&acc)[2][64]) {
-    int scale_d = PARTIAL;                    // 0: the first product overwrites `acc`
-    constexpr int NEXT_ROW = ROW_BYTES / 16;  // next row of a matrix, in units of its descriptor
+    int scale_d = PARTIAL;  // 0: the first product overwrites `acc`
     const u64 weights_descriptor = matrix_descriptor(8 * ROW_BYTES);
     u32 used_weights = 0,
         used_patch = 0;  // `empty` barriers to arrive at once the products in flight have read the stage
@@ -100,15 +107,15 @@ __device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, 
         u64 a = matrix_at(matrix_descriptor(pitch * ROW_BYTES),
                           smem_address(shared.patch[patches.stage]) + first * ROW_BYTES);
         mbarrier_wait(smem_address(&shared.patch_full[patches.stage]), patches.parity);
-        for (int row = 0; row < rows; ++row, a += (pitch - cols) * NEXT_ROW)
-            for (int col = 0; col < cols; ++col, a += NEXT_ROW) {
+        for (int row = 0; row < rows; ++row, a += (pitch - cols) * NEXT_PIXEL)
+            for (int col = 0; col < cols; ++col, a += NEXT_PIXEL) {
                 const u64 b = matrix_at(weights_descriptor, smem_address(shared.weights[weights.stage]));
                 mbarrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
                 wgmma_fence();
 #pragma unroll
                 for (int k = 0; k < K_BLOCK / 16; ++k) {
                     wgmma_m64n128k16(acc[0], a + 2 * k, b + 2 * k, scale_d);
-                    wgmma_m64n128k16(acc[1], a + 2 * k + 8 * NEXT_ROW, b + 2 * k, scale_d);
+                    wgmma_m64n128k16(acc[1], a + 2 * k + BLOCK_COLS * NEXT_PIXEL, b + 2 * k, scale_d);
                     scale_d = 1;
                 }
                 wgmma_commit();

@@ -78,19 +78,22 @@ __device__ __forceinline__ void reduce_moments_of_units(const Pair (&x)[PIXELS][
     }
 }
 
-/// Merges the moments of `WARPS` warps, stacked vertically with `ROWS` rows each, and writes the record at (x, y) of
-/// the tile grid.
-template <int WARPS, int ROWS, int QUADS>
-__device__ __forceinline__ void store_record(const ConvParams& p, const Tile& tile, const WarpMoments<QUADS>* moments,
-                                             int quad, int x, int y, int first_channel) {
+/// Merges the moments of `WARPS` warps, stacked vertically with `ROWS` rows each, and writes the record of the launch's
+/// output frame `frame` at (x, y) of the tile grid. `SIDES` such stacks are side by side.
+template <int WARPS, int ROWS, int SIDES = 1, int QUADS>
+__device__ __forceinline__ void store_record(const ConvParams& p, const Tile& tile, int frame,
+                                             const WarpMoments<QUADS>* moments, int quad, int x, int y,
+                                             int first_channel) {
+    constexpr int ALL = WARPS * SIDES, SIDE_COLS = RECORD_COLS / SIDES;
     if (y >= p.height || x >= p.width) return;
     const int record_rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS,
               record_cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
     const float cols = min(p.width - x, RECORD_COLS) * 4;
-    float n[WARPS], mean[WARPS], m2[WARPS], total = 0.0f;
+    float n[ALL], mean[ALL], m2[ALL], total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) {
-        n[w] = max(0, min(p.height - (y + w * ROWS), ROWS)) * cols;
+    for (int w = 0; w < ALL; ++w) {
+        const float side_cols = SIDES == 1 ? cols : max(0, min(p.width - (x + w / WARPS * SIDE_COLS), SIDE_COLS)) * 4;
+        n[w] = max(0, min(p.height - (y + w % WARPS * ROWS), ROWS)) * side_cols;
         const float sum = moments[w].sum[quad], offset = n[w] > 0.0f ? __fdividef(sum, n[w]) : 0.0f;
         mean[w] = n[w] > 0.0f ? moments[w].pivot[quad] + offset : 0.0f;
         m2[w] = n[w] > 0.0f ? fmaxf(moments[w].squares[quad] - sum * offset, 0.0f) : 0.0f;
@@ -98,9 +101,9 @@ __device__ __forceinline__ void store_record(const ConvParams& p, const Tile& ti
     }
     float2 merged = make_float2(__fdividef(total, min(p.height - y, RECORD_ROWS) * cols), 0.0f);
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) merged.y += m2[w] + n[w] * (mean[w] - merged.x) * (mean[w] - merged.x);
+    for (int w = 0; w < ALL; ++w) merged.y += m2[w] + n[w] * (mean[w] - merged.x) * (mean[w] - merged.x);
     const i64 record =
-        (static_cast<i64>(tile.frame * p.phases + tile.phase) * record_rows + y / RECORD_ROWS) * record_cols +
+        (static_cast<i64>(frame * p.phases + tile.phase) * record_rows + y / RECORD_ROWS) * record_cols +
         x / RECORD_COLS;
     p.records[record * (p.channel_tiles * TILE_CHANNELS / 4) + first_channel / 4 + quad] = merged;
 }

@@ -1,0 +1,84 @@
+// Pairs of output frames by Winograd F(2,3) in time, for compute capability 9.0a. See mainloop_pair.cuh.
+//
+// A tile is 8 x 16 pixels of both frames by 128 output channels; blocks are persistent, in clusters of two adjacent
+// tiles. Warpgroup 0 produces: warp 0 loads patches, warp 1 weights, warps 2 and 3 transform patches. Warpgroups 1 and 2
+// consume: each computes 8 x 8 pixels of both frames. `p.frames` counts pairs, `p.tiles_x` tiles of a cluster.
+#include "mainloop_pair.cuh"
+#include "epilogue_wgmma.cuh"
+
+constexpr int THREADS = 384;
+constexpr int SHARED_BYTES = 230528;
+constexpr int REGISTERS = 152, PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 200;
+static_assert(128 * PRODUCER_REGISTERS + 256 * CONSUMER_REGISTERS <= THREADS * REGISTERS,
+              "setmaxnreg.inc would wait for registers forever");
+static_assert(THREADS * REGISTERS + CORESIDENT_THREADS * CORESIDENT_REGISTERS <= 65536,
+              "no room for a co-resident block");
+static_assert(sizeof(PairShared) + 1023 < SHARED_BYTES, "dynamic shared memory of a launch, with alignment");
+static_assert(TRANSFORMING_WARPS == 2, "warps 2 and 3 of the producing warpgroup");
+
+__device__ __forceinline__ void consume(const ConvParams& p, PairShared& shared, int group) {
+    const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    PairMainloop mainloop = {shared, group, lane};
+    int parity = 0;
+    float acc[2][1][64];
+    for_each_pair_tile(p, [&](const Tile& tile) {
+        const int2 corner = make_int2(tile.x + BLOCK_COLS * group, tile.y);
+        const EpilogueWgmma<PairShared> epilogue = {p, shared, tile, group, warp, lane, corner};
+        const FramePair pair(p, tile);
+        auto* moments = p.records ? shared.moments[parity] : nullptr;  // [frame][warpgroup][warp]
+        epilogue.prefetch_bias(pair.any());
+        mainloop.accumulate(p, pair, acc);
+        epilogue.wait_bias();
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (!pair.has(i)) continue;
+            epilogue.add_bias(acc[i]);
+            if (pair.frame[i].residual >= 0) epilogue.add_residual(acc[i], mainloop.weights);
+            epilogue.store(acc[i], pair.frame[i], moments ? moments + 4 * (CONSUMERS * i + group) : nullptr);
+        }
+        if (moments) {
+            named_barrier(1 + CONSUMERS, 128 * CONSUMERS);
+            // One warp of each warpgroup writes the record of a frame.
+            if (warp == 0 && pair.has(group))
+                epilogue.store_pair_record(pair.frame[group], moments + 4 * CONSUMERS * group);
+        }
+        parity ^= 1;
+    });
+    tma_store_wait_read();
+}
+
+__device__ __forceinline__ void init_barriers(PairShared& shared) {
+    for (int i = 0; i < PairShared::PATCH_STAGES; ++i) {
+        mbarrier_init(smem_address(&shared.patch_loaded[i]), 1);
+        mbarrier_init(smem_address(&shared.patch_ready[i]), TRANSFORMING_WARPS);
+        mbarrier_init(smem_address(&shared.patch_empty[i]), 4 * CONSUMERS);
+    }
+    mbarrier_init(smem_address(&shared.newer_loaded), 1);
+    mbarrier_init(smem_address(&shared.newer_empty), TRANSFORMING_WARPS);
+    for (int i = 0; i < PairShared::WEIGHT_STAGES; ++i) {
+        mbarrier_init(smem_address(&shared.weights_full[i]), 1);
+        mbarrier_init(smem_address(&shared.weights_empty[i]), 4 * CONSUMERS * PAIR_CLUSTER);
+    }
+    fence_mbarrier_init();
+    fence_async_proxy();
+}
+
+extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
+    conv_wgmma_pair(const __grid_constant__ ConvParams p) {
+    extern __shared__ u8 memory[];
+    PairShared& shared = *reinterpret_cast<PairShared*>(memory + (-smem_address(memory) & 1023));
+    const int warp = threadIdx.x / 32;
+    if (threadIdx.x == 0) init_barriers(shared);
+    cluster_sync();
+    if (warp < 4) {
+        warpgroup_reg_dealloc<PRODUCER_REGISTERS>();
+        if (threadIdx.x == 0) produce_pair_patches(p, shared);
+        if (threadIdx.x == 32) produce_pair_weights(p, shared);
+        if (warp >= 2) transform_patches(p, shared, threadIdx.x - 64);
+    } else {
+        warpgroup_reg_alloc<CONSUMER_REGISTERS>();
+        consume(p, shared, warp / 4 - 1);
+    }
+    // Another block may still write to this one's shared memory or arrive at its barriers.
+    cluster_sync();
+}

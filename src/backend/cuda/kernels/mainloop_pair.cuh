@@ -1,0 +1,356 @@
+// Mainloop of conv_wgmma_pair: two adjacent output frames by Winograd F(2,3) in time.
+//
+//     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
+//     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
+//
+// d0 to d3 are the input frames of both, U0 to U3 sums of the weights' slabs. m1 and m2 are summed apart, over all
+// channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators suffice, and
+// each frame's sum has the same products in the same order if the other frame is missing.
+//
+// A stage holds 32 channels of two patches, and a tile of weights 32 channels of two slabs: both sums take turns, and no
+// product waits for the one before. Patches are loaded as they are; the transforming warps add and subtract them in
+// place.
+#pragma once
+#include "mainloop_wgmma.cuh"
+
+constexpr int PAIR_CLUSTER = 2;        // adjacent blocks, which share each tile of weights
+constexpr int PAIR_CHANNELS = 32;      // of a patch
+constexpr int PAIR_ROW_BYTES = 64;     // of a pixel in a patch
+constexpr int TRANSFORMING_WARPS = 2;  // of the producing warpgroup
+constexpr int SLAB_TILE_BYTES = TILE_CHANNELS * PAIR_ROW_BYTES;  // of one of the two slabs in a weight tile
+
+struct PairShared {
+    static constexpr int FRAMES = 2;
+    static constexpr int PATCH_STAGES = 3;
+    static constexpr int WEIGHT_STAGES = 5;
+    static constexpr int PATCH_BYTES = 23 * 512;  // 10 x 18 pixels, rounded up to the swizzle's 512 bytes
+
+    u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
+    u8 out[CONSUMERS][WEIGHT_TILE_BYTES];
+    u8 patch[PATCH_STAGES][2][PATCH_BYTES];
+    u8 newer[2][PATCH_BYTES];  // patches of d2 and d3, to be subtracted from those of d0 and d1
+    // `loaded`: the copies have arrived. `ready`: the patches are transformed. `empty`: nobody reads them any more.
+    u64 patch_loaded[PATCH_STAGES], patch_ready[PATCH_STAGES], patch_empty[PATCH_STAGES];
+    u64 newer_loaded, newer_empty;
+    u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
+    float bias[CONSUMERS][1][TILE_CHANNELS];
+    WarpMoments<TILE_CHANNELS / 4> moments[2][2 * 4 * CONSUMERS];  // [parity of the tile][frame][warp]
+
+    /// The other blocks of the cluster may load the next tile here, too.
+    static __device__ __forceinline__ void release_weights(u32 barrier, int lane) {
+        if (lane < PAIR_CLUSTER) mbarrier_arrive_at(barrier, lane);
+    }
+};
+
+/// Two adjacent output frames. One may be missing.
+struct FramePair {
+    const FrameParams* frame;  // two
+
+    __device__ __forceinline__ FramePair(const ConvParams& p, const Tile& tile) : frame(p.frame + 2 * tile.frame) {}
+    __device__ __forceinline__ bool has(int i) const { return frame[i].terms > 0; }
+    __device__ __forceinline__ const FrameParams& any() const { return frame[!has(0)]; }
+};
+
+/// Calls `visit(tile)` for each tile of a block. Blocks of a cluster have adjacent tiles of one row.
+template <class Visit>
+__device__ __forceinline__ void for_each_pair_tile(const ConvParams& p, Visit visit) {
+    for (int index = blockIdx.x / PAIR_CLUSTER; index < Tile::count(p); index += gridDim.x / PAIR_CLUSTER) {
+        Tile tile(p, index, GROUP_ROWS, GROUP_COLS * PAIR_CLUSTER);
+        tile.x += GROUP_COLS * cluster_rank();
+        visit(tile);
+    }
+}
+
+/// Steps of PAIR_CHANNELS channels of a source.
+__device__ __forceinline__ int pair_steps(const Source& source) {
+    return source.k_blocks * (K_BLOCK / PAIR_CHANNELS);
+}
+
+/// The thread that loads patches.
+struct PairPatchProducer {
+    const ConvParams& p;
+    PairShared& shared;
+    PipelineState<PairShared::PATCH_STAGES> patches = {};
+    PipelineState<1> newer = {};
+
+    /// A step of one term of each frame. Frames without a term load nothing.
+    __device__ __forceinline__ void load(const Tile& tile, const Source& source, int step,
+                                         const FrameParams* const (&frame)[2], const int (&term)[2],
+                                         u8 (&to)[2][PairShared::PATCH_BYTES], u32 loaded) const {
+        mbarrier_arrive_expect_tx(loaded, source.patch_bytes * ((frame[0] != nullptr) + (frame[1] != nullptr)));
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            if (!frame[i]) continue;
+            const InputFrame input = input_frame(p, *frame[i], term[i], tile);
+            tma_load_4d(smem_address(to[i]), &p.input_map[input.part], step * PAIR_CHANNELS,
+                        tile.x + source.plane[0].dx - p.part[input.part].first_column, tile.y + source.plane[0].dy,
+                        input.slot, loaded);
+        }
+    }
+
+    __device__ __forceinline__ void load_patches(const Tile& tile, const Source& source, int step,
+                                                 const FrameParams* const (&frame)[2], const int (&term)[2]) {
+        const int stage = patches.stage;
+        mbarrier_wait(smem_address(&shared.patch_empty[stage]), patches.parity ^ 1);
+        load(tile, source, step, frame, term, shared.patch[stage], smem_address(&shared.patch_loaded[stage]));
+        patches.advance();
+    }
+
+    __device__ __forceinline__ void load_newer(const Tile& tile, const Source& source, int step,
+                                               const FrameParams* const (&frame)[2]) {
+        mbarrier_wait(smem_address(&shared.newer_empty), newer.parity ^ 1);
+        load(tile, source, step, frame, {2, 2}, shared.newer, smem_address(&shared.newer_loaded));
+        newer.advance();
+    }
+};
+
+__device__ __forceinline__ void produce_pair_patches(const ConvParams& p, PairShared& shared) {
+    PairPatchProducer producer = {p, shared};
+    for_each_pair_tile(p, [&](const Tile& tile) {
+        const FramePair pair(p, tile);
+        const FrameParams* any = &pair.any();
+        const FrameParams* const both[2] = {any, any};
+        const FrameParams* const each[2] = {pair.has(0) ? pair.frame : nullptr, pair.has(1) ? pair.frame + 1 : nullptr};
+        // Terms of the first frame are d0, d1 and d2, those of the second d1, d2 and d3.
+        const int d1 = pair.has(0), steps = pair_steps(p.source[0]);
+        for (int step = 0; step < steps; ++step) producer.load_patches(tile, p.source[0], step, both, {d1, d1 + 1});
+        for (int step = 0; step < steps; ++step) {
+            producer.load_newer(tile, p.source[0], step, each);
+            producer.load_patches(tile, p.source[0], step, each, {0, 0});
+        }
+        if (any->slot[SHORTCUT_TERM] < 0) return;
+        for (int step = 0; step < pair_steps(p.source[1]); ++step)
+            producer.load_patches(tile, p.source[1], step, each, {SHORTCUT_TERM, SHORTCUT_TERM});
+    });
+}
+
+/// The warps that transform patches in shared memory. A unit has the same place in every patch.
+struct PairTransform {
+    PairShared& shared;
+    int thread, units;
+    PipelineState<PairShared::PATCH_STAGES> patches = {};
+    PipelineState<1> newer = {};
+
+    template <class Op>
+    static __device__ __forceinline__ uint4 zip(uint4 x, uint4 y, Op op) {
+        return make_uint4(op(x.x, y.x), op(x.y, y.y), op(x.z, y.z), op(x.w, y.w));
+    }
+
+    /// Calls `transform(x, y)` for each unit of the two patches of the next stage.
+    template <class Transform>
+    __device__ __forceinline__ void next_stage(Transform transform) {
+        const int stage = patches.stage;
+        mbarrier_wait(smem_address(&shared.patch_loaded[stage]), patches.parity);
+        uint4* const x = reinterpret_cast<uint4*>(shared.patch[stage][0]);
+        uint4* const y = reinterpret_cast<uint4*>(shared.patch[stage][1]);
+#pragma unroll 2
+        for (int at = thread; at < units; at += 32 * TRANSFORMING_WARPS) transform(at, x[at], y[at]);
+        // What this warp wrote is visible to the products from here on.
+        fence_async_proxy();
+        __syncwarp();
+        if (thread % 32 == 0) mbarrier_arrive(smem_address(&shared.patch_ready[stage]));
+        patches.advance();
+    }
+
+    /// d1 + d2 and d2 - d1.
+    __device__ __forceinline__ void sum_and_difference() {
+        next_stage([&](int, uint4& x, uint4& y) {
+            const uint4 d1 = x, d2 = y;
+            x = zip(d1, d2, add2);
+            y = zip(d2, d1, subtract2);
+        });
+    }
+
+    /// d0 - d2 and d1 - d3.
+    __device__ __forceinline__ void differences() {
+        mbarrier_wait(smem_address(&shared.newer_loaded), newer.parity);
+        const uint4* const d2 = reinterpret_cast<const uint4*>(shared.newer[0]);
+        const uint4* const d3 = reinterpret_cast<const uint4*>(shared.newer[1]);
+        next_stage([&](int at, uint4& x, uint4& y) {
+            x = zip(x, d2[at], subtract2);
+            y = zip(y, d3[at], subtract2);
+        });
+        if (thread % 32 == 0) mbarrier_arrive(smem_address(&shared.newer_empty));
+        newer.advance();
+    }
+
+    __device__ __forceinline__ void pass() {
+        next_stage([](int, uint4&, uint4&) {});
+    }
+};
+
+__device__ __forceinline__ void transform_patches(const ConvParams& p, PairShared& shared, int thread) {
+    PairTransform transform = {shared, thread, p.source[0].patch_bytes / UNIT_BYTES};
+    for_each_pair_tile(p, [&](const Tile& tile) {
+        const int steps = pair_steps(p.source[0]);
+        for (int step = 0; step < steps; ++step) transform.sum_and_difference();
+        for (int step = 0; step < steps; ++step) transform.differences();
+        if (FramePair(p, tile).any().slot[SHORTCUT_TERM] < 0) return;
+        for (int step = 0; step < pair_steps(p.source[1]); ++step) transform.pass();
+    });
+}
+
+/// The thread that loads weights.
+struct PairWeightProducer {
+    PairShared& shared;
+    PipelineState<PairShared::WEIGHT_STAGES> pipe = {};
+
+    /// Waits until the stage is free, and calls `load(to, full)` to fill it.
+    template <class Load>
+    __device__ __forceinline__ void fill(u32 bytes, Load load) {
+        mbarrier_wait(smem_address(&shared.weights_empty[pipe.stage]), pipe.parity ^ 1);
+        const u32 full = smem_address(&shared.weights_full[pipe.stage]);
+        mbarrier_arrive_expect_tx(full, bytes);
+        load(smem_address(shared.weights[pipe.stage]), full);
+        pipe.advance();
+    }
+
+    /// `bytes` of a tile, from `first` on. Each block of a cluster loads its share for all of them.
+    __device__ __forceinline__ void load_tile(const u8* tile, u32 first, u32 bytes) {
+        const u32 offset = first + cluster_rank() * (bytes / PAIR_CLUSTER);
+        fill(bytes, [&](u32 to, u32 full) {
+            bulk_load_multicast(to + offset, tile + offset, bytes / PAIR_CLUSTER, full, (1 << PAIR_CLUSTER) - 1);
+        });
+    }
+};
+
+/// Weights of a tile, then its residual.
+__device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairShared& shared) {
+    PairWeightProducer producer = {shared};
+    for_each_pair_tile(p, [&](const Tile& tile) {
+        const FramePair pair(p, tile);
+        const Source& source = p.source[0];
+        const int tiles = pair_steps(source) * source.taps;
+        const u32 first = pair.has(0) ? 0 : SLAB_TILE_BYTES;
+        const u32 bytes = pair.has(0) && pair.has(1) ? WEIGHT_TILE_BYTES : SLAB_TILE_BYTES;
+        for (int half = 0; half < 2; ++half) {
+            const u8* from = weight_tiles(p, source, false, 2 * half, tile) +
+                             static_cast<i64>(tile.channel_tile) * source.k_blocks * source.taps * WEIGHT_TILE_BYTES;
+#pragma unroll 1
+            for (int i = 0; i < tiles; ++i)
+                producer.load_tile(from + static_cast<i64>(i) * WEIGHT_TILE_BYTES, half ? first : 0,
+                                   half ? bytes : WEIGHT_TILE_BYTES);
+        }
+        if (pair.any().slot[SHORTCUT_TERM] >= 0) {
+            const u8* from = weight_tiles(p, p.source[1], true, 0, tile);
+            for (int step = 0; step < pair_steps(p.source[1]); ++step)
+                producer.load_tile(from + step / 2 * WEIGHT_TILE_BYTES, 0, WEIGHT_TILE_BYTES);
+        }
+#pragma unroll 1
+        for (int box = 0; box < RESIDUAL_BOXES; ++box) {
+            const int slot = pair.frame[box / 2].residual;
+            if (slot < 0) continue;
+            producer.fill(WEIGHT_TILE_BYTES, [&](u32 to, u32 full) {
+                tma_load_4d(to, &p.residual_map, tile.channel_tile * TILE_CHANNELS + box % 2 * K_BLOCK, tile.x, tile.y,
+                            slot, full);
+            });
+        }
+    });
+}
+
+/// The consumer's side of both pipelines.
+struct PairMainloop {
+    PairShared& shared;
+    int group, lane;
+    PipelineState<PairShared::PATCH_STAGES> patches = {};
+    PipelineState<PairShared::WEIGHT_STAGES> weights = {};
+    // `empty` barriers to arrive at once the products in flight have read the stage.
+    u32 used_weights = 0, used_patch = 0;
+    // The next tap in the patch, and how to go on from it.
+    u64 a = 0;
+    int taps = 0, col = 0, cols = 0, next_row = 0;
+
+    __device__ __forceinline__ void enter_patch(const Source& source) {
+        const u32 patch = smem_address(shared.patch[patches.stage][0]) + group * BLOCK_COLS * PAIR_ROW_BYTES;
+        a = matrix_at(matrix_descriptor<PAIR_ROW_BYTES>(source.pitch * PAIR_ROW_BYTES), patch);
+        taps = source.taps, cols = source.plane[0].cols, col = 0;
+        next_row = (source.pitch - cols) * (PAIR_ROW_BYTES / 16);
+        mbarrier_wait(smem_address(&shared.patch_ready[patches.stage]), patches.parity);
+    }
+
+    /// Adds the products of a tap to the sum of each frame that is there. Those of the tap before may be in flight
+    /// until then. `ROW`: bytes of an output channel in the tile of weights. `b0`, `b1`: where the weights of each sum
+    /// begin in it.
+    template <bool FIRST, bool SECOND, int ROW>
+    __device__ __forceinline__ void add_tap(int scale_d, int b0, int b1, float (&acc)[2][1][64]) {
+        const u64 b = matrix_at(matrix_descriptor<ROW>(8 * ROW), smem_address(shared.weights[weights.stage]));
+        constexpr int SECOND_PATCH = PairShared::PATCH_BYTES / 16;
+        mbarrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
+        wgmma_fence();
+#pragma unroll
+        for (int k = 0; k < PAIR_CHANNELS / 16; ++k) {
+            if (FIRST) wgmma_m64n128k16(acc[0][0], a + 2 * k, b + b0 + 2 * k, scale_d);
+            if (SECOND) wgmma_m64n128k16(acc[1][0], a + SECOND_PATCH + 2 * k, b + b1 + 2 * k, scale_d);
+            scale_d = 1;
+        }
+        wgmma_commit();
+        wgmma_wait<1>();
+        release_used();
+        used_weights = smem_address(&shared.weights_empty[weights.stage]);
+        weights.advance();
+        a += PAIR_ROW_BYTES / 16;
+        if (++col == cols) col = 0, a += next_row;
+        if (--taps > 0) return;
+        used_patch = smem_address(&shared.patch_empty[patches.stage]);
+        patches.advance();
+    }
+
+    __device__ __forceinline__ void release_used() {
+        if (used_weights) PairShared::release_weights(used_weights, lane);
+        if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
+        used_weights = used_patch = 0;
+    }
+
+    /// Waits for all products.
+    __device__ __forceinline__ void drain() {
+        wgmma_wait<0>();
+        release_used();
+    }
+
+    /// All taps of all patches. The first tap stands before the loop over the others: accumulators that plain instructions wrote must not meet
+    /// products in flight at the head of a loop (C7515).
+    template <bool FIRST, bool SECOND, bool OVERWRITE>
+    __device__ __forceinline__ void add_patches(const Source& source, float (&acc)[2][1][64]) {
+        int steps = pair_steps(source);
+        const auto next_tap = [&](int scale_d) {
+            if (taps == 0) {
+                enter_patch(source);
+                --steps;
+            }
+            add_tap<FIRST, SECOND, PAIR_ROW_BYTES>(scale_d, 0, SLAB_TILE_BYTES / 16, acc);
+        };
+        next_tap(OVERWRITE ? 0 : 1);
+#pragma unroll 1
+        while (taps > 0 || steps > 0) next_tap(1);
+    }
+
+    /// The shortcut: one tap, and the same weights for both frames. A tile of weights has the channels of two steps.
+    template <bool FIRST, bool SECOND>
+    __device__ __forceinline__ void add_shortcut(const Source& source, float (&acc)[2][1][64]) {
+#pragma unroll 1
+        for (int step = 0; step < pair_steps(source); ++step) {
+            enter_patch(source);
+            const int b = step % 2 * (PAIR_ROW_BYTES / 16);
+            add_tap<FIRST, SECOND, ROW_BYTES>(1, b, b, acc);
+        }
+    }
+
+    template <bool FIRST, bool SECOND>
+    __device__ __forceinline__ void add_own_terms(const ConvParams& p, bool shortcut, float (&acc)[2][1][64]) {
+        add_patches<FIRST, SECOND, false>(p.source[0], acc);
+        if (shortcut) add_shortcut<FIRST, SECOND>(p.source[1], acc);
+        drain();
+    }
+
+    /// The sums of a tile.
+    __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, float (&acc)[2][1][64]) {
+        add_patches<true, true, true>(p.source[0], acc);
+        drain();
+#pragma unroll
+        for (int e = 0; e < 64; ++e) sum_and_difference(acc[0][0][e], acc[1][0][e]);
+        const bool shortcut = pair.any().slot[SHORTCUT_TERM] >= 0;
+        if (pair.has(0) && pair.has(1)) add_own_terms<true, true>(p, shortcut, acc);
+        else if (pair.has(0)) add_own_terms<true, false>(p, shortcut, acc);
+        else add_own_terms<false, true>(p, shortcut, acc);
+    }
+};

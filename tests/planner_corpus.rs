@@ -91,7 +91,7 @@ fn corpus() -> String {
     let mut table = String::new();
     // Also with products 1.5 times as fast: copies then hide less.
     for faster in [1.0, 1.5] {
-        let profile = device_profile(Rates { products: H200.products * faster, ..H200 });
+        let profile = device_profile(Rates { products: H200.products * faster, ..H200 }, false);
         let target = Target::new(profile, &sizes, config.groups);
         for direction in [Direction::Encode, Direction::Decode] {
             let network = Arc::new(Network::new(&config, direction));

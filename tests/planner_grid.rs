@@ -107,7 +107,7 @@ fn devices() -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let gpu = CudaSizes { precision: Precision::Fp16 };
     let profile = cpu.profile();
-    [Device { profile, sizes: Box::new(cpu) }, Device { profile: device_profile(H200), sizes: Box::new(gpu) }]
+    [Device { profile, sizes: Box::new(cpu) }, Device { profile: device_profile(H200, false), sizes: Box::new(gpu) }]
 }
 
 /// The hard ones first, then random ones.

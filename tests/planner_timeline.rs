@@ -135,7 +135,7 @@ mod pictures {
         let config = published();
         let network = Arc::new(Network::new(&config, direction));
         let sizes = CudaSizes { precision: Precision::Fp16 };
-        let target = Target::new(device_profile(H200), &sizes, config.groups);
+        let target = Target::new(device_profile(H200, false), &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline = plan.timeline((limit, HOST_BYTES), &target).json("NVIDIA H200");

@@ -62,10 +62,7 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let checkpoint = Checkpoint::open(&path)?;
         let backend = Arc::new(make(&settings)?);
-        let coder =
-            |direction| Coder { network: Arc::new(Network::new(checkpoint.config(), direction)), weights: None };
-        let coders = Direction::ALL.map(coder);
-        check_networks(&*backend, &coders)?;
+        let coders = networks(&*backend, checkpoint.config())?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
             model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
@@ -221,12 +218,17 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
     ));
 }
 
-/// Whether a backend can run the networks. Checked early, so that no run fails half-way.
-fn check_networks<B: Backend>(backend: &B, coders: &[Coder<B>; 2]) -> Result<()> {
-    coders.iter().try_for_each(|Coder { network, .. }| {
+/// Encoder and decoder in the form that the backend computes. Fails if it cannot.
+fn networks<B: Backend>(backend: &B, config: &Config) -> Result<[Arc<Network>; 2]> {
+    let networks = Direction::ALL.map(|direction| {
+        let network = Network::new(config, direction);
+        Arc::new(if backend.profile().pairs.is_some() { network.with_pairs() } else { network })
+    });
+    for network in &networks {
         let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
-        backend.check_layers(&layouts, &network.attention_channels())
-    })
+        backend.check_layers(&layouts, &network.attention_channels())?;
+    }
+    Ok(networks)
 }
 
 impl<B: Backend> DeviceSession for Engine<B> {
@@ -261,13 +263,15 @@ impl<B: Backend> Session for Engine<B> {
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
         if backend_of(&settings) != backend_of(&self.settings) {
             let backend = Arc::new((self.make)(&settings)?);
-            check_networks(&*backend, &self.coders)?;
+            let networks = networks(&*backend, self.config())?;
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             if backend.precision() != self.backend.precision() {
                 self.drop_weights();
             }
             self.backend = backend;
+            self.coders.iter_mut().zip(networks).for_each(|(coder, network)| coder.network = network);
+            *self.planned.lock() = None;
             self.tell_idle();
         }
         self.settings = settings;

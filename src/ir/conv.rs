@@ -79,6 +79,9 @@ pub struct ConvLayout {
     pub biases: u64,
     /// Groups of the prologue's norm and of the statistics of the output.
     pub groups: u64,
+    /// True if pairs of output frames share products. Slabs 0 to 3 and terms are then those of `Time::Paired` in
+    /// `model/causal.rs`.
+    pub pairs: bool,
 }
 
 impl ConvLayout {

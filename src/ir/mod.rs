@@ -22,7 +22,7 @@ pub use op::{
     AttentionOp, BandContents, BandedConvOp, BandedFrame, BlendOp, ConvFrame, ConvOp, FetchOp, FetchedWeights, LoadOp,
     NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,
 };
-pub use profile::{DeviceProfile, GivenRates, PartialSumsSize, Rates, Sizes};
+pub use profile::{DeviceProfile, GivenRates, PairCosts, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};

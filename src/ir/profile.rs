@@ -43,6 +43,13 @@ impl GivenRates {
     }
 }
 
+/// Time of a frame of a pair, as a multiple of what two of its three products take.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PairCosts {
+    pub together: f64,
+    pub alone: f64,
+}
+
 /// The facts about a device that do not depend on shapes. Made by a backend, read by the planner.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DeviceProfile {
@@ -55,6 +62,8 @@ pub struct DeviceProfile {
     pub column_step: u64,
     /// True if convolutions normalise their input themselves. If false, a norm operation precedes them.
     pub fuses_norm: bool,
+    /// Whether convolutions behind norms compute pairs of frames: see `Time::Paired` in `model/causal.rs`.
+    pub pairs: Option<PairCosts>,
     /// True if a convolution may write its output over its residual.
     pub adds_in_place: bool,
     /// True if frames and weights can be offloaded to host memory, and convolutions run in bands.

@@ -13,6 +13,15 @@ pub enum Time {
     Still,
     /// Kernel 3: a frame reads itself and the two before it.
     Causal,
+    /// The same by Winograd F(2,3) in time: frames 2k + 1 and 2k + 2 share products. With g0 to g2 the taps, and d0 to
+    /// d3 the input frames of both, oldest first:
+    ///
+    ///     shared: m1 = (g0 + g1 + g2)/2 (d1 + d2)    m2 = (g0 - g1 + g2)/2 (d2 - d1)
+    ///     first frame: m1 + m2 + g0 (d0 - d2)        second frame: m1 - m2 - g2 (d1 - d3)
+    ///
+    /// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames'
+    /// numbers in the clip, and either frame can be computed alone with the same products.
+    Paired,
     /// Kernel 3, stride 2: output f reads inputs 2f - 2, 2f - 1 and 2f.
     Halve,
     /// Kernel 3 after an unfolding of one frame into two: input t becomes frames 2t - 1 and 2t, and input 0 becomes
@@ -21,6 +30,11 @@ pub enum Time {
 }
 
 const CAUSAL: [&[Product]; 5] = [&[(0, 0)], &[(1, 0)], &[(2, 0)], &[(0, 0), (1, 0)], &[(0, 0), (1, 0), (2, 0)]];
+const PAIRED: [&[Product]; 5] = [CAUSAL[4], CAUSAL[4], CAUSAL[0], CAUSAL[2], CAUSAL[4]];
+const PAIRED_FACTORS: [&[f64]; 5] = [&[0.5, 0.5, 0.5], &[0.5, -0.5, 0.5], &[1.0], &[-1.0], ONES];
+const ONES: &[f64] = &[1.0; 3];
+/// The slabs that every pair needs.
+const PAIR_SLABS: u8 = 4;
 const HALVE: [&[Product]; 4] = [CAUSAL[0], CAUSAL[1], CAUSAL[2], CAUSAL[4]];
 const DOUBLE: [&[Product]; 7] = [
     &[(0, 0), (1, 1)],         // odd frame 2t - 1, from input t - 1
@@ -65,16 +79,30 @@ impl Time {
         match self {
             Time::Still => &CAUSAL[..1],
             Time::Causal => &CAUSAL,
+            Time::Paired => &PAIRED,
             Time::Halve => &HALVE,
             Time::Double => &DOUBLE,
         }
+    }
+
+    /// What each product of a slab is multiplied by.
+    pub fn factors(self, slab: usize) -> &'static [f64] {
+        match self {
+            Time::Paired => PAIRED_FACTORS[slab],
+            _ => &ONES[..self.slabs()[slab].len()],
+        }
+    }
+
+    /// How many of the first slabs the frames need whose last slab is `slab`.
+    pub fn slabs_up_to(self, slab: u8) -> u64 {
+        u64::from(if self == Time::Paired { PAIR_SLABS.max(slab + 1) } else { slab + 1 })
     }
 
     /// The products that each bias vector sums the 1x1x1 bias of.
     pub fn biases(self) -> &'static [&'static [Product]] {
         match self {
             Time::Still => &CAUSAL[..1],
-            Time::Causal | Time::Halve => &DOUBLE_BIASES[2..3],
+            Time::Causal | Time::Paired | Time::Halve => &DOUBLE_BIASES[2..3],
             Time::Double => &DOUBLE_BIASES,
         }
     }
@@ -86,6 +114,9 @@ impl Time {
             (Time::Causal, 0) => Recipe::new(&[(0, 4)], 0),
             (Time::Causal, 1) => Recipe::new(&[(0, 3), (1, 2)], 0),
             (Time::Causal, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 2)], 0),
+            (Time::Paired, 0) => Recipe::new(&[(0, 4)], 0),
+            (Time::Paired, _) if f % 2 == 1 => Recipe::new(&[(f.saturating_sub(2), 2), (f - 1, 0), (f, 1)], 0),
+            (Time::Paired, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 3)], 0),
             (Time::Halve, 0) => Recipe::new(&[(0, 3)], 0),
             (Time::Halve, _) => Recipe::new(&[(2 * f - 2, 0), (2 * f - 1, 1), (2 * f, 2)], 0),
             (Time::Double, 0) => Recipe::new(&[(0, 6)], 2),
@@ -108,7 +139,7 @@ impl Time {
     /// Output frames that `inputs` input frames suffice for.
     pub fn outputs(self, inputs: u64) -> u64 {
         match self {
-            Time::Still | Time::Causal => inputs,
+            Time::Still | Time::Causal | Time::Paired => inputs,
             Time::Halve => inputs.div_ceil(2),
             Time::Double => (2 * inputs).saturating_sub(1),
         }
@@ -161,9 +192,32 @@ mod tests {
         }
     }
 
+    /// Every frame of a pair, from the slabs and the transformed inputs, against the definition.
+    #[test]
+    fn pairs_have_the_sums_of_the_definition() {
+        let taps = [3.0, -5.0, 7.0];
+        let input = |frame: u64| (frame * frame) as f64 + 2.0;
+        let slab = |slab: usize| {
+            let products = Time::Paired.slabs()[slab].iter().zip(Time::Paired.factors(slab));
+            products.map(|((tap, _), factor)| taps[*tap] * factor).sum::<f64>()
+        };
+        for frame in 0..12 {
+            let expected: f64 =
+                history(Time::Causal, frame).iter().zip(taps).map(|((t, _), tap)| input(*t) * tap).sum();
+            let d: Vec<(f64, u8)> = Time::Paired.recipe(frame).terms().iter().map(|(t, s)| (input(*t), *s)).collect();
+            let found = match d[..] {
+                [(x, 4)] => slab(4) * x,
+                [(d0, 2), (d1, 0), (d2, 1)] => slab(0) * (d1 + d2) + slab(1) * (d2 - d1) + slab(2) * (d0 - d2),
+                [(d1, 0), (d2, 1), (d3, 3)] => slab(0) * (d1 + d2) - slab(1) * (d2 - d1) + slab(3) * (d1 - d3),
+                _ => panic!("frame {frame}: {d:?}"),
+            };
+            assert_eq!(found, expected, "frame {frame}");
+        }
+    }
+
     #[test]
     fn outputs_are_those_that_the_inputs_suffice_for() {
-        for time in [Time::Still, Time::Causal, Time::Halve, Time::Double] {
+        for time in [Time::Still, Time::Causal, Time::Paired, Time::Halve, Time::Double] {
             for frame in 0..12 {
                 let newest = time.recipe(frame).terms().last().unwrap().0;
                 assert!(time.outputs(newest + 1) > frame && time.outputs(newest) <= frame, "{time:?} {frame}");

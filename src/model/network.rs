@@ -110,6 +110,26 @@ impl Network {
         }
     }
 
+    /// The same with [`Time::Paired`] in the residual blocks of stages with two or more frames a latent. Their inputs
+    /// are normalised, so sums of two frames stay in the range of a 16-bit float.
+    pub fn with_pairs(mut self) -> Network {
+        let rates = self.later_stage_frames(self.latent_rate());
+        for (stage, _) in self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1) {
+            let residual = stage.blocks.iter().filter(|block| matches!(block, Block::Residual { .. }));
+            for layer in residual.flat_map(Block::layers) {
+                let layer = &mut self.layers[layer];
+                (layer.time, layer.layout.pairs) = (Time::Paired, true);
+                layer.layout.slabs = Time::Paired.slabs().len() as u64;
+            }
+        }
+        self
+    }
+
+    /// Whether frames of a stage share products by pairs.
+    pub fn has_pairs(&self, stage: usize) -> bool {
+        self.stages[stage].blocks.iter().any(|block| self.layers[block.layers()[0]].layout.pairs)
+    }
+
     pub fn input_channels(&self) -> u64 {
         match self.direction {
             Direction::Encode => Config::PIXEL_CHANNELS,
@@ -288,6 +308,7 @@ impl Network {
             shortcut: None,
             biases: time.biases().len() as u64,
             groups: self.config.groups,
+            pairs: false,
         }
     }
 

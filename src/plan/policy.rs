@@ -100,7 +100,9 @@ impl SchedulePolicy {
 /// in bands.
 pub fn can_offload_cache(layer: &Layer) -> bool {
     let layout = &layer.layout;
-    layer.time == Time::Causal && layout.window == Window::Same && layout.prologue != Prologue::None
+    matches!(layer.time, Time::Causal | Time::Paired)
+        && layout.window == Window::Same
+        && layout.prologue != Prologue::None
 }
 
 /// The layer of a stage whose cache can be recomputed: it reads only the head's output, and the head expands its input.

@@ -181,6 +181,7 @@ impl Backend for Cpu {
             chunk_frames: 8,
             column_step: 1,
             fuses_norm: true,
+            pairs: None,
             adds_in_place: false,
             offloads: false,
             block_granularity: 1,

@@ -250,7 +250,7 @@ impl Backend for Cuda {
     }
 
     fn profile(&self) -> DeviceProfile {
-        profile::device_profile(self.rates)
+        profile::device_profile(self.rates, self.launcher.kernels.conv_wgmma_pair.is_some())
     }
 
     fn sizes(&self) -> &dyn Sizes {

@@ -9,21 +9,25 @@ use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Gpu, Kernel
 use crate::backend::cuda::launch::tiling::{BUSY_PIXELS, CHUNK_FRAMES, COLUMN_STEP};
 use crate::backend::{DeviceAllocator, Precision};
 use crate::error::Result;
-use crate::ir::{DeviceProfile, Rates};
+use crate::ir::{DeviceProfile, PairCosts, Rates};
 
 /// The driver gives memory in whole pages of this size, and counts them as used.
 const DEVICE_PAGE: u64 = 2 << 20;
 /// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
 const HOST_PAGE: (u64, u64) = (4096, 8);
 
-/// The profile of any GPU with these rates. Needs no device.
-pub fn device_profile(rates: Rates) -> DeviceProfile {
+/// Of `conv_wgmma_pair`, measured on an H200.
+const PAIR_COSTS: PairCosts = PairCosts { together: 1.2, alone: 1.95 };
+
+/// The profile of any GPU with these rates. Needs no device. `pairs`: whether its kernels compute pairs of frames.
+pub fn device_profile(rates: Rates, pairs: bool) -> DeviceProfile {
     DeviceProfile {
         rates,
         busy_pixels: BUSY_PIXELS,
         chunk_frames: CHUNK_FRAMES,
         column_step: COLUMN_STEP,
         fuses_norm: false,
+        pairs: pairs.then_some(PAIR_COSTS),
         adds_in_place: true,
         offloads: true,
         block_granularity: DEVICE_PAGE,

@@ -122,6 +122,7 @@ fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout
         shortcut: None,
         biases: 2,
         groups: if cin.is_multiple_of(8) && cout.is_multiple_of(8) { 8 } else { 1 },
+        pairs: false,
     }
 }
 

@@ -53,7 +53,10 @@ impl<'a> LayerWeights<'a> {
                 }
             }
             _ if slab == self.layout.slabs => taps::transpose(&self.weights[1].weight, 1.0, into, cout),
-            _ => taps::sum(&self.weights[0].weight, &taps_of(self.products(slab)), into),
+            _ => {
+                let taps = taps_of(self.products(slab), self.time.factors(slab as usize));
+                taps::sum(&self.weights[0].weight, &taps, into);
+            }
         }
         Ok(())
     }

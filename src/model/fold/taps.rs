@@ -34,14 +34,14 @@ pub(super) struct WeightAndBias<'a> {
     pub bias: FileTensor<'a>,
 }
 
-/// The temporal taps of products.
-pub(super) fn taps_of(products: &[Product]) -> Vec<usize> {
-    products.iter().map(|(tap, _)| *tap).collect()
+/// The temporal taps of products, and what each is multiplied by.
+pub(super) fn taps_of(products: &[Product], factors: &[f64]) -> Vec<(usize, f64)> {
+    products.iter().zip(factors).map(|((tap, _), factor)| (*tap, *factor)).collect()
 }
 
 /// A slab of a convolution without a folded 1x1x1: the sum over the temporal `taps` of `weight` [cout, cin, depth,
 /// height, width], in the order tap row, tap column, input channel, output channel.
-pub(super) fn sum<T: Rounded>(weight: &FileTensor, taps: &[usize], into: &mut [T]) {
+pub(super) fn sum<T: Rounded>(weight: &FileTensor, taps: &[(usize, f64)], into: &mut [T]) {
     let shape: Vec<usize> = weight.shape.iter().map(|dim| *dim as usize).collect();
     let &[cout, cin, depth, height, width] = shape.as_slice() else {
         unreachable!("a convolution's weight has five dimensions");
@@ -80,8 +80,8 @@ pub(super) fn sum<T: Rounded>(weight: &FileTensor, taps: &[usize], into: &mut [T
 }
 
 /// Element c of `row` becomes the sum over taps of the value at `start + c * run + tap * area`.
-fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[usize], area: usize, row: &mut [T]) {
-    let at = |c: usize, tap: usize| f64::from(values[start + c * run + tap * area]);
+fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[(usize, f64)], area: usize, row: &mut [T]) {
+    let at = |c: usize, (tap, factor): (usize, f64)| f64::from(values[start + c * run + tap * area]) * factor;
     match *taps {
         [tap] => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(at(c, tap))),
         _ => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(taps.iter().map(|tap| at(c, *tap)).sum())),

@@ -87,6 +87,20 @@ fn unfold(checkpoint: &Checkpoint, name: &str, x: &PlainClip, frames: usize) -> 
 /// Slabs, and biases.
 type Folded = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 
+/// The slabs of an output frame, and the sum of input frames that each is applied to.
+fn slab_inputs(layer: &Layer, frame: u64) -> Vec<(u8, Vec<(u64, f64)>)> {
+    let terms = layer.time.recipe(frame).terms().to_vec();
+    match (layer.layout.pairs, &terms[..]) {
+        (true, &[(d0, 2), (d1, 0), (d2, 1)]) => {
+            vec![(0, vec![(d1, 1.0), (d2, 1.0)]), (1, vec![(d2, 1.0), (d1, -1.0)]), (2, vec![(d0, 1.0), (d2, -1.0)])]
+        }
+        (true, &[(d1, 0), (d2, 1), (d3, 3)]) => {
+            vec![(0, vec![(d1, 1.0), (d2, 1.0)]), (1, vec![(d1, 1.0), (d2, -1.0)]), (3, vec![(d1, 1.0), (d3, -1.0)])]
+        }
+        _ => terms.into_iter().map(|(frame, slab)| (slab, vec![(frame, 1.0)])).collect(),
+    }
+}
+
 /// Applies slabs and biases as [`ConvLayout`] describes them. A shortcut reads `x` too.
 fn apply(layer: &Layer, (slabs, biases): &Folded, x: &PlainClip, size: [usize; 4]) -> PlainClip {
     let ConvLayout { cin, cout, window, .. } = layer.layout;
@@ -105,10 +119,11 @@ fn apply(layer: &Layer, (slabs, biases): &Folded, x: &PlainClip, size: [usize; 4
             }
         };
         let mut sum = biases[usize::from(recipe.bias)][(phase * 4 + edge) * cout + co];
-        for (frame, slab) in recipe.terms() {
+        for (slab, inputs) in slab_inputs(layer, t as u64) {
             each([1, side, side, cin], |_, i, j, ci| {
-                let weight = slabs[usize::from(*slab)][(((phase * side + i) * side + j) * cin + ci) * cout + co];
-                sum += weight * x.at(*frame as usize, origin[0] + i as isize, origin[1] + j as isize, ci);
+                let weight = slabs[usize::from(slab)][(((phase * side + i) * side + j) * cin + ci) * cout + co];
+                let at = |frame: u64| x.at(frame as usize, origin[0] + i as isize, origin[1] + j as isize, ci);
+                sum += weight * inputs.iter().map(|(frame, factor)| at(*frame) * factor).sum::<f64>();
             });
         }
         if let Some(cin) = layer.layout.shortcut {
@@ -170,7 +185,8 @@ fn folded_convolutions_match_their_definition() {
     let checkpoint = checkpoint(&config(), DType::F32);
     let mut seen = Vec::new();
     for direction in Direction::ALL {
-        for layer in Network::new(&config(), direction).layers {
+        let plain = Network::new(&config(), direction);
+        for layer in plain.clone().layers.into_iter().chain(plain.with_pairs().layers) {
             if layer.layout.window == Window::Point {
                 continue;
             }
@@ -202,6 +218,8 @@ fn folded_convolutions_match_their_definition() {
         (Window::Down, Time::Still, false),
         (Window::Same, Time::Causal, false),
         (Window::Same, Time::Causal, true),
+        (Window::Same, Time::Paired, false),
+        (Window::Same, Time::Paired, true),
     ] {
         assert!(seen.contains(&kind), "{kind:?} was not tested");
     }
@@ -249,7 +267,7 @@ fn tap_sums_are_exact_with_threads_and_uneven_sizes() {
     let name = "encoder.mid_block.resnets.0.conv1.weight";
     let (_, weight) = read(&checkpoint, name);
     let mut slab = vec![f64::NAN; 9 * 134 * 134];
-    taps::sum(&checkpoint.tensor(name).unwrap(), &[0, 1], &mut slab);
+    taps::sum(&checkpoint.tensor(name).unwrap(), &[(0, 1.0), (1, 1.0)], &mut slab);
     for (at, found) in slab.iter().enumerate() {
         let (position, ci, co) = (at / (134 * 134), at / 134 % 134, at % 134);
         let kernel = &weight[(co * 134 + ci) * 27..][..27];

@@ -71,7 +71,7 @@ impl<'a> Upsampler<'a> {
         let channels = self.cin;
         let matrix = channels * self.cin;
         let mut conv = reserve::filled("folding", 0.0, KERNEL * KERNEL * channels * self.cout)?;
-        taps::sum(&self.conv.weight, &taps_of(products), &mut conv);
+        taps::sum(&self.conv.weight, &taps_of(products, &[1.0; 3]), &mut conv);
         let mut upscale = reserve::filled("folding", 0.0, PHASES * matrix)?;
         for (phase, into) in upscale.chunks_exact_mut(matrix).enumerate() {
             self.upscale.weight.widen_f64((phase * self.frames + frame) * matrix, into);

@@ -112,7 +112,7 @@ impl CostModel<'_> {
 
     /// The same where the operation's work is known.
     pub fn with_work<L: Location>(&self, op: &Op<L>, work: u64) -> Estimate {
-        let computing = work as f64 / self.target.profile.rates.products;
+        let computing = work as f64 * self.pair_cost(op) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, computing),
             // Bound by its products, or by reading its input where it has few outputs.
@@ -125,6 +125,25 @@ impl CostModel<'_> {
             Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
         };
         Estimate { seconds, moved, waited: 0.0 }
+    }
+
+    /// Pairs share products, but their kernel does fewer in a second; a frame alone shares none.
+    fn pair_cost<L: Location>(&self, op: &Op<L>) -> f64 {
+        let (layout, frames) = match op {
+            Op::Conv(conv) => (&conv.layout, conv.frames.len()),
+            Op::BandedConv(conv) => (&conv.layout, conv.frames.len()),
+            _ => return 1.0,
+        };
+        match self.target.profile.pairs {
+            Some(costs) if layout.pairs => {
+                if frames > 1 {
+                    costs.together
+                } else {
+                    costs.alone
+                }
+            }
+            _ => 1.0,
+        }
     }
 
     /// Bytes from host memory and to it.

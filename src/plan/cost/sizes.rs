@@ -53,7 +53,7 @@ impl<'a> Target<'a> {
     /// A layer's partial sums, if they replace its causal cache.
     pub fn partial_sums(&self, layer: &Layer, input: FrameShape) -> Option<PartialSumsSize> {
         let pending = match layer.time {
-            Time::Causal => 2,
+            Time::Causal | Time::Paired => 2,
             Time::Halve => 1,
             Time::Still | Time::Double => return None,
         };

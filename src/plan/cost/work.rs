@@ -1,14 +1,17 @@
 //! Arithmetic of a job, for progress and estimates: multiplications of the steady state, in the folded network.
 
 use crate::ir::{FrameShape, LayerId, Location, Op, Window};
-use crate::model::{Block, Cone, Network};
+use crate::model::{Block, Cone, Network, Time};
 use crate::plan::spec::ScheduleSpec;
 
 /// Multiplications for one output frame of a layer, away from the start of the clip.
 pub fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
     let layer = &network.layers[layer];
     let layout = &layer.layout;
-    let terms = layer.time.recipe(u64::from(u16::MAX)).terms().len() as u64;
+    let terms = match layer.time {
+        Time::Paired => 2,
+        time => time.recipe(u64::from(u16::MAX)).terms().len() as u64,
+    };
     let shortcut = layout.shortcut.unwrap_or(0) * layout.window.output(input, 1).pixels();
     let taps = layout.window.taps() * layout.cin * terms;
     let pixels = input.pixels() / if layout.window == Window::Down { 4 } else { 1 };

@@ -35,7 +35,7 @@ impl WeightFetcher {
         let time = network.layers[layer].time;
         let recipes = frames.map(|frame| time.recipe(frame));
         let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
-        let slabs = last.map_or(0, |slab| u64::from(slab) + 1);
+        let slabs = last.map_or(0, |slab| time.slabs_up_to(slab));
         let bytes = sizes.weights[layer][slabs as usize];
         let into = FetchedWeights { at: to.arenas.device.take(bytes, SlotKind::Packed), slabs };
         self.fetched.push((layer, into));

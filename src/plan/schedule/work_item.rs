@@ -280,7 +280,12 @@ impl WorkItem {
         let least = if policy.materialised[stage] < chunk { self.least_first_chunk(stage) } else { 1 };
         let offloads = self.network().stages[stage].body().any(|layer| policy.caches[layer].uses_host());
         let made = self.network().stage_frames(self.slice_end)[stage].saturating_sub(first);
-        let incomplete = if offloads && made > 0 { (made - 1) % chunk + 1 } else { chunk };
+        // Frame 0 has no partner. So the first chunk ends at an odd number of frames, and the others have whole pairs.
+        let cuts_pair = chunk > 1 && self.network().has_pairs(stage) && (first + chunk).is_multiple_of(2);
+        let incomplete = match made {
+            1.. if offloads => (made - 1) % chunk + 1,
+            _ => chunk - u64::from(cuts_pair),
+        };
         incomplete.max(least)
     }
 

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::ir::{BandContents, DeviceProfile, LayerId};
+use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
 use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
 use crate::plan::request::Request;
@@ -16,21 +17,35 @@ const SLICE_SHARE: u64 = 8;
 pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<SchedulePolicy>> {
     let network = &request.network;
     let wish = stage_pixels(network, request.input_frame()).into_iter();
-    let wish: Vec<u64> =
-        wish.map(|pixels| profile.busy_pixels.div_ceil(pixels.max(1)).min(profile.chunk_frames)).collect();
+    let wish: Vec<u64> = wish
+        .enumerate()
+        .map(|(stage, pixels)| {
+            let least = if network.has_pairs(stage) { 2 } else { 1 };
+            profile.busy_pixels.div_ceil(pixels.max(1)).clamp(least, profile.chunk_frames)
+        })
+        .collect();
     let (rows, columns) = request.latent();
     let slice = (profile.busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MAX_PLANNED_SLICE);
     let mut policies: Vec<Arc<SchedulePolicy>> = Vec::new();
     for cap in [profile.chunk_frames, 4, 2, 1] {
         let slice = request.slice.unwrap_or(slice.min(cap)) * network.latent_rate();
         let most = request.chunk.unwrap_or(cap).min(cap);
-        let chunks = wish.iter().map(|wish| (*wish).min(most)).collect();
+        let chunks = whole_pairs(network, wish.iter().map(|wish| (*wish).min(most)));
         let policy = Arc::new(SchedulePolicy::resident(network, slice, chunks));
         if !policies.contains(&policy) {
             policies.push(policy);
         }
     }
     policies
+}
+
+/// Chunks of whole pairs in stages whose frames share products. Single frames stay: they take the least memory.
+fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
+    let whole = |(stage, chunk): (usize, u64)| match chunk > 1 && network.has_pairs(stage) {
+        true => chunk / 2 * 2,
+        false => chunk,
+    };
+    chunks.enumerate().map(whole).collect()
 }
 
 /// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of
@@ -57,7 +72,8 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
             };
             // No more than a slice brings.
             let chunks = pixels.iter().zip(network.later_stage_frames(slice));
-            let chunks: Vec<u64> = chunks.map(|(pixels, frames)| chunk(pixels).clamp(1, allowed.min(frames))).collect();
+            let chunks = chunks.map(|(pixels, frames)| chunk(pixels).clamp(1, allowed.min(frames)));
+            let chunks = whole_pairs(network, chunks);
             // Or no more at a quarter of the resolution than the chunks at half of it feed, so that none are queued.
             let mut matched = chunks.clone();
             if let [Some(half), Some(quarter)] = [4, 16].map(|share| pixels.iter().position(|p| p * share == largest)) {

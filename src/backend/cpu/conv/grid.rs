@@ -249,7 +249,7 @@ mod tests {
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
         let prologue = Prologue::NormSilu;
-        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1 }
+        ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 1, groups: 1, pairs: false }
     }
 
     #[test]

@@ -257,5 +257,5 @@ impl ConvCase {
 }
 
 pub(super) fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {
-    ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 2, groups: 1 }
+    ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut: None, biases: 2, groups: 1, pairs: false }
 }

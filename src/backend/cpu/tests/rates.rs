@@ -116,7 +116,8 @@ fn rates_of_layer_classes() {
                 continue;
             }
             let prologue = if window == Window::Up { Prologue::None } else { Prologue::NormSilu };
-            let layout = ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut, biases: 1, groups: 1 };
+            let layout =
+                ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut, biases: 1, groups: 1, pairs: false };
             let input = FrameShape::new(height, width, cin);
             let output = window.output(input, cout);
             let products = products_per_pixel(&layout, precision);

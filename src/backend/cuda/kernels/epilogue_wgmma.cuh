@@ -178,6 +178,8 @@ struct EpilogueWgmma {
                 const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
                 tma_store_5d(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, frame.out, out);
             }
+            // Also where there is nothing to store: what may be in flight is counted in groups.
+            if (storing_thread) tma_store_commit();
             if (moments) {
 #pragma unroll
                 for (int g = 0; g < 2; ++g) reduce_moments(x[g], valid, lane, 16 * half + 8 * g, moments[warp]);

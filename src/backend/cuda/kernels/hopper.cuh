@@ -94,10 +94,12 @@ __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, in
         "cp.async.bulk.tensor.5d.global.shared::cta.tile.bulk_group [%0, {%1, %2, %3, %4, %5}], [%6];" ::"l"(map),
         "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"(from)
         : "memory");
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 }
 
-/// Waits until all but the last `PENDING` TMA stores of this thread have read their shared memory.
+/// Ends a group of TMA stores, which may be empty.
+__device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+/// Waits until all but the last `PENDING` groups of TMA stores of this thread have read their shared memory.
 template <int PENDING = 0>
 __device__ __forceinline__ void tma_store_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");

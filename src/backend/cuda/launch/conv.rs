@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder};
+use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder, LaunchedFrames};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
@@ -28,6 +28,7 @@ impl Launcher {
         grid: FrameShape,
         rows: &Range<u64>,
         next: Prologue,
+        pairs: bool,
     ) -> Result<ConvVariant> {
         let (kernels, sizes) = (&self.kernels, self.sizes);
         // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
@@ -43,6 +44,12 @@ impl Launcher {
             }
             _ if next != Prologue::None => {
                 return Err(Error::Internal("a convolution of many channels cannot normalise its output".into()));
+            }
+            _ if pairs => {
+                let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
+                let kernel = kernels.conv_wgmma_pair.ok_or_else(missing)?;
+                let tile = tiling::CONV_PAIR_TILE;
+                ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
             (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
             // Its epilogue stores a K block of a phase's channels at a time.
@@ -74,7 +81,8 @@ impl Launcher {
         self.statistics((conv.layout, conv.input, conv.statistics), &params, &statistics)
     }
 
-    /// A band, without the statistics, which need all bands.
+    /// A band, without the statistics, which need all bands. Returns the parameters of a launch: what the statistics need
+    /// of them is the same in all.
     pub fn conv_band(
         &self,
         block: &DeviceBlock,
@@ -83,10 +91,26 @@ impl Launcher {
         frames: &[ConvFrame<Offsets>],
         band: &ConvBand,
     ) -> Result<ConvParams> {
+        let mut params = ConvParams::default();
+        for launched in LaunchedFrames::of(conv.layout, frames) {
+            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
+        }
+        Ok(params)
+    }
+
+    fn launch_conv(
+        &self,
+        block: &DeviceBlock,
+        weights: &WeightPointers,
+        conv: &ConvLaunch,
+        (frames, launched): (&[ConvFrame<Offsets>], &LaunchedFrames),
+        band: &ConvBand,
+    ) -> Result<ConvParams> {
         let (layout, grid) = (conv.layout, tiling::tile_grid(conv.layout, conv.input));
-        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue())?;
+        let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_pairs())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
-        let mut params = ConvParamsBuilder { sizes, block, weights, conv, frames, band, tile, tensor_maps }.build()?;
+        let builder = ConvParamsBuilder { sizes, block, weights, conv, frames, band, launched, tile, tensor_maps };
+        let mut params = builder.build()?;
         let rows = params.tiles_y * params.frames * params.channel_tiles;
         let gpu = &self.context.gpu;
         let tiles = match ConvKernel::of(layout)? {
@@ -97,7 +121,14 @@ impl Launcher {
             }
             _ => (params.tiles_x * rows * params.phases) as u32,
         };
-        let blocks = if variant.wgmma { tiles.min(gpu.multiprocessors) } else { tiles };
+        let blocks = match launched {
+            LaunchedFrames::Pairs(_) => {
+                let cluster = tiling::CONV_PAIR_CLUSTER;
+                tiles.min(gpu.multiprocessors / cluster) * cluster
+            }
+            LaunchedFrames::Single(_) if variant.wgmma => tiles.min(gpu.multiprocessors),
+            LaunchedFrames::Single(_) => tiles,
+        };
         // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
         // freeing either waits for the streams.
         unsafe {

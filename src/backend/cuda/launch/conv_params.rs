@@ -9,8 +9,8 @@ use super::params::{
     ConvParams, FrameParams, FramePart, HOST, MAIN, Plane, RESIDENT, SHORTCUT, SHORTCUT_TERM, SourceParams,
 };
 use super::sizes::CudaSizes;
-use super::tensor_map::{output_map, patch_map, residual_map};
-use super::tiling;
+use super::tensor_map::{Swizzle, output_map, patch_map, residual_map};
+use super::tiling::{self, MAX_FRAMES};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -74,6 +74,64 @@ impl SplitFrames<'_> {
     }
 }
 
+/// Frames of an operation that one launch computes, by their indices.
+pub enum LaunchedFrames {
+    Single(Vec<usize>),
+    /// The first and the second frame of each pair, if they are there.
+    Pairs(Vec<[Option<usize>; 2]>),
+}
+
+impl LaunchedFrames {
+    /// The launches of an operation. A frame of a pair has three terms; its own slab is 2 or 3.
+    pub fn of(layout: &ConvLayout, frames: &[ConvFrame<Offsets>]) -> Vec<LaunchedFrames> {
+        let own_slab = |index: usize, term: usize| frames[index].terms.get(term).map(|term| term.slab);
+        let is_first = |index: usize| layout.pairs && own_slab(index, 0) == Some(2);
+        let is_second = |index: usize| layout.pairs && own_slab(index, 2) == Some(3);
+        let (mut single, mut pairs) = (Vec::new(), Vec::<[Option<usize>; 2]>::new());
+        for index in 0..frames.len() {
+            if is_first(index) {
+                pairs.push([Some(index), None]);
+            } else if !is_second(index) {
+                single.push(index);
+            } else {
+                let shares = |first: usize| frames[first].terms[1..3].iter().map(|term| term.frame);
+                let is_partner =
+                    |first: usize| shares(first).eq(frames[index].terms[..2].iter().map(|term| term.frame));
+                match pairs.last_mut() {
+                    Some([Some(first), second @ None]) if is_partner(*first) => *second = Some(index),
+                    _ => pairs.push([None, Some(index)]),
+                }
+            }
+        }
+        let mut launches: Vec<LaunchedFrames> = Vec::new();
+        if !single.is_empty() {
+            launches.push(LaunchedFrames::Single(single));
+        }
+        launches.extend(pairs.chunks(MAX_FRAMES / 2).map(|pairs| LaunchedFrames::Pairs(pairs.to_vec())));
+        launches
+    }
+
+    pub fn is_pairs(&self) -> bool {
+        matches!(self, LaunchedFrames::Pairs(_))
+    }
+
+    /// By their place in [`ConvParams::frame`].
+    fn places(&self) -> Vec<Option<usize>> {
+        match self {
+            LaunchedFrames::Single(frames) => frames.iter().copied().map(Some).collect(),
+            LaunchedFrames::Pairs(pairs) => pairs.as_flattened().to_vec(),
+        }
+    }
+
+    /// What the kernel counts: frames, or pairs.
+    fn count(&self) -> usize {
+        match self {
+            LaunchedFrames::Single(frames) => frames.len(),
+            LaunchedFrames::Pairs(pairs) => pairs.len(),
+        }
+    }
+}
+
 struct InputSlots {
     main: FrameStride,
     /// Resident and host part.
@@ -93,6 +151,8 @@ pub struct ConvParamsBuilder<'a> {
     pub conv: &'a ConvLaunch<'a>,
     pub frames: &'a [ConvFrame<Offsets>],
     pub band: &'a ConvBand<'a>,
+    /// Which of the frames this launch computes, in the order of [`ConvParams::frame`].
+    pub launched: &'a LaunchedFrames,
     pub tile: (i32, i32),
     /// Whether the kernel reads and writes frames by tensor maps.
     pub tensor_maps: bool,
@@ -180,7 +240,7 @@ impl ConvParamsBuilder<'_> {
             first_row: rows.start as i32,
             channel_tiles: tiling::channel_tiles(layout) as i32,
             phases: layout.window.phases() as i32,
-            frames: (self.frames.len() + usize::from(self.conv.partial_sums.after.is_some())) as i32,
+            frames: (self.launched.count() + usize::from(self.conv.partial_sums.after.is_some())) as i32,
             cout: tiling::output_stride(layout.cout) as i32,
             tile_rows: self.tile.0,
             ahead: if two_ahead { 2 } else { 1 },
@@ -205,7 +265,7 @@ impl ConvParamsBuilder<'_> {
             height: count(seen) as i32,
             channels: channels as i32,
             k_blocks: channels.div_ceil(self.sizes.k_block()) as i32,
-            ..patches(layout.window, self.tile)
+            ..self.patches(layout.window)
         };
         params.source[0].plane.iter_mut().for_each(|plane| plane.dy -= seen.start as i32);
         self.put_part(params, MAIN, &slots, 0..input.width)?;
@@ -234,7 +294,7 @@ impl ConvParamsBuilder<'_> {
             height: count(rows) as i32,
             channels: tiling::channel_stride(shape.channels) as i32,
             k_blocks: shape.channels.div_ceil(self.sizes.k_block()) as i32,
-            ..patches(Window::Point, self.tile)
+            ..self.patches(Window::Point)
         };
         params.source[1].plane[0].dy -= rows.start as i32;
         self.put_part(params, SHORTCUT, &slots, 0..shape.width)?;
@@ -251,7 +311,8 @@ impl ConvParamsBuilder<'_> {
         };
         if self.tensor_maps {
             let source = &params.source[usize::from(index == SHORTCUT)];
-            params.input_map[index] = patch_map(self.sizes, source, &params.part[index], slots.count())?;
+            params.input_map[index] =
+                patch_map(self.sizes, source, &params.part[index], slots.count(), self.patch_swizzle())?;
         }
         Ok(())
     }
@@ -269,7 +330,8 @@ impl ConvParamsBuilder<'_> {
             params.residual_slot_bytes = residual.bytes();
         }
         if self.tensor_maps {
-            params.out_map = output_map(sizes, params, output, out.count())?;
+            let columns = if self.launched.is_pairs() { 8 } else { 16 };
+            params.out_map = output_map(sizes, params, output, out.count(), columns)?;
             if params.residual != 0 {
                 params.residual_map = residual_map(sizes, params, output, residual.count())?;
             }
@@ -281,15 +343,27 @@ impl ConvParamsBuilder<'_> {
         Ok(OutputSlots { out, residual })
     }
 
+    fn patch_swizzle(&self) -> Swizzle {
+        if self.launched.is_pairs() { Swizzle::Rows64 } else { Swizzle::Rows128 }
+    }
+
+    fn patches(&self, window: Window) -> SourceParams {
+        match self.launched {
+            LaunchedFrames::Single(_) => patches(window, self.tile, tiling::ROW_BYTES),
+            LaunchedFrames::Pairs(_) => patches(window, tiling::CONV_PAIR_BLOCK, tiling::PAIR_ROW_BYTES),
+        }
+    }
+
     /// What each output frame is the sum of.
     fn frame_terms(&self, params: &mut ConvParams, inputs: &InputSlots, outputs: &OutputSlots) {
         let address = |frame: DeviceOffset| self.block.address(frame);
-        for (params, frame) in params.frame.iter_mut().zip(self.frames) {
-            *params = FrameParams {
-                bias: i32::from(frame.bias),
-                out: i64::from(outputs.out.of(address(frame.out))),
-                ..FrameParams::default()
-            };
+        for (params, index) in params.frame.iter_mut().zip(self.launched.places()) {
+            *params = FrameParams::default();
+            let Some(index) = index else { continue };
+            let frame = &self.frames[index];
+            params.bias = i32::from(frame.bias);
+            params.out = outputs.out.of(address(frame.out));
+            params.record = index as i32;
             for term in frame.terms.iter() {
                 if self.is_shortcut(term) {
                     params.slot[SHORTCUT_TERM] = inputs.shortcut.map_or(-1, |slots| slots.of(address(term.frame)));
@@ -307,7 +381,7 @@ impl ConvParamsBuilder<'_> {
                 params.terms += 1;
             }
             if let Some(added) = frame.residual {
-                params.residual = i64::from(outputs.residual.of(address(added)));
+                params.residual = outputs.residual.of(address(added));
             }
         }
     }
@@ -345,7 +419,7 @@ impl ConvParamsBuilder<'_> {
 }
 
 /// The patches of a tile, and which taps read them.
-fn patches(window: Window, tile: (i32, i32)) -> SourceParams {
+fn patches(window: Window, tile: (i32, i32), row_bytes: u64) -> SourceParams {
     let halo = match window {
         Window::Same => 2,
         Window::Point => 0,
@@ -364,7 +438,7 @@ fn patches(window: Window, tile: (i32, i32)) -> SourceParams {
     SourceParams {
         rows,
         pitch,
-        patch_bytes: rows * pitch * tiling::ROW_BYTES as i32,
+        patch_bytes: rows * pitch * row_bytes as i32,
         stride: if window == Window::Down { 2 } else { 1 },
         planes: if window == Window::Down { 4 } else { 1 },
         taps: (window.side() * window.side()) as i32,

@@ -52,7 +52,8 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         let kernels = ptx_parameters(precision);
         for (kernel, found) in &kernels {
             let expected = match kernel.as_str() {
-                "conv_wgmma" | "conv_wgmma_partial" | "conv_mma" | "conv_mma_partial" => layout::<ConvParams>(),
+                "conv_wgmma" | "conv_wgmma_partial" | "conv_wgmma_pair" => layout::<ConvParams>(),
+                "conv_mma" | "conv_mma_partial" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
                 "conv_out" => layout::<OutParams>(),
                 "norm_finalize" => layout::<FinalizeParams>(),
@@ -75,6 +76,9 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         if precision == Precision::Fp32 {
             loaded.retain(|name| !name.starts_with("conv_wgmma"));
         }
+        if precision == Precision::Bf16 {
+            loaded.remove("conv_wgmma_pair");
+        }
         assert_eq!(loaded, kernels.keys().map(String::as_str).collect(), "kernels in {}", precision.name());
     }
 }
@@ -87,6 +91,7 @@ fn shared_memory_is_what_the_kernels_declare() {
         assert_eq!(tiling::conv_out_shared(precision), shared("conv_out.cu"));
     }
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_128_SHARED), constant("attention.cu", "SHARED_BYTES_128"));
     assert_eq!(u64::from(tiling::ATTENTION_64_SHARED), constant("attention.cu", "SHARED_BYTES_64"));
@@ -108,6 +113,11 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::CONV_IN_THREADS, "conv_in.cu", "THREADS"),
         (tiling::CONV_OUT_THREADS, "conv_out.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
+        (tiling::CONV_WGMMA_THREADS, "conv_wgmma_pair.cu", "THREADS"),
+        (tiling::CONV_PAIR_CLUSTER, "mainloop_pair.cuh", "PAIR_CLUSTER"),
+        (tiling::PAIR_ROW_BYTES as u32, "mainloop_pair.cuh", "PAIR_ROW_BYTES"),
+        (tiling::CONV_PAIR_BLOCK.0 as u32, "mainloop_wgmma.cuh", "GROUP_ROWS"),
+        (tiling::CONV_PAIR_BLOCK.1 as u32, "mainloop_wgmma.cuh", "GROUP_COLS"),
         (tiling::ATTENTION_THREADS, "attention.cu", "THREADS"),
         (tiling::STATISTICS_THREADS, "norm.cu", "THREADS"),
         (tiling::PIXEL_THREADS, "pixels.cu", "THREADS"),

@@ -19,7 +19,9 @@ pub struct ConvKernels {
 pub struct Kernels {
     /// Convolution of many channels for compute capability 9.0: tensor copies and warpgroup products.
     pub conv_wgmma: Option<ConvKernels>,
-    /// The same for compute capability 8.0 and later.
+    /// Pairs of frames by Winograd in time, likewise.
+    pub conv_wgmma_pair: Option<Kernel>,
+    /// The same as `conv_wgmma` for compute capability 8.0 and later.
     pub conv_mma: ConvKernels,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
@@ -62,6 +64,10 @@ impl Kernels {
             Precision::Fp32 => None,
         };
         let wgmma = wgmma.filter(|_| gpu.kernel_arch().has_wgmma()).map(module).transpose()?;
+        // In bf16 the sums of two frames would lose too much.
+        let pair = include_str!("../kernels/ptx/fp16/conv_wgmma_pair.ptx");
+        let has_pairs = wgmma.is_some() && precision == Precision::Fp16;
+        let pair = has_pairs.then(|| module(pair)).transpose()?;
         let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
             Ok(ConvKernels { plain: module.kernel(plain, shared)?, partial_sums: module.kernel(sums, shared)? })
         };
@@ -71,6 +77,10 @@ impl Kernels {
         let conv_wgmma = wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED));
         Ok(Kernels {
             conv_wgmma: conv_wgmma.transpose()?,
+            conv_wgmma_pair: pair
+                .as_ref()
+                .map(|pair| pair.kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED))
+                .transpose()?,
             conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED)?,
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision))?,
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision))?,
@@ -89,7 +99,7 @@ impl Kernels {
             load: pixels.kernel(c"load", 0)?,
             store: pixels.kernel(c"store", 0)?,
             blend: pixels.kernel(c"blend", 0)?,
-            _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(wgmma).collect(),
+            _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(wgmma).chain(pair).collect(),
         })
     }
 }

@@ -74,13 +74,24 @@ pub struct FrameParams {
     pub host_slot: [i32; 4],
     pub terms: i32,
     pub bias: i32,
-    pub residual: i64,
-    pub out: i64,
+    pub residual: i32,
+    pub out: i32,
+    /// The index of its statistics records.
+    pub record: i32,
 }
 
 impl Default for FrameParams {
     fn default() -> FrameParams {
-        FrameParams { slot: [0, 0, 0, -1], slab: [0; 4], host_slot: [-1; 4], terms: 0, bias: 0, residual: -1, out: 0 }
+        FrameParams {
+            slot: [0, 0, 0, -1],
+            slab: [0; 4],
+            host_slot: [-1; 4],
+            terms: 0,
+            bias: 0,
+            residual: -1,
+            out: 0,
+            record: 0,
+        }
     }
 }
 

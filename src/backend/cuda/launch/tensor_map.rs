@@ -9,8 +9,22 @@ use crate::backend::cuda::driver::check;
 use crate::error::Result;
 use crate::ir::FrameShape;
 
-/// Patches of a K block by `pitch` columns by `rows` rows of a source's frames.
-pub fn patch_map(sizes: CudaSizes, source: &SourceParams, part: &FramePart, slots: u64) -> Result<TensorMap> {
+/// Bytes of a box's innermost dimension at most, and the swizzle of that width.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Swizzle {
+    Rows64,
+    Rows128,
+}
+
+/// Patches of a row's channels by `pitch` columns by `rows` rows of a source's frames.
+pub fn patch_map(
+    sizes: CudaSizes,
+    source: &SourceParams,
+    part: &FramePart,
+    slots: u64,
+    swizzle: Swizzle,
+) -> Result<TensorMap> {
+    let row_channels = sizes.k_block() as u32 / if swizzle == Swizzle::Rows64 { 2 } else { 1 };
     let (channels, width, height) = (source.channels as u64, part.width as u64, source.height as u64);
     let (step, row) = (source.stride as u32, width * channels * sizes.element());
     encode(
@@ -18,8 +32,9 @@ pub fn patch_map(sizes: CudaSizes, source: &SourceParams, part: &FramePart, slot
         part.frames,
         &[channels, width, height, slots],
         &[channels * sizes.element(), row, part.slot_bytes as u64],
-        &[sizes.k_block() as u32, source.pitch as u32 * step, source.rows as u32 * step, 1],
+        &[row_channels, source.pitch as u32 * step, source.rows as u32 * step, 1],
         &[1, step, step, 1],
+        swizzle,
     )
 }
 
@@ -33,12 +48,19 @@ pub fn residual_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, sl
         &[channels * sizes.element(), row, params.residual_slot_bytes as u64],
         &[sizes.k_block() as u32, 16, 8, 1],
         &[1; 4],
+        Swizzle::Rows128,
     )
 }
 
-/// The same of the output, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and
+/// The same of the output by `columns` columns, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and
 /// the two rows of a phase are a dimension of their own.
-pub fn output_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slots: u64) -> Result<TensorMap> {
+pub fn output_map(
+    sizes: CudaSizes,
+    params: &ConvParams,
+    shape: FrameShape,
+    slots: u64,
+    columns: u32,
+) -> Result<TensorMap> {
     let (channels, sides) = (params.cout as u64, if params.phases == 4 { 2 } else { 1 });
     let row = shape.width * channels * sizes.element();
     encode(
@@ -46,8 +68,9 @@ pub fn output_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, slot
         params.out,
         &[channels * sides, shape.width / sides, sides, shape.height / sides, slots],
         &[channels * sides * sizes.element(), row, row * sides, params.out_slot_bytes as u64],
-        &[sizes.k_block() as u32, 16, 1, 8, 1],
+        &[sizes.k_block() as u32, columns, 1, 8, 1],
         &[1; 5],
+        Swizzle::Rows128,
     )
 }
 
@@ -59,6 +82,7 @@ fn encode(
     strides: &[u64],
     box_dims: &[u32],
     steps: &[u32],
+    swizzle: Swizzle,
 ) -> Result<TensorMap> {
     use sys::CUtensorMapDataType as T;
     debug_assert!(strides.len() + 1 == dims.len() && box_dims.len() == dims.len() && steps.len() == dims.len());
@@ -66,6 +90,10 @@ fn encode(
         Precision::Fp16 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         Precision::Bf16 => T::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         Precision::Fp32 => T::CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+    };
+    let swizzle = match swizzle {
+        Swizzle::Rows64 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
+        Swizzle::Rows128 => sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
     };
     let mut map = TensorMap::default();
     // SAFETY: every list has an entry for each dimension; the map is 128 bytes, aligned to 64, as the driver asks.
@@ -80,7 +108,7 @@ fn encode(
             box_dims.as_ptr(),
             steps.as_ptr(),
             sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
+            swizzle,
             sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
             sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )

@@ -105,6 +105,13 @@ pub fn conv_wgmma_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
     if tiles(8, 32) < tiles(16, 16) || !whole(16) { (8, 32) } else { (16, 16) }
 }
 
+/// Tile of `conv_wgmma_pair`: those of a cluster, side by side. Each block computes the first of them.
+pub const CONV_PAIR_CLUSTER: u32 = 2;
+pub const CONV_PAIR_BLOCK: (i32, i32) = (8, 16);
+pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * CONV_PAIR_CLUSTER as i32);
+/// Bytes of a pixel in a patch of `conv_wgmma_pair`, and of an output channel in a slab's half of a tile of weights.
+pub const PAIR_ROW_BYTES: u64 = ROW_BYTES / 2;
+
 /// Channels that a pixel takes in memory: blocks of the matrix product, and whole 16-byte units in any precision.
 pub fn channel_stride(channels: u64) -> u64 {
     channels.next_multiple_of(8)

@@ -2,7 +2,9 @@
 
 use half::{bf16, f16};
 
-use crate::backend::cuda::launch::tiling::{ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order};
+use crate::backend::cuda::launch::tiling::{
+    PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order,
+};
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, Window};
 use crate::{reserve, workers};
@@ -63,6 +65,30 @@ pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]
     Ok(packed)
 }
 
+/// For pairs of frames: two slabs of 3 x 3 taps side by side, of which this is the first or the second. [channel
+/// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes;
+/// their 16-byte units are swizzled by half the output channel.
+pub fn pair_slab<E: PackedElement>((cin, cout): (u64, u64), second: bool, plain: &[f32], packed: &mut [E]) {
+    let (cin, cout, columns) = (cin as usize, cout as usize, TILE_CHANNELS as usize);
+    let (row, unit) = (PAIR_ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
+    let (steps, taps, slab_elements) = (2 * cin.div_ceil(2 * row), Window::Same.taps() as usize, row * columns);
+    let work: Vec<(usize, &mut [E])> = packed.chunks_mut(2 * taps * slab_elements).enumerate().collect();
+    let pack = |(index, into): (usize, &mut [E])| {
+        let (tile, first) = (index / steps, index % steps * row);
+        for (tap, into) in into.chunks_exact_mut(2 * slab_elements).enumerate() {
+            let into = &mut into[usize::from(second) * slab_elements..][..slab_elements];
+            for k in 0..row.min(cin.saturating_sub(first)) {
+                let from =
+                    &plain[(tap * cin + first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
+                for (n, value) in from.iter().enumerate() {
+                    into[n * row + ((k / unit) ^ (n / 2 & 3)) * unit + k % unit] = E::round(*value);
+                }
+            }
+        }
+    };
+    workers::for_each(workers::threads_for(plain.len()), work, || (), |(), tile| pack(tile));
+}
+
 /// For the convolution from pixels: [padded output channel][tap][4].
 pub fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
@@ -118,7 +144,17 @@ mod tests {
     }
 
     fn layout(cin: u64, cout: u64, window: Window) -> ConvLayout {
-        ConvLayout { cin, cout, window, prologue: Prologue::None, slabs: 1, shortcut: None, biases: 1, groups: 1 }
+        ConvLayout {
+            cin,
+            cout,
+            window,
+            prologue: Prologue::None,
+            slabs: 1,
+            shortcut: None,
+            biases: 1,
+            groups: 1,
+            pairs: false,
+        }
     }
 
     fn assert_each_once(packed: &[f32], count: usize) {
@@ -136,6 +172,12 @@ mod tests {
             assert_eq!(packed.len() as u64, window.taps() * 2 * 2 * TILE_CHANNELS * 32);
             assert_each_once(&packed, count);
         }
+        let (cin, cout, count) = (40, 136, 9 * 40 * 136);
+        let mut pair = vec![0.0f32; 2 * 4 * 9 * 2 * 16 * 128];
+        pair_slab((cin, cout), false, &numbered(count), &mut pair);
+        let later: Vec<f32> = numbered(2 * count)[count..].to_vec();
+        pair_slab((cin, cout), true, &later, &mut pair[..]);
+        assert_each_once(&pair, 2 * count);
         let pixels = layout(3, 20, Window::Same);
         assert_each_once(&conv_in::<f32>(&pixels, &numbered(9 * 3 * 20)), 9 * 3 * 20);
         let pixels = layout(40, 3, Window::Same);

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, Window};
 use crate::reserve;
 
+/// Slabs that the frames of pairs share or have of their own: two and two lie side by side.
+const PAIR_SLABS: u64 = 4;
+
 /// Memory for the weights of a network, or for some of them.
 #[derive(Clone)]
 pub enum WeightStore {
@@ -55,10 +58,22 @@ impl PreparedConv {
         let (kernel, offsets) = (ConvKernel::of(layout)?, &self.layout);
         let largest = (0..layout.slab_count()).map(|slab| layout.slab_elements(slab)).max().unwrap_or(0);
         let mut plain = reserve::filled("weights", 0.0, largest as usize)?;
+        let mut pair: Vec<E> = Vec::new();
         for slab in 0..layout.slab_count() {
             source.slab(slab, &mut plain[..layout.slab_elements(slab) as usize])?;
             let plain = &plain[..layout.slab_elements(slab) as usize];
             let shortcut = slab == layout.slabs;
+            if layout.pairs && slab < PAIR_SLABS {
+                if slab % 2 == 0 {
+                    pair =
+                        reserve::filled("packed weights", E::ZERO, 2 * offsets.slab_bytes as usize / size_of::<E>())?;
+                }
+                pack::pair_slab((layout.cin, layout.cout), slab % 2 == 1, plain, &mut pair);
+                if slab % 2 == 1 {
+                    self.put(stream, (slab - 1) * offsets.slab_bytes, &pair)?;
+                }
+                continue;
+            }
             let packed: Vec<E> = match kernel {
                 ConvKernel::In => pack::conv_in(layout, plain),
                 ConvKernel::Out => pack::conv_out(layout, plain),

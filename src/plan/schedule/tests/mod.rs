@@ -24,6 +24,7 @@ use crate::plan::tiles::{Spacing, TileSize};
 fn request(direction: Direction, input: Shape) -> Request {
     let config = Config { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
     let network = Network::new(&config, direction);
+    let network = if std::env::var_os("PAIRS").is_some() { network.with_pairs() } else { network };
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),

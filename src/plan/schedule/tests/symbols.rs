@@ -42,6 +42,7 @@ impl Device {
             chunk_frames: 8,
             column_step: 32,
             fuses_norm: !self.separate_norms,
+            pairs: None,
             adds_in_place: self.separate_norms,
             offloads: self.copies.is_some(),
             block_granularity: 1,

@@ -3,10 +3,10 @@
 // A block computes 64 queries, 128 keys at a time; blocks of a cluster share their loads of keys and values.
 // Warpgroup 0 loads. Warpgroup 1 multiplies queries and keys and turns the scores into probabilities. Warpgroups 2 and
 // 3 multiply probabilities and values, for 256 channels each.
+#include "attention.cuh"
 #include "hopper.cuh"
 
 constexpr int THREADS = 512;
-constexpr int MAX_CHANNELS = 512;
 constexpr int QUERIES = 64;
 constexpr int KEYS = 128;        // of a step
 constexpr int BOX_CHANNELS = 64;  // a box of the tensor map is a matrix of 128-byte rows
@@ -29,17 +29,6 @@ constexpr int VALUE_BLOCK_BYTES = HALF_BLOCKS * BOX_BYTES;
 constexpr int REGISTERS = 128, PRODUCER_REGISTERS = 24, SCORE_REGISTERS = 152, VALUE_REGISTERS = 168;
 static_assert(PRODUCER_REGISTERS + SCORE_REGISTERS + 2 * VALUE_REGISTERS <= 4 * REGISTERS,
               "setmaxnreg.inc would wait for registers forever");
-#define INFINITE __int_as_float(0x7f800000)
-
-struct AttentionParams {
-    TensorMap map;  // (channel; query, key or value; pixel; slot), boxes of 64 channels by 32 pixels
-    const u8* in;   // frames [pixel][query, key, value][channels]
-    u8* out;        // frames [pixel][channels]
-    i64 in_slot_bytes, out_slot_bytes;
-    int pixels;
-    int channels;  // a multiple of 8, at most MAX_CHANNELS
-    int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
-};
 
 struct Shared {
     u8 queries[BLOCKS][QUERY_BLOCK_BYTES];

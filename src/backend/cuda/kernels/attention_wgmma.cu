@@ -118,8 +118,7 @@ __device__ __forceinline__ void release(u64* empty, int lane) {
     }
 }
 
-/// Warpgroup 1: scores and probabilities. A lane has two queries, lane / 4 and 8 more, and columns 2t and 2t + 1 of every
-/// 8 keys.
+/// Warpgroup 1: scores and probabilities. A lane has two queries, lane / 4 and 8 more, and two keys of every 8.
 struct Scores {
     const AttentionParams& p;
     Shared& shared;
@@ -238,7 +237,8 @@ struct Outputs {
 
     __device__ __forceinline__ void run(int steps, int first_query, int out_slot) const {
         constexpr int STEPS_OF_BOX = BOX_PIXELS / 16;
-        const u64 row_major = matrix_descriptor(8 * ROW_BYTES), transposed = transposed_descriptor(8 * ROW_BYTES, BOX_BYTES);
+        const u64 row_major = matrix_descriptor(8 * ROW_BYTES);
+        const u64 transposed = transposed_descriptor(8 * ROW_BYTES, BOX_BYTES);
         PipelineState<VALUE_STAGES> values;
         PipelineState<2> pipe;
         float out[2][64] = {};

@@ -86,7 +86,9 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 /// Makes initialised barriers visible to the other blocks of the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /// A box from shared to global memory. Elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, int c2, int c3, int c4, u32 from) {

@@ -12,7 +12,7 @@ constexpr int KEYS = 128;        // of a step
 constexpr int BOX_CHANNELS = 64;  // a box of the tensor map is a matrix of 128-byte rows
 constexpr int BOX_PIXELS = 32;
 constexpr int CLUSTER = 2;
-constexpr int SHARED_BYTES = 231424;
+constexpr int SHARED_BYTES = 231936;
 constexpr int KEY_STAGES = 4;    // of 128 keys by 64 channels
 constexpr int VALUE_STAGES = 2;  // of 32 values by 256 channels, for each of the two warpgroups
 // Products of queries and keys, in blocks of 64 channels, before the values of the step before are added. If these came

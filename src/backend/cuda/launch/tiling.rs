@@ -46,7 +46,7 @@ pub const fn conv_mma_threads(precision: Precision) -> u32 {
 /// Dynamic shared memory. Leaves room for a co-resident block that has none: each block takes 1 KiB of the driver's.
 pub const CONV_WGMMA_SHARED: u32 = 230_528;
 pub const CONV_MMA_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
-pub const ATTENTION_WGMMA_SHARED: u32 = 231_424;
+pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
 /// With 128 and with 64 KiB of keys and values, and their scores.
 pub const ATTENTION_128_SHARED: u32 = (128 + 16) << 10;
 pub const ATTENTION_64_SHARED: u32 = ATTENTION_128_SHARED / 2;

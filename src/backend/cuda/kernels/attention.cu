@@ -5,9 +5,9 @@
 // exchange these sums. For the values, each computes its channels of the output. So a warp's queries (64 registers) and
 // outputs (128; 64 in f32) stay in registers, and shared memory holds keys and values only.
 #include "ampere.cuh"
+#include "attention.cuh"
 
 constexpr int THREADS = 256;
-constexpr int MAX_CHANNELS = 512;
 constexpr int QUERIES_2B = 64;  // queries of a block: 2-byte elements
 constexpr int QUERIES_4B = 32;  // 4-byte elements
 constexpr int QUERIES = ELEMENT_BYTES == 4 ? QUERIES_4B : QUERIES_2B;
@@ -20,16 +20,6 @@ constexpr int SPLITS = ELEMENT_BYTES;                    // warps that split the
 constexpr int WARP_CHANNELS = MAX_CHANNELS / SPLITS;
 static_assert(QUERIES == 16 * (THREADS / 32 / SPLITS));
 constexpr int K_STEP = K_STEP_BYTES / ELEMENT_BYTES;  // channels or keys of one product
-#define INFINITE __int_as_float(0x7f800000)
-
-struct AttentionParams {
-    const u8* in;  // frames [pixel][query, key, value][channels]
-    u8* out;       // frames [pixel][channels]
-    i64 in_slot_bytes, out_slot_bytes;
-    int pixels;
-    int channels;  // a multiple of 8, at most MAX_CHANNELS
-    int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
-};
 
 template <int KEYS>
 struct Shared {

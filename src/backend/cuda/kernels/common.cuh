@@ -10,6 +10,10 @@ typedef long long i64;
 
 constexpr int MAX_FRAMES = 32;  // frames of one launch
 
+struct alignas(64) TensorMap {
+    u64 opaque[16];
+};
+
 // `Element` is one number as stored in memory. `Pair` is two adjacent ones.
 #ifdef VVAE_FP32
 typedef float Element;

@@ -15,10 +15,6 @@ constexpr int WEIGHT_TILE_BYTES = 16384;            // packed weights of one tap
 constexpr int K_BLOCK = ROW_BYTES / ELEMENT_BYTES;  // input channels of a patch
 static_assert(WEIGHT_TILE_BYTES == TILE_CHANNELS * ROW_BYTES);
 
-struct alignas(64) TensorMap {
-    u64 opaque[16];
-};
-
 /// A patch and its taps. Tap (i, j) reads the patch i rows further down and j columns further right.
 struct Plane {
     // Corner of the patch relative to stride * (tile corner). For a band, `dy` counts from its first row in memory.

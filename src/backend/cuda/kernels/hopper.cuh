@@ -10,9 +10,8 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 
-template <int TIMES = 1>
 __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "n"(TIMES) : "memory");
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
 /// Arrives at the barrier that has this address in block `rank` of the cluster.
@@ -59,6 +58,16 @@ __device__ __forceinline__ void tma_load_4d(u32 to, const void* map, int channel
         : "memory");
 }
 
+/// The same to this address in every block of the cluster named by `blocks`, each with its own barrier.
+__device__ __forceinline__ void tma_load_4d_multicast(u32 to, const void* map, int channel, int x, int y, int slot,
+                                                      u32 barrier, u16 blocks) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
+        "[%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(to),
+        "l"(map), "r"(channel), "r"(x), "r"(y), "r"(slot), "r"(barrier), "h"(blocks)
+        : "memory");
+}
+
 __device__ __forceinline__ void bulk_load(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
@@ -86,7 +95,9 @@ __device__ __forceinline__ void cluster_sync() {
 }
 
 /// Makes initialised barriers visible to the other blocks of the cluster.
-__device__ __forceinline__ void fence_mbarrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+__device__ __forceinline__ void fence_mbarrier_init() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
 
 /// A box from shared to global memory. Elements outside the tensor are not written.
 __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, int c2, int c3, int c4, u32 from) {
@@ -141,6 +152,11 @@ __device__ __forceinline__ u64 matrix_at(u64 descriptor, u32 address) {
     return descriptor | ((address & 0x3ffff) >> 4);
 }
 
+/// The same for a matrix with its outer dimension contiguous: `block_bytes` from 64 columns to the next.
+__device__ __forceinline__ u64 transposed_descriptor(u32 group_bytes, u32 block_bytes) {
+    return (1ull << 62) | (static_cast<u64>(group_bytes >> 4) << 32) | (static_cast<u64>(block_bytes >> 4) << 16);
+}
+
 __device__ __forceinline__ void cp_async_4(u32 to, const void* from) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
 }
@@ -157,7 +173,9 @@ __device__ __forceinline__ void wgmma_wait() {
 /// x += y. Volatile, so the compiler does not delay it and hold `y` in a register meanwhile.
 __device__ __forceinline__ void add_now(float& x, float y) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
 
-/// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (scale_d ? d : 0)
+/// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (scale_d ? d : 0). With `ROWS`, the rows of b (16 x
+/// 128) are contiguous instead.
+template <int ROWS = 0>
 __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, int scale_d) {
     asm volatile(
         "{\n"
@@ -169,7 +187,7 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
         "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
-        "%64, %65, p, 1, 1, 0, 0;\n"
+        "%64, %65, p, 1, 1, 0, %67;\n"
         "}"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]),
           "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]),
@@ -179,5 +197,5 @@ __device__ __forceinline__ void wgmma_m64n128k16(float (&d)[64], u64 a, u64 b, i
           "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]),
           "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]),
           "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-        : "l"(a), "l"(b), "r"(scale_d));
+        : "l"(a), "l"(b), "r"(scale_d), "n"(ROWS));
 }

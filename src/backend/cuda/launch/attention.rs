@@ -3,6 +3,7 @@
 use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
 use super::params::AttentionParams;
+use super::tensor_map;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
@@ -31,10 +32,21 @@ impl Launcher {
             for (i, (from, to)) in frames.iter().enumerate() {
                 (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
             }
-            let queries = tiling::attention_queries(sizes.precision);
-            let grid = [shape.pixels().div_ceil(queries) as u32, frames.len() as u32];
+            let (kernel, threads, blocks) = match &self.kernels.attention_wgmma {
+                Some(kernel) => {
+                    params.map = tensor_map::attention_map(sizes, &params, input.count())?;
+                    let blocks = shape.pixels().div_ceil(tiling::ATTENTION_WGMMA_QUERIES);
+                    let clusters = blocks.next_multiple_of(tiling::ATTENTION_WGMMA_CLUSTER);
+                    (kernel, tiling::ATTENTION_WGMMA_THREADS, clusters)
+                }
+                None => {
+                    let blocks = shape.pixels().div_ceil(tiling::attention_queries(sizes.precision));
+                    (&self.kernels.attention, tiling::ATTENTION_THREADS, blocks)
+                }
+            };
+            let grid = [blocks as u32, frames.len() as u32];
             // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
-            unsafe { self.queue.launch(&self.kernels.attention, grid, tiling::ATTENTION_THREADS, &params)? };
+            unsafe { self.queue.launch(kernel, grid, threads, &params)? };
         }
         Ok(())
     }

@@ -60,7 +60,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "norm_statistics" => layout::<StatisticsParams>(),
                 "norm_apply" | "norm_silu" => layout::<NormParams>(),
                 "copy_rows" => layout::<CopyParams>(),
-                "attention_128" | "attention_64" => layout::<AttentionParams>(),
+                "attention_128" | "attention_64" | "attention_wgmma" => layout::<AttentionParams>(),
                 "load" => layout::<LoadParams>(),
                 "store" => layout::<StoreParams>(),
                 "blend" => layout::<BlendParams>(),
@@ -74,7 +74,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
             .filter_map(|rest| rest.split_once('"').map(|(name, _)| name))
             .collect();
         if precision == Precision::Fp32 {
-            loaded.retain(|name| !name.starts_with("conv_wgmma"));
+            loaded.retain(|name| !name.contains("_wgmma"));
         }
         if precision == Precision::Bf16 {
             loaded.remove("conv_wgmma_pair");
@@ -93,6 +93,7 @@ fn shared_memory_is_what_the_kernels_declare() {
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::ATTENTION_WGMMA_SHARED), constant("attention_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_128_SHARED), constant("attention.cu", "SHARED_BYTES_128"));
     assert_eq!(u64::from(tiling::ATTENTION_64_SHARED), constant("attention.cu", "SHARED_BYTES_64"));
 }
@@ -119,6 +120,8 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         (tiling::CONV_PAIR_BLOCK.0 as u32, "mainloop_wgmma.cuh", "GROUP_ROWS"),
         (tiling::CONV_PAIR_BLOCK.1 as u32, "mainloop_wgmma.cuh", "GROUP_COLS"),
         (tiling::ATTENTION_THREADS, "attention.cu", "THREADS"),
+        (tiling::ATTENTION_WGMMA_THREADS, "attention_wgmma.cu", "THREADS"),
+        (tiling::ATTENTION_WGMMA_BOX, "attention_wgmma.cu", "BOX_PIXELS"),
         (tiling::STATISTICS_THREADS, "norm.cu", "THREADS"),
         (tiling::PIXEL_THREADS, "pixels.cu", "THREADS"),
         (tiling::CO_RESIDENT_THREADS, "norm.cuh", "CORESIDENT_THREADS"),
@@ -136,7 +139,9 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
     assert_eq!(tiling::WEIGHT_TILE_BYTES, constant("conv.cuh", "WEIGHT_TILE_BYTES"));
     assert_eq!(tiling::UNIT_BYTES, constant("common.cuh", "UNIT_BYTES"));
     assert_eq!(tiling::CONV_OUT_PIXEL_BYTES, 4 * constant("conv_out.cu", "PARTIAL_FLOATS"));
-    assert_eq!(tiling::MOST_ATTENTION_CHANNELS, constant("attention.cu", "MAX_CHANNELS"));
+    assert_eq!(tiling::ATTENTION_WGMMA_QUERIES, constant("attention_wgmma.cu", "QUERIES"));
+    assert_eq!(tiling::ATTENTION_WGMMA_CLUSTER, constant("attention_wgmma.cu", "CLUSTER"));
+    assert_eq!(tiling::MOST_ATTENTION_CHANNELS, constant("attention.cuh", "MAX_CHANNELS"));
 }
 
 #[test]

@@ -34,6 +34,8 @@ pub struct Kernels {
     pub norm_statistics: Kernel,
     pub copy_rows: Kernel,
     pub attention: Kernel,
+    /// The same for compute capability 9.0.
+    pub attention_wgmma: Option<Kernel>,
     pub load: Kernel,
     pub store: Kernel,
     pub blend: Kernel,
@@ -59,11 +61,20 @@ impl Kernels {
         let (norm, attention) = (module(ptx!(precision, "norm"))?, module(ptx!(precision, "attention"))?);
         let (conv, pixels) = (module(ptx!(precision, "conv_mma"))?, module(ptx!(precision, "pixels"))?);
         let wgmma = match precision {
-            Precision::Fp16 => Some(include_str!("../kernels/ptx/fp16/conv_wgmma.ptx")),
-            Precision::Bf16 => Some(include_str!("../kernels/ptx/bf16/conv_wgmma.ptx")),
+            Precision::Fp16 => Some([
+                include_str!("../kernels/ptx/fp16/conv_wgmma.ptx"),
+                include_str!("../kernels/ptx/fp16/attention_wgmma.ptx"),
+            ]),
+            Precision::Bf16 => Some([
+                include_str!("../kernels/ptx/bf16/conv_wgmma.ptx"),
+                include_str!("../kernels/ptx/bf16/attention_wgmma.ptx"),
+            ]),
             Precision::Fp32 => None,
         };
-        let wgmma = wgmma.filter(|_| gpu.kernel_arch().has_wgmma()).map(module).transpose()?;
+        let [wgmma, attention_wgmma] = match wgmma.filter(|_| gpu.kernel_arch().has_wgmma()) {
+            Some([conv, attention]) => [Some(module(conv)?), Some(module(attention)?)],
+            None => [None, None],
+        };
         // In bf16 the sums of two frames would lose too much.
         let pair = include_str!("../kernels/ptx/fp16/conv_wgmma_pair.ptx");
         let has_pairs = wgmma.is_some() && precision == Precision::Fp16;
@@ -96,10 +107,19 @@ impl Kernels {
                 true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED)?,
                 false => attention.kernel(c"attention_64", tiling::ATTENTION_64_SHARED)?,
             },
+            attention_wgmma: attention_wgmma
+                .as_ref()
+                .map(|module| module.kernel(c"attention_wgmma", tiling::ATTENTION_WGMMA_SHARED))
+                .transpose()?,
             load: pixels.kernel(c"load", 0)?,
             store: pixels.kernel(c"store", 0)?,
             blend: pixels.kernel(c"blend", 0)?,
-            _modules: [conv_in, conv_out, norm, attention, pixels, conv].into_iter().chain(wgmma).chain(pair).collect(),
+            _modules: [conv_in, conv_out, norm, attention, pixels, conv]
+                .into_iter()
+                .chain(wgmma)
+                .chain(attention_wgmma)
+                .chain(pair)
+                .collect(),
         })
     }
 }

@@ -224,6 +224,7 @@ pub struct CopyParams {
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
 pub struct AttentionParams {
+    pub map: TensorMap,
     pub input: u64,
     pub out: u64,
     pub in_slot_bytes: i64,

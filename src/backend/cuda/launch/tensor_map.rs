@@ -2,8 +2,9 @@
 
 use cudarc::driver::sys;
 
-use super::params::{ConvParams, FramePart, SourceParams, TensorMap};
+use super::params::{AttentionParams, ConvParams, FramePart, SourceParams, TensorMap};
 use super::sizes::CudaSizes;
+use super::tiling::ATTENTION_WGMMA_BOX;
 use crate::backend::Precision;
 use crate::backend::cuda::driver::check;
 use crate::error::Result;
@@ -70,6 +71,21 @@ pub fn output_map(
         &[channels * sides * sizes.element(), row, row * sides, params.out_slot_bytes as u64],
         &[sizes.k_block() as u32, columns, 1, 8, 1],
         &[1; 5],
+        Swizzle::Rows128,
+    )
+}
+
+/// Boxes of a K block of channels by some pixels of the queries, keys or values.
+pub fn attention_map(sizes: CudaSizes, params: &AttentionParams, slots: u64) -> Result<TensorMap> {
+    let (channels, pixels) = (params.channels as u64, params.pixels as u64);
+    let part = channels * sizes.element();
+    encode(
+        sizes,
+        params.input,
+        &[channels, 3, pixels, slots],
+        &[part, 3 * part, params.in_slot_bytes as u64],
+        &[sizes.k_block() as u32, 1, ATTENTION_WGMMA_BOX, 1],
+        &[1; 4],
         Swizzle::Rows128,
     )
 }

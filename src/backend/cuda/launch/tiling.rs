@@ -34,6 +34,7 @@ pub const EPSILON: f32 = 1e-6;
 pub const CO_RESIDENT_THREADS: u32 = 128;
 pub const STATISTICS_THREADS: u32 = 256;
 pub const ATTENTION_THREADS: u32 = 256;
+pub const ATTENTION_WGMMA_THREADS: u32 = 512;
 pub const PIXEL_THREADS: u32 = 256;
 pub const CONV_OUT_THREADS: u32 = 192;
 pub const CONV_IN_THREADS: u32 = 256;
@@ -45,6 +46,7 @@ pub const fn conv_mma_threads(precision: Precision) -> u32 {
 /// Dynamic shared memory. Leaves room for a co-resident block that has none: each block takes 1 KiB of the driver's.
 pub const CONV_WGMMA_SHARED: u32 = 230_528;
 pub const CONV_MMA_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
+pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
 /// With 128 and with 64 KiB of keys and values, and their scores.
 pub const ATTENTION_128_SHARED: u32 = (128 + 16) << 10;
 pub const ATTENTION_64_SHARED: u32 = ATTENTION_128_SHARED / 2;
@@ -75,6 +77,11 @@ pub const fn conv_out_tile(precision: Precision) -> (u64, u64) {
 pub const fn attention_queries(precision: Precision) -> u64 {
     8 / precision.bytes() * 16
 }
+
+/// Queries of a block of `attention_wgmma`, blocks that share their loads, and pixels of such a load.
+pub const ATTENTION_WGMMA_QUERIES: u64 = 64;
+pub const ATTENTION_WGMMA_CLUSTER: u64 = 2;
+pub const ATTENTION_WGMMA_BOX: u32 = 32;
 
 /// Neighbouring tiles that a block of `conv_in` processes at most: shared memory has room for no more.
 pub const fn longest_conv_in_run(precision: Precision) -> u32 {

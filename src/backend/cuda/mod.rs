@@ -139,7 +139,7 @@ impl Drop for Cuda {
     }
 }
 
-/// Kernels are loaded once for all handles on a GPU with the same precision and kernel architecture. Rates are measured
+/// Kernels are shared by all handles on a GPU with the same precision and kernel architecture. Rates are measured
 /// once for all handles that the process ever has, so that those make the same plans.
 fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
     type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
@@ -150,7 +150,7 @@ fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<K
     if let (Some(kernels), Some(rates)) = (known.and_then(|(_, kernels, _)| kernels.upgrade()), measured) {
         return Ok((kernels, rates));
     }
-    let kernels = Arc::new(Kernels::new(context, precision)?);
+    let kernels = Arc::new(Kernels::new(context, precision));
     let rates = measured.map_or_else(|| profile::measure_rates(context, precision), Ok)?;
     loaded.retain(|(known, ..)| *known != key);
     loaded.push((key, Arc::downgrade(&kernels), rates));
@@ -268,6 +268,8 @@ impl Backend for Cuda {
 
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<JobMemory> {
         let context = self.context();
+        // Modules take device memory of the driver's own. No job is left without it once its memory is allocated.
+        context.enter().and_then(|_current| self.launcher.kernels.load_common())?;
         let block = DeviceBlock::new(context, self.allocator, bytes)?;
         let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
         let staging = Staging::new(context, host)?;
@@ -340,6 +342,8 @@ impl Backend for Cuda {
         source: &mut dyn ConvSource,
     ) -> Result<PreparedConv> {
         let _current = self.context().enter()?;
+        // As in `allocate`: weights are prepared before a job's memory is allocated.
+        self.launcher.load_conv(layout)?;
         let stream = self.launcher.queue.stream();
         PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
     }

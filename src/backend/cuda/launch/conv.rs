@@ -31,13 +31,14 @@ impl Launcher {
     ) -> Result<ConvVariant> {
         let (kernels, sizes) = (&self.kernels, self.sizes);
         // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
-        let of = |both: ConvKernels| if tiling::passes_partial_sums(layout) { both.partial_sums } else { both.plain };
-        Ok(match (ConvKernel::of(layout)?, kernels.conv_wgmma) {
+        let sums = tiling::passes_partial_sums(layout);
+        let of = |both: &ConvKernels| if sums { both.partial_sums.clone() } else { both.plain.clone() };
+        Ok(match (ConvKernel::of(layout)?, &kernels.conv_wgmma) {
             (ConvKernel::In, _) => {
                 let kernel = match next {
-                    Prologue::None => kernels.conv_in,
-                    Prologue::Norm => kernels.conv_in_norm,
-                    Prologue::NormSilu => kernels.conv_in_silu,
+                    Prologue::None => kernels.conv_in.clone(),
+                    Prologue::Norm => kernels.conv_in_norm.clone(),
+                    Prologue::NormSilu => kernels.conv_in_silu.clone(),
                 };
                 ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
             }
@@ -54,9 +55,19 @@ impl Launcher {
             }
             (ConvKernel::Main, _) => {
                 let threads = tiling::conv_mma_threads(sizes.precision);
-                ConvVariant { kernel: of(kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
+                ConvVariant { kernel: of(&kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
             }
         })
+    }
+
+    /// Loads the kernel of a layer. The context has to be current.
+    pub fn load_conv(&self, layout: &ConvLayout) -> Result<()> {
+        let kernel = match ConvKernel::of(layout)? {
+            ConvKernel::Out => self.kernels.conv_out.clone(),
+            // Which kernel it is does not depend on the rows.
+            _ => self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), Prologue::None)?.kernel,
+        };
+        kernel.function().map(|_| ())
     }
 
     /// Whole frames, with their statistics.

@@ -5,9 +5,10 @@ use std::ops::Range;
 use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
+use super::limit::conv_products;
 use super::params::ConvParams;
 use super::tiling::{self, ConvKernel};
-use crate::backend::cuda::driver::{DeviceBlock, Kernel};
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, FrameShape, Offsets, Prologue, Window};
 
@@ -97,13 +98,30 @@ impl Launcher {
         let (layout, grid) = (conv.layout, tiling::tile_grid(conv.layout, conv.input));
         let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
-        let mut params = ConvParamsBuilder { sizes, block, weights, conv, frames, band, tile, tensor_maps }.build()?;
+        let params = ConvParamsBuilder { sizes, block, weights, conv, frames, band, tile, tensor_maps }.build()?;
+        // Tiles do not depend on each other, so any rows of tiles may be a launch.
+        let products = conv_products(layout, conv.input, tile.0 as u64).saturating_mul(frames.len() as u64);
+        for rows in self.limit.launches(params.tiles_y as u64, products) {
+            let first_row = params.first_row + rows.start as i32 * tile.0;
+            let tiles_y = (rows.end - rows.start) as i32;
+            self.launch_tiles(&variant, layout, band.stream, ConvParams { first_row, tiles_y, ..params })?;
+        }
+        Ok(params)
+    }
+
+    fn launch_tiles(
+        &self,
+        variant: &ConvVariant,
+        layout: &ConvLayout,
+        stream: Option<&CudaStream>,
+        mut params: ConvParams,
+    ) -> Result<()> {
         let rows = params.tiles_y * params.frames * params.channel_tiles;
-        let gpu = &self.context.gpu;
+        let (gpu, precision) = (&self.context.gpu, self.sizes.precision);
         let tiles = match ConvKernel::of(layout)? {
             ConvKernel::In => {
                 let (tiles_x, rows) = (params.tiles_x as u32, rows as u32);
-                params.run = tiling::conv_in_run(sizes.precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
+                params.run = tiling::conv_in_run(precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
                 tiles_x.div_ceil(params.run as u32) * rows
             }
             _ => (params.tiles_x * rows * params.phases) as u32,
@@ -112,11 +130,10 @@ impl Launcher {
         // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
         // freeing either waits for the streams.
         unsafe {
-            match band.stream {
-                Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params)?,
-                None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params)?,
+            match stream {
+                Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params),
+                None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params),
             }
         }
-        Ok(params)
     }
 }

@@ -27,7 +27,8 @@ struct AttentionParams {
     u8* out;       // frames [pixel][channels]
     i64 in_slot_bytes, out_slot_bytes;
     int pixels;
-    int channels;  // a multiple of 8, at most MAX_CHANNELS
+    int channels;     // a multiple of 8, at most MAX_CHANNELS
+    int first_query;  // of the launch
     int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
 };
 
@@ -206,7 +207,7 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes;
     load_keys_values<KEYS>(p, in, 0, rows);
 
-    const int query = blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
+    const int query = p.first_query + blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
     load_queries(p, in, query, split, t, q);
 

@@ -2,6 +2,7 @@
 
 use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
+use super::limit::attention_products;
 use super::params::AttentionParams;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
 use crate::backend::cuda::driver::DeviceBlock;
@@ -32,9 +33,13 @@ impl Launcher {
                 (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
             }
             let queries = tiling::attention_queries(sizes.precision);
-            let grid = [shape.pixels().div_ceil(queries) as u32, frames.len() as u32];
-            // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
-            unsafe { self.queue.launch(&self.kernels.attention, grid, tiling::ATTENTION_THREADS, &params)? };
+            let products = attention_products(shape, queries).saturating_mul(frames.len() as u64);
+            for blocks in self.limit.launches(shape.pixels().div_ceil(queries), products) {
+                params.first_query = (blocks.start * queries) as i32;
+                let grid = [(blocks.end - blocks.start) as u32, frames.len() as u32];
+                // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
+                unsafe { self.queue.launch(&self.kernels.attention, grid, tiling::ATTENTION_THREADS, &params)? };
+            }
         }
         Ok(())
     }

@@ -1,5 +1,5 @@
 //! How much work a launch may be. Windows resets the driver of a display card after about 2 s of one launch, and a
-//! cancel waits for launches to end. Norms, copies and pixels are bound by memory: they touch what a card has in less.
+//! cancel waits for launches to end. `docs/kernels.md` says which kernels need no limit. Needs no device.
 
 use std::ops::Range;
 
@@ -8,7 +8,7 @@ use crate::ir::{ConvLayout, FrameShape, Rates};
 
 /// Seconds that a launch may be estimated to take.
 const MOST_SECONDS: f64 = 0.3;
-/// Operations over this part of the limit are long: the GPU runs ahead of none, and none is collected with others.
+/// Operations over this part of the limit are long.
 const LONG: u64 = 16;
 /// Terms of an output frame, a shortcut aside: three frames in time.
 const MOST_TERMS: u64 = 3;
@@ -19,10 +19,14 @@ pub struct LaunchLimit(pub u64);
 
 impl LaunchLimit {
     pub fn new(rates: &Rates) -> LaunchLimit {
+        #[cfg(test)]
+        if let Some(forced) = testing::FORCED.get() {
+            return LaunchLimit(forced);
+        }
         LaunchLimit((MOST_SECONDS * rates.products) as u64)
     }
 
-    /// Whether an operation of so many multiplications should be queued by itself, so that a cancel acts soon.
+    /// Whether an operation of so many multiplications should not be queued with many others, so that a cancel acts soon.
     pub fn is_long(self, products: u64) -> bool {
         products > self.0 / LONG
     }
@@ -35,6 +39,8 @@ impl LaunchLimit {
     /// Divides pieces among launches: as few as possible, of sizes as equal as possible.
     pub fn launches(self, pieces: u64, products: u64) -> impl Iterator<Item = Range<u64>> {
         let launches = pieces.div_ceil(self.pieces(products)).max(1);
+        #[cfg(test)]
+        testing::SPLIT.set(testing::SPLIT.get() + u64::from(launches > 1));
         let size = pieces.div_ceil(launches).max(1);
         (0..pieces).step_by(size as usize).map(move |start| start..pieces.min(start + size))
     }
@@ -50,6 +56,17 @@ pub fn conv_products(layout: &ConvLayout, input: FrameShape, rows: u64) -> u64 {
 /// Multiplications of so many queries of a frame.
 pub fn attention_products(shape: FrameShape, queries: u64) -> u64 {
     queries.saturating_mul(shape.pixels()).saturating_mul(2 * shape.channels)
+}
+
+/// For tests: a limit in place of the device's, and how much work was divided among several launches. Per thread.
+#[cfg(test)]
+pub mod testing {
+    use std::cell::Cell;
+
+    thread_local! {
+        pub static FORCED: Cell<Option<u64>> = const { Cell::new(None) };
+        pub static SPLIT: Cell<u64> = const { Cell::new(0) };
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,8 @@ pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
 pub use copy::{RowCopy, RowPitches};
 pub use kernels::Kernels;
 pub use launcher::{Launcher, WeightPointers};
+#[cfg(test)]
+pub use limit::testing as limit_testing;
 pub use limit::{LaunchLimit, attention_products, conv_products};
 pub use norm::NormRows;
 pub use params::{ConvParams, Strided};

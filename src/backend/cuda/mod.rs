@@ -17,21 +17,26 @@ use parking_lot::Mutex;
 
 use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, Event, PinnedMemory, SpanRecorder};
 use self::launch::tiling::{ConvKernel, FRAME_ALIGN, MAX_FRAMES};
-use self::launch::{ConvLaunch, GraphGuard, Kernels, LaunchQueue, Launcher, WeightPointers, tiling};
+use self::launch::{
+    ConvLaunch, GraphGuard, Kernels, LaunchLimit, LaunchQueue, Launcher, WeightPointers, attention_products,
+    conv_products, tiling,
+};
 use self::offload::bands::BandPipeline;
 use self::offload::staging::Staging;
 use super::{Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile, FetchOp,
-    FetchedWeights, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes, Rates, Sizes,
-    StoreTensor,
+    AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile,
+    FetchOp, FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes,
+    Rates, Sizes, StoreTensor,
 };
 
 /// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
 const OPERATIONS_AHEAD: usize = 8;
-/// In place of a number of elements: the operation is never collected with others, as it copies, or never repeats.
-const NOT_COLLECTED: u64 = u64::MAX;
+/// Of an operation that is never collected with others, as it copies, or never repeats.
+const NOT_COLLECTED: OpSize = OpSize { elements: u64::MAX, products: 0 };
+/// Rows that a launch of several frames has at least: of the tallest tiles.
+const LEAST_ROWS: u64 = 16;
 
 const _: () = assert!(BLOCK_ALIGN.is_multiple_of(FRAME_ALIGN), "frames in a block are aligned");
 
@@ -43,6 +48,15 @@ pub struct Cuda {
 }
 
 type Args<'a> = RunArgs<'a, PreparedConv>;
+
+/// How much an operation is.
+#[derive(Clone, Copy)]
+struct OpSize {
+    /// Of the output.
+    elements: u64,
+    /// Multiplications, where they decide how long it takes.
+    products: u64,
+}
 
 /// The memory of a job, and the copies and bands in flight in it.
 pub struct JobMemory {
@@ -74,8 +88,9 @@ impl Cuda {
     ) -> Result<Cuda> {
         let context = Context::new(index, requested.as_deref())?;
         let (kernels, rates) = shared_kernels(&context, precision)?;
-        let queue = LaunchQueue::new(&context)?;
-        Ok(Cuda { launcher: Launcher { sizes: CudaSizes { precision }, context, kernels, queue }, rates, allocator })
+        let (queue, limit) = (LaunchQueue::new(&context)?, LaunchLimit::new(&rates));
+        let launcher = Launcher { sizes: CudaSizes { precision }, context, kernels, queue, limit };
+        Ok(Cuda { launcher, rates, allocator })
     }
 
     /// Its kernels are of this architecture: the GPU's own, unless `VVAE_ARCH` names an older one.
@@ -88,11 +103,11 @@ impl Cuda {
     }
 
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the
-    /// host's stream fills it instead. `elements`: of the output.
+    /// host's stream fills it instead.
     fn operate(
         &self,
         memory: &mut JobMemory,
-        elements: u64,
+        size: OpSize,
         stop: &mut Stop,
         launch: impl FnOnce(&mut JobMemory) -> Result<()>,
     ) -> Result<()> {
@@ -102,7 +117,8 @@ impl Cuda {
         let _current = self.context().enter()?;
         let queue = &self.launcher.queue;
         let spans = memory.spans.clone();
-        queue.begin(if spans.is_some() { NOT_COLLECTED } else { elements });
+        let long = self.launcher.limit.is_long(size.products);
+        queue.begin(if long || spans.is_some() { NOT_COLLECTED.elements } else { size.elements });
         let launched = match spans {
             Some(spans) => spans.record("operations", queue.stream().handle(), || launch(memory)),
             None => launch(memory),
@@ -112,10 +128,12 @@ impl Cuda {
         if !complete? || memory.on_host_stream {
             return Ok(());
         }
-        let oldest = &memory.operations[memory.next_operation];
-        memory.next_operation = (memory.next_operation + 1) % OPERATIONS_AHEAD;
-        oldest.synchronise()?;
-        queue.stream().record(oldest)
+        let (at, operations) = (memory.next_operation, &memory.operations);
+        memory.next_operation = (at + 1) % OPERATIONS_AHEAD;
+        operations[at].synchronise()?;
+        queue.stream().record(&operations[at])?;
+        // At most one long operation waits behind the one that runs.
+        if long { operations[(at + OPERATIONS_AHEAD - 1) % OPERATIONS_AHEAD].synchronise() } else { Ok(()) }
     }
 
     /// Waits for everything in the memory of a job. A call on the host's stream may have returned before its work has
@@ -139,7 +157,7 @@ impl Drop for Cuda {
     }
 }
 
-/// Kernels are loaded once for all handles on a GPU with the same precision and kernel architecture. Rates are measured
+/// Kernels are shared by all handles on a GPU with the same precision and kernel architecture. Rates are measured
 /// once for all handles that the process ever has, so that those make the same plans.
 fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<Kernels>, Rates)> {
     type Loaded = ((u32, KernelArch, Precision), Weak<Kernels>, Rates);
@@ -150,7 +168,7 @@ fn shared_kernels(context: &Arc<Context>, precision: Precision) -> Result<(Arc<K
     if let (Some(kernels), Some(rates)) = (known.and_then(|(_, kernels, _)| kernels.upgrade()), measured) {
         return Ok((kernels, rates));
     }
-    let kernels = Arc::new(Kernels::new(context, precision)?);
+    let kernels = Arc::new(Kernels::new(context, precision));
     let rates = measured.map_or_else(|| profile::measure_rates(context, precision), Ok)?;
     loaded.retain(|(known, ..)| *known != key);
     loaded.push((key, Arc::downgrade(&kernels), rates));
@@ -184,10 +202,13 @@ impl Cuda {
 
     fn conv(&self, memory: &mut JobMemory, op: &ConvOp<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {
         let output = op.layout.window.output(op.input, op.layout.cout);
-        let elements = output.elements() * op.frames.len() as u64;
+        let size = OpSize {
+            elements: output.elements() * op.frames.len() as u64,
+            products: self.conv_products(&op.layout, op.input, op.frames.len()),
+        };
         let weights = self.weights(memory, op.layer, op.weights, args)?;
         if ConvKernel::of(&op.layout)? == ConvKernel::Out {
-            return self.operate(memory, elements, stop, |memory| self.launcher.conv_out(&memory.block, &weights, op));
+            return self.operate(memory, size, stop, |memory| self.launcher.conv_out(&memory.block, &weights, op));
         }
         let sums = !op.partial_sums.is_none();
         if sums && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(&op.layout)) {
@@ -201,9 +222,27 @@ impl Cuda {
             scratch: args.buffers.scratch,
             partial_sums: &op.partial_sums,
         };
-        self.operate(memory, elements, stop, |memory| {
-            let mut launches = op.frames.chunks(MAX_FRAMES);
+        let most = self.launcher.limit.pieces(conv_products(&op.layout, op.input, LEAST_ROWS)) as usize;
+        self.operate(memory, size, stop, |memory| {
+            let mut launches = op.frames.chunks(if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) });
             launches.try_for_each(|frames| self.launcher.conv(&memory.block, &weights, &conv, frames))
+        })
+    }
+
+    fn conv_products(&self, layout: &ConvLayout, input: FrameShape, frames: usize) -> u64 {
+        let rows = tiling::tile_grid(layout, input).height;
+        conv_products(layout, input, rows).saturating_mul(frames as u64)
+    }
+
+    /// Frames that are too much for one launch are operations of their own.
+    fn attention(&self, memory: &mut JobMemory, op: &AttentionOp<Offsets>, stop: &mut Stop) -> Result<()> {
+        let frame = OpSize { elements: op.shape.elements(), products: attention_products(op.shape, op.shape.pixels()) };
+        let most = self.launcher.limit.pieces(frame.products).min(MAX_FRAMES as u64) as usize;
+        op.frames.chunks(most).try_for_each(|frames| {
+            let count = frames.len() as u64;
+            let size = OpSize { elements: frame.elements * count, products: frame.products.saturating_mul(count) };
+            let op = AttentionOp { shape: op.shape, frames: frames.to_vec() };
+            self.operate(memory, size, stop, |memory| self.launcher.attention(&memory.block, &op))
         })
     }
 
@@ -218,15 +257,16 @@ impl Cuda {
             return Err(Error::Internal(format!("{} frames at a time were planned", op.frames.len())));
         }
         let weights = self.weights(memory, op.layer, op.weights, args)?;
-        self.operate(memory, NOT_COLLECTED, stop, |memory| {
+        let products = self.conv_products(&op.layout, op.input, op.frames.len());
+        self.operate(memory, OpSize { products, ..NOT_COLLECTED }, stop, |memory| {
             memory.bands.run(&self.launcher, &memory.block, op, weights, args)
         })
     }
 
     fn normalise(&self, memory: &mut JobMemory, op: &NormaliseOp<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {
-        let elements = op.shape.elements() * op.frames.len() as u64;
+        let size = OpSize { elements: op.shape.elements() * op.frames.len() as u64, products: 0 };
         let weights = self.weights(memory, op.layer, op.weights, args)?;
-        self.operate(memory, elements, stop, |memory| {
+        self.operate(memory, size, stop, |memory| {
             let what = (&op.layout, op.shape);
             let mut launches = op.frames.chunks(MAX_FRAMES);
             launches.try_for_each(|frames| self.launcher.norm(&memory.block, &weights, what, frames, None))
@@ -268,6 +308,8 @@ impl Backend for Cuda {
 
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<JobMemory> {
         let context = self.context();
+        // Modules take device memory of the driver's own. No job is left without it once its memory is allocated.
+        context.enter().and_then(|_current| self.launcher.kernels.load_common())?;
         let block = DeviceBlock::new(context, self.allocator, bytes)?;
         let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
         let staging = Staging::new(context, host)?;
@@ -340,6 +382,8 @@ impl Backend for Cuda {
         source: &mut dyn ConvSource,
     ) -> Result<PreparedConv> {
         let _current = self.context().enter()?;
+        // As in `allocate`: weights are prepared before a job's memory is allocated.
+        self.launcher.load_conv(layout)?;
         let stream = self.launcher.queue.stream();
         PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
     }
@@ -350,10 +394,7 @@ impl Backend for Cuda {
             Op::Conv(op) => self.conv(memory, op, args, stop),
             Op::BandedConv(op) => self.banded_conv(memory, op, args, stop),
             Op::Normalise(op) => self.normalise(memory, op, args, stop),
-            Op::Attention(op) => {
-                let elements = op.shape.elements() * op.frames.len() as u64;
-                self.operate(memory, elements, stop, |memory| self.launcher.attention(&memory.block, op))
-            }
+            Op::Attention(op) => self.attention(memory, op, stop),
             Op::Load(_) | Op::Blend(_) | Op::Store(_) => {
                 Err(Error::Internal("an operation on host tensors was given to run".into()))
             }

@@ -5,6 +5,7 @@ mod bands;
 mod graphs;
 mod large;
 mod partial_sums;
+mod short_launches;
 
 use std::ffi::c_void;
 use std::ops::Range;

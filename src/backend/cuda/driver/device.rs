@@ -9,7 +9,7 @@ use super::arch::KernelArch;
 use super::error::check;
 use crate::error::{Error, Result};
 
-/// The oldest driver that takes our PTX and has every function we call.
+/// The oldest driver that takes our PTX and machine code, and has every function we call.
 const OLDEST_DRIVER: i32 = 12_000;
 
 /// Says why CUDA cannot be used, if it cannot. The driver is asked once.
@@ -29,13 +29,18 @@ fn start_driver() -> Result<()> {
         check("starting the NVIDIA driver", sys::cuInit(0))?;
         check("asking the NVIDIA driver for its version", sys::cuDriverGetVersion(&mut version))?;
     }
-    if version < OLDEST_DRIVER {
-        let (major, minor) = (version / 1000, version % 1000 / 10);
-        return Err(Error::Device(format!(
-            "the NVIDIA driver is for CUDA {major}.{minor}; CUDA 12.0 or newer is needed: update the driver"
-        )));
+    check_version(version)
+}
+
+fn check_version(version: i32) -> Result<()> {
+    if version >= OLDEST_DRIVER {
+        return Ok(());
     }
-    Ok(())
+    let (major, minor) = (version / 1000, version % 1000 / 10);
+    Err(Error::Device(format!(
+        "the NVIDIA driver is for CUDA {major}.{minor}, and CUDA 12.0 or newer is needed: update the driver to version \
+         525 or newer (528 on Windows)"
+    )))
 }
 
 /// The properties of a GPU that launches and estimates depend on.
@@ -129,5 +134,21 @@ impl Gpu {
             "{} has compute capability {}; 8.0 or newer (RTX 30, A100) is needed: use device \"cpu\"",
             self.name, self.capability
         )))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn older_drivers_are_refused_in_one_sentence() {
+        for version in [12_000, 12_020, 12_090, 13_000] {
+            assert_eq!(check_version(version), Ok(()));
+        }
+        for (version, says) in [(11_080, "CUDA 11.8"), (11_040, "CUDA 11.4"), (10_020, "CUDA 10.2")] {
+            let error = check_version(version).unwrap_err().to_string();
+            assert!(error.contains(says) && error.contains("525") && !error.contains(". "), "{error}");
+        }
     }
 }

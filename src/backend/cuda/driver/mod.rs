@@ -2,6 +2,7 @@
 //! Knows bytes and kernels; knows no tensor, no layer and no CUDA graph.
 
 mod arch;
+mod bundle;
 mod context;
 mod device;
 mod discovery;
@@ -16,6 +17,7 @@ mod spans;
 mod stream;
 
 pub use arch::{ARCH_VARIABLE, KernelArch};
+pub use bundle::Bundle;
 pub use context::Context;
 pub use device::{Gpu, ready};
 pub use discovery::devices;

@@ -196,7 +196,7 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes;
     load_keys_values<KEYS>(p, in, 0, rows);
 
-    const int query = blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
+    const int query = p.first_query + blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
     load_queries(p, in, query, split, t, q);
 

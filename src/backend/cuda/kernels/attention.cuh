@@ -11,6 +11,7 @@ struct AttentionParams {
     u8* out;        // frames [pixel][channels]
     i64 in_slot_bytes, out_slot_bytes;
     int pixels;
-    int channels;  // a multiple of 8, at most MAX_CHANNELS
+    int channels;     // a multiple of 8, at most MAX_CHANNELS
+    int first_query;  // of the launch
     int in_slot[MAX_FRAMES], out_slot[MAX_FRAMES];
 };

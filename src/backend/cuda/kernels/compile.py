@@ -1,20 +1,25 @@
 #!/usr/bin/env python3
-"""Compiles the kernels with NVRTC to the PTX that the library embeds, and checks how it assembles.
+"""Compiles the kernels with NVRTC to PTX and with ptxas to machine code, and checks both.
 
     pip install nvidia-cuda-nvrtc-cu12==12.9.86 nvidia-cuda-nvcc-cu12==12.9.86
-    python compile.py            # writes ptx/<precision>/<kernel file>.ptx
-    python compile.py --check    # compares ptx/ with the sources, and assembles it for every architecture
+    python compile.py            # writes ptx/<precision>/<kernel file>.ptx and bundles/<precision>/<kernel file>.bundle
+    python compile.py --check    # compares both with the sources, and assembles for every architecture
     python compile.py --table    # prints registers and shared memory of every kernel and architecture
 
-The check fails if ptx/ is stale, if a kernel spills registers, or if ptxas serialises wgmma or ignores setmaxnreg.
+The library embeds bundles: the PTX and the machine code of a module, compressed. The PTX as text is for readers and tests.
+The check fails if a file is stale, if a kernel spills registers, or if ptxas serialises wgmma or ignores setmaxnreg.
 """
 import argparse
 import ctypes
+import os
 import re
+import struct
 import subprocess
 import sys
 import sysconfig
 import tempfile
+import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -26,6 +31,10 @@ ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"], "conv_wgmma_pair": ["fp16"], "attent
 # Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
 ARCHITECTURES = {"conv_wgmma": ["90a"], "conv_wgmma_pair": ["90a"], "attention_wgmma": ["90a"]}
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
+# Assembled to be checked only: such GPUs get the PTX.
+NOT_EMBEDDED = ["100"]
+# An entry of a bundle: its architecture (86 for 8.6, 0 for PTX), its bytes, and its bytes compressed by zlib, which follow.
+BUNDLE_ENTRY = struct.Struct("<3I")
 # The oldest version of PTX that has our instructions, so that drivers from CUDA 12.0 on take it. NVRTC writes its own.
 PTX_VERSION = b".version 8.0"
 # A hint of NVRTC that needs a newer version. The machine code is the same without it.
@@ -69,11 +78,12 @@ def compile_ptx(nvrtc, name, definitions):
 
 
 def assemble(path, architecture):
-    """Runs ptxas. Returns (kernel, registers, static shared bytes) of each kernel, and a list of faults."""
+    """Runs ptxas. Returns the machine code, (kernel, registers, static shared bytes) of each kernel, and faults."""
     ptxas = NVIDIA / "cuda_nvcc/bin/ptxas"
     with tempfile.NamedTemporaryFile() as cubin:
         command = [ptxas, "-v", f"-arch=sm_{architecture}", path, "-o", cubin.name]
         run = subprocess.run(command, capture_output=True, text=True)
+        code = cubin.read()
     if run.returncode:
         sys.exit(run.stderr)
     usage, faults, kernel = [], [], ""
@@ -88,31 +98,82 @@ def assemble(path, architecture):
         elif registers := re.search(r"Used (\d+) registers", line):
             shared = re.search(r"(\d+) bytes smem", line)
             usage.append((kernel, registers[1], shared[1] if shared else "0"))
-    return usage, faults
+    return code, usage, faults
 
 
 def ptx_path(name, precision):
     return HERE / "ptx" / precision / f"{name}.ptx"
 
 
+def bundle_path(name, precision):
+    return HERE / "bundles" / precision / f"{name}.bundle"
+
+
+def bundle_entries(ptx, codes):
+    """What a bundle holds, by the number of the architecture: the PTX, and machine code by architecture."""
+    embedded = {a: code for a, code in codes.items() if a not in NOT_EMBEDDED}
+    return {0: ptx} | {int(re.match(r"\d+", a)[0]): code for a, code in embedded.items()}
+
+
+def pack(entries):
+    packed = ((number, data, zlib.compress(data, 9)) for number, data in entries.items())
+    return b"".join(BUNDLE_ENTRY.pack(number, len(data), len(small)) + small for number, data, small in packed)
+
+
+def unpack(bundle):
+    entries, at = {}, 0
+    while at < len(bundle):
+        number, _, small = BUNDLE_ENTRY.unpack_from(bundle, at)
+        at += BUNDLE_ENTRY.size + small
+        entries[number] = zlib.decompress(bundle[at - small : at])
+    return entries
+
+
+def holds(path, entries):
+    """Compares what was compressed: the compressed bytes depend on the version of zlib."""
+    return path.exists() and unpack(path.read_bytes()) == entries
+
+
+def on_all_cores(work, files):
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        return list(pool.map(lambda file: work(*file), files))
+
+
 def write(files):
     nvrtc = load_nvrtc()
-    for name, precision in files:
-        path = ptx_path(name, precision)
+
+    def write_one(name, precision):
+        path, bundle = ptx_path(name, precision), bundle_path(name, precision)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(compile_ptx(nvrtc, name, PRECISIONS[precision]))
+        bundle.parent.mkdir(parents=True, exist_ok=True)
+        ptx = compile_ptx(nvrtc, name, PRECISIONS[precision])
+        path.write_bytes(ptx)
+        entries = bundle_entries(ptx, {a: assemble(path, a)[0] for a in architectures(name) if a not in NOT_EMBEDDED})
+        if not holds(bundle, entries):
+            bundle.write_bytes(pack(entries))
+
+    on_all_cores(write_one, files)
     print(f"{len(files)} files: written")
 
 
 def check(files):
-    nvrtc, problems = load_nvrtc(), []
-    for name, precision in files:
+    nvrtc = load_nvrtc()
+
+    def problems_of(name, precision):
         path = ptx_path(name, precision)
         if not path.exists() or path.read_bytes() != compile_ptx(nvrtc, name, PRECISIONS[precision]):
-            problems.append(f"{precision}/{name}.ptx is stale; run compile.py")
-            continue
-        for architecture in architectures(name):
-            problems += [f"{precision}: {fault}" for fault in assemble(path, architecture)[1]]
+            return [f"{precision}/{name}.ptx is stale; run compile.py"]
+        assembled = {architecture: assemble(path, architecture) for architecture in architectures(name)}
+        codes = {architecture: code for architecture, (code, _, _) in assembled.items()}
+        problems = [f"{precision}: {fault}" for _, _, faults in assembled.values() for fault in faults]
+        if not holds(bundle_path(name, precision), bundle_entries(path.read_bytes(), codes)):
+            problems.append(f"{precision}/{name}.bundle is stale; run compile.py")
+        return problems
+
+    problems = sum(on_all_cores(problems_of, files), [])
+    committed = {path for kind in ("ptx", "bundles") for path in (HERE / kind).glob("*/*")}
+    expected = {path(*file) for file in files for path in (ptx_path, bundle_path)}
+    problems += [f"{path.relative_to(HERE)} has no source; delete it" for path in sorted(committed - expected)]
     if problems:
         sys.exit("\n".join(problems))
     print(f"{len(files)} files: up to date, nothing spills")
@@ -122,7 +183,7 @@ def table(files):
     print("precision  arch    kernel              registers  static shared bytes")
     for name, precision in files:
         for architecture in architectures(name):
-            for kernel, registers, shared in assemble(ptx_path(name, precision), architecture)[0]:
+            for kernel, registers, shared in assemble(ptx_path(name, precision), architecture)[1]:
                 print(f"{precision:9}  sm_{architecture:4} {kernel:20}{registers:>9}  {shared:>19}")
 
 

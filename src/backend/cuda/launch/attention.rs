@@ -2,6 +2,7 @@
 
 use super::frame_stride::FrameStride;
 use super::launcher::Launcher;
+use super::limit::attention_products;
 use super::params::AttentionParams;
 use super::tensor_map;
 use super::tiling::{self, FRAME_ALIGN, MAX_FRAMES};
@@ -32,21 +33,24 @@ impl Launcher {
             for (i, (from, to)) in frames.iter().enumerate() {
                 (params.in_slot[i], params.out_slot[i]) = (input.of(block.address(*from)), out.of(block.address(*to)));
             }
-            let (kernel, threads, blocks) = match &self.kernels.attention_wgmma {
+            // A piece is a block, or the blocks of a cluster.
+            let (kernel, threads, queries, cluster) = match &self.kernels.attention_wgmma {
                 Some(kernel) => {
                     params.map = tensor_map::attention_map(sizes, &params, input.count())?;
-                    let blocks = shape.pixels().div_ceil(tiling::ATTENTION_WGMMA_QUERIES);
-                    let clusters = blocks.next_multiple_of(tiling::ATTENTION_WGMMA_CLUSTER);
-                    (kernel, tiling::ATTENTION_WGMMA_THREADS, clusters)
+                    let queries = tiling::ATTENTION_WGMMA_QUERIES * tiling::ATTENTION_WGMMA_CLUSTER;
+                    (kernel, tiling::ATTENTION_WGMMA_THREADS, queries, tiling::ATTENTION_WGMMA_CLUSTER)
                 }
                 None => {
-                    let blocks = shape.pixels().div_ceil(tiling::attention_queries(sizes.precision));
-                    (&self.kernels.attention, tiling::ATTENTION_THREADS, blocks)
+                    (&self.kernels.attention, tiling::ATTENTION_THREADS, tiling::attention_queries(sizes.precision), 1)
                 }
             };
-            let grid = [blocks as u32, frames.len() as u32];
-            // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
-            unsafe { self.queue.launch(kernel, grid, threads, &params)? };
+            let products = attention_products(shape, queries).saturating_mul(frames.len() as u64);
+            for pieces in self.limit.launches(shape.pixels().div_ceil(queries), products) {
+                params.first_query = (pieces.start * queries) as i32;
+                let grid = [((pieces.end - pieces.start) * cluster) as u32, frames.len() as u32];
+                // SAFETY: the parameters have the kernel's layout and point into `block`, which outlives the work.
+                unsafe { self.queue.launch(kernel, grid, threads, &params)? };
+            }
         }
         Ok(())
     }

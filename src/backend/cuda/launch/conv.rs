@@ -5,9 +5,10 @@ use std::ops::Range;
 use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder, LaunchedFrames};
 use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
+use super::limit::conv_products;
 use super::params::ConvParams;
 use super::tiling::{self, ConvKernel};
-use crate::backend::cuda::driver::{DeviceBlock, Kernel};
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, FrameShape, Offsets, Prologue, Window};
 
@@ -32,13 +33,14 @@ impl Launcher {
     ) -> Result<ConvVariant> {
         let (kernels, sizes) = (&self.kernels, self.sizes);
         // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
-        let of = |both: ConvKernels| if tiling::passes_partial_sums(layout) { both.partial_sums } else { both.plain };
-        Ok(match (ConvKernel::of(layout)?, kernels.conv_wgmma) {
+        let sums = tiling::passes_partial_sums(layout);
+        let of = |both: &ConvKernels| if sums { both.partial_sums.clone() } else { both.plain.clone() };
+        Ok(match (ConvKernel::of(layout)?, &kernels.conv_wgmma) {
             (ConvKernel::In, _) => {
                 let kernel = match next {
-                    Prologue::None => kernels.conv_in,
-                    Prologue::Norm => kernels.conv_in_norm,
-                    Prologue::NormSilu => kernels.conv_in_silu,
+                    Prologue::None => kernels.conv_in.clone(),
+                    Prologue::Norm => kernels.conv_in_norm.clone(),
+                    Prologue::NormSilu => kernels.conv_in_silu.clone(),
                 };
                 ConvVariant { kernel, tile: tiling::CONV_TILE, threads: tiling::CONV_IN_THREADS, wgmma: false }
             }
@@ -47,7 +49,7 @@ impl Launcher {
             }
             _ if pairs => {
                 let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let kernel = kernels.conv_wgmma_pair.ok_or_else(missing)?;
+                let kernel = kernels.conv_wgmma_pair.clone().ok_or_else(missing)?;
                 let tile = tiling::CONV_PAIR_TILE;
                 ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
@@ -61,9 +63,23 @@ impl Launcher {
             }
             (ConvKernel::Main, _) => {
                 let threads = tiling::conv_mma_threads(sizes.precision);
-                ConvVariant { kernel: of(kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
+                ConvVariant { kernel: of(&kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
             }
         })
+    }
+
+    /// Loads the kernel of a layer. The context has to be current.
+    pub fn load_conv(&self, layout: &ConvLayout) -> Result<()> {
+        // Which kernel it is does not depend on the rows.
+        let variant = |pairs| self.conv_variant(layout, FrameShape::new(0, 0, 0), &(0..0), Prologue::None, pairs);
+        if layout.pairs {
+            variant(true)?.kernel.function()?;
+        }
+        let kernel = match ConvKernel::of(layout)? {
+            ConvKernel::Out => self.kernels.conv_out.clone(),
+            _ => variant(false)?.kernel,
+        };
+        kernel.function().map(|_| ())
     }
 
     /// Whole frames, with their statistics.
@@ -110,13 +126,31 @@ impl Launcher {
         let variant = self.conv_variant(layout, grid, &band.rows, band.next_prologue(), launched.is_pairs())?;
         let (sizes, tile, tensor_maps) = (self.sizes, variant.tile, variant.wgmma);
         let builder = ConvParamsBuilder { sizes, block, weights, conv, frames, band, launched, tile, tensor_maps };
-        let mut params = builder.build()?;
+        let params = builder.build()?;
+        // Tiles do not depend on each other, so any rows of tiles may be a launch.
+        let products = conv_products(layout, conv.input, tile.0 as u64).saturating_mul(frames.len() as u64);
+        for rows in self.limit.launches(params.tiles_y as u64, products) {
+            let first_row = params.first_row + rows.start as i32 * tile.0;
+            let tiles_y = (rows.end - rows.start) as i32;
+            let params = ConvParams { first_row, tiles_y, ..params };
+            self.launch_tiles(&variant, layout, (launched, band.stream), params)?;
+        }
+        Ok(params)
+    }
+
+    fn launch_tiles(
+        &self,
+        variant: &ConvVariant,
+        layout: &ConvLayout,
+        (launched, stream): (&LaunchedFrames, Option<&CudaStream>),
+        mut params: ConvParams,
+    ) -> Result<()> {
         let rows = params.tiles_y * params.frames * params.channel_tiles;
-        let gpu = &self.context.gpu;
+        let (gpu, precision) = (&self.context.gpu, self.sizes.precision);
         let tiles = match ConvKernel::of(layout)? {
             ConvKernel::In => {
                 let (tiles_x, rows) = (params.tiles_x as u32, rows as u32);
-                params.run = tiling::conv_in_run(sizes.precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
+                params.run = tiling::conv_in_run(precision, gpu.multiprocessors, gpu.shared_bytes, tiles_x, rows);
                 tiles_x.div_ceil(params.run as u32) * rows
             }
             _ => (params.tiles_x * rows * params.phases) as u32,
@@ -132,11 +166,10 @@ impl Launcher {
         // SAFETY: `ConvParams` has the kernel's layout. All that it points at is in `block` and in the weights, and
         // freeing either waits for the streams.
         unsafe {
-            match band.stream {
-                Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params)?,
-                None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params)?,
+            match stream {
+                Some(stream) => variant.kernel.launch(stream, [blocks, 1], variant.threads, &params),
+                None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params),
             }
         }
-        Ok(params)
     }
 }

@@ -40,7 +40,7 @@ pub struct RecordedLaunch {
 impl RecordedLaunch {
     /// Whether the same node of a graph can launch either.
     fn is_like(&self, other: &RecordedLaunch) -> bool {
-        (self.kernel, self.grid, self.threads) == (other.kernel, other.grid, other.threads)
+        self.kernel == other.kernel && (self.grid, self.threads) == (other.grid, other.threads)
     }
 
     fn launch(&self, stream: &CudaStream) -> Result<()> {
@@ -172,10 +172,11 @@ struct LaunchGraph {
 // SAFETY: a graph may be used from any thread, one at a time.
 unsafe impl Send for LaunchGraph {}
 
-fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> T {
+fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KERNEL_NODE_PARAMS) -> T) -> Result<T> {
+    let func = launch.kernel.function()?;
     let mut arguments = [std::ptr::from_ref(&*launch.params).cast::<std::ffi::c_void>().cast_mut()];
-    with(&sys::CUDA_KERNEL_NODE_PARAMS {
-        func: launch.kernel.function(),
+    Ok(with(&sys::CUDA_KERNEL_NODE_PARAMS {
+        func,
         gridDimX: launch.grid[0],
         gridDimY: launch.grid[1],
         gridDimZ: 1,
@@ -187,7 +188,7 @@ fn with_node_params<T>(launch: &RecordedLaunch, with: impl FnOnce(&sys::CUDA_KER
         extra: std::ptr::null_mut(),
         kern: std::ptr::null_mut(),
         ctx: std::ptr::null_mut(),
-    })
+    }))
 }
 
 impl LaunchGraph {
@@ -203,7 +204,7 @@ impl LaunchGraph {
             let answer = with_node_params(launch, |params| unsafe {
                 sys::cuGraphAddKernelNode_v2(&mut node, made.graph, first, count, params)
             });
-            check("adding to a graph", answer)?;
+            check("adding to a graph", answer?)?;
             made.nodes.push(node);
         }
         // SAFETY: the graph lives.
@@ -218,7 +219,7 @@ impl LaunchGraph {
         let answer = with_node_params(launch, |params| unsafe {
             sys::cuGraphExecKernelNodeSetParams_v2(self.executable, node, params)
         });
-        check("changing a graph", answer)
+        check("changing a graph", answer?)
     }
 
     fn launch(&self, stream: &CudaStream) -> Result<()> {

@@ -9,6 +9,7 @@ use super::params::{
 };
 use super::tiling;
 use crate::backend::Precision;
+use crate::backend::cuda::driver::{Bundle, KernelArch};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("src/backend/cuda/kernels")
@@ -163,6 +164,41 @@ fn norms_that_run_in_place_load_pixels_coherently() {
             let kernel = kernel.split(".entry ").next().unwrap();
             let pixels: Vec<&str> = kernel.lines().filter(|line| line.contains("L1::no_allocate.v4")).collect();
             assert!(!pixels.is_empty() && pixels.iter().all(|load| !load.contains(".nc.")), "{name}: {pixels:?}");
+        }
+    }
+}
+
+/// What `compile.py --check` tells too, without NVRTC: a merge that forgets the bundles fails here.
+#[test]
+fn bundles_hold_the_committed_ptx_and_machine_code_of_it() {
+    const COMMON: [(i32, i32); 5] = [(8, 0), (8, 6), (8, 9), (9, 0), (12, 0)];
+    for precision in Precision::ALL {
+        let names = |kind: &str| -> BTreeSet<String> {
+            let files = std::fs::read_dir(folder().join(kind).join(precision.name())).unwrap();
+            files.map(|file| file.unwrap().path().file_stem().unwrap().to_str().unwrap().to_owned()).collect()
+        };
+        assert_eq!(names("ptx"), names("bundles"), "{}", precision.name());
+        for name in names("ptx") {
+            let read = |path: String| std::fs::read(folder().join(path)).unwrap();
+            let (text, packed) = (format!("ptx/{}/{name}.ptx", precision.name()), name.clone().leak());
+            let bundle = Bundle::new(packed, read(format!("bundles/{}/{name}.bundle", precision.name())).leak());
+            let (text, ptx) = (read(text), bundle.ptx().unwrap());
+            assert!(ptx.strip_suffix(&[0]) == Some(&text), "{name}: run compile.py");
+            let text = String::from_utf8(text).unwrap();
+            let only_hopper = text.contains(".target sm_90a");
+            for (major, minor) in COMMON {
+                let code = bundle.machine_code(KernelArch::new(major, minor)).unwrap();
+                assert_eq!(code.is_some(), !only_hopper || major == 9, "{name} for {major}.{minor}");
+                let Some(code) = code else { continue };
+                // In an ELF file's flags: the first byte up to version 7 of the ABI, then the second.
+                let architecture = code[48 + usize::from(code[8] > 7)];
+                assert_eq!((&code[..4], i32::from(architecture)), (&b"\x7fELF"[..], major * 10 + minor), "{name}");
+                for entry in text.split(".entry ").skip(1) {
+                    let section = format!(".text.{}\0", entry.split('(').next().unwrap());
+                    let found = code.windows(section.len()).any(|bytes| bytes == section.as_bytes());
+                    assert!(found, "{name} for {major}.{minor} has no {section}");
+                }
+            }
         }
     }
 }

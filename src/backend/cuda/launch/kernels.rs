@@ -1,21 +1,20 @@
-//! The kernels of a precision, loaded from the PTX that is embedded in the library.
+//! The kernels of a precision, from the bundles that are embedded in the library.
 
 use std::ffi::CStr;
 use std::sync::Arc;
 
 use super::tiling;
 use crate::backend::Precision;
-use crate::backend::cuda::driver::{Context, Kernel, Module};
+use crate::backend::cuda::driver::{Bundle, Context, Kernel, Module};
 use crate::error::Result;
 
 /// A convolution, and the same with partial sums in and out.
-#[derive(Clone, Copy)]
 pub struct ConvKernels {
     pub plain: Kernel,
     pub partial_sums: Kernel,
 }
 
-/// Every kernel of a precision, loaded.
+/// Every kernel of a precision. Modules are loaded when one of their kernels is first used.
 pub struct Kernels {
     /// Convolution of many channels for compute capability 9.0: tensor copies and warpgroup products.
     pub conv_wgmma: Option<ConvKernels>,
@@ -39,87 +38,78 @@ pub struct Kernels {
     pub load: Kernel,
     pub store: Kernel,
     pub blend: Kernel,
-    _modules: Vec<Module>,
 }
 
-macro_rules! ptx {
-    ($precision:expr, $name:literal) => {
+macro_rules! bundle {
+    ($name:literal of $folder:literal) => {
+        Bundle::new($name, include_bytes!(concat!("../kernels/bundles/", $folder, "/", $name, ".bundle")))
+    };
+    ($name:literal in $precision:expr) => {
         match $precision {
-            Precision::Fp16 => include_str!(concat!("../kernels/ptx/fp16/", $name, ".ptx")),
-            Precision::Bf16 => include_str!(concat!("../kernels/ptx/bf16/", $name, ".ptx")),
-            Precision::Fp32 => include_str!(concat!("../kernels/ptx/fp32/", $name, ".ptx")),
+            Precision::Fp16 => bundle!($name of "fp16"),
+            Precision::Bf16 => bundle!($name of "bf16"),
+            Precision::Fp32 => bundle!($name of "fp32"),
         }
     };
 }
 
 impl Kernels {
     /// The best for the context's [`KernelArch`](crate::backend::cuda::driver::KernelArch).
-    pub fn new(context: &Arc<Context>, precision: Precision) -> Result<Kernels> {
+    pub fn new(context: &Arc<Context>, precision: Precision) -> Kernels {
         let gpu = &context.gpu;
-        let module = |ptx| Module::new(context, ptx);
-        let (conv_in, conv_out) = (module(ptx!(precision, "conv_in"))?, module(ptx!(precision, "conv_out"))?);
-        let (norm, attention) = (module(ptx!(precision, "norm"))?, module(ptx!(precision, "attention"))?);
-        let (conv, pixels) = (module(ptx!(precision, "conv_mma"))?, module(ptx!(precision, "pixels"))?);
+        let module = |bundle| Module::new(context, bundle);
+        let (conv_in, conv_out) = (module(bundle!("conv_in" in precision)), module(bundle!("conv_out" in precision)));
+        let (norm, attention) = (module(bundle!("norm" in precision)), module(bundle!("attention" in precision)));
+        let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let wgmma = match precision {
-            Precision::Fp16 => Some([
-                include_str!("../kernels/ptx/fp16/conv_wgmma.ptx"),
-                include_str!("../kernels/ptx/fp16/attention_wgmma.ptx"),
-            ]),
-            Precision::Bf16 => Some([
-                include_str!("../kernels/ptx/bf16/conv_wgmma.ptx"),
-                include_str!("../kernels/ptx/bf16/attention_wgmma.ptx"),
-            ]),
+            Precision::Fp16 => Some([bundle!("conv_wgmma" of "fp16"), bundle!("attention_wgmma" of "fp16")]),
+            Precision::Bf16 => Some([bundle!("conv_wgmma" of "bf16"), bundle!("attention_wgmma" of "bf16")]),
             Precision::Fp32 => None,
         };
         let [wgmma, attention_wgmma] = match wgmma.filter(|_| gpu.kernel_arch().has_wgmma()) {
-            Some([conv, attention]) => [Some(module(conv)?), Some(module(attention)?)],
+            Some(both) => both.map(|bundle| Some(module(bundle))),
             None => [None, None],
         };
         // In bf16 the sums of two frames would lose too much.
-        let pair = include_str!("../kernels/ptx/fp16/conv_wgmma_pair.ptx");
-        let has_pairs = wgmma.is_some() && precision == Precision::Fp16;
-        let pair = has_pairs.then(|| module(pair)).transpose()?;
-        let both = |module: &Module, [plain, sums]: [&CStr; 2], shared: u32| {
-            Ok(ConvKernels { plain: module.kernel(plain, shared)?, partial_sums: module.kernel(sums, shared)? })
+        let pair =
+            (wgmma.is_some() && precision == Precision::Fp16).then(|| module(bundle!("conv_wgmma_pair" of "fp16")));
+        let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {
+            plain: module.kernel(plain, shared),
+            partial_sums: module.kernel(sums, shared),
         };
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
         let co_resident = |name| if wgmma.is_some() { norm.co_resident_kernel(name) } else { norm.kernel(name, 0) };
         let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
-        let conv_wgmma = wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED));
-        Ok(Kernels {
-            conv_wgmma: conv_wgmma.transpose()?,
-            conv_wgmma_pair: pair
-                .as_ref()
-                .map(|pair| pair.kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED))
-                .transpose()?,
-            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED)?,
-            conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision))?,
-            conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision))?,
-            conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision))?,
-            conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision))?,
-            norm_apply: norm.kernel(c"norm_apply", 0)?,
-            norm_silu: co_resident(c"norm_silu")?,
-            norm_finalize: norm.kernel(c"norm_finalize", 0)?,
-            norm_statistics: norm.kernel(c"norm_statistics", 0)?,
-            copy_rows: co_resident(c"copy_rows")?,
+        Kernels {
+            conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
+            conv_wgmma_pair: pair.map(|pair| pair.kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED)),
+            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED),
+            conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
+            conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
+            conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),
+            conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision)),
+            norm_apply: norm.kernel(c"norm_apply", 0),
+            norm_silu: co_resident(c"norm_silu"),
+            norm_finalize: norm.kernel(c"norm_finalize", 0),
+            norm_statistics: norm.kernel(c"norm_statistics", 0),
+            copy_rows: co_resident(c"copy_rows"),
             // Data-centre cards have the shared memory for twice the keys at a time.
             attention: match gpu.shared_bytes >= tiling::ATTENTION_128_SHARED {
-                true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED)?,
-                false => attention.kernel(c"attention_64", tiling::ATTENTION_64_SHARED)?,
+                true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED),
+                false => attention.kernel(c"attention_64", tiling::ATTENTION_64_SHARED),
             },
             attention_wgmma: attention_wgmma
-                .as_ref()
-                .map(|module| module.kernel(c"attention_wgmma", tiling::ATTENTION_WGMMA_SHARED))
-                .transpose()?,
-            load: pixels.kernel(c"load", 0)?,
-            store: pixels.kernel(c"store", 0)?,
-            blend: pixels.kernel(c"blend", 0)?,
-            _modules: [conv_in, conv_out, norm, attention, pixels, conv]
-                .into_iter()
-                .chain(wgmma)
-                .chain(attention_wgmma)
-                .chain(pair)
-                .collect(),
-        })
+                .map(|module| module.kernel(c"attention_wgmma", tiling::ATTENTION_WGMMA_SHARED)),
+            load: pixels.kernel(c"load", 0),
+            store: pixels.kernel(c"store", 0),
+            blend: pixels.kernel(c"blend", 0),
+        }
+    }
+
+    /// Loads what every job uses beside its convolutions. The context has to be current.
+    pub fn load_common(&self) -> Result<()> {
+        let norms = [&self.norm_apply, &self.norm_silu, &self.norm_finalize, &self.norm_statistics, &self.copy_rows];
+        let others = [self.attention_wgmma.as_ref().unwrap_or(&self.attention), &self.load, &self.store, &self.blend];
+        norms.into_iter().chain(others).try_for_each(|kernel| kernel.function().map(|_| ()))
     }
 }

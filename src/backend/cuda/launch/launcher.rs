@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::kernels::Kernels;
+use super::limit::LaunchLimit;
 use super::queue::LaunchQueue;
 use super::sizes::CudaSizes;
 use crate::backend::cuda::driver::Context;
@@ -13,6 +14,7 @@ pub struct Launcher {
     pub context: Arc<Context>,
     pub kernels: Arc<Kernels>,
     pub queue: LaunchQueue,
+    pub limit: LaunchLimit,
 }
 
 /// Device addresses of a convolution's weights.

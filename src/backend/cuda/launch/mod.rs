@@ -12,6 +12,7 @@ mod graph;
 mod kernel_contract;
 mod kernels;
 mod launcher;
+mod limit;
 mod norm;
 mod params;
 mod pixels;
@@ -24,6 +25,9 @@ pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
 pub use copy::{RowCopy, RowPitches};
 pub use kernels::Kernels;
 pub use launcher::{Launcher, WeightPointers};
+#[cfg(test)]
+pub use limit::testing as limit_testing;
+pub use limit::{LaunchLimit, attention_products, conv_products};
 pub use norm::NormRows;
 pub use params::{ConvParams, Strided};
 #[cfg(test)]

@@ -231,6 +231,8 @@ pub struct AttentionParams {
     pub out_slot_bytes: i64,
     pub pixels: i32,
     pub channels: i32,
+    /// Of the launch.
+    pub first_query: i32,
     pub in_slot: [i32; MAX_FRAMES],
     pub out_slot: [i32; MAX_FRAMES],
 }

@@ -55,7 +55,7 @@ impl LaunchQueue {
     {
         let mut recorder = self.recorder.lock();
         if recorder.is_recording() {
-            recorder.record(RecordedLaunch { kernel: *kernel, grid, threads, params: Box::new(*params) });
+            recorder.record(RecordedLaunch { kernel: kernel.clone(), grid, threads, params: Box::new(*params) });
             return Ok(());
         }
         recorder.flush(&self.stream);

@@ -10,7 +10,7 @@ const FRAMES: usize = 6;
 const CACHE_FRAMES: usize = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Cache {
+pub enum Cache {
     /// About so many columns are resident, the others in host memory.
     Split(u64),
     Recomputed,
@@ -23,7 +23,7 @@ fn recipe(frame: usize) -> Vec<(usize, u8)> {
 }
 
 /// The bytes of all output frames with their statistics. `cache`: `None` for whole frames.
-fn outputs(
+pub fn outputs(
     gpu: &Cuda,
     (head, layer): (&ConvLayout, &ConvLayout),
     size: (u64, u64),

@@ -10,7 +10,7 @@ use crate::ir::Shape;
 use crate::model::Direction;
 use crate::node;
 
-fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
+pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
     let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"));
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
@@ -18,7 +18,7 @@ fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
 }
 
 /// A clip of latents, and room for its frames.
-struct LatentClip {
+pub struct LatentClip {
     latent: Vec<f32>,
     frames: Vec<f32>,
     latents: [u64; 4],
@@ -26,13 +26,13 @@ struct LatentClip {
 }
 
 impl LatentClip {
-    fn new(frames: u64, rows: u64, columns: u64) -> LatentClip {
+    pub fn new(frames: u64, rows: u64, columns: u64) -> LatentClip {
         let (latents, pixels) = ([16, frames, rows, columns], [3, 4 * frames - 3, 8 * rows, 8 * columns]);
         let latent = Lcg(12).fill(latents.iter().product::<u64>() as usize);
         LatentClip { latent, frames: vec![f32::NAN; pixels.iter().product::<u64>() as usize], latents, pixels }
     }
 
-    fn decode(&mut self, session: &mut dyn Session) -> Vec<f32> {
+    pub fn decode(&mut self, session: &mut dyn Session) -> Vec<f32> {
         let (input, output) = (view(&self.latent, self.latents), view(&self.frames, self.pixels));
         let job = Call {
             direction: Direction::Decode,

@@ -8,7 +8,7 @@ const OUTPUTS: usize = 3;
 
 /// The output frames with their statistics, each range in a launch of its own. Between launches the frame that both
 /// read is lost.
-fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
+pub fn run(gpu: &Cuda, layout: &ConvLayout, input: FrameShape, launches: &[Range<usize>]) -> Vec<Vec<u8>> {
     let output = layout.window.output(input, layout.cout);
     let (sizes, mut places) = (gpu.sizes(), BlockPlaces::default());
     let [in_bytes, out_bytes] = [input, output].map(|shape| sizes.frame_bytes(shape, layout.groups));

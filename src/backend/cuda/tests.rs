@@ -4,6 +4,7 @@
 mod bands;
 mod graphs;
 mod large;
+mod pairs;
 mod partial_sums;
 mod short_launches;
 

@@ -81,7 +81,7 @@ pub fn pair_slab<E: PackedElement>((cin, cout): (u64, u64), second: bool, plain:
                 let from =
                     &plain[(tap * cin + first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
                 for (n, value) in from.iter().enumerate() {
-                    into[n * row + ((k / unit) ^ (n / 2 & 3)) * unit + k % unit] = E::round(*value);
+                    into[n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit] = E::round(*value);
                 }
             }
         }

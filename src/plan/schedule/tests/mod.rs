@@ -24,7 +24,6 @@ use crate::plan::tiles::{Spacing, TileSize};
 fn request(direction: Direction, input: Shape) -> Request {
     let config = Config { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
     let network = Network::new(&config, direction);
-    let network = if std::env::var_os("PAIRS").is_some() { network.with_pairs() } else { network };
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),
@@ -41,6 +40,11 @@ fn request(direction: Direction, input: Shape) -> Request {
 }
 
 impl Request {
+    /// The same with pairs of frames that share products.
+    fn with_pairs(self) -> Request {
+        Request { network: Arc::new(Network::clone(&self.network).with_pairs()), ..self }
+    }
+
     fn plan(&self, device: &Device) -> Result<Plan, PlanError> {
         search::search(self, &device.target())
     }
@@ -66,24 +70,25 @@ fn every_policy_makes_every_frame_the_same_way() {
     for direction in Direction::ALL {
         for frames in [1, 2, 3, 5, 9, 14, 23] {
             let base = request(direction, clip(direction, 1, frames));
-            let whole = Request { slice: Some(1000), chunk: Some(8), ..base.clone() };
-            let expected = run_fused(&whole.plan(&FUSED).unwrap());
-            let made: Vec<u64> = expected.iter().map(|(_, frame, _)| *frame).collect();
-            assert_eq!(made, (0..base.network.output_frames(frames)).collect::<Vec<_>>());
-            for slice in [1, 2, 3, 7] {
-                for chunk in [1, 2, 3, 5] {
-                    let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
-                    assert_eq!(run_fused(&cut.plan(&FUSED).unwrap()), expected, "{slice} {chunk}");
-                    let stream = Request { input: Shape { frames: 0, ..base.input }, ..cut };
-                    let stream = stream.plan(&FUSED).unwrap();
-                    for piece in [1, 3, 100] {
-                        assert_eq!(
-                            run_pushed(&stream, &FUSED, frames, piece),
-                            expected,
-                            "stream {slice} {chunk} {piece}"
-                        );
-                    }
-                }
+            assert_same_frames(base.clone(), frames);
+            assert_same_frames(base.with_pairs(), frames);
+        }
+    }
+}
+
+fn assert_same_frames(base: Request, frames: u64) {
+    let whole = Request { slice: Some(1000), chunk: Some(8), ..base.clone() };
+    let expected = run_fused(&whole.plan(&FUSED).unwrap());
+    let made: Vec<u64> = expected.iter().map(|(_, frame, _)| *frame).collect();
+    assert_eq!(made, (0..base.network.output_frames(frames)).collect::<Vec<_>>());
+    for slice in [1, 2, 3, 7] {
+        for chunk in [1, 2, 3, 5] {
+            let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
+            assert_eq!(run_fused(&cut.plan(&FUSED).unwrap()), expected, "{slice} {chunk}");
+            let stream = Request { input: Shape { frames: 0, ..base.input }, ..cut };
+            let stream = stream.plan(&FUSED).unwrap();
+            for piece in [1, 3, 100] {
+                assert_eq!(run_pushed(&stream, &FUSED, frames, piece), expected, "stream {slice} {chunk} {piece}");
             }
         }
     }
@@ -91,8 +96,9 @@ fn every_policy_makes_every_frame_the_same_way() {
 
 #[test]
 fn separate_norms_run_in_any_slices_and_chunks() {
-    for direction in Direction::ALL {
+    for (direction, pairs) in Direction::ALL.into_iter().flat_map(|direction| [(direction, false), (direction, true)]) {
         let base = request(direction, clip(direction, 2, 14));
+        let base = if pairs { base.with_pairs() } else { base };
         let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
         for (slice, chunk) in [(1, 1), (2, 3), (3, 2)] {
             let cut = Request { slice: Some(slice), chunk: Some(chunk), ..base.clone() };
@@ -103,10 +109,11 @@ fn separate_norms_run_in_any_slices_and_chunks() {
 
 #[test]
 fn offloaded_and_recomputed_caches_change_no_frame() {
-    for direction in Direction::ALL {
+    for (direction, pairs) in Direction::ALL.into_iter().flat_map(|direction| [(direction, false), (direction, true)]) {
         let (mut seen, mut rematerialised) = (HashSet::new(), 0);
         for frames in [2, 14] {
             let free = request(direction, clip(direction, 2, frames));
+            let free = if pairs { free.with_pairs() } else { free };
             let whole = free.plan(&SEPARATE).unwrap();
             let expected = run(&whole, &SEPARATE);
             for device in [SLOW_COPIES, FAST_COPIES] {

@@ -1,0 +1,112 @@
+//! Pairs of frames that share products, against the CPU; and the bits of frames that are computed alone.
+
+use super::*;
+use crate::model::Time;
+
+const FRAMES: usize = 6;
+
+/// The slabs of `Time::Paired` of the weights of three taps.
+struct PairedWeights(RandomWeights);
+
+impl ConvSource for PairedWeights {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
+        if slab as usize >= Time::Paired.slabs().len() {
+            return self.0.slab(slab, into);
+        }
+        let mut tap_weights = vec![0.0; into.len()];
+        into.fill(0.0);
+        let products = Time::Paired.slabs()[slab as usize].iter().zip(Time::Paired.factors(slab as usize));
+        for ((tap, _), factor) in products {
+            self.0.slab(*tap as u64, &mut tap_weights)?;
+            into.iter_mut().zip(&tap_weights).for_each(|(sum, weight)| *sum += weight * *factor as f32);
+        }
+        Ok(())
+    }
+    fn bias(&mut self, bias: u64, into: &mut [f32]) {
+        self.0.bias(bias, into);
+    }
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
+        self.0.norm(gamma, beta);
+    }
+}
+
+/// A convolution of a clip, its frames divided among launches.
+struct PairCase {
+    layout: ConvLayout,
+    input: FrameShape,
+}
+
+impl PairCase {
+    /// Returns the output frames, and their bytes with their statistics.
+    fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
+        let (layout, input) = (&self.layout, self.input);
+        let output = input.with_channels(layout.cout);
+        let shortcut_shape = input.with_channels(layout.shortcut.unwrap_or(1));
+        let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
+        let bytes = |shape| sizes.frame_bytes(shape, layout.groups);
+        let mut take = |shape| places.frames(bytes(shape), FRAMES);
+        let (inputs, shortcuts, residuals, outs) = (take(input), take(shortcut_shape), take(output), take(output));
+        let staging =
+            [input, output, shortcut_shape].map(|shape| sizes.staging_bytes(shape)).into_iter().max().unwrap();
+        let scratch = sizes.conv_scratch(layout, input, FRAMES as u64);
+        let mut job = KernelJob::new(backend, places, Room { scratch, staging, ..Room::default() });
+        let mut random = Lcg(17);
+        job.load_random(&mut random, input, &inputs);
+        job.load_random(&mut random, shortcut_shape, &shortcuts);
+        job.load_random(&mut random, output, &residuals);
+        let weight_bytes = FRAME_ALIGN + sizes.weight_bytes(layout);
+        let store = backend.allocate_weights(weight_bytes, Residency::Device).unwrap();
+        let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
+        let conv = match layout.pairs {
+            true => backend.prepare(&store, FRAME_ALIGN, layout, &mut PairedWeights(plain)),
+            false => backend.prepare(&store, FRAME_ALIGN, layout, &mut plain),
+        };
+        let weights = [conv.unwrap()];
+        for launch in launches {
+            let frames = launch.clone().map(|t| {
+                // The CPU has three taps and no folded slabs.
+                let first = |tap: usize| (t + tap).saturating_sub(2);
+                let causal = (0..3).map(|tap| (inputs[first(tap)], tap as u8)).collect::<Vec<_>>();
+                let recipe = Time::Paired.recipe(t as u64);
+                let paired = recipe.terms().iter().map(|(t, slab)| (inputs[*t as usize], *slab));
+                let mut terms = if layout.pairs { paired.collect() } else { causal };
+                if layout.shortcut.is_some() {
+                    terms.push((shortcuts[t], layout.slabs as u8));
+                }
+                frame(&terms, 0, (t % 2 == 0).then_some(residuals[t]), outs[t])
+            });
+            let frames = frames.collect();
+            job.run(conv_op(layout, input, frames, true, PartialSums::NONE), &weights);
+            job.finish();
+        }
+        let values = job.store(output, &outs);
+        let bytes = job.read(&outs, bytes(output));
+        (values, bytes)
+    }
+}
+
+#[test]
+fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
+    let cpu = Cpu::new(CpuOptions::default()).unwrap();
+    for gpu in gpus().iter().filter(|gpu| gpu.profile().pairs.is_some()) {
+        for (height, width) in [(1, 1), (7, 5), (16, 16), (18, 34), (37, 53), (130, 200)] {
+            for (cin, cout, shortcut) in
+                [(8, 8, None), (16, 24, Some(24)), (64, 64, None), (72, 128, Some(80)), (128, 136, None)]
+            {
+                let base = ConvLayout { shortcut, biases: 1, ..layout(cin, cout, Window::Same, Prologue::None) };
+                let input = FrameShape::new(height, width, cin);
+                let slabs = Time::Paired.slabs().len() as u64;
+                let paired = PairCase { layout: ConvLayout { pairs: true, slabs, ..base }, input };
+                let whole = std::slice::from_ref(&(0..FRAMES));
+                let (expected, _) = PairCase { layout: base, input }.run(&cpu, whole);
+                let (found, bits) = paired.run(gpu, whole);
+                let what = format!("{cin} to {cout}, {height}x{width} in {}", name(gpu));
+                let error = relative_error(&found, &expected);
+                assert!(error < 2e-3, "{what}: {error:.1e}");
+                for launches in [&[0..1, 1..2, 2..3, 3..4, 4..5, 5..6][..], &[0..2, 2..4, 4..6], &[0..3, 3..6]] {
+                    assert!(paired.run(gpu, launches).1 == bits, "{what}: launches of {launches:?}");
+                }
+            }
+        }
+    }
+}

@@ -40,11 +40,11 @@ fn work(plan: &Plan, target: &Target) -> f64 {
 fn a_cut_costs_few_frames_also_within_limits() {
     let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
-    let target = Target::new(device_profile(H200, false), &sizes, config.groups);
+    let target = Target::new(device_profile(H200, true), &sizes, config.groups);
     for (direction, first, counts, video_frames, most) in
         [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
     {
-        let network = Arc::new(Network::new(&config, direction));
+        let network = Arc::new(Network::new(&config, direction).with_pairs());
         for limit in [139, 8] {
             let started = Instant::now();
             let plans = counts.map(|count| search(&request(&network, first, count, limit), &target).unwrap());

@@ -133,9 +133,9 @@ mod pictures {
     /// The timeline of a job on an H200, as `vvae_plan_timeline` tells it.
     fn timeline(direction: Direction, input: Shape, limit: u64) -> Value {
         let config = published();
-        let network = Arc::new(Network::new(&config, direction));
+        let network = Arc::new(Network::new(&config, direction).with_pairs());
         let sizes = CudaSizes { precision: Precision::Fp16 };
-        let target = Target::new(device_profile(H200, false), &sizes, config.groups);
+        let target = Target::new(device_profile(H200, true), &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline = plan.timeline((limit, HOST_BYTES), &target).json("NVIDIA H200");

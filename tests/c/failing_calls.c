@@ -1,9 +1,14 @@
 /* Fails calls of the library to the system, one place after the other, and counts what becomes of the process.
  *
- *     failing_calls LIBRARY CHECKPOINT STATE_FILE memory|threads|files|host once|after PLACES
+ *     failing_calls LIBRARY CHECKPOINT STATE_FILE KIND once|after PLACES
  *
- * "memory" fails malloc and its like and mmap, "threads" pthread_create, "files" open, read, write and sync, "host" the
- * allocator that a host gives to vvae_create. "once" fails the call at a place, "after" that one and all later ones.
+ * KIND "memory" fails malloc and its like and mmap, "threads" pthread_create, "files" open, read, write and sync, "host"
+ * the allocator that a host gives to vvae_create. "once" fails the call at a place, "after" that one and all later ones.
+ *
+ * With simulated_driver.c as libcuda.so, on its GPUs: "device" fails allocations on the device, "pinned" those of pinned
+ * memory, "launch" launches, "driver" any call of the driver; "lost" loses the GPU at any call, "member" the first of two.
+ * On a lost GPU nothing works again, and the run with nothing failing takes the other GPU and the CPU.
+ *
  * Each place runs in a child: create, configure, plan, encode, decode, range, stream, save, restore, free; then, with
  * nothing failing, encode once more, which must give the right bits. Prints "places N answered N completed N aborted N
  * hung N wrong N", and each place that is not right.
@@ -35,8 +40,12 @@ void *__libc_memalign(size_t, size_t);
 
 static uintptr_t library_start, library_end;
 static int64_t made, fail_at, fail_until;
-enum kind { MEMORY, THREADS, FILES, HOST };
+enum kind { MEMORY, THREADS, FILES, HOST, DEVICE, PINNED, LAUNCH, DRIVER, LOST, MEMBER, KINDS };
+static const char *const kinds[KINDS] = {"memory", "threads", "files", "host", "device", "pinned", "launch", "driver", "lost", "member"};
 static enum kind failing;
+static const char *device = "cpu";
+static void (*simulated_loss)(int);
+static int (*simulated_objects)(void);
 
 /* The first place of each stack. Shared with the child that finds them. */
 enum { MOST_STACKS = 1 << 16, DEPTH = 8 };
@@ -139,6 +148,16 @@ static void host_free(void *user, void *block, uint64_t bytes) {
     free(block);
 }
 
+/* The answer of a driver's call: an error of CUDA, or 0. The first of a kind here is DEVICE. */
+static int driver_fails(int kind, int gpu) {
+    enum { OUT_OF_MEMORY = 2, OUT_OF_RESOURCES = 701, UNKNOWN = 999 };
+    if (failing < DRIVER) return kind == (int)(failing - DEVICE) && next_fails() ? kind < 2 ? OUT_OF_MEMORY : OUT_OF_RESOURCES : 0;
+    if (gpu != 0 || !next_fails()) return 0;
+    if (failing == DRIVER) return UNKNOWN;
+    simulated_loss(gpu);
+    return 0;
+}
+
 #define FUNCTIONS(X)                                                                                             \
     X(vvae_create) X(vvae_configure) X(vvae_plan) X(vvae_encode) X(vvae_decode) X(vvae_stream_open)             \
     X(vvae_stream_push) X(vvae_stream_pull) X(vvae_stream_save) X(vvae_stream_save_file) X(vvae_stream_restore) \
@@ -159,16 +178,22 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *name) {
     return 1;
 }
 
-enum { FRAMES = 5, SIDE = 16, LATENTS = 2, LATENT_SIDE = 2, CHANNELS = 16, PIXELS = FRAMES * SIDE * SIDE * 3 };
-static uint8_t rgb[PIXELS], decoded[PIXELS], state[1 << 22];
-static float latent[CHANNELS * LATENTS * LATENT_SIDE * LATENT_SIDE];
-static int64_t video_shape[5] = {1, 3, FRAMES, SIDE, SIDE}, latent_shape[5] = {1, CHANNELS, LATENTS, LATENT_SIDE, LATENT_SIDE};
+/* Frames of a GPU are larger, so that a limit offloads some. */
+enum { FRAMES = 5, SIDE = 16, GPU_SIDE = 160, LATENTS = 2, CHANNELS = 16, PIXELS = FRAMES * GPU_SIDE * GPU_SIDE * 3 };
+static uint8_t rgb[PIXELS], decoded[PIXELS], state[1 << 26];
+static float latent[CHANNELS * LATENTS * (GPU_SIDE / 8) * (GPU_SIDE / 8)];
+static int64_t video_shape[5] = {1, 3, FRAMES, SIDE, SIDE}, latent_shape[5] = {1, CHANNELS, LATENTS, SIDE / 8, SIDE / 8};
+static const char *gpu_settings[][2] = {{"memory_limit", "26MiB"}, {"tiles", "never"}, {"rates", "products=1e14,memory=1e12,copies=1e9"}};
 static const char *weights, *state_file;
 
 /* Texts are asked for after every failure, as hosts do. */
+static int unnamed;
 static int32_t told(vvae *v, int32_t status) {
-    char text[256];
-    if (status < 0 && (f_vvae_error(v, text, sizeof text), text[0] == 0)) printf("a failure without a text\n");
+    char text[512];
+    if (status >= 0) return status;
+    f_vvae_error(v, text, sizeof text);
+    if (text[0] == 0) unnamed = 1, printf("a failure without a text\n");
+    if (status == VVAE_ERROR_DEVICE && failing == LOST && !strstr(text, "lost")) unnamed = 1, printf("not named: %s\n", text);
     return status;
 }
 
@@ -183,7 +208,7 @@ static int32_t pull_all(vvae *v, vvae_stream *s, vvae_tensor *video) {
 static int32_t scenario(int brief) {
     vvae_tensor video = {rgb, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_U8, video_shape, NULL, 0};
     vvae_tensor latents = {latent, VVAE_DEVICE_CPU, 0, 5, VVAE_DTYPE_F32, latent_shape, NULL, 0};
-    vvae_create_info info = {.struct_size = sizeof info, .abi_version = VVAE_ABI_VERSION, .weights = weights, .device = "cpu"};
+    vvae_create_info info = {.struct_size = sizeof info, .abi_version = VVAE_ABI_VERSION, .weights = weights, .device = device};
     if (failing == HOST) info.alloc = host_alloc, info.free = host_free;
     vvae_plan_info plan = {.struct_size = sizeof plan};
     char text[2048];
@@ -201,6 +226,7 @@ static int32_t scenario(int brief) {
     if (!v) return worst;
     /* With one thread the places of stacks are the same each time. */
     NOTE(f_vvae_configure(v, "threads", stacks ? "1" : "2"));
+    for (int i = 0; !strncmp(device, "cuda", 4) && i < 3; i++) NOTE(f_vvae_configure(v, gpu_settings[i][0], gpu_settings[i][1]));
     NOTE(f_vvae_configure(v, "nonsense", "value")); /* always -1 */
     worst = worst == VVAE_ERROR_ARGUMENT ? 0 : worst;
     NOTE(f_vvae_plan(v, "decode", latent_shape, &plan, text, sizeof text));
@@ -212,6 +238,10 @@ static int32_t scenario(int brief) {
     video.data = decoded;
     NOTE(f_vvae_decode(v, &latents, &video, NULL));
     NOTE(f_vvae_decode_range(v, &latents, LATENTS, 0, &video, NULL));
+    if (failing == MEMBER) { /* The streams of several devices cannot be saved. */
+        NOTE(f_vvae_free(v));
+        return worst;
+    }
     NOTE(f_vvae_stream_open(v, "decode", latent_shape, &s));
     if (s) {
         NOTE(f_vvae_stream_push(s, &latents, &taken));
@@ -242,9 +272,13 @@ static int child(int64_t place, int once) {
     fail_until = once ? place + 1 : INT64_MAX;
     int32_t first = scenario(0);
     fail_at = INT64_MAX;
+    /* What a failing driver did not take back stays its own. */
+    if (simulated_objects && failing != DRIVER && simulated_objects()) return printf("%d objects are left\n", simulated_objects()), WRONG;
+    if (failing >= LOST) device = "cuda:1";
     memset(latent, 0, sizeof latent);
     int32_t second = scenario(1);
-    if (second != 0 || memcmp(expected, latent, sizeof latent)) return WRONG;
+    if (second != 0 || memcmp(expected, latent, sizeof latent) || unnamed) return WRONG;
+    if (failing >= LOST && (device = "cpu", scenario(1)) != 0) return WRONG;
     if (first != 0 && first != VVAE_ERROR_MEMORY && first != VVAE_ERROR_CHECKPOINT && first != VVAE_ERROR_DEVICE &&
         first != VVAE_ERROR_STATE && first != VVAE_ERROR_ARGUMENT)
         return WRONG;
@@ -264,6 +298,19 @@ static int run(int64_t place, int once, int *signal) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
+/* Takes the simulated driver, which the library will find under the same name. */
+static int simulate(void) {
+    void *driver = dlopen("libcuda.so", RTLD_NOW);
+    int (**failure)(int, int) = driver ? dlsym(driver, "simulated_failure") : NULL;
+    if (!failure) return fprintf(stderr, "libcuda.so is not the simulated driver\n"), 1;
+    *failure = driver_fails;
+    video_shape[3] = video_shape[4] = GPU_SIDE, latent_shape[3] = latent_shape[4] = GPU_SIDE / 8;
+    simulated_loss = (void (*)(int))dlsym(driver, "simulated_loss");
+    simulated_objects = (int (*)(void))dlsym(driver, "simulated_objects");
+    device = failing == MEMBER ? "cuda:0,cuda:1" : "cuda:0";
+    return 0;
+}
+
 int main(int argc, char **argv) {
     int64_t total, places, i, count[5] = {0};
     int pipes[2], once;
@@ -276,7 +323,9 @@ int main(int argc, char **argv) {
     if (!(f_##name = (__typeof__(f_##name))dlsym(library, #name))) return fprintf(stderr, "no " #name "\n"), 2;
     FUNCTIONS(LOOK_UP)
     weights = argv[2], state_file = argv[3], once = !strcmp(argv[5], "once"), places = atoll(argv[6]);
-    failing = !strcmp(argv[4], "memory") ? MEMORY : !strcmp(argv[4], "threads") ? THREADS : !strcmp(argv[4], "files") ? FILES : HOST;
+    while (failing < KINDS && strcmp(argv[4], kinds[failing])) failing++;
+    if (failing == KINDS) return fprintf(stderr, "no kind %s\n", argv[4]), 2;
+    if (failing >= DEVICE && simulate()) return 2;
     for (i = 0; i < PIXELS; i++) rgb[i] = (uint8_t)(i * 7 + i / 50);
     /* One place in this process, for a debugger. */
     if (getenv("VVAE_PLACE")) return child(atoll(getenv("VVAE_PLACE")), once);

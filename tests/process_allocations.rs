@@ -89,7 +89,7 @@ fn failing_calls_to_the_system_are_survived() {
 #[test]
 #[cfg(feature = "cuda")]
 fn a_failing_driver_is_survived() {
-    let kinds = ["device", "pinned", "launch", "driver"].map(|kind| [(kind, "once"), (kind, "after")]);
+    let kinds = ["device", "pinned", "launch", "taken", "driver"].map(|kind| [(kind, "once"), (kind, "after")]);
     let kinds = [kinds.as_flattened(), &[("lost", "after"), ("member", "after")]].concat();
     survives(&kinds, "failing-driver", &golden("small.safetensors"), true);
 }

@@ -1,7 +1,8 @@
 //! Random work on several handles at once: shapes, limits, cancels, streams, states, ranges, device lists, threads. Every
 //! result has the right bits, and the process ends with the memory, descriptors and threads it began with.
 //!
-//! VVAE_SOAK_SECONDS sets the duration. One test only, so that nothing else runs in the process.
+//! VVAE_SOAK_SECONDS sets the duration, VVAE_SOAK_DEVICE another device than the CPU. One test only, so that nothing else
+//! runs in the process.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]
 
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use common::process::{allocated_bytes, status_bytes};
-use common::{Buffer, Failure, LATENT_CHANNELS, Random, Vae, api, create_info, run_info, tiny};
+use common::{Buffer, Failure, LATENT_CHANNELS, Random, Vae, api, create_info, run_info, small, tiny};
 use video_vae::capi::*;
 
 const WORKERS: u64 = 3;
@@ -27,7 +28,7 @@ struct Clip {
 
 impl Clip {
     fn new([b, t, h, w]: [i64; 4]) -> Clip {
-        let vae = Vae::open(tiny()).unwrap();
+        let vae = open(1);
         let mut video = Buffer::new(VVAE_DTYPE_F32, [b, 3, t, h, w]);
         let mut random = Random((t * h * w) as u64);
         video.f32_mut().iter_mut().for_each(|value| *value = random.below(2001) as f32 / 1000.0 - 1.0);
@@ -100,8 +101,13 @@ struct Worker<'a> {
     several: bool,
 }
 
-fn open(device: &str) -> Vae {
-    let (path, device) = (CString::new(tiny().to_str().unwrap()).unwrap(), CString::new(device).unwrap());
+/// A handle on one device, or on a list of the same several times.
+fn open(times: usize) -> Vae {
+    let device = std::env::var("VVAE_SOAK_DEVICE").unwrap_or("cpu".into());
+    // No kernel of a GPU has as few channels as the tiny checkpoint.
+    let weights = if device == "cpu" { tiny().to_owned() } else { small() };
+    let list = vec![device; times].join(",");
+    let (path, device) = (CString::new(weights.to_str().unwrap()).unwrap(), CString::new(list).unwrap());
     let vae = Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&path) }).unwrap();
     vae.configure("tiles", "never").unwrap();
     vae
@@ -114,7 +120,7 @@ impl Worker<'_> {
 
     fn configure(&mut self) {
         let (key, values): (_, &[&str]) = self.random.pick(&[
-            ("memory_limit", &["auto", "64MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
+            ("memory_limit", &["auto", "64MiB", "20MiB", "12MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
             ("threads", &["1", "2", "3", "auto"][..]),
             ("slice_frames", &["auto", "1", "2", "7"][..]),
             ("chunk_frames", &["auto", "1", "3"][..]),
@@ -208,7 +214,7 @@ impl Worker<'_> {
 
     fn reopen(&mut self) {
         self.several = self.random.one_in(3);
-        self.vae = open(if self.several { "cpu,cpu" } else { "cpu" });
+        self.vae = open(if self.several { 2 } else { 1 });
     }
 
     fn step(&mut self) {
@@ -233,7 +239,7 @@ fn work(clips: &[Clip], seed: u64, end: Instant) -> Tally {
     let steps = AtomicUsize::new(0);
     let run = |(index, handle): (u64, &AtomicUsize)| {
         let random = Random((seed * WORKERS + index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut worker = Worker { random, clips, tally: Tally::default(), vae: open("cpu"), several: false };
+        let mut worker = Worker { random, clips, tally: Tally::default(), vae: open(1), several: false };
         while Instant::now() < end {
             handle.store(worker.vae.0.addr(), Ordering::Relaxed);
             worker.step();

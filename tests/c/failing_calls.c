@@ -6,7 +6,8 @@
  * the allocator that a host gives to vvae_create. "once" fails the call at a place, "after" that one and all later ones.
  *
  * With simulated_driver.c as libcuda.so, on its GPUs: "device" fails allocations on the device, "pinned" those of pinned
- * memory, "launch" launches, "driver" any call of the driver; "lost" loses the GPU at any call, "member" the first of two.
+ * memory, "launch" launches, "driver" any call of the driver. With "taken" another process takes the GPU's memory at any
+ * call, with "once" until the next. "lost" loses the GPU at any call, "member" the first of two.
  * On a lost GPU nothing works again, and the run with nothing failing takes the other GPU and the CPU.
  *
  * Each place runs in a child: create, configure, plan, encode, decode, range, stream, save, restore, free; then, with
@@ -40,11 +41,12 @@ void *__libc_memalign(size_t, size_t);
 
 static uintptr_t library_start, library_end;
 static int64_t made, fail_at, fail_until;
-enum kind { MEMORY, THREADS, FILES, HOST, DEVICE, PINNED, LAUNCH, DRIVER, LOST, MEMBER, KINDS };
-static const char *const kinds[KINDS] = {"memory", "threads", "files", "host", "device", "pinned", "launch", "driver", "lost", "member"};
+enum kind { MEMORY, THREADS, FILES, HOST, DEVICE, PINNED, LAUNCH, TAKEN, DRIVER, LOST, MEMBER, KINDS };
+static const char *const kinds[KINDS] = {"memory", "threads", "files", "host", "device", "pinned",
+                                         "launch", "taken", "driver", "lost", "member"};
 static enum kind failing;
 static const char *device = "cpu";
-static void (*simulated_loss)(int);
+static void (*simulated_loss)(int), (*simulated_others)(int, int);
 static int (*simulated_objects)(void);
 
 /* The first place of each stack. Shared with the child that finds them. */
@@ -151,7 +153,11 @@ static void host_free(void *user, void *block, uint64_t bytes) {
 /* The answer of a driver's call: an error of CUDA, or 0. The first of a kind here is DEVICE. */
 static int driver_fails(int kind, int gpu) {
     enum { OUT_OF_MEMORY = 2, OUT_OF_RESOURCES = 701, UNKNOWN = 999 };
-    if (failing < DRIVER) return kind == (int)(failing - DEVICE) && next_fails() ? kind < 2 ? OUT_OF_MEMORY : OUT_OF_RESOURCES : 0;
+    if (failing == TAKEN) return simulated_others(gpu, next_fails()), 0;
+    if (failing < DRIVER) {
+        int fails = kind == (int)(failing - DEVICE) && next_fails();
+        return !fails ? 0 : failing == LAUNCH ? OUT_OF_RESOURCES : OUT_OF_MEMORY;
+    }
     if (gpu != 0 || !next_fails()) return 0;
     if (failing == DRIVER) return UNKNOWN;
     simulated_loss(gpu);
@@ -183,7 +189,8 @@ enum { FRAMES = 5, SIDE = 16, GPU_SIDE = 160, LATENTS = 2, CHANNELS = 16, PIXELS
 static uint8_t rgb[PIXELS], decoded[PIXELS], state[1 << 26];
 static float latent[CHANNELS * LATENTS * (GPU_SIDE / 8) * (GPU_SIDE / 8)];
 static int64_t video_shape[5] = {1, 3, FRAMES, SIDE, SIDE}, latent_shape[5] = {1, CHANNELS, LATENTS, SIDE / 8, SIDE / 8};
-static const char *gpu_settings[][2] = {{"memory_limit", "26MiB"}, {"tiles", "never"}, {"rates", "products=1e14,memory=1e12,copies=1e9"}};
+static const char *gpu_settings[][2] = {
+    {"memory_limit", "26MiB"}, {"tiles", "never"}, {"rates", "products=1e14,memory=1e12,copies=1e9"}};
 static const char *weights, *state_file;
 
 /* Texts are asked for after every failure, as hosts do. */
@@ -193,7 +200,8 @@ static int32_t told(vvae *v, int32_t status) {
     if (status >= 0) return status;
     f_vvae_error(v, text, sizeof text);
     if (text[0] == 0) unnamed = 1, printf("a failure without a text\n");
-    if (status == VVAE_ERROR_DEVICE && failing == LOST && !strstr(text, "lost")) unnamed = 1, printf("not named: %s\n", text);
+    if (status == VVAE_ERROR_DEVICE && failing == LOST && !strstr(text, "lost"))
+        unnamed = 1, printf("not named: %s\n", text);
     return status;
 }
 
@@ -273,11 +281,14 @@ static int child(int64_t place, int once) {
     int32_t first = scenario(0);
     fail_at = INT64_MAX;
     /* What a failing driver did not take back stays its own. */
-    if (simulated_objects && failing != DRIVER && simulated_objects()) return printf("%d objects are left\n", simulated_objects()), WRONG;
+    if (simulated_objects && failing != DRIVER && simulated_objects())
+        return printf("%d objects are left\n", simulated_objects()), WRONG;
     if (failing >= LOST) device = "cuda:1";
-    memset(latent, 0, sizeof latent);
+    memset(latent, 1, sizeof latent);
     int32_t second = scenario(1);
-    if (second != 0 || memcmp(expected, latent, sizeof latent) || unnamed) return WRONG;
+    size_t bytes = CHANNELS * LATENTS * latent_shape[3] * latent_shape[4] * sizeof *latent;
+    if (second != 0 || memcmp(expected, latent, bytes) || unnamed)
+        return WRONG;
     if (failing >= LOST && (device = "cpu", scenario(1)) != 0) return WRONG;
     if (first != 0 && first != VVAE_ERROR_MEMORY && first != VVAE_ERROR_CHECKPOINT && first != VVAE_ERROR_DEVICE &&
         first != VVAE_ERROR_STATE && first != VVAE_ERROR_ARGUMENT)
@@ -306,6 +317,7 @@ static int simulate(void) {
     *failure = driver_fails;
     video_shape[3] = video_shape[4] = GPU_SIDE, latent_shape[3] = latent_shape[4] = GPU_SIDE / 8;
     simulated_loss = (void (*)(int))dlsym(driver, "simulated_loss");
+    simulated_others = (void (*)(int, int))dlsym(driver, "simulated_others");
     simulated_objects = (int (*)(void))dlsym(driver, "simulated_objects");
     device = failing == MEMBER ? "cuda:0,cuda:1" : "cuda:0";
     return 0;
@@ -350,7 +362,7 @@ int main(int argc, char **argv) {
     read(pipes[0], &total, sizeof total);
     read(pipes[0], latent, sizeof latent);
     waitpid(pid, NULL, 0);
-    if (stacks) places = stacks->count;
+    if (stacks) printf("%lld stacks\n", (long long)(places = stacks->count));
     if (places > total) places = total;
     fflush(stdout);
     for (i = 0; i < places; i++) {

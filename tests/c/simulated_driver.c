@@ -1,5 +1,6 @@
 /* A CUDA driver with two GPUs that have memory and compute nothing, for tests of what becomes of a failing driver.
- * Built as libcuda.so, found through LD_LIBRARY_PATH. Copies copy, launches only check their arguments.
+ * Built as libcuda.so, found through LD_LIBRARY_PATH. Launches and copies only check their arguments. What is copied from
+ * a GPU is 0, so that results do not depend on plans.
  *
  * Every call that may fail asks `simulated_failure` first. Misuse ends the process: memory or objects that are gone,
  * copies outside a block. `simulated_objects` counts what was not given back. */
@@ -10,7 +11,8 @@
 #include <string.h>
 
 enum kind { DEVICE_MEMORY, PINNED_MEMORY, LAUNCH, COPY, OTHER };
-enum { GPUS = 2, TOTAL = 1 << 30, ALIGN = 256, OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_CONTEXT = 201, LOST = 700 };
+enum { GPUS = 2, TOTAL = 1 << 30, ALIGN = 256, MOST_THREADS = 1024, MOST_SHARED = 227 << 10 };
+enum { OUT_OF_MEMORY = 2, INVALID_DEVICE = 101, NO_CONTEXT = 201, LOST = 700 };
 typedef int answer;
 typedef uint64_t address;
 
@@ -22,7 +24,7 @@ struct object { enum type type; int gpu, users; uint8_t *start; size_t bytes; st
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects, contexts[GPUS];
-static size_t used[GPUS];
+static size_t used[GPUS], taken[GPUS];
 static int lost[GPUS];
 static __thread struct { int count, gpu[64]; } current;
 
@@ -33,6 +35,16 @@ static void misuse(const char *what) {
 
 /* From now on everything on this GPU fails, as after a kernel's fault. */
 void simulated_loss(int gpu) { __atomic_store_n(&lost[gpu], 1, __ATOMIC_SEQ_CST); }
+
+/* Another process takes all memory that is left, or gives it back. */
+void simulated_others(int gpu, int take) {
+    pthread_mutex_lock(&lock);
+    taken[gpu] = take ? TOTAL - used[gpu] : 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* The lock is held. A block that is freed is the library's to allocate again until others take it. */
+static size_t free_memory(int gpu) { return TOTAL - used[gpu] - taken[gpu]; }
 
 int simulated_objects(void) {
     int count = 0;
@@ -97,9 +109,12 @@ static answer drop(const void *what, enum type type) {
 
 /* The block or pinned memory that holds these bytes. */
 static struct object *holder(enum type type, const void *start, size_t bytes) {
-    const uint8_t *from = start;
+    uintptr_t from = (uintptr_t)start;
     struct object *at = objects;
-    while (at && !(at->type == type && from >= at->start && bytes <= at->bytes && from <= at->start + at->bytes - bytes)) at = at->next;
+    for (; at; at = at->next) {
+        uintptr_t first = (uintptr_t)at->start;
+        if (at->type == type && from >= first && bytes <= at->bytes && from - first <= at->bytes - bytes) break;
+    }
     return at;
 }
 
@@ -121,7 +136,8 @@ answer cuDeviceTotalMem_v2(size_t *bytes, int gpu) { return *bytes = TOTAL, (voi
 answer cuDeviceGetUuid_v2(char *uuid, int gpu) { return memset(uuid, 17 + gpu, 16), 0; }
 
 answer cuDeviceGetAttribute(int *value, int which, int gpu) {
-    static const int known[][2] = {{75, 9}, {76, 0}, {16, 132}, {97, 227 << 10}, {13, 1980000}, {36, 3200000}, {37, 6144}};
+    static const int known[][2] = {{75, 9},        {76, 0},        {16, 132}, {97, MOST_SHARED},
+                                   {13, 1980000}, {36, 3200000}, {37, 6144}};
     (void)gpu;
     for (unsigned i = 0; i < sizeof known / sizeof *known; i++)
         if (known[i][0] == which) return *value = known[i][1], 0;
@@ -129,7 +145,9 @@ answer cuDeviceGetAttribute(int *value, int which, int gpu) {
     return 1;
 }
 
-answer cuDevicePrimaryCtxGetState(int gpu, unsigned *flags, int *active) { return *flags = 0, *active = contexts[gpu].users > 0, 0; }
+answer cuDevicePrimaryCtxGetState(int gpu, unsigned *flags, int *active) {
+    return *flags = 0, *active = contexts[gpu].users > 0, 0;
+}
 
 answer cuDevicePrimaryCtxRetain(void **context, int gpu) {
     answer fails = ask(OTHER, gpu);
@@ -162,20 +180,22 @@ answer cuCtxPopCurrent_v2(void **context) {
 
 answer cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     MAY_FAIL(OTHER);
-    return *free_bytes = TOTAL - used[gpu_of_thread()], *total = TOTAL, 0;
+    pthread_mutex_lock(&lock);
+    *free_bytes = free_memory(gpu_of_thread());
+    pthread_mutex_unlock(&lock);
+    return *total = TOTAL, 0;
 }
 
 answer cuMemAlloc_v2(address *block, size_t bytes) {
     int gpu = gpu_of_thread();
     MAY_FAIL(DEVICE_MEMORY);
     pthread_mutex_lock(&lock);
-    int fits = bytes > 0 && bytes <= TOTAL - used[gpu];
+    int fits = bytes > 0 && bytes <= free_memory(gpu);
     if (fits) used[gpu] += bytes;
     pthread_mutex_unlock(&lock);
     if (!fits) return OUT_OF_MEMORY;
     uint8_t *start = aligned_alloc(ALIGN, (bytes + ALIGN - 1) / ALIGN * ALIGN);
     if (!start) misuse("no memory for the simulation");
-    memset(start, 0, bytes);
     make(BLOCK, gpu, start, bytes);
     return *block = (address)start, 0;
 }
@@ -226,22 +246,23 @@ answer cuMemHostGetDevicePointer_v2(address *mapped, void *start, unsigned flags
 answer cuMemcpyHtoDAsync_v2(address to, const void *from, size_t bytes, void *stream) {
     MAY_FAIL(COPY);
     check(stream, STREAM);
-    memcpy(on_device(to, bytes), from, bytes);
-    return 0;
+    if (!from) misuse("a copy from nowhere");
+    return on_device(to, bytes), 0;
 }
 
 answer cuMemcpyDtoHAsync_v2(void *to, address from, size_t bytes, void *stream) {
     MAY_FAIL(COPY);
     check(stream, STREAM);
-    memcpy(to, on_device(from, bytes), bytes);
+    on_device(from, bytes);
+    memset(to, 0, bytes);
     return 0;
 }
 
 answer cuMemsetD8Async(address to, unsigned char value, size_t bytes, void *stream) {
     MAY_FAIL(COPY);
     check(stream, STREAM);
-    memset(on_device(to, bytes), value, bytes);
-    return 0;
+    (void)value;
+    return on_device(to, bytes), 0;
 }
 
 struct side { size_t x, y; int type; void *host; address device; void *array; size_t pitch; };
@@ -254,10 +275,11 @@ answer cuMemcpy2DAsync_v2(const struct copy_2d *copy, void *stream) {
     for (size_t row = 0; row < copy->height; row++) {
         uint8_t *at[2];
         for (int i = 0; i < 2; i++) {
-            size_t offset = (sides[i]->y + row) * sides[i]->pitch + sides[i]->x;
-            at[i] = sides[i]->type == 1 ? (uint8_t *)sides[i]->host + offset : on_device(sides[i]->device + offset, copy->width);
+            const struct side *side = sides[i];
+            size_t offset = (side->y + row) * side->pitch + side->x;
+            at[i] = side->type == 1 ? (uint8_t *)side->host + offset : on_device(side->device + offset, copy->width);
         }
-        memcpy(at[0], at[1], copy->width);
+        if (copy->to.type == 1) memset(at[0], 0, copy->width);
     }
     return 0;
 }
@@ -314,11 +336,13 @@ answer cuModuleGetFunction(void **function, void *module, const char *name) {
     return check(module, MODULE), *function = make(FUNCTION, gpu_of_thread(), NULL, 0), 0;
 }
 
-answer cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned rows, unsigned planes,
-                      unsigned shared, void *stream, void **params, void **extra) {
+answer cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned rows,
+                      unsigned planes, unsigned shared, void *stream, void **params, void **extra) {
     (void)extra;
     MAY_FAIL(LAUNCH);
-    if (!x || !y || !z || !threads || !rows || !planes || threads > 1024 || shared > 227 << 10 || !params || !*params) misuse("a launch of nothing");
+    uint64_t block = (uint64_t)threads * rows * planes;
+    if (!x || !y || !z || !params || !*params || !block || block > MOST_THREADS || shared > MOST_SHARED)
+        misuse("a launch that no GPU takes");
     return check(function, FUNCTION), check(stream, STREAM), 0;
 }
 
@@ -345,9 +369,11 @@ answer cuGraphLaunch(void *executable, void *stream) {
     return check(executable, EXECUTABLE), check(stream, STREAM), 0;
 }
 
-answer cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *start, const uint64_t *dims, const uint64_t *strides,
-                              const uint32_t *box, const uint32_t *steps, int interleave, int swizzle, int promotion, int fill) {
-    (void)type, (void)dims, (void)strides, (void)box, (void)steps, (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+answer cuTensorMapEncodeTiled(void *map, int type, unsigned rank, void *start, const uint64_t *dims,
+                              const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int interleave,
+                              int swizzle, int promotion, int fill) {
+    (void)type, (void)dims, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
     MAY_FAIL(OTHER);
     if (rank < 1 || rank > 5 || (uintptr_t)start % 16 || (uintptr_t)map % 64) misuse("a tensor map of nothing");
     return memset(map, 0, 128), 0;

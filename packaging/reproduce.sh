@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the committed library twice, from two clones, and compares the stripped files byte for byte. Both clones have the
-# same path: cargo makes it a part of every symbol's name, and the linker sorts by names.
+# Builds the committed library twice, from two clones, and compares the stripped files byte for byte. Both clones have
+# the same path, which cargo makes a part of symbol names.
 #
 #     packaging/reproduce.sh
 set -euo pipefail

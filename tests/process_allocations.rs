@@ -1,4 +1,5 @@
-//! The library when the system or the GPU's driver fails: an error or a right result, and a handle that works once they do again.
+//! The library when the system or the GPU's driver fails: an error or a right result, and a handle that works once they
+//! do again.
 //! VVAE_FAILING_PLACES sets how many places of each kind are tried; 0: one for each distinct stack of calls.
 
 #![cfg(all(target_os = "linux", target_env = "gnu"))]

@@ -59,6 +59,15 @@ pub enum Prologue {
     NormSilu,
 }
 
+/// Slabs of Winograd F(2,3) in time, which come before all others. An output frame of a pair has three terms, oldest
+/// first. Those with slabs 0 and 1 are the same in both frames of a pair. The third has the frame's own slab.
+///
+/// With d1 and d2 the shared inputs, d0 the oldest and d3 the newest: the first frame is the sum of slab 0 (d1 + d2),
+/// slab 1 (d2 - d1) and slab 2 (d0 - d2); the second of slab 0 (d1 + d2), slab 1 (d1 - d2) and slab 3 (d1 - d3).
+pub const PAIR_SLABS: u8 = 4;
+/// The own slabs: of a pair's first frame, whose first term it is; of its second frame, whose last term it is.
+pub const OWN_SLABS: [u8; 2] = [2, 3];
+
 /// The shape of a convolution's weights.
 ///
 /// A convolution over time is a sum of convolutions of single frames, each with a *slab* of weights of its own. Which
@@ -79,8 +88,7 @@ pub struct ConvLayout {
     pub biases: u64,
     /// Groups of the prologue's norm and of the statistics of the output.
     pub groups: u64,
-    /// True if pairs of output frames share products. Slabs 0 to 3 and terms are then those of `Time::Paired` in
-    /// `model/causal.rs`.
+    /// True if pairs of output frames share products: see [`PAIR_SLABS`].
     pub pairs: bool,
 }
 

@@ -14,7 +14,7 @@ mod shape;
 mod tensor_op;
 mod view;
 
-pub use conv::{ConvLayout, ConvSource, LayerId, Prologue, Window};
+pub use conv::{ConvLayout, ConvSource, LayerId, OWN_SLABS, PAIR_SLABS, Prologue, Window};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
 pub use location::{CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns};

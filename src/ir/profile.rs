@@ -43,7 +43,8 @@ impl GivenRates {
     }
 }
 
-/// Time of a frame of a pair, as a multiple of what two of its three products take.
+/// Time of an output frame where pairs share products, relative to two products at the device's rate. `together`: both
+/// frames of a pair are in one operation.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PairCosts {
     pub together: f64,
@@ -62,7 +63,7 @@ pub struct DeviceProfile {
     pub column_step: u64,
     /// True if convolutions normalise their input themselves. If false, a norm operation precedes them.
     pub fuses_norm: bool,
-    /// Whether convolutions behind norms compute pairs of frames: see `Time::Paired` in `model/causal.rs`.
+    /// Whether convolutions behind norms compute pairs of frames: see [`super::PAIR_SLABS`].
     pub pairs: Option<PairCosts>,
     /// True if a convolution may write its output over its residual.
     pub adds_in_place: bool,

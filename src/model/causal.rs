@@ -2,6 +2,8 @@
 //! A clip is padded by repeating its first frame. Taps on repetitions are summed at load time, into slabs for the first
 //! frames: frame 0 costs one tap instead of three, so a still image is a two-dimensional network.
 
+use crate::ir::{OWN_SLABS, PAIR_SLABS};
+
 /// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the
 /// frame offset of a folded 1x1x1 convolution before it (0 without one).
 pub type Product = (usize, usize);
@@ -33,8 +35,6 @@ const CAUSAL: [&[Product]; 5] = [&[(0, 0)], &[(1, 0)], &[(2, 0)], &[(0, 0), (1, 
 const PAIRED: [&[Product]; 5] = [CAUSAL[4], CAUSAL[4], CAUSAL[0], CAUSAL[2], CAUSAL[4]];
 const PAIRED_FACTORS: [&[f64]; 5] = [&[0.5, 0.5, 0.5], &[0.5, -0.5, 0.5], &[1.0], &[-1.0], ONES];
 const ONES: &[f64] = &[1.0; 3];
-/// The slabs that every pair needs.
-const PAIR_SLABS: u8 = 4;
 const HALVE: [&[Product]; 4] = [CAUSAL[0], CAUSAL[1], CAUSAL[2], CAUSAL[4]];
 const DOUBLE: [&[Product]; 7] = [
     &[(0, 0), (1, 1)],         // odd frame 2t - 1, from input t - 1
@@ -114,9 +114,11 @@ impl Time {
             (Time::Causal, 0) => Recipe::new(&[(0, 4)], 0),
             (Time::Causal, 1) => Recipe::new(&[(0, 3), (1, 2)], 0),
             (Time::Causal, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 2)], 0),
-            (Time::Paired, 0) => Recipe::new(&[(0, 4)], 0),
-            (Time::Paired, _) if f % 2 == 1 => Recipe::new(&[(f.saturating_sub(2), 2), (f - 1, 0), (f, 1)], 0),
-            (Time::Paired, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 3)], 0),
+            (Time::Paired, 0) => Recipe::new(&[(0, PAIR_SLABS)], 0),
+            (Time::Paired, _) if f % 2 == 1 => {
+                Recipe::new(&[(f.saturating_sub(2), OWN_SLABS[0]), (f - 1, 0), (f, 1)], 0)
+            }
+            (Time::Paired, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, OWN_SLABS[1])], 0),
             (Time::Halve, 0) => Recipe::new(&[(0, 3)], 0),
             (Time::Halve, _) => Recipe::new(&[(2 * f - 2, 0), (2 * f - 1, 1), (2 * f, 2)], 0),
             (Time::Double, 0) => Recipe::new(&[(0, 6)], 2),

@@ -134,14 +134,9 @@ impl CostModel<'_> {
             Op::BandedConv(conv) => (&conv.layout, conv.frames.len()),
             _ => return 1.0,
         };
-        match self.target.profile.pairs {
-            Some(costs) if layout.pairs => {
-                if frames > 1 {
-                    costs.together
-                } else {
-                    costs.alone
-                }
-            }
+        match (self.target.profile.pairs, frames) {
+            (Some(costs), 1) if layout.pairs => costs.alone,
+            (Some(costs), _) if layout.pairs => costs.together,
             _ => 1.0,
         }
     }

@@ -322,7 +322,8 @@ extern "C" __global__ void __cluster_dims__(CLUSTER, 1, 1) __maxnreg__(REGISTERS
     extern __shared__ u8 memory[];
     Shared& shared = *reinterpret_cast<Shared*>(memory + (-smem_address(memory) & 1023));
     const int group = threadIdx.x / 128, warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    const int first_query = p.first_query + blockIdx.x * QUERIES, frame = blockIdx.y, steps = (p.pixels + KEYS - 1) / KEYS;
+    const int first_query = p.first_query + blockIdx.x * QUERIES, frame = blockIdx.y;
+    const int steps = (p.pixels + KEYS - 1) / KEYS;
     if (threadIdx.x == 0) init_barriers(shared);
     cluster_sync();
     if (group == 0) {

@@ -53,24 +53,16 @@ __device__ __forceinline__ float2 unpack2(Pair packed) {
     return pair;
 }
 
-/// x + y and x - y, each rounded once. An fma with 1 or -1 is a sum; architectures before 9.0 have no other for bf16.
+/// x + y and x - y, each rounded once.
 __device__ __forceinline__ Pair add2(Pair x, Pair y) {
     Pair sum;
-#ifdef VVAE_BF16
-    asm("fma.rn.bf16x2 %0, %1, %3, %2;" : "=r"(sum) : "r"(y), "r"(x), "r"(0x3f803f80));
-#else
-    asm("add.rn.f16x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
-#endif
+    asm("add.rn." VVAE_TYPE "x2 %0, %1, %2;" : "=r"(sum) : "r"(x), "r"(y));
     return sum;
 }
 
 __device__ __forceinline__ Pair subtract2(Pair x, Pair y) {
     Pair difference;
-#ifdef VVAE_BF16
-    asm("fma.rn.bf16x2 %0, %1, %3, %2;" : "=r"(difference) : "r"(y), "r"(x), "r"(0xbf80bf80));
-#else
-    asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(difference) : "r"(x), "r"(y));
-#endif
+    asm("sub.rn." VVAE_TYPE "x2 %0, %1, %2;" : "=r"(difference) : "r"(x), "r"(y));
     return difference;
 }
 

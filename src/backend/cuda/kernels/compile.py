@@ -6,7 +6,7 @@
     python compile.py --check    # compares both with the sources, and assembles for every architecture
     python compile.py --table    # prints registers and shared memory of every kernel and architecture
 
-The library embeds bundles: the PTX and the machine code of a module, compressed. The PTX as text is for readers and tests.
+The library embeds bundles: PTX and machine code of a module, compressed. The PTX as text is for readers and tests.
 The check fails if a file is stale, if a kernel spills registers, or if ptxas serialises wgmma or ignores setmaxnreg.
 """
 import argparse
@@ -33,7 +33,7 @@ ARCHITECTURES = {"conv_wgmma": ["90a"], "conv_wgmma_pair": ["90a"], "attention_w
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]
 # Assembled to be checked only: such GPUs get the PTX.
 NOT_EMBEDDED = ["100"]
-# An entry of a bundle: its architecture (86 for 8.6, 0 for PTX), its bytes, and its bytes compressed by zlib, which follow.
+# An entry of a bundle: its architecture (86 for 8.6, 0 for PTX), its bytes, and those of the zlib stream that follows.
 BUNDLE_ENTRY = struct.Struct("<3I")
 # The oldest version of PTX that has our instructions, so that drivers from CUDA 12.0 on take it. NVRTC writes its own.
 PTX_VERSION = b".version 8.0"

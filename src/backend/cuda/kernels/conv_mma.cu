@@ -101,8 +101,8 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
         __syncthreads();
         if (threadIdx.x < 32) {
             const int half = lane / 16;
-            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, tile.frame, moments + STACKED_WARPS * half, lane % 16, tile.x, tile.y,
-                                                   tile.channel_tile * TILE_CHANNELS + WARP_CHANNELS * half);
+            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, tile.frame, moments + STACKED_WARPS * half, lane % 16, tile.x,
+                                                   tile.y, tile.channel_tile * TILE_CHANNELS + WARP_CHANNELS * half);
         }
     }
 }

@@ -83,7 +83,8 @@ struct EpilogueMma {
     __device__ __forceinline__ void load_bias(PixelOf pixel_of, Acc acc) const {
 #pragma unroll
         for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
+            const float2 v =
+                load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
@@ -94,7 +95,8 @@ struct EpilogueMma {
                 if (edge == 0) continue;
 #pragma unroll
                 for (int block = 0; block < 4 * GROUPS; ++block) {
-                    const float2 v = load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, edge) + channel + 8 * block + 2 * (lane & 3));
+                    const float* bias = bias_of(p, p.frame[tile.frame], tile, edge);
+                    const float2 v = load_pair_readonly(bias + channel + 8 * block + 2 * (lane & 3));
                     acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
                 }
             }
@@ -147,7 +149,8 @@ struct EpilogueMma {
     __device__ __forceinline__ void add_bias(Acc acc) const {
 #pragma unroll
         for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
+            const float2 v =
+                load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) += v.x, acc(i, block, 1) += v.y;
         }

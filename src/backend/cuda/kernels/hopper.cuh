@@ -171,7 +171,9 @@ __device__ __forceinline__ void wgmma_wait() {
 }
 
 /// x += y. Volatile, so the compiler does not delay it and hold `y` in a register meanwhile.
-__device__ __forceinline__ void add_now(float& x, float y) { asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y)); }
+__device__ __forceinline__ void add_now(float& x, float y) {
+    asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+}
 
 /// d (64 x 128, f32) = a (64 x 16) * b (128 x 16, transposed) + (scale_d ? d : 0). With `ROWS`, the rows of b (16 x
 /// 128) are contiguous instead.

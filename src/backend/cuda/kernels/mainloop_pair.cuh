@@ -7,9 +7,9 @@
 // channels and taps; then their sum and their difference; then m0 and -m3 come on top. So two accumulators suffice, and
 // each frame's sum has the same products in the same order if the other frame is missing.
 //
-// A stage holds 32 channels of two patches, and a tile of weights 32 channels of two slabs: both sums take turns, and no
-// product waits for the one before. Patches are loaded as they are; the transforming warps add and subtract them in
-// place.
+// A stage holds 32 channels of two patches, a tile of weights 32 channels of two slabs. So products of both sums take
+// turns, and none waits for the one before. Patches are loaded as they are. The transforming warps add and subtract them
+// in place.
 #pragma once
 #include "mainloop_wgmma.cuh"
 
@@ -307,8 +307,8 @@ struct PairMainloop {
         release_used();
     }
 
-    /// All taps of all patches. The first tap stands before the loop over the others: accumulators that plain instructions wrote must not meet
-    /// products in flight at the head of a loop (C7515).
+    /// All taps of all patches. The first tap stands before the loop over the others: where a loop begins, products in
+    /// flight must not meet accumulators that plain instructions wrote (C7515).
     template <bool FIRST, bool SECOND, bool OVERWRITE>
     __device__ __forceinline__ void add_patches(const Source& source, float (&acc)[2][1][64]) {
         int steps = pair_steps(source);

@@ -17,7 +17,7 @@ struct Shared {
     static constexpr int FRAMES = 1;
     static constexpr int PATCH_STAGES = 2;
     static constexpr int WEIGHT_STAGES = 6;
-    static constexpr int PATCH_BYTES = 43 * 1024;  // largest patch, 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
+    static constexpr int PATCH_BYTES = 43 * 1024;  // 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
 
     u8 patch[PATCH_STAGES][PATCH_BYTES];
     u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
@@ -95,8 +95,8 @@ __device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& sha
 /// and ptxas would serialise products in flight across taps (C7515); so every tap is waited for.
 template <bool PARTIAL>
 __device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
-                                           PipelineState<Shared::PATCH_STAGES>& patches, PipelineState<Shared::WEIGHT_STAGES>& weights,
-                                           float (&acc)[2][64]) {
+                                           PipelineState<Shared::PATCH_STAGES>& patches,
+                                           PipelineState<Shared::WEIGHT_STAGES>& weights, float (&acc)[2][64]) {
     int scale_d = PARTIAL;  // 0: the first product overwrites `acc`
     const u64 weights_descriptor = matrix_descriptor(8 * ROW_BYTES);
     u32 used_weights = 0,

@@ -97,8 +97,8 @@ impl Launcher {
         self.statistics((conv.layout, conv.input, conv.statistics), &params, &statistics)
     }
 
-    /// A band, without the statistics, which need all bands. Returns the parameters of a launch: what the statistics need
-    /// of them is the same in all.
+    /// A band, without the statistics, which need all bands. Returns the parameters of its last launch. Those that the
+    /// statistics need are the same in all launches.
     pub fn conv_band(
         &self,
         block: &DeviceBlock,

@@ -14,7 +14,7 @@ use super::tiling::{self, MAX_FRAMES};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::error::{Error, Result};
 use crate::ir::{
-    ConvFrame, ConvLayout, DeviceOffset, FrameShape, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
+    ConvFrame, ConvLayout, DeviceOffset, FrameShape, OWN_SLABS, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
     SplitColumns, Term, Window,
 };
 
@@ -82,11 +82,11 @@ pub enum LaunchedFrames {
 }
 
 impl LaunchedFrames {
-    /// The launches of an operation. A frame of a pair has three terms; its own slab is 2 or 3.
+    /// The launches of an operation.
     pub fn of(layout: &ConvLayout, frames: &[ConvFrame<Offsets>]) -> Vec<LaunchedFrames> {
-        let own_slab = |index: usize, term: usize| frames[index].terms.get(term).map(|term| term.slab);
-        let is_first = |index: usize| layout.pairs && own_slab(index, 0) == Some(2);
-        let is_second = |index: usize| layout.pairs && own_slab(index, 2) == Some(3);
+        let slab = |index: usize, term: usize| frames[index].terms.get(term).map(|term| term.slab);
+        let is_first = |index: usize| layout.pairs && slab(index, 0) == Some(OWN_SLABS[0]);
+        let is_second = |index: usize| layout.pairs && slab(index, 2) == Some(OWN_SLABS[1]);
         let (mut single, mut pairs) = (Vec::new(), Vec::<[Option<usize>; 2]>::new());
         for index in 0..frames.len() {
             if is_first(index) {

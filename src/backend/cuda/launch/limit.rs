@@ -28,7 +28,7 @@ impl LaunchLimit {
         LaunchLimit((MOST_SECONDS * rates.products) as u64)
     }
 
-    /// Whether an operation of so many multiplications should not be queued with many others, so that a cancel acts soon.
+    /// Whether an operation of so many multiplications is long. Long ones are not queued, so that a cancel acts soon.
     pub fn is_long(self, products: u64) -> bool {
         products > self.0 / LONG
     }

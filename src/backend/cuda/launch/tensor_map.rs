@@ -10,7 +10,7 @@ use crate::backend::cuda::driver::check;
 use crate::error::Result;
 use crate::ir::FrameShape;
 
-/// Bytes of a box's innermost dimension at most, and the swizzle of that width.
+/// The swizzle of a box, by the bytes of its rows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Swizzle {
     Rows64,
@@ -53,8 +53,8 @@ pub fn residual_map(sizes: CudaSizes, params: &ConvParams, shape: FrameShape, sl
     )
 }
 
-/// The same of the output by `columns` columns, one phase at a time. With four phases, two adjacent columns count as adjacent channels, and
-/// the two rows of a phase are a dimension of their own.
+/// The same of the output by `columns` columns, one phase at a time. With four phases, two adjacent columns count as
+/// adjacent channels, and the two rows of a phase are a dimension of their own.
 pub fn output_map(
     sizes: CudaSizes,
     params: &ConvParams,

@@ -10,11 +10,8 @@ use crate::backend::cuda::driver::{CudaStream, DeviceBlock, PinnedMemory};
 use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, Window};
+use crate::ir::{ConvLayout, ConvSource, PAIR_SLABS, Window};
 use crate::reserve;
-
-/// Slabs that the frames of pairs share or have of their own: two and two lie side by side.
-const PAIR_SLABS: u64 = 4;
 
 /// Memory for the weights of a network, or for some of them.
 #[derive(Clone)]
@@ -63,7 +60,8 @@ impl PreparedConv {
             source.slab(slab, &mut plain[..layout.slab_elements(slab) as usize])?;
             let plain = &plain[..layout.slab_elements(slab) as usize];
             let shortcut = slab == layout.slabs;
-            if layout.pairs && slab < PAIR_SLABS {
+            // Two and two lie side by side.
+            if layout.pairs && slab < u64::from(PAIR_SLABS) {
                 if slab % 2 == 0 {
                     pair =
                         reserve::filled("packed weights", E::ZERO, 2 * offsets.slab_bytes as usize / size_of::<E>())?;

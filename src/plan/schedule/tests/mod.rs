@@ -9,7 +9,9 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
-use crate::ir::{ConvOp, FetchOp, FetchedWeights, FrameShape, Op, PartialSums, PinnedBytes, Shape};
+use crate::ir::{
+    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, OWN_SLABS, Op, PartialSums, PinnedBytes, Shape,
+};
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, WeightArrivals, work};
@@ -90,6 +92,32 @@ fn assert_same_frames(base: Request, frames: u64) {
             for piece in [1, 3, 100] {
                 assert_eq!(run_pushed(&stream, &FUSED, frames, piece), expected, "stream {slice} {chunk} {piece}");
             }
+        }
+    }
+}
+
+/// Both frames of a pair are in one operation, unless chunks have one frame.
+#[test]
+fn chunks_have_whole_pairs() {
+    for direction in Direction::ALL {
+        for (frames, chunk) in [(14, None), (14, Some(2)), (23, Some(3)), (9, Some(5))] {
+            let base = request(direction, clip(direction, 1, frames)).with_pairs();
+            let plan = Request { chunk, ..base }.plan(&SEPARATE).unwrap();
+            let (mut schedule, mut symbols) = (plan.schedule(&SEPARATE.target()), symbols::Symbols::new(&SEPARATE));
+            let mut pairs = 0;
+            while schedule.prepare_next() == Next::Op {
+                if let Some(Op::Conv(op)) = schedule.front().filter(|op| matches!(op, Op::Conv(op) if op.layout.pairs))
+                {
+                    let own = |slab: u8| {
+                        let has = |frame: &&ConvFrame<Slots>| frame.terms.iter().any(|term| term.slab == slab);
+                        op.frames.iter().filter(has).count()
+                    };
+                    assert_eq!(own(OWN_SLABS[0]), own(OWN_SLABS[1]), "{direction:?} {frames} {chunk:?}");
+                    pairs += own(OWN_SLABS[0]);
+                }
+                symbols.run(&mut schedule);
+            }
+            assert!(pairs > 0, "{direction:?} {frames} {chunk:?}");
         }
     }
 }

@@ -84,12 +84,15 @@ fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
 
 #[test]
 fn convolution_can_be_run_again_after_a_stop() {
-    [Precision::Fp32, Precision::Bf16].into_iter().for_each(runs_again_after_a_stop);
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        runs_again_after_a_stop(precision, 1);
+        runs_again_after_a_stop(precision, 2);
+    }
 }
 
-fn runs_again_after_a_stop(precision: Precision) {
+fn runs_again_after_a_stop(precision: Precision, threads: usize) {
     let layout = ConvLayout { groups: 4, ..layout(64, 64, Window::Same, Prologue::NormSilu) };
-    let cpu = cpu_in(precision, Instructions::Auto, 2);
+    let cpu = cpu_in(precision, Instructions::Auto, threads);
     let mut case = ConvCase::new(precision, layout, 120, 120, 3);
     let expected = bits(&case.run(&cpu, 3, &mut || false).unwrap());
     let output = case.output();
@@ -110,7 +113,10 @@ fn runs_again_after_a_stop(precision: Precision) {
             asked += 1;
             asked > after
         };
-        assert_eq!(run_op(&cpu, &mut memory, op.clone(), conv, scratch, &mut stop), Err(Error::Cancelled));
+        let result = run_op(&cpu, &mut memory, op.clone(), conv, scratch, &mut stop);
+        // Only the calling thread asks. Another thread can finish the work before the caller has asked often enough.
+        let finished = threads > 1 && after > 0 && result.is_ok();
+        assert!(finished || result == Err(Error::Cancelled), "{threads} threads, {after} asked: {result:?}");
     }
     run_op(&cpu, &mut memory, op, conv, scratch, &mut || false).unwrap();
     assert!(bits(&[read(&cpu, &memory, out.0, output, 8)])[0] == expected[0]);

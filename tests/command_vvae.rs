@@ -14,7 +14,9 @@ use common::{golden, small};
 #[test]
 fn help_is_complete() {
     let overview = succeeds(&["--help"]);
-    for command in ["demo", "info", "plan", "encode", "decode", "roundtrip", "make-weights", "bench"] {
+    for command in
+        ["demo", "info", "plan", "encode", "decode", "roundtrip", "make-weights", "compare", "check", "bench"]
+    {
         assert!(overview.contains(command), "{overview}");
         let page = succeeds(&[command, "--help"]);
         assert!(page.contains(&format!("Usage: vvae {command}")) && page.contains("Examples:\n  vvae"), "{page}");

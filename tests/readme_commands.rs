@@ -75,7 +75,16 @@ const COMMANDS: &[(&str, &str, How)] = &[
     ("host-examples/rust/README.md", "vvae decode", Test("command_files", "latents_know_their_checkpoint_and_video")),
     ("host-examples/rust/README.md", "ffmpeg -i", Test("command_pipes", "y4m_through_pipes_has_the_bytes_of_files")),
     ("host-examples/rust/README.md", "vvae plan", Test("command_files", "plan_tells_what_the_command_does")),
-    ("host-examples/rust/README.md", "vvae compare", Test("command_files", "compare_finds_the_worst_frame")),
+    (
+        "host-examples/rust/README.md",
+        "vvae compare hdr.mp4 back.mp4",
+        Test("command_files", "compare_finds_the_worst_frame"),
+    ),
+    (
+        "host-examples/rust/README.md",
+        "vvae compare hdr.mp4 --precisions",
+        Test("command_compare", "the_figures_are_those_of_the_decoded_files"),
+    ),
     ("host-examples/rust/README.md", "vvae check", Test("command_files", "check_prints_one_line")),
     ("host-examples/rust/README.md", "vvae bench", Test("command_vvae", "bench_prints_a_table_and_json")),
     ("packaging/README.md", "packaging/", INSTALLS),

@@ -20,6 +20,7 @@ mod random_weights;
 mod range;
 mod report;
 mod say;
+mod spool;
 mod tensor;
 mod units;
 mod vae;

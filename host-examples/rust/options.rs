@@ -10,14 +10,17 @@ use crate::units::{self, Rate};
 use crate::vae::Vae;
 use crate::{Result, draft};
 
+const WEIGHTS: &str = "VIDEO_VAE_WEIGHTS";
+const ANY_DEVICE: &str = "auto";
+
 #[derive(Debug, Clone, clap::Args)]
 #[command(next_help_heading = "Model")]
 pub struct ModelOptions {
     /// The checkpoint, or the word demo for the small one of `vvae demo`.
-    #[arg(long, value_name = "FILE", env = "VIDEO_VAE_WEIGHTS")]
+    #[arg(long, value_name = "FILE", env = WEIGHTS)]
     pub weights: Option<PathBuf>,
     /// cpu, cuda:0, ... as `vvae info` lists them, a list such as cuda:0,cuda:1, or cuda:*.
-    #[arg(long, value_name = "NAME", default_value = "auto")]
+    #[arg(long, value_name = "NAME", default_value = ANY_DEVICE)]
     pub device: String,
     /// Memory to keep to, such as 6GiB or 2.7GiB; default: what is free.
     #[arg(long, value_name = "BYTES")]
@@ -30,7 +33,7 @@ pub struct ModelOptions {
     pub set: Vec<(String, String)>,
 }
 
-fn key_and_value(text: &str) -> Result<(String, String)> {
+pub fn key_and_value(text: &str) -> Result<(String, String)> {
     let pair = text.split_once('=').map(|(key, value)| (key.to_owned(), value.to_owned()));
     pair.ok_or_else(|| "write it as KEY=VALUE".into())
 }
@@ -53,6 +56,13 @@ impl ModelOptions {
                  get one); --weights demo takes the small one of the demo, which is a toy"
                 .into())
         })
+    }
+
+    /// Whether words of the command chose any of this; the environment alone does not count.
+    pub fn are_given(&self) -> bool {
+        let by_environment = self.weights.as_ref().map(|path| path.as_os_str().to_owned()) == std::env::var_os(WEIGHTS);
+        let weights = self.weights.is_some() && !by_environment;
+        weights || self.device != ANY_DEVICE || self.settings().next().is_some()
     }
 
     /// The precisions to show: on the CPU the exact one and the fast one, unless one is set.

@@ -1,5 +1,6 @@
 //! How far it has come: a bar on a terminal, else a line now and then.
 
+use std::borrow::Cow;
 use std::io::{IsTerminal, stderr};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -21,7 +22,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    pub fn new(label: &'static str, total: Option<u64>) -> Progress {
+    pub fn new(label: impl Into<Cow<'static, str>>, total: Option<u64>) -> Progress {
         let template = if total.is_some() { WITH_TOTAL } else { WITHOUT_TOTAL };
         let style = ProgressStyle::with_template(template).expect("a valid template").progress_chars("#--");
         let style = style.with_key("per_sec", |state: &indicatif::ProgressState, w: &mut dyn std::fmt::Write| {

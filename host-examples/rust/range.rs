@@ -21,15 +21,22 @@ pub struct Range {
     pub input_count: Option<u64>,
 }
 
-/// What `--frames` asks for. `clip_frames`: of the whole input, if that is known.
-pub fn read(options: &RangeOptions, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
-    let Some(text) = &options.frames else { return Ok(None) };
+/// The first frame of a range, and its count; without one: to the end.
+pub fn parse(text: &str) -> Result<(u64, Option<u64>)> {
     let bad = || format!("--frames: \"{text}\" is no range; write it like 1000:1100, 1000: or :100");
     let (first, end) = text.split_once(':').ok_or_else(bad)?;
     let number = |text: &str| text.parse::<u64>().map_err(|_| bad());
     let first = if first.is_empty() { 0 } else { number(first)? };
     let end = if end.is_empty() { None } else { Some(number(end)?) };
     let count = end.map(|end| end.checked_sub(first).filter(|count| *count > 0).ok_or_else(bad)).transpose()?;
+    Ok((first, count))
+}
+
+/// What `--frames` asks for. `clip_frames`: of the whole input, if that is known.
+pub fn read(options: &RangeOptions, vae: &Vae, node: &str, clip_frames: Option<u64>) -> Result<Option<Range>> {
+    let Some(text) = &options.frames else { return Ok(None) };
+    let (first, count) = parse(text)?;
+    let end = count.map(|count| first + count);
     // Of a clip whose length is not known, as many frames as the range needs.
     let least = end.unwrap_or(first + 1);
     let assumed = if node == "encode" { vae.video_frames(least) } else { vae.latent_frames(least) };
@@ -41,7 +48,7 @@ pub fn read(options: &RangeOptions, vae: &Vae, node: &str, clip_frames: Option<u
 impl Range {
     /// The input frames of the range.
     pub fn of(&self, source: Box<dyn Source>) -> Box<dyn Source> {
-        Box::new(Part { source, skip: self.input_first, left: self.input_count })
+        part(source, self.input_first, self.input_count)
     }
 
     /// Its frames in a clip of `frames` output frames. Fails if the clip has fewer.
@@ -62,7 +69,11 @@ impl Range {
     }
 }
 
-/// Some frames of a source.
+/// `count` frames of a source from `first` on, or all to its end.
+pub fn part(source: Box<dyn Source>, first: u64, count: Option<u64>) -> Box<dyn Source> {
+    Box::new(Part { source, skip: first, left: count })
+}
+
 struct Part {
     source: Box<dyn Source>,
     skip: u64,

@@ -51,7 +51,8 @@ impl Check {
         let fast = ["fp16", "bf16"].into_iter().find(|precision| vae.configure("precision", precision).is_ok());
         let fast = fast.ok_or("this device has no precision but fp32; name another with --device")?;
         let other = results(&vae, &input, fast)?;
-        let latent = relative(&exact.latent, &other.latent);
+        let [error, norm] = metrics::energies(exact.latent.bytes(), other.latent.bytes());
+        let latent = (error / norm).sqrt();
         let apart = metrics::compare(&exact.video, &other.video);
         let through = metrics::compare(&input, &exact.video);
         let name = self.checkpoint.file_name().unwrap_or_default().to_string_lossy();
@@ -78,14 +79,4 @@ fn results(vae: &Vae, input: &Frames, precision: &str) -> Result<Results> {
     vae.encode(input, &mut results.latent)?;
     vae.decode(&results.latent, &mut results.video)?;
     Ok(results)
-}
-
-/// The norm of the difference by the norm of the first.
-fn relative(a: &Frames, b: &Frames) -> f64 {
-    let values = |frames: &Frames| -> Vec<f64> {
-        frames.bytes().chunks_exact(4).map(|b| f64::from(f32::from_le_bytes([b[0], b[1], b[2], b[3]]))).collect()
-    };
-    let (a, b) = (values(a), values(b));
-    let error: f64 = a.iter().zip(&b).map(|(x, y)| (x - y).powi(2)).sum();
-    (error / a.iter().map(|x| x.powi(2)).sum::<f64>()).sqrt()
 }

@@ -1,44 +1,90 @@
-//! `vvae compare`: how alike two clips are, frame by frame.
+//! `vvae compare`: how alike two clips are, or what precisions and settings do to one.
 
-use std::path::PathBuf;
+mod strips;
+mod table;
+mod variants;
+
+use std::path::{Path, PathBuf};
 
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
 use crate::files::{self, Clip, Source};
-use crate::options::VideoOptions;
+use crate::options::{ModelOptions, VideoOptions};
 use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};
-use crate::{Result, interrupt, units};
+use crate::{Result, interrupt, range, units};
+use strips::eight_bits;
+use variants::{Outcome, Variant};
 
 const EXAMPLES: &str = "Examples:
   vvae compare holiday.mp4 holiday-through-the-vae.mp4
   vvae compare clip.y4m back.y4m --sheet sheet.png --per-frame
   vvae compare clip.y4m back.y4m --report page.html
+  vvae compare demo --weights demo
+  vvae compare holiday.mp4 --precisions fp32,fp16,bf16 --weights ema_vae_fp16.safetensors --frames 100 --sheet sheet.png
+  vvae compare holiday.mp4 --precisions fp16 --variant precision=fp16,decode_tiled=true --json figures.json
 ";
 
-/// PSNR and SSIM of two clips, frame by frame, with a contact sheet.
+/// PSNR and SSIM of two clips, or of one clip through the model in several precisions.
 ///
-/// Reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma (Wang et al.
-/// 2004).
+/// With A and B: reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma (Wang
+/// et al. 2004: Gaussian window of 11 x 11 pixels with a deviation of 1.5, constants 0.01 and 0.03), the mean over frames.
+///
+/// With one clip: encodes and decodes it once for each variant, on one device, and prints a table. Columns: PSNR, SSIM,
+/// worst frame and relative error of the latent, all against the first variant; PSNR against the clip; seconds of encode
+/// and decode without loading; planned device and host memory, of the direction that takes more. A variant is a
+/// precision, or any settings. The clip of `vvae demo` has the name demo.
+///
+/// One clip may have any length: memory is that of `vvae encode` and `vvae decode`. The temporary folder ($TMPDIR) holds
+/// the clip, and its decoded frames in 16 bits and latents for every variant: for three variants about 22 bytes a pixel of
+/// an 8-bit clip, 46 MB for each frame of 1920x1080. --frames limits it. The sheet is
+/// made in memory, in full size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Compare {
+    /// A clip; without B, demo is that of `vvae demo`.
     #[arg(value_name = "A")]
     a: PathBuf,
-    #[arg(value_name = "B")]
-    b: PathBuf,
-    /// Write some frames of both, the worst one among them, and their difference, as a PNG.
+    /// Without it, A goes through the model.
+    #[arg(value_name = "B", conflicts_with_all = ["precisions", "variant", "frames", "json"])]
+    b: Option<PathBuf>,
+    /// Precisions to compare, such as fp32,fp16,bf16; all others with the first. Default: all that the device has, the
+    /// most exact one first; with --variant, only the most exact one.
+    #[arg(long, value_name = "LIST", value_delimiter = ',')]
+    precisions: Vec<String>,
+    /// Settings to compare, such as precision=fp16,tiles=never: any parameters that `vvae info` lists, on top of those of
+    /// --set; may be given more than once. They follow the precisions.
+    #[arg(long, value_name = "KEY=VALUE,...", value_parser = Variant::parse)]
+    variant: Vec<Variant>,
+    /// Only so many frames of the clip, or a part of it, as a clip of its own.
+    #[arg(long, value_name = "N or FIRST:END", value_parser = part)]
+    frames: Option<(u64, Option<u64>)>,
+    /// Write some frames of both, the worst one among them, and their difference, as a PNG. Of variants: the first, middle
+    /// and worst frame; the difference from the first variant is amplified by a factor that the sheet states.
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
-    /// Write a page for a browser: a slider between both, the difference, PSNR per frame.
-    #[arg(long, value_name = "FILE.html")]
+    /// Also write the table's figures there.
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write a page for a browser about A and B: a slider between both, the difference, PSNR per frame.
+    #[arg(long, value_name = "FILE.html", requires = "b")]
     report: Option<PathBuf>,
     /// Print a line for every frame.
     #[arg(long)]
     per_frame: bool,
     #[command(flatten)]
+    model: ModelOptions,
+    #[command(flatten)]
     video: VideoOptions,
+}
+
+/// A number of frames, or a range.
+fn part(text: &str) -> Result<(u64, Option<u64>)> {
+    match text.parse::<u64>() {
+        Ok(count) if count > 0 => Ok((0, Some(count))),
+        _ => range::parse(text).map_err(|_| "write it like 100, 1000:1100 or 1000:".into()),
+    }
 }
 
 /// A frame of both clips, as 8 bits.
@@ -46,21 +92,76 @@ type Pair = (u64, Vec<u8>, Vec<u8>);
 
 impl Compare {
     pub fn run(self) -> Result<()> {
+        match &self.b {
+            Some(b) if !self.model.are_given() => self.clips(b),
+            Some(_) => {
+                Err("--weights, --device, --limit, --trace and --set are for one clip through the model; leave out \
+                            B, or them"
+                    .into())
+            }
+            None => self.variants(),
+        }
+    }
+
+    /// One clip through the model.
+    fn variants(&self) -> Result<()> {
+        let (model, weights) = (&self.model, self.model.weights()?);
+        if model.trace.is_some() {
+            return Err("--trace: every variant would write it; add trace=FILE to one --variant".into());
+        }
+        // What cannot be done is said before anything runs.
+        let variants = variants::list(&self.precisions, &self.variant, model, &weights)?;
+        let vaes = variants.iter().map(|variant| variant.open(model, &weights)).collect::<Result<Vec<_>>>()?;
+        let [sheet, json] = [&self.sheet, &self.json].map(|path| path.as_deref().map(Draft::new).transpose());
+        let (sheet, json) = (sheet?, json?);
+        let (first, count) = self.frames.unwrap_or((0, None));
+        let clip = variants::keep(&self.a, &self.video, (first, count))?;
+        let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
+        let outcomes = runs.collect::<Result<Vec<_>>>()?;
+        let figures = variants::measure(&clip, &outcomes, &mut |frame, name, (square, ssim)| {
+            if !self.per_frame {
+                return Ok(());
+            }
+            say!("frame {:>6}  PSNR {:6.2} dB  SSIM {ssim:.6}  {name}", first + frame, metrics::psnr(square))
+        })?;
+        say!(
+            "{} of {}x{} through {}, {}; against {}:",
+            units::counted(clip.count(), "frame"),
+            clip.kind.width,
+            clip.kind.height,
+            weights.file_name().unwrap_or_default().to_string_lossy(),
+            super::info::device_name(&model.device)?,
+            outcomes[0].name
+        )?;
+        variants::rows(&outcomes, &figures, first).iter().try_for_each(|line| say!("{line}"))?;
+        for outcome in outcomes.iter().filter(|outcome| !outcome.is_exact()) {
+            say!("{}: in tiles, which is not exact", outcome.name)?;
+        }
+        if let Some(draft) = json {
+            draft.write(&format!("{:#}\n", variants::json(&clip, &outcomes, &figures, first)))?;
+        }
+        let (Some(draft), Some(path)) = (sheet, &self.sheet) else { return Ok(()) };
+        let shown = strips::write(draft, &clip, &outcomes, &figures, first)?;
+        say!("{}: {shown}", path.display())
+    }
+
+    /// Two clips.
+    fn clips(&self, b: &Path) -> Result<()> {
         let (first, mut a) = files::open(&self.a, &self.video)?;
-        let (second, mut b) = files::open(&self.b, &self.video)?;
+        let (second, mut other) = files::open(b, &self.video)?;
         let size = |clip: &Clip| (clip.kind.width, clip.kind.height);
         if size(&first) != size(&second) {
             let ((w, h), (v, g)) = (size(&first), size(&second));
             return Err(format!(
                 "{} is {w}x{h}, {} is {v}x{g}; compare clips of one size",
                 self.a.display(),
-                self.b.display()
+                b.display()
             ));
         }
         let (mut frames, mut samples) = (Vec::new(), Samples::default());
         let mut worst: Option<(f64, Pair)> = None;
-        let mut report = Report::new(format!("{} and {}", self.a.display(), self.b.display()));
-        while let Some((x, y)) = both((&mut *a, first.kind), (&mut *b, second.kind))? {
+        let mut report = Report::new(format!("{} and {}", self.a.display(), b.display()));
+        while let Some((x, y)) = both((&mut *a, first.kind), (&mut *other, second.kind))? {
             let (square, ssim) = metrics::of_frame(&x, &y, first.kind.width);
             let index = frames.len() as u64;
             if self.per_frame {
@@ -111,10 +212,6 @@ fn next(source: &mut dyn Source, kind: FrameKind) -> Result<Option<Vec<f32>>> {
     kind.rgb(&frame).map(Some)
 }
 
-fn eight_bits(values: &[f32]) -> Vec<u8> {
-    values.iter().map(|value| value.round() as u8).collect()
-}
-
 /// Frames at equal distances of a clip whose length is not known: when there are too many, every second one goes.
 struct Samples {
     every: u64,
@@ -156,7 +253,7 @@ impl Samples {
     }
 }
 
-fn write_sheet(path: &std::path::Path, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
+fn write_sheet(path: &Path, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
     let kind = FrameKind { interleaved: true, ..kind };
     let (mut a, mut b) = (Frames::new(kind, pairs.len() as u64), Frames::new(kind, pairs.len() as u64));
     for (at, (_, x, y)) in pairs.iter().enumerate() {

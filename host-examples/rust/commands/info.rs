@@ -116,6 +116,28 @@ fn nodes() -> Result<()> {
     Ok(())
 }
 
+/// The words that a parameter takes.
+pub fn choices(key: &str) -> Result<Vec<&'static str>> {
+    let (api, node) = (api()?, 0);
+    // SAFETY: takes a number.
+    for index in 0..unsafe { (api.vvae_param_count)(node) } {
+        // SAFETY: the struct is as long as it says.
+        let param: vvae_param_desc = described(|out| unsafe { (api.vvae_param_info)(node, index, out) })?;
+        if text(param.key) == key {
+            return Ok(words_of(api, node, index));
+        }
+    }
+    Err(format!("the library has no parameter {key}; put a newer one there"))
+}
+
+fn words_of(api: &Api, node: u32, index: u32) -> Vec<&'static str> {
+    // SAFETY: takes numbers.
+    let choice = |i| text(unsafe { (api.vvae_choice)(node, index, i) });
+    // SAFETY: as above.
+    let count = unsafe { (api.vvae_choice_count)(node, index) };
+    (0..count).map(choice).collect()
+}
+
 /// What a parameter takes, in words.
 fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String {
     let mut words = match param.kind {
@@ -124,13 +146,7 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
         VVAE_PARAM_BOOL => "true or false".to_owned(),
         VVAE_PARAM_BYTES => "bytes, such as 8GiB".to_owned(),
         VVAE_PARAM_TEXT => "text".to_owned(),
-        VVAE_PARAM_CHOICE => {
-            // SAFETY: takes numbers.
-            let choice = |i| text(unsafe { (api.vvae_choice)(node, index, i) });
-            // SAFETY: as above.
-            let count = unsafe { (api.vvae_choice_count)(node, index) };
-            (0..count).map(choice).collect::<Vec<_>>().join(", ")
-        }
+        VVAE_PARAM_CHOICE => words_of(api, node, index).join(", "),
         _ => "of a kind newer than this command".to_owned(),
     };
     if param.flags & VVAE_PARAM_HAS_RANGE != 0 && matches!(param.kind, VVAE_PARAM_INT | VVAE_PARAM_FLOAT) {

@@ -391,12 +391,12 @@ fn time_to_interrupt(folder: &Folder, clip: &Path) -> Duration {
 #[cfg(target_os = "linux")]
 #[test]
 fn memory_does_not_grow_with_the_clip() {
+    const CLIP: &str = "clip.y4m";
     let folder = Folder::new("command-memory");
     // Peak memory of the process in KiB. The figure only rises, so the last one counts.
-    let peak = |frames: usize| {
-        let clip = folder.file("clip.y4m", &y4m(64, 64, frames));
-        let target = folder.0.join("out.y4m");
-        let mut child = vvae(&["roundtrip", text(&clip), text(&target), "-y"]).spawn().expect("it starts");
+    let peak = |words: &[&str], frames: usize| {
+        folder.file(CLIP, &y4m(64, 64, frames));
+        let mut child = vvae(&[words, &["-y"]].concat()).current_dir(&folder.0).spawn().expect("it starts");
         let mut peak = 0;
         while child.try_wait().unwrap().is_none() {
             let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
@@ -407,9 +407,14 @@ fn memory_does_not_grow_with_the_clip() {
         assert!(child.wait().unwrap().success());
         peak
     };
-    let (short, long) = (peak(60), peak(400));
-    println!("{short} KiB for 60 frames, {long} KiB for 400");
-    assert!(short > 0 && long < short + 4096, "{short} KiB for 60 frames, {long} KiB for 400");
+    let (target, sheet) = (folder.0.join("out.y4m"), folder.0.join("sheet.png"));
+    let roundtrip = ["roundtrip", CLIP, text(&target)];
+    let compare = ["compare", CLIP, "--device", "cpu", "--sheet", text(&sheet)];
+    for words in [&roundtrip[..], &compare] {
+        let (short, long) = (peak(words, 60), peak(words, 400));
+        println!("{words:?}: {short} KiB for 60 frames, {long} KiB for 400");
+        assert!(short > 0 && long < short + 4096, "{words:?}: {short} KiB for 60 frames, {long} KiB for 400");
+    }
 }
 
 #[test]

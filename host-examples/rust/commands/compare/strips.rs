@@ -15,8 +15,8 @@ const MOST_GAIN: f64 = 1024.0;
 /// Writes it. What it shows, in words. `first`: the number of the clip's first frame.
 pub fn write(draft: Draft, clip: &Spool, outcomes: &[Outcome], figures: &[Figures], first: u64) -> Result<String> {
     let worst = figures.iter().filter_map(|figures| figures.distance.as_ref().map(|distance| distance.worst()));
-    let worst = worst.fold((0, 0.0), |worst, frame| if frame.1 > worst.1 { frame } else { worst }).0;
-    let mut frames = vec![0, clip.count() / 2, worst];
+    let worst = worst.filter(|(_, square)| *square > 0.0).max_by(|a, b| a.1.total_cmp(&b.1)).map(|(frame, _)| frame);
+    let mut frames: Vec<u64> = [0, clip.count() / 2].into_iter().chain(worst).collect();
     frames.sort_unstable();
     frames.dedup();
     let rgb = |spool: &Spool| {
@@ -25,7 +25,7 @@ pub fn write(draft: Draft, clip: &Spool, outcomes: &[Outcome], figures: &[Figure
     let (original, decoded) = (rgb(clip)?, outcomes.iter().map(|o| rgb(&o.video)).collect::<Result<Vec<_>>>()?);
     let gain = gain(&decoded);
 
-    let is_worst = |frame: u64| outcomes.len() > 1 && frame == worst;
+    let is_worst = |frame: u64| worst == Some(frame);
     let label = |frame: u64| format!("{}FRAME {}", if is_worst(frame) { "WORST " } else { "" }, first + frame);
     let mut rows = vec![frames.iter().map(|frame| label(*frame)).zip(original.iter().map(|p| eight_bits(p))).collect()];
     for (outcome, pictures) in outcomes.iter().zip(&decoded) {
@@ -42,7 +42,6 @@ pub fn write(draft: Draft, clip: &Spool, outcomes: &[Outcome], figures: &[Figure
 
     let number = |frame: &u64| format!("{}{}", first + frame, if is_worst(*frame) { " (the worst)" } else { "" });
     let names: Vec<&str> = outcomes.iter().map(|outcome| outcome.name.as_str()).collect();
-    let (numbers, names_said) = (frames.iter().map(number).collect::<Vec<_>>(), listed(&names));
     let numbers: Vec<String> = frames.iter().map(number).collect();
     let mut said =
         format!("{}x{}; frames {} of the clip, {}", kind.width, kind.height, listed(&numbers), listed(&names));

@@ -197,7 +197,7 @@ fn the_sheet_has_the_size_that_is_said() {
     let line = said.lines().find(|line| line.starts_with(text(&sheet))).unwrap();
     assert!(line.contains(&format!(": {width}x{height}; frames 0")) && line.contains("(the worst)"), "{line}");
     assert!(line.contains("bf16 and bf16 threads=1 less fp32, times ") && line.contains(" around grey"), "{line}");
-    // The clip, three variants and two differences; the first, the middle and the worst frame, which may be one of them.
+    // The clip, three variants and two differences. The worst frame may be the first or the middle one.
     assert_eq!(height, 6 * (48 + 14) + 14);
     assert!([2, 3].map(|columns| columns * (64 + 14) + 14).contains(&width), "{width}");
 }
@@ -248,8 +248,8 @@ fn an_interrupt_leaves_no_frames_behind() {
     assert!(names(&kept).is_empty() && names(&folder.0) == ["clip.y4m", "kept"], "{:?}", names(&folder.0));
 }
 
-/// The README's table is from the demo's clip and checkpoint. Times are another machine's; the last digits of bf16 depend
-/// on the instruction set.
+/// The README's table is from the demo's clip and checkpoint. Times are of one machine and not compared; the last digits
+/// of bf16 depend on the instruction set.
 #[test]
 fn the_readme_has_the_figures_of_the_demo() {
     let folder = Folder::new("compare-readme");

@@ -28,18 +28,19 @@ const EXAMPLES: &str = "Examples:
 
 /// PSNR and SSIM of two clips, or of one clip through the model in several precisions.
 ///
-/// With A and B: reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma (Wang
-/// et al. 2004: Gaussian window of 11 x 11 pixels with a deviation of 1.5, constants 0.01 and 0.03), the mean over frames.
+/// With A and B: reads any two clips of the same size and length. PSNR is over red, green and blue, SSIM over luma
+/// (Wang et al. 2004: Gaussian window of 11 x 11 pixels with a deviation of 1.5, constants 0.01 and 0.03), the mean
+/// over frames.
 ///
-/// With one clip: encodes and decodes it once for each variant, on one device, and prints a table. Columns: PSNR, SSIM,
-/// worst frame and relative error of the latent, all against the first variant; PSNR against the clip; seconds of encode
-/// and decode without loading; planned device and host memory, of the direction that takes more. A variant is a
-/// precision, or any settings. The clip of `vvae demo` has the name demo.
+/// With one clip: encodes and decodes it once for each variant, on one device, and prints a table. Columns: PSNR,
+/// SSIM, worst frame and relative error of the latent, all against the first variant; PSNR against the clip; seconds
+/// of encode and decode without loading; planned device and host memory, of the direction that takes more. A variant
+/// is a precision, or any settings. The clip of `vvae demo` has the name demo.
 ///
-/// One clip may have any length: memory is that of `vvae encode` and `vvae decode`. The temporary folder ($TMPDIR) holds
-/// the clip, and its decoded frames in 16 bits and latents for every variant: for three variants about 22 bytes a pixel of
-/// an 8-bit clip, 46 MB for each frame of 1920x1080. --frames limits it. The sheet is
-/// made in memory, in full size.
+/// One clip may have any length: memory is that of `vvae encode` and `vvae decode`. The temporary folder ($TMPDIR)
+/// holds the clip, and its decoded frames in 16 bits and latents for every variant: for three variants about 22 bytes
+/// a pixel of an 8-bit clip, 46 MB for each frame of 1920x1080. --frames limits it. The sheet is made in memory, in
+/// full size.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Compare {
@@ -53,15 +54,15 @@ pub struct Compare {
     /// most exact one first; with --variant, only the most exact one.
     #[arg(long, value_name = "LIST", value_delimiter = ',')]
     precisions: Vec<String>,
-    /// Settings to compare, such as precision=fp16,tiles=never: any parameters that `vvae info` lists, on top of those of
-    /// --set; may be given more than once. They follow the precisions.
+    /// Settings to compare, such as precision=fp16,tiles=never: any parameters that `vvae info` lists, on top of
+    /// those of --set; may be given more than once. They follow the precisions.
     #[arg(long, value_name = "KEY=VALUE,...", value_parser = Variant::parse)]
     variant: Vec<Variant>,
     /// Only so many frames of the clip, or a part of it, as a clip of its own.
     #[arg(long, value_name = "N or FIRST:END", value_parser = part)]
     frames: Option<(u64, Option<u64>)>,
-    /// Write some frames of both, the worst one among them, and their difference, as a PNG. Of variants: the first, middle
-    /// and worst frame; the difference from the first variant is amplified by a factor that the sheet states.
+    /// Write some frames of both, the worst one among them, and their difference, as a PNG. Of variants: the first,
+    /// middle and worst frame; the difference from the first variant is amplified by a factor that the sheet states.
     #[arg(long, value_name = "FILE.png")]
     sheet: Option<PathBuf>,
     /// Also write the table's figures there.
@@ -94,11 +95,11 @@ impl Compare {
     pub fn run(self) -> Result<()> {
         match &self.b {
             Some(b) if !self.model.are_given() => self.clips(b),
-            Some(_) => {
-                Err("--weights, --device, --limit, --trace and --set are for one clip through the model; leave out \
-                            B, or them"
-                    .into())
-            }
+            Some(_) => Err(
+                "--weights, --device, --limit, --trace and --set are for one clip through the model; leave out B, or \
+                     them"
+                    .into(),
+            ),
             None => self.variants(),
         }
     }
@@ -118,7 +119,7 @@ impl Compare {
         let clip = variants::keep(&self.a, &self.video, (first, count))?;
         let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
         let outcomes = runs.collect::<Result<Vec<_>>>()?;
-        let figures = variants::measure(&clip, &outcomes, &mut |frame, name, (square, ssim)| {
+        let figures = variants::measure(&clip, &outcomes, |frame, name, (square, ssim)| {
             if !self.per_frame {
                 return Ok(());
             }

@@ -245,7 +245,7 @@ pub struct Figures {
 pub fn measure(
     clip: &Spool,
     outcomes: &[Outcome],
-    per_frame: &mut dyn FnMut(u64, &str, (f64, f64)) -> Result<()>,
+    mut per_frame: impl FnMut(u64, &str, (f64, f64)) -> Result<()>,
 ) -> Result<Vec<Figures>> {
     let mut frames = vec![Vec::new(); outcomes.len()];
     let mut from_clip = vec![0.0; outcomes.len()];

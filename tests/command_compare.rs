@@ -248,8 +248,8 @@ fn an_interrupt_leaves_no_frames_behind() {
     assert!(names(&kept).is_empty() && names(&folder.0) == ["clip.y4m", "kept"], "{:?}", names(&folder.0));
 }
 
-/// The README's table is from the demo's clip and checkpoint. Times are of one machine and not compared; the last digits
-/// of bf16 depend on the instruction set.
+/// The README's table is from the demo's clip and checkpoint. Times are of one machine and not compared; the
+/// last digits of bf16 depend on the instruction set.
 #[test]
 fn the_readme_has_the_figures_of_the_demo() {
     let folder = Folder::new("compare-readme");

@@ -32,10 +32,12 @@ const EXAMPLES: &str = "Examples:
 /// (Wang et al. 2004: Gaussian window of 11 x 11 pixels with a deviation of 1.5, constants 0.01 and 0.03), the mean
 /// over frames.
 ///
-/// With one clip: encodes and decodes it once for each variant, on one device, and prints a table. Columns: PSNR,
-/// SSIM, worst frame and relative error of the latent, all against the first variant; PSNR against the clip; seconds
-/// of encode and decode without loading; planned device and host memory, of the direction that takes more. A variant
-/// is a precision, or any settings. The clip of `vvae demo` has the name demo.
+/// With one clip: encodes and decodes it for each variant, on one device, and prints a table. Columns: PSNR, SSIM,
+/// worst frame and relative error of the latent, all against the first variant; PSNR against the clip; seconds of
+/// encode and decode; planned device and host memory, of the direction that takes more. A clip that runs as a whole
+/// runs twice, and the second time counts, which loads no weights; if the first takes 20 s or more, it counts, loading
+/// included. Weights of a stream are loaded before its time begins. A variant is a precision, or any settings. The
+/// clip of `vvae demo` has the name demo.
 ///
 /// One clip may have any length: memory is that of `vvae encode` and `vvae decode`. The temporary folder ($TMPDIR)
 /// holds the clip, and its decoded frames in 16 bits and latents for every variant: for three variants about 22 bytes

@@ -122,7 +122,7 @@ fn forge(state: &[u8], random: &mut Random) -> Vec<u8> {
 #[test]
 fn forged_states_cost_little() {
     let count: u64 = std::env::var("VVAE_FORGED").map_or(3000, |count| count.parse().expect("a number"));
-    let (states, mut random) = (saved_states(&small()), Random(17));
+    let (states, mut random) = (saved_states(&small(), ["auto", "9"]), Random(17));
     let vae = Vae::open(&small()).unwrap();
     vae.configure("memory_limit", &MEMORY_LIMIT.to_string()).unwrap();
     states.iter().for_each(|state| drop(vae.restore(state).expect("a real state")));

@@ -70,11 +70,11 @@ pub fn seal(state: &mut [u8], header: usize) {
     }
 }
 
-/// Streams of both directions, with and without tiles, batches and long slices, saved at several frames.
-pub fn saved_states(weights: &Path) -> Vec<Vec<u8>> {
+/// Streams of both directions, with and without tiles, batches and `long` slices, saved at several frames.
+pub fn saved_states(weights: &Path, [usual, long]: [&str; 2]) -> Vec<Vec<u8>> {
     let mut states = Vec::new();
     for (node, shape) in [("encode", [1, 3, 1, 72, 8]), ("decode", [1, 16, 1, 9, 1]), ("decode", [3, 16, 1, 2, 3])] {
-        for (tiled, slice) in [("false", "auto"), ("true", "1"), ("false", "9")] {
+        for (tiled, slice) in [("false", usual), ("true", "1"), ("false", long)] {
             let vae = Vae::open(weights).unwrap();
             vae.configure("slice_frames", slice).unwrap();
             for (key, value) in [("tiled", tiled), ("tile_size", "64"), ("tile_overlap", "16")] {

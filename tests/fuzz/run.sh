@@ -22,9 +22,8 @@ done
 [ "${#targets[@]}" -gt 0 ] || targets=(checkpoint state configure plan structs calls)
 
 export RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=${VVAE_FUZZ_TARGET_DIR:-$here/target}
-export RUSTFLAGS="--cfg fuzzing -Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
--Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
--Cllvm-args=-sanitizer-coverage-trace-compares"
+export RUSTFLAGS="--cfg fuzzing -Zsanitizer=address"
+export RUSTC_WRAPPER=$here/rustc.sh
 cargo build --manifest-path "$here/Cargo.toml" --locked --release --target x86_64-unknown-linux-gnu
 programs=$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release
 [ -z "${VVAE_FUZZ_BUILD_ONLY:-}" ] || exit 0
@@ -45,7 +44,7 @@ for target in "${targets[@]}"; do
     # Calls check their own time, in processor time. The timeout is for those that never return. Leaks are counted by
     # tests/process_leaks.rs: here threads that are just starting would be taken for leaks.
     "$programs/$target" "$limit" -seed="$seed" -timeout=300 -detect_leaks=0 -rss_limit_mb=1024 -malloc_limit_mb=512 -max_len=4096 \
-        -print_final_stats=1 -artifact_prefix="$here/artifacts/$target/" "$grown" "$here/corpus/$target" 2>&1 |
+        -entropic=0 -reload=0 -print_final_stats=1 -artifact_prefix="$here/artifacts/$target/" "$grown" "$here/corpus/$target" 2>&1 |
         grep -vE '^#[0-9]+\s+(NEW|REDUCE|RELOAD)' || status=1
     [ -n "$keep" ] || rm -rf "$grown"
 done

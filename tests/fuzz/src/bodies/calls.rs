@@ -498,7 +498,7 @@ impl World {
 pub fn run(data: &[u8]) {
     let first = Vae::open(tiny()).expect("the tiny checkpoint");
     let mut world = World::new(&first);
-    world.sequence(data, 64);
+    world.sequence(data, 24);
     world.end();
     assert_eq!(first.free(), VVAE_OK);
 }

@@ -10,14 +10,26 @@ use super::{Bytes, timed};
 use crate::common::{Buffer, LATENT_CHANNELS, Vae, tiny_bytes};
 use video_vae::capi::*;
 
-/// Header and data of the real file.
-fn parts() -> &'static (Map<String, Value>, &'static [u8]) {
-    static PARTS: OnceLock<(Map<String, Value>, &[u8])> = OnceLock::new();
+/// The real file: the entries of its header, these as texts, and its data.
+struct Parts {
+    header: Map<String, Value>,
+    texts: Vec<String>,
+    data: &'static [u8],
+}
+
+fn parts() -> &'static Parts {
+    static PARTS: OnceLock<Parts> = OnceLock::new();
     PARTS.get_or_init(|| {
         let file = tiny_bytes();
         let length = u64::from_le_bytes(file[..8].try_into().expect("eight bytes")) as usize;
-        (serde_json::from_slice(&file[8..8 + length]).expect("JSON"), &file[8 + length..])
+        let header: Map<String, Value> = serde_json::from_slice(&file[8..8 + length]).expect("JSON");
+        let texts = header.iter().map(|(name, entry)| text(name, entry)).collect();
+        Parts { header, texts, data: &file[8 + length..] }
     })
+}
+
+fn text(name: &str, entry: &Value) -> String {
+    format!("{}:{entry}", Value::from(name))
 }
 
 fn value(bytes: &mut Bytes) -> Value {
@@ -31,38 +43,37 @@ fn value(bytes: &mut Bytes) -> Value {
     }
 }
 
-/// Changes one thing in the header.
-fn change(header: &mut Map<String, Value>, bytes: &mut Bytes) {
-    let count = header.len() as u64;
-    let Some(name) = header.keys().nth(bytes.below(count.max(1)) as usize).cloned() else { return };
+/// Changes one entry of the header. `None`: it is left out.
+fn changed(name: &str, entry: &Value, bytes: &mut Bytes) -> Option<String> {
+    let mut entry = entry.clone();
     let key = bytes.pick(&["data_offsets", "shape", "dtype", "other"]);
     match bytes.below(8) {
-        0 | 1 => drop(header.remove(&name)),
-        2 => drop(header.insert(String::from_utf8_lossy(&bytes.text()).into_owned(), header[&name].clone())),
-        3 => header["__metadata__"] = json!({ "norm_num_groups": value(bytes) }),
-        4 => drop(header.insert(name, value(bytes))),
+        0 | 1 => return None,
+        2 => {
+            let twin = text(&String::from_utf8_lossy(&bytes.text()), &entry);
+            return Some(text(name, &entry) + "," + &twin);
+        }
+        3 => return Some(text("__metadata__", &json!({ "norm_num_groups": value(bytes) }))),
+        4 => entry = value(bytes),
         5 => {
-            if let Some(list) = header[&name][key].as_array_mut().filter(|list| !list.is_empty()) {
+            if let Some(list) = entry[key].as_array_mut().filter(|list| !list.is_empty()) {
                 let at = bytes.below(list.len() as u64) as usize;
                 list[at] = value(bytes);
             }
         }
         6 => {
-            if let Some(list) = header[&name]["shape"].as_array_mut() {
+            if let Some(list) = entry["shape"].as_array_mut() {
                 let first = list.first().cloned().unwrap_or(json!(1));
                 list.insert(0, first);
             }
         }
-        _ => {
-            if let Some(entry) = header[&name].as_object_mut() {
-                entry.insert(key.into(), value(bytes));
-            }
-        }
+        _ => drop(entry.as_object_mut().map(|entry| entry.insert(key.into(), value(bytes)))),
     }
+    Some(text(name, &entry))
 }
 
 fn file(bytes: &mut Bytes) -> Vec<u8> {
-    let (header, data) = parts();
+    let Parts { header, texts, data } = parts();
     match bytes.below(4) {
         // Any header, with a length that is right, and some data.
         0 => {
@@ -83,14 +94,18 @@ fn file(bytes: &mut Bytes) -> Vec<u8> {
             file
         }
         _ => {
-            let mut header = header.clone();
+            let mut changes: Vec<(usize, Option<String>)> = Vec::new();
             for _ in 0..1 + bytes.below(3) {
-                if header.contains_key("__metadata__") && header.values().all(Value::is_object) {
-                    change(&mut header, bytes);
-                }
+                let at = bytes.below(header.len() as u64) as usize;
+                let (name, entry) = header.iter().nth(at).expect("it is one of them");
+                changes.push((at, changed(name, entry, bytes)));
             }
-            let header = serde_json::to_vec(&header).expect("JSON");
-            [&(header.len() as u64).to_le_bytes()[..], &header, data].concat()
+            let entry = |(at, text): (usize, &'static String)| match changes.iter().find(|(other, _)| *other == at) {
+                Some((_, changed)) => changed.clone(),
+                None => Some(text.clone()),
+            };
+            let header = format!("{{{}}}", texts.iter().enumerate().filter_map(entry).collect::<Vec<_>>().join(","));
+            [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
         }
     }
 }

@@ -38,8 +38,9 @@ fn size(bytes: &mut Bytes) -> u64 {
 
 fn frames(bytes: &mut Bytes) -> u64 {
     match bytes.below(32) {
-        0..=25 => bytes.below(16),
-        26 | 27 => bytes.below(64),
+        0..=25 => 1 + bytes.below(4),
+        26 => bytes.below(16),
+        27 => bytes.below(64),
         28 => bytes.below(1 << 12),
         29 => 1 << bytes.below(33),
         _ => bytes.number(),

@@ -19,7 +19,8 @@ fn fixture() -> &'static Fixture {
         let vae = Vae::open(tiny()).expect("the tiny checkpoint");
         vae.configure("memory_limit", "32MiB").expect("a limit");
         vae.configure("threads", "1").expect("a number");
-        Fixture { vae, states: saved_states(tiny()) }
+        // Short slices: a state is rehearsed over a dozen of them.
+        Fixture { vae, states: saved_states(tiny(), ["1", "2"]) }
     })
 }
 
@@ -104,12 +105,17 @@ fn finish(stream: &Stream, fields: &Fields, state: &[u8]) {
 }
 
 pub fn run(data: &[u8]) {
-    let state = forged(&mut Bytes::new(data));
+    let mut bytes = Bytes::new(data);
+    // Computing finds less than restoring, and takes longer.
+    let finishes = bytes.below(8) == 0;
+    let state = forged(&mut bytes);
     match timed("restore", || fixture().vae.restore(&state)) {
         Ok(stream) => {
             let saved = stream.save().expect("it was just restored");
             assert!(is_right(&saved, &state), "the stream has another state");
-            finish(&stream, &Fields::of(&saved), &saved);
+            if finishes {
+                finish(&stream, &Fields::of(&saved), &saved);
+            }
         }
         Err(why) => assert!([VVAE_ERROR_CHECKPOINT, VVAE_ERROR_MEMORY].contains(&why.status), "{why:?}"),
     }

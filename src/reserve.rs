@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use crate::error::{Error, Result};
 
 /// Pages of it take memory once they are used.
-const BYTES: usize = 16 << 20;
+const BYTES: usize = if cfg!(miri) { 1 << 17 } else { 16 << 20 };
 /// A block of the reserve takes whole units.
 const UNIT: usize = 64;
 /// The largest block that comes from the reserve.
-const LARGEST: usize = 2 << 20;
+const LARGEST: usize = BYTES / 8;
 /// Calls end when this much is in use. The rest is for their way out.
 const ENOUGH: usize = BYTES / 2;
 

@@ -110,6 +110,10 @@ pub fn for_each<T: Send, S>(
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+    use std::sync::Condvar;
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -125,17 +129,23 @@ mod tests {
 
     #[test]
     fn map_starts_no_more_threads_than_allowed() {
-        let threads_of = |most| {
+        // The first items wait until as many threads have one, so that no thread is too late for its share.
+        let threads_of = |most, expected| {
+            let (seen, changed) = (Mutex::new(HashSet::new()), Condvar::new());
             let work = |_: i32| {
-                std::thread::sleep(std::time::Duration::from_millis(2));
-                std::thread::current().id()
+                let mut seen = seen.lock().unwrap();
+                seen.insert(std::thread::current().id());
+                changed.notify_all();
+                let patience = Duration::from_secs(60);
+                drop(changed.wait_timeout_while(seen, patience, |seen| seen.len() < expected).unwrap());
             };
-            let ids = with_threads(most, || map((0..40).collect(), work));
-            ids.into_iter().collect::<std::collections::HashSet<_>>()
+            with_threads(most, || map((0..40).collect(), work));
+            seen.into_inner().unwrap()
         };
-        assert_eq!(threads_of(Some(1)), [std::thread::current().id()].into());
-        assert!(threads_of(Some(2)).len() <= 2);
-        assert_eq!(threads_of(None).len(), threads().max(1));
+        assert_eq!(threads_of(Some(1), 1), [std::thread::current().id()].into());
+        let most = threads().max(1);
+        assert_eq!(threads_of(Some(2), most.min(2)).len(), most.min(2));
+        assert_eq!(threads_of(None, most).len(), most);
         let stopped = std::panic::catch_unwind(|| with_threads(Some(1), || panic!("a panic")));
         assert!(stopped.is_err() && MOST.get() == usize::MAX, "a panic leaves no limit behind");
     }

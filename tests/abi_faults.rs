@@ -223,7 +223,9 @@ fn cancel_works_in_a_signal_handler() {
         let (mut latent, started) = (Buffer::new(VVAE_DTYPE_F32, LATENT), Instant::now());
         let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
         let mut stopped = 0;
-        while started.elapsed() < Duration::from_secs(3) {
+        // A busy machine needs longer for as many signals.
+        let patience = |stopped| if stopped > 0 && CANCELS.load(Relaxed) > 100 { 3 } else { 120 };
+        while started.elapsed() < Duration::from_secs(patience(stopped)) {
             for _ in 0..1000 {
                 vae.memory();
                 // SAFETY: nothing to trim is an error, but takes the handle.

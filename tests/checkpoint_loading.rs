@@ -76,25 +76,35 @@ fn files_cut_short_by_another_process_are_an_error() {
     let folder = Folder::new("cut");
     let whole = std::fs::read(golden("medium.safetensors")).unwrap();
     let path = folder.0.join("file.safetensors");
-    let mut cuts = 0;
     for round in 0..40 {
         std::fs::write(&path, &whole).unwrap();
         let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+        // First between opening and loading, for certain; then at any time.
+        let (opened, on_open) = std::sync::mpsc::channel::<()>();
         let cut = std::thread::spawn(move || {
-            std::thread::sleep(std::time::Duration::from_millis(2 * round));
+            match round {
+                0 => drop(on_open.recv()),
+                _ => std::thread::sleep(std::time::Duration::from_millis(2 * round)),
+            }
             file.set_len(4096).unwrap();
         });
+        let mut cut = Some(cut);
         let video = Vae::open(&path).and_then(|vae| {
+            if round == 0 {
+                drop(opened);
+                cut.take().unwrap().join().unwrap();
+            }
             let input = Buffer::new(VVAE_DTYPE_F32, [1, 16, 1, 1, 1]);
             vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 8, 8]))
         });
-        cut.join().unwrap();
+        if let Some(cut) = cut {
+            cut.join().unwrap();
+        }
+        assert!(round > 0 || video.is_err(), "it was cut before its weights were read");
         if let Err(failure) = video {
             failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors"]);
-            cuts += 1;
         }
     }
-    assert!(cuts > 0);
 }
 
 #[test]

@@ -243,12 +243,17 @@ fn with_progress(log: &mut ProgressLog) -> vvae_run_info {
 
 #[test]
 fn progress_is_one_and_rises_to_its_total() {
-    let several = open_on("cpu,cpu", &small()).unwrap();
     let (_, input, output) = JOBS[0];
-    let mut log = ProgressLog::default();
-    several.decode_with(&random(input), &mut Buffer::poisoned(output), &with_progress(&mut log)).unwrap();
-    assert_eq!(log.stages, ["plan", "load", "decode"]);
-    assert!(log.calls > 10 && !log.fell && log.last.0 == log.last.1 && log.last.1 > 0, "{:?}", log.last);
+    // The calling thread sums up what it hears at a time. On a busy machine that is much, so the most of a few counts.
+    let calls = (0..5).map(|_| {
+        let several = open_on("cpu,cpu", &small()).unwrap();
+        let mut log = ProgressLog::default();
+        several.decode_with(&random(input), &mut Buffer::poisoned(output), &with_progress(&mut log)).unwrap();
+        assert_eq!(log.stages, ["plan", "load", "decode"]);
+        assert!(!log.fell && log.last.0 == log.last.1 && log.last.1 > 0, "{:?}", log.last);
+        log.calls
+    });
+    assert!(calls.into_iter().any(|calls| calls > 10));
 }
 
 #[test]
@@ -259,9 +264,18 @@ fn a_stop_ends_all_devices_and_leaves_a_working_handle() {
     let expected = run(&several, node, &clip, output).unwrap();
     for stop_at in [1, 2, 3, 7, 15] {
         let mut log = ProgressLog { stop_at, ..ProgressLog::default() };
-        let stopped = several.decode_with(&clip, &mut Buffer::poisoned(output), &with_progress(&mut log)).unwrap_err();
-        stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
-        assert_eq!(log.calls, stop_at, "no progress call after a stop");
+        let mut found = Buffer::poisoned(output);
+        match several.decode_with(&clip, &mut found, &with_progress(&mut log)) {
+            Err(stopped) => {
+                stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+                assert_eq!(log.calls, stop_at, "no progress call after a stop");
+            }
+            // A calling thread that is scheduled late sums up more in fewer calls.
+            Ok(_) => {
+                assert!(stop_at > 3 && log.calls < stop_at, "not stopped at call {stop_at} of {}", log.calls);
+                assert_same(&expected, &[found], "not stopped");
+            }
+        }
     }
     assert_same(&expected, &run(&several, node, &clip, output).unwrap(), "after the stops");
 }

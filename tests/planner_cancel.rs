@@ -21,7 +21,7 @@ fn planner_obeys_a_cancel() {
     let mut plan = || vae.plan("decode", [1, 16, lengths.next().unwrap(), 128, 128]);
     let start = Instant::now();
     plan().unwrap();
-    let whole = start.elapsed();
+    let mut whole = start.elapsed();
     let mut soonest = Duration::MAX;
     // Other programs may hold the cores: the soonest of many counts. Some cancels come after the end.
     for turn in 0..200 {
@@ -47,6 +47,9 @@ fn planner_obeys_a_cancel() {
             if soonest < Duration::from_millis(50) {
                 break;
             }
+        } else if turn % 8 == 0 {
+            // The first plan was held up: a tenth of its time is more than a plan takes.
+            whole /= 2;
         }
     }
     assert!(soonest < Duration::from_millis(50), "{soonest:?} of {whole:?}");

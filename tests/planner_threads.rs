@@ -6,30 +6,31 @@ mod common;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
 use std::thread;
 
+use common::process::{threads_at_rest, threads_now};
 use common::{Vae, demo};
-
-fn threads_now() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
-}
 
 #[test]
 fn one_thread_plans_alone() {
     let vae = Vae::open(&demo()).unwrap();
     vae.configure("threads", "1").unwrap();
-    let (done, most) = (AtomicBool::new(false), AtomicUsize::new(0));
-    let before = thread::scope(|scope| {
+    let expected = threads_at_rest() + 1;
+    let [counts, most] = [const { AtomicUsize::new(0) }; 2];
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
         scope.spawn(|| {
             while !done.load(SeqCst) {
                 most.fetch_max(threads_now(), SeqCst);
+                counts.fetch_add(1, SeqCst);
             }
         });
-        let before = threads_now();
-        // Each of another size, so that none is known from before.
-        for frames in 1..30 {
+        // Each of another size, so that none is known from before; and until many counts fell into planning.
+        for frames in 1.. {
             vae.plan("decode", [1, 16, frames, 60, 80]).unwrap();
+            if frames >= 30 && counts.load(SeqCst) > 100 {
+                break;
+            }
         }
         done.store(true, SeqCst);
-        before
     });
-    assert_eq!(most.load(SeqCst), before, "threads were started");
+    assert_eq!(most.load(SeqCst), expected, "threads were started");
 }

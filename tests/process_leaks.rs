@@ -6,13 +6,9 @@
 
 mod common;
 
-use common::process::allocated_bytes;
+use common::process::{allocated_bytes, settled_threads, threads_at_rest};
 use common::{Buffer, Vae, library_path, run_info, small, tiny};
 use video_vae::capi::*;
-
-fn threads() -> usize {
-    std::fs::read_dir("/proc/self/task").unwrap().count()
-}
 
 fn mappings_of(name: &str) -> usize {
     std::fs::read_to_string("/proc/self/maps").unwrap().lines().filter(|line| line.contains(name)).count()
@@ -58,14 +54,14 @@ fn load_and_unload() {
 fn leaves_nothing(what: &str, rounds: usize, round: impl Fn(usize)) {
     // A multiple of 6, so that both counts are taken after the same kind of round.
     const WARM_UP: usize = 12;
-    let before = threads();
+    let before = threads_at_rest();
     (0..WARM_UP).for_each(&round);
     let settled = allocated_bytes();
     (0..rounds).for_each(&round);
     let left = allocated_bytes() as i64 - settled as i64;
     println!("{rounds} rounds of {what}: {left} bytes left");
     assert_eq!(left, 0, "bytes are left after {rounds} rounds of {what}");
-    assert_eq!(threads(), before, "all threads were joined");
+    assert_eq!(settled_threads(before), before, "all threads were joined");
     assert_eq!(mappings_of("small.safetensors"), 0);
 }
 

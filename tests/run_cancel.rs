@@ -4,6 +4,7 @@ mod common;
 
 use std::alloc::{Layout, alloc, dealloc};
 use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,14 @@ unsafe extern "C" fn record(user: *mut c_void, done: u64, total: u64, stage: *co
     log.last = (done, total);
     log.calls += 1;
     i32::from(log.calls == log.stop_at)
+}
+
+/// Sets a flag when operations have run, after planning and loading.
+unsafe extern "C" fn tell_of_work(user: *mut c_void, done: u64, _: u64, stage: *const c_char) -> i32 {
+    // SAFETY: the test passes a flag that outlives the run, and a stage is a C string.
+    let (computing, stage) = unsafe { (&*user.cast::<AtomicBool>(), CStr::from_ptr(stage)) };
+    computing.fetch_or(stage == c"decode" && done > 0, SeqCst);
+    0
 }
 
 fn with_progress(log: &mut ProgressLog) -> vvae_run_info {
@@ -75,9 +84,14 @@ fn cancelled_runs_leave_a_working_handle() {
         vae.decode_with(&latent, &mut expected, &with_progress(&mut log)).unwrap();
         for stop_at in (1..=log.calls).step_by(7) {
             let mut log = ProgressLog { stop_at, ..ProgressLog::default() };
-            let stopped = vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)).unwrap_err();
-            stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
-            assert_eq!(log.calls, stop_at, "no progress call after a stop");
+            match vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)) {
+                Err(stopped) => {
+                    stopped.says(VVAE_ERROR_CANCELLED, &["cancelled"]);
+                    assert_eq!(log.calls, stop_at, "no progress call after a stop");
+                }
+                // Long operations of a busy machine have more calls than short ones.
+                Ok(_) => assert!(log.calls < stop_at && stop_at > 20, "stopped at call {stop_at} of {}", log.calls),
+            }
             let mut again = video(&latent);
             vae.decode(&latent, &mut again).unwrap();
             assert!(again.bytes() == expected.bytes(), "after a stop at call {stop_at}");
@@ -92,14 +106,21 @@ fn cancel_from_another_thread_stops_a_large_frame_within_a_second() {
     let latent = latent(3, 135, 240);
     let mut out = video(&latent);
     let attempt = || {
+        let computing = AtomicBool::new(false);
+        let user = std::ptr::from_ref(&computing).cast_mut().cast();
+        let run = vvae_run_info { progress: Some(tell_of_work), progress_user: user, ..run_info() };
         std::thread::scope(|scope| {
-            let vae = &vae;
+            let (vae, computing) = (&vae, &computing);
             let canceller = scope.spawn(move || {
-                std::thread::sleep(Duration::from_millis(700));
+                while !computing.load(SeqCst) {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                // Into the large frames.
+                std::thread::sleep(Duration::from_millis(300));
                 vae.cancel().unwrap();
                 Instant::now()
             });
-            vae.decode(&latent, &mut out).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+            vae.decode_with(&latent, &mut out, &run).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
             let returned = Instant::now();
             returned.saturating_duration_since(canceller.join().unwrap())
         })
@@ -250,7 +271,7 @@ fn time_to_cancel_while_waiting(call: &(impl Fn(&Vae) -> Result<(), Failure> + S
         std::thread::sleep(Duration::from_millis(100));
         let cancelled = Instant::now();
         // Repeated, because a cancel before the call has no effect.
-        while !waits.is_finished() && cancelled.elapsed() < Duration::from_secs(5) {
+        while !waits.is_finished() && cancelled.elapsed() < Duration::from_secs(120) {
             let _ = waiting.cancel();
             std::thread::sleep(Duration::from_millis(5));
         }

@@ -28,6 +28,13 @@ fn a_trace_has_the_operations_of_the_plan() {
     let vae = Vae::open(&small()).unwrap();
     let path = folder.0.join("trace.json");
     let steps = [planned(&vae, "decode", LATENT), planned(&vae, "encode", VIDEO)].concat();
+    // No CPU computes faster, and none is too busy for this bound.
+    let fast = Vae::open(&small()).unwrap();
+    fast.configure("rates", "products=1e15,memory=1e15,copies=1e15").unwrap();
+    let least: f64 = [("decode", LATENT), ("encode", VIDEO)]
+        .map(|(node, shape)| fast.plan(node, shape).unwrap().0.seconds)
+        .iter()
+        .sum();
     decode(&vae).unwrap();
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 0, "off unless asked for");
 
@@ -44,7 +51,10 @@ fn a_trace_has_the_operations_of_the_plan() {
     assert_eq!(lanes.len(), 1);
     let (names, seconds) = names(&lanes[0].events);
     assert_eq!(names, steps);
-    assert!(seconds > 0.02 * wall && seconds <= wall, "{seconds} s of operations in {wall} s");
+    assert!(
+        least > 0.0 && seconds > least && seconds <= wall,
+        "{seconds} s of operations in {wall} s, at least {least} s"
+    );
     assert_eq!(std::fs::read_dir(&folder.0).unwrap().count(), 1, "nothing temporary is left");
 }
 

@@ -13,7 +13,7 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::process::{allocated_bytes, status_bytes};
+use common::process::{allocated_bytes, settled_threads, status_bytes, threads_at_rest, threads_now};
 use common::{Buffer, Failure, LATENT_CHANNELS, Random, Vae, api, create_info, run_info, small, tiny};
 use video_vae::capi::*;
 
@@ -282,7 +282,7 @@ fn work(clips: &[Clip], seed: u64, end: Instant) -> Tally {
 fn held() -> [usize; 4] {
     let count = |folder: &str| std::fs::read_dir(folder).unwrap().count();
     let resident = status_bytes("VmRSS") as usize;
-    [allocated_bytes(), resident, count("/proc/self/fd"), count("/proc/self/task")]
+    [allocated_bytes(), resident, count("/proc/self/fd"), threads_now()]
 }
 
 #[test]
@@ -292,8 +292,10 @@ fn random_work_gives_right_bits_and_leaves_nothing() {
     let clips = shapes.map(Clip::new);
     // What is allocated once, by the C library too, is allocated here.
     work(&clips, 0, Instant::now() + Duration::from_secs(2 + seconds / 20));
+    threads_at_rest();
     let (before, start) = (held(), Instant::now());
     let tally = work(&clips, 1, start + Duration::from_secs(seconds));
+    settled_threads(before[3]);
     let after = held();
     let Tally { calls, right, errors } = &tally;
     println!("{:.0?}: {calls} calls, {right} results compared, errors {errors:?}", start.elapsed());

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_void};
 use std::io::{Read, Write};
 use std::ptr::null_mut;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 
 use serde_json::Value;
 
@@ -353,4 +353,35 @@ fn failures_reach_the_log() {
     assert_eq!([0, 8, 1].map(|what| trim(v, what)), [VVAE_ERROR_ARGUMENT, VVAE_ERROR_ARGUMENT, VVAE_ERROR_INTERNAL]);
     assert_eq!(free(v), VVAE_OK);
     assert_eq!(LOGGED.load(Ordering::SeqCst), 1 << (8 * VVAE_LOG_ERROR) | 2 << (8 * VVAE_LOG_WARNING));
+}
+
+/// Numbers of handles that other threads free at the same time find an open handle or none.
+#[test]
+fn threads_open_use_and_free_handles_at_once() {
+    let rounds = if cfg!(miri) { 3 } else { 300 };
+    let (alive, known) = (Arc::default(), [const { AtomicUsize::new(0) }; 3]);
+    let work = |mine: &AtomicUsize| {
+        for _ in 0..rounds {
+            let v = Mock::open(&alive, None, false);
+            mine.store(v.addr(), Ordering::Relaxed);
+            for other in &known {
+                let v = std::ptr::without_provenance_mut(other.load(Ordering::Relaxed));
+                let struct_size = size_of::<vvae_memory_info>() as u32;
+                let mut info = vvae_memory_info { struct_size, streams: 0, now: 0, peak: 0, reserved: 0, host: 0 };
+                // SAFETY: null, or a number that is or was a handle; texts and a struct of the right size.
+                let found = unsafe {
+                    [vvae_cancel(v), vvae_configure(v, c"seed".as_ptr(), c"7".as_ptr()), vvae_memory(v, &mut info)]
+                };
+                let expected = if v.is_null() { VVAE_ERROR_ARGUMENT } else { VVAE_ERROR_STATE };
+                assert!(found.iter().all(|status| [VVAE_OK, expected].contains(status)), "{found:?}");
+            }
+            // Only this thread frees it, so an error says that another one uses it.
+            // SAFETY: an open handle.
+            while unsafe { vvae_free(v) } != VVAE_OK {
+                std::thread::yield_now();
+            }
+        }
+    };
+    std::thread::scope(|scope| known.iter().for_each(|mine| drop(scope.spawn(|| work(mine)))));
+    assert_eq!(alive.load(Ordering::SeqCst), 0, "sessions are left");
 }

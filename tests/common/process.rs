@@ -1,6 +1,6 @@
 //! What this process takes, as Linux and its C library tell.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The least time of a few attempts. Other programs may hold the cores, so an attempt over `limit` is repeated.
 pub fn least_time(limit: Duration, mut attempt: impl FnMut() -> Duration) -> Duration {
@@ -30,8 +30,34 @@ pub fn processor_time() -> Duration {
 /// The time, where the system does not tell the processor's.
 #[cfg(not(target_os = "linux"))]
 pub fn processor_time() -> Duration {
-    static START: std::sync::OnceLock<std::time::Instant> = std::sync::OnceLock::new();
-    START.get_or_init(std::time::Instant::now).elapsed()
+    static START: std::sync::OnceLock<Instant> = std::sync::OnceLock::new();
+    START.get_or_init(Instant::now).elapsed()
+}
+
+/// The threads of this process now. Those that were just joined are among them for a moment.
+#[cfg(target_os = "linux")]
+pub fn threads_now() -> usize {
+    std::fs::read_dir("/proc/self/task").unwrap().count()
+}
+
+/// The fewest threads within a while.
+#[cfg(target_os = "linux")]
+pub fn threads_at_rest() -> usize {
+    let count = |_| {
+        std::thread::sleep(Duration::from_millis(2));
+        threads_now()
+    };
+    (0..50).map(count).min().expect("counts")
+}
+
+/// The number of threads, once it is as `expected`, or after 20 seconds.
+#[cfg(target_os = "linux")]
+pub fn settled_threads(expected: usize) -> usize {
+    let start = Instant::now();
+    while threads_now() != expected && start.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    threads_now()
 }
 
 /// A figure of /proc/self/status in bytes, such as VmRSS; 0 where the system does not tell.

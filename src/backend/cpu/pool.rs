@@ -189,19 +189,14 @@ mod tests {
     #[test]
     fn stopped_batch_leaves_the_pool_usable() {
         let pool = Pool::new(2).unwrap();
-        let mut asked = 0;
-        let ran = AtomicUsize::new(0);
-        let end = pool.run(
-            1_000_000,
-            &mut || {
-                asked += 1;
-                asked > 10
-            },
-            &|_, _, _| {
-                ran.fetch_add(1, Ordering::Relaxed);
-                std::thread::sleep(std::time::Duration::from_micros(100));
-            },
-        );
+        let [asked, ran] = [const { AtomicUsize::new(0) }; 2];
+        let end = pool.run(1_000_000, &mut || asked.fetch_add(1, Ordering::Relaxed) >= 10, &|_, _, stop| {
+            let turn = ran.fetch_add(1, Ordering::Relaxed);
+            // Only the calling thread asks the host. The other one waits for it, however late it is scheduled.
+            while turn > 100 * (1 + asked.load(Ordering::Relaxed)) && !stop() {
+                std::thread::yield_now();
+            }
+        });
         assert_eq!(end, Err(Error::Cancelled));
         assert!(ran.into_inner() < 10_000);
         assert_eq!(pool.run(5, &mut || false, &|_, _, _| ()), Ok(()));

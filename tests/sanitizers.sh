@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Runs tests and hosts under sanitizers, on Linux. Each part ends with a line "NAME: no findings".
 #
-#     tests/sanitizers.sh [hosts] [valgrind] [asan] [tsan] [miri]
+#     tests/sanitizers.sh [hosts] [valgrind] [asan] [tsan] [miri] [gpu]
 #
 # hosts: C and C++ hosts with gcc's AddressSanitizer, LeakSanitizer and UndefinedBehaviorSanitizer.
 # valgrind: memcheck on the C hosts. asan: tests through the ABI, any toolchain.
 # tsan, miri: a nightly toolchain with rust-src and miri; tsan builds the standard library along, so that it is
-# instrumented too.
+# instrumented too. gpu, only if named: compute-sanitizer on every architecture's kernels.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$PWD/target}
@@ -67,20 +67,43 @@ asan() {
 }
 
 tsan() {
-    # What the tests measure by the clock holds without instrumentation only.
-    TSAN_OPTIONS=halt_on_error=1 RUSTFLAGS=-Zsanitizer=thread CARGO_TARGET_DIR=$CARGO_TARGET_DIR/tsan VVAE_SOAK_SECONDS=20 \
-        cargo +nightly test -q --release --no-default-features -Zbuild-std --target $triple --test abi_random \
-        --test fleet --test soak
+    # What several threads share: the handle table, ledgers, worker queue, thread pool, fleet. Then whole calls.
+    local flags="-Zsanitizer=thread -Clink-arg=-Wl,--export-dynamic"
+    export TSAN_OPTIONS=halt_on_error=1
+    RUSTFLAGS=$flags CARGO_TARGET_DIR=$CARGO_TARGET_DIR/tsan \
+        cargo +nightly test -q --release --no-default-features -Zbuild-std --target $triple --lib -- \
+        capi:: workers:: ledger:: reserve:: pool:: fleet::
+    RUSTFLAGS=$flags CARGO_TARGET_DIR=$CARGO_TARGET_DIR/tsan VVAE_SOAK_SECONDS=20 \
+        cargo +nightly test -q --release --no-default-features -Zbuild-std --target $triple --test abi_cancel \
+        --test abi_misuse --test soak
 }
 
+# With several orders of the threads. Files are read, so isolation is off.
 miri() {
-    CARGO_TARGET_DIR=$CARGO_TARGET_DIR/miri MIRIFLAGS=-Zmiri-disable-isolation \
-        cargo +nightly miri test -q --no-default-features --lib -- capi::sized capi::table capi::cancel ir::view reserve
+    CARGO_TARGET_DIR=$CARGO_TARGET_DIR/miri MIRIFLAGS="-Zmiri-disable-isolation -Zmiri-many-seeds=0..4" \
+        cargo +nightly miri test -q --no-default-features --lib -- capi::sized capi::cancel capi::tests ir::view \
+        reserve ledger workers pool::tests
+}
+
+# VVAE_TESTS: a folder with the executables and the library of `cargo test --release --no-run`, where there is no Rust.
+gpu() {
+    local programs=${VVAE_TESTS:-$CARGO_TARGET_DIR/release/deps}
+    [ -n "${VVAE_TESTS:-}" ] || cargo test -q --release --no-run
+    local unit exact
+    unit=$(find "$programs" -maxdepth 1 -name 'video_vae-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
+    exact=$(find "$programs" -maxdepth 1 -name 'model_exact-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
+    for arch in ${VVAE_ARCHS:-7.5 8.0 8.6 8.9 9.0}; do
+        for tool in memcheck racecheck initcheck synccheck; do
+            echo "$arch $tool"
+            VVAE_REQUIRE_CUDA=1 VVAE_ARCH=$arch compute-sanitizer --tool $tool --error-exitcode 9 "$unit" -q cuda::
+            VVAE_REQUIRE_CUDA=1 VVAE_ARCH=$arch compute-sanitizer --tool $tool --error-exitcode 9 "$exact" -q
+        done
+    done
 }
 
 for part in "$@"; do
     case $part in
-    hosts | asan | tsan | miri) $part ;;
+    hosts | asan | tsan | miri | gpu) $part ;;
     valgrind) valgrind_hosts ;;
     *) echo "$0: no part $part" >&2; exit 2 ;;
     esac

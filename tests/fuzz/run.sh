@@ -29,7 +29,7 @@ programs=$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release
 [ -z "${VVAE_FUZZ_BUILD_ONLY:-}" ] || exit 0
 
 # Freed memory that the sanitizer holds back would hide the growth of the library.
-export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0:quarantine_size_mb=32:malloc_context_size=4}
+export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=0:quarantine_size_mb=4:malloc_context_size=0}
 status=0
 for target in "${targets[@]}"; do
     echo "== $target"
@@ -44,7 +44,8 @@ for target in "${targets[@]}"; do
     # Calls check their own time, in processor time. The timeout is for those that never return. Leaks are counted by
     # tests/process_leaks.rs: here threads that are just starting would be taken for leaks.
     "$programs/$target" "$limit" -seed="$seed" -timeout=300 -detect_leaks=0 -rss_limit_mb=1024 -malloc_limit_mb=512 -max_len=4096 \
-        -entropic=0 -reload=0 -print_final_stats=1 -artifact_prefix="$here/artifacts/$target/" "$grown" "$here/corpus/$target" 2>&1 |
+        -entropic=0 -reload=0 -reduce_inputs=0 -use_counters=0 \
+        -print_final_stats=1 -artifact_prefix="$here/artifacts/$target/" "$grown" "$here/corpus/$target" 2>&1 |
         grep -vE '^#[0-9]+\s+(NEW|REDUCE|RELOAD)' || status=1
     [ -n "$keep" ] || rm -rf "$grown"
 done

@@ -3,7 +3,9 @@
 //! A new operation is a type and a variant of [`Op`] here, an `emit` in `plan/schedule`, a cost in `plan/cost`, and a
 //! kernel behind `Backend::run`.
 
-use super::{CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, Prologue, Relocate, SplitColumns};
+use super::{
+    CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, Relocate, SplitColumns,
+};
 use crate::error::Result;
 
 /// Operations run one after the other. A slot may be reused as soon as its last reader has run.
@@ -59,6 +61,42 @@ pub struct ConvFrame<L: Location> {
     /// A frame of the output's shape to add.
     pub residual: Option<L::Device>,
     pub out: L::Device,
+}
+
+/// Frames of an operation that are computed together, by their indices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameUnit {
+    Single(usize),
+    /// The first and the second frame of a pair, if they are there: see [`PAIR_SLABS`](super::PAIR_SLABS).
+    Pair([Option<usize>; 2]),
+}
+
+impl FrameUnit {
+    /// The units of `frames`, in their order.
+    pub fn of<L: Location>(layout: &ConvLayout, frames: &[ConvFrame<L>]) -> Vec<FrameUnit> {
+        let [first, second] = OWN_SLABS;
+        let has_slabs = |frame: &ConvFrame<L>, slabs: [u8; 3]| {
+            let main = frame.terms.iter().map(|term| term.slab).filter(|slab| u64::from(*slab) < layout.slabs);
+            layout.pairs && main.eq(slabs)
+        };
+        let mut units: Vec<FrameUnit> = Vec::new();
+        for (index, frame) in frames.iter().enumerate() {
+            if has_slabs(frame, [first, 0, 1]) {
+                units.push(FrameUnit::Pair([Some(index), None]));
+            } else if !has_slabs(frame, [0, 1, second]) {
+                units.push(FrameUnit::Single(index));
+            } else {
+                let shared = |index: usize, term: usize| frames[index].terms[term..term + 2].iter().map(|term| term.frame);
+                match units.last_mut() {
+                    Some(FrameUnit::Pair([Some(first), second @ None])) if shared(*first, 1).eq(shared(index, 0)) => {
+                        *second = Some(index);
+                    }
+                    _ => units.push(FrameUnit::Pair([None, Some(index)])),
+                }
+            }
+        }
+        units
+    }
 }
 
 /// A convolution with everything around it: norm and SiLU before it if the device fuses them; bias, residual and norm

@@ -21,11 +21,14 @@ use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
-    Op, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor,
+    Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor,
 };
 use element::with_element;
 use pool::Pool;
 use simd::{with_bf16_simd, with_simd};
+
+/// In the Winograd domain, where products take nearly all the time: two a frame together, three alone.
+const PAIR_COSTS: PairCosts = PairCosts { together: 1.0, alone: 1.5 };
 
 #[derive(Debug, Clone, Default)]
 pub struct CpuOptions {
@@ -181,7 +184,7 @@ impl Backend for Cpu {
             chunk_frames: 8,
             column_step: 1,
             fuses_norm: true,
-            pairs: None,
+            pairs: (self.precision == Precision::Fp32).then_some(PAIR_COSTS),
             adds_in_place: false,
             offloads: false,
             block_granularity: 1,

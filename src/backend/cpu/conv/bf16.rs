@@ -33,12 +33,12 @@ impl AreaTask<'_> {
     /// The processor has `S`, and this thread its tiles.
     unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
         let mut patches = [None; PATCHES];
-        for first in self.frames.clone().step_by(RUN) {
+        for first in self.units.clone().step_by(RUN) {
             for panel in self.panels.clone() {
                 if stop() {
                     return;
                 }
-                let run = first..self.frames.end.min(first + RUN);
+                let run = first..self.units.end.min(first + RUN);
                 // SAFETY: by this function's contract.
                 unsafe { self.panel_of_run::<S>(run, panel, panel + 1 < self.panels.end, &mut patches) };
             }
@@ -94,7 +94,7 @@ impl AreaTask<'_> {
     /// The weights of a term. Panels are numbered through all phases.
     fn weights(&self, panel: usize, term: &Term<Offsets>) -> *const bf16 {
         let (phase, panel) = (panel / self.conv.panels, panel % self.conv.panels);
-        self.conv.weights.panel(usize::from(term.slab), phase, panel, 0).cast()
+        self.conv.weights.panel(usize::from(term.slab), phase, panel).cast()
     }
 
     fn tiles(&self) -> SumTiles {
@@ -118,7 +118,7 @@ impl AreaTask<'_> {
             let is_needed = |key| frames.iter().flat_map(|frame| &frame.terms).any(|term| self.key(term, phase) == key);
             patches.iter().position(|patch| !patch.is_some_and(|patch| is_needed(patch.key))).unwrap_or(0)
         });
-        let into = self.conv.patch(self.slot).wrapping_byte_add(place * self.conv.patch_bytes()).cast();
+        let into = self.conv.patch(self.slot, place).cast();
         let size = match patches[place] {
             Some(patch) if found.is_some() => patch.size,
             // SAFETY: by this function's contract; the slot has room for the patch.
@@ -138,7 +138,7 @@ impl AreaTask<'_> {
     ) -> PatchSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
-        let source: PatchSource<bf16> = unsafe { conv.source(term, phase, self.slot) };
+        let source: PatchSource<bf16> = unsafe { conv.source(term, phase, self.slot, 0) };
         if conv.is_shortcut(term) {
             let size = PatchSize { rows: area.height, columns: self.tiles().pitch };
             // SAFETY: by this function's contract.

@@ -1,24 +1,26 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::grid::{OutputGrid, PATCHES, RUN};
+use super::grid::{OutputGrid, RUN};
 use super::patch::PatchSource;
 use super::weights::ConvWeights;
 use crate::backend::Precision;
 use crate::backend::cpu::element::{block_channels, pixel_bytes};
 use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
 use crate::backend::cpu::norm::{self, Moments};
-use crate::backend::cpu::simd::panel_count;
+use crate::backend::cpu::simd::{BLOCK, panel_count, panel_width};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, Offsets, Prologue, Term, Window};
+use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, FrameUnit, Offsets, Prologue, Term, Window};
 
-/// Scratch of an operation: the moments of all frames; then patches, sums of a panel and a norm table per slot.
+/// Scratch of an operation: the moments of all frames; then patches, components, sums and norm tables per slot.
 struct ConvScratch {
     moments_of_frame: u64,
     slots: u64,
     slot: u64,
-    /// One of the slot's patches: [`PATCHES`] in bf16, one in f32.
+    /// One of the slot's patches.
     patch: u64,
     patches: u64,
+    /// Input in the Winograd domain.
+    components: u64,
     sums: u64,
 }
 
@@ -26,19 +28,23 @@ impl ConvScratch {
     fn new(layout: &ConvLayout, grid: &OutputGrid, frames: u64, threads: usize) -> ConvScratch {
         let panels = panel_count(layout.cout as usize) as u64 * layout.window.phases();
         let patch = grid.patch_bytes(layout) as u64;
-        let (most, run) = if grid.precision == Precision::Bf16 { (PATCHES as u64, RUN as u64) } else { (1, 1) };
-        let (patches, sums) = (most * patch, run * grid.sum_floats() as u64 * 4);
-        let table = match layout.prologue {
+        // In bf16 sums are those of a run of frames.
+        let run = if grid.precision == Precision::Bf16 { RUN as u64 } else { grid.frames as u64 * panels };
+        let (patches, components) = (grid.patches as u64 * patch, grid.component_bytes(layout) as u64);
+        let sums = run * grid.sum_floats() as u64 * 4;
+        let tables = match layout.prologue {
             Prologue::None => 0,
+            _ if layout.pairs => 4 * table_floats(layout, grid.precision) as u64 * 4,
             _ => table_floats(layout, grid.precision) as u64 * 4,
         };
         let areas = grid.areas() as u64;
         ConvScratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (patches + sums + table).next_multiple_of(ALIGN),
+            slot: (patches + components + sums + tables).next_multiple_of(ALIGN),
             patch,
             patches,
+            components,
             sums,
         }
     }
@@ -64,6 +70,8 @@ pub struct CheckedConv<'a> {
     pub output: FrameShape,
     /// Panels of one phase.
     pub panels: usize,
+    /// Frames that are computed together: in the Winograd domain pairs too.
+    pub units: Vec<FrameUnit>,
     base: SharedPointer,
     scratch_offset: u64,
     scratch: ConvScratch,
@@ -98,7 +106,17 @@ impl<'a> CheckedConv<'a> {
         op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, weights.precision, frame))?;
         let base = SharedPointer::new(memory.block.start().cast());
         let panels = panel_count(layout.cout as usize);
-        Ok(CheckedConv { op, weights, grid, output, panels, base, scratch_offset, scratch })
+        let units = match grid.winograd {
+            true => FrameUnit::of(layout, &op.frames),
+            false => (0..op.frames.len()).map(FrameUnit::Single).collect(),
+        };
+        Ok(CheckedConv { op, weights, grid, output, panels, units, base, scratch_offset, scratch })
+    }
+
+    /// Channels of a panel, and the width that it is padded to.
+    pub fn panel_width(&self, panel: usize) -> (usize, usize) {
+        let (channels, width) = panel_width(self.op.layout.cout as usize, panel);
+        (channels, if self.grid.winograd { channels.next_multiple_of(BLOCK) } else { width })
     }
 
     pub fn phases(&self) -> usize {
@@ -112,8 +130,14 @@ impl<'a> CheckedConv<'a> {
     /// The frame of a term. A shortcut has a pixel for every pixel of the output; other terms have a prologue.
     ///
     /// # Safety
-    /// The slot, whose norm table this may be, is the caller's.
-    pub unsafe fn source<E>(&self, term: &Term<Offsets>, phase: usize, slot: usize) -> PatchSource<'_, E> {
+    /// The slot, whose norm table `table` this may be, is the caller's.
+    pub unsafe fn source<E>(
+        &self,
+        term: &Term<Offsets>,
+        phase: usize,
+        slot: usize,
+        table: usize,
+    ) -> PatchSource<'_, E> {
         let (layout, input) = (&self.op.layout, self.op.input);
         let frame: *const E = self.at(term.frame.0).cast();
         if self.is_shortcut(term) {
@@ -135,7 +159,7 @@ impl<'a> CheckedConv<'a> {
             channels: layout.cin as usize,
             prologue: layout.prologue,
             // SAFETY: by this function's contract.
-            table: unsafe { self.norm_table(term, slot) },
+            table: unsafe { self.norm_table(term, slot, table) },
             spread: 1,
             phase: (0, 0),
         }
@@ -151,20 +175,20 @@ impl<'a> CheckedConv<'a> {
         self.at(self.scratch_offset + frame as u64 * self.scratch.moments_of_frame).cast()
     }
 
-    /// The first patch of a slot.
-    pub fn patch(&self, slot: usize) -> *mut f32 {
+    /// A patch of a slot.
+    pub fn patch(&self, slot: usize, patch: usize) -> *mut f32 {
         let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
-        self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot)
+        self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot + patch as u64 * self.scratch.patch)
     }
 
-    /// Bytes from one patch of a slot to the next.
-    pub fn patch_bytes(&self) -> usize {
-        self.scratch.patch as usize
+    /// Room for the input in four components of the Winograd domain.
+    pub fn components(&self, slot: usize) -> *mut f32 {
+        self.patch(slot, 0).wrapping_byte_add(self.scratch.patches as usize)
     }
 
-    /// Room for the sums of one panel.
+    /// Room for sums: in the Winograd domain of all panels, in bf16 of one panel of a run of frames.
     pub fn sums(&self, slot: usize) -> *mut f32 {
-        self.patch(slot).wrapping_byte_add(self.scratch.patches as usize)
+        self.components(slot).wrapping_byte_add(self.scratch.components as usize)
     }
 
     /// The statistics of a frame follow its pixels.
@@ -172,17 +196,17 @@ impl<'a> CheckedConv<'a> {
         self.at(frame + pixel_bytes(self.weights.precision, shape))
     }
 
-    /// The norm table of a term's input frame, written to the slot; empty without a norm.
+    /// The norm table of a term's input frame, written to the slot as its table `number`; empty without a norm.
     ///
     /// # Safety
     /// Nobody else uses the slot.
-    pub unsafe fn norm_table(&self, term: &Term<Offsets>, slot: usize) -> &[f32] {
+    unsafe fn norm_table(&self, term: &Term<Offsets>, slot: usize, number: usize) -> &[f32] {
         let layout = &self.op.layout;
         if layout.prologue == Prologue::None {
             return &[];
         }
-        let start = self.sums(slot).wrapping_byte_add(self.scratch.sums as usize);
         let len = table_floats(layout, self.weights.precision);
+        let start = self.sums(slot).wrapping_byte_add(self.scratch.sums as usize).wrapping_add(number * len);
         // SAFETY: the slot has room for the table, which is zeroed before it is a slice. The statistics of a frame
         // follow its pixels.
         unsafe {

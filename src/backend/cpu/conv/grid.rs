@@ -4,11 +4,16 @@
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};
-use crate::ir::FrameShape;
-use crate::ir::{ConvLayout, Window};
+use crate::ir::{ConvLayout, FrameShape, PAIR_SLABS, Window};
 
-/// Components of the Winograd domain, see [`super::winograd`].
+/// Components of the Winograd domain in one dimension, see [`super::winograd`].
 pub const COMPONENTS: usize = 4;
+/// Rows and columns of the output that one position of the Winograd domain has: a square of pixels.
+const SQUARE: usize = 2;
+
+/// The input of an area in four components of the Winograd domain. One of them should fit in the second-level cache;
+/// the more squares there are, the fewer times weights are read.
+const COMPONENT_BYTES: usize = 4 << 20;
 
 /// A patch should fit in the second-level cache, together with a panel of weights.
 const PATCH_BYTES: usize = 1 << 20;
@@ -33,17 +38,15 @@ const BF16_PROLOGUE_COST: f64 = 250.0;
 /// AMX multiplies faster than vectors transform, so bf16 does without.
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
-    precision == Precision::Fp32
-        && layout.window == Window::Same
-        && layout.cin as usize >= BLOCK
-        && (rest == 0 || rest > DOT_CHANNELS)
+    let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);
+    precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs)
 }
 
-/// Products that are computed for an output pixel and a term, where rows have an even number of pixels.
+/// Products that are computed for an output pixel and a term, where rows and columns have an even number of pixels.
 #[cfg(test)]
 pub fn products_per_pixel(layout: &ConvLayout, precision: Precision) -> u64 {
     let side = layout.window.side();
-    let taps = if uses_winograd(layout, precision) { COMPONENTS as u64 / 2 * side } else { side * side };
+    let taps = if uses_winograd(layout, precision) { (COMPONENTS / SQUARE).pow(2) as u64 } else { side * side };
     taps * layout.cin * layout.cout
 }
 
@@ -62,6 +65,9 @@ pub struct OutputGrid {
     /// Output pixels from one pixel of the grid to the next.
     pub spread: usize,
     pub winograd: bool,
+    /// Patches that a thread has room for. In the Winograd domain, output frames that it computes together.
+    pub patches: usize,
+    pub frames: usize,
     /// Areas in a column and in a row.
     pub rows: usize,
     pub columns: usize,
@@ -77,6 +83,12 @@ pub struct OutputArea {
 }
 
 impl OutputArea {
+    /// With whole squares of pixels.
+    pub fn in_squares(self) -> OutputArea {
+        let whole = |length: usize| length.next_multiple_of(SQUARE);
+        OutputArea { height: whole(self.height), width: whole(self.width), ..self }
+    }
+
     pub fn pixels(&self) -> usize {
         self.height * self.width
     }
@@ -85,6 +97,12 @@ impl OutputArea {
 impl OutputGrid {
     pub fn new(layout: &ConvLayout, input: FrameShape, precision: Precision) -> OutputGrid {
         let (height, width) = (input.height as usize, input.width as usize);
+        let winograd = uses_winograd(layout, precision);
+        let (patches, frames) = match winograd {
+            true if layout.pairs => (usize::from(PAIR_SLABS), 2),
+            true => (layout.slabs.min(3) as usize, 1),
+            false => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
+        };
         let grid = |height, width, stride, reach, before, spread| OutputGrid {
             precision,
             height,
@@ -93,7 +111,9 @@ impl OutputGrid {
             reach,
             before,
             spread,
-            winograd: uses_winograd(layout, precision),
+            winograd,
+            patches,
+            frames,
             rows: height,
             columns: width,
         };
@@ -119,15 +139,19 @@ impl OutputGrid {
         };
         let pixels = patch / (64 * self.blocks(cin));
         let prologue = prologue / (layout.window.taps() * layout.cout) as f64;
+        let squares = COMPONENT_BYTES / (COMPONENTS * self.patches * 64 * self.blocks(layout.cin as usize));
         let mut best = f64::INFINITY;
-        let (height, width) = (self.height, self.width);
+        // In units of pixels, or of squares.
+        let side = self.side();
+        let (height, width) = (self.height.div_ceil(side), self.width.div_ceil(side));
         for columns in 1..=width {
             let w = width.div_ceil(columns);
-            let fits = pixels / self.patch_columns(w);
-            let h = if fits < self.reach { 1 } else { (fits - self.reach) / self.stride + 1 };
-            let h = h.min((AREA_PIXELS / w).max(1)).min(height);
+            let fits = if self.winograd { squares / w } else { pixels / self.input_span(w) };
+            let (least, halo) = if self.winograd { (1, 1) } else { (self.reach, self.reach) };
+            let h = if fits < least { 1 } else { (fits - halo) / self.stride + 1 };
+            let h = h.min((AREA_PIXELS / side / side / w).max(1)).min(height);
             let rows = height.div_ceil(h);
-            let h = height.div_ceil(rows);
+            let (h, w) = (side * height.div_ceil(rows), side * w);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
             let tiles = match self.winograd {
                 _ if self.precision == Precision::Bf16 => {
@@ -135,12 +159,12 @@ impl OutputGrid {
                     let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
                     (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
                 }
-                true => (COMPONENTS * (h * w.div_ceil(2)).div_ceil(14)) as f64 / (h * w) as f64,
+                true => (COMPONENTS * COMPONENTS * (h * w / 4).div_ceil(14)) as f64 / (h * w) as f64,
                 false => w.div_ceil(14) as f64 / w as f64,
             };
             let cost = halo * prologue + tiles * TILE_COST;
             // A single row that exceeds the cache is taken only if it cannot be narrower.
-            let spills = fits < self.reach && w > 1;
+            let spills = fits < least && w > side;
             if !spills && cost < best {
                 (best, self.rows, self.columns) = (cost, rows, columns);
             }
@@ -152,9 +176,9 @@ impl OutputGrid {
         (run - 1) * self.stride + self.reach
     }
 
-    /// Columns of the patch of a run of output pixels, of all components.
-    fn patch_columns(&self, run: usize) -> usize {
-        if self.winograd { COMPONENTS * run.div_ceil(2) } else { self.input_span(run) }
+    /// Output pixels in one direction that are computed together.
+    fn side(&self) -> usize {
+        if self.winograd { SQUARE } else { 1 }
     }
 
     pub fn areas(&self) -> usize {
@@ -162,8 +186,13 @@ impl OutputGrid {
     }
 
     pub fn area(&self, index: usize) -> OutputArea {
-        let (top, bottom) = split_evenly(self.height, self.rows, index / self.columns);
-        let (left, right) = split_evenly(self.width, self.columns, index % self.columns);
+        let side = self.side();
+        let split = |whole: usize, parts, index| {
+            let (first, end) = split_evenly(whole.div_ceil(side), parts, index);
+            (first * side, whole.min(end * side))
+        };
+        let (top, bottom) = split(self.height, self.rows, index / self.columns);
+        let (left, right) = split(self.width, self.columns, index % self.columns);
         OutputArea { top, left, height: bottom - top, width: right - left }
     }
 
@@ -180,25 +209,34 @@ impl OutputGrid {
         if self.stride == 1 && through.tiles < by_row.tiles { through } else { by_row }
     }
 
-    /// Height and width of the largest area.
+    /// Height and width of the largest area, in whole squares.
     fn largest(&self) -> (usize, usize) {
-        (self.height.div_ceil(self.rows), self.width.div_ceil(self.columns))
+        let side = self.side();
+        let largest = |whole: usize, parts| side * whole.div_ceil(side).div_ceil(parts);
+        (largest(self.height, self.rows), largest(self.width, self.columns))
     }
 
-    /// Floats of the sums of one panel of the largest area: all Winograd components, or in bf16 all tiles of a frame.
+    /// Floats of the sums of one panel of the largest area: four Winograd components, or in bf16 all tiles of a frame.
     pub fn sum_floats(&self) -> usize {
         let (h, w) = self.largest();
         match self.precision {
             Precision::Bf16 => self.sum_tiles(h, w).tiles * TILE * PANEL,
-            _ if self.winograd => COMPONENTS * h * w.div_ceil(2) * PANEL,
+            _ if self.winograd => COMPONENTS * (h / SQUARE) * (w / SQUARE) * PANEL,
             _ => 0,
         }
+    }
+
+    /// Bytes of the input of the largest area in four Winograd components, of all patches.
+    pub fn component_bytes(&self, layout: &ConvLayout) -> usize {
+        let (h, w) = self.largest();
+        let squares = if self.winograd { (h / SQUARE) * (w / SQUARE) } else { 0 };
+        COMPONENTS * self.patches * squares * 64 * self.blocks(layout.cin as usize)
     }
 
     /// Bytes of the patch of the largest area, of the main input or the shortcut.
     pub fn patch_bytes(&self, layout: &ConvLayout) -> usize {
         let (h, w) = self.largest();
-        let main = self.input_span(h) * self.patch_columns(w) * self.blocks(layout.cin as usize);
+        let main = self.input_span(h) * self.input_span(w) * self.blocks(layout.cin as usize);
         // In bf16 a shortcut's patch is as wide as the sums, and a tile may read past the last position.
         let (columns, more) = match self.precision {
             Precision::Bf16 => (self.input_span(w).max(w.next_multiple_of(TILE)), TILE * self.stride),
@@ -221,24 +259,25 @@ pub fn split_evenly(whole: usize, parts: usize, index: usize) -> (usize, usize) 
     (whole * index / parts, whole * (index + 1) / parts)
 }
 
-/// Divides the work of an operation: `frames` frames of `areas` areas. A task has one area, some frames, and some of
-/// the panels: (parts of the frames, parts of the panels). Fewer parts prepare fewer patches.
+/// Divides the work of an operation: `units` of frames over `areas` areas. A task has one area, some units, and some of
+/// the panels: (parts of the units, parts of the panels). Fewer parts prepare fewer patches.
 pub fn division(
     layout: &ConvLayout,
     precision: Precision,
-    frames: usize,
+    units: usize,
     areas: usize,
     threads: usize,
 ) -> (usize, usize) {
     let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
     let prologue = if precision == Precision::Bf16 { BF16_PROLOGUE_COST } else { PROLOGUE_COST };
-    // The patches of a task, in products of a panel: those of its frames, and of two frames before.
+    // The patches of a task, in products of a panel: those of its units. Frames share them with two frames before.
     let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
+    let before = if uses_winograd(layout, precision) { 0 } else { 2 };
     let time = |(parts, groups): (usize, usize)| {
-        let (run, rounds) = (frames.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
-        rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + 2) as f64 * patch)
+        let (run, rounds) = (units.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
+        rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + before) as f64 * patch)
     };
-    let all = (1..=frames.max(1)).flat_map(|parts| (1..=panels).map(move |groups| (parts, groups)));
+    let all = (1..=units.max(1)).flat_map(|parts| (1..=panels).map(move |groups| (parts, groups)));
     all.min_by(|a, b| time(*a).total_cmp(&time(*b))).unwrap_or((1, 1))
 }
 
@@ -265,12 +304,19 @@ mod tests {
                         assert!(a.height > 0 && a.width > 0 && a.top + a.height <= g.height);
                         assert!(a.left + a.width <= g.width);
                         covered += a.height * a.width;
-                        let patch =
-                            g.input_span(a.height) * g.input_span(a.width) * (cin as usize).next_multiple_of(BLOCK);
+                        let in_squares = if g.winograd { a.in_squares() } else { a };
+                        let patch = g.input_span(in_squares.height)
+                            * g.input_span(in_squares.width)
+                            * (cin as usize).next_multiple_of(BLOCK);
                         assert!(patch * 4 <= g.patch_bytes(&layout));
                     }
                     assert_eq!(covered, g.height * g.width);
-                    assert!(g.patch_bytes(&layout) <= PATCH_BYTES, "{window:?} {h}x{w}x{cin}: {g:?}");
+                    let fits = if g.winograd {
+                        g.component_bytes(&layout) <= COMPONENT_BYTES
+                    } else {
+                        g.patch_bytes(&layout) <= PATCH_BYTES
+                    };
+                    assert!(fits, "{window:?} {h}x{w}x{cin}: {g:?}");
                 }
             }
         }

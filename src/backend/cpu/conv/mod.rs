@@ -1,9 +1,10 @@
 //! Convolution with its prologue and epilogue: the order of work, and its division among threads.
-//! Each output is a sum in the order of terms, components, blocks of channels, taps and channels. How the work is
-//! divided changes no bit of it.
+//! Each output is a sum in the order of terms, blocks of channels, taps and channels, by Winograd's algorithm in each
+//! component. How the work is divided changes no bit of it.
 
 mod bf16;
 mod checked;
+mod components;
 mod epilogue;
 mod grid;
 mod pass;
@@ -22,7 +23,7 @@ use crate::error::Result;
 use crate::ir::{ConvOp, Offsets, Term};
 use checked::CheckedConv;
 use grid::{OutputArea, division, split_evenly};
-use pass::{PanelPass, PassInput};
+use pass::PanelPass;
 use patch::{PatchSize, PatchSource};
 
 pub(super) use bf16::compute_bf16;
@@ -32,7 +33,7 @@ pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;
 pub(super) use weights::packed_bytes;
 
-/// Runs a convolution as tasks: one area, some output frames, some panels of output channels. `compute` is
+/// Runs a convolution as tasks: one area, some units of output frames, some panels of output channels. `compute` is
 /// [`compute_f32`] or [`compute_bf16`], as the weights' precision asks.
 pub(super) fn run(
     pool: &Pool,
@@ -44,15 +45,15 @@ pub(super) fn run(
     compute: &(dyn Fn(&AreaTask, &mut Stop) + Sync),
 ) -> Result<()> {
     let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
-    let (frames, areas) = (op.frames.len(), conv.grid.areas());
-    let (parts, groups) = division(&op.layout, weights.precision, frames, areas, pool.threads());
+    let (units, areas) = (conv.units.len(), conv.grid.areas());
+    let (parts, groups) = division(&op.layout, weights.precision, units, areas, pool.threads());
     pool.run(areas * parts * groups, stop, &|task, slot, stop| {
         let (unit, group) = (task / groups, task % groups);
         let index = unit / parts;
-        let (frames, panels) =
-            (split_evenly(frames, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
-        let (frames, panels) = (frames.0..frames.1, panels.0..panels.1);
-        compute(&AreaTask { conv: &conv, index, area: conv.grid.area(index), frames, panels, slot }, stop);
+        let (units, panels) =
+            (split_evenly(units, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
+        let (units, panels) = (units.0..units.1, panels.0..panels.1);
+        compute(&AreaTask { conv: &conv, index, area: conv.grid.area(index), units, panels, slot }, stop);
     })?;
     write_statistics(pool, &conv, stop)
 }
@@ -60,7 +61,12 @@ pub(super) fn run(
 /// Computes a task in f32.
 pub(super) fn compute_f32<S: Microkernels>(task: &AreaTask, stop: &mut Stop) {
     // SAFETY: by the rules of `AreaTask`. The processor has `S`.
-    unsafe { task.run_f32::<S>(stop) }
+    unsafe {
+        match task.conv.grid.winograd {
+            true => task.run_winograd::<S>(stop),
+            false => task.run_f32::<S>(stop),
+        }
+    }
 }
 
 /// Writes the statistics of all frames, if the operation takes them.
@@ -91,14 +97,15 @@ struct PatchKey {
     shortcut: Option<usize>,
 }
 
-/// One area of some output frames, some panels of all phases, on the thread with number `slot`.
+/// One area of some units of output frames, some panels of all phases, on the thread with number `slot`.
 /// `CheckedConv::new` checked every offset. Tasks differ in area, frames or panels, so no two write the same outputs.
 /// No two tasks run on one slot at a time.
 pub(super) struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
     area: OutputArea,
-    frames: Range<usize>,
+    /// A unit is a frame, but in the Winograd domain a pair too.
+    units: Range<usize>,
     panels: Range<usize>,
     slot: usize,
 }
@@ -131,13 +138,10 @@ impl AreaTask<'_> {
     /// # Safety
     /// The processor has `S`.
     unsafe fn run_f32<S: Microkernels>(&self, stop: &mut Stop) {
-        let frames = &self.conv.op.frames[self.frames.clone()];
-        for (frame, panel) in self.frames.clone().flat_map(|frame| self.panels.clone().map(move |panel| (frame, panel)))
-        {
-            if self.conv.op.frames[frame].terms.is_empty() {
-                // SAFETY: by the rules of `AreaTask`.
-                unsafe { self.pass(frame, panel).write_empty_sum::<S>() };
-            }
+        let frames = &self.conv.op.frames[self.units.clone()];
+        for frame in self.units.clone().filter(|frame| self.conv.op.frames[*frame].terms.is_empty()) {
+            // SAFETY: by this function's contract.
+            unsafe { self.write_empty_sum::<S>(frame) };
         }
         // Terms of each frame that are done.
         let mut done = vec![0; frames.len()];
@@ -147,11 +151,22 @@ impl AreaTask<'_> {
             for i in 0..frames.len() {
                 let Some(term) = next(&done, i).filter(|term| self.key(term, 0) == key) else { continue };
                 // SAFETY: by the rules of `AreaTask`.
-                if !unsafe { self.add_term::<S>(self.frames.start + i, done[i], term, &mut ready, stop) } {
+                if !unsafe { self.add_term::<S>(self.units.start + i, done[i], term, &mut ready, stop) } {
                     return;
                 }
                 done[i] += 1;
             }
+        }
+    }
+
+    /// A frame without terms.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_f32`].
+    unsafe fn write_empty_sum<S: Microkernels>(&self, frame: usize) {
+        for panel in self.panels.clone() {
+            // SAFETY: by the rules of `AreaTask`.
+            unsafe { self.pass(frame, panel).write_empty_sum::<S>() };
         }
     }
 
@@ -167,7 +182,7 @@ impl AreaTask<'_> {
         ready: &mut Option<(PatchKey, PatchSize)>,
         stop: &mut Stop,
     ) -> bool {
-        let (conv, patch) = (self.conv, self.conv.patch(self.slot));
+        let (conv, patch) = (self.conv, self.conv.patch(self.slot, 0));
         let last = number + 1 == conv.op.frames[frame].terms.len();
         for panel in self.panels.clone() {
             if stop() {
@@ -182,8 +197,7 @@ impl AreaTask<'_> {
                     _ => self.prepare_f32_patch::<S>(term, pass.phase, patch),
                 };
                 *ready = Some((key, size));
-                let input = PassInput { patch, size, products: conv.sums(self.slot) };
-                pass.add_term::<S>(term, number > 0, input, last);
+                pass.add_term::<S>(term, number > 0, (patch, size), last);
             }
         }
         true
@@ -201,7 +215,7 @@ impl AreaTask<'_> {
     ) -> PatchSize {
         let (conv, area) = (self.conv, self.area);
         // SAFETY: the slot is this task's.
-        let source: PatchSource<f32> = unsafe { conv.source(term, phase, self.slot) };
+        let source: PatchSource<f32> = unsafe { conv.source(term, phase, self.slot, 0) };
         if conv.is_shortcut(term) {
             let size = PatchSize { rows: area.height, columns: area.width };
             // SAFETY: by this function's contract.
@@ -209,11 +223,6 @@ impl AreaTask<'_> {
             return size;
         }
         // SAFETY: by this function's contract.
-        unsafe {
-            match conv.grid.winograd {
-                true => winograd::transform_patch::<S>(&source, &conv.grid, area, into),
-                false => patch::windowed::<S, f32>(&source, &conv.grid, area, into),
-            }
-        }
+        unsafe { patch::windowed::<S, f32>(&source, &conv.grid, area, into) }
     }
 }

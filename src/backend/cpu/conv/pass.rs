@@ -2,24 +2,14 @@
 
 use super::checked::CheckedConv;
 use super::epilogue::EpilogueRow;
-use super::grid::{COMPONENTS, OutputArea, split_evenly};
+use super::grid::{OutputArea, split_evenly};
 use super::patch::PatchSize;
-use super::winograd::OutputTransform;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::Moments;
 use crate::backend::cpu::simd::{
-    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile, panel_width,
+    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile,
 };
 use crate::ir::{ConvFrame, Offsets, Term, Window};
-
-/// The input of a term.
-#[derive(Clone, Copy)]
-pub struct PassInput {
-    pub patch: *const f32,
-    pub size: PatchSize,
-    /// Room for the Winograd products of a panel.
-    pub products: *mut f32,
-}
 
 /// One panel of one phase over one area.
 pub struct PanelPass<'a> {
@@ -37,14 +27,15 @@ impl PanelPass<'_> {
     ///
     /// # Safety
     /// Nobody else writes this panel of the area, the patch is that of the term, and the processor has `S`.
-    pub unsafe fn add_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
+    pub unsafe fn add_term<S: Microkernels>(
+        &self,
+        term: &Term<Offsets>,
+        add: bool,
+        (patch, size): (*const f32, PatchSize),
+        last: bool,
+    ) {
         let layout = &self.conv.op.layout;
         let shortcut = self.conv.is_shortcut(term);
-        if self.conv.grid.winograd && !shortcut {
-            // SAFETY: by this function's contract.
-            return unsafe { self.add_winograd_term::<S>(term, add, input, last) };
-        }
-        let PassInput { patch, size, .. } = input;
         let side = if shortcut { 1 } else { layout.window.side() as usize };
         let stride = if shortcut { 1 } else { self.conv.grid.stride };
         let (r, s) = if shortcut { (0, 0) } else { (self.phase / 2, self.phase % 2) };
@@ -54,14 +45,14 @@ impl PanelPass<'_> {
                 taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
             }
         }
-        let (channels, width) = panel_width(layout.cout as usize, self.panel);
+        let (channels, width) = self.conv.panel_width(self.panel);
         let mut tile = MicroTile {
             patch,
             block: size.block::<f32>(),
             step: stride * BLOCK,
             taps: &taps[..side * side],
             cin: if shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin } as usize,
-            weights: self.conv.weights.panel(usize::from(term.slab), self.phase, self.panel, 0),
+            weights: self.conv.weights.panel(usize::from(term.slab), self.phase, self.panel),
             width,
             out: std::ptr::null_mut(),
             out_step: self.step(),
@@ -74,12 +65,12 @@ impl PanelPass<'_> {
         for y in 0..self.area.height {
             // SAFETY: tiles are inside the area, and their taps inside its patch.
             unsafe {
-                let out = self.row::<f32>(y, self.frame.out.0);
+                let out = self.out_row(y);
                 for index in 0..tiles {
                     let (left, right) = split_evenly(self.area.width, tiles, index);
                     tile.patch = patch.add((y * size.columns + left) * stride * BLOCK);
                     tile.out = out.add(left * self.step());
-                    tile.prefetch_following(panel, y * tiles + index);
+                    tile.prefetch_later(tile.weights.wrapping_add(panel), panel, y * tiles + index);
                     if dots {
                         dot_tile::<S>(&tile, right - left);
                     } else if channels == width {
@@ -95,66 +86,17 @@ impl PanelPass<'_> {
         }
     }
 
-    /// Component by component, so that the weights of one stay in cache for the whole area.
-    ///
-    /// # Safety
-    /// As [`PanelPass::add_term`].
-    unsafe fn add_winograd_term<S: Microkernels>(&self, term: &Term<Offsets>, add: bool, input: PassInput, last: bool) {
-        let layout = &self.conv.op.layout;
-        let PassInput { patch, size, products } = input;
-        let (channels, width) = panel_width(layout.cout as usize, self.panel);
-        let taps = [0, 1, 2].map(|row| row * size.columns * BLOCK);
-        let planes = (layout.cin as usize).div_ceil(BLOCK) * size.block::<f32>();
-        let pairs = self.area.height * size.columns;
-        let tiles = pairs.div_ceil(S::PIXELS);
-        // SAFETY: tiles are inside the area, their taps inside its patch; `products` has room for all pairs.
-        unsafe {
-            for (component, index) in (0..COMPONENTS).flat_map(|c| (0..tiles).map(move |index| (c, index))) {
-                let (first, end) = split_evenly(pairs, tiles, index);
-                let mut tile = MicroTile {
-                    patch: patch.add(component * planes + first * BLOCK),
-                    block: size.block::<f32>(),
-                    step: BLOCK,
-                    taps: &taps,
-                    cin: layout.cin as usize,
-                    weights: self.conv.weights.panel(usize::from(term.slab), self.phase, self.panel, component),
-                    width,
-                    out: products.add((component * pairs + first) * PANEL),
-                    out_step: PANEL,
-                    add: false,
-                    later: std::ptr::null(),
-                };
-                tile.prefetch_following(taps.len() * tile.cin * width, index);
-                S::tile(&tile, end - first);
-            }
-            for y in 0..self.area.height {
-                S::enter(OutputTransform {
-                    products: products.add(y * size.columns * PANEL),
-                    component: pairs * PANEL,
-                    out: self.row(y, self.frame.out.0),
-                    step: self.step(),
-                    pixels: self.area.width,
-                    channels,
-                    add,
-                });
-                if last {
-                    self.finish_row::<S, f32>(y, None);
-                }
-            }
-        }
-    }
-
     /// The output of a frame without terms.
     ///
     /// # Safety
     /// As [`PanelPass::add_term`].
     pub unsafe fn write_empty_sum<S: Microkernels>(&self) {
-        let (channels, _) = panel_width(self.conv.op.layout.cout as usize, self.panel);
+        let (channels, _) = self.conv.panel_width(self.panel);
         for y in 0..self.area.height {
             // SAFETY: inside the area.
             unsafe {
                 for x in 0..self.area.width {
-                    self.row::<f32>(y, self.frame.out.0).add(x * self.step()).write_bytes(0, channels);
+                    self.out_row(y).add(x * self.step()).write_bytes(0, channels);
                 }
                 self.finish_row::<S, f32>(y, None);
             }
@@ -168,7 +110,7 @@ impl PanelPass<'_> {
     pub unsafe fn finish_row<S: Simd, E: Element>(&self, y: usize, sums: Option<*const f32>) {
         let layout = &self.conv.op.layout;
         let grid = &self.conv.grid;
-        let (channels, _) = panel_width(layout.cout as usize, self.panel);
+        let (channels, _) = self.conv.panel_width(self.panel);
         let bias = |edge| {
             let bias = self.conv.weights.bias(usize::from(self.frame.bias), self.phase, edge);
             bias.wrapping_add(self.panel * PANEL)
@@ -197,6 +139,15 @@ impl PanelPass<'_> {
             };
             row.finish::<S>(self.moments, y);
         }
+    }
+
+    /// The panel's channels in row `y` of the output.
+    ///
+    /// # Safety
+    /// The row is inside the area.
+    pub unsafe fn out_row(&self, y: usize) -> *mut f32 {
+        // SAFETY: by this function's contract.
+        unsafe { self.row(y, self.frame.out.0) }
     }
 
     /// Stride of the phase's pixels in the output.

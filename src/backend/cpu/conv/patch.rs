@@ -4,7 +4,7 @@
 use super::grid::{OutputArea, OutputGrid};
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
-use crate::backend::cpu::simd::{Simd, SimdOp};
+use crate::backend::cpu::simd::{BLOCK, Simd, SimdOp};
 use crate::ir::Prologue;
 
 /// Channels of the largest block.
@@ -58,6 +58,44 @@ pub unsafe fn windowed<S: Simd, E: Element>(
     size
 }
 
+/// The patches of a pair of frames, of the input frames d0 to d3, those that are there: d0 - d2, d1 + d2, d2 - d1 and
+/// d1 - d3. See [`PAIR_SLABS`](crate::ir::PAIR_SLABS).
+///
+/// # Safety
+/// As [`windowed`]. The second and third source are there, and frames and prologues of all are alike.
+pub unsafe fn windowed_pair<S: Simd>(
+    sources: &[Option<PatchSource<f32>>; 4],
+    grid: &OutputGrid,
+    area: OutputArea,
+    into: [*mut f32; 4],
+) -> PatchSize {
+    let size = PatchSize { rows: grid.input_span(area.height), columns: grid.input_span(area.width) };
+    let (top, left) = (area.top as isize - grid.before as isize, area.left as isize - grid.before as isize);
+    let Some(shared) = &sources[1] else { return size };
+    let present = sources.each_ref().map(Option::is_some);
+    for line in lines(shared, top, left, size) {
+        // SAFETY: as in `fill`.
+        unsafe {
+            let into = into.map(|into| into.add(line.row * size.columns * BLOCK));
+            for (into, _) in into.iter().zip(present).filter(|(_, present)| *present) {
+                line.clear(*into, shared.channels, size);
+            }
+            if line.first < line.end {
+                S::enter(PairRow {
+                    from: sources.each_ref().map(|source| source.as_ref().map(|source| line.start(source))),
+                    pixels: line.end - line.first,
+                    channels: shared.channels,
+                    into: into.map(|into| into.add(line.first * BLOCK)),
+                    block: size.block::<f32>(),
+                    prologue: shared.prologue,
+                    tables: sources.each_ref().map(|source| source.as_ref().map_or(&[][..], |source| source.table)),
+                });
+            }
+        }
+    }
+    size
+}
+
 /// The patch of `size` whose first pixel is (`top`, `left`).
 ///
 /// # Safety
@@ -69,33 +107,18 @@ pub unsafe fn fill<S: Simd, E: Element>(
     size: PatchSize,
     into: *mut E,
 ) {
-    let blocks = source.channels.div_ceil(E::BLOCK);
-    let (height, width) = (source.height as isize, source.width as isize);
-    // Columns of the patch inside the image.
-    let first = (-left).clamp(0, size.columns as isize) as usize;
-    let end = (width - left).clamp(first as isize, size.columns as isize) as usize;
-    for row in 0..size.rows {
-        let y = top + row as isize;
-        let inside = (0..height).contains(&y);
-        let (first, end) = if inside { (first, end) } else { (size.columns, size.columns) };
+    for line in lines(source, top, left, size) {
         // SAFETY: writes stay inside the patch, reads inside the image: from `first` to `end`.
         unsafe {
-            let line = into.add(row * size.columns * E::BLOCK);
-            for block in 0..blocks {
-                let line = line.add(block * size.block::<E>());
-                line.write_bytes(0, first * E::BLOCK);
-                line.add(end * E::BLOCK).write_bytes(0, (size.columns - end) * E::BLOCK);
-            }
-            if first < end {
-                let (y, x) = (y as usize, (left + first as isize) as usize);
-                let pixels = source.width * source.spread;
-                let pixel = (y * source.spread + source.phase.0) * pixels + x * source.spread + source.phase.1;
+            let into = into.add(line.row * size.columns * E::BLOCK);
+            line.clear(into, source.channels, size);
+            if line.first < line.end {
                 S::enter(DirectRow {
-                    from: source.frame.add(pixel * source.channels),
+                    from: line.start(source),
                     from_step: source.spread * source.channels,
-                    pixels: end - first,
+                    pixels: line.end - line.first,
                     channels: source.channels,
-                    into: line.add(first * E::BLOCK),
+                    into: into.add(line.first * E::BLOCK),
                     block: size.block::<E>(),
                     prologue: source.prologue,
                     table: source.table,
@@ -103,6 +126,128 @@ pub unsafe fn fill<S: Simd, E: Element>(
             }
         }
     }
+}
+
+/// A row of a patch. Its columns from `first` to `end` are inside the image.
+struct PatchLine {
+    row: usize,
+    first: usize,
+    end: usize,
+    /// The pixel of the image in column `first`.
+    pixel: (usize, usize),
+}
+
+/// The rows of the patch of `size` whose first pixel is (`top`, `left`).
+fn lines<E>(source: &PatchSource<E>, top: isize, left: isize, size: PatchSize) -> impl Iterator<Item = PatchLine> {
+    let (height, width) = (source.height as isize, source.width as isize);
+    let first = (-left).clamp(0, size.columns as isize) as usize;
+    let end = (width - left).clamp(first as isize, size.columns as isize) as usize;
+    (0..size.rows).map(move |row| {
+        let y = top + row as isize;
+        let (first, end) = if (0..height).contains(&y) { (first, end) } else { (size.columns, size.columns) };
+        PatchLine { row, first, end, pixel: (y.max(0) as usize, (left + first as isize).max(0) as usize) }
+    })
+}
+
+impl PatchLine {
+    /// Zeros the columns outside the image.
+    ///
+    /// # Safety
+    /// `into` is this row of a patch of `size`.
+    unsafe fn clear<E: Element>(&self, into: *mut E, channels: usize, size: PatchSize) {
+        for block in 0..channels.div_ceil(E::BLOCK) {
+            // SAFETY: by this function's contract.
+            unsafe {
+                let into = into.add(block * size.block::<E>());
+                into.write_bytes(0, self.first * E::BLOCK);
+                into.add(self.end * E::BLOCK).write_bytes(0, (size.columns - self.end) * E::BLOCK);
+            }
+        }
+    }
+
+    /// Where the columns inside the image begin.
+    ///
+    /// # Safety
+    /// The row has such columns, and the frame is valid.
+    unsafe fn start<E>(&self, source: &PatchSource<E>) -> *const E {
+        let ((y, x), pixels) = (self.pixel, source.width * source.spread);
+        let pixel = (y * source.spread + source.phase.0) * pixels + x * source.spread + source.phase.1;
+        // SAFETY: by this function's contract.
+        unsafe { source.frame.add(pixel * source.channels) }
+    }
+}
+
+/// A run of pixels of a pair's input frames d0 to d3, normalised and combined: see [`windowed_pair`].
+struct PairRow<'a> {
+    from: [Option<*const f32>; 4],
+    pixels: usize,
+    channels: usize,
+    into: [*mut f32; 4],
+    block: usize,
+    prologue: Prologue,
+    tables: [&'a [f32]; 4],
+}
+
+impl SimdOp for PairRow<'_> {
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: by this function's contract.
+        unsafe { normalise_with::<S>(&self, self.prologue) }
+    }
+}
+
+impl Normalise for PairRow<'_> {
+    #[inline(always)]
+    unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
+        let [d0, d1, d2, d3] = self.from;
+        let (Some(d1), Some(d2)) = (d1, d2) else { return };
+        for channel in (0..self.channels.next_multiple_of(BLOCK)).step_by(S::LANES) {
+            // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
+            unsafe {
+                let tables = [0, 1, 2, 3].map(|i| match self.from[i] {
+                    Some(_) => table_vectors::<S, NORM>(self.tables[i], channel),
+                    None => [S::splat(0.0); 3],
+                });
+                let value = |i: usize, from: *const f32, pixel: usize| {
+                    let from = from.wrapping_add(pixel * self.channels + channel);
+                    let value = if channel + S::LANES <= self.channels {
+                        S::load(from)
+                    } else {
+                        load_padded::<S>(from, self.channels.saturating_sub(channel))
+                    };
+                    normalise::<S, f32, NORM, SILU>(value, tables[i])
+                };
+                let at = channel / BLOCK * self.block + channel % BLOCK;
+                for pixel in 0..self.pixels {
+                    let into = self.into.map(|into| into.add(at + pixel * BLOCK));
+                    let (d1, d2) = (value(1, d1, pixel), value(2, d2, pixel));
+                    S::store(into[1], S::add(d1, d2));
+                    S::store(into[2], S::sub(d2, d1));
+                    if let Some(d0) = d0 {
+                        S::store(into[0], S::sub(value(0, d0, pixel), d2));
+                    }
+                    if let Some(d3) = d3 {
+                        S::store(into[3], S::sub(d1, value(3, d3, pixel)));
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// The last `left` channels of a pixel, fewer than a vector, padded with zeros.
+///
+/// # Safety
+/// `from` has `left` values.
+#[inline(always)]
+unsafe fn load_padded<S: Simd>(from: *const f32, left: usize) -> S::V {
+    let mut values = [0.0f32; BLOCK];
+    for (i, value) in values.iter_mut().enumerate().take(left) {
+        // SAFETY: by this function's contract.
+        *value = unsafe { *from.add(i) };
+    }
+    // SAFETY: no vector is wider than a block.
+    unsafe { S::load(values.as_ptr()) }
 }
 
 /// A run of pixels, normalised and split into blocks.

@@ -3,7 +3,7 @@
 use half::bf16;
 
 use super::grid::{COMPONENTS, uses_winograd};
-use super::winograd::transform_weight;
+use super::winograd::transform_window;
 use crate::backend::cpu::element::{Number, block_channels};
 use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};
@@ -13,9 +13,10 @@ use crate::ir::{ConvLayout, ConvSource, Prologue};
 
 /// The packed weights of one convolution.
 ///
-/// Order: [slab][phase][panel][component][block of 16 input channels][tap][input channel][output channel]. Panels have
-/// 32 output channels; a last panel of up to 16 is padded to 16. One of up to 4 ends in [output channel][input
-/// channel], for `dot_tile`. After the slabs: bias vectors, then the norm's gamma and beta.
+/// Order: [slab][phase][panel][block of 16 input channels][tap][input channel][output channel]; in the Winograd domain
+/// [slab][component][panel][input channel][output channel]. Panels have 32 output channels; a last panel of up to 16 is
+/// padded to 16. Outside the Winograd domain one of up to 4 ends in [output channel][input channel], for `dot_tile`.
+/// After the slabs: bias vectors, then the norm's gamma and beta.
 ///
 /// In bf16: [slab][phase][panel][half of the panel][block of 32 input channels][tap][pair of input channels][16 output
 /// channels][2 of the pair]. The last panel is padded to 16 or 32 output channels. Biases and the norm's are f32.
@@ -40,6 +41,7 @@ impl Packing<'_> {
             Precision::Bf16 => {
                 channels.next_multiple_of(TILE) * cin.next_multiple_of(block_channels(Precision::Bf16)) / 2
             }
+            _ if self.uses_winograd() => channels.next_multiple_of(BLOCK) * cin,
             _ => width * if width <= DOT_CHANNELS { cin.next_multiple_of(BLOCK) } else { cin },
         }
     }
@@ -61,15 +63,15 @@ impl Packing<'_> {
 
     /// Components of a slab: one unless Winograd's algorithm is used.
     fn components(&self, slab: usize) -> usize {
-        if self.uses_winograd() && (slab as u64) < self.layout.slabs { COMPONENTS } else { 1 }
+        if self.uses_winograd() && (slab as u64) < self.layout.slabs { COMPONENTS * COMPONENTS } else { 1 }
     }
 
-    /// Taps of one phase in all components, and input channels, of a slab.
+    /// Taps of one phase or component, and input channels, of a slab.
     fn depth(&self, slab: usize) -> (usize, usize) {
         let side = self.layout.window.side() as usize;
         match self.layout.shortcut {
             Some(cin) if slab as u64 == self.layout.slabs => (1, cin as usize),
-            _ if self.uses_winograd() => (COMPONENTS * side, self.layout.cin as usize),
+            _ if self.uses_winograd() => (1, self.layout.cin as usize),
             _ => (side * side, self.layout.cin as usize),
         }
     }
@@ -81,7 +83,7 @@ impl Packing<'_> {
 
     fn slab_start(&self, slab: usize) -> usize {
         let (taps, cin) = self.depth(0);
-        slab * self.phases(0) * taps * self.tap_size(cin)
+        slab * self.phases(0) * self.components(0) * taps * self.tap_size(cin)
     }
 
     /// Offsets of the bias vectors, gamma, beta and the end.
@@ -153,6 +155,9 @@ impl ConvWeights {
 
     fn pack(&self, slab: usize, plain: &[f32]) {
         let (packing, cout) = (self.packing(), self.layout.cout as usize);
+        if packing.components(slab) > 1 {
+            return self.pack_components(slab, plain);
+        }
         let (taps, cin) = packing.depth(slab);
         let mut at = packing.slab_start(slab);
         for phase in 0..packing.phases(slab) {
@@ -163,10 +168,30 @@ impl ConvWeights {
                 let from = |tap, k| &plain[((phase * taps + tap) * cin + k) * cout + panel * PANEL..][..channels];
                 if self.precision == Precision::Bf16 {
                     pack_bf16_panel(packed, from, taps, cin);
-                } else if width <= DOT_CHANNELS {
+                } else if width <= DOT_CHANNELS && !packing.uses_winograd() {
                     pack_dot_panel(packed, from, channels, taps, cin);
                 } else {
-                    pack_panel(packed, from, width, packing.components(slab), taps, cin);
+                    pack_panel(packed, from, channels.next_multiple_of(BLOCK), taps, cin);
+                }
+            }
+        }
+    }
+
+    /// The weights of a slab in the Winograd domain.
+    fn pack_components(&self, slab: usize, plain: &[f32]) {
+        let (packing, cin, cout) = (self.packing(), self.layout.cin as usize, self.layout.cout as usize);
+        for panel in 0..panel_count(cout) {
+            let channels = panel_width(cout, panel).0;
+            let (width, start) =
+                (channels.next_multiple_of(BLOCK), packing.slab_start(slab) + packing.panels_before(cin, panel));
+            let mut into: [&mut [f32]; COMPONENTS * COMPONENTS] = std::array::from_fn(|component| {
+                self.range(start + component * packing.tap_size(cin), packing.panel_size(cin, panel))
+            });
+            for k in 0..cin {
+                let window = std::array::from_fn(|tap| &plain[(tap * cin + k) * cout + panel * PANEL..][..channels]);
+                let all = transform_window(window);
+                for (into, weights) in into.iter_mut().zip(all.as_flattened()) {
+                    into[k * width..][..channels].copy_from_slice(&weights[..channels]);
                 }
             }
         }
@@ -178,14 +203,13 @@ impl ConvWeights {
         unsafe { self.block.start().cast::<f32>().add(offset) }
     }
 
-    /// The weights of a panel's component.
-    pub fn panel(&self, slab: usize, phase: usize, panel: usize, component: usize) -> *const f32 {
+    /// The weights of a panel, in a phase or a component.
+    pub fn panel(&self, slab: usize, part: usize, panel: usize) -> *const f32 {
         let packing = self.packing();
         let (taps, cin) = packing.depth(slab);
-        let component = component * taps / packing.components(slab) * packing.panel_size(cin, panel);
-        let phase = if slab as u64 == self.layout.slabs { 0 } else { phase };
-        let before = phase * packing.tap_size(cin) + packing.panels_before(cin, panel);
-        self.at(packing.slab_start(slab) + taps * before + component)
+        let part = if slab as u64 == self.layout.slabs { 0 } else { part };
+        let before = part * packing.tap_size(cin) + packing.panels_before(cin, panel);
+        self.at(packing.slab_start(slab) + taps * before)
     }
 
     /// The bias of a phase and edge, which are both 0 except with [`crate::backend::Window::Up`].
@@ -235,29 +259,13 @@ fn pack_dot_panel<'a>(
     }
 }
 
-/// `from` gives the output channels of a tap and an input channel. `taps` are those of all components.
-fn pack_panel<'a>(
-    packed: &mut [f32],
-    from: impl Fn(usize, usize) -> &'a [f32],
-    width: usize,
-    components: usize,
-    taps: usize,
-    cin: usize,
-) {
+/// `from` gives the output channels of a tap and an input channel.
+fn pack_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], width: usize, taps: usize, cin: usize) {
     let mut rows = packed.chunks_exact_mut(width);
-    for (component, block) in (0..components).flat_map(|c| (0..cin).step_by(BLOCK).map(move |block| (c, block))) {
-        for tap in 0..taps / components {
-            for (k, row) in (block..cin.min(block + BLOCK)).zip(&mut rows) {
-                if components == 1 {
-                    let weights = from(tap, k);
-                    row[..weights.len()].copy_from_slice(weights);
-                    continue;
-                }
-                let [g0, g1, g2] = [0, 1, 2].map(|j| from(3 * tap + j, k));
-                for (c, weight) in row[..g0.len()].iter_mut().enumerate() {
-                    *weight = transform_weight(component, [g0[c], g1[c], g2[c]]);
-                }
-            }
+    for (block, tap) in (0..cin).step_by(BLOCK).flat_map(|block| (0..taps).map(move |tap| (block, tap))) {
+        for (k, row) in (block..cin.min(block + BLOCK)).zip(&mut rows) {
+            let weights = from(tap, k);
+            row[..weights.len()].copy_from_slice(weights);
         }
     }
 }

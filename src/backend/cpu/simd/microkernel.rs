@@ -60,11 +60,10 @@ pub struct MicroTile<'a> {
 const LATER: usize = 4 * 16;
 
 impl MicroTile<'_> {
-    /// Lets tile `index` of those with the same weights prefetch its share of what follows the weights in memory. That
-    /// is as long as they are, `floats`, and nearly always needed next.
-    pub fn prefetch_following(&mut self, floats: usize, index: usize) {
+    /// Lets tile `index` of those with the same weights prefetch its share of the `floats` weights that are needed next.
+    pub fn prefetch_later(&mut self, next: *const f32, floats: usize, index: usize) {
         let at = index * self.taps.len() * (self.cin / BLOCK) * LATER;
-        self.later = if at < floats { self.weights.wrapping_add(floats + at) } else { self.weights };
+        self.later = if at < floats { next.wrapping_add(at) } else { self.weights };
     }
 }
 

@@ -1,6 +1,7 @@
 //! A convolution with its data, and a reference in f64.
 
 use super::*;
+use crate::model::Time;
 
 /// The weights of a convolution in plain form.
 pub(super) struct PlainWeights {
@@ -74,14 +75,15 @@ impl ConvCase {
         self.layout.window.output(self.input, self.layout.cout)
     }
 
-    /// Three frames of up to three terms. Frames after the first have the shortcut, if there is one.
+    /// Three frames of up to three terms, or the first six frames of a clip with pairs. Frames after the first have the
+    /// shortcut, if there is one.
     pub(super) fn new(precision: Precision, layout: ConvLayout, height: u64, width: u64, seed: u64) -> ConvCase {
         let mut random = Lcg(seed);
         let round = |values: Vec<f32>| values.into_iter().map(|v| rounded(precision, v)).collect::<Vec<f32>>();
         let input = FrameShape::new(height, width, layout.cin);
         let output = layout.window.output(input, layout.cout);
         let weights = PlainWeights::new(&layout, precision, &mut random);
-        let inputs: Vec<Vec<f32>> = (0..3)
+        let inputs: Vec<Vec<f32>> = (0..if layout.pairs { 6 } else { 3 })
             .map(|i| {
                 let data: Vec<f32> =
                     round(random.fill(input.elements() as usize).iter().map(|v| v * 3.0 + 0.7 * i as f32).collect());
@@ -94,9 +96,11 @@ impl ConvCase {
         let shortcut = round(random.fill(output.with_channels(layout.shortcut.unwrap_or(0)).elements() as usize));
         let residual = round(random.fill(output.elements() as usize));
         let mut frames = Vec::new();
-        for frame in 0..3u64 {
-            let mut terms: Vec<(usize, u8)> =
-                (0..=frame).map(|t| (t as usize, ((t + frame) % layout.slabs) as u8)).collect();
+        for frame in 0..inputs.len() as u64 {
+            let mut terms: Vec<(usize, u8)> = match layout.pairs {
+                true => Time::Paired.recipe(frame).terms().iter().map(|(t, slab)| (*t as usize, *slab)).collect(),
+                false => (0..=frame).map(|t| (t as usize, ((t + frame) % layout.slabs) as u8)).collect(),
+            };
             if layout.shortcut.is_some() && frame > 0 {
                 terms.push((usize::MAX, layout.slabs as u8));
             }
@@ -176,9 +180,9 @@ impl ConvCase {
                     if *add {
                         push(f64::from(self.residual[at]));
                     }
-                    for (input, slab) in terms {
-                        let slab = &self.weights.slabs[usize::from(*slab)];
-                        if *input == usize::MAX {
+                    for (input, slab, factor) in self.products(terms) {
+                        let slab = &self.weights.slabs[usize::from(slab)];
+                        if input == usize::MAX {
                             let channels = layout.shortcut.unwrap() as usize;
                             for k in 0..channels {
                                 let v = self.shortcut[(at / cout) * channels + k];
@@ -196,7 +200,7 @@ impl ConvCase {
                             for k in 0..cin {
                                 let w =
                                     slab[((phase * layout.window.side().pow(2) as usize + tap) * cin + k) * cout + c];
-                                push(prepared[*input][pixel * cin + k] * f64::from(w));
+                                push(factor * prepared[input][pixel * cin + k] * f64::from(w));
                             }
                         }
                     }
@@ -205,6 +209,21 @@ impl ConvCase {
             }
         }
         sums
+    }
+
+    /// Terms as (input, slab, factor): those of pairs are sums and differences of inputs.
+    fn products(&self, terms: &[(usize, u8)]) -> Vec<(usize, u8, f64)> {
+        match (self.layout.pairs, terms) {
+            (true, [(d0, 2), (d1, 0), (d2, 1), rest @ ..]) => {
+                let pair = vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d2, 1, 1.0), (*d1, 1, -1.0), (*d0, 2, 1.0), (*d2, 2, -1.0)];
+                [pair, self.products(rest)].concat()
+            }
+            (true, [(d1, 0), (d2, 1), (d3, 3), rest @ ..]) => {
+                let pair = vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d1, 1, 1.0), (*d2, 1, -1.0), (*d1, 3, 1.0), (*d3, 3, -1.0)];
+                [pair, self.products(rest)].concat()
+            }
+            _ => terms.iter().map(|(input, slab)| (*input, *slab, 1.0)).collect(),
+        }
     }
 
     fn window(&self, y: i64, x: i64) -> CasePixel {
@@ -229,7 +248,7 @@ impl ConvCase {
     pub(super) fn check(&mut self, cpus: &[Cpu]) {
         let exact: Vec<Vec<(f64, f64)>> = (0..self.frames.len()).map(|frame| self.exact(frame)).collect();
         for cpu in cpus {
-            let got = self.run(cpu, 3, &mut || false).unwrap();
+            let got = self.run(cpu, self.frames.len(), &mut || false).unwrap();
             let what = format!("{:?} {:?} {:?}", cpu.instructions(), self.layout, self.input);
             for (frame, (got, exact)) in got.iter().zip(&exact).enumerate() {
                 for (i, (value, magnitude)) in exact.iter().enumerate() {

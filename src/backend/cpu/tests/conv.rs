@@ -34,7 +34,7 @@ fn matches_f64_in_all_kinds_and_sizes(precision: Precision, sizes: &[(u64, u64)]
 #[test]
 fn convolution_matches_f64_over_many_areas() {
     let windows = [
-        (Window::Same, 512, 25, 23),
+        (Window::Same, 512, 35, 33),
         (Window::Up, 512, 31, 27),
         (Window::Down, 256, 30, 54),
         (Window::Same, 2, 90, 61),
@@ -46,6 +46,44 @@ fn convolution_matches_f64_over_many_areas() {
             crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin), precision).areas();
         assert!(areas > 1, "{layout:?}");
         ConvCase::new(precision, layout, height, width, 5).check(&cpus(precision));
+    }
+}
+
+/// A layout whose frames share products by pairs.
+fn paired(cin: u64, cout: u64) -> ConvLayout {
+    let slabs = crate::model::Time::Paired.slabs().len() as u64;
+    ConvLayout { slabs, pairs: true, ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
+}
+
+#[test]
+fn pairs_match_f64() {
+    let cpus = cpus(Precision::Fp32);
+    let channels = [(1, 1, 1), (3, 16, 1), (16, 3, 1), (10, 24, 2), (35, 70, 5), (48, 48, 16)];
+    let mut seed = 1;
+    for (height, width) in [(1, 1), (2, 2), (1, 13), (13, 1), (3, 15), (7, 29)] {
+        for (cin, cout, groups) in channels {
+            seed += 1;
+            let shortcut = [None, Some(5), Some(33)][seed as usize % 3];
+            let layout = ConvLayout { shortcut, groups, ..paired(cin, cout) };
+            ConvCase::new(Precision::Fp32, layout, height, width, seed).check(&cpus);
+        }
+    }
+}
+
+#[test]
+fn frames_of_a_pair_have_the_same_bits_alone() {
+    for instructions in Instructions::available(Precision::Fp32) {
+        for shortcut in [None, Some(7)] {
+            let layout = ConvLayout { shortcut, groups: 4, ..paired(264, 36) };
+            let mut case = ConvCase::new(Precision::Fp32, layout, 34, 40, 3);
+            let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, Precision::Fp32);
+            assert!(grid.areas() > 1);
+            let expected = bits(&case.run(&cpu(instructions, 1), 6, &mut || false).unwrap());
+            for (threads, per_call) in [(1, 1), (2, 1), (2, 2), (3, 3), (16, 4), (5, 5), (2, 6)] {
+                let got = bits(&case.run(&cpu(instructions, threads), per_call, &mut || false).unwrap());
+                assert!(got == expected, "{instructions:?}, {threads} threads, {per_call} a call");
+            }
+        }
     }
 }
 

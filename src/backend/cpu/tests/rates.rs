@@ -32,6 +32,8 @@ fn least(tries: usize, mut work: impl FnMut()) -> f64 {
 
 /// Of a layer and the processor's own rate, in turns.
 const ROUNDS: usize = 8;
+/// Output frames of a layer.
+const FRAMES: u64 = 4;
 /// Of a measurement of the processor's own rate.
 const STEPS: usize = 100_000;
 
@@ -84,7 +86,7 @@ fn peak(instructions: Instructions) -> f64 {
     })
 }
 
-/// Channels in, out, window, height, width, shortcut, frames: as at the levels of decode 5 x 256 x 256.
+/// Channels in, out, window, height, width, shortcut: as at the levels of decode 5 x 256 x 256.
 const LAYERS: [(u64, u64, Window, u64, u64, Option<u64>); 10] = [
     (512, 512, Window::Same, 32, 32, None),
     (512, 512, Window::Same, 64, 64, None),
@@ -110,22 +112,31 @@ fn rates_of_layer_classes() {
     let only = std::env::var("VVAE_RATES_OF").ok();
     for (precision, instructions) in sets {
         let cpu = cpu_in(precision, instructions, 1);
-        for (cin, cout, window, height, width, shortcut) in LAYERS {
-            let name = format!("{precision:?} {instructions:?} {cin} -> {cout} {window:?} {height} x {width}");
+        let pairs = |window| precision == Precision::Fp32 && window == Window::Same;
+        let layers = LAYERS.into_iter().flat_map(|layer| [false, true].map(|paired| (layer, paired)));
+        for ((cin, cout, window, height, width, shortcut), paired) in layers {
+            if paired && (!pairs(window) || cout < 16) {
+                continue;
+            }
+            let kind = if paired { " in pairs" } else { "" };
+            let name = format!("{precision:?} {instructions:?} {cin} -> {cout} {window:?} {height} x {width}{kind}");
             if only.as_ref().is_some_and(|only| !name.contains(only.as_str())) {
                 continue;
             }
             let prologue = if window == Window::Up { Prologue::None } else { Prologue::NormSilu };
+            let slabs = if paired { 5 } else { 3 };
             let layout =
-                ConvLayout { cin, cout, window, prologue, slabs: 3, shortcut, biases: 1, groups: 1, pairs: false };
+                ConvLayout { cin, cout, window, prologue, slabs, shortcut, biases: 1, groups: 1, pairs: paired };
             let input = FrameShape::new(height, width, cin);
             let output = window.output(input, cout);
             let products = products_per_pixel(&layout, precision);
             let (time, peak) = measure(&cpu, layout, input, instructions);
-            let terms = (9 * output.pixels() * products + output.pixels() * 3 * shortcut.unwrap_or(0) * cout) as f64;
+            let terms = if paired { 2 } else { 3 };
+            let terms = output.pixels() * FRAMES * (terms * products + shortcut.unwrap_or(0) * cout);
+            let terms = terms as f64;
             println!(
                 "{name}: {:.2} ms a frame, {:.1} G products/s of {:.1}: {:.0} %",
-                time / 3.0 * 1e3,
+                time / FRAMES as f64 * 1e3,
                 terms / time * 1e-9,
                 peak * 1e-9,
                 100.0 * terms / time / peak
@@ -134,26 +145,27 @@ fn rates_of_layer_classes() {
     }
 }
 
-/// Seconds for three frames of three terms each, and the processor's own rate: the best of rounds in turns.
+/// Seconds for [`FRAMES`] frames of three terms each, and the processor's own rate: the best of rounds in turns.
 fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instructions) -> (f64, f64) {
     let output = layout.window.output(input, layout.cout);
     let mut random = Lcg(1);
     let mut arena = GuardedFrames::new(cpu);
     let pixels: Vec<f32> = random.fill((input.elements() + 2 * layout.groups) as usize);
-    let inputs: Vec<DeviceOffset> = (0..5).map(|_| arena.frame(input, layout.groups, &pixels)).collect();
+    let inputs: Vec<DeviceOffset> = (0..FRAMES + 2).map(|_| arena.frame(input, layout.groups, &pixels)).collect();
     let shortcut = layout.shortcut.map(|channels| {
         let shape = output.with_channels(channels);
         arena.frame(shape, 0, &random.fill(shape.elements() as usize))
     });
-    let frames: Vec<ConvFrame<Offsets>> = (0..3)
+    let frames: Vec<ConvFrame<Offsets>> = (0..FRAMES as usize)
         .map(|frame| {
-            let terms = (0..3).map(|i| Term { frame: inputs[frame + i], slab: i as u8 });
+            let slabs = if layout.pairs { [[2, 0, 1], [0, 1, 3]][frame % 2] } else { [0, 1, 2] };
+            let terms = (0..3).map(|i| Term { frame: inputs[frame + i], slab: slabs[i] });
             let shortcut = shortcut.map(|frame| Term { frame, slab: layout.slabs as u8 });
             let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, layout.groups)));
             ConvFrame { terms: terms.chain(shortcut).collect(), bias: 0, residual: None, out }
         })
         .collect();
-    let scratch = arena.reserve(cpu.conv_scratch(&layout, input, 3));
+    let scratch = arena.reserve(cpu.conv_scratch(&layout, input, FRAMES));
     let mut memory = arena.build();
     let weights = [cpu.prepare(&(), 0, &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random)).unwrap()];
     let op = conv_op(layout, input, &frames, true);

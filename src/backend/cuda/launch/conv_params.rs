@@ -14,7 +14,7 @@ use super::tiling::{self, MAX_FRAMES};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
 use crate::error::{Error, Result};
 use crate::ir::{
-    ConvFrame, ConvLayout, DeviceOffset, FrameShape, OWN_SLABS, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
+    ConvFrame, ConvLayout, DeviceOffset, FrameShape, FrameUnit, Offsets, PartialSums, PartialSumsSize, Prologue, Sizes,
     SplitColumns, Term, Window,
 };
 
@@ -84,23 +84,11 @@ pub enum LaunchedFrames {
 impl LaunchedFrames {
     /// The launches of an operation.
     pub fn of(layout: &ConvLayout, frames: &[ConvFrame<Offsets>]) -> Vec<LaunchedFrames> {
-        let slab = |index: usize, term: usize| frames[index].terms.get(term).map(|term| term.slab);
-        let is_first = |index: usize| layout.pairs && slab(index, 0) == Some(OWN_SLABS[0]);
-        let is_second = |index: usize| layout.pairs && slab(index, 2) == Some(OWN_SLABS[1]);
-        let (mut single, mut pairs) = (Vec::new(), Vec::<[Option<usize>; 2]>::new());
-        for index in 0..frames.len() {
-            if is_first(index) {
-                pairs.push([Some(index), None]);
-            } else if !is_second(index) {
-                single.push(index);
-            } else {
-                let shares = |first: usize| frames[first].terms[1..3].iter().map(|term| term.frame);
-                let is_partner =
-                    |first: usize| shares(first).eq(frames[index].terms[..2].iter().map(|term| term.frame));
-                match pairs.last_mut() {
-                    Some([Some(first), second @ None]) if is_partner(*first) => *second = Some(index),
-                    _ => pairs.push([None, Some(index)]),
-                }
+        let (mut single, mut pairs) = (Vec::new(), Vec::new());
+        for unit in FrameUnit::of(layout, frames) {
+            match unit {
+                FrameUnit::Single(index) => single.push(index),
+                FrameUnit::Pair(pair) => pairs.push(pair),
             }
         }
         let mut launches: Vec<LaunchedFrames> = Vec::new();

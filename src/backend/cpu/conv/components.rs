@@ -1,0 +1,273 @@
+//! Convolutions in the Winograd domain, f32. A task goes through single frames and pairs of frames of one area. For each
+//! of the four components of columns, its input goes into the Winograd domain, is multiplied, and comes back.
+//! A sum is in the order of terms and channels in each component, and the same for a frame alone as in a pair.
+
+use super::AreaTask;
+use super::grid::{COMPONENTS, split_evenly};
+use super::patch::{self, PatchSize};
+use super::winograd::{InputTransform, OutputTransform, ShareProducts};
+use crate::backend::Stop;
+use crate::backend::cpu::simd::{BLOCK, MicroTile, Microkernels, PANEL};
+use crate::ir::{FrameUnit, OWN_SLABS, Offsets, Term};
+
+/// Products of a patch and a slab, which are added to a sum or begin it.
+#[derive(Clone, Copy)]
+struct Step {
+    patch: usize,
+    slab: u8,
+    sum: usize,
+    add: bool,
+}
+
+/// An output frame, the sum that it is made of, and whether it is complete then but for its epilogue.
+struct PassFrame {
+    frame: usize,
+    sum: usize,
+    finish: bool,
+}
+
+/// Steps over patches that are prepared.
+struct Pass {
+    steps: Vec<Step>,
+    /// Whether the frames of a pair share the first two steps.
+    shares: bool,
+    frames: Vec<PassFrame>,
+    /// Whether to add to the outputs.
+    add: bool,
+    size: PatchSize,
+}
+
+impl Pass {
+    /// Rows and columns of squares.
+    fn squares(&self) -> (usize, usize) {
+        (self.size.rows / 2 - 1, self.size.columns / 2 - 1)
+    }
+}
+
+impl AreaTask<'_> {
+    /// # Safety
+    /// The processor has `S`.
+    pub(super) unsafe fn run_winograd<S: Microkernels>(&self, stop: &mut Stop) {
+        for unit in &self.conv.units[self.units.clone()] {
+            // SAFETY: by this function's contract.
+            let done = unsafe {
+                match *unit {
+                    FrameUnit::Single(frame) => self.run_single::<S>(frame, stop),
+                    FrameUnit::Pair(frames) => self.run_pair::<S>(frames, stop),
+                }
+            };
+            if !done {
+                return;
+            }
+        }
+    }
+
+    /// A frame, as many terms at a time as there is room for. False if told to stop.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_winograd`].
+    unsafe fn run_single<S: Microkernels>(&self, frame: usize, stop: &mut Stop) -> bool {
+        let (conv, area) = (self.conv, self.area.in_squares());
+        let of = &conv.op.frames[frame].terms;
+        let main: Vec<&Term<Offsets>> = of.iter().filter(|term| !conv.is_shortcut(term)).collect();
+        let mut done = 0;
+        for terms in main.chunks(conv.grid.patches) {
+            let (mut size, mut steps) = (PatchSize { rows: 0, columns: 0 }, Vec::with_capacity(terms.len()));
+            for (patch, term) in terms.iter().enumerate() {
+                // SAFETY: the slot has room for a table and for the patches.
+                size = unsafe {
+                    let source = conv.source(term, 0, self.slot, 0);
+                    patch::windowed::<S, f32>(&source, &conv.grid, area, conv.patch(self.slot, patch))
+                };
+                steps.push(Step { patch, slab: term.slab, sum: 0, add: patch > 0 });
+            }
+            let frames = vec![PassFrame { frame, sum: 0, finish: done + terms.len() == of.len() }];
+            // SAFETY: by this function's contract.
+            if !unsafe { self.run_pass::<S>(&Pass { steps, shares: false, frames, add: done > 0, size }, stop) } {
+                return false;
+            }
+            done += terms.len();
+        }
+        // SAFETY: by this function's contract.
+        unsafe { self.add_shortcut::<S>(frame, done, stop) }
+    }
+
+    /// A pair, or one frame of it. False if told to stop.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_winograd`].
+    unsafe fn run_pair<S: Microkernels>(&self, pair: [Option<usize>; 2], stop: &mut Stop) -> bool {
+        let (conv, area) = (self.conv, self.area.in_squares());
+        let term = |frame: Option<usize>, number: usize| frame.map(|frame| &conv.op.frames[frame].terms[number]);
+        let [first, second] = pair;
+        let inputs =
+            [term(first, 0), term(first, 1).or(term(second, 0)), term(first, 2).or(term(second, 1)), term(second, 2)];
+        // SAFETY: the slot has room for a table of each input and for all patches.
+        let size = unsafe {
+            let sources = [0, 1, 2, 3].map(|i| inputs[i].map(|term| conv.source(term, 0, self.slot, i)));
+            let into = [0, 1, 2, 3].map(|i| conv.patch(self.slot, i));
+            patch::windowed_pair::<S>(&sources, &conv.grid, area, into)
+        };
+        let mut pass = Pass {
+            steps: vec![Step { patch: 1, slab: 0, sum: 0, add: false }, Step { patch: 2, slab: 1, sum: 1, add: false }],
+            shares: true,
+            frames: Vec::new(),
+            add: false,
+            size,
+        };
+        for (sum, frame) in pair.into_iter().enumerate().filter_map(|(sum, frame)| frame.map(|frame| (sum, frame))) {
+            pass.steps.push(Step { patch: 3 * sum, slab: OWN_SLABS[sum], sum, add: true });
+            pass.frames.push(PassFrame { frame, sum, finish: conv.op.frames[frame].terms.len() == 3 });
+        }
+        // SAFETY: by this function's contract.
+        unsafe {
+            self.run_pass::<S>(&pass, stop)
+                && pass.frames.iter().all(|frame| self.add_shortcut::<S>(frame.frame, 3, stop))
+        }
+    }
+
+    /// Adds what terms a frame has after the `done` first ones, without Winograd's algorithm. False if told to stop.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_winograd`].
+    unsafe fn add_shortcut<S: Microkernels>(&self, frame: usize, done: usize, stop: &mut Stop) -> bool {
+        let (terms, mut ready) = (&self.conv.op.frames[frame].terms, None);
+        // SAFETY: by this function's contract.
+        unsafe {
+            if terms.is_empty() {
+                self.write_empty_sum::<S>(frame);
+            }
+            (done..terms.len()).all(|number| self.add_term::<S>(frame, number, &terms[number], &mut ready, stop))
+        }
+    }
+
+    /// False if told to stop.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_winograd`]; the patches are prepared.
+    unsafe fn run_pass<S: Microkernels>(&self, pass: &Pass, stop: &mut Stop) -> bool {
+        let (rows, columns) = pass.squares();
+        let blocks = (self.conv.op.layout.cin as usize).div_ceil(BLOCK);
+        for column in 0..COMPONENTS {
+            for step in &pass.steps {
+                // SAFETY: the slot has room for the components.
+                unsafe {
+                    S::enter(InputTransform {
+                        patch: self.conv.patch(self.slot, step.patch),
+                        size: pass.size,
+                        blocks,
+                        column,
+                        into: self.component(pass, 0, step.patch),
+                        component: self.conv.grid.patches * blocks * rows * columns * BLOCK,
+                    });
+                }
+            }
+            for component in 0..COMPONENTS {
+                for panel in self.panels.clone() {
+                    if stop() {
+                        return false;
+                    }
+                    // SAFETY: by this function's contract.
+                    unsafe { self.multiply::<S>(pass, column, component, panel) };
+                }
+            }
+            for frame in &pass.frames {
+                for panel in self.panels.clone() {
+                    // SAFETY: by this function's contract.
+                    unsafe { self.transform_back::<S>(pass, frame, column, panel) };
+                }
+            }
+        }
+        true
+    }
+
+    /// The input of a patch in one of the four components.
+    fn component(&self, pass: &Pass, component: usize, patch: usize) -> *mut f32 {
+        let (rows, columns) = pass.squares();
+        let patches = component * self.conv.grid.patches + patch;
+        let blocks = (self.conv.op.layout.cin as usize).div_ceil(BLOCK);
+        self.conv.components(self.slot).wrapping_add(patches * blocks * rows * columns * BLOCK)
+    }
+
+    /// The sums of a panel in one of the four components.
+    fn sum(&self, pass: &Pass, sum: usize, component: usize, panel: usize) -> *mut f32 {
+        let (rows, columns) = pass.squares();
+        let index = (sum * self.panels.len() + panel - self.panels.start) * COMPONENTS + component;
+        self.conv.sums(self.slot).wrapping_add(index * rows * columns * PANEL)
+    }
+
+    /// All steps of one panel in one component.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_pass`]; the components are prepared.
+    unsafe fn multiply<S: Microkernels>(&self, pass: &Pass, column: usize, component: usize, panel: usize) {
+        let (conv, cin) = (self.conv, self.conv.op.layout.cin as usize);
+        let (rows, columns) = pass.squares();
+        let (squares, width) = (rows * columns, conv.panel_width(panel).1);
+        let weights = |step: usize, component: usize, panel: usize| {
+            conv.weights.panel(usize::from(pass.steps[step].slab), COMPONENTS * column + component, panel)
+        };
+        for (number, step) in pass.steps.iter().enumerate() {
+            let next = match () {
+                () if number + 1 < pass.steps.len() => weights(number + 1, component, panel),
+                () if panel + 1 < self.panels.end => weights(0, component, panel + 1),
+                () => weights(0, (component + 1) % COMPONENTS, self.panels.start),
+            };
+            let (from, out) = (self.component(pass, component, step.patch), self.sum(pass, step.sum, component, panel));
+            let tiles = squares.div_ceil(S::PIXELS);
+            for index in 0..tiles {
+                let (first, end) = split_evenly(squares, tiles, index);
+                let mut tile = MicroTile {
+                    patch: from.wrapping_add(first * BLOCK),
+                    block: squares * BLOCK,
+                    step: BLOCK,
+                    taps: &[0],
+                    cin,
+                    weights: weights(number, component, panel),
+                    width,
+                    out: out.wrapping_add(first * PANEL),
+                    out_step: PANEL,
+                    add: step.add,
+                    later: std::ptr::null(),
+                };
+                tile.prefetch_later(next, cin * width, index);
+                // SAFETY: the tile is inside the components and the sums.
+                unsafe { S::tile(&tile, end - first) };
+            }
+            if pass.shares && number == 1 {
+                let [first, second] = [0, 1].map(|sum| self.sum(pass, sum, component, panel));
+                // SAFETY: the slot has room for the sums of both frames.
+                unsafe { S::enter(ShareProducts { first, second, floats: squares * PANEL }) };
+            }
+        }
+    }
+
+    /// Adds four components to the output. The last ones let each row get its epilogue at once.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_pass`].
+    unsafe fn transform_back<S: Microkernels>(&self, pass: &Pass, frame: &PassFrame, column: usize, panel: usize) {
+        let (rows, columns) = pass.squares();
+        let into = self.pass(frame.frame, panel);
+        for row in 0..rows {
+            let pixels = 2 * row..self.area.height.min(2 * row + 2);
+            // SAFETY: rows of the area.
+            unsafe {
+                let out = |y| if pixels.contains(&y) { into.out_row(y) } else { std::ptr::null_mut() };
+                S::enter(OutputTransform {
+                    sums: self.sum(pass, frame.sum, 0, panel).add(row * columns * PANEL),
+                    component: rows * columns * PANEL,
+                    column,
+                    out: [out(2 * row), out(2 * row + 1)],
+                    step: self.conv.op.layout.cout as usize,
+                    pixels: self.area.width,
+                    channels: self.conv.panel_width(panel).0,
+                    add: pass.add,
+                });
+                if frame.finish && column + 1 == COMPONENTS {
+                    pixels.for_each(|y| into.finish_row::<S, f32>(y, None));
+                }
+            }
+        }
+    }
+}

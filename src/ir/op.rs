@@ -86,7 +86,8 @@ impl FrameUnit {
             } else if !has_slabs(frame, [0, 1, second]) {
                 units.push(FrameUnit::Single(index));
             } else {
-                let shared = |index: usize, term: usize| frames[index].terms[term..term + 2].iter().map(|term| term.frame);
+                let shared =
+                    |index: usize, term: usize| frames[index].terms[term..term + 2].iter().map(|term| term.frame);
                 match units.last_mut() {
                     Some(FrameUnit::Pair([Some(first), second @ None])) if shared(*first, 1).eq(shared(index, 0)) => {
                         *second = Some(index);

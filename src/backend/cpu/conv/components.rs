@@ -213,6 +213,7 @@ impl AreaTask<'_> {
                 () if panel + 1 < self.panels.end => weights(0, component, panel + 1),
                 () => weights(0, (component + 1) % COMPONENTS, self.panels.start),
             };
+            let own = weights(number, component, panel);
             let (from, out) = (self.component(pass, component, step.patch), self.sum(pass, step.sum, component, panel));
             let tiles = squares.div_ceil(S::PIXELS);
             for index in 0..tiles {
@@ -223,7 +224,7 @@ impl AreaTask<'_> {
                     step: BLOCK,
                     taps: &[0],
                     cin,
-                    weights: weights(number, component, panel),
+                    weights: own,
                     width,
                     out: out.wrapping_add(first * PANEL),
                     out_step: PANEL,

@@ -11,9 +11,11 @@ pub const COMPONENTS: usize = 4;
 /// Rows and columns of the output that one position of the Winograd domain has: a square of pixels.
 const SQUARE: usize = 2;
 
-/// The input of an area in four components of the Winograd domain. One of them should fit in the second-level cache;
-/// the more squares there are, the fewer times weights are read.
-const COMPONENT_BYTES: usize = 4 << 20;
+/// The input of an area in four components of the Winograd domain: one of them should fit in the second-level cache
+/// beside its weights. The more squares there are, the fewer times weights are read.
+const COMPONENT_BYTES: usize = 2 << 20;
+/// With more squares, patches and sums leave the second-level cache.
+const AREA_SQUARES: usize = 128;
 
 /// A patch should fit in the second-level cache, together with a panel of weights.
 const PATCH_BYTES: usize = 1 << 20;
@@ -140,6 +142,7 @@ impl OutputGrid {
         let pixels = patch / (64 * self.blocks(cin));
         let prologue = prologue / (layout.window.taps() * layout.cout) as f64;
         let squares = COMPONENT_BYTES / (COMPONENTS * self.patches * 64 * self.blocks(layout.cin as usize));
+        let most = if self.winograd { AREA_SQUARES } else { AREA_PIXELS };
         let mut best = f64::INFINITY;
         // In units of pixels, or of squares.
         let side = self.side();
@@ -149,7 +152,7 @@ impl OutputGrid {
             let fits = if self.winograd { squares / w } else { pixels / self.input_span(w) };
             let (least, halo) = if self.winograd { (1, 1) } else { (self.reach, self.reach) };
             let h = if fits < least { 1 } else { (fits - halo) / self.stride + 1 };
-            let h = h.min((AREA_PIXELS / side / side / w).max(1)).min(height);
+            let h = h.min((most / w).max(1)).min(height);
             let rows = height.div_ceil(h);
             let (h, w) = (side * height.div_ceil(rows), side * w);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;

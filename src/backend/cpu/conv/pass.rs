@@ -6,9 +6,7 @@ use super::grid::{OutputArea, split_evenly};
 use super::patch::PatchSize;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::Moments;
-use crate::backend::cpu::simd::{
-    BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile,
-};
+use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, PANEL, Simd, dot_tile};
 use crate::ir::{ConvFrame, Offsets, Term, Window};
 
 /// One panel of one phase over one area.

@@ -199,38 +199,68 @@ impl SimdOp for PairRow<'_> {
 impl Normalise for PairRow<'_> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
-        let [d0, d1, d2, d3] = self.from;
-        let (Some(d1), Some(d2)) = (d1, d2) else { return };
+        // SAFETY: by this function's contract.
+        unsafe {
+            match (self.from[0].is_some(), self.from[3].is_some()) {
+                (true, true) => self.combine::<S, NORM, SILU, true, true>(),
+                (true, false) => self.combine::<S, NORM, SILU, true, false>(),
+                _ => self.combine::<S, NORM, SILU, false, true>(),
+            }
+        }
+    }
+}
+
+impl PairRow<'_> {
+    /// `FIRST` and `SECOND`: which frames of the pair are computed.
+    ///
+    /// # Safety
+    /// As [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn combine<S: Simd, const NORM: bool, const SILU: bool, const FIRST: bool, const SECOND: bool>(&self) {
         for channel in (0..self.channels.next_multiple_of(BLOCK)).step_by(S::LANES) {
+            let at = channel / BLOCK * self.block + channel % BLOCK;
             // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
             unsafe {
-                let tables = [0, 1, 2, 3].map(|i| match self.from[i] {
-                    Some(_) => table_vectors::<S, NORM>(self.tables[i], channel),
-                    None => [S::splat(0.0); 3],
-                });
-                let value = |i: usize, from: *const f32, pixel: usize| {
-                    let from = from.wrapping_add(pixel * self.channels + channel);
-                    let value = if channel + S::LANES <= self.channels {
-                        S::load(from)
-                    } else {
-                        load_padded::<S>(from, self.channels.saturating_sub(channel))
-                    };
-                    normalise::<S, f32, NORM, SILU>(value, tables[i])
-                };
-                let at = channel / BLOCK * self.block + channel % BLOCK;
                 for pixel in 0..self.pixels {
-                    let into = self.into.map(|into| into.add(at + pixel * BLOCK));
-                    let (d1, d2) = (value(1, d1, pixel), value(2, d2, pixel));
-                    S::store(into[1], S::add(d1, d2));
-                    S::store(into[2], S::sub(d2, d1));
-                    if let Some(d0) = d0 {
-                        S::store(into[0], S::sub(value(0, d0, pixel), d2));
+                    let into = at + pixel * BLOCK;
+                    let d1 = self.value::<S, NORM, SILU>(1, pixel, channel);
+                    let d2 = self.value::<S, NORM, SILU>(2, pixel, channel);
+                    S::store(self.into[1].add(into), S::add(d1, d2));
+                    S::store(self.into[2].add(into), S::sub(d2, d1));
+                    if FIRST {
+                        let d0 = self.value::<S, NORM, SILU>(0, pixel, channel);
+                        S::store(self.into[0].add(into), S::sub(d0, d2));
                     }
-                    if let Some(d3) = d3 {
-                        S::store(into[3], S::sub(d1, value(3, d3, pixel)));
+                    if SECOND {
+                        let d3 = self.value::<S, NORM, SILU>(3, pixel, channel);
+                        S::store(self.into[3].add(into), S::sub(d1, d3));
                     }
                 }
             }
+        }
+    }
+
+    /// One vector of channels of a pixel of frame `i`, after the prologue.
+    ///
+    /// # Safety
+    /// The frame is there, and as [`SimdOp::run`].
+    #[inline(always)]
+    unsafe fn value<S: Simd, const NORM: bool, const SILU: bool>(
+        &self,
+        i: usize,
+        pixel: usize,
+        channel: usize,
+    ) -> S::V {
+        let Some(from) = self.from[i] else { return S::splat(0.0) };
+        let from = from.wrapping_add(pixel * self.channels + channel);
+        // SAFETY: by this function's contract.
+        unsafe {
+            let value = if channel + S::LANES <= self.channels {
+                S::load(from)
+            } else {
+                load_padded::<S>(from, self.channels.saturating_sub(channel))
+            };
+            normalise::<S, f32, NORM, SILU>(value, table_vectors::<S, NORM>(self.tables[i], channel))
         }
     }
 }

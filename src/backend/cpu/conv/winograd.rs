@@ -88,14 +88,13 @@ impl InputTransform {
         for lane in (0..BLOCK).step_by(S::LANES) {
             // SAFETY: by this function's contract.
             unsafe {
-                let value = |column: usize| {
-                    let at = column * BLOCK + lane;
-                    let (a, b) = (S::load(a.add(at)), S::load(b.add(at)));
-                    if ADD { S::add(a, b) } else { S::sub(a, b) }
-                };
-                let (mut d0, mut d1, mut into) = (value(0), value(1), into.add(lane));
-                for square in 0..columns {
-                    let (d2, d3) = (value(2 * square + 2), value(2 * square + 3));
+                let (mut a, mut b, mut into) = (a.add(lane), b.add(lane), into.add(lane));
+                let mut d0 = combine::<S, ADD>(a, b);
+                let mut d1 = combine::<S, ADD>(a.add(BLOCK), b.add(BLOCK));
+                for _ in 0..columns {
+                    (a, b) = (a.add(2 * BLOCK), b.add(2 * BLOCK));
+                    let d2 = combine::<S, ADD>(a, b);
+                    let d3 = combine::<S, ADD>(a.add(BLOCK), b.add(BLOCK));
                     S::store(into, S::sub(d0, d2));
                     S::store(into.add(self.component), S::add(d1, d2));
                     S::store(into.add(2 * self.component), S::sub(d2, d1));
@@ -106,6 +105,17 @@ impl InputTransform {
             }
         }
     }
+}
+
+/// The sum or the difference of two vectors.
+///
+/// # Safety
+/// Both have a vector, and the processor has `S`.
+#[inline(always)]
+unsafe fn combine<S: Simd, const ADD: bool>(a: *const f32, b: *const f32) -> S::V {
+    // SAFETY: by this function's contract.
+    let (a, b) = unsafe { (S::load(a), S::load(b)) };
+    if ADD { S::add(a, b) } else { S::sub(a, b) }
 }
 
 /// The sums of a pair of frames: of the products that both share to what each has of them. See
@@ -221,25 +231,29 @@ impl OutputTransform {
         second: *mut f32,
         both: bool,
     ) {
-        let put = |out: *mut f32, sum: S::V| {
-            // SAFETY: by this function's contract.
-            unsafe {
-                let sum = match (ADD, NEGATE) {
-                    (false, _) => sum,
-                    (true, false) => S::add(S::load(out), sum),
-                    (true, true) => S::sub(S::load(out), sum),
-                };
-                S::store(out, sum);
-            }
-        };
         // SAFETY: by this function's contract.
         unsafe {
             let (m0, m1) = (S::load(sums), S::load(sums.add(self.component)));
             let (m2, m3) = (S::load(sums.add(2 * self.component)), S::load(sums.add(3 * self.component)));
-            put(first, S::add(S::add(m1, m2), m0));
+            put::<S, ADD, NEGATE>(first, S::add(S::add(m1, m2), m0));
             if both {
-                put(second, S::sub(S::sub(m1, m2), m3));
+                put::<S, ADD, NEGATE>(second, S::sub(S::sub(m1, m2), m3));
             }
         }
+    }
+}
+
+/// # Safety
+/// `out` has a vector, and the processor has `S`.
+#[inline(always)]
+unsafe fn put<S: Simd, const ADD: bool, const NEGATE: bool>(out: *mut f32, sum: S::V) {
+    // SAFETY: by this function's contract.
+    unsafe {
+        let sum = match (ADD, NEGATE) {
+            (false, _) => sum,
+            (true, false) => S::add(S::load(out), sum),
+            (true, true) => S::sub(S::load(out), sum),
+        };
+        S::store(out, sum);
     }
 }

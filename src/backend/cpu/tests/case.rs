@@ -215,11 +215,13 @@ impl ConvCase {
     fn products(&self, terms: &[(usize, u8)]) -> Vec<(usize, u8, f64)> {
         match (self.layout.pairs, terms) {
             (true, [(d0, 2), (d1, 0), (d2, 1), rest @ ..]) => {
-                let pair = vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d2, 1, 1.0), (*d1, 1, -1.0), (*d0, 2, 1.0), (*d2, 2, -1.0)];
+                let pair =
+                    vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d2, 1, 1.0), (*d1, 1, -1.0), (*d0, 2, 1.0), (*d2, 2, -1.0)];
                 [pair, self.products(rest)].concat()
             }
             (true, [(d1, 0), (d2, 1), (d3, 3), rest @ ..]) => {
-                let pair = vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d1, 1, 1.0), (*d2, 1, -1.0), (*d1, 3, 1.0), (*d3, 3, -1.0)];
+                let pair =
+                    vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d1, 1, 1.0), (*d2, 1, -1.0), (*d1, 3, 1.0), (*d3, 3, -1.0)];
                 [pair, self.products(rest)].concat()
             }
             _ => terms.iter().map(|(input, slab)| (*input, *slab, 1.0)).collect(),

@@ -22,7 +22,7 @@ pub fn set_default() {
     mode::set(mode::DEFAULT);
 }
 
-#[cfg(target_arch = "x86_64")]
+#[cfg(all(target_arch = "x86_64", not(miri)))]
 mod mode {
     use std::arch::asm;
 
@@ -42,7 +42,7 @@ mod mode {
     }
 }
 
-#[cfg(target_arch = "aarch64")]
+#[cfg(all(target_arch = "aarch64", not(miri)))]
 mod mode {
     use std::arch::asm;
 
@@ -62,8 +62,8 @@ mod mode {
     }
 }
 
-/// Not done on other processors.
-#[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+/// Not done on other processors, nor by an interpreter.
+#[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 mod mode {
     pub const DEFAULT: u32 = 0;
 

@@ -92,7 +92,7 @@ gpu() {
     local unit exact
     unit=$(find "$programs" -maxdepth 1 -name 'video_vae-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
     exact=$(find "$programs" -maxdepth 1 -name 'model_exact-*' -executable -printf '%T@ %p\n' | sort -n | tail -1 | cut -d' ' -f2)
-    for arch in ${VVAE_ARCHS:-7.5 8.0 8.6 8.9 9.0}; do
+    for arch in ${VVAE_ARCHS:-8.0 8.6 8.9 9.0}; do
         for tool in memcheck racecheck initcheck synccheck; do
             echo "$arch $tool"
             VVAE_REQUIRE_CUDA=1 VVAE_ARCH=$arch compute-sanitizer --tool $tool --error-exitcode 9 "$unit" -q cuda::

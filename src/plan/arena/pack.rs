@@ -16,7 +16,8 @@ const REACH: usize = 3;
 /// Slices after which frames get the same offsets again. Cached frames form rings of two, three or more slices; this is
 /// a common multiple of most.
 const PERIOD: usize = 6;
-/// Tries for each starting order: fewer where more frames interfere, within bounds. Fuzzing needs other plans, not better ones.
+/// Tries for each starting order: fewer where more frames interfere, within bounds. Fuzzing needs many plans, not the
+/// smallest ones.
 const INTERFERENCES: usize = if cfg!(fuzzing) { 1_000 } else { 300_000 };
 const MIN_TRIES: usize = if cfg!(fuzzing) { 1 } else { 12 };
 const MAX_TRIES: usize = 150;

@@ -1,4 +1,5 @@
-//! Capital letters and digits, three dots wide and five high: enough to label a picture and to have something to read in it.
+//! Capital letters and digits, three dots wide and five high: enough to label a picture, and to have something to
+//! read in it.
 
 /// Rows from the top, five octal digits, the left dot being the 4 of each.
 const GLYPHS: [u16; 26] = [

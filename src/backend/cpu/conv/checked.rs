@@ -1,6 +1,6 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::grid::{OutputGrid, RUN};
+use super::grid::{OutputGrid, PAIR_INPUTS, RUN};
 use super::patch::PatchSource;
 use super::weights::ConvWeights;
 use crate::backend::Precision;
@@ -34,14 +34,14 @@ impl ConvScratch {
         let sums = run * grid.sum_floats() as u64 * 4;
         let tables = match layout.prologue {
             Prologue::None => 0,
-            _ if layout.pairs => 4 * table_floats(layout, grid.precision) as u64 * 4,
-            _ => table_floats(layout, grid.precision) as u64 * 4,
+            _ if layout.pairs => PAIR_INPUTS * table_floats(layout, grid.precision) * size_of::<f32>(),
+            _ => table_floats(layout, grid.precision) * size_of::<f32>(),
         };
         let areas = grid.areas() as u64;
         ConvScratch {
             moments_of_frame: areas * panels * Moments::BYTES,
             slots: (threads as u64).min(frames * areas * panels),
-            slot: (patches + components + sums + tables).next_multiple_of(ALIGN),
+            slot: (patches + components + sums + tables as u64).next_multiple_of(ALIGN),
             patch,
             patches,
             components,

@@ -1,5 +1,5 @@
-//! Convolutions in the Winograd domain, f32. A task goes through single frames and pairs of frames of one area. For each
-//! of the four components of columns, its input goes into the Winograd domain, is multiplied, and comes back.
+//! Convolutions in the Winograd domain, f32. A task goes through single frames and pairs of frames of one area. Its
+//! input goes into one of the four components of columns at a time, is multiplied, and comes back.
 //! A sum is in the order of terms and channels in each component, and the same for a frame alone as in a pair.
 
 use super::AreaTask;

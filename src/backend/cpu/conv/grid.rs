@@ -4,10 +4,12 @@
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};
-use crate::ir::{ConvLayout, FrameShape, PAIR_SLABS, Window};
+use crate::ir::{ConvLayout, FrameShape, Window};
 
 /// Components of the Winograd domain in one dimension, see [`super::winograd`].
 pub const COMPONENTS: usize = 4;
+/// Input frames that a pair of output frames reads.
+pub const PAIR_INPUTS: usize = 4;
 /// Rows and columns of the output that one position of the Winograd domain has: a square of pixels.
 const SQUARE: usize = 2;
 
@@ -36,8 +38,8 @@ const BF16_AREA_COST: f64 = 2.0;
 const PROLOGUE_COST: f64 = 40.0;
 const BF16_PROLOGUE_COST: f64 = 250.0;
 
-/// Whether a convolution is computed by Winograd's algorithm. With few channels the sums are too short to pay for it.
-/// AMX multiplies faster than vectors transform, so bf16 does without.
+/// Whether a convolution is computed by Winograd's algorithm. With few channels the sums are too short to pay for it,
+/// but only this algorithm computes pairs. AMX multiplies faster than vectors transform, so bf16 does without.
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
     let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);
@@ -101,7 +103,7 @@ impl OutputGrid {
         let (height, width) = (input.height as usize, input.width as usize);
         let winograd = uses_winograd(layout, precision);
         let (patches, frames) = match winograd {
-            true if layout.pairs => (usize::from(PAIR_SLABS), 2),
+            true if layout.pairs => (PAIR_INPUTS, 2),
             true => (layout.slabs.min(3) as usize, 1),
             false => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
         };

@@ -104,7 +104,7 @@ pub(super) struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
     area: OutputArea,
-    /// A unit is a frame, but in the Winograd domain a pair too.
+    /// In the Winograd domain a unit is a frame or a pair. Elsewhere it is a frame and has the frame's index.
     units: Range<usize>,
     panels: Range<usize>,
     slot: usize,

@@ -60,7 +60,7 @@ pub struct MicroTile<'a> {
 const LATER: usize = 4 * 16;
 
 impl MicroTile<'_> {
-    /// Lets tile `index` of those with the same weights prefetch its share of the `floats` weights that are needed next.
+    /// Lets tile `index` of those with the same weights prefetch its share of the next `floats` weights.
     pub fn prefetch_later(&mut self, next: *const f32, floats: usize, index: usize) {
         let at = index * self.taps.len() * (self.cin / BLOCK) * LATER;
         self.later = if at < floats { next.wrapping_add(at) } else { self.weights };

@@ -1,8 +1,8 @@
 // Pairs of output frames by Winograd F(2,3) in time, for compute capability 9.0a. See mainloop_pair.cuh.
 //
 // A tile is 8 x 16 pixels of both frames by 128 output channels. Blocks are persistent, in clusters of two adjacent
-// tiles. Warpgroup 0 produces: warp 0 loads patches, warp 1 loads weights, warps 2 and 3 transform patches. Warpgroups 1
-// and 2 consume: each computes 8 x 8 pixels of both frames. `p.frames` counts pairs, `p.tiles_x` tiles of a cluster.
+// tiles. Warpgroup 0 produces: warp 0 loads patches, warp 1 loads weights, warps 2 and 3 transform patches. Warpgroups
+// 1 and 2 consume: each computes 8 x 8 pixels of both frames. `p.frames` counts pairs, `p.tiles_x` tiles of a cluster.
 #include "mainloop_pair.cuh"
 #include "epilogue_wgmma.cuh"
 

@@ -8,8 +8,8 @@
 // each frame's sum has the same products in the same order if the other frame is missing.
 //
 // A stage holds 32 channels of two patches, a tile of weights 32 channels of two slabs. So products of both sums take
-// turns, and none waits for the one before. Patches are loaded as they are. The transforming warps add and subtract them
-// in place.
+// turns, and none waits for the one before. Patches are loaded as they are. The transforming warps add and subtract
+// them in place.
 #pragma once
 #include "mainloop_wgmma.cuh"
 

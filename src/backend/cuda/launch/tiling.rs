@@ -112,7 +112,7 @@ pub fn conv_wgmma_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
     if tiles(8, 32) < tiles(16, 16) || !whole(16) { (8, 32) } else { (16, 16) }
 }
 
-/// Blocks of a cluster of `conv_wgmma_pair`, the pixels of a block, and those of a cluster, whose blocks are side by side.
+/// Blocks of a cluster of `conv_wgmma_pair`, pixels of a block, and pixels of a cluster: its blocks are side by side.
 pub const CONV_PAIR_CLUSTER: u32 = 2;
 pub const CONV_PAIR_BLOCK: (i32, i32) = (8, 16);
 pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * CONV_PAIR_CLUSTER as i32);

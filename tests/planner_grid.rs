@@ -65,6 +65,10 @@ impl Sizes for Cancelling<'_> {
         self.asked().frame_bytes(shape, groups)
     }
 
+    fn u8_frame_bytes(&self, shape: FrameShape) -> Option<u64> {
+        self.asked().u8_frame_bytes(shape)
+    }
+
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         self.asked().weight_bytes(layout)
     }

@@ -150,6 +150,7 @@ fn plan() -> PlanReport {
         tile_size: (8, 4),
         tile_overlap: 0,
         exact: false,
+        cache: crate::ir::CacheFormat::Exact,
         rates: Rates { products: 1e12, memory: 1e11, copies: 1e10, copy_contention: 0.0 },
         division: None,
     }

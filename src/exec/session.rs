@@ -20,7 +20,7 @@ use super::workspace::{Workspace, stream_for};
 use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
 use crate::backend::Backend;
 use crate::error::{Error, Result, check_cancel};
-use crate::ir::{ConvLayout, Shape, TensorDevice};
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::{FileIdentity, Fingerprint};
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
@@ -62,7 +62,8 @@ impl<B: Backend> Engine<B> {
     ) -> Result<Engine<B>> {
         let checkpoint = Checkpoint::open(&path)?;
         let backend = Arc::new(make(&settings)?);
-        let coders = networks(&*backend, checkpoint.config())?.map(|network| Coder { network, weights: None });
+        let coders =
+            networks(&*backend, checkpoint.config(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
             model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
@@ -220,10 +221,17 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
 }
 
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
-fn networks<B: Backend>(backend: &B, config: &Config) -> Result<[Arc<Network>; 2]> {
+fn networks<B: Backend>(backend: &B, config: &Config, cache: CacheFormat) -> Result<[Arc<Network>; 2]> {
+    if cache == CacheFormat::U8 && backend.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
+        return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
+    }
     let networks = Direction::ALL.map(|direction| {
         let network = Network::new(config, direction);
-        Arc::new(if backend.profile().pairs.is_some() { network.with_pairs() } else { network })
+        let network = if backend.profile().pairs.is_some() { network.with_pairs() } else { network };
+        Arc::new(match cache {
+            CacheFormat::Exact => network,
+            CacheFormat::U8 => network.with_u8_caches(),
+        })
     });
     for network in &networks {
         let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
@@ -262,9 +270,13 @@ impl<B: Backend> Session for Engine<B> {
     fn configure(&mut self, settings: Settings) -> Result<()> {
         check::limits(&settings, 1)?;
         let backend_of = |settings: &Settings| (settings.threads, settings.instructions, settings.precision);
-        if backend_of(&settings) != backend_of(&self.settings) {
-            let backend = Arc::new((self.make)(&settings)?);
-            let networks = networks(&*backend, self.config())?;
+        let changes_backend = backend_of(&settings) != backend_of(&self.settings);
+        if changes_backend || settings.cache != self.settings.cache {
+            let backend = match changes_backend {
+                true => Arc::new((self.make)(&settings)?),
+                false => Arc::clone(&self.backend),
+            };
+            let networks = networks(&*backend, self.config(), settings.cache)?;
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             if backend.precision() != self.backend.precision() {

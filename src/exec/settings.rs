@@ -3,7 +3,7 @@
 use super::trace::Trace;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
-use crate::ir::GivenRates;
+use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 
 /// How much memory a job may take.
@@ -77,6 +77,7 @@ pub struct Settings {
     pub scaling_factor: f32,
     pub posterior: Latent,
     pub seed: u64,
+    pub cache: CacheFormat,
     /// Whether tiles may be used at all. Without them a job that does not fit whole fails.
     pub allow_tiles: bool,
     pub encode_tiling: Tiling,

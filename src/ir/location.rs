@@ -74,6 +74,31 @@ impl<L: Location> FrameRef<L> {
     }
 }
 
+/// How causal caches store frames.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub enum CacheFormat {
+    /// As they are.
+    #[default]
+    Exact,
+    /// In 8 bits, with a scale for each [block](CacheFormat::block) of channels of a pixel. Frames are rounded by their
+    /// numbers in the clip, whether or not a cache stores them.
+    U8,
+}
+
+impl CacheFormat {
+    pub const fn name(self) -> &'static str {
+        match self {
+            CacheFormat::Exact => "exact",
+            CacheFormat::U8 => "u8",
+        }
+    }
+
+    /// Channels that share a scale: at most 64, and a power of two if `channels` is a multiple of one.
+    pub fn block(channels: u64) -> u64 {
+        (1u64 << channels.trailing_zeros()).min(64)
+    }
+}
+
 /// A frame of an offloaded causal cache: its left columns on the device, the others in host memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CachedFrame<L: Location> {

@@ -17,7 +17,9 @@ mod view;
 pub use conv::{ConvLayout, ConvSource, LayerId, OWN_SLABS, PAIR_SLABS, Prologue, Window};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
-pub use location::{CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns};
+pub use location::{
+    CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns,
+};
 pub use op::{
     AttentionOp, BandContents, BandedConvOp, BandedFrame, BlendOp, ConvFrame, ConvOp, FetchOp, FetchedWeights,
     FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,

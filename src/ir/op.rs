@@ -4,7 +4,8 @@
 //! kernel behind `Backend::run`.
 
 use super::{
-    CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, Relocate, SplitColumns,
+    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, Relocate,
+    SplitColumns,
 };
 use crate::error::Result;
 
@@ -144,7 +145,8 @@ impl<L: Location> PartialSums<L> {
 /// One output frame of a banded convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BandedFrame<L: Location> {
-    /// (input, slab) in the order of the sum. Inputs are numbered: cached frames first, then fresh ones.
+    /// (input, slab) in the order of the sum. Inputs are numbered: cached frames first, then fresh ones, then those of
+    /// `rounded`.
     pub terms: Vec<(usize, u8)>,
     /// Input and slab of the shortcut, the last summand.
     pub shortcut: Option<(FrameRef<L>, u8)>,
@@ -170,6 +172,9 @@ pub struct BandedConvOp<L: Location> {
     /// Which fresh frames enter the causal cache, and where. A resident part may replace one of `cached`.
     pub cache_writes: Vec<(usize, CachedFrame<L>)>,
     pub columns: SplitColumns,
+    pub format: CacheFormat,
+    /// Fresh frames that are read as the cache would store them.
+    pub rounded: Vec<usize>,
     /// Which resident fresh frames belong to a recomputed cache, and where their statistics are saved.
     pub statistics_writes: Vec<(usize, L::Device)>,
     pub frames: Vec<BandedFrame<L>>,
@@ -207,6 +212,11 @@ pub struct BandContents {
     pub shortcuts: u64,
     /// Outputs that are not resident. All that are computed for their statistics share one buffer.
     pub streamed_outputs: u64,
+    pub format: CacheFormat,
+    /// Inputs that are restored from 8 bits: cached frames, and rounded fresh ones.
+    pub restored: u64,
+    /// New cached frames whose host part is rounded to 8 bits.
+    pub written: u64,
 }
 
 impl<L: Location> BandedConvOp<L> {
@@ -225,6 +235,14 @@ impl<L: Location> BandedConvOp<L> {
         let offloaded = self.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
         let for_statistics = self.frames.iter().any(|frame| frame.out.is_rematerialised());
         band.streamed_outputs = offloaded as u64 + u64::from(for_statistics);
+        if self.format == CacheFormat::U8 {
+            band.format = self.format;
+            band.restored = (self.cached.len() + self.rounded.len()) as u64;
+            band.written = self.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count() as u64;
+            if band.written > 0 {
+                band.host_columns = self.columns.host_width();
+            }
+        }
         band
     }
 
@@ -369,6 +387,8 @@ impl<L: Location> BandedConvOp<L> {
             fresh: self.fresh.iter().map(|fresh| fresh.relocate(to)).collect::<Result<_>>()?,
             cache_writes: cache_writes.collect::<Result<_>>()?,
             columns: self.columns,
+            format: self.format,
+            rounded: self.rounded.clone(),
             statistics_writes: statistics_writes.collect::<Result<_>>()?,
             frames: self.frames.iter().map(frame).collect::<Result<_>>()?,
             rematerialise: self.rematerialise.as_ref().map(remade).transpose()?,

@@ -100,6 +100,8 @@ pub struct PartialSumsSize {
 pub trait Sizes: Send + Sync {
     /// A frame of activations and its norm statistics, rounded so that frames can lie side by side.
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64;
+    /// A frame in [`CacheFormat::U8`](super::CacheFormat), padded likewise. `None` if the device cannot store it so.
+    fn u8_frame_bytes(&self, shape: FrameShape) -> Option<u64>;
     /// Prepared weights, rounded so that those of several convolutions can lie side by side.
     fn weight_bytes(&self, layout: &ConvLayout) -> u64;
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;

@@ -73,6 +73,11 @@ impl Recipe {
     }
 }
 
+/// The pair that a frame belongs to: frames 2k + 1 and 2k + 2 are one. Frame 0 is alone.
+pub fn pair_of(frame: u64) -> u64 {
+    frame.div_ceil(2)
+}
+
 impl Time {
     /// The products that each slab sums.
     pub fn slabs(self) -> &'static [&'static [Product]] {

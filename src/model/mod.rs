@@ -8,7 +8,7 @@ pub mod config;
 pub mod fold;
 pub mod network;
 
-pub use causal::{Recipe, Time};
+pub use causal::{Recipe, Time, pair_of};
 pub use checkpoint::Checkpoint;
 pub use cone::{Cone, FrameRange};
 pub use config::Config;

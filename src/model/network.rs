@@ -3,7 +3,7 @@
 
 use super::causal::Time;
 use super::config::Config;
-use crate::ir::{ConvLayout, FrameShape, LayerId, Prologue, Shape, Window};
+use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Prologue, Shape, Window};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -53,6 +53,8 @@ pub struct Layer {
     pub weights: Vec<NamedWeights>,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
+    /// [`CacheFormat::U8`]: outputs of a [pair](super::pair_of) read the input frames of earlier pairs in 8 bits.
+    pub cache: CacheFormat,
 }
 
 impl Layer {
@@ -113,21 +115,36 @@ impl Network {
     /// The same with [`Time::Paired`] in the residual blocks of stages with two or more frames a latent. Their inputs
     /// are normalised, so sums of two frames stay in the range of a 16-bit float.
     pub fn with_pairs(mut self) -> Network {
-        let rates = self.later_stage_frames(self.latent_rate());
-        for (stage, _) in self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1) {
-            let residual = stage.blocks.iter().filter(|block| matches!(block, Block::Residual { .. }));
-            for layer in residual.flat_map(Block::layers) {
-                let layer = &mut self.layers[layer];
-                (layer.time, layer.layout.pairs) = (Time::Paired, true);
-                layer.layout.slabs = Time::Paired.slabs().len() as u64;
-            }
+        for layer in self.pairable_layers() {
+            let layer = &mut self.layers[layer];
+            (layer.time, layer.layout.pairs) = (Time::Paired, true);
+            layer.layout.slabs = Time::Paired.slabs().len() as u64;
         }
         self
+    }
+
+    /// The same with [`CacheFormat::U8`] in those layers. What follows a norm and SiLU loses little in 8 bits.
+    pub fn with_u8_caches(mut self) -> Network {
+        self.pairable_layers().into_iter().for_each(|layer| self.layers[layer].cache = CacheFormat::U8);
+        self
+    }
+
+    /// The residual blocks' layers in stages with two or more frames a latent.
+    fn pairable_layers(&self) -> Vec<LayerId> {
+        let rates = self.later_stage_frames(self.latent_rate());
+        let stages = self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1);
+        let blocks = stages.flat_map(|(stage, _)| &stage.blocks);
+        blocks.filter(|block| matches!(block, Block::Residual { .. })).flat_map(Block::layers).collect()
     }
 
     /// Whether frames of a stage share products by pairs.
     pub fn has_pairs(&self, stage: usize) -> bool {
         self.stages[stage].blocks.iter().any(|block| self.layers[block.layers()[0]].layout.pairs)
+    }
+
+    /// Whether chunks of a stage must not cut pairs: a cache in 8 bits holds whole pairs.
+    pub fn needs_pairs(&self, stage: usize) -> bool {
+        self.stages[stage].blocks.iter().any(|block| self.layers[block.layers()[0]].cache == CacheFormat::U8)
     }
 
     pub fn input_channels(&self) -> u64 {
@@ -294,7 +311,7 @@ impl Network {
         norm: Option<NamedWeights>,
         weights: Vec<NamedWeights>,
     ) -> LayerId {
-        self.layers.push(Layer { layout, time, norm, weights, statistics: true });
+        self.layers.push(Layer { layout, time, norm, weights, statistics: true, cache: CacheFormat::Exact });
         self.layers.len() - 1
     }
 

@@ -13,7 +13,7 @@ pub use ports::{NODES, Node, Port};
 use crate::backend::cpu::Instructions;
 use crate::error::{Error, Result};
 use crate::exec::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
-use crate::ir::GivenRates;
+use crate::ir::{CacheFormat, GivenRates};
 use crate::model::Direction;
 
 /// Sets one parameter from its text. A failure changes nothing.
@@ -57,6 +57,7 @@ pub fn defaults() -> Settings {
         scaling_factor: 0.0,
         posterior: Latent::Mean,
         seed: 0,
+        cache: CacheFormat::Exact,
         allow_tiles: true,
         encode_tiling: blank,
         decode_tiling: blank,
@@ -139,6 +140,7 @@ mod tests {
             ("threads", "3"),
             ("instruction_set", "portable"),
             ("precision", "bf16"),
+            ("cache", "u8"),
             ("pixel_range", "0..1"),
             ("scaling_factor", "0.9152"),
             ("posterior", "sample"),
@@ -178,6 +180,7 @@ mod tests {
             scaling_factor: 0.9152,
             posterior: Latent::Sample,
             seed: u64::MAX,
+            cache: CacheFormat::U8,
             allow_tiles: true,
             encode_tiling: Tiling { enabled: true, size: 512, overlap: 64 },
             decode_tiling: Tiling { enabled: true, size: 768, overlap: 32 },

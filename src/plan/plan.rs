@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
-use super::policy::MAX_PACKED_LATENTS;
+use super::policy::{CachePolicy, MAX_PACKED_LATENTS};
 use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{Buffers, FrameShape, PinnedBytes, Rates, Shape};
-use crate::model::{Direction, Network};
+use crate::ir::{Buffers, CacheFormat, FrameShape, PinnedBytes, Rates, Shape};
+use crate::model::{Direction, Layer, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
@@ -246,7 +246,8 @@ impl Plan {
         self.device_bytes() <= limit && self.host_bytes() <= host_limit
     }
 
-    pub fn is_exact(&self) -> bool {
+    /// Whether it computes whole images.
+    pub fn is_untiled(&self) -> bool {
         self.spec.grid.is_none()
     }
 
@@ -269,6 +270,12 @@ impl Plan {
             Direction::Decode => (shape.height, shape.width),
         };
         let grid = self.spec.grid.as_deref();
+        // A cache that nothing is offloaded from is never in 8 bits: a still image has none.
+        let layers = network.layers.iter().zip(&policy.caches);
+        let rounds = |(layer, policy): (&Layer, &CachePolicy)| {
+            layer.cache == CacheFormat::U8 && *policy != CachePolicy::Resident
+        };
+        let cache = if layers.into_iter().any(rounds) { CacheFormat::U8 } else { CacheFormat::Exact };
         let chunks = policy.chunks.iter().zip(&policy.materialised);
         PlanReport {
             direction: network.direction,
@@ -289,7 +296,8 @@ impl Plan {
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),
-            exact: self.is_exact(),
+            exact: self.is_untiled() && cache == CacheFormat::Exact,
+            cache,
             rates: self.rates,
             division: None,
         }

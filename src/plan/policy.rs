@@ -28,6 +28,8 @@ impl CachePolicy {
     /// Shares of a row.
     pub const SHARES: u8 = 64;
     pub const HOST: CachePolicy = CachePolicy::Offloaded { resident_shares: 0 };
+    /// On the device, while the layer runs in bands.
+    pub const DEVICE: CachePolicy = CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES };
 
     /// Whether any of the cache is in host memory.
     pub fn uses_host(self) -> bool {

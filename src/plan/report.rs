@@ -3,7 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::ir::{Rates, Shape};
+use crate::ir::{CacheFormat, Rates, Shape};
 use crate::model::{Direction, FrameRange};
 
 /// What a job takes. The run takes exactly this.
@@ -41,6 +41,7 @@ pub struct PlanReport {
     pub tile_overlap: u64,
     /// Same numbers as the authors' implementation, untiled.
     pub exact: bool,
+    pub cache: CacheFormat,
     /// Those that `seconds` follows from. The text ends with them.
     pub rates: Rates,
     /// How several devices divide the job; bytes above are their sums, seconds those of the one that takes longest.
@@ -105,6 +106,12 @@ fn part_text((clips, frames): &(Range<u64>, Range<u64>)) -> String {
     format!("{clips}, frames {} to {}", frames.start, frames.end - 1)
 }
 
+impl PlanReport {
+    pub fn is_tiled(&self) -> bool {
+        self.tiles != (1, 1)
+    }
+}
+
 impl fmt::Display for PlanReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.direction.name();
@@ -154,8 +161,13 @@ impl fmt::Display for PlanReport {
         if let Some(division) = &self.division {
             writeln!(f, "{division}")?;
         }
+        if self.cache == CacheFormat::U8 {
+            writeln!(f, "causal caches in 8 bits: not exact")?;
+        }
         if self.exact {
             writeln!(f, "untiled: exact")?;
+        } else if !self.is_tiled() {
+            writeln!(f, "untiled")?;
         } else {
             let ((rows, columns), (height, width)) = (self.tiles, self.tile_size);
             let overlap = self.tile_overlap;

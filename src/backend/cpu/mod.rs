@@ -95,6 +95,10 @@ impl Sizes for Cpu {
         (element::pixel_bytes(self.precision, shape) + groups * 8).next_multiple_of(memory::ALIGN)
     }
 
+    fn u8_frame_bytes(&self, _: FrameShape) -> Option<u64> {
+        None
+    }
+
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         conv::packed_bytes(layout, self.precision)
     }

@@ -313,7 +313,7 @@ impl Backend for Cuda {
         let block = DeviceBlock::new(context, self.allocator, bytes)?;
         let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
         let staging = Staging::new(context, host)?;
-        let bands = BandPipeline::new(context, self.launcher.sizes, host.offloaded)?;
+        let bands = BandPipeline::new(context, host.offloaded)?;
         Ok(JobMemory {
             _graphs: self.launcher.queue.graph_guard(),
             block,

@@ -63,9 +63,9 @@ pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &Atom
 
 /// Leaves out members that could only work in tiles, if others can do without: tiles are not exact.
 fn leave_out_tiled(members: &mut [Member], all: &[Assignment]) -> bool {
-    let is_exact = |a: &Assignment| a.parts.iter().all(|(_, plan)| plan.exact);
+    let is_tiled = |a: &Assignment| a.parts.iter().any(|(_, plan)| plan.is_tiled());
     let busy = || all.iter().filter(|assignment| !assignment.parts.is_empty());
-    let tiled: Vec<usize> = busy().filter(|a| !is_exact(a)).map(|a| a.member).collect();
+    let tiled: Vec<usize> = busy().filter(|a| is_tiled(a)).map(|a| a.member).collect();
     if tiled.len() == busy().count() {
         return false;
     }

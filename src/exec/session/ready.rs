@@ -128,9 +128,9 @@ impl<B: Backend> Engine<B> {
         })
     }
 
-    /// Only tiles make results inexact, so the host is told.
+    /// Tiles make results inexact without being asked for, so the host is told.
     pub(super) fn warn_if_tiled(&self, plan: &PlanReport, control: &Control) {
-        if plan.exact {
+        if !plan.is_tiled() {
             return;
         }
         let (node, (rows, columns)) = (plan.direction.name(), plan.tiles);

@@ -22,7 +22,8 @@ impl<B: Backend> Engine<B> {
         control: &Control,
     ) -> Result<Box<dyn FrameStream>> {
         let mut state = SealedReader::new(state, bytes, control.cancel);
-        let header = StateHeader::read(&mut state, &StateOwner::new(self.place, self.backend.precision()))?;
+        let header =
+            StateHeader::read(&mut state, &StateOwner::new(self.place, self.backend.precision(), self.settings.cache))?;
         if header.model != self.model.get()? {
             return Err(refuse("belongs to another checkpoint; open the one that it was saved with"));
         }

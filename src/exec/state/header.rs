@@ -6,13 +6,13 @@ use crate::backend::Precision;
 use crate::error::Result;
 use crate::exec::check::MOST_FRAMES;
 use crate::exec::settings::{Latent, PixelRange, Settings};
-use crate::ir::{Shape, TensorDevice};
+use crate::ir::{CacheFormat, Shape, TensorDevice};
 use crate::model::Direction;
 use crate::plan::{CachePolicy, SavedPlan, SchedulePolicy, Spacing, TileSize};
 
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// How a state is written. Raise it with any change to this header.
-const FORMAT: u64 = 9;
+const FORMAT: u64 = 10;
 /// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
 /// `tests/stream_state_golden.rs` fails if the persisted regions change.
 const REVISION: u64 = 1;
@@ -47,15 +47,16 @@ pub struct StateOwner {
     /// "cpu" or "cuda".
     pub device: &'static str,
     pub precision: Precision,
+    pub cache: CacheFormat,
 }
 
 impl StateOwner {
-    pub fn new(place: TensorDevice, precision: Precision) -> StateOwner {
+    pub fn new(place: TensorDevice, precision: Precision, cache: CacheFormat) -> StateOwner {
         let device = match place {
             TensorDevice::Cpu => "cpu",
             TensorDevice::Cuda(_) => "cuda",
         };
-        StateOwner { device, precision }
+        StateOwner { device, precision, cache }
     }
 }
 
@@ -106,6 +107,7 @@ impl StateHeader {
         body.number(REVISION);
         body.text(owner.device);
         body.text(owner.precision.name());
+        body.text(owner.cache.name());
         body.number(self.model);
         body.number(index(&DIRECTIONS, self.direction));
         let Shape { batch, channels, frames: _, height, width } = self.input;
@@ -166,6 +168,7 @@ impl StateHeader {
         }
         body.expect("device", owner.device, "create the handle on the same kind of device")?;
         body.expect("precision", owner.precision.name(), "set precision to that of the state")?;
+        body.expect("cache", owner.cache.name(), "set cache to that of the state")?;
         let model = body.number()?;
         let direction = body.choice(DIRECTIONS)?;
         let [batch, channels, height, width] = [body.number()?, body.number()?, body.number()?, body.number()?];

@@ -31,7 +31,7 @@ pub fn in_pieces(
 
 impl<B: Backend> Streaming<B> {
     fn owner(&self) -> StateOwner {
-        StateOwner::new(self.place, self.backend.precision())
+        StateOwner::new(self.place, self.backend.precision(), self.settings.cache)
     }
 
     /// Fails if the stream cannot be saved now: it is broken, ended, or has frames to pull.

@@ -2,7 +2,7 @@
 
 use super::sizes::Target;
 use super::work::{layer_work, op_work};
-use crate::ir::{BandedConvOp, FrameRef, FrameShape, LayerId, Location, Op};
+use crate::ir::{BandedConvOp, CacheFormat, FrameRef, FrameShape, LayerId, Location, Op};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -154,9 +154,17 @@ impl CostModel<'_> {
         let (up, down) = self.moved(conv);
         let resident = FrameShape { width: conv.columns.resident_width(), ..conv.input };
         let rematerialised = conv.fresh.iter().filter(|frame| frame.is_rematerialised()).count();
-        // Resident parts of the cache are read in place.
-        let passes =
-            self.passes(conv.input, conv.fresh.len() + rematerialised) + self.passes(resident, conv.cache_writes.len());
+        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised);
+        let passes = fresh
+            + match conv.format {
+                // Resident parts of the cache are read in place.
+                CacheFormat::Exact => self.passes(resident, conv.cache_writes.len()),
+                // Three bytes an element in place of a pass's four.
+                CacheFormat::U8 => {
+                    self.passes(conv.input, conv.rounded.len())
+                        + 0.75 * self.passes(conv.input, conv.cached.len() + conv.cache_writes.len())
+                }
+            };
         let computing = computing + self.rematerialising(conv) + passes;
         let moving = self.moving(up, down);
         (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up.saturating_add(down))
@@ -172,7 +180,7 @@ impl CostModel<'_> {
         head: (LayerId, FrameShape),
     ) -> OffloadCost {
         let products = self.target.profile.rates.products;
-        let cache = CACHE_FRAMES * self.target.frame_bytes(input);
+        let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
         let computing = layer_work(self.network, layer, input).saturating_mul(frames) as f64 / products
             + self.passes(input, frames as usize);
         let recomputed = layer_work(self.network, head.0, head.1).saturating_mul(CACHE_FRAMES);
@@ -208,8 +216,12 @@ impl CostModel<'_> {
         let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let outputs = conv.frames.iter().map(|frame| &frame.out).filter(offloaded).count();
         let shortcuts = bytes(shortcuts.filter(offloaded).count(), shortcut);
-        let up = bytes(cached, host).saturating_add(bytes(fresh, conv.input)).saturating_add(shortcuts);
-        (up, bytes(written, host).saturating_add(bytes(outputs, output)))
+        let cache = |frames: usize| match frames {
+            0 => 0,
+            _ => (frames as u64).saturating_mul(self.target.cached_bytes(host, conv.format)),
+        };
+        let up = cache(cached).saturating_add(bytes(fresh, conv.input)).saturating_add(shortcuts);
+        (up, cache(written).saturating_add(bytes(outputs, output)))
     }
 
     /// Both directions run at the same time.

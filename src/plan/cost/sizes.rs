@@ -3,7 +3,9 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::ir::{ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns};
+use crate::ir::{
+    CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
+};
 use crate::model::{Layer, Network, Time};
 use crate::plan::policy::{SchedulePolicy, can_offload_cache};
 use crate::reserve;
@@ -38,6 +40,14 @@ impl<'a> Target<'a> {
 
     pub fn frame_bytes(&self, shape: FrameShape) -> u64 {
         self.sizes.frame_bytes(shape, self.groups)
+    }
+
+    /// Bytes of a frame, or of a part of one, in an offloaded cache.
+    pub fn cached_bytes(&self, shape: FrameShape, format: CacheFormat) -> u64 {
+        match format {
+            CacheFormat::Exact => self.frame_bytes(shape),
+            CacheFormat::U8 => self.sizes.u8_frame_bytes(shape).expect("only a device that has such caches gets them"),
+        }
     }
 
     /// Bytes of a frame's statistics alone.
@@ -109,9 +119,9 @@ impl FrameSizes {
         let columns = policy.caches.iter().zip(&inputs);
         let columns: Vec<SplitColumns> =
             columns.map(|(cache, shape)| cache.columns(shape.width, target.profile.column_step)).collect();
-        let cached = columns.iter().zip(&inputs).map(|(columns, shape)| {
+        let cached = columns.iter().zip(layers()).map(|(columns, (layer, shape))| {
             [columns.resident(), columns.host()].map(|Range { start, end }| {
-                (end > start).then(|| target.frame_bytes(FrameShape { width: end - start, ..*shape }))
+                (end > start).then(|| target.cached_bytes(FrameShape { width: end - start, ..*shape }, layer.cache))
             })
         });
         let weights = network

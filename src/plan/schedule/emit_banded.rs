@@ -3,13 +3,13 @@
 use std::ops::Range;
 
 use super::emit::{Emitter, LayerOutputs};
-use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident};
+use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
-    BandedConvOp, BandedFrame, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame, SplitColumns,
-    Term,
+    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame,
+    SplitColumns, Term,
 };
-use crate::model::Recipe;
+use crate::model::{Recipe, Time, pair_of};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
@@ -26,7 +26,7 @@ impl Emitter {
         let LayerOutputs { layer, ref frames, addend, .. } = *of;
         let weights = self.weights_of(layer, to);
         let facts = &self.network.layers[layer];
-        let (layout, time, statistics) = (facts.layout, facts.time, facts.statistics);
+        let (layout, time, statistics, format) = (facts.layout, facts.time, facts.statistics, facts.cache);
         let is_recomputed = self.policy.caches[layer] == CachePolicy::Recomputed;
         let recomputed = if is_recomputed { std::mem::take(&mut self.recomputed) } else { Vec::new() };
         let overwritable = if consumed { all_resident(inputs) } else { None };
@@ -34,11 +34,21 @@ impl Emitter {
         let cached = self.caches[layer].split_frames();
         let fresh = frames.end - inputs.len() as u64..frames.end;
         // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
-        let first = fresh.start - (cached.len() + recomputed.len()) as u64;
+        let first_computed = fresh.start - recomputed.len() as u64;
+        let first = first_computed - cached.len() as u64;
+        let rounded = match format {
+            CacheFormat::Exact => Vec::new(),
+            CacheFormat::U8 => rounded_inputs(time, frames, first_computed),
+        };
         let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
+            // Rounded inputs are numbered after all others.
+            let input = |t: u64| match rounded.iter().position(|rounded| *rounded == t) {
+                Some(place) if pair_of(t) < pair_of(frame) => frames.end + place as u64,
+                _ => t,
+            };
             BandedFrame {
-                terms: self.terms_from(first, &recipe),
+                terms: self.terms_from(first, &recipe, input),
                 shortcut: addend.shortcut(i).map(|input| (input, layout.slabs as u8)),
                 bias: recipe.bias,
                 residual: addend.residual(i),
@@ -61,6 +71,8 @@ impl Emitter {
             fresh: recomputed.into_iter().chain(inputs.iter().copied()).collect(),
             cache_writes,
             columns: self.sizes.columns[layer],
+            format,
+            rounded: rounded.iter().map(|frame| (frame - first_computed) as usize).collect(),
             statistics_writes,
             frames: banded,
             rematerialise: None,
@@ -77,10 +89,10 @@ impl Emitter {
         outputs
     }
 
-    /// The terms of a recipe, with inputs numbered from `first`.
-    fn terms_from(&self, first: u64, recipe: &Recipe) -> Vec<(usize, u8)> {
+    /// The terms of a recipe. `input` says for which frame each input stands; they are numbered from `first`.
+    fn terms_from(&self, first: u64, recipe: &Recipe, input: impl Fn(u64) -> u64) -> Vec<(usize, u8)> {
         let terms = recipe.terms().iter().take_while(|_| !self.is_rehearsal);
-        terms.map(|(t, slab)| ((*t - first) as usize, *slab)).collect()
+        terms.map(|(t, slab)| ((input(*t) - first) as usize, *slab)).collect()
     }
 
     /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
@@ -118,7 +130,7 @@ impl Emitter {
         let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
         let banded = frames.zip(outputs).map(|(frame, out)| {
             let recipe = facts.time.recipe(frame);
-            let terms = self.terms_from(inputs.first, &recipe);
+            let terms = self.terms_from(inputs.first, &recipe, |t| t);
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
         let input = self.sizes.inputs[head];
@@ -131,6 +143,8 @@ impl Emitter {
             fresh: inputs.frames.iter().map(|slot| FrameRef::Resident(*slot)).collect(),
             cache_writes: vec![],
             columns: SplitColumns::all_resident(input.width),
+            format: CacheFormat::Exact,
+            rounded: vec![],
             statistics_writes: vec![],
             frames: banded.collect(),
             rematerialise: None,
@@ -177,18 +191,17 @@ impl Emitter {
         let LayerCache::Offloaded(cache) = &mut self.caches[layer] else { return Vec::new() };
         let expired = oldest.saturating_sub(frames.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
-        // A resident part can be overwritten: its rows are read before they are written. A host part cannot: two copy
-        // engines read and write it.
-        let mut reused = expired.iter().filter_map(|frame| frame.resident);
+        // Both parts can be overwritten: the rows of a band are read before they are written.
+        let mut reused = expired.into_iter();
         let written = (oldest.max(frames.start)..frames.end).map(|frame| {
-            let resident = resident_bytes
-                .map(|bytes| reused.next().unwrap_or_else(|| arenas.device.take(bytes, SlotKind::Pooled)));
-            let host = host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled));
-            ((frame - frames.start) as usize, CachedFrame { resident, host })
+            let slots = reused.next().unwrap_or_else(|| CachedFrame {
+                resident: resident_bytes.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
+                host: host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
+            });
+            ((frame - frames.start) as usize, slots)
         });
         let written: Vec<(usize, CachedSlots)> = written.collect();
-        reused.for_each(|slot| arenas.device.drop(slot));
-        expired.iter().filter_map(|frame| frame.host).for_each(|slot| arenas.host.drop(slot));
+        reused.for_each(|frame| drop_cached(frame, arenas));
         cache.extend(written.iter().map(|(_, frame)| *frame));
         written
     }
@@ -215,4 +228,17 @@ impl Emitter {
         statistics.drain(..expired).for_each(|slot| arena.drop(slot));
         written
     }
+}
+
+/// The inputs from frame `first` on that outputs of a later pair read: those in 8 bits.
+fn rounded_inputs(time: Time, outputs: &Range<u64>, first: u64) -> Vec<u64> {
+    let mut rounded: Vec<u64> = Vec::new();
+    for output in outputs.clone() {
+        let recipe = time.recipe(output);
+        let inputs = recipe.terms().iter().map(|(input, _)| *input);
+        rounded.extend(inputs.filter(|input| *input >= first && pair_of(*input) < pair_of(output)));
+    }
+    rounded.sort_unstable();
+    rounded.dedup();
+    rounded
 }

@@ -281,12 +281,14 @@ impl WorkItem {
         let offloads = self.network().stages[stage].body().any(|layer| policy.caches[layer].uses_host());
         let made = self.network().stage_frames(self.slice_end)[stage].saturating_sub(first);
         // Frame 0 has no partner. So the first chunk ends at an odd number of frames, and the others have whole pairs.
-        let cuts_pair = chunk > 1 && self.network().has_pairs(stage) && (first + chunk).is_multiple_of(2);
+        let cuts_pair = |frames: u64| (first + frames).is_multiple_of(2);
+        let has_pairs = chunk > 1 && self.network().has_pairs(stage) || self.network().needs_pairs(stage);
         let incomplete = match made {
             1.. if offloads => (made - 1) % chunk + 1,
-            _ => chunk - u64::from(cuts_pair),
+            _ => chunk - u64::from(has_pairs && cuts_pair(chunk)),
         };
-        incomplete.max(least)
+        let incomplete = incomplete.max(least);
+        incomplete + u64::from(self.network().needs_pairs(stage) && cuts_pair(incomplete))
     }
 
     /// Computes one chunk of a stage: head, blocks, tail.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ir::{BandContents, DeviceProfile, LayerId};
+use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
 use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
@@ -31,7 +31,13 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
         let slice = request.slice.unwrap_or(slice.min(cap)) * network.latent_rate();
         let most = request.chunk.unwrap_or(cap).min(cap);
         let chunks = whole_pairs(network, wish.iter().map(|wish| (*wish).min(most)));
-        let policy = Arc::new(SchedulePolicy::resident(network, slice, chunks));
+        let mut policy = SchedulePolicy::resident(network, slice, chunks);
+        if !request.is_still() {
+            // Caches in 8 bits are restored band by band.
+            let rounded = (0..network.layers.len()).filter(|layer| network.layers[*layer].cache == CacheFormat::U8);
+            rounded.for_each(|layer| policy.caches[layer] = CachePolicy::DEVICE);
+        }
+        let policy = Arc::new(policy);
         if !policies.contains(&policy) {
             policies.push(policy);
         }
@@ -39,11 +45,13 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     policies
 }
 
-/// Chunks of whole pairs in stages whose frames share products. Single frames stay: they take the least memory.
-fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
-    let whole = |(stage, chunk): (usize, u64)| match chunk > 1 && network.has_pairs(stage) {
-        true => chunk / 2 * 2,
-        false => chunk,
+/// Chunks of whole pairs in stages whose frames share products. Single frames stay if they may: they take the least
+/// memory.
+pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<u64> {
+    let whole = |(stage, chunk): (usize, u64)| match chunk {
+        _ if network.needs_pairs(stage) => (chunk / 2 * 2).max(2),
+        2.. if network.has_pairs(stage) => chunk / 2 * 2,
+        _ => chunk,
     };
     chunks.enumerate().map(whole).collect()
 }
@@ -79,6 +87,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
             if let [Some(half), Some(quarter)] = [4, 16].map(|share| pixels.iter().position(|p| p * share == largest)) {
                 matched[quarter] = chunks[quarter].min((chunks[half] * rates[quarter]).div_ceil(rates[half]));
             }
+            let matched = whole_pairs(network, matched.into_iter());
             for policy in [chunks, matched].map(|chunks| SchedulePolicy::resident(network, slice, chunks)) {
                 if !policies.contains(&policy) {
                     policies.push(policy);

@@ -4,6 +4,7 @@ use std::cmp::Ordering;
 use std::sync::Arc;
 
 use super::candidates::can_rematerialise;
+use crate::ir::CacheFormat;
 use crate::plan::cost::{Target, fetchable_weights};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy, recomputable_layer};
@@ -61,14 +62,21 @@ fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool
         && policy.caches.len() == layers
         && policy.offloaded_weights.len() == layers
         && policy.offloaded_outputs == vec![false; layers];
-    let chunks = policy.chunks.iter().all(|chunk| (1..=target.profile.chunk_frames).contains(chunk));
+    let whole_pairs = |stage: usize, chunk: u64| chunk.is_multiple_of(2) || !network.needs_pairs(stage);
+    let chunks = || {
+        policy
+            .chunks
+            .iter()
+            .enumerate()
+            .all(|(stage, chunk)| (1..=target.profile.chunk_frames).contains(chunk) && whole_pairs(stage, *chunk))
+    };
     // Longer slices are rehearsed one period at a time.
     let period = || policy.slice / rate <= MAX_PERIOD || policy.period(network) <= MAX_PERIOD;
     let fetchable = fetchable_weights(network, request.input_frame(), target);
     let weights = || policy.offloaded_weights.iter().zip(&fetchable).all(|(offloaded, can)| *can || !offloaded);
     slice
         && lengths
-        && chunks
+        && chunks()
         && period()
         && weights()
         && caches_are_valid(request, &policy.caches, target)
@@ -94,7 +102,7 @@ fn caches_are_valid(request: &Request, caches: &[CachePolicy], target: &Target) 
     caches.iter().enumerate().all(|(layer, policy)| {
         let stage = offloadable.iter().find(|(_, offloadable)| *offloadable == layer).map(|(stage, _)| *stage);
         match (policy, stage) {
-            (CachePolicy::Resident, _) => true,
+            (CachePolicy::Resident, _) => request.network.layers[layer].cache == CacheFormat::Exact,
             (CachePolicy::Offloaded { resident_shares }, Some(_)) => {
                 offloads && *resident_shares <= CachePolicy::SHARES
             }

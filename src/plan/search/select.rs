@@ -4,7 +4,9 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::candidates::{all_offloaded, banded_policies, offload_costs, rematerialising_stage, without_caches};
+use super::candidates::{
+    all_offloaded, banded_policies, offload_costs, rematerialising_stage, whole_pairs, without_caches,
+};
 use crate::ir::{BandContents, LayerId};
 use crate::model::Direction;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
@@ -66,7 +68,7 @@ impl Smallest {
         if smaller(&self.any) {
             self.any = Some(plan.clone());
         }
-        if plan.is_exact() && smaller(&self.exact) {
+        if plan.is_untiled() && smaller(&self.exact) {
             self.exact = Some(plan.clone());
         }
     }
@@ -219,11 +221,11 @@ impl<'a> Search<'a> {
         best.or_else(|| self.smallest_banded())
     }
 
-    /// One frame at a time, no cache resident, and everything rematerialised that can be.
+    /// As few frames at a time as can be, no cache resident, and everything rematerialised that can be.
     fn smallest_banded(&self) -> Option<Plan> {
         let network = &*self.request.network;
         let slice = self.request.slice.unwrap_or(1) * network.latent_rate();
-        let one = SchedulePolicy::resident(network, slice, vec![1; network.stages.len()]);
+        let one = SchedulePolicy::resident(network, slice, whole_pairs(network, network.stages.iter().map(|_| 1)));
         let stage = rematerialising_stage(self.request, &self.target);
         let rematerialising = stage.map(|stage| one.with_materialised(stage, 0));
         let policies = [Some(one), rematerialising].into_iter().flatten();

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::params::{
-    AttentionParams, BlendParams, ConvParams, CopyParams, FinalizeParams, LoadParams, NormParams, OutParams,
-    StatisticsParams, StoreParams,
+    AttentionParams, BlendParams, CacheParams, ConvParams, CopyParams, FinalizeParams, LoadParams, NormParams,
+    OutParams, StatisticsParams, StoreParams,
 };
 use super::tiling;
 use crate::backend::Precision;
@@ -61,6 +61,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "norm_statistics" => layout::<StatisticsParams>(),
                 "norm_apply" | "norm_silu" => layout::<NormParams>(),
                 "copy_rows" => layout::<CopyParams>(),
+                "cache_store" | "cache_restore" | "cache_round" => layout::<CacheParams>(),
                 "attention_128" | "attention_64" | "attention_wgmma" => layout::<AttentionParams>(),
                 "load" => layout::<LoadParams>(),
                 "store" => layout::<StoreParams>(),

@@ -32,6 +32,10 @@ pub struct Kernels {
     pub norm_finalize: Kernel,
     pub norm_statistics: Kernel,
     pub copy_rows: Kernel,
+    /// Rows of causal caches to 8 bits, back, and both.
+    pub cache_store: Kernel,
+    pub cache_restore: Kernel,
+    pub cache_round: Kernel,
     pub attention: Kernel,
     /// The same for compute capability 9.0.
     pub attention_wgmma: Option<Kernel>,
@@ -60,6 +64,7 @@ impl Kernels {
         let module = |bundle| Module::new(context, bundle);
         let (conv_in, conv_out) = (module(bundle!("conv_in" in precision)), module(bundle!("conv_out" in precision)));
         let (norm, attention) = (module(bundle!("norm" in precision)), module(bundle!("attention" in precision)));
+        let cache = module(bundle!("cache_u8" in precision));
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let wgmma = match precision {
             Precision::Fp16 => Some([bundle!("conv_wgmma" of "fp16"), bundle!("attention_wgmma" of "fp16")]),
@@ -78,7 +83,10 @@ impl Kernels {
             partial_sums: module.kernel(sums, shared),
         };
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
-        let co_resident = |name| if wgmma.is_some() { norm.co_resident_kernel(name) } else { norm.kernel(name, 0) };
+        let co_resident = |module: &Arc<Module>, name| match wgmma.is_some() {
+            true => module.co_resident_kernel(name),
+            false => module.kernel(name, 0),
+        };
         let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         Kernels {
             conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
@@ -89,10 +97,13 @@ impl Kernels {
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),
             conv_out: conv_out.kernel(c"conv_out", tiling::conv_out_shared(precision)),
             norm_apply: norm.kernel(c"norm_apply", 0),
-            norm_silu: co_resident(c"norm_silu"),
+            norm_silu: co_resident(&norm, c"norm_silu"),
             norm_finalize: norm.kernel(c"norm_finalize", 0),
             norm_statistics: norm.kernel(c"norm_statistics", 0),
-            copy_rows: co_resident(c"copy_rows"),
+            copy_rows: co_resident(&norm, c"copy_rows"),
+            cache_store: co_resident(&cache, c"cache_store"),
+            cache_restore: co_resident(&cache, c"cache_restore"),
+            cache_round: co_resident(&cache, c"cache_round"),
             // Data-centre cards have the shared memory for twice the keys at a time.
             attention: match gpu.shared_bytes >= tiling::ATTENTION_128_SHARED {
                 true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED),
@@ -108,7 +119,14 @@ impl Kernels {
 
     /// Loads what every job uses beside its convolutions. The context has to be current.
     pub fn load_common(&self) -> Result<()> {
-        let norms = [&self.norm_apply, &self.norm_silu, &self.norm_finalize, &self.norm_statistics, &self.copy_rows];
+        let norms = [
+            &self.norm_apply,
+            &self.norm_silu,
+            &self.norm_finalize,
+            &self.norm_statistics,
+            &self.copy_rows,
+            &self.cache_store,
+        ];
         let others = [self.attention_wgmma.as_ref().unwrap_or(&self.attention), &self.load, &self.store, &self.blend];
         norms.into_iter().chain(others).try_for_each(|kernel| kernel.function().map(|_| ()))
     }

@@ -2,6 +2,7 @@
 //! Works on device memory alone; knows nothing of host memory, bands in flight or plans.
 
 mod attention;
+mod cache_u8;
 mod conv;
 mod conv_out;
 mod conv_params;
@@ -21,6 +22,7 @@ mod sizes;
 mod tensor_map;
 pub mod tiling;
 
+pub use cache_u8::{U8Copy, U8Rows};
 pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
 pub use copy::{RowCopy, RowPitches};
 pub use kernels::Kernels;

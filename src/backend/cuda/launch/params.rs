@@ -223,6 +223,19 @@ pub struct CopyParams {
 
 #[repr(C)]
 #[derive(Clone, Copy, Default, PartialEq)]
+pub struct CacheParams {
+    pub from: [u64; MAX_FRAMES],
+    pub to: [u64; MAX_FRAMES],
+    pub from_pitch: i64,
+    pub to_pitch: i64,
+    pub row_units: u32,
+    pub units: u32,
+    pub pixel_bytes: u32,
+    pub block_units: i32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default, PartialEq)]
 pub struct AttentionParams {
     pub map: TensorMap,
     pub input: u64,

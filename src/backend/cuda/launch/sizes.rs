@@ -6,7 +6,7 @@ use super::tiling::{
     ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS, UNIT_BYTES, WEIGHT_TILE_BYTES,
 };
 use crate::backend::Precision;
-use crate::ir::{BandContents, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
+use crate::ir::{BandContents, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
 
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
@@ -40,6 +40,21 @@ impl CudaSizes {
 
     pub fn row_bytes(self, shape: FrameShape) -> u64 {
         shape.width * tiling::channel_stride(shape.channels) * self.element()
+    }
+
+    /// A row in 8 bits: its pixels, then their scales in f16.
+    pub fn u8_row_bytes(self, shape: FrameShape) -> u64 {
+        let channels = tiling::channel_stride(shape.channels);
+        let scales = channels / CacheFormat::block(channels) * 2;
+        (shape.width * (channels + scales)).next_multiple_of(UNIT_BYTES)
+    }
+
+    /// A row of a cached frame, or of a part of one.
+    pub fn cached_row_bytes(self, shape: FrameShape, format: CacheFormat) -> u64 {
+        match format {
+            CacheFormat::Exact => self.row_bytes(shape),
+            CacheFormat::U8 => self.u8_row_bytes(shape),
+        }
     }
 
     /// Rows of a frame as a part of a band.
@@ -86,6 +101,10 @@ impl CudaSizes {
 impl Sizes for CudaSizes {
     fn frame_bytes(&self, shape: FrameShape, groups: u64) -> u64 {
         (self.data_bytes(shape) + self.statistics_bytes(groups)).next_multiple_of(FRAME_ALIGN)
+    }
+
+    fn u8_frame_bytes(&self, shape: FrameShape) -> Option<u64> {
+        Some((self.u8_row_bytes(shape) * shape.height).next_multiple_of(FRAME_ALIGN))
     }
 
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
@@ -151,8 +170,9 @@ pub struct WeightLayout {
 pub struct BandLayout {
     pub rows: u64,
     pub input: u64,
-    /// The host part of a cached frame.
+    /// The host part of a cached frame, and of a new one in 8 bits.
     pub cached: u64,
+    pub written: u64,
     pub rematerialised: u64,
     pub shortcut: u64,
     pub out: u64,
@@ -169,10 +189,13 @@ impl BandLayout {
         let host_part = FrameShape { width: contents.host_columns, ..input };
         let output = layout.window.output(input, layout.cout);
         let shortcut = output.with_channels(layout.shortcut.unwrap_or(0));
+        let cached_row = sizes.cached_row_bytes(host_part, contents.format);
+        let cached = |rows: u64| (cached_row * rows.min(input.height)).next_multiple_of(FRAME_ALIGN);
         BandLayout {
             rows,
             input: sizes.band_frame_bytes(input, rows + 2 * HALO),
-            cached: sizes.band_frame_bytes(host_part, rows + 2 * HALO),
+            cached: cached(rows + 2 * HALO),
+            written: cached(rows),
             rematerialised: sizes.band_frame_bytes(input, HALO + rows + REMATERIALISED_LEAD),
             shortcut: sizes.band_frame_bytes(shortcut, rows),
             out: sizes.band_frame_bytes(output, rows * tiling::output_rows(layout)),
@@ -182,8 +205,9 @@ impl BandLayout {
     /// A band buffer with all of them.
     pub fn bytes(&self, contents: BandContents) -> u64 {
         let BandContents { fresh, cached, rematerialised, shortcuts, streamed_outputs, .. } = contents;
-        fresh * self.input
+        (fresh + contents.restored) * self.input
             + cached * self.cached
+            + contents.written * self.written
             + rematerialised * self.rematerialised
             + shortcuts * self.shortcut
             + streamed_outputs * self.out

@@ -14,10 +14,10 @@ use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
 use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{
     ConvBand, ConvLaunch, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames,
-    WeightPointers, tiling,
+    U8Copy, U8Rows, WeightPointers, tiling,
 };
 use crate::error::{Error, Result};
-use crate::ir::{BandedConvOp, ConvFrame, DeviceOffset, FrameRef, Offsets, PartialSums};
+use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums};
 
 /// How far the band in a buffer is.
 struct BandBuffer {
@@ -26,6 +26,8 @@ struct BandBuffer {
     /// All other input is prepared.
     ready: Event,
     computed: Event,
+    /// The host part of the new cache is in 8 bits.
+    written: Event,
     /// The resident part of the new cache has been copied out.
     cached: Event,
     /// Everything for host memory has been copied out.
@@ -35,8 +37,8 @@ struct BandBuffer {
 impl BandBuffer {
     fn new(context: &Arc<Context>) -> Result<BandBuffer> {
         let event = || Event::new(context);
-        let (fetched, ready, computed) = (event()?, event()?, event()?);
-        Ok(BandBuffer { fetched, ready, computed, cached: event()?, offloaded: event()? })
+        let (fetched, ready, written) = (event()?, event()?, event()?);
+        Ok(BandBuffer { fetched, ready, written, computed: event()?, cached: event()?, offloaded: event()? })
     }
 }
 
@@ -54,9 +56,9 @@ pub struct BandPipeline {
 
 impl BandPipeline {
     /// `bytes`: of offloaded frames.
-    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<BandPipeline> {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<BandPipeline> {
         Ok(BandPipeline {
-            host: HostFrames::new(context, sizes, bytes)?,
+            host: HostFrames::new(context, bytes)?,
             compute: [CudaStream::new(context)?, CudaStream::new(context)?],
             buffers: (0..tiling::BANDS_IN_FLIGHT).map(|_| BandBuffer::new(context)).collect::<Result<_>>()?,
             next_buffer: 0,
@@ -144,6 +146,9 @@ impl BandSteps for BandedConv<'_> {
         let stream = self.compute_stream(band);
         stream.wait_for(&buffer.fetched)?;
         stream.wait_for(&buffer.ready)?;
+        if op.format == CacheFormat::U8 {
+            self.round(band, stream)?;
+        }
         let split = self.division.split_frames(band);
         let split = (!split.is_empty()).then_some(SplitFrames { columns: op.columns, frames: &split });
         let launched = ConvBand { rows: rows.own.clone(), input_rows, split, stream: Some(stream), next_norm: None };
@@ -157,20 +162,25 @@ impl BandSteps for BandedConv<'_> {
     /// The bands above and below compute on the same stream, which the copy enters after both.
     fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()> {
         let (division, own) = (&self.division, &band.rows.own);
-        let [from_row, to_row] = [division.op.input, division.resident_shape()].map(|s| self.sizes().row_bytes(s));
-        let bytes = (own.end - own.start) * to_row;
-        let copies = division.op.cache_writes.iter().filter_map(|(i, to)| {
-            let (from, to) = (division.fresh_row(band, *i, own.start), division.resident_row(to.resident?, own.start));
-            Some(RowCopy { from, to, bytes })
+        let frames = division.op.cache_writes.iter().filter_map(|(i, to)| {
+            Some((division.fresh_row(band, *i, own.start), division.resident_row(to.resident?, own.start)))
         });
-        let copies: Vec<RowCopy> = copies.collect();
-        if copies.is_empty() {
+        let frames: Vec<(u64, u64)> = frames.collect();
+        if frames.is_empty() {
             return Ok(());
         }
         let (buffer, stream) = (self.buffer(band), self.compute_stream(below.unwrap_or(band)));
         stream.wait_for(&buffer.computed)?;
-        let pitches = RowPitches { row: to_row, from: from_row, to: to_row };
-        self.launcher.copy_pitched(Some(stream), self.block, &copies, pitches)?;
+        match division.op.format {
+            CacheFormat::Exact => {
+                let ([to, _], from) = (division.cached_rows(), self.sizes().row_bytes(division.op.input));
+                let bytes = (own.end - own.start) * to;
+                let copies: Vec<RowCopy> =
+                    frames.iter().map(|(from, to)| RowCopy { from: *from, to: *to, bytes }).collect();
+                self.launcher.copy_pitched(Some(stream), self.block, &copies, RowPitches { row: to, from, to })?;
+            }
+            CacheFormat::U8 => self.copy_u8(stream, U8Copy::Store, (division.resident_shape(), own), &frames)?,
+        }
         stream.record(&buffer.cached)
     }
 }
@@ -186,6 +196,50 @@ impl BandedConv<'_> {
 
     fn compute_stream(&self, band: &InFlightBand) -> &CudaStream {
         &self.pipeline.compute[(band.rows.own.start / self.division.layout.rows % 2) as usize]
+    }
+
+    /// Columns of these rows, as many as `part` has, between frames in 8 bits and the band's rows.
+    fn copy_u8(
+        &self,
+        stream: &CudaStream,
+        copy: U8Copy,
+        (part, rows): (FrameShape, &Range<u64>),
+        frames: &[(u64, u64)],
+    ) -> Result<()> {
+        let of = U8Rows { part, width: self.division.op.input.width, rows: rows.end - rows.start };
+        self.launcher.copy_u8(stream, self.block, copy, of, frames)
+    }
+
+    /// Restores cached frames from 8 bits, rounds fresh ones that are read so, and brings what goes to host memory to
+    /// 8 bits.
+    fn round(&self, band: &InFlightBand, stream: &CudaStream) -> Result<()> {
+        let (division, op, InFlightBand { buffer, rows }) = (&self.division, self.division.op, band);
+        let first = rows.input.start;
+        let [resident, host] = [division.resident_shape(), division.host_shape()];
+        // The host part has the right columns.
+        let right = self.sizes().row_bytes(op.input) - self.sizes().row_bytes(host);
+        let input = |i: usize| division.input_row(band, i, first);
+        let cached = op.cached.iter().enumerate();
+        let from_device =
+            cached.clone().filter_map(|(i, at)| Some((division.resident_row(at.resident?, first), input(i))));
+        let from_device: Vec<(u64, u64)> = from_device.collect();
+        self.copy_u8(stream, U8Copy::Restore, (resident, &rows.input), &from_device)?;
+        let from_host = cached.filter_map(|(i, _)| {
+            Some((division.host_part_row(band, division.host_parts[i]?, first), input(i) + right))
+        });
+        let from_host: Vec<(u64, u64)> = from_host.collect();
+        self.copy_u8(stream, U8Copy::Restore, (host, &rows.input), &from_host)?;
+        let after = op.cached.len() + op.fresh.len();
+        let rounded = op.rounded.iter().enumerate();
+        let rounded: Vec<(u64, u64)> =
+            rounded.map(|(place, i)| (division.fresh_row(band, *i, first), input(after + place))).collect();
+        self.copy_u8(stream, U8Copy::Round, (op.input, &rows.input), &rounded)?;
+        let written = op.cache_writes.iter().zip(&division.written).filter_map(|((i, _), part)| {
+            Some((division.fresh_row(band, *i, rows.own.start) + right, division.buffer(*buffer) + (*part)?))
+        });
+        let written: Vec<(u64, u64)> = written.collect();
+        self.copy_u8(stream, U8Copy::Store, (host, &rows.own), &written)?;
+        stream.record(&self.buffer(band).written)
     }
 
     fn await_offloaded_inputs(&self) -> Result<()> {
@@ -258,21 +312,23 @@ impl BandedConv<'_> {
     fn fetch_from_host(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
         let (division, op, rows) = (&self.division, self.division.op, &band.rows);
         let (host, new) = (&self.pipeline.host, rows.shared(above).end..rows.input.end);
-        let cached = op.cached.iter().zip(&division.inputs).filter_map(|(cached, part)| {
-            let from = HostRows { frame: cached.host?, shape: division.host_shape(), rows: &new };
+        let [_, row_bytes] = division.cached_rows();
+        let cached = op.cached.iter().zip(&division.host_parts).filter_map(|(cached, part)| {
+            let from = HostRows { frame: cached.host?, row_bytes, rows: &new };
             Some((from, division.host_part_row(band, (*part)?, new.start)))
         });
         host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
         for (i, at) in op.fresh.iter().enumerate() {
             if let Some(frame) = host_frame(*at) {
-                let from = HostRows { frame, shape: op.input, rows: &rows.input };
+                let from = HostRows { frame, row_bytes: self.sizes().row_bytes(op.input), rows: &rows.input };
                 host.fetch_rows(self.block, &from, division.fresh_part(band.buffer, i))?;
             }
         }
         for (frame, part) in op.frames.iter().zip(&division.shortcuts) {
             let offloaded = frame.shortcut.and_then(|(at, _)| host_frame(at));
             if let (Some(frame), Some(part)) = (offloaded, part) {
-                let from = HostRows { frame, shape: division.shortcut_shape(), rows: &rows.own };
+                let row_bytes = self.sizes().row_bytes(division.shortcut_shape());
+                let from = HostRows { frame, row_bytes, rows: &rows.own };
                 host.fetch_rows(self.block, &from, division.buffer(band.buffer) + part)?;
             }
         }
@@ -366,10 +422,10 @@ impl BandedConv<'_> {
     /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
     fn share_halo(&self, above: &InFlightBand, band: &InFlightBand) -> Result<()> {
         let (division, op, shared) = (&self.division, self.division.op, band.rows.shared(Some(above)));
-        let bytes = |shape| (shared.end - shared.start) * self.sizes().row_bytes(shape);
-        let (host_part, whole) = (bytes(division.host_shape()), bytes(op.input));
+        let [host_part, whole] =
+            [division.cached_rows()[1], self.sizes().row_bytes(op.input)].map(|row| (shared.end - shared.start) * row);
         let at = |band: &InFlightBand, part: u64| division.host_part_row(band, part, shared.start);
-        let cached = division.inputs.iter().take(op.cached.len()).flatten();
+        let cached = division.host_parts.iter().flatten();
         let cached = cached.map(|part| RowCopy { from: at(above, *part), to: at(band, *part), bytes: host_part });
         let mut copies: Vec<RowCopy> = cached.collect();
         if !copies.is_empty() {
@@ -420,12 +476,19 @@ impl BandedConv<'_> {
     fn offload(&self, band: &InFlightBand) -> Result<()> {
         let (division, op, own) = (&self.division, self.division.op, &band.rows.own);
         let (host, buffer) = (&self.pipeline.host, self.buffer(band));
-        host.download.wait_for(&buffer.ready)?;
-        for (i, to) in &op.cache_writes {
-            if let Some(frame) = to.host {
-                let from = division.fresh_row(band, *i, own.start);
-                let to = HostRows { frame, shape: division.host_shape(), rows: own };
-                host.offload_columns(self.block, (from, op.input), &to)?;
+        // The new cache may overwrite rows of the old one that the band has fetched.
+        host.download.wait_for(&buffer.fetched)?;
+        host.download.wait_for(if op.format == CacheFormat::U8 { &buffer.written } else { &buffer.ready })?;
+        let [_, row_bytes] = division.cached_rows();
+        for (n, (i, to)) in op.cache_writes.iter().enumerate() {
+            let Some(frame) = to.host else { continue };
+            let to = HostRows { frame, row_bytes, rows: own };
+            match division.written.get(n).copied().flatten() {
+                Some(part) => host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?,
+                None => {
+                    let from = (division.fresh_row(band, *i, own.start), self.sizes().row_bytes(op.input));
+                    host.offload_columns(self.block, from, &to)?;
+                }
             }
         }
         let by = tiling::output_rows(&op.layout);
@@ -433,7 +496,7 @@ impl BandedConv<'_> {
             if let (Some(frame), Some(part)) = (host_frame(frame.out), part) {
                 host.download.wait_for(&buffer.computed)?;
                 let rows = own.start * by..own.end * by;
-                let to = HostRows { frame, shape: division.output, rows: &rows };
+                let to = HostRows { frame, row_bytes: self.sizes().row_bytes(division.output), rows: &rows };
                 host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?;
             }
         }

@@ -8,14 +8,12 @@ use cudarc::driver::sys;
 use crate::backend::cuda::driver::{
     Context, CopySide, CudaStream, DeviceBlock, MAX_PITCH, PinnedMemory, SpanRecorder, check, pitched_copy,
 };
-use crate::backend::cuda::launch::CudaSizes;
 use crate::error::{Error, Result};
-use crate::ir::{FrameShape, HostOffset};
+use crate::ir::HostOffset;
 
 /// The offloaded frames of a job, and a stream for each direction.
 pub struct HostFrames {
     memory: Option<PinnedMemory>,
-    sizes: CudaSizes,
     pub upload: CudaStream,
     pub download: CudaStream,
 }
@@ -23,8 +21,14 @@ pub struct HostFrames {
 /// Rows of a frame in host memory.
 pub struct HostRows<'a> {
     pub frame: HostOffset,
-    pub shape: FrameShape,
+    pub row_bytes: u64,
     pub rows: &'a Range<u64>,
+}
+
+impl HostRows<'_> {
+    fn bytes(&self) -> u64 {
+        (self.rows.end - self.rows.start) * self.row_bytes
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -51,10 +55,9 @@ struct PitchedCopy {
 }
 
 impl HostFrames {
-    pub fn new(context: &Arc<Context>, sizes: CudaSizes, bytes: u64) -> Result<HostFrames> {
+    pub fn new(context: &Arc<Context>, bytes: u64) -> Result<HostFrames> {
         Ok(HostFrames {
             memory: if bytes > 0 { Some(PinnedMemory::new(context, bytes)?) } else { None },
-            sizes,
             upload: CudaStream::new(context)?,
             download: CudaStream::new(context)?,
         })
@@ -97,7 +100,7 @@ impl HostFrames {
     }
 
     fn copy_rows(&self, block: &DeviceBlock, host: &HostRows, offset: u64, direction: CopyDirection) -> Result<()> {
-        let bytes = (host.rows.end - host.rows.start) * self.sizes.row_bytes(host.shape);
+        let bytes = host.bytes();
         if bytes == 0 {
             return Ok(());
         }
@@ -148,7 +151,7 @@ impl HostFrames {
         let Some((first, to, (host_pitch, device_pitch))) = pair else {
             return cached.iter().try_for_each(|(from, to)| self.fetch_rows(block, from, *to));
         };
-        let bytes = (first.rows.end - first.rows.start) * self.sizes.row_bytes(first.shape);
+        let bytes = first.bytes();
         // The copy derives the second address from the first; this checks it.
         self.row_address(&cached[1].0)?;
         let host = self.row_address(first)?;
@@ -157,14 +160,9 @@ impl HostFrames {
         self.copy_pitched((host, device), copy, CopyDirection::ToDevice)
     }
 
-    /// Offloads the right columns of rows of `band_shape`, as many as the host frame has.
-    pub fn offload_columns(
-        &self,
-        block: &DeviceBlock,
-        (from, band_shape): (u64, FrameShape),
-        to: &HostRows,
-    ) -> Result<()> {
-        let [band_row, host_row] = [band_shape, to.shape].map(|shape| self.sizes.row_bytes(shape));
+    /// Offloads the right columns of rows of `band_row` bytes, as many as the host frame has.
+    pub fn offload_columns(&self, block: &DeviceBlock, (from, band_row): (u64, u64), to: &HostRows) -> Result<()> {
+        let host_row = to.row_bytes;
         if host_row == band_row || to.rows.is_empty() {
             return self.offload_rows(block, from, to);
         }
@@ -193,8 +191,8 @@ impl HostFrames {
         })
     }
 
-    fn row_address(&self, HostRows { frame, shape, rows }: &HostRows) -> Result<*mut u8> {
-        let start = rows.start * self.sizes.row_bytes(*shape);
-        Ok(self.at(*frame, self.sizes.data_bytes(*shape))?.wrapping_add(start as usize))
+    fn row_address(&self, HostRows { frame, row_bytes, rows }: &HostRows) -> Result<*mut u8> {
+        let start = rows.start * row_bytes;
+        Ok(self.at(*frame, rows.end * row_bytes)?.wrapping_add(start as usize))
     }
 }

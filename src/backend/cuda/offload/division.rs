@@ -7,8 +7,8 @@ use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED
 use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandedConvOp, BandedFrame, CachedFrame, ConvFrame, DeviceOffset, FrameRef, FrameShape, HostOffset, Offsets,
-    Prologue, Term,
+    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, DeviceOffset, FrameRef, FrameShape, HostOffset,
+    Offsets, Prologue, Term,
 };
 
 /// The rows of a band.
@@ -93,8 +93,12 @@ pub struct Division<'a> {
     pub layout: BandLayout,
     pub output: FrameShape,
     sizes: CudaSizes,
-    /// Offset of each input's part, cached ones first.
+    /// Offset of the part of each input as it is, cached ones first. Cached ones have it if they are restored.
     pub inputs: Vec<Option<u64>>,
+    /// Offset of the part that comes from host memory, of each cached frame.
+    pub host_parts: Vec<Option<u64>>,
+    /// Offset of the part that goes to host memory in 8 bits, of each new cached frame.
+    pub written: Vec<Option<u64>>,
     /// Offset of each shortcut's part, and of each output's.
     pub shortcuts: Vec<Option<u64>>,
     pub outs: Vec<Option<u64>>,
@@ -108,13 +112,18 @@ impl<'a> Division<'a> {
             end += bytes;
             Some(end - bytes)
         };
-        let mut inputs = Vec::new();
+        let (mut inputs, mut host_parts, mut written) = (Vec::new(), Vec::new(), Vec::new());
         if op.layout.prologue != Prologue::None {
-            inputs.extend(op.cached.iter().map(|cached| cached.host.and_then(|_| next(layout.cached))));
+            host_parts.extend(op.cached.iter().map(|cached| cached.host.and_then(|_| next(layout.cached))));
+            let is_restored = op.format == CacheFormat::U8;
+            inputs.extend(op.cached.iter().map(|_| if is_restored { next(layout.input) } else { None }));
             let fresh = op.fresh.iter();
             inputs.extend(
                 fresh.map(|at| next(if at.is_rematerialised() { layout.rematerialised } else { layout.input })),
             );
+            inputs.extend(op.rounded.iter().map(|_| next(layout.input)));
+            let in_u8 = op.cache_writes.iter().filter(|_| is_restored);
+            written.extend(in_u8.map(|(_, to)| to.host.and_then(|_| next(layout.written))));
         }
         let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
             Some((FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. }, _)) => next(layout.shortcut),
@@ -133,7 +142,7 @@ impl<'a> Division<'a> {
         });
         let outs = outs.collect();
         let output = op.layout.window.output(op.input, op.layout.cout);
-        Ok(Division { op, bands, layout, output, sizes, inputs, shortcuts, outs })
+        Ok(Division { op, bands, layout, output, sizes, inputs, host_parts, written, shortcuts, outs })
     }
 
     /// Where a band buffer begins.
@@ -155,19 +164,34 @@ impl<'a> Division<'a> {
         self.output.with_channels(self.op.layout.shortcut.unwrap_or(0))
     }
 
+    /// Bytes of a row of a cached frame's parts: resident, and in host memory.
+    pub fn cached_rows(&self) -> [u64; 2] {
+        [self.resident_shape(), self.host_shape()].map(|part| self.sizes.cached_row_bytes(part, self.op.format))
+    }
+
     /// Where a row of the resident part of a cached frame begins.
     pub fn resident_row(&self, resident: DeviceOffset, row: u64) -> u64 {
-        resident.0 + row * self.sizes.row_bytes(self.resident_shape())
+        resident.0 + row * self.cached_rows()[0]
     }
 
-    /// Where a row of the host part of a cached frame lies in a band that reads it. `part`: of [`Division::inputs`].
+    /// Where a row of the host part of a cached frame lies in a band that reads it. `part`: of
+    /// [`Division::host_parts`].
     pub fn host_part_row(&self, InFlightBand { buffer, rows }: &InFlightBand, part: u64, row: u64) -> u64 {
-        self.buffer(*buffer) + part + (row - rows.input.start) * self.sizes.row_bytes(self.host_shape())
+        self.buffer(*buffer) + part + (row - rows.input.start) * self.cached_rows()[1]
     }
 
-    /// (resident part, host part) of each split cached frame, from the first input row of a band.
-    /// [Terms](Self::conv_frames) name it by the resident part.
+    /// Where a row of an input lies in a band that reads it, if the input has a part. Inputs are numbered as in terms.
+    pub fn input_row(&self, InFlightBand { buffer, rows }: &InFlightBand, input: usize, row: u64) -> u64 {
+        let part = self.inputs[input].expect("an input that is normalised or restored has a part");
+        self.buffer(*buffer) + part + (row - rows.input.start) * self.sizes.row_bytes(self.op.input)
+    }
+
+    /// (resident part, host part) of each split cached frame that is read as it is, from the first input row of a
+    /// band. [Terms](Self::conv_frames) name it by the resident part.
     pub fn split_frames(&self, band: &InFlightBand) -> Vec<(DeviceOffset, DeviceOffset)> {
+        if self.op.format != CacheFormat::Exact {
+            return Vec::new();
+        }
         let split = |(cached, part): (&CachedFrame<Offsets>, &Option<u64>)| {
             let first = band.rows.input.start;
             Some((
@@ -175,7 +199,7 @@ impl<'a> Division<'a> {
                 DeviceOffset(self.host_part_row(band, (*part)?, first)),
             ))
         };
-        self.op.cached.iter().zip(&self.inputs).filter_map(split).collect()
+        self.op.cached.iter().zip(&self.host_parts).filter_map(split).collect()
     }
 
     /// Where the part of a fresh frame begins.
@@ -185,8 +209,8 @@ impl<'a> Division<'a> {
     }
 
     /// Where a row of a fresh frame lies in a band that reads it.
-    pub fn fresh_row(&self, InFlightBand { buffer, rows }: &InFlightBand, fresh: usize, row: u64) -> u64 {
-        self.fresh_part(*buffer, fresh) + (row - rows.input.start) * self.sizes.row_bytes(self.op.input)
+    pub fn fresh_row(&self, band: &InFlightBand, fresh: usize, row: u64) -> u64 {
+        self.input_row(band, self.op.cached.len() + fresh, row)
     }
 
     pub fn has_norm(&self) -> bool {
@@ -221,11 +245,14 @@ impl<'a> Division<'a> {
     pub fn conv_frames(&self, InFlightBand { buffer, rows }: &InFlightBand) -> Vec<ConvFrame<Offsets>> {
         let (op, buffer) = (self.op, self.buffer(*buffer));
         let from = |frame: DeviceOffset, row: u64, shape| DeviceOffset(frame.0 + row * self.sizes.row_bytes(shape));
-        let resident = |i: usize| op.cached.get(i).and_then(|cached| cached.resident);
-        let input = |i: usize| match (resident(i), self.inputs.get(i).copied().flatten()) {
+        let cached = |i: usize| match (op.cached[i].resident, self.host_parts[i]) {
             (Some(resident), _) => DeviceOffset(self.resident_row(resident, rows.input.start)),
-            (None, Some(part)) => DeviceOffset(buffer + part),
-            (None, None) => device_frame(op.fresh[i - op.cached.len()]),
+            (None, part) => DeviceOffset(buffer + part.expect("a cached frame has a part somewhere")),
+        };
+        let input = |i: usize| match self.inputs.get(i).copied().flatten() {
+            Some(part) => DeviceOffset(buffer + part),
+            None if i < op.cached.len() => cached(i),
+            None => device_frame(op.fresh[i - op.cached.len()]),
         };
         let banded = |(i, banded): (usize, &BandedFrame<Offsets>)| {
             let terms = banded.terms.iter().map(|(i, slab)| Term { frame: input(*i), slab: *slab });

@@ -2,7 +2,8 @@
 
 use super::*;
 use crate::ir::{
-    BandContents, BandedFrame, CachedFrame, FrameRef, HostOffset, Rematerialise, RematerialisedFrame, SplitColumns,
+    BandContents, BandedFrame, CacheFormat, CachedFrame, FrameRef, HostOffset, Rematerialise, RematerialisedFrame,
+    SplitColumns,
 };
 
 /// Frames of the clip, which comes in chunks of two.
@@ -117,6 +118,8 @@ pub fn outputs(
             fresh: (0..recomputed).map(rematerialised).chain(chunk).collect(),
             cache_writes,
             columns,
+            format: CacheFormat::Exact,
+            rounded: Vec::new(),
             statistics_writes,
             frames: (first..first + 2).map(banded).collect(),
             rematerialise: Some(rematerialise),

@@ -7,7 +7,7 @@ use crate::checksum::Checksum;
 use crate::error::Error;
 use crate::exec::state::SealedWriter;
 
-const OWNER: StateOwner = StateOwner { device: "cuda", precision: Precision::Fp16 };
+const OWNER: StateOwner = StateOwner { device: "cuda", precision: Precision::Fp16, cache: CacheFormat::Exact };
 
 fn header() -> StateHeader {
     StateHeader {
@@ -71,6 +71,7 @@ fn what_belongs_to_others_is_refused_by_name() {
     for (owner, says) in [
         (StateOwner { device: "cpu", ..OWNER }, "its device is cuda, here it is cpu"),
         (StateOwner { precision: Precision::Bf16, ..OWNER }, "its precision is fp16, here it is bf16"),
+        (StateOwner { cache: CacheFormat::U8, ..OWNER }, "its cache is exact, here it is u8; set cache to"),
     ] {
         let why = read(&state, &owner).unwrap_err();
         assert!(matches!(&why, Error::Checkpoint(text) if text.contains(says)), "{why}");

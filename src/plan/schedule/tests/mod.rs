@@ -4,6 +4,7 @@ mod ranges;
 mod repeats;
 mod snapshot;
 mod symbols;
+mod u8_caches;
 
 use std::collections::HashSet;
 use std::sync::Arc;

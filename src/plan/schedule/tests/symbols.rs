@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::ir::{
-    BandContents, BandedConvOp, ConvLayout, ConvOp, DeviceProfile, FetchedWeights, FrameRef, FrameShape, LayerId, Op,
-    PartialSumsSize, Prologue, Rates, Sizes, Window,
+    BandContents, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile, FetchedWeights, FrameRef, FrameShape,
+    LayerId, Op, PartialSumsSize, Prologue, Rates, Sizes, Window,
 };
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
 use crate::plan::cost::Target;
@@ -61,6 +61,9 @@ impl Sizes for Device {
         // An empty frame still has its statistics.
         4 * shape.elements().max(1)
     }
+    fn u8_frame_bytes(&self, shape: FrameShape) -> Option<u64> {
+        self.copies.map(|_| shape.elements().max(1))
+    }
     fn weight_bytes(&self, layout: &ConvLayout) -> u64 {
         layout.slabs * layout.window.taps() * layout.cin * layout.cout * self.weights / 8
     }
@@ -71,9 +74,9 @@ impl Sizes for Device {
         shape.pixels()
     }
     fn band_bytes(&self, _: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
-        let BandContents { fresh, cached, host_columns, rematerialised, outputs, shortcuts, streamed_outputs } =
-            contents;
-        let parts = fresh + rematerialised + shortcuts + streamed_outputs;
+        let BandContents { fresh, cached, host_columns, rematerialised, shortcuts, streamed_outputs, .. } = contents;
+        let parts = fresh + rematerialised + shortcuts + streamed_outputs + contents.restored;
+        let (cached, outputs) = (cached + contents.written, contents.outputs);
         let rows = (48 / outputs).max(1);
         self.copies.map(|_| (parts * input.width + cached * host_columns) * rows * input.channels)
     }
@@ -279,7 +282,13 @@ impl Symbols {
             statistics.map(|(i, slot)| (*slot, statistics_of(content_of(op.fresh[*i])))).collect();
         let mut host: Vec<(Slot, u64)> = Vec::new();
         let fresh: Vec<u64> = op.fresh.iter().map(|frame| normalised(content_of(*frame))).collect();
-        let inputs = [cached.collect(), fresh.clone()].concat();
+        // As the cache stores it.
+        let stored = |content: u64| match op.format {
+            CacheFormat::Exact => content,
+            CacheFormat::U8 => hash(("rounded", content)),
+        };
+        let rounded: Vec<u64> = op.rounded.iter().map(|i| stored(fresh[*i])).collect();
+        let inputs = [cached.collect(), fresh.clone(), rounded].concat();
         for frame in &op.frames {
             let mut terms: Sum = frame.terms.iter().map(|(input, slab)| (inputs[*input], *slab)).collect();
             terms.extend(frame.shortcut.map(|(input, slab)| (content_of(input), slab)));
@@ -294,8 +303,8 @@ impl Symbols {
             }
         }
         for (i, to) in &op.cache_writes {
-            device.extend(to.resident.map(|slot| (slot, fresh[*i])));
-            host.extend(to.host.map(|slot| (slot, fresh[*i])));
+            device.extend(to.resident.map(|slot| (slot, stored(fresh[*i]))));
+            host.extend(to.host.map(|slot| (slot, stored(fresh[*i]))));
         }
         (device, host)
     }

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::backend::Precision;
 use crate::backend::cuda::launch::tiling::COLUMN_STEP;
-use crate::ir::{ConvLayout, Sizes, SplitColumns, Window};
+use crate::ir::{CacheFormat, ConvLayout, Sizes, SplitColumns, Window};
 
 const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
 
 /// A kind of frame, its number and a row. An "input" is normalised; cached ones are counted first. A "raw" frame is a
-/// fresh one before its norm. A "cached" one is fresh and in the resident cache.
+/// fresh one before its norm. A "stored" one is an input in 8 bits. A "cached" one is a new part of the cache.
 type SymbolicRow = (&'static str, usize, u64);
 
 /// Rows by their first byte, with their end.
@@ -64,21 +64,63 @@ enum CacheCase {
 struct SymbolicRun<'a> {
     division: Division<'a>,
     memory: SymbolicMemory,
+    host: SymbolicMemory,
     buffer: usize,
+}
+
+/// What a cache has of its frames.
+fn cached_kind(format: CacheFormat) -> &'static str {
+    if format == CacheFormat::U8 { "stored" } else { "input" }
 }
 
 impl SymbolicRun<'_> {
     /// Rows that the band above has are copied from there.
     fn share(
         &mut self,
-        input: usize,
+        (kind, input): (&'static str, usize),
         rows: Range<u64>,
         bytes: u64,
         [from, to]: [&InFlightBand; 2],
         at: impl Fn(&Division, &InFlightBand, u64) -> u64,
     ) {
-        self.memory.read("input", input, rows.clone(), |row| at(&self.division, from, row));
-        self.memory.write("input", input, rows, bytes, |row| at(&self.division, to, row));
+        self.memory.read(kind, input, rows.clone(), |row| at(&self.division, from, row));
+        self.memory.write(kind, input, rows, bytes, |row| at(&self.division, to, row));
+    }
+
+    /// Restores cached frames, and rounds fresh ones.
+    fn round(&mut self, band: &InFlightBand) {
+        let (division, rows) = (&self.division, &band.rows.input);
+        let (op, bytes) = (division.op, SIZES.row_bytes(division.op.input));
+        for (i, cached) in op.cached.iter().enumerate() {
+            if let Some(resident) = cached.resident {
+                self.memory.read("stored", i, rows.clone(), |row| division.resident_row(resident, row));
+            }
+            if let Some(part) = division.host_parts[i] {
+                self.memory.read("stored", i, rows.clone(), |row| division.host_part_row(band, part, row));
+            }
+            self.memory.write("input", i, rows.clone(), bytes, |row| division.input_row(band, i, row));
+        }
+        for (place, i) in op.rounded.iter().enumerate() {
+            let rounded = op.cached.len() + op.fresh.len() + place;
+            self.memory.read("input", op.cached.len() + i, rows.clone(), |row| division.fresh_row(band, *i, row));
+            self.memory.write("input", rounded, rows.clone(), bytes, |row| division.input_row(band, rounded, row));
+        }
+    }
+
+    /// Brings the new cache to host memory.
+    fn offload(&mut self, band: &InFlightBand) {
+        let (division, own) = (&self.division, &band.rows.own);
+        let [_, host_row] = division.cached_rows();
+        for (n, (i, to)) in division.op.cache_writes.iter().enumerate() {
+            let Some(to) = to.host else { continue };
+            self.memory.read("input", division.op.cached.len() + i, own.clone(), |r| division.fresh_row(band, *i, r));
+            if let Some(part) = division.written.get(n).copied().flatten() {
+                let at = |row: u64| division.buffer(band.buffer) + part + (row - own.start) * host_row;
+                self.memory.write("written", n, own.clone(), host_row, at);
+                assert!(at(own.end) <= division.buffer(band.buffer + 1));
+            }
+            self.host.write("cached", *i, own.clone(), host_row, |row| to.0 + row * host_row);
+        }
     }
 }
 
@@ -87,15 +129,17 @@ impl BandSteps for SymbolicRun<'_> {
         let band = InFlightBand { buffer: self.buffer, rows };
         self.buffer = (self.buffer + 1) % BANDS_IN_FLIGHT as usize;
         let op = self.division.op;
-        let (row, host_row) = (SIZES.row_bytes(op.input), SIZES.row_bytes(self.division.host_shape()));
+        let (row, [_, host_row]) = (SIZES.row_bytes(op.input), self.division.cached_rows());
         let shared = band.rows.shared(above);
         let new = shared.end..band.rows.input.end;
-        for (i, part) in self.division.inputs.clone().into_iter().take(op.cached.len()).enumerate() {
-            let Some(part) = part else { continue };
+        let kind = cached_kind(op.format);
+        for (i, cached) in op.cached.iter().enumerate() {
+            let (Some(part), Some(frame)) = (self.division.host_parts[i], cached.host) else { continue };
             let at = |division: &Division, band: &InFlightBand, row| division.host_part_row(band, part, row);
-            self.memory.write("input", i, new.clone(), host_row, |row| at(&self.division, &band, row));
+            self.host.read(kind, i, new.clone(), |row| frame.0 + row * host_row);
+            self.memory.write(kind, i, new.clone(), host_row, |row| at(&self.division, &band, row));
             if let Some(above) = above {
-                self.share(i, shared.clone(), host_row, [above, &band], at);
+                self.share((kind, i), shared.clone(), host_row, [above, &band], at);
             }
         }
         for (i, fresh) in op.fresh.iter().enumerate() {
@@ -115,7 +159,7 @@ impl BandSteps for SymbolicRun<'_> {
                 }
             };
             if let Some(above) = above {
-                self.share(input, copied, row, [above, &band], at);
+                self.share(("input", input), copied, row, [above, &band], at);
             }
             self.memory.write("input", input, computed, row, |row| at(&self.division, &band, row));
         }
@@ -131,6 +175,9 @@ impl BandSteps for SymbolicRun<'_> {
     }
 
     fn compute(&mut self, band: &InFlightBand) -> Result<()> {
+        if self.division.op.format == CacheFormat::U8 {
+            self.round(band);
+        }
         let (division, own, input_rows) = (&self.division, &band.rows.own, &band.rows.input);
         let (op, buffer) = (division.op, division.buffer(band.buffer));
         let [row, resident_row, host_row, shortcut_row] =
@@ -165,6 +212,7 @@ impl BandSteps for SymbolicRun<'_> {
             assert!(part.is_none() || own.clone().all(|r| backed.contains(&at(r))));
             self.memory.write("out", i, own.clone(), row, at);
         }
+        self.offload(band);
         Ok(())
     }
 
@@ -174,7 +222,7 @@ impl BandSteps for SymbolicRun<'_> {
             let Some(to) = to.resident else { continue };
             let input = division.op.cached.len() + i;
             self.memory.read("input", input, own.clone(), |row| division.fresh_row(band, *i, row));
-            let bytes = SIZES.row_bytes(division.resident_shape());
+            let [bytes, _] = division.cached_rows();
             self.memory.write("cached", *i, own.clone(), bytes, |row| division.resident_row(to, row));
         }
         Ok(())
@@ -197,6 +245,8 @@ fn plain_op(layout: ConvLayout, input: FrameShape) -> BandedConvOp<Offsets> {
         fresh: Vec::new(),
         cache_writes: Vec::new(),
         columns: SplitColumns::new(input.width, 0, COLUMN_STEP),
+        format: CacheFormat::Exact,
+        rounded: Vec::new(),
         statistics_writes: Vec::new(),
         frames: Vec::new(),
         rematerialise: None,
@@ -204,11 +254,18 @@ fn plain_op(layout: ConvLayout, input: FrameShape) -> BandedConvOp<Offsets> {
     }
 }
 
-fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offloaded: bool, room: u64) {
+fn check(
+    height: u64,
+    count: usize,
+    (cache, format): (CacheCase, CacheFormat),
+    fresh: FreshCase,
+    out_offloaded: bool,
+    room: u64,
+) {
     let input = FrameShape::new(height, 70, 16);
     let layout = layout((fresh == FreshCase::InPlace).then_some(32));
     let (row, shortcut_row) = (SIZES.row_bytes(input), SIZES.row_bytes(input.with_channels(32)));
-    let (mut memory, mut end) = (SymbolicMemory::default(), 0);
+    let (mut memory, mut host, mut end) = (SymbolicMemory::default(), SymbolicMemory::default(), 0);
     // Whole frames on the device, one after the other.
     let mut put = |kind: &'static str, number: usize, bytes: u64| {
         let start = end;
@@ -224,12 +281,18 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
         CacheCase::Host | CacheCase::None => SplitColumns::new(input.width, 0, COLUMN_STEP),
         CacheCase::Split => SplitColumns::new(input.width, input.width / 2, COLUMN_STEP),
     };
-    let [resident_row, host_row] =
-        [columns.resident_width(), columns.host_width()].map(|width| SIZES.row_bytes(FrameShape { width, ..input }));
+    let [resident_row, host_row] = [columns.resident_width(), columns.host_width()]
+        .map(|width| SIZES.cached_row_bytes(FrameShape { width, ..input }, format));
     assert_eq!(resident_row > 0 && host_row > 0, cache == CacheCase::Split);
+    let kind = cached_kind(format);
+    let mut put_on_host = |i: usize| {
+        let frame = i as u64 * height * row;
+        host.write(kind, i, 0..height, host_row, |row| frame + row * host_row);
+        HostOffset(frame)
+    };
     let cached_frame = |i| CachedFrame {
-        resident: (resident_row > 0).then(|| put("input", i, resident_row)),
-        host: (host_row > 0).then_some(HostOffset(i as u64 * 1000)),
+        resident: (resident_row > 0).then(|| put(kind, i, resident_row)),
+        host: (host_row > 0).then(|| put_on_host(i)),
     };
     let all_cached: Vec<CachedFrame<Offsets>> = (0..2).map(cached_frame).collect();
     let cached = if matches!(cache, CacheCase::None | CacheCase::Recomputed) { Vec::new() } else { all_cached.clone() };
@@ -241,6 +304,7 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
         _ => FrameRef::Resident(put("raw", i, row)),
     };
     let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
+    let rounded: Vec<usize> = if format == CacheFormat::U8 { (0..inputs.len() - 1).collect() } else { Vec::new() };
     let banded_frame = |i| {
         let shortcut = layout.shortcut.map(|_| match i % 3 {
             0 => FrameRef::Resident(put("shortcut", i, shortcut_row)),
@@ -253,17 +317,33 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
             _ => FrameRef::Resident(put("out", usize::MAX, row)),
         };
         let input = cached.len() + recomputed + i;
-        let terms = (input.saturating_sub(2)..=input).zip(0u8..).collect();
+        // Of each frame but the first, the inputs before it are those that are rounded, where there are any.
+        let rounded = |t: usize| {
+            let place = t.checked_sub(cached.len()).and_then(|t| rounded.iter().position(|fresh| *fresh == t));
+            place.filter(|_| t < input).map_or(t, |place| cached.len() + inputs.len() + place)
+        };
+        let terms = (input.saturating_sub(2)..=input).map(rounded).zip(0u8..).collect();
         BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
     };
     let frames = (0..count).map(banded_frame).collect();
     let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(all_cached).collect();
-    let op = BandedConvOp { cached, cache_writes, fresh: inputs, columns, frames, ..plain_op(layout, input) };
+    let caches = (cached, cache_writes, rounded.clone());
+    let (cached, cache_writes, rounded) = caches;
+    let op = BandedConvOp {
+        cached,
+        cache_writes,
+        fresh: inputs.clone(),
+        columns,
+        format,
+        rounded,
+        frames,
+        ..plain_op(layout, input)
+    };
     let planned = SIZES.band_bytes(&layout, input, op.band_contents()).expect("groups of four channels");
     for late in [false, true] {
         let division = Division::new(SIZES, &op, (end, planned * room)).unwrap();
         let rows = division.layout.rows;
-        let mut run = SymbolicRun { division, memory: memory.clone(), buffer: 0 };
+        let mut run = SymbolicRun { division, memory: memory.clone(), host: host.clone(), buffer: 0 };
         match late {
             false => run_pipeline(height, rows, &mut run).unwrap(),
             true => run_pipeline_late(height, rows, &mut run),
@@ -271,6 +351,9 @@ fn check(height: u64, count: usize, cache: CacheCase, fresh: FreshCase, out_offl
         for (i, to) in &op.cache_writes {
             if let Some(to) = to.resident {
                 run.memory.read("cached", *i, 0..height, |row| to.0 + row * resident_row);
+            }
+            if let Some(to) = to.host {
+                run.host.read("cached", *i, 0..height, |row| to.0 + row * host_row);
             }
         }
         for (i, frame) in op.frames.iter().enumerate() {
@@ -302,7 +385,9 @@ fn pipeline_finds_every_row_that_a_band_reads() {
             for cache in [None, Host, Resident, Split, Recomputed] {
                 for fresh in [FreshCase::Device, FreshCase::InPlace, FreshCase::Host, FreshCase::Rematerialised] {
                     for (out_offloaded, room) in [(false, 1), (true, 1), (false, 3)] {
-                        check(height, count, cache, fresh, out_offloaded, room);
+                        for format in [CacheFormat::Exact, CacheFormat::U8] {
+                            check(height, count, (cache, format), fresh, out_offloaded, room);
+                        }
                     }
                 }
             }

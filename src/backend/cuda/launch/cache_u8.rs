@@ -1,0 +1,81 @@
+//! Launches the rounding of cached rows to 8 bits, and back.
+
+use super::launcher::Launcher;
+use super::params::CacheParams;
+use super::tiling::{self, CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
+use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use crate::error::{Error, Result};
+use crate::ir::{CacheFormat, FrameShape};
+
+/// What happens to rows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum U8Copy {
+    /// To 8 bits.
+    Store,
+    /// From 8 bits.
+    Restore,
+    /// To 8 bits and back.
+    Round,
+}
+
+/// Columns of rows. `width`: of the whole rows where they are not in 8 bits. In 8 bits there are the columns alone.
+#[derive(Debug, Clone, Copy)]
+pub struct U8Rows {
+    pub part: FrameShape,
+    pub width: u64,
+    pub rows: u64,
+}
+
+impl Launcher {
+    /// (from, to) of each frame: offsets of the first row's first column.
+    pub fn copy_u8(
+        &self,
+        stream: &CudaStream,
+        block: &DeviceBlock,
+        copy: U8Copy,
+        of: U8Rows,
+        frames: &[(u64, u64)],
+    ) -> Result<()> {
+        let U8Rows { part, width, rows } = of;
+        let (channels, element) = (tiling::channel_stride(part.channels), self.sizes.element());
+        let unit_channels = UNIT_BYTES / element;
+        let row_units = part.width * channels / unit_channels;
+        let units = row_units * rows;
+        if units == 0 || frames.is_empty() {
+            return Ok(());
+        }
+        if i32::try_from(units).is_err() || frames.len() > MAX_FRAMES {
+            return Err(Error::Internal(format!("{units} units of {} frames are rounded at once", frames.len())));
+        }
+        let exact = (width * channels * element, part.width * channels * element);
+        let stored = self.sizes.u8_row_bytes(part);
+        let [(from_pitch, from_row), (to_pitch, to_row)] = match copy {
+            U8Copy::Store => [exact, (stored, stored)],
+            U8Copy::Restore => [(stored, stored), exact],
+            U8Copy::Round => [exact, exact],
+        };
+        let mut params = CacheParams {
+            from_pitch: from_pitch as i64,
+            to_pitch: to_pitch as i64,
+            row_units: row_units as u32,
+            units: units as u32,
+            pixel_bytes: (part.width * channels) as u32,
+            block_units: (CacheFormat::block(channels) / unit_channels) as i32,
+            ..CacheParams::default()
+        };
+        for (i, (from, to)) in frames.iter().enumerate() {
+            params.from[i] = block.at(*from, (rows - 1) * from_pitch + from_row)?;
+            params.to[i] = block.at(*to, (rows - 1) * to_pitch + to_row)?;
+        }
+        let kernel = match copy {
+            U8Copy::Store => &self.kernels.cache_store,
+            U8Copy::Restore => &self.kernels.cache_restore,
+            U8Copy::Round => &self.kernels.cache_round,
+        };
+        let blocks = units.div_ceil(u64::from(CO_RESIDENT_THREADS) * 4) as u32;
+        let grid = [blocks.min(self.context.gpu.multiprocessors * 8), frames.len() as u32];
+        // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for
+        // it.
+        unsafe { kernel.launch(stream, grid, CO_RESIDENT_THREADS, &params) }
+    }
+}

@@ -1,0 +1,139 @@
+//! Causal caches in 8 bits: every plan reads the same frames rounded, as the definition says.
+
+use super::symbols::hash;
+use super::*;
+use crate::ir::CacheFormat;
+use crate::model::{Block, pair_of};
+
+impl Request {
+    fn with_u8_caches(self) -> Request {
+        Request { network: Arc::new(Network::clone(&self.network).with_u8_caches()), ..self }
+    }
+}
+
+/// The contents of frames 0, 1 and so on.
+type Contents = Vec<u64>;
+
+/// The layer's output frames by definition. `shortcut`: frames that the layer's last slab reads. `residual`: added.
+fn layer_outputs(
+    network: &Network,
+    layer: usize,
+    inputs: &Contents,
+    shortcut: Option<&Contents>,
+    residual: Option<&Contents>,
+) -> Contents {
+    let facts = &network.layers[layer];
+    let normalised = |content: u64| if facts.norm.is_some() { hash(("norm", layer, content)) } else { content };
+    let outputs = 0..facts.time.outputs(inputs.len() as u64);
+    let output = |frame: u64| {
+        let recipe = facts.time.recipe(frame);
+        let term = |(input, slab): &(u64, u8)| {
+            let content = normalised(inputs[*input as usize]);
+            let is_rounded = facts.cache == CacheFormat::U8 && pair_of(*input) < pair_of(frame);
+            (if is_rounded { hash(("rounded", content)) } else { content }, *slab)
+        };
+        let mut terms: Vec<(u64, u8)> = recipe.terms().iter().map(term).collect();
+        terms.extend(shortcut.map(|x| (x[frame as usize], facts.layout.slabs as u8)));
+        hash((layer, terms, recipe.bias, residual.map(|x| x[frame as usize])))
+    };
+    outputs.map(output).collect()
+}
+
+/// A network's output frames by definition.
+fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
+    let mut x = inputs;
+    for stage in &network.stages {
+        x = layer_outputs(network, stage.head, &x, None, None);
+        for block in &stage.blocks {
+            x = match *block {
+                Block::Residual { first, second } => {
+                    let h = layer_outputs(network, first, &x, None, None);
+                    let has_shortcut = network.layers[second].layout.shortcut.is_some();
+                    let (shortcut, residual) = if has_shortcut { (Some(&x), None) } else { (None, Some(&x)) };
+                    layer_outputs(network, second, &h, shortcut, residual)
+                }
+                Block::Attention { qkv, project } => {
+                    let projections = layer_outputs(network, qkv, &x, None, None);
+                    let mixed = projections.iter().map(|content| hash(("attention", *content))).collect();
+                    layer_outputs(network, project, &mixed, None, Some(&x))
+                }
+            };
+        }
+        if let Some(tail) = stage.tail {
+            x = layer_outputs(network, tail, &x, None, None);
+        }
+    }
+    x
+}
+
+/// (clip, frame, content) of all frames of `request`.
+fn defined(request: &Request) -> Vec<(u64, u64, u64)> {
+    let clip = |batch: u64| {
+        let padded = request.network.padded_frames(request.input.frames);
+        let load = |frame: u64| hash((batch, frame.min(request.input.frames - 1), 0u64, 0u64));
+        let outputs = defined_outputs(&request.network, (0..padded).map(load).collect());
+        (0..).zip(outputs).map(move |(frame, content)| (batch, frame, content)).collect::<Vec<_>>()
+    };
+    (0..request.input.batch).flat_map(clip).collect()
+}
+
+#[test]
+fn plans_compute_what_the_definition_says() {
+    for direction in Direction::ALL {
+        for frames in [1, 2, 5, 14] {
+            let plain = request(direction, clip(direction, 2, frames));
+            for request in [plain.clone(), plain.clone().with_pairs()] {
+                assert_eq!(run(&request.plan(&SEPARATE).unwrap(), &SEPARATE), defined(&request));
+            }
+            for request in [plain.clone().with_u8_caches(), plain.with_pairs().with_u8_caches()] {
+                let (plan, rounds) = (request.plan(&FAST_COPIES).unwrap(), frames > 1);
+                assert_eq!(run(&plan, &FAST_COPIES), defined(&request));
+                assert_eq!(plan.spec.policy.caches.contains(&CachePolicy::DEVICE), rounds);
+            }
+        }
+    }
+}
+
+#[test]
+fn u8_caches_do_not_depend_on_the_cut() {
+    for direction in Direction::ALL {
+        let (mut seen, mut rematerialised, mut smaller) = (HashSet::new(), 0, 0);
+        for frames in [2, 9, 23] {
+            let exact = request(direction, clip(direction, 1, frames)).with_pairs();
+            let free = exact.clone().with_u8_caches();
+            let expected = defined(&free);
+            let whole = free.plan(&FAST_COPIES).unwrap().device_bytes();
+            for device in [SLOW_COPIES, FAST_COPIES] {
+                for percent in [100, 85, 55, 40] {
+                    for (slice, chunk) in [(None, None), (Some(1), Some(1)), (Some(2), Some(3)), (Some(3), Some(8))] {
+                        let cut = Request { limit: whole * percent / 100, slice, chunk, ..free.clone() };
+                        let Some(plan) = cut.plan(&device).ok().filter(|plan| plan.spec.grid.is_none()) else {
+                            continue;
+                        };
+                        assert!(plan.device_bytes() <= cut.limit);
+                        seen.extend(plan.spec.policy.caches.iter().copied());
+                        rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
+                        assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?} {chunk:?}");
+                        let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut.clone() };
+                        if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.spec.grid.is_none()) {
+                            assert_eq!(
+                                run_pushed(&plan, &device, frames, 3),
+                                expected,
+                                "{direction:?} {:?}",
+                                plan.spec.policy
+                            );
+                        }
+                        let exact = Request { limit: cut.limit, slice, chunk, ..exact.clone() }.plan(&device);
+                        let offloaded = |plan: &Plan| plan.pinned().offloaded;
+                        smaller += u32::from(exact.is_ok_and(|exact| offloaded(&plan) * 10 < offloaded(&exact) * 7));
+                    }
+                }
+            }
+        }
+        let split = |cache: &CachePolicy| cache.uses_host() && *cache != CachePolicy::HOST;
+        let all = [CachePolicy::HOST, CachePolicy::DEVICE, CachePolicy::Recomputed];
+        assert!(all.iter().all(|cache| seen.contains(cache)) && seen.iter().any(split), "{direction:?}: {seen:?}");
+        assert!(direction == Direction::Encode || rematerialised > 0);
+        assert!(smaller > 0, "{direction:?}: no plan needs less host memory");
+    }
+}

@@ -15,6 +15,7 @@ fn most_error(device: &str, settings: &[(&str, &str)]) -> f64 {
         // bf16 has three bits less than f16.
         Some("bf16") => 8.0 * 3e-3,
         _ if device == "cpu" => 1e-5,
+        _ if settings.contains(&("cache", "u8")) => 2.0 * 3e-3,
         Some("fp32") => 5e-5,
         _ => 3e-3,
     }
@@ -108,6 +109,33 @@ fn goldens_match_in_every_precision_of_the_device() {
             }
             let settings = tiles.iter().map(|(key, value)| (key.as_str(), *value)).chain([setting]);
             check_golden(device, "small", "small-tiled", &settings.collect::<Vec<_>>());
+        }
+    });
+}
+
+/// The loss is small, and a still image has none.
+#[test]
+fn goldens_match_with_caches_in_8_bits() {
+    on_every_device(|device| {
+        let vae = Vae::open(&golden("small.safetensors")).unwrap();
+        if device == "cpu" {
+            let refused = vae.configure("cache", "u8").unwrap_err();
+            return refused.says(VVAE_ERROR_ARGUMENT, &["cache", "needs a GPU", "exact"]);
+        }
+        for (weights, case) in CASES {
+            check_golden(device, weights, case, &[("cache", "u8")]);
+        }
+        for (frames, same) in [(1, true), (5, false)] {
+            let latent = Buffer::random(&mut Random(5), [1, 16, frames, 4, 6]);
+            let [exact, rounded] = ["exact", "u8"].map(|cache| {
+                vae.configure("cache", cache).unwrap();
+                let (plan, text) = vae.plan("decode", latent.shape).unwrap();
+                assert_eq!(text.contains("8 bits"), plan.exact == 0, "{text}");
+                let mut video = Buffer::poisoned([1, 3, 4 * frames - 3, 32, 48]);
+                vae.decode(&latent, &mut video).unwrap();
+                (plan.exact, video.bytes().to_vec())
+            });
+            assert_eq!((exact == rounded, rounded.0), (same, u32::from(same)), "{frames} frames");
         }
     });
 }

@@ -102,16 +102,23 @@ fn run_stream(stream: &Stream, work: &Work, push: i64, pull: i64) -> Vec<u8> {
     }
 }
 
-/// Runs a test on every device. The CPU has two precisions.
+/// Runs a test on every device. The CPU has two precisions, a GPU two formats of caches.
 fn on_every_device_and_precision(test: impl Fn(&str, &Vae)) {
     on_every_device(|device| {
-        let precisions = if device == "cpu" { &["fp32", "bf16"][..] } else { &["auto"] };
-        for precision in precisions {
+        let settings = match device {
+            "cpu" => [("precision", "fp32"), ("precision", "bf16")],
+            _ => [("cache", "exact"), ("cache", "u8")],
+        };
+        for (key, value) in settings {
             let vae = Vae::open(&small()).unwrap();
-            vae.configure("precision", precision).unwrap();
+            vae.configure(key, value).unwrap();
             test(device, &vae);
         }
     });
+}
+
+fn is_tiled(plan: &vvae_plan_info) -> bool {
+    (plan.tile_rows, plan.tile_columns) != (1, 1)
 }
 
 #[test]
@@ -209,7 +216,7 @@ fn memory_limits_without_tiles_change_no_bit() {
             loop {
                 vae.configure("memory_limit", &limit.to_string()).unwrap();
                 let Ok((plan, _)) = vae.plan(work.node, work.input.shape) else { break };
-                if plan.exact == 0 {
+                if is_tiled(&plan) {
                     break;
                 }
                 assert!(plan.device_bytes <= limit);
@@ -241,7 +248,7 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
     for percent in (least..98).rev().step_by(4) {
         vae.configure("memory_limit", &(free * percent / 100).to_string()).unwrap();
         let Ok((plan, text)) = vae.plan(work.node, work.input.shape) else { break };
-        if plan.exact == 0 {
+        if is_tiled(&plan) {
             break;
         }
         let text = format!("{} within {percent} %:\n{text}", work.node);
@@ -265,16 +272,19 @@ fn offloaded_causal_caches_change_no_bit() {
             [("decode", [1, 16, 5, 50, 66], [1, 3, 17, 400, 528]), ("encode", [1, 3, 14, 400, 528], [1, 16, 5, 50, 66])]
         {
             let work = Work::random(&mut random, node, input, output);
-            let vae = Vae::open(&small()).unwrap();
-            let found = within_limits(&vae, &work, 20, |expected, text| {
-                // A stream takes a little more than a short clip, so it may need tiles where the clip does not.
-                let [b, c, _, h, w] = work.input.shape;
-                if vae.plan(node, [b, c, 0, h, w]).is_ok_and(|(plan, _)| plan.exact == 1) {
-                    let stream = vae.stream(node, work.input.shape).unwrap();
-                    assert!(run_stream(&stream, &work, 3, 2) == expected, "streamed {text}");
-                }
-            });
-            assert!(found.caches > 0 && found.weights > 0, "{node}");
+            for cache in ["exact", "u8"] {
+                let vae = Vae::open(&small()).unwrap();
+                vae.configure("cache", cache).unwrap();
+                let found = within_limits(&vae, &work, 20, |expected, text| {
+                    // A stream takes a little more than a short clip, so it may need tiles where the clip does not.
+                    let [b, c, _, h, w] = work.input.shape;
+                    if vae.plan(node, [b, c, 0, h, w]).is_ok_and(|(plan, _)| !is_tiled(&plan)) {
+                        let stream = vae.stream(node, work.input.shape).unwrap();
+                        assert!(run_stream(&stream, &work, 3, 2) == expected, "streamed {text}");
+                    }
+                });
+                assert!(found.caches > 0 && found.weights > 0, "{node} {cache}");
+            }
         }
     });
 }
@@ -289,10 +299,15 @@ fn rematerialised_wide_frames_change_no_bit() {
             let (latent, video) = ([1, 16, 5, height, width], [1, 3, 17, height * 8, width * 8]);
             let work = Work::random(&mut random, "decode", latent, video);
             let rematerialised = std::cell::Cell::new(0);
-            within_limits(&Vae::open(&demo()).unwrap(), &work, 10, |_, text| {
-                rematerialised.set(rematerialised.get() + u32::from(text.contains("rematerialised")));
-            });
-            assert!(rematerialised.get() > 0, "{latent:?}");
+            for cache in ["exact", "u8"] {
+                let vae = Vae::open(&demo()).unwrap();
+                vae.configure("cache", cache).unwrap();
+                rematerialised.set(0);
+                within_limits(&vae, &work, 10, |_, text| {
+                    rematerialised.set(rematerialised.get() + u32::from(text.contains("rematerialised")));
+                });
+                assert!(rematerialised.get() > 0, "{latent:?} {cache}");
+            }
         }
     });
 }

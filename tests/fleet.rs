@@ -162,6 +162,9 @@ fn a_device_that_would_need_tiles_is_left_out() {
 #[test]
 fn a_plan_says_the_division_and_its_figures_are_sums() {
     let (one, several) = (open_on("cpu", &small()).unwrap(), open_on("cpu,cpu", &small()).unwrap());
+    // With many threads memory decides, and each device is estimated to have all of its rate.
+    one.configure("threads", "2").unwrap();
+    several.configure("threads", "2").unwrap();
     let (node, input, output) = JOBS[0];
     let (whole, _) = one.plan(node, input).unwrap();
     let (plan, text) = several.plan(node, input).unwrap();

@@ -1,5 +1,6 @@
-//! Random work on several handles at once: shapes, limits, cancels, streams, states, ranges, device lists, threads. Every
-//! result has the right bits, and the process ends with the memory, descriptors and threads it began with.
+//! Random work on several handles at once: shapes, limits, cancels, streams, states, ranges, device lists, threads, and
+//! caches in 8 bits on a GPU. Every result has the right bits, and the process ends with the memory, descriptors and
+//! threads it began with.
 //!
 //! VVAE_SOAK_SECONDS sets the duration, VVAE_SOAK_DEVICE another device than the CPU. One test only, so that nothing else
 //! runs in the process.
@@ -27,8 +28,8 @@ struct Clip {
 }
 
 impl Clip {
-    fn new([b, t, h, w]: [i64; 4]) -> Clip {
-        let vae = open(1);
+    fn new([b, t, h, w]: [i64; 4], cache: &str) -> Clip {
+        let vae = open(1, cache);
         let mut video = Buffer::new(VVAE_DTYPE_F32, [b, 3, t, h, w]);
         let mut random = Random((t * h * w) as u64);
         video.f32_mut().iter_mut().for_each(|value| *value = random.below(2001) as f32 / 1000.0 - 1.0);
@@ -94,6 +95,8 @@ impl Tally {
 
 struct Worker<'a> {
     random: Random,
+    /// The parameter `cache` of all its handles, and the clips with that.
+    cache: &'static str,
     clips: &'a [Clip],
     tally: Tally,
     vae: Vae,
@@ -101,15 +104,20 @@ struct Worker<'a> {
     several: bool,
 }
 
+fn device() -> String {
+    std::env::var("VVAE_SOAK_DEVICE").unwrap_or("cpu".into())
+}
+
 /// A handle on one device, or on a list of the same several times.
-fn open(times: usize) -> Vae {
-    let device = std::env::var("VVAE_SOAK_DEVICE").unwrap_or("cpu".into());
+fn open(times: usize, cache: &str) -> Vae {
+    let device = device();
     // No kernel of a GPU has as few channels as the tiny checkpoint.
     let weights = if device == "cpu" { tiny().to_owned() } else { small() };
     let list = vec![device; times].join(",");
     let (path, device) = (CString::new(weights.to_str().unwrap()).unwrap(), CString::new(list).unwrap());
     let vae = Vae::create(&vvae_create_info { device: device.as_ptr(), ..create_info(&path) }).unwrap();
     vae.configure("tiles", "never").unwrap();
+    vae.configure("cache", cache).unwrap();
     vae
 }
 
@@ -214,7 +222,7 @@ impl Worker<'_> {
 
     fn reopen(&mut self) {
         self.several = self.random.one_in(3);
-        self.vae = open(if self.several { 2 } else { 1 });
+        self.vae = open(if self.several { 2 } else { 1 }, self.cache);
     }
 
     fn step(&mut self) {
@@ -234,12 +242,14 @@ impl Worker<'_> {
 }
 
 /// Works until `end`. The last number of each worker's handle is in `handles`, for the thread that cancels.
-fn work(clips: &[Clip], seed: u64, end: Instant) -> Tally {
+fn work(clips: &BTreeMap<&'static str, Vec<Clip>>, seed: u64, end: Instant) -> Tally {
     let (handles, stop) = ([const { AtomicUsize::new(0) }; WORKERS as usize], AtomicBool::new(false));
     let steps = AtomicUsize::new(0);
     let run = |(index, handle): (u64, &AtomicUsize)| {
         let random = Random((seed * WORKERS + index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        let mut worker = Worker { random, clips, tally: Tally::default(), vae: open(1), several: false };
+        let (&cache, clips) = clips.iter().nth(index as usize % clips.len()).expect("clips");
+        let vae = open(1, cache);
+        let mut worker = Worker { random, cache, clips, tally: Tally::default(), vae, several: false };
         while Instant::now() < end {
             handle.store(worker.vae.0.addr(), Ordering::Relaxed);
             worker.step();
@@ -289,7 +299,10 @@ fn held() -> [usize; 4] {
 fn random_work_gives_right_bits_and_leaves_nothing() {
     let seconds = std::env::var("VVAE_SOAK_SECONDS").map_or(60, |seconds| seconds.parse().expect("a number"));
     let shapes = [[1, 1, 8, 8], [1, 9, 16, 24], [2, 5, 8, 16], [1, 21, 8, 8], [1, 4, 13, 9], [1, 2, 48, 32]];
-    let clips = shapes.map(Clip::new);
+    // The CPU has exact caches only.
+    let caches = if device() == "cpu" { &["exact"][..] } else { &["exact", "u8"] };
+    let clips_of = |&cache: &&'static str| (cache, shapes.map(|shape| Clip::new(shape, cache)).into());
+    let clips = caches.iter().map(clips_of).collect();
     // What is allocated once, by the C library too, is allocated here.
     work(&clips, 0, Instant::now() + Duration::from_secs(2 + seconds / 20));
     threads_at_rest();

@@ -129,7 +129,7 @@ struct Scores {
     float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};
 
     __device__ __forceinline__ void announce() {
-        if (ready && lane == 0) mbarrier_arrive(ready);
+        if (ready) mbarrier_arrive(ready);
         ready = 0;
     }
 
@@ -220,7 +220,6 @@ struct Scores {
             softmax(s, step * KEYS);
             if (step == steps - 1) finish();
             fence_async_proxy();
-            __syncwarp();
             ready = smem_address(&shared.probabilities_full[pipe.stage]);
             pipe.advance();
             if (BLOCKS_AHEAD == 0) announce();
@@ -274,7 +273,7 @@ struct Outputs {
             }
             wgmma_wait<0>();
             release(used, lane);
-            if (lane == 0) mbarrier_arrive(smem_address(&shared.probabilities_empty[pipe.stage]));
+            mbarrier_arrive(smem_address(&shared.probabilities_empty[pipe.stage]));
             pipe.advance();
         }
         store(out, first_query, out_slot);
@@ -310,8 +309,9 @@ __device__ __forceinline__ void init_barriers(Shared& shared) {
         mbarrier_init(smem_address(&shared.values_empty[0][i]), 4 * CLUSTER);
     }
     for (int i = 0; i < 2; ++i) {
-        mbarrier_init(smem_address(&shared.probabilities_full[i]), 4);
-        mbarrier_init(smem_address(&shared.probabilities_empty[i]), 8);
+        // Every thread arrives for what it wrote or read by plain instructions.
+        mbarrier_init(smem_address(&shared.probabilities_full[i]), 128);
+        mbarrier_init(smem_address(&shared.probabilities_empty[i]), 256);
     }
     fence_mbarrier_init();
     fence_async_proxy();

@@ -83,7 +83,7 @@ fn run_chunks(
     };
     let room = Room {
         scratch: sizes.conv_scratch(layer, input, chunk).max(sizes.conv_scratch(head, pixels, chunk)),
-        staging: sizes.staging_bytes(pixels),
+        staging: sizes.staging_bytes(pixels).max(sizes.staging_bytes(input)),
         bands: sizes.band_bytes(layer, input, most).unwrap(),
         offloaded: 2 * chunk * bytes(input),
     };

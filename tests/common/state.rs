@@ -36,9 +36,9 @@ impl Fields {
     pub fn of(state: &[u8]) -> Fields {
         let end = PREAMBLE + number(state, 16) as usize;
         let mut at = PREAMBLE;
-        // The library's version, a number, device and precision.
+        // The library's version, a number, device, precision and cache format.
         let mut texts = Vec::new();
-        for text in [true, false, true, true] {
+        for text in [true, false, true, true, true] {
             texts.push(at);
             at += 8 + if text { number(state, at) as usize } else { 0 };
         }

@@ -91,8 +91,8 @@ fn described_values_are_accepted() {
             let choices = choices(n, p as u32);
             assert_eq!(choices.len(), param.choice_count as usize);
             assert_eq!(choices.is_empty(), param.kind != VVAE_PARAM_CHOICE, "{key}");
-            // The test's processor may lack instruction sets, and lacks a precision.
-            if !["instruction_set", "precision"].contains(&key) {
+            // The test's processor may lack instruction sets, and lacks a precision and a format of caches.
+            if !["instruction_set", "precision", "cache"].contains(&key) {
                 choices.iter().for_each(|choice| assert_eq!(take(choice), VVAE_OK));
             }
             if param.flags & VVAE_PARAM_HAS_AUTO != 0 {
@@ -120,13 +120,15 @@ fn described_values_are_accepted() {
 }
 
 #[test]
-fn cpu_accepts_fp32_and_bf16() {
+fn cpu_accepts_fp32_and_bf16_with_exact_caches() {
     let v = Vae::open(&small()).unwrap();
     let refused = v.configure("precision", "fp16").unwrap_err();
     refused.says(VVAE_ERROR_ARGUMENT, &["precision", "fp16", "fp32 or bf16"]);
     for precision in ["bf16", "fp32", "auto"] {
         v.configure("precision", precision).unwrap();
     }
+    v.configure("cache", "u8").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["cache", "u8"]);
+    v.configure("cache", "exact").unwrap();
     // Where the processor lacks AMX, that is what the error says.
     v.configure("instruction_set", "amx").unwrap_err();
 }

@@ -74,6 +74,10 @@ impl Schedule {
             let end = start + number * length;
             self.items.iter_mut().for_each(|item| item.set_slice_end(end));
             self.replay(end, target);
+            // What comes next assumes that the whole slice was replayed.
+            if target.is_cancelled() {
+                return;
+            }
         }
         // A slice is whole latent frames, so it is whole frames at every rate.
         let skipped = whole * slice - replayed * length;

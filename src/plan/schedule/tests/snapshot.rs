@@ -1,5 +1,7 @@
 //! A stream that is restored from persisted slots makes the same frames.
 
+use std::sync::atomic::AtomicBool;
+
 use super::symbols::Symbols;
 use super::*;
 use crate::plan::policy::{head_is_transient, recomputable_layer};
@@ -158,5 +160,21 @@ fn an_invalid_saved_plan_is_refused() {
         TileSize { height: 40, width: 56, overlap: u64::MAX, spacing: Spacing::Strided },
     ] {
         assert!(!valid(policy.clone(), Some(none)), "{none:?}");
+    }
+}
+
+#[test]
+fn a_cancelled_skip_stops_anywhere() {
+    let cancel = AtomicBool::new(true);
+    for direction in Direction::ALL {
+        for device in [FUSED, FAST_COPIES] {
+            for slice in [1, 2, 3] {
+                let stream = Request { slice: Some(slice), ..request(direction, clip(direction, 1, 0)) };
+                let plan = stream.plan(&device).unwrap();
+                for loaded in plan.spec.cone.first_input()..90 {
+                    plan.schedule(&device.target()).skip_to(loaded, &device.target().with_cancel(&cancel));
+                }
+            }
+        }
     }
 }

@@ -25,6 +25,8 @@ TOOLTIPS = {
     "threads": "How many processor threads work. 0: all. The result is the same.",
     "instruction_set": "Leave at auto. Which instructions the processor uses.",
     "precision": "Leave at auto: fp16 on a GPU. fp32 is more exact and several times slower.",
+    "cache": "u8 halves the memory that long clips need between their frames, for a small loss that is hard to see. "
+    "exact loses nothing. On a GPU only.",
     "scaling_factor": "Leave at 0.9152 for SeedVR2. 1.0 gives the plain latents of the autoencoder.",
     "slice_frames": "Leave at 0. How many latent frames are computed at a time. The result is the same.",
     "chunk_frames": "Leave at 0. How many frames a part of the network computes at a time. The result is the same.",

@@ -17,7 +17,7 @@ const DEVICE_PAGE: u64 = 2 << 20;
 const HOST_PAGE: (u64, u64) = (4096, 8);
 
 /// Of `conv_wgmma_pair`, measured on an H200.
-const PAIR_COSTS: PairCosts = PairCosts { together: 1.2, alone: 1.95 };
+const PAIR_COSTS: PairCosts = PairCosts { together: 1.05, alone: 1.95 };
 
 /// The profile of any GPU with these rates. Needs no device. `pairs`: whether its kernels compute pairs of frames.
 pub fn device_profile(rates: Rates, pairs: bool) -> DeviceProfile {

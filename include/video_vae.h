@@ -314,7 +314,8 @@ typedef struct {
 // The plan of a job.
 typedef struct {
     uint32_t struct_size;
-    // 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
+    // 1: the same numbers as the authors' implementation, untiled.
+    // 0: close but not the same, in tiles or with cache=u8.
     uint32_t exact;
     // All device memory. On the CPU this is host memory.
     uint64_t device_bytes;

@@ -222,7 +222,8 @@ pub struct vvae_model_desc {
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_plan_info {
     pub struct_size: u32,
-    /// 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
+    /// 1: the same numbers as the authors' implementation, untiled.
+    /// 0: close but not the same, in tiles or with cache=u8.
     pub exact: u32,
     /// All device memory. On the CPU this is host memory.
     pub device_bytes: u64,

@@ -430,7 +430,8 @@ namespace VideoVae
         {
             public uint struct_size;
             /// <summary>
-            /// 1: the same numbers as the authors' implementation, untiled. 0: in tiles, which are close but never the same.
+            /// 1: the same numbers as the authors' implementation, untiled.
+            /// 0: close but not the same, in tiles or with cache=u8.
             /// </summary>
             public uint exact;
             /// <summary>

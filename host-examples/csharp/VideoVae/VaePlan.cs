@@ -32,7 +32,7 @@ namespace VideoVae
 
         /// <summary>The plan in words.</summary>
         public string Text { get; }
-        /// <summary>The numbers of the authors' implementation; false: tiles, which are close but never the same.</summary>
+        /// <summary>The numbers of the authors' implementation; false: close but not the same, in tiles or with cache=u8.</summary>
         public bool Exact { get; }
         public ulong DeviceBytes { get; }
         public ulong HostBytes { get; }

@@ -21,7 +21,7 @@ namespace VideoVae
         public string Text { get; }
         /// <summary>"encode" or "decode".</summary>
         public string Node { get; }
-        /// <summary>The numbers of the authors' implementation; false: tiles, which are close but never the same.</summary>
+        /// <summary>The numbers of the authors' implementation; false: close but not the same, in tiles or with cache=u8.</summary>
         public bool Exact { get; }
         /// <summary>From call to return.</summary>
         public double Seconds { get; }

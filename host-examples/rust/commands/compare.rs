@@ -137,7 +137,7 @@ impl Compare {
             outcomes[0].name
         )?;
         variants::rows(&outcomes, &figures, first).iter().try_for_each(|line| say!("{line}"))?;
-        for outcome in outcomes.iter().filter(|outcome| !outcome.is_exact()) {
+        for outcome in outcomes.iter().filter(|outcome| outcome.is_tiled()) {
             say!("{}: in tiles, which is not exact", outcome.name)?;
         }
         if let Some(draft) = json {

@@ -66,13 +66,14 @@ fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::
     let process = units::resident_peak().map(|bytes| format!(", the process {}", units::bytes(bytes)));
     let process = process.unwrap_or_default();
     let last = vae.last_run()?;
-    let tiles = match last.exact {
-        1 => String::new(),
-        _ => format!("; in {} x {} tiles, which is not exact", last.tile_rows, last.tile_columns),
+    let inexact = match (last.exact, last.tile_rows, last.tile_columns) {
+        (1, ..) => String::new(),
+        (_, 1, 1) => "; with caches in 8 bits, which is not exact".into(),
+        (_, rows, columns) => format!("; in {rows} x {columns} tiles, which is not exact"),
     };
     let (path_is_stdout, path) = (files::is_stdio(path), path.display());
     let mut lines = vec![format!(
-        "{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{tiles}"
+        "{path}: {what}; {seconds:.1} s, {rate:.1} frames/s; the model took {model} at most{process}{inexact}"
     )];
     let devices = vae.devices()?;
     for device in devices.iter().filter(|_| devices.len() > 1) {

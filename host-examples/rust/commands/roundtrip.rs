@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
+use crate::api::vvae_plan_info;
 use crate::draft::Draft;
 use crate::files;
 use crate::options::{ModelOptions, VideoOptions};
@@ -114,15 +115,16 @@ fn open_streams<'a>(
         vae.configure("memory_limit", &limit.to_string())?;
         vae.plan(node, shape).map(|(plan, _)| plan)
     };
+    let is_untiled = |plan: &vvae_plan_info| plan.tile_rows * plan.tile_columns == 1;
     let mut best: Option<(bool, [u64; 2])> = None;
     for share in SHARES {
         let part = limit / 100 * share;
         let plans = plan("encode", video, part).and_then(|encoder| {
             let rest = limit - encoder.device_bytes.min(limit);
-            plan("decode", latent, rest).map(|decoder| (encoder.exact & decoder.exact == 1, [part, rest]))
+            plan("decode", latent, rest).map(|decoder| ([encoder, decoder].iter().all(is_untiled), [part, rest]))
         });
         match plans {
-            Ok((exact, parts)) if best.is_none_or(|(known, _)| exact && !known) => best = Some((exact, parts)),
+            Ok((untiled, parts)) if best.is_none_or(|(known, _)| untiled && !known) => best = Some((untiled, parts)),
             Ok(_) | Err(_) => {}
         }
     }

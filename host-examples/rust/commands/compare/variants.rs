@@ -159,6 +159,7 @@ struct Pass {
     device_bytes: u64,
     host_bytes: u64,
     exact: bool,
+    tiled: bool,
 }
 
 /// A round trip.
@@ -190,8 +191,12 @@ impl Outcome {
         self.passes.iter().map(|pass| pass.host_bytes).max().unwrap_or(0)
     }
 
-    pub fn is_exact(&self) -> bool {
+    fn is_exact(&self) -> bool {
         self.passes.iter().all(|pass| pass.exact)
+    }
+
+    pub fn is_tiled(&self) -> bool {
+        self.passes.iter().any(|pass| pass.tiled)
     }
 }
 
@@ -216,7 +221,8 @@ fn pass(vae: &Vae, (node, name): (&str, &str), input: &Spool, output: &Spool, mo
         progress.end()
     };
     let last = vae.last_run()?;
-    Ok(Pass { seconds, device_bytes: last.device_bytes, host_bytes: last.host_bytes, exact: last.exact == 1 })
+    let (exact, tiled) = (last.exact == 1, last.tile_rows * last.tile_columns > 1);
+    Ok(Pass { seconds, device_bytes: last.device_bytes, host_bytes: last.host_bytes, exact, tiled })
 }
 
 /// How far a variant is from the reference.

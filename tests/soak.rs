@@ -147,7 +147,12 @@ impl Worker<'_> {
 
     fn configure(&mut self) {
         let (key, values): (_, &[&str]) = self.random.pick(&[
-            ("memory_limit", &["auto", "64MiB", "20MiB", "12MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
+            ("memory_limit", &["auto", "64MiB", "20MiB", "14MiB", "12MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
+            // Of plans that fit, the rates decide.
+            (
+                "rates",
+                &["auto", "products=3.2e14,memory=3.6e12,copies=5e10", "products=1e13,copies=1e12", "copies=1e8"],
+            ),
             ("threads", &["1", "2", "3", "auto"][..]),
             ("slice_frames", &["auto", "1", "2", "7"][..]),
             ("chunk_frames", &["auto", "1", "3"][..]),

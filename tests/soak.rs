@@ -102,6 +102,22 @@ struct Worker<'a> {
     vae: Vae,
     /// The device list has several entries: streams cannot be saved.
     several: bool,
+    /// What the handle was configured with, its last job, and the steps that its handle has done, for a report.
+    settings: BTreeMap<&'static str, &'static str>,
+    job: String,
+    steps: Vec<&'static str>,
+}
+
+/// What is needed to do it again.
+impl Drop for Worker<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let Worker { cache, several, settings, job, steps, tally, .. } = self;
+            let devices = if *several { "two entries" } else { "one entry" };
+            eprintln!("a worker of cache {cache} and {devices} failed in call {}: {job}; {settings:?}", tally.calls);
+            eprintln!("its steps on this handle: {}", steps.join(" "));
+        }
+    }
 }
 
 fn device() -> String {
@@ -123,12 +139,20 @@ fn open(times: usize, cache: &str) -> Vae {
 
 impl Worker<'_> {
     fn job(&mut self) -> (&'static str, usize) {
-        (self.random.pick(&["encode", "decode"]), self.random.below(self.clips.len() as u64) as usize)
+        let (node, clip) =
+            (self.random.pick(&["encode", "decode"]), self.random.below(self.clips.len() as u64) as usize);
+        self.job = format!("{node} of {:?}", self.clips[clip].ends(node).0.shape);
+        (node, clip)
     }
 
     fn configure(&mut self) {
         let (key, values): (_, &[&str]) = self.random.pick(&[
-            ("memory_limit", &["auto", "64MiB", "20MiB", "12MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
+            ("memory_limit", &["auto", "64MiB", "20MiB", "14MiB", "12MiB", "2MiB", "600KiB", "300KiB", "100KiB"][..]),
+            // Of plans that fit, the rates decide.
+            (
+                "rates",
+                &["auto", "products=3.2e14,memory=3.6e12,copies=5e10", "products=1e13,copies=1e12", "copies=1e8"],
+            ),
             ("threads", &["1", "2", "3", "auto"][..]),
             ("slice_frames", &["auto", "1", "2", "7"][..]),
             ("chunk_frames", &["auto", "1", "3"][..]),
@@ -136,7 +160,9 @@ impl Worker<'_> {
         ]);
         let value = self.random.pick(values);
         let set = self.vae.configure(key, value);
-        self.tally.note(set);
+        if self.tally.note(set).is_some() {
+            self.settings.insert(key, value);
+        }
     }
 
     fn whole(&mut self) {
@@ -168,6 +194,7 @@ impl Worker<'_> {
         let out = Buffer::new(VVAE_DTYPE_F32, [b, c, count, h, w]);
         let part = frames(input, from, needed).clone();
         let place = (input.shape[2], first);
+        self.job += &format!(", output frames {first} + {count}");
         let done = self.vae.run_range(node, &part.tensor(), place, &out.tensor(), &run_info());
         if self.tally.note(done).is_some() {
             self.tally.compare("a range", &out, &frames(right, first, count));
@@ -187,6 +214,7 @@ impl Worker<'_> {
             let pushed = stream.push(piece.as_ref().map(Buffer::tensor).as_ref());
             let Some((_, taken)) = self.tally.note(pushed) else { return };
             next += taken;
+            self.job += &format!(", {taken} pushed");
             loop {
                 let [b, c, _, h, w] = right.shape;
                 let room = Buffer::new(VVAE_DTYPE_F32, [b, c, 1 + self.random.below(3) as i64, h, w]);
@@ -198,6 +226,7 @@ impl Worker<'_> {
                     self.tally.compare("a stream", &frames(&room, 0, count), &frames(right, done, count));
                 }
                 done += written;
+                self.job += &format!(", {written} pulled");
                 match status {
                     VVAE_END => return assert!(done >= right.shape[2]),
                     VVAE_AGAIN => break,
@@ -206,7 +235,9 @@ impl Worker<'_> {
             }
             if !self.several && next < input.shape[2] && self.random.one_in(3) {
                 let Some(state) = self.tally.note(stream.save()) else { continue };
+                self.job += ", saved";
                 let Some(restored) = self.tally.note(vae.restore(&state)) else { continue };
+                self.job += ", restored";
                 stream = restored;
             }
         }
@@ -216,6 +247,7 @@ impl Worker<'_> {
         let (node, clip) = self.job();
         let mut shape = self.clips[clip].ends(node).0.shape;
         shape[2] = self.random.pick(&[0, 1, 9, 1000]);
+        self.job = format!("a plan of {node} of {shape:?}");
         let planned = self.vae.plan(node, shape);
         self.tally.note(planned);
     }
@@ -223,21 +255,27 @@ impl Worker<'_> {
     fn reopen(&mut self) {
         self.several = self.random.one_in(3);
         self.vae = open(if self.several { 2 } else { 1 }, self.cache);
+        self.settings.clear();
+        self.steps.clear();
+    }
+
+    fn trim(&mut self) {
+        let freed = self.vae.trim(1 + self.random.below(3) as u32);
+        self.tally.note(freed);
     }
 
     fn step(&mut self) {
-        match self.random.below(20) {
-            0 => self.reopen(),
-            1..=3 => self.configure(),
-            4..=9 => self.whole(),
-            10..=12 => self.range(),
-            13..=16 => self.stream(),
-            17 => {
-                let freed = self.vae.trim(1 + self.random.below(3) as u32);
-                self.tally.note(freed);
-            }
-            _ => self.plan(),
-        }
+        let (name, step): (_, fn(&mut Self)) = match self.random.below(20) {
+            0 => ("reopen", Self::reopen),
+            1..=3 => ("configure", Self::configure),
+            4..=9 => ("whole", Self::whole),
+            10..=12 => ("range", Self::range),
+            13..=16 => ("stream", Self::stream),
+            17 => ("trim", Self::trim),
+            _ => ("plan", Self::plan),
+        };
+        self.steps.push(name);
+        step(self);
     }
 }
 
@@ -249,13 +287,15 @@ fn work(clips: &BTreeMap<&'static str, Vec<Clip>>, seed: u64, end: Instant) -> T
         let random = Random((seed * WORKERS + index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let (&cache, clips) = clips.iter().nth(index as usize % clips.len()).expect("clips");
         let vae = open(1, cache);
-        let mut worker = Worker { random, cache, clips, tally: Tally::default(), vae, several: false };
+        let (tally, settings) = (Tally::default(), BTreeMap::new());
+        let (job, done) = (String::new(), Vec::new());
+        let mut worker = Worker { random, cache, clips, tally, vae, several: false, settings, job, steps: done };
         while Instant::now() < end {
             handle.store(worker.vae.0.addr(), Ordering::Relaxed);
             worker.step();
             steps.fetch_add(1, Ordering::Relaxed);
         }
-        worker.tally
+        std::mem::take(&mut worker.tally)
     };
     let run = &run;
     let tallies = std::thread::scope(|scope| {

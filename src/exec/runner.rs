@@ -33,6 +33,13 @@ pub struct HostTensors<'a> {
     pub first_clip: u64,
 }
 
+/// A run that does not keep to its plan, with all that the plan was made from.
+fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
+    let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range());
+    let plan = spec.saved_plan();
+    Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan:?}"))
+}
+
 /// Everything that operations are run with.
 pub struct Runner<'a, B: Backend> {
     pub backend: &'a B,
@@ -48,8 +55,8 @@ impl<B: Backend> Runner<'_, B> {
     /// Runs the operation in front of the schedule's queue.
     pub fn run(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<()> {
         let Some(op) = schedule.front() else { return Ok(()) };
-        let op = op.relocate(schedule.arenas())?;
         let spec = schedule.spec();
+        let op = op.relocate(schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
         let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
         let tells_times = self.backend.trace(self.memory, Some(running.number()))?;

@@ -20,7 +20,8 @@ typedef uint64_t address;
 answer (*simulated_failure)(int kind, int gpu);
 
 enum type { CONTEXT = 1, BLOCK, PINNED, STREAM, EVENT, MODULE, FUNCTION, GRAPH, EXECUTABLE, NODE };
-struct object { enum type type; int gpu, users; uint8_t *start; size_t bytes; struct object *next; };
+/* A function belongs to its module and a node to its graph, and goes with it. */
+struct object { enum type type; int gpu, users; uint8_t *start; size_t bytes; const void *owner; struct object *next; };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct object *objects, contexts[GPUS];
@@ -49,7 +50,7 @@ static size_t free_memory(int gpu) { return TOTAL - used[gpu] - taken[gpu]; }
 int simulated_objects(void) {
     int count = 0;
     pthread_mutex_lock(&lock);
-    for (struct object *at = objects; at; at = at->next) count += at->type != FUNCTION && at->type != NODE;
+    for (struct object *at = objects; at; at = at->next) count++;
     for (int gpu = 0; gpu < GPUS; gpu++) count += contexts[gpu].users;
     pthread_mutex_unlock(&lock);
     return count;
@@ -72,11 +73,17 @@ static answer ask(enum kind kind, int gpu) {
 
 static struct object *make(enum type type, int gpu, uint8_t *start, size_t bytes) {
     struct object *new = calloc(1, sizeof *new);
-    *new = (struct object){type, gpu, 0, start, bytes, NULL};
+    *new = (struct object){type, gpu, 0, start, bytes, NULL, NULL};
     pthread_mutex_lock(&lock);
     new->next = objects, objects = new;
     pthread_mutex_unlock(&lock);
     return new;
+}
+
+static struct object *make_part(enum type type, const void *owner) {
+    struct object *part = make(type, gpu_of_thread(), NULL, 0);
+    part->owner = owner;
+    return part;
 }
 
 static struct object **find(const void *what, enum type type) {
@@ -99,6 +106,11 @@ static answer drop(const void *what, enum type type) {
     pthread_mutex_lock(&lock);
     struct object **at = find(what, type), *gone = *at;
     *at = gone->next;
+    for (at = &objects; *at;) {
+        struct object *owned = *at;
+        if (owned->owner != gone) at = &owned->next;
+        else *at = owned->next, free(owned);
+    }
     if (type == BLOCK) used[gone->gpu] -= gone->bytes;
     int gpu = gone->gpu;
     pthread_mutex_unlock(&lock);
@@ -333,7 +345,7 @@ answer cuEventElapsedTime(float *milliseconds, void *start, void *end) {
 answer cuModuleGetFunction(void **function, void *module, const char *name) {
     (void)name;
     MAY_FAIL(OTHER);
-    return check(module, MODULE), *function = make(FUNCTION, gpu_of_thread(), NULL, 0), 0;
+    return check(module, MODULE), *function = make_part(FUNCTION, module), 0;
 }
 
 answer cuLaunchKernel(void *function, unsigned x, unsigned y, unsigned z, unsigned threads, unsigned rows,
@@ -350,7 +362,7 @@ answer cuGraphAddKernelNode_v2(void **node, void *graph, void **before, size_t c
     MAY_FAIL(LAUNCH);
     check(graph, GRAPH), check(*params, FUNCTION);
     for (size_t i = 0; i < count; i++) check(before[i], NODE);
-    return *node = make(NODE, gpu_of_thread(), NULL, 0), 0;
+    return *node = make_part(NODE, graph), 0;
 }
 
 answer cuGraphInstantiateWithFlags(void **executable, void *graph, unsigned long long flags) {

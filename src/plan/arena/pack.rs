@@ -89,10 +89,10 @@ impl PackedLayout {
         self.bytes
     }
 
-    /// The offset of frame `index` of a slice; `u64::MAX` if the rehearsal had none.
-    pub fn offset(&self, slice: usize, index: usize) -> u64 {
-        let offsets = self.offsets.get(slice_kind(slice, self.steady));
-        offsets.and_then(|offsets| offsets.get(index)).copied().unwrap_or(u64::MAX)
+    /// The offset of frame `index` of a slice; `None` if the rehearsal had none.
+    pub fn offset(&self, slice: usize, index: usize) -> Option<u64> {
+        let offsets = self.offsets.get(slice_kind(slice, self.steady))?;
+        offsets.get(index).copied().filter(|offset| *offset != u64::MAX)
     }
 
     fn set(&mut self, kind: usize, index: usize, offset: u64) {

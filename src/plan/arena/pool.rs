@@ -12,6 +12,8 @@ use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
 
 /// More bytes than any device has, and few enough to be added up.
 const MAX_BYTES: u64 = 1 << 60;
+/// Frames that the plan lacks are numbered from here, in place of an offset.
+const UNPLANNED: u64 = 1 << 62;
 
 /// How a frame gets its offset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -121,6 +123,8 @@ pub struct Arena {
     all_pooled: bool,
     /// Bytes of the packed region that partial slices have needed.
     partial_bytes: u64,
+    /// Slice and number of each frame that the plan lacks, or for which another frame is in the way: a bug in the plan.
+    unplanned: Vec<(usize, usize)>,
     /// Offset and bytes of the packed region; `None` while planning.
     region: Option<(u64, u64)>,
     /// Groups that are open.
@@ -157,22 +161,27 @@ impl Arena {
                 return Slot::Packed { start, bytes };
             }
             Placement::Packed(_) if self.partial => {
-                pack::first_fit(self.live.iter().map(|(at, live)| (*at, at.saturating_add(live.bytes))), bytes)
+                let live = self.live.range(..UNPLANNED).map(|(at, live)| (*at, at.saturating_add(live.bytes)));
+                Some(pack::first_fit(live, bytes))
             }
             Placement::Packed(layout) => layout.offset(self.slice, self.taken),
         };
+        let start = start.filter(|start| self.is_free(*start, bytes)).unwrap_or_else(|| {
+            // It has a key of its own among live frames. Operations on it fail.
+            self.unplanned.push((self.slice, self.taken));
+            UNPLANNED + self.unplanned.len() as u64 - 1
+        });
         if self.partial {
             self.partial_bytes = self.partial_bytes.max(start.saturating_add(bytes));
         }
         self.taken += 1;
-        debug_assert!(self.is_free(start, bytes), "two frames at one offset");
         self.live.insert(start, LiveFrame { bytes, uses: 1 });
         Slot::Packed { start, bytes }
     }
 
     fn is_free(&self, start: u64, bytes: u64) -> bool {
         let before = self.live.range(..start.saturating_add(bytes)).next_back();
-        before.is_none_or(|(at, live)| at + live.bytes <= start)
+        before.is_none_or(|(at, live)| at.saturating_add(live.bytes) <= start)
     }
 
     /// The next slice begins. `partial`: it is the last one and shorter than others.
@@ -306,6 +315,7 @@ impl Arena {
         }
         self.region = Some((offset, self.region_bytes()));
         self.live.clear();
+        self.unplanned.clear();
         self.groups = 0;
         self.first_slice(false);
     }
@@ -338,7 +348,24 @@ impl Arena {
         }
     }
 
-    /// `None` if the run took more slots than its rehearsal: a bug in the plan.
+    /// An error if the run took more slots than its rehearsal: a bug in the plan.
+    fn planned_offset(&self, slot: Slot) -> Result<u64> {
+        self.offset(slot).ok_or_else(|| {
+            let what = match slot {
+                Slot::Pooled { index, .. } => format!("slot {index} of {} bytes", self.slot_bytes(slot)),
+                Slot::Packed { start, bytes } => {
+                    let number = start.checked_sub(UNPLANNED).and_then(|number| usize::try_from(number).ok());
+                    match number.and_then(|number| self.unplanned.get(number)) {
+                        Some((slice, frame)) => format!("frame {frame} of slice {slice}, of {bytes} bytes"),
+                        None => format!("{bytes} bytes at {start}, in slice {}", self.slice),
+                    }
+                }
+            };
+            Error::Internal(format!("the plan lacks {what}"))
+        })
+    }
+
+    /// `None` if the run took more slots than its rehearsal.
     pub fn offset(&self, slot: Slot) -> Option<u64> {
         match slot {
             Slot::Pooled { class, index } => {
@@ -411,16 +438,12 @@ impl Arenas {
 
 impl Relocate<Slots, Offsets> for Arenas {
     fn device(&self, slot: Slot) -> Result<DeviceOffset> {
-        self.device.offset(slot).map(DeviceOffset).ok_or_else(not_planned)
+        self.device.planned_offset(slot).map(DeviceOffset)
     }
 
     fn host(&self, slot: Slot) -> Result<HostOffset> {
-        self.host.offset(slot).map(HostOffset).ok_or_else(not_planned)
+        self.host.planned_offset(slot).map(HostOffset)
     }
-}
-
-fn not_planned() -> Error {
-    Error::Internal("the run needs more memory than its plan; please report this".into())
 }
 
 #[cfg(test)]
@@ -493,8 +516,39 @@ mod tests {
         let mut rehearsal = Arena::default();
         rehearsal.take(10, SlotKind::Packed);
         let mut run = rehearsal.pack(None, &|| false);
-        let [planned, beyond] = [10, 10].map(|bytes| run.take(bytes, SlotKind::Packed));
-        assert_eq!((run.offset(planned), run.offset(beyond)), (Some(0), None));
+        let [planned, beyond, last] = [10, 10, 10].map(|bytes| run.take(bytes, SlotKind::Packed));
+        assert_eq!([planned, beyond, last].map(|slot| run.offset(slot)), [Some(0), None, None]);
+        let why = run.planned_offset(last).unwrap_err().to_string();
+        assert!(why.contains("frame 2 of slice 0"), "{why}");
+        // Each is a frame of its own: a drop of one is not that of another.
+        run.keep(last);
+        [beyond, last, last, planned].into_iter().for_each(|slot| run.drop(slot));
+        assert!([planned, beyond, last].iter().all(|slot| !run.is_live(*slot)));
+    }
+
+    /// The same item again while a frame of it is live: what a run must never do.
+    #[test]
+    fn a_frame_never_gets_the_offset_of_another_that_is_live() {
+        let mut rehearsal = Arena::default();
+        rehearsal.take(10, SlotKind::Packed);
+        let mut run = rehearsal.pack(None, &|| false);
+        let first = run.take(10, SlotKind::Packed);
+        run.next_item();
+        let second = run.take(10, SlotKind::Packed);
+        assert_eq!((run.offset(first), run.offset(second)), (Some(0), None));
+        run.drop(first);
+        run.drop(second);
+        assert!(!run.is_live(first) && !run.is_live(second));
+    }
+
+    /// The layout of a cancelled search has every frame at one place.
+    #[test]
+    fn a_useless_layout_gives_no_frame_a_place_and_every_drop_is_right() {
+        let mut rehearsal = Arena::default();
+        slices(&mut rehearsal, PackedLayout::TRACED_SLICES);
+        let mut run = rehearsal.pack(Some(0), &|| true);
+        slices(&mut run, 14);
+        assert!(run.live.len() == 1);
     }
 
     #[test]

@@ -251,9 +251,16 @@ impl Emitter {
     }
 
     /// Slots for output frames: those of `over` if nobody else uses them and the device can write in place, else new
-    /// ones.
+    /// ones. A frame that stays cached, or outlives the turn, is never written over a packed one: the next work item
+    /// gets the same offset.
     pub fn outputs(&self, of: &LayerOutputs, over: Option<&[Slot]>, arena: &mut Arena) -> Vec<Slot> {
-        match over.filter(|slots| self.sizes.adds_in_place && slots.iter().all(|slot| arena.is_sole(*slot))) {
+        let stays = |(frame, slot): (u64, &Slot)| frame < of.first_cached || matches!(slot, Slot::Pooled { .. });
+        let usable = |slots: &&[Slot]| {
+            self.sizes.adds_in_place
+                && slots.iter().all(|slot| arena.is_sole(*slot))
+                && of.frames.clone().zip(*slots).all(stays)
+        };
+        match over.filter(usable) {
             Some(slots) => {
                 slots.iter().for_each(|slot| arena.keep(*slot));
                 slots.to_vec()

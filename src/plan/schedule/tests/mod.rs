@@ -530,3 +530,24 @@ fn the_estimate_of_a_long_clip_is_that_of_all_its_operations() {
         assert!(off.abs() < 1e-3, "{direction:?}: {} for {seconds}", plan.seconds());
     }
 }
+
+/// A banded layer may write over its input. The frames of a batch wait for those of its last clip, so they must not lie
+/// where the next clip's are.
+#[test]
+fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
+    let base = request(Direction::Encode, clip(Direction::Encode, 2, 23));
+    // As many channels go into the last layer as come out of it.
+    let config = Config { latent: 16, ..base.network.config.clone() };
+    let base = Request { network: Arc::new(Network::new(&config, Direction::Encode)), ..base };
+    let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
+    let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
+    let SavedPlan { mut policy, tiles } = stream.plan(&FAST_COPIES).unwrap().spec.saved_plan();
+    for (_, layer) in FAST_COPIES.target().offloadable_caches(&stream.network) {
+        policy.caches[layer] = CachePolicy::HOST;
+    }
+    for slice in [1, 2, 3] {
+        policy.slice = slice * stream.network.latent_rate();
+        let plan = stream.restore(&SavedPlan { policy: policy.clone(), tiles }, &FAST_COPIES).unwrap();
+        assert_eq!(run_pushed(&plan, &FAST_COPIES, 23, 5), expected, "{slice}");
+    }
+}

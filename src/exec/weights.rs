@@ -134,8 +134,8 @@ fn weight_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
     network.layers.iter().map(|layer| backend.sizes().weight_bytes(&layer.layout)).sum()
 }
 
-/// The parts of weights that are folded and packed at a time. Depends on the network only, so that plans are the same on
-/// every machine.
+/// The parts of weights that are folded and packed at a time. Depends on the network only, so that plans are the same
+/// on every machine.
 struct PartsInFlight {
     /// At most so many.
     count: usize,

@@ -1,5 +1,5 @@
-//! The matrix product of folding. Both factors are values of the file: at most f32, so that each product of two is exact
-//! in f64, and a fused multiplication gives the same bits as two operations.
+//! The matrix product of folding. Both factors are values of the file, at most f32. So each product of two is exact in
+//! f64, and a fused multiplication gives the same bits as two operations.
 
 /// Columns of a product.
 pub(super) const COLUMNS: usize = 16;

@@ -91,9 +91,11 @@ impl<'a> Upsampler<'a> {
                 for row in 0..TAPS * rows {
                     let at = row / rows * padded + row % rows;
                     let into = &mut plain[(slab * TAPS * rows + row) * columns + first..][..width];
-                    for (c, into) in into.iter_mut().enumerate() {
-                        *into = T::round(places.iter().map(|place| products[place + at][c]).sum());
+                    let mut sums = [0.0; COLUMNS];
+                    for place in &places {
+                        sums.iter_mut().zip(&products[place + at]).for_each(|(sum, product)| *sum += product);
                     }
+                    into.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::round(sum));
                 }
             }
         }

@@ -59,8 +59,8 @@ impl DeviceBlock {
         self.write_all(stream, std::iter::once((offset, from)))
     }
 
-    /// Copies pieces from host memory, each to its offset, and waits once. On a stream, because the plain copy would wait
-    /// for the host's default stream, and may return before the last bytes have landed.
+    /// Copies pieces from host memory, each to its offset, and waits once. On a stream, because the plain copy would
+    /// wait for the host's default stream, and may return before the last bytes have landed.
     pub fn write_all<'a, T: Copy + 'a>(
         &self,
         stream: &CudaStream,

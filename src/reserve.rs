@@ -36,6 +36,16 @@ pub fn filled<T: Clone>(what: &str, value: T, count: usize) -> Result<Vec<T>> {
     Ok(filled)
 }
 
+/// The first `count` elements of a buffer that is used again and again. What they hold is left from the last use.
+pub fn grown<'a, T: Copy + Default>(what: &str, buffer: &'a mut Vec<T>, count: usize) -> Result<&'a mut [T]> {
+    if buffer.len() < count {
+        // A new one, because growing would copy what nobody needs and take both at once.
+        *buffer = Vec::new();
+        *buffer = filled(what, T::default(), count)?;
+    }
+    Ok(&mut buffer[..count])
+}
+
 /// Fails if small allocations have failed for some time. Asked before and within calls.
 pub fn check() -> Result<()> {
     RESERVE.check()

@@ -11,7 +11,7 @@ use crate::{float_mode, reserve};
 const WORTH_A_THREAD: usize = 1 << 17;
 
 /// Each thread costs memory, and more than this save little time.
-const MOST_THREADS: usize = 16;
+pub const MOST_THREADS: usize = 16;
 
 /// Threads to start for work on this many elements. 0: the calling thread does the work.
 pub fn threads_for(elements: usize) -> usize {

@@ -23,7 +23,7 @@ use std::time::Instant;
 use crate::error::Result;
 use crate::ir::{
     BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PersistedRegion, PinnedBytes,
-    Sizes, StoreTensor,
+    Sizes, StoreTensor, WeightPart,
 };
 
 /// Asked now and then on the calling thread while an operation runs. `true` ends it with
@@ -74,6 +74,8 @@ pub trait Backend: Send + Sync + 'static {
     type Store: Send + Sync;
     /// The prepared weights of one convolution. Shared between handles.
     type Conv: Send + Sync;
+    /// What a thread that writes weights keeps from part to part.
+    type PackBuffers: Default;
 
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.
@@ -108,15 +110,18 @@ pub trait Backend: Send + Sync + 'static {
     fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Self::Store>;
     /// Whether offloaded weights could not be pinned.
     fn is_pageable_store(&self, store: &Self::Store) -> bool;
-    /// Brings the weights of a convolution into the kernels' form, `offset` bytes into `store`. Reads one slab at a
-    /// time.
-    fn prepare(
+    /// Memory for the weights of a convolution, `offset` bytes into `store`, with nothing in it yet.
+    fn allocate_conv(&self, store: &Self::Store, offset: u64, layout: &ConvLayout) -> Result<Self::Conv>;
+    /// The parts that the weights of a convolution are written in. Small enough to stay in cache.
+    fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart>;
+    /// Brings a part into the kernels' form. Called once for each part, by several threads at a time.
+    fn write_part(
         &self,
-        store: &Self::Store,
-        offset: u64,
-        layout: &ConvLayout,
+        conv: &Self::Conv,
+        part: &WeightPart,
         source: &mut dyn ConvSource,
-    ) -> Result<Self::Conv>;
+        buffers: &mut Self::PackBuffers,
+    ) -> Result<()>;
 
     /// For a trace: what follows belongs to operation number `op`; `None` ends it. `true` if the device notes times
     /// itself, for [`Backend::take_spans`]; `false` if every method returns when its work is done.
@@ -138,4 +143,20 @@ pub trait Backend: Send + Sync + 'static {
     fn blend(&self, memory: &mut Self::Memory, op: &BlendTile, buffers: &Buffers) -> Result<()>;
     /// Activations to host tensor.
     fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers) -> Result<()>;
+}
+
+/// For tests: all parts of a convolution's weights.
+#[cfg(test)]
+pub fn prepare<B: Backend>(
+    backend: &B,
+    (store, offset): (&B::Store, u64),
+    layout: &ConvLayout,
+    source: &mut dyn crate::ir::SlabSource,
+) -> Result<B::Conv> {
+    let conv = backend.allocate_conv(store, offset, layout)?;
+    let mut source = crate::ir::CutSlabs { layout, source };
+    for part in backend.weight_parts(layout) {
+        backend.write_part(&conv, &part, &mut source, &mut Default::default())?;
+    }
+    Ok(conv)
 }

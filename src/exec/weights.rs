@@ -12,12 +12,12 @@ use super::Allocators;
 use super::ledger::{Held, Ledger};
 use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
-use crate::ir::TensorDevice;
+use crate::ir::{LayerId, TensorDevice, WeightPart, Window};
 use crate::model::checkpoint::FileIdentity;
-use crate::model::fold::{self, LayerWeights};
-use crate::model::{Checkpoint, Direction, Layer, Network};
+use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights};
+use crate::model::{Checkpoint, Direction, Network};
 use crate::plan::WeightBytes;
-use crate::reserve;
+use crate::{reserve, workers};
 
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
@@ -127,21 +127,37 @@ impl<B: Backend> std::ops::Deref for SharedWeights<B> {
 
 /// Peak host memory of loading, weights included. 0 where a device holds them: loading then takes no more.
 pub fn load_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
-    if !B::HOST_MEMORY {
-        return 0;
-    }
-    let mut loaded = 0;
-    let moments = network.layers.iter().map(|layer| {
-        loaded += backend.sizes().weight_bytes(&layer.layout);
-        loaded + transient_bytes(layer)
-    });
-    moments.max().unwrap_or(0)
+    if B::HOST_MEMORY { weight_bytes(backend, network) + PartsInFlight::of(backend, network).bytes } else { 0 }
 }
 
-/// Host bytes to load a layer: one slab in plain form, the layer's tensors as read, and what folding takes.
-fn transient_bytes(layer: &Layer) -> u64 {
-    let slab = (0..layer.layout.slab_count()).map(|slab| layer.layout.slab_elements(slab)).max().unwrap_or(0);
-    slab * size_of::<f32>() as u64 + fold::transient_bytes(layer)
+fn weight_bytes<B: Backend>(backend: &B, network: &Network) -> u64 {
+    network.layers.iter().map(|layer| backend.sizes().weight_bytes(&layer.layout)).sum()
+}
+
+/// The parts of weights that are folded and packed at a time. Depends on the network only, so that plans are the same
+/// on every machine.
+struct PartsInFlight {
+    /// At most so many.
+    count: usize,
+    /// Host bytes beside the weights: the list of parts, and buffers for those in flight.
+    bytes: u64,
+}
+
+impl PartsInFlight {
+    fn of<B: Backend>(backend: &B, network: &Network) -> PartsInFlight {
+        let (mut largest, mut parts) = (FoldBytes::default(), 0);
+        for layer in &network.layers {
+            for part in backend.weight_parts(&layer.layout) {
+                largest = largest.max(fold::bytes(layer, &part));
+                parts += 1;
+            }
+        }
+        // Buffers that count take a quarter of what the weights take, or those of one part.
+        let room = if B::HOST_MEMORY { weight_bytes(backend, network) / 4 } else { u64::MAX };
+        let count = (room / largest.total().max(1)).min(parts).clamp(1, workers::MOST_THREADS as u64);
+        let list = parts * size_of::<(LayerId, WeightPart)>() as u64;
+        PartsInFlight { count: count as usize, bytes: list + count * largest.total() }
+    }
 }
 
 /// What it takes to load the weights of `key`.
@@ -186,34 +202,63 @@ impl<B: Backend> Loading<'_, B> {
     fn load(&self) -> Result<(Weights<B>, Held)> {
         let Loading { backend, key, network, bytes, ledger, .. } = self;
         let checkpoint = Checkpoint::reopen(self.path, &key.file)?;
-        let mut convs = Vec::with_capacity(network.layers.len());
-        // A device has all of its weights in one block; the host takes memory as it goes.
+        // A device has all of its weights in one block.
         let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };
         let mut host = match bytes.host {
             0 => None,
             bytes => Some(WeightStore { store: backend.allocate_weights(bytes, Residency::Host)?, taken: 0 }),
         };
+        let mut convs = Vec::with_capacity(network.layers.len());
         for (layer, offloaded) in network.layers.iter().zip(&key.offloaded) {
             check_cancel(self.cancel)?;
-            reserve::check()?;
-            let layout = &layer.layout;
-            let _transient = B::HOST_MEMORY.then(|| {
-                held.grow(backend.sizes().weight_bytes(layout));
-                ledger.hold(transient_bytes(layer))
-            });
             let into = host.as_mut().filter(|_| *offloaded).unwrap_or(&mut resident);
-            convs.push(backend.prepare(
-                &into.store,
-                into.taken,
-                layout,
-                &mut LayerWeights::new(&checkpoint, layer)?,
-            )?);
-            into.taken += backend.sizes().weight_bytes(layout);
+            convs.push(backend.allocate_conv(&into.store, into.taken, &layer.layout)?);
+            let bytes = backend.sizes().weight_bytes(&layer.layout);
+            into.taken += bytes;
+            if B::HOST_MEMORY {
+                held.grow(bytes);
+            }
         }
+        let transient = B::HOST_MEMORY.then(|| ledger.hold(PartsInFlight::of(*backend, network).bytes));
+        self.write(&checkpoint, &convs)?;
+        drop(transient);
         // A file that changed during the load may have given a mix.
         checkpoint.verify_unchanged()?;
         let pageable = host.is_some_and(|host| backend.is_pageable_store(&host.store));
         Ok((Weights { convs, pageable }, held))
+    }
+
+    /// Folds and packs the parts of all layers on all cores.
+    fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv]) -> Result<()> {
+        let Loading { backend, network, .. } = self;
+        let layers = network.layers.iter();
+        let sources = layers.map(|layer| LayerWeights::new(checkpoint, layer)).collect::<Result<Vec<_>>>()?;
+        let mut parts: Vec<(LayerId, WeightPart)> = Vec::new();
+        for (id, layer) in network.layers.iter().enumerate() {
+            parts.extend(backend.weight_parts(&layer.layout).into_iter().map(|part| (id, part)));
+        }
+        // Those of upsamplers take longest. If they came last, most cores would wait for a few.
+        parts.sort_by_key(|(id, _)| network.layers[*id].layout.window != Window::Up);
+        let failure = Mutex::new(None);
+        let write = |(fold_buffers, pack_buffers): &mut (FoldBuffers, B::PackBuffers),
+                     (id, part): (LayerId, WeightPart)| {
+            if failure.lock().is_some() {
+                return;
+            }
+            let mut source = BufferedWeights { weights: &sources[id], buffers: fold_buffers };
+            let written = check_cancel(self.cancel)
+                .and_then(|()| reserve::check())
+                .and_then(|()| backend.write_part(&convs[id], &part, &mut source, pack_buffers));
+            if let Err(why) = written {
+                failure.lock().get_or_insert(why);
+            }
+        };
+        let threads = match PartsInFlight::of(*backend, network).count {
+            1 => 0,
+            count => count.min(workers::threads_for(usize::MAX)),
+        };
+        workers::for_each(threads, parts, Default::default, write);
+        failure.into_inner().map_or(Ok(()), Err)
     }
 }

@@ -1,5 +1,7 @@
 //! The shape of a convolution, and of the weights it needs. Model and backend meet here.
 
+use std::ops::Range;
+
 use super::FrameShape;
 use crate::error::Result;
 
@@ -110,11 +112,117 @@ impl ConvLayout {
     }
 }
 
-/// Gives weights slab by slab, so that no more than one of them need exist in plain form.
+/// A block of a convolution's weights: some input and some output channels of every slab, or of the shortcut.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WeightBlock {
+    pub shortcut: bool,
+    pub inputs: Range<u64>,
+    pub outputs: Range<u64>,
+}
+
+impl WeightBlock {
+    pub const fn rows(&self) -> u64 {
+        self.inputs.end - self.inputs.start
+    }
+
+    pub const fn columns(&self) -> u64 {
+        self.outputs.end - self.outputs.start
+    }
+
+    /// The slabs that it is a block of.
+    pub const fn slabs(&self, layout: &ConvLayout) -> Range<u64> {
+        if self.shortcut { layout.slabs..layout.slabs + 1 } else { 0..layout.slabs }
+    }
+
+    /// Taps of a slab, of all phases together.
+    pub const fn taps(&self, layout: &ConvLayout) -> u64 {
+        if self.shortcut { 1 } else { layout.window.taps() }
+    }
+
+    /// Elements of one slab.
+    pub const fn slab_elements(&self, layout: &ConvLayout) -> u64 {
+        self.taps(layout) * self.rows() * self.columns()
+    }
+
+    /// A convolution's weights in blocks of at most so many channels.
+    pub fn all(layout: &ConvLayout, inputs: u64, outputs: u64) -> Vec<WeightBlock> {
+        let cut = |all: u64, step: u64| (0..all).step_by(step as usize).map(move |at| at..all.min(at + step));
+        let mut blocks = Vec::new();
+        for (shortcut, cin) in [(false, layout.cin), (true, layout.shortcut.unwrap_or(0))] {
+            for outputs in cut(layout.cout, outputs) {
+                blocks.extend(cut(cin, inputs).map(|inputs| WeightBlock {
+                    shortcut,
+                    inputs,
+                    outputs: outputs.clone(),
+                }));
+            }
+        }
+        blocks
+    }
+}
+
+/// What is written at a time when a convolution's weights are prepared.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum WeightPart {
+    Block(WeightBlock),
+    /// Biases, and weight and bias of the norm.
+    Vectors,
+}
+
+/// Gives weights block by block, so that no more than one of them need exist in plain form. Fails where memory runs out
+/// or the file cannot be read.
 pub trait ConvSource {
-    /// Fails where memory runs out.
-    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()>;
-    fn bias(&mut self, bias: u64, into: &mut [f32]);
+    /// Calls `each` with every slab's number and its block, slab after slab. Order: that of a slab.
+    fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()>;
+    /// All bias vectors.
+    fn biases(&mut self, into: &mut [f32]) -> Result<()>;
     /// Weight and bias of the norm in the prologue; not called when there is none.
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()>;
+}
+
+pub type EachSlab<'a> = dyn FnMut(u64, &[f32]) -> Result<()> + 'a;
+
+/// For tests: weights slab by slab.
+#[cfg(test)]
+pub trait SlabSource {
+    fn slab(&mut self, slab: u64, into: &mut [f32]);
+    fn bias(&mut self, bias: u64, into: &mut [f32]);
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]);
+}
+
+/// Cuts blocks out of slabs.
+#[cfg(test)]
+pub struct CutSlabs<'a> {
+    pub layout: &'a ConvLayout,
+    pub source: &'a mut dyn SlabSource,
+}
+
+#[cfg(test)]
+impl ConvSource for CutSlabs<'_> {
+    fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()> {
+        let cout = self.layout.cout as usize;
+        for slab in block.slabs(self.layout) {
+            let mut whole = vec![0.0; self.layout.slab_elements(slab) as usize];
+            self.source.slab(slab, &mut whole);
+            let mut cut = Vec::new();
+            for tap in whole.chunks(whole.len() / block.taps(self.layout) as usize) {
+                for row in tap.chunks(cout).take(block.inputs.end as usize).skip(block.inputs.start as usize) {
+                    cut.extend_from_slice(&row[block.outputs.start as usize..block.outputs.end as usize]);
+                }
+            }
+            each(slab, &cut)?;
+        }
+        Ok(())
+    }
+
+    fn biases(&mut self, into: &mut [f32]) -> Result<()> {
+        let vectors = into.chunks_mut(self.layout.bias_elements() as usize).enumerate();
+        vectors.for_each(|(bias, into)| self.source.bias(bias as u64, into));
+        Ok(())
+    }
+
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()> {
+        self.source.norm(gamma, beta);
+        Ok(())
+    }
 }

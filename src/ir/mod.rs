@@ -14,7 +14,11 @@ mod shape;
 mod tensor_op;
 mod view;
 
-pub use conv::{ConvLayout, ConvSource, LayerId, OWN_SLABS, PAIR_SLABS, Prologue, Window};
+pub use conv::{
+    ConvLayout, ConvSource, EachSlab, LayerId, OWN_SLABS, PAIR_SLABS, Prologue, WeightBlock, WeightPart, Window,
+};
+#[cfg(test)]
+pub use conv::{CutSlabs, SlabSource};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
 pub use location::{

@@ -21,7 +21,7 @@ use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
-    Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor,
+    Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
 use element::with_element;
 use pool::Pool;
@@ -162,6 +162,7 @@ impl Backend for Cpu {
     type Memory = CpuMemory;
     type Store = ();
     type Conv = ConvWeights;
+    type PackBuffers = ();
 
     fn precision(&self) -> Precision {
         self.precision
@@ -256,8 +257,22 @@ impl Backend for Cpu {
         false
     }
 
-    fn prepare(&self, (): &(), _: u64, layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<ConvWeights> {
-        ConvWeights::prepare(layout, self.precision, source, &self.allocator)
+    fn allocate_conv(&self, (): &(), _: u64, layout: &ConvLayout) -> Result<ConvWeights> {
+        ConvWeights::allocate(layout, self.precision, &self.allocator)
+    }
+
+    fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {
+        conv::parts(layout)
+    }
+
+    fn write_part(
+        &self,
+        conv: &ConvWeights,
+        part: &WeightPart,
+        source: &mut dyn ConvSource,
+        (): &mut (),
+    ) -> Result<()> {
+        conv.write(part, source)
     }
 
     fn run(

@@ -8,6 +8,7 @@ mod profile;
 
 pub use driver::{HostCopies, KernelArch, devices, ready};
 pub use launch::CudaSizes;
+pub use offload::pack::PackBuffers;
 pub use offload::weights::{PreparedConv, WeightStore};
 pub use profile::device_profile;
 
@@ -22,13 +23,14 @@ use self::launch::{
     conv_products, tiling,
 };
 use self::offload::bands::BandPipeline;
+use self::offload::pack;
 use self::offload::staging::Staging;
 use super::{Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile,
     FetchOp, FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes,
-    Rates, Sizes, StoreTensor,
+    Rates, Sizes, StoreTensor, WeightPart,
 };
 
 /// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
@@ -280,6 +282,7 @@ impl Backend for Cuda {
     type Memory = JobMemory;
     type Store = WeightStore;
     type Conv = PreparedConv;
+    type PackBuffers = PackBuffers;
 
     fn precision(&self) -> Precision {
         self.launcher.sizes.precision
@@ -374,18 +377,26 @@ impl Backend for Cuda {
         matches!(store, WeightStore::Host(memory) if !memory.is_pinned())
     }
 
-    fn prepare(
-        &self,
-        store: &WeightStore,
-        offset: u64,
-        layout: &ConvLayout,
-        source: &mut dyn ConvSource,
-    ) -> Result<PreparedConv> {
+    fn allocate_conv(&self, store: &WeightStore, offset: u64, layout: &ConvLayout) -> Result<PreparedConv> {
         let _current = self.context().enter()?;
         // As in `allocate`: weights are prepared before a job's memory is allocated.
         self.launcher.load_conv(layout)?;
-        let stream = self.launcher.queue.stream();
-        PreparedConv::prepare(store, offset, stream, self.launcher.sizes, layout, source)
+        Ok(PreparedConv::new(store, offset, self.launcher.sizes, layout))
+    }
+
+    fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {
+        pack::parts(layout)
+    }
+
+    fn write_part(
+        &self,
+        conv: &PreparedConv,
+        part: &WeightPart,
+        source: &mut dyn ConvSource,
+        buffers: &mut PackBuffers,
+    ) -> Result<()> {
+        let _current = self.context().enter()?;
+        conv.write(self.launcher.queue.stream(), part, source, buffers)
     }
 
     fn run(&self, memory: &mut JobMemory, op: &Op<Offsets>, args: &Args, stop: &mut Stop) -> Result<()> {

@@ -17,8 +17,8 @@ use super::*;
 use crate::backend::Callbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::ir::{
-    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
-    Term, View, Window,
+    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, SlabSource,
+    TensorDevice, Term, View, Window,
 };
 use crate::testing::Lcg;
 
@@ -85,11 +85,10 @@ struct RandomWeights {
     scale: f32,
 }
 
-impl ConvSource for RandomWeights {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
+impl SlabSource for RandomWeights {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) {
         let mut random = Lcg(self.seed ^ slab << 32);
         into.iter_mut().for_each(|w| *w = random.next() * self.scale);
-        Ok(())
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         let mut random = Lcg(self.seed ^ bias << 40);
@@ -111,7 +110,7 @@ fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
 fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
     let bytes = FRAME_ALIGN + backend.sizes().weight_bytes(layout);
     let store = backend.allocate_weights(bytes, Residency::Device).unwrap();
-    backend.prepare(&store, FRAME_ALIGN, layout, &mut weights(layout, seed)).unwrap()
+    crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut weights(layout, seed)).unwrap()
 }
 
 fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {

@@ -1,40 +1,47 @@
-//! A tensor in the file: reads its values as f32 or f64, and finds values that are not finite.
+//! A tensor in the file: reads some of its values as f32 or f64, and finds values that are not finite.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 
+use super::open::Checkpoint;
+use crate::error::Result;
 use crate::ir::DType;
+use crate::reserve;
 
-/// A tensor's values as the file has them, little-endian and unaligned.
-#[derive(Debug)]
+/// A tensor of an open checkpoint. Its values stay in the file until they are read.
+#[derive(Debug, Clone, Copy)]
 pub struct FileTensor<'a> {
     pub dtype: DType,
     pub shape: &'a [u64],
-    pub(super) bytes: Vec<u8>,
+    pub(super) checkpoint: &'a Checkpoint,
+    /// Where in the file it begins.
+    pub(super) start: u64,
 }
 
 const AT_ONCE: usize = 512;
 
 impl FileTensor<'_> {
     pub fn elements(&self) -> usize {
-        self.bytes.len() / self.dtype.bytes() as usize
+        self.shape.iter().product::<u64>() as usize
     }
 
-    /// Reads the values from element `first` on. Exact for every type.
-    pub fn widen(&self, first: usize, into: &mut [f32]) {
-        let size = self.dtype.bytes() as usize;
-        widen(self.dtype, &self.bytes[first * size..(first + into.len()) * size], into);
+    /// Reads the values from element `first` on. Exact for every type. `bytes` is a buffer, for values as the file has
+    /// them, little-endian and unaligned.
+    pub fn read(&self, first: usize, bytes: &mut Vec<u8>, into: &mut [f32]) -> Result<()> {
+        let size = self.dtype.bytes();
+        let bytes = reserve::grown("tensors as read", bytes, into.len() * size as usize)?;
+        self.checkpoint.read(bytes, self.start + first as u64 * size)?;
+        widen(self.dtype, bytes, into);
+        Ok(())
     }
 
-    pub fn widen_f64(&self, first: usize, into: &mut [f64]) {
-        let mut single = [0.0; AT_ONCE];
-        for (chunk, values) in into.chunks_mut(AT_ONCE).enumerate() {
-            let single = &mut single[..values.len()];
-            self.widen(first + chunk * AT_ONCE, single);
-            for (value, single) in values.iter_mut().zip(single) {
-                *value = f64::from(*single);
-            }
-        }
+    /// All values.
+    pub fn read_all(&self) -> Result<Vec<f64>> {
+        let mut single = reserve::filled("a tensor", 0.0f32, self.elements())?;
+        self.read(0, &mut Vec::new(), &mut single)?;
+        let mut double = reserve::vec("a tensor", single.len())?;
+        double.extend(single.into_iter().map(f64::from));
+        Ok(double)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Checkpoints: safetensors files, checked as a whole before use and read a tensor at a time.
+//! Checkpoints: safetensors files, checked as a whole before use and read in parts.
 //! May read files. Must not know devices.
 
 mod contents;

@@ -79,13 +79,14 @@ impl Checkpoint {
         }
     }
 
-    /// Reads a tensor by its current name, also if the file has its older name.
+    /// Finds a tensor by its current name, also if the file has its older name.
     pub fn tensor(&self, name: &str) -> Result<FileTensor<'_>> {
         let unknown = || Error::Internal(format!("{}: the model has no tensor {name:?}", self.path.display()));
         let entry = self.contents.tensor(name).ok_or_else(unknown)?;
-        let length = (entry.range.end - entry.range.start) as usize;
-        let mut bytes = reserve::filled(name, 0, length)?;
-        self.source.read(&mut bytes, entry.range.start).map_err(|why| self.fail(why))?;
-        Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, bytes })
+        Ok(FileTensor { dtype: entry.dtype, shape: &entry.shape, checkpoint: self, start: entry.range.start })
+    }
+
+    pub(super) fn read(&self, into: &mut [u8], at: u64) -> Result<()> {
+        self.source.read(into, at).map_err(|why| self.fail(why))
     }
 }

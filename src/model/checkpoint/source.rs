@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use crate::safetensors::Check;
 
-/// Bytes that a thread reads at a time when it needs no whole tensor. Less than folding a layer takes per thread.
+/// Bytes that a thread reads at a time when it needs no whole tensor. Less than folding takes per thread.
 pub(super) const PIECE: usize = 32 << 10;
 
 #[derive(Debug)]

@@ -1,92 +1,139 @@
-//! The algebra done once at load time: folds a checkpoint's tensors into the weights of convolutions.
+//! The algebra done once at load time: folds a checkpoint's tensors into the weights of convolutions, block by block.
 //! Everything is summed and multiplied in f64 and rounded once. Must not know how a backend packs weights.
 
+mod buffers;
+mod product;
 mod taps;
 #[cfg(test)]
 mod tests;
 mod upsampler;
 
-use std::sync::OnceLock;
+pub use buffers::{FoldBuffers, FoldBytes};
 
 use super::causal::{Product, Time};
-use super::checkpoint::Checkpoint;
+use super::checkpoint::{Checkpoint, FileTensor};
 use super::network::{Layer, NamedWeights};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, Window};
-use crate::workers;
+use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock, WeightPart, Window};
+use crate::reserve;
 use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
 
-/// The weights of one layer, folded slab by slab. Holds the layer's tensors as the file has them.
+/// The weights of one layer, folded block by block. Reads from the file what a block needs.
 pub struct LayerWeights<'a> {
     layout: ConvLayout,
     time: Time,
     norm: Option<WeightAndBias<'a>>,
     /// Those of [`Layer::weights`].
     weights: Vec<WeightAndBias<'a>>,
-    /// See [`Upsampler::bias`].
-    upsampler_bias_terms: OnceLock<Vec<f64>>,
+}
+
+/// The weights of a layer, with the buffers of a thread.
+pub struct BufferedWeights<'a, 'b> {
+    pub weights: &'b LayerWeights<'a>,
+    pub buffers: &'b mut FoldBuffers,
 }
 
 impl<'a> LayerWeights<'a> {
-    /// Reads the layer's tensors. `layer` must belong to the network of the checkpoint's configuration.
+    /// Finds the layer's tensors. `layer` must belong to the network of the checkpoint's configuration.
     pub fn new(checkpoint: &'a Checkpoint, layer: &Layer) -> Result<LayerWeights<'a>> {
-        let read = |affine: &NamedWeights| read(checkpoint, affine);
+        let find = |affine: &NamedWeights| find(checkpoint, affine);
         Ok(LayerWeights {
             layout: layer.layout,
             time: layer.time,
-            norm: layer.norm.as_ref().map(read).transpose()?,
-            weights: layer.weights.iter().map(read).collect::<Result<_>>()?,
-            upsampler_bias_terms: OnceLock::new(),
+            norm: layer.norm.as_ref().map(find).transpose()?,
+            weights: layer.weights.iter().map(find).collect::<Result<_>>()?,
         })
     }
 
-    fn fill_slab<T: Rounded>(&self, slab: u64, into: &mut [T]) -> Result<()> {
-        let cout = self.layout.cout as usize;
-        match self.layout.window {
-            Window::Up => self.upsampler().slab(self.products(slab), into)?,
-            Window::Point => {
-                let mut column = 0;
-                for (part, matrix) in self.weights.iter().enumerate() {
-                    taps::transpose(&matrix.weight, self.scale(part), &mut into[column..], cout);
-                    column += matrix.bias.elements();
-                }
-            }
-            _ if slab == self.layout.slabs => taps::transpose(&self.weights[1].weight, 1.0, into, cout),
-            _ => {
-                let taps = taps_of(self.products(slab), self.time.factors(slab as usize));
-                taps::sum(&self.weights[0].weight, &taps, into);
-            }
+    fn fold<T: Rounded>(
+        &self,
+        block: &WeightBlock,
+        buffers: &mut FoldBuffers<T>,
+        each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
+    ) -> Result<()> {
+        if self.layout.window == Window::Up {
+            return self.upsampler().fold(block, self.time, buffers, each);
+        }
+        let FoldBuffers { bytes, kernels, plain, .. } = buffers;
+        let (rows, columns) = (block.rows() as usize, block.columns() as usize);
+        let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
+        if block.shortcut || self.layout.window == Window::Point {
+            let kernels = reserve::grown("weights", kernels, plain.len())?;
+            let parts = if block.shortcut { &self.weights[1..] } else { &self.weights };
+            self.transpose(parts, block, bytes, kernels, plain)?;
+            return each(block.slabs(&self.layout).start, plain);
+        }
+        let weight = &self.weights[0].weight;
+        let volume = volume_of(weight);
+        let kernels = reserve::grown("weights", kernels, rows * columns * volume)?;
+        taps::read(weight, (block, volume), bytes, kernels)?;
+        let area = self.layout.window.taps() as usize;
+        for slab in block.slabs(&self.layout) {
+            let taps = taps_of(self.products(slab), self.time.factors(slab as usize));
+            taps::sum(kernels, (rows, columns, area), &taps, plain);
+            each(slab, plain)?;
         }
         Ok(())
     }
 
-    fn fill_bias<T: Rounded>(&self, bias: u64, into: &mut [T]) {
-        let mut exact = vec![0.0; into.len()];
-        match self.layout.window {
-            Window::Up => {
-                let products = self.time.biases()[bias as usize];
-                self.upsampler().bias(products, &self.upsampler_bias_terms, &mut exact);
+    /// A block of matrices [output channel, input channel] that lie side by side.
+    fn transpose<T: Rounded>(
+        &self,
+        parts: &[WeightAndBias],
+        block: &WeightBlock,
+        bytes: &mut Vec<u8>,
+        kernels: &mut [f32],
+        into: &mut [T],
+    ) -> Result<()> {
+        let (rows, columns) = (block.rows() as usize, block.columns() as usize);
+        let (mut first, mut column) = (0, 0);
+        for (part, matrix) in parts.iter().enumerate() {
+            let end = first + matrix.weight.shape[0];
+            let outputs = block.outputs.start.max(first) - first..block.outputs.end.min(end).max(first) - first;
+            if outputs.start < outputs.end {
+                let scale = if block.shortcut { 1.0 } else { self.scale(part) };
+                let of_part = WeightBlock { outputs, ..block.clone() };
+                let width = of_part.columns() as usize;
+                let kernels = &mut kernels[..rows * width];
+                taps::read(&matrix.weight, (&of_part, 1), bytes, kernels)?;
+                for (c, kernels) in kernels.chunks_exact(rows).enumerate() {
+                    for (value, into) in kernels.iter().zip(into.chunks_exact_mut(columns)) {
+                        into[column + c] = T::round(f64::from(*value) * scale);
+                    }
+                }
+                column += width;
             }
+            first = end;
+        }
+        Ok(())
+    }
+
+    /// All bias vectors.
+    fn fold_biases<T: Rounded>(&self, into: &mut [T]) -> Result<()> {
+        let mut exact = reserve::filled("biases", 0.0, into.len())?;
+        match self.layout.window {
+            Window::Up => self.upsampler().biases(self.time, &mut exact)?,
             Window::Point => {
                 let mut rest = exact.as_mut_slice();
                 for (part, matrix) in self.weights.iter().enumerate() {
                     let (values, others) = rest.split_at_mut(matrix.bias.elements());
-                    matrix.bias.widen_f64(0, values);
+                    taps::read_f64(&matrix.bias, values)?;
                     values.iter_mut().for_each(|value| *value *= self.scale(part));
                     rest = others;
                 }
             }
             Window::Same | Window::Down => {
-                self.weights[0].bias.widen_f64(0, &mut exact);
+                taps::read_f64(&self.weights[0].bias, &mut exact)?;
                 for shortcut in &self.weights[1..] {
-                    let mut more = vec![0.0; exact.len()];
-                    shortcut.bias.widen_f64(0, &mut more);
+                    let mut more = reserve::filled("biases", 0.0, exact.len())?;
+                    taps::read_f64(&shortcut.bias, &mut more)?;
                     exact.iter_mut().zip(more).for_each(|(sum, term)| *sum += term);
                 }
             }
         }
         into.iter_mut().zip(exact).for_each(|(rounded, exact)| *rounded = T::round(exact));
+        Ok(())
     }
 
     /// Of a matrix. Attention divides scores by the square root of the head's width; scaling the queries, the first of
@@ -104,37 +151,55 @@ impl<'a> LayerWeights<'a> {
     }
 }
 
-impl ConvSource for LayerWeights<'_> {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
-        self.fill_slab(slab, into)
+impl ConvSource for BufferedWeights<'_, '_> {
+    fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()> {
+        self.weights.fold(block, self.buffers, each)
     }
 
-    fn bias(&mut self, bias: u64, into: &mut [f32]) {
-        self.fill_bias(bias, into);
+    fn biases(&mut self, into: &mut [f32]) -> Result<()> {
+        self.weights.fold_biases(into)
     }
 
-    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
-        if let Some(norm) = &self.norm {
-            norm.weight.widen(0, gamma);
-            norm.bias.widen(0, beta);
-        }
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()> {
+        self.weights.norm.iter().try_for_each(|norm| {
+            norm.weight.read(0, &mut self.buffers.bytes, gamma)?;
+            norm.bias.read(0, &mut self.buffers.bytes, beta)
+        })
     }
 }
 
-/// Upper bound of the memory that folding a layer takes, besides the slab or bias that it fills.
-pub fn transient_bytes(layer: &Layer) -> u64 {
-    // No type in the file is larger than f32.
-    let elements: u64 = layer.affine().map(|affine| affine.shape.iter().product::<u64>() + affine.shape[0]).sum();
-    let bias = 2 * 8 * layer.layout.bias_elements() + size_of::<f32>() as u64 * elements;
-    let threads = workers::threads_for(usize::MAX).max(1) as u64;
-    match layer.layout.window {
-        Window::Up => bias + upsampler::transient_bytes(&layer.layout, layer.time, threads),
-        _ => bias + taps::transient_bytes(layer.layout.cin, threads),
+/// Upper bound of the memory that folding a part takes.
+pub fn bytes(layer: &Layer, part: &WeightPart) -> FoldBytes {
+    let layout = &layer.layout;
+    let WeightPart::Block(block) = part else {
+        let biases = layout.biases * layout.bias_elements();
+        let vectors = match layout.window {
+            Window::Up => upsampler::bias_bytes(layout, layer.time),
+            _ => 0,
+        };
+        return FoldBytes { bytes: 4 * layout.cin, vectors: 24 * biases + vectors, ..FoldBytes::default() };
+    };
+    if layout.window == Window::Up {
+        return upsampler::fold_bytes(layout, layer.time, block);
     }
+    let volume = match layer.weights[0].shape.get(2..) {
+        Some(kernel) if !block.shortcut => kernel.iter().product(),
+        _ => 1,
+    };
+    let kernels = 4 * block.rows() * block.columns() * volume;
+    // No type in the file is larger than f32. What follows in the file is read at once.
+    let cin = if block.shortcut { layout.shortcut.unwrap_or(0) } else { layout.cin };
+    let bytes = if block.rows() == cin { kernels } else { 4 * block.rows() * volume };
+    FoldBytes { bytes, kernels, plain: 4 * block.slab_elements(layout), ..FoldBytes::default() }
+}
+
+/// Values of a kernel between an input and an output channel.
+fn volume_of(weight: &FileTensor) -> usize {
+    weight.shape[2..].iter().product::<u64>() as usize
 }
 
 /// A wrong shape is an internal error: opening the checkpoint has compared its tensors with the model's.
-fn read<'a>(checkpoint: &'a Checkpoint, affine: &NamedWeights) -> Result<WeightAndBias<'a>> {
+fn find<'a>(checkpoint: &'a Checkpoint, affine: &NamedWeights) -> Result<WeightAndBias<'a>> {
     let [weight, bias] = affine.tensors().map(|(name, shape)| {
         let tensor = checkpoint.tensor(&name)?;
         if tensor.shape != shape {

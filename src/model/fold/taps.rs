@@ -1,18 +1,16 @@
 //! Reorders a convolution's weights: output channels are outermost in the file and innermost in a slab.
 
+use crate::error::Result;
+use crate::ir::WeightBlock;
 use crate::model::causal::Product;
 use crate::model::checkpoint::FileTensor;
-use crate::workers;
+use crate::reserve;
 
-/// Input channels of a work unit: enough for long reads.
-const ROWS: usize = 32;
 /// Output channels at a time: enough to write whole cache lines, few enough to stay in cache.
 const COLUMNS: usize = 16;
-/// The largest kernel, 3 x 3 x 3.
-const MOST_TAPS: usize = 27;
 
 /// The type of folded weights: f32 for a backend, f64 for tests of the values before rounding.
-pub(super) trait Rounded: Send {
+pub(super) trait Rounded: Copy + Default + Send {
     fn round(exact: f64) -> Self;
 }
 
@@ -39,44 +37,44 @@ pub(super) fn taps_of(products: &[Product], factors: &[f64]) -> Vec<(usize, f64)
     products.iter().zip(factors).map(|((tap, _), factor)| (*tap, *factor)).collect()
 }
 
-/// A slab of a convolution without a folded 1x1x1: the sum over the temporal `taps` of `weight` [cout, cin, depth,
-/// height, width], in the order tap row, tap column, input channel, output channel.
-pub(super) fn sum<T: Rounded>(weight: &FileTensor, taps: &[(usize, f64)], into: &mut [T]) {
-    let shape: Vec<usize> = weight.shape.iter().map(|dim| *dim as usize).collect();
-    let &[cout, cin, depth, height, width] = shape.as_slice() else {
-        unreachable!("a convolution's weight has five dimensions");
-    };
-    let (area, volume) = (height * width, depth * height * width);
-    debug_assert!(volume <= MOST_TAPS && into.len() == area * cin * cout);
+/// The values of a block as the file orders them: output channel, input channel, and the `volume` taps of both.
+pub(super) fn read(
+    weight: &FileTensor,
+    (block, volume): (&WeightBlock, usize),
+    bytes: &mut Vec<u8>,
+    kernels: &mut [f32],
+) -> Result<()> {
+    let (rows, cin) = (block.rows() as usize, weight.shape[1] as usize);
+    let place = |output: usize| (output * cin + block.inputs.start as usize) * volume;
+    // Whole output channels follow each other in the file.
+    let run = if rows == cin { kernels.len() } else { rows * volume };
+    for (at, run_of) in kernels.chunks_mut(run).enumerate() {
+        weight.read(place(block.outputs.start as usize + at), bytes, run_of)?;
+    }
+    Ok(())
+}
 
-    // A unit has the same rows of every tap, so that a thread reads each kernel once.
-    let mut units: Vec<(usize, Vec<&mut [T]>)> = (0..cin).step_by(ROWS).map(|first| (first, Vec::new())).collect();
-    for tap in into.chunks_mut(cin * cout) {
-        for (unit, rows) in units.iter_mut().zip(tap.chunks_mut(ROWS * cout)) {
-            unit.1.push(rows);
+/// A block of a slab of a convolution without a folded 1x1x1: the sum over the temporal `taps`. `kernels` are as
+/// [`read`] reads them, `area` the taps of a frame; `into` has the order tap, input channel, output channel.
+pub(super) fn sum<T: Rounded>(
+    kernels: &[f32],
+    (rows, columns, area): (usize, usize, usize),
+    taps: &[(usize, f64)],
+    into: &mut [T],
+) {
+    let run = kernels.len() / columns;
+    let volume = run / rows;
+    debug_assert!(kernels.len() == rows * columns * volume && into.len() == area * rows * columns);
+    for column in (0..columns).step_by(COLUMNS) {
+        let kernels = &kernels[column * run..];
+        let width = COLUMNS.min(columns - column);
+        for row in 0..rows {
+            for position in 0..area {
+                let into = &mut into[(position * rows + row) * columns + column..][..width];
+                gather(kernels, row * volume + position, run, taps, area, into);
+            }
         }
     }
-    workers::for_each(
-        workers::threads_for(area * cin * cout),
-        units,
-        || vec![0.0; COLUMNS * ROWS.min(cin) * volume],
-        |kernels, (first, mut unit)| {
-            let rows = ROWS.min(cin - first);
-            for column in (0..cout).step_by(COLUMNS) {
-                let columns = COLUMNS.min(cout - column);
-                let run = rows * volume;
-                for (c, kernels) in kernels.chunks_exact_mut(run).take(columns).enumerate() {
-                    weight.widen(((column + c) * cin + first) * volume, kernels);
-                }
-                for (position, rows) in unit.iter_mut().enumerate() {
-                    for (r, row) in rows.chunks_exact_mut(cout).enumerate() {
-                        let row = &mut row[column..column + columns];
-                        gather(kernels, r * volume + position, run, taps, area, row);
-                    }
-                }
-            }
-        },
-    );
 }
 
 /// Element c of `row` becomes the sum over taps of the value at `start + c * run + tap * area`.
@@ -88,23 +86,10 @@ fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[(usize, 
     }
 }
 
-/// A matrix [cout, cin], scaled and transposed: element (cout, cin) goes to `cin * stride + cout`.
-pub(super) fn transpose<T: Rounded>(weight: &FileTensor, scale: f64, into: &mut [T], stride: usize) {
-    let (cout, cin) = (weight.shape[0] as usize, weight.shape[1] as usize);
-    let mut rows = vec![0.0; COLUMNS.min(cout) * cin];
-    for column in (0..cout).step_by(COLUMNS) {
-        let columns = COLUMNS.min(cout - column);
-        weight.widen(column * cin, &mut rows[..columns * cin]);
-        for (input, row) in into.chunks_mut(stride).enumerate().take(cin) {
-            for (c, to) in row[column..column + columns].iter_mut().enumerate() {
-                *to = T::round(f64::from(rows[c * cin + input]) * scale);
-            }
-        }
-    }
-}
-
-pub(super) fn transient_bytes(cin: u64, threads: u64) -> u64 {
-    let (rows, columns, taps) = (ROWS as u64, COLUMNS as u64, MOST_TAPS as u64);
-    let bookkeeping = 64 * cin + (64 << 10);
-    (threads * columns * rows * taps * 4).max(columns * cin * 4) + bookkeeping
+/// All values of a small tensor, in f64.
+pub(super) fn read_f64(tensor: &FileTensor, into: &mut [f64]) -> Result<()> {
+    let mut single = reserve::filled("folding", 0.0, into.len())?;
+    tensor.read(0, &mut Vec::new(), &mut single)?;
+    into.iter_mut().zip(single).for_each(|(to, value)| *to = f64::from(value));
+    Ok(())
 }

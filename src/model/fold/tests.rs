@@ -43,9 +43,7 @@ fn each(size: [usize; 4], mut visit: impl FnMut(usize, usize, usize, usize)) {
 
 fn read(checkpoint: &Checkpoint, name: &str) -> (Vec<usize>, Vec<f64>) {
     let tensor = checkpoint.tensor(name).unwrap();
-    let mut values = vec![0.0; tensor.elements()];
-    tensor.widen_f64(0, &mut values);
-    (tensor.shape.iter().map(|d| *d as usize).collect(), values)
+    (tensor.shape.iter().map(|d| *d as usize).collect(), tensor.read_all().unwrap())
 }
 
 /// A causal convolution by its definition, padded with its first frame. `strides` are those of time and space; `pad` is
@@ -136,16 +134,37 @@ fn apply(layer: &Layer, (slabs, biases): &Folded, x: &PlainClip, size: [usize; 4
 }
 
 /// Everything that is folded, rounded to `T`.
-fn folded<T: Rounded + Clone + Into<f64>>(weights: &LayerWeights) -> Folded {
+fn folded<T: Rounded + Into<f64>>(weights: &LayerWeights) -> Folded {
     let layout = weights.layout;
-    let filled = |elements: u64, fill: &dyn Fn(&mut [T])| -> Vec<f64> {
-        let mut values = vec![T::round(f64::NAN); elements as usize];
-        fill(&mut values);
-        values.into_iter().map(Into::into).collect()
-    };
-    let slab = |s| filled(layout.slab_elements(s), &|into| weights.fill_slab(s, into).unwrap());
-    let bias = |b| filled(layout.bias_elements(), &|into| weights.fill_bias(b, into));
-    ((0..layout.slab_count()).map(slab).collect(), (0..layout.biases).map(bias).collect())
+    let mut slabs: Vec<Vec<f64>> =
+        (0..layout.slab_count()).map(|slab| vec![f64::NAN; layout.slab_elements(slab) as usize]).collect();
+    let mut buffers = FoldBuffers::default();
+    // Uneven blocks, several of them even of few channels.
+    for block in WeightBlock::all(&layout, 5, 4).into_iter().chain(WeightBlock::all(&layout, 131, 129)) {
+        let (cin, cout, rows, columns) = (
+            if block.shortcut { layout.shortcut.unwrap() } else { layout.cin } as usize,
+            layout.cout as usize,
+            block.rows() as usize,
+            block.columns() as usize,
+        );
+        let mut each = |slab: u64, plain: &[T]| {
+            assert_eq!(plain.len() as u64, block.slab_elements(&layout));
+            for (at, value) in plain.iter().enumerate() {
+                let (tap, row, column) = (at / columns / rows, at / columns % rows, at % columns);
+                let (row, column) = (row + block.inputs.start as usize, column + block.outputs.start as usize);
+                let into = &mut slabs[slab as usize][(tap * cin + row) * cout + column];
+                let value: f64 = (*value).into();
+                assert!(into.is_nan() || *into == value, "blocks of every size have the same bits");
+                *into = value;
+            }
+            Ok(())
+        };
+        weights.fold(&block, &mut buffers, &mut each).unwrap();
+    }
+    let mut biases = vec![T::round(f64::NAN); (layout.biases * layout.bias_elements()) as usize];
+    weights.fold_biases(&mut biases).unwrap();
+    let biases: Vec<f64> = biases.into_iter().map(Into::into).collect();
+    (slabs, biases.chunks(layout.bias_elements() as usize).map(<[f64]>::to_vec).collect())
 }
 
 #[track_caller]
@@ -233,7 +252,7 @@ fn projections_are_concatenated_with_scaled_queries() {
     let mut attention = network.layers.iter().filter(|layer| layer.layout.window == Window::Point);
     let (qkv, project) = (attention.next().unwrap(), attention.next().unwrap());
     assert_eq!(qkv.layout.prologue, Prologue::Norm);
-    let mut weights = LayerWeights::new(&checkpoint, qkv).unwrap();
+    let weights = LayerWeights::new(&checkpoint, qkv).unwrap();
     let (slabs, biases) = folded::<f64>(&weights);
     for (part, name) in ["to_q", "to_k", "to_v"].into_iter().enumerate() {
         let scale = if part == 0 { 1.0 / f64::from(c as u32).sqrt() } else { 1.0 };
@@ -247,7 +266,8 @@ fn projections_are_concatenated_with_scaled_queries() {
         }
     }
     let (mut gamma, mut beta) = ([0.0; 3], [0.0; 3]);
-    weights.norm(&mut gamma, &mut beta);
+    let mut source = BufferedWeights { weights: &weights, buffers: &mut FoldBuffers::default() };
+    source.norm(&mut gamma, &mut beta).unwrap();
     for (name, found) in [("weight", gamma), ("bias", beta)] {
         let (_, expected) = read(&checkpoint, &format!("decoder.mid_block.attentions.0.group_norm.{name}"));
         assert_eq!(found.map(f64::from), *expected);
@@ -257,22 +277,6 @@ fn projections_are_concatenated_with_scaled_queries() {
     let (_, weight) = read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.weight");
     assert!((0..c * c).all(|at| slabs[0][at] == weight[at % c * c + at / c]));
     assert_eq!(biases[0], read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.bias").1);
-}
-
-#[test]
-fn tap_sums_are_exact_with_threads_and_uneven_sizes() {
-    // Wide enough for several threads and work units, none of them full.
-    let wide = Config { channels: vec![134], layers: 1, groups: 2, latent: 1, temporal_levels: 0 };
-    let checkpoint = checkpoint(&wide, DType::F16);
-    let name = "encoder.mid_block.resnets.0.conv1.weight";
-    let (_, weight) = read(&checkpoint, name);
-    let mut slab = vec![f64::NAN; 9 * 134 * 134];
-    taps::sum(&checkpoint.tensor(name).unwrap(), &[(0, 1.0), (1, 1.0)], &mut slab);
-    for (at, found) in slab.iter().enumerate() {
-        let (position, ci, co) = (at / (134 * 134), at / 134 % 134, at % 134);
-        let kernel = &weight[(co * 134 + ci) * 27..][..27];
-        assert_eq!(*found, kernel[position] + kernel[9 + position]);
-    }
 }
 
 #[test]

@@ -1,32 +1,25 @@
 //! The upsampler multiplied out. A 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time,
 //! and a causal 3x3x3 convolution become four interleaved convolutions with 2 x 2 taps over the small image.
+//!
+//! Slabs are sums of few products of a temporal tap and an unfolded frame, and several slabs share a product. So every
+//! product is computed once, for a few output channels at a time, and slabs are summed from them.
 
-use std::cmp::Reverse;
-use std::sync::OnceLock;
-
-use gemm::Parallelism;
-
-use super::taps::{self, Rounded, WeightAndBias, taps_of};
+use super::buffers::{FoldBuffers, FoldBytes};
+use super::product::{self, COLUMNS};
+use super::taps::{self, Rounded, WeightAndBias};
 use crate::error::Result;
-use crate::ir::ConvLayout;
+use crate::ir::{ConvLayout, WeightBlock, Window};
 use crate::model::causal::{Product, Time};
-use crate::{reserve, workers};
+use crate::reserve;
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
 const KERNEL: usize = 3;
+const KERNEL_TAPS: usize = KERNEL * KERNEL * KERNEL;
 /// Rows and columns of an unfolded pixel, and of the taps of an output phase.
 const SIDE: usize = 2;
 const PHASES: usize = SIDE * SIDE;
-/// Input channels of one matrix product.
-const ROWS: usize = 128;
-/// Memory for packed operands of a matrix product, per thread.
-const PACKING_BYTES: u64 = 8 << 20;
-/// Products of at most this many channels are not worth packing.
-const PLAIN_CHANNELS: usize = 64;
-
-fn packs(cin: usize, cout: usize) -> bool {
-    cin.max(cout) > PLAIN_CHANNELS
-}
+/// Taps of all phases.
+const TAPS: usize = Window::Up.taps() as usize;
 
 pub(super) struct Upsampler<'a> {
     upscale: &'a WeightAndBias<'a>,
@@ -53,12 +46,12 @@ fn outermost(phase: usize) -> usize {
     if phase == 0 { 0 } else { KERNEL - 1 }
 }
 
-/// The products of a slab that share an unfolded frame. Their taps are summed first, so that they need one product.
-struct Factor {
-    /// [kernel row, kernel column, unfolded channel, output channel]
-    conv: Vec<f64>,
-    /// [unfolded row, unfolded column, unfolded channel, input channel]
-    upscale: Vec<f64>,
+/// The products of every slab, each once.
+fn distinct(time: Time) -> Vec<Product> {
+    let mut all = time.slabs().concat();
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 impl<'a> Upsampler<'a> {
@@ -67,164 +60,185 @@ impl<'a> Upsampler<'a> {
         Upsampler { upscale, conv, frames: upscale.bias.elements() / (PHASES * cin), cin, cout }
     }
 
-    fn factor(&self, frame: usize, products: &[Product]) -> Result<Factor> {
-        let channels = self.cin;
-        let matrix = channels * self.cin;
-        let mut conv = reserve::filled("folding", 0.0, KERNEL * KERNEL * channels * self.cout)?;
-        taps::sum(&self.conv.weight, &taps_of(products, &[1.0; 3]), &mut conv);
-        let mut upscale = reserve::filled("folding", 0.0, PHASES * matrix)?;
-        for (phase, into) in upscale.chunks_exact_mut(matrix).enumerate() {
-            self.upscale.weight.widen_f64((phase * self.frames + frame) * matrix, into);
-        }
-        Ok(Factor { conv, upscale })
-    }
-
-    pub fn slab<T: Rounded>(&self, products: &[Product], into: &mut [T]) -> Result<()> {
-        let (cin, cout) = (self.cin, self.cout);
-        let factors: Vec<Factor> = (0..self.frames)
-            .map(|frame| products.iter().copied().filter(|(_, z)| *z == frame).collect::<Vec<Product>>())
-            .enumerate()
-            .filter(|(_, products)| !products.is_empty())
-            .map(|(frame, products)| self.factor(frame, &products))
-            .collect::<Result<_>>()?;
-
-        // An item is some rows of one tap of one phase. Taps of four offsets take longest, so they come first.
-        let mut items = Vec::new();
-        for (index, tap) in into.chunks_mut(cin * cout).enumerate() {
-            let digit = |place: usize| index >> place & 1;
-            let (rows, columns) = (offsets(digit(3), digit(1)), offsets(digit(2), digit(0)));
-            let pairs: Vec<((usize, usize), (usize, usize))> =
-                rows.flat_map(|row| columns.clone().map(move |column| (row, column))).collect();
-            for (chunk, part) in tap.chunks_mut(ROWS * cout).enumerate() {
-                items.push((pairs.clone(), chunk * ROWS, part));
+    pub fn fold<T: Rounded>(
+        &self,
+        block: &WeightBlock,
+        time: Time,
+        buffers: &mut FoldBuffers<T>,
+        each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
+    ) -> Result<()> {
+        let (rows, columns) = (block.rows() as usize, block.columns() as usize);
+        let padded = rows.next_multiple_of(product::ROWS);
+        let (slabs, all) = (time.slabs(), distinct(time));
+        self.read_upscale(block, padded, buffers)?;
+        reserve::grown("weights", &mut buffers.plain, slabs.len() * TAPS * rows * columns)?;
+        for first in (0..columns).step_by(COLUMNS) {
+            let width = COLUMNS.min(columns - first);
+            self.read_conv(block.outputs.start as usize + first, width, buffers)?;
+            let FoldBuffers { upscale, conv, products, plain, .. } = buffers;
+            let products = reserve::grown("folding", products, all.len() * TAPS * padded * COLUMNS)?;
+            products.fill(0.0);
+            let (conv, products) = (conv.as_chunks().0, products.as_chunks_mut::<COLUMNS>().0);
+            for (of, into) in all.iter().zip(products.chunks_exact_mut(TAPS * padded)) {
+                self.multiply(*of, upscale, conv, into);
+            }
+            for (slab, of) in slabs.iter().enumerate() {
+                let places: Vec<usize> = of
+                    .iter()
+                    .filter_map(|product| all.binary_search(product).ok())
+                    .map(|at| at * TAPS * padded)
+                    .collect();
+                for row in 0..TAPS * rows {
+                    let at = row / rows * padded + row % rows;
+                    let into = &mut plain[(slab * TAPS * rows + row) * columns + first..][..width];
+                    let mut sums = [0.0; COLUMNS];
+                    for place in &places {
+                        sums.iter_mut().zip(&products[place + at]).for_each(|(sum, product)| *sum += product);
+                    }
+                    into.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::round(sum));
+                }
             }
         }
-        items.sort_by_key(|(pairs, ..)| Reverse(pairs.len()));
+        let slabs = buffers.plain.chunks_exact(TAPS * rows * columns).take(slabs.len());
+        slabs.enumerate().try_for_each(|(slab, plain)| each(slab as u64, plain))
+    }
 
-        // Never on the calling thread: the matrix product keeps its packing memory per thread.
-        workers::for_each(
-            workers::threads_for(factors.len() * PHASES * cin * cin * cout).max(1),
-            items,
-            || vec![0.0; ROWS.min(cin) * cout],
-            |exact, (pairs, first, part)| {
-                let exact = &mut exact[..part.len()];
-                exact.fill(0.0);
-                for factor in &factors {
-                    for ((kernel_row, row), (kernel_column, column)) in &pairs {
-                        let conv = &factor.conv[(kernel_row * KERNEL + kernel_column) * cin * cout..][..cin * cout];
-                        let upscale = &factor.upscale[(row * SIDE + column) * cin * cin..][..cin * cin];
-                        add_product(upscale, first, conv, cin, cout, exact);
-                    }
-                }
-                part.iter_mut().zip(exact).for_each(|(rounded, exact)| *rounded = T::round(*exact));
-            },
-        );
+    /// The 1x1x1 convolution: [unfolded row and column][unfolded frame][unfolded channel][input channel of the block].
+    fn read_upscale<T>(&self, block: &WeightBlock, padded: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
+        let (rows, first) = (block.rows() as usize, block.inputs.start as usize);
+        let FoldBuffers { bytes, kernels, upscale, .. } = buffers;
+        let upscale = reserve::grown("folding", upscale, PHASES * self.frames * self.cin * padded)?;
+        // Whole rows of the file, because each read takes a microsecond, and few at a time.
+        let kernels = reserve::grown("folding", kernels, UPSCALE_ROWS * self.cin)?;
+        for (at, into) in upscale.chunks_mut(UPSCALE_ROWS * padded).enumerate() {
+            let kernels = &mut kernels[..into.len() / padded * self.cin];
+            self.upscale.weight.read(at * UPSCALE_ROWS * self.cin, bytes, kernels)?;
+            for (row, into) in kernels.chunks_exact(self.cin).zip(into.chunks_exact_mut(padded)) {
+                into.iter_mut().zip(&row[first..first + rows]).for_each(|(to, value)| *to = f64::from(*value));
+                into[rows..].fill(0.0);
+            }
+        }
         Ok(())
     }
 
-    /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [phase row, phase column,
-    /// edge, output channel]. `terms` are those of [`Upsampler::multiply_bias`], computed when first needed.
-    pub fn bias(&self, products: &[Product], terms: &OnceLock<Vec<f64>>, into: &mut [f64]) {
+    /// The 3x3x3 convolution to `width` output channels: [tap][unfolded channel][output channel].
+    fn read_conv<T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
+        let FoldBuffers { bytes, kernels, conv, .. } = buffers;
+        let run = self.cin * KERNEL_TAPS;
+        let kernels = reserve::grown("folding", kernels, width * run)?;
+        self.conv.weight.read(first * run, bytes, kernels)?;
+        let conv = reserve::grown("folding", conv, run * COLUMNS)?;
+        let conv = conv.as_chunks_mut::<COLUMNS>().0;
+        for channel in 0..self.cin {
+            for tap in 0..KERNEL_TAPS {
+                let value = |column| f64::from(kernels[column * run + channel * KERNEL_TAPS + tap]);
+                conv[tap * self.cin + channel] =
+                    std::array::from_fn(|column| if column < width { value(column) } else { 0.0 });
+            }
+        }
+        Ok(())
+    }
+
+    /// Every tap of every phase: [tap][input channel][output channel].
+    fn multiply(
+        &self,
+        (kernel_frame, frame): Product,
+        upscale: &[f64],
+        conv: &[[f64; COLUMNS]],
+        into: &mut [[f64; COLUMNS]],
+    ) {
+        let padded = into.len() / TAPS;
+        for (index, into) in into.chunks_exact_mut(padded).enumerate() {
+            let digit = |place: usize| index >> place & 1;
+            for (kernel_row, row) in offsets(digit(3), digit(1)) {
+                for (kernel_column, column) in offsets(digit(2), digit(0)) {
+                    let tap = (kernel_frame * KERNEL + kernel_row) * KERNEL + kernel_column;
+                    let unfolded = (row * SIDE + column) * self.frames + frame;
+                    let upscale = &upscale[unfolded * self.cin * padded..][..self.cin * padded];
+                    product::add(upscale, &conv[tap * self.cin..][..self.cin], into);
+                }
+            }
+        }
+    }
+
+    /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [bias, phase row, phase
+    /// column, edge, output channel].
+    pub fn biases(&self, time: Time, into: &mut [f64]) -> Result<()> {
         let (cout, frames) = (self.cout, self.frames);
-        let mut own = vec![0.0; cout];
-        self.conv.bias.widen_f64(0, &mut own);
-        let terms = terms.get_or_init(|| self.multiply_bias());
-        for (index, into) in into.chunks_exact_mut(cout).enumerate() {
-            let (r, s, outer_row, outer_column) = (index >> 3 & 1, index >> 2 & 1, index & 1 == 1, index >> 1 & 1 == 1);
-            into.copy_from_slice(&own);
-            let rows = (0..SIDE).flat_map(|tap| offsets(r, tap)).filter(|(k, _)| !outer_row || *k != outermost(r));
-            for (kernel_row, row) in rows {
-                let columns = (0..SIDE).flat_map(|tap| offsets(s, tap));
-                for (kernel_column, column) in columns.filter(|(k, _)| !outer_column || *k != outermost(s)) {
-                    for (tap, frame) in products {
-                        let kernel = (tap * KERNEL + kernel_row) * KERNEL + kernel_column;
-                        let unfolded = (row * SIDE + column) * frames + frame;
-                        let term = kernel * PHASES * frames + unfolded;
-                        let terms = terms.chunks_exact(KERNEL * KERNEL * KERNEL * PHASES * frames);
-                        into.iter_mut().zip(terms).for_each(|(sum, terms)| *sum += terms[term]);
+        let mut own = reserve::filled("biases", 0.0, cout)?;
+        taps::read_f64(&self.conv.bias, &mut own)?;
+        let terms = self.multiply_bias()?;
+        let edges = TAPS * cout;
+        for (products, into) in time.biases().iter().zip(into.chunks_exact_mut(edges)) {
+            for (index, into) in into.chunks_exact_mut(cout).enumerate() {
+                let (r, s, outer_row, outer_column) =
+                    (index >> 3 & 1, index >> 2 & 1, index & 1 == 1, index >> 1 & 1 == 1);
+                into.copy_from_slice(&own);
+                let rows = (0..SIDE).flat_map(|tap| offsets(r, tap)).filter(|(k, _)| !outer_row || *k != outermost(r));
+                for (kernel_row, row) in rows {
+                    let columns = (0..SIDE).flat_map(|tap| offsets(s, tap));
+                    for (kernel_column, column) in columns.filter(|(k, _)| !outer_column || *k != outermost(s)) {
+                        for (tap, frame) in *products {
+                            let kernel = (tap * KERNEL + kernel_row) * KERNEL + kernel_column;
+                            let unfolded = (row * SIDE + column) * frames + frame;
+                            let term = kernel * PHASES * frames + unfolded;
+                            let terms = terms.chunks_exact(KERNEL_TAPS * PHASES * frames);
+                            into.iter_mut().zip(terms).for_each(|(sum, terms)| *sum += terms[term]);
+                        }
                     }
                 }
             }
         }
+        Ok(())
     }
 
     /// Every tap's weights times every phase and frame of the 1x1x1 bias: [output channel, tap, phase and frame].
-    fn multiply_bias(&self) -> Vec<f64> {
-        const TAPS: usize = KERNEL * KERNEL * KERNEL;
+    fn multiply_bias(&self) -> Result<Vec<f64>> {
         let (cin, parts) = (self.cin, PHASES * self.frames);
-        let mut stored = vec![0.0; parts * cin];
-        self.upscale.bias.widen_f64(0, &mut stored);
+        let mut stored = reserve::filled("biases", 0.0, parts * cin)?;
+        taps::read_f64(&self.upscale.bias, &mut stored)?;
         // Channels outermost, so that the innermost loop runs over phases and frames.
-        let bias: Vec<f64> = (0..cin * parts).map(|at| stored[at % parts * cin + at / parts]).collect();
+        let mut bias = reserve::vec("biases", cin * parts)?;
+        bias.extend((0..cin * parts).map(|at| stored[at % parts * cin + at / parts]));
 
-        let mut terms = vec![0.0; self.cout * TAPS * parts];
-        let items: Vec<(usize, &mut [f64])> = terms.chunks_exact_mut(TAPS * parts).enumerate().collect();
-        workers::for_each(
-            workers::threads_for(cin * self.cout * TAPS),
-            items,
-            || vec![0.0; cin * TAPS],
-            |weights, (channel, sums)| {
-                self.conv.weight.widen_f64(channel * cin * TAPS, weights);
-                for (weights, bias) in weights.chunks_exact(TAPS).zip(bias.chunks_exact(parts)) {
-                    for (weight, sums) in weights.iter().zip(sums.chunks_exact_mut(parts)) {
-                        sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += weight * bias);
-                    }
+        let mut terms = reserve::filled("biases", 0.0, self.cout * KERNEL_TAPS * parts)?;
+        let (mut bytes, mut weights) = (Vec::new(), reserve::filled("biases", 0.0, cin * KERNEL_TAPS)?);
+        for (channel, sums) in terms.chunks_exact_mut(KERNEL_TAPS * parts).enumerate() {
+            self.conv.weight.read(channel * cin * KERNEL_TAPS, &mut bytes, &mut weights)?;
+            for (weights, bias) in weights.chunks_exact(KERNEL_TAPS).zip(bias.chunks_exact(parts)) {
+                for (weight, sums) in weights.iter().zip(sums.chunks_exact_mut(parts)) {
+                    sums.iter_mut().zip(bias).for_each(|(sum, bias)| *sum += f64::from(*weight) * bias);
                 }
-            },
-        );
-        terms
-    }
-}
-
-/// Adds rows `first..` of the product of `upscale`, transposed, and `conv`: [input channel, output channel].
-fn add_product(upscale: &[f64], first: usize, conv: &[f64], cin: usize, cout: usize, into: &mut [f64]) {
-    let rows = into.len() / cout;
-    assert!(upscale.len() == cin * cin && conv.len() == cin * cout);
-    assert!(first + rows <= cin && into.len() == rows * cout);
-    if !packs(cin, cout) {
-        for (upscale, conv) in upscale.chunks_exact(cin).zip(conv.chunks_exact(cout)) {
-            for (factor, into) in upscale[first..].iter().zip(into.chunks_exact_mut(cout)) {
-                into.iter_mut().zip(conv).for_each(|(sum, conv)| *sum += factor * conv);
             }
         }
-        return;
-    }
-    // SAFETY: by the asserts, these exist for m < cin, i < rows and o < cout: element (m, i) of `upscale`, at `m * cin
-    // + first + i`; (m, o) of `conv`, at `m * cout + o`; (i, o) of `into`, at `i * cout + o`. `into` is borrowed
-    // exclusively, so it shares no memory with the other two.
-    unsafe {
-        gemm::gemm(
-            rows,
-            cout,
-            cin,
-            into.as_mut_ptr(),
-            1,
-            cout as isize,
-            true,
-            upscale.as_ptr().add(first),
-            cin as isize,
-            1,
-            conv.as_ptr(),
-            1,
-            cout as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            Parallelism::None,
-        );
+        Ok(terms)
     }
 }
 
-pub(super) fn transient_bytes(layout: &ConvLayout, time: Time, threads: u64) -> u64 {
-    let (cin, cout) = (layout.cin, layout.cout);
-    let frames = if time == Time::Double { 2 } else { 1 };
-    let factor = 8 * (9 * cin * cout + 4 * cin * cin);
-    let bias_terms = 8 * (27 * 4 * frames * cout + 8 * frames * cin);
-    let packing = if packs(cin as usize, cout as usize) { PACKING_BYTES } else { 0 };
-    let products = threads * (8 * cout * cin.min(ROWS as u64) + packing);
-    let bias_rows = threads * 8 * 27 * cin;
-    let items = 128 * 16 * cin.div_ceil(ROWS as u64) * 2;
-    frames * factor + bias_terms + products.max(taps::transient_bytes(cin, threads)) + bias_rows + items
+/// Rows of the 1x1x1 convolution that are read at a time.
+const UPSCALE_ROWS: usize = 64;
+
+fn frames_of(time: Time) -> u64 {
+    if time == Time::Double { 2 } else { 1 }
+}
+
+pub(super) fn fold_bytes(layout: &ConvLayout, time: Time, block: &WeightBlock) -> FoldBytes {
+    let (cin, rows) = (layout.cin, block.rows().next_multiple_of(product::ROWS as u64));
+    let (columns, taps, kernel) = (COLUMNS as u64, TAPS as u64, KERNEL_TAPS as u64);
+    let kernels = 4 * cin * (kernel * columns.min(block.columns())).max(UPSCALE_ROWS as u64);
+    FoldBytes {
+        bytes: kernels,
+        kernels,
+        upscale: 8 * PHASES as u64 * frames_of(time) * cin * rows,
+        conv: 8 * cin * kernel * columns,
+        products: 8 * distinct(time).len() as u64 * taps * rows * columns,
+        plain: 4 * layout.slabs * block.slab_elements(layout),
+        ..FoldBytes::default()
+    }
+}
+
+/// What the biases take beside their own bytes.
+pub(super) fn bias_bytes(layout: &ConvLayout, time: Time) -> u64 {
+    let (cin, cout, parts, kernel) = (layout.cin, layout.cout, PHASES as u64 * frames_of(time), KERNEL_TAPS as u64);
+    8 * cout * kernel * parts + 24 * cin * parts + 8 * cin * kernel + 16 * cout
 }

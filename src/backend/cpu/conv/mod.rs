@@ -31,7 +31,7 @@ pub(super) use checked::scratch_bytes;
 #[cfg(test)]
 pub(super) use grid::{OutputGrid, products_per_pixel};
 pub use weights::ConvWeights;
-pub(super) use weights::packed_bytes;
+pub(super) use weights::{packed_bytes, parts};
 
 /// Runs a convolution as tasks: one area, some units of output frames, some panels of output channels. `compute` is
 /// [`compute_f32`] or [`compute_bf16`], as the weights' precision asks.

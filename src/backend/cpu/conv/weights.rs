@@ -9,7 +9,11 @@ use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};
 use crate::backend::{HostAllocator, Precision};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, Prologue};
+use crate::ir::{ConvLayout, ConvSource, Prologue, WeightBlock, WeightPart};
+
+/// Input channels of a part: few enough to stay in cache with the output channels of a panel. Whole blocks in every
+/// precision.
+const PART_INPUTS: u64 = 128;
 
 /// The packed weights of one convolution.
 ///
@@ -103,37 +107,37 @@ pub fn packed_bytes(layout: &ConvLayout, precision: Precision) -> u64 {
     (Packing { layout, precision }.tail()[3] as u64 * 4).next_multiple_of(ALIGN)
 }
 
+/// The parts in which the weights of a convolution are written.
+pub fn parts(layout: &ConvLayout) -> Vec<WeightPart> {
+    let blocks = WeightBlock::all(layout, PART_INPUTS, PANEL as u64).into_iter().map(WeightPart::Block);
+    std::iter::once(WeightPart::Vectors).chain(blocks).collect()
+}
+
 impl ConvWeights {
-    pub fn prepare(
-        layout: &ConvLayout,
-        precision: Precision,
-        source: &mut dyn ConvSource,
-        memory: &HostAllocator,
-    ) -> Result<ConvWeights> {
+    /// The parts are to be written.
+    pub fn allocate(layout: &ConvLayout, precision: Precision, memory: &HostAllocator) -> Result<ConvWeights> {
         check(layout)?;
         let block = memory.block(packed_bytes(layout, precision))?;
-        let conv = ConvWeights { layout: *layout, precision, block };
-        let largest = (0..layout.slab_count()).map(|slab| layout.slab_elements(slab)).max().unwrap_or(0);
-        let plain = memory.block(largest * 4)?;
-        for slab in 0..layout.slab_count() {
-            // SAFETY: the block has room for the largest slab, which is zeroed before it is a slice.
-            let plain = unsafe {
-                let (start, len) = (plain.start(), layout.slab_elements(slab) as usize);
-                start.write_bytes(0, len * 4);
-                std::slice::from_raw_parts_mut(start.cast::<f32>(), len)
-            };
-            source.slab(slab, plain)?;
-            conv.pack(slab as usize, plain);
+        Ok(ConvWeights { layout: *layout, precision, block })
+    }
+
+    /// Each part is written once, before anyone reads.
+    pub fn write(&self, part: &WeightPart, source: &mut dyn ConvSource) -> Result<()> {
+        let layout = &self.layout;
+        match part {
+            WeightPart::Block(block) => source.block(block, &mut |slab, plain| {
+                self.pack(slab as usize, block, plain);
+                Ok(())
+            }),
+            WeightPart::Vectors => {
+                let [biases, gamma, beta, end] = self.packing().tail();
+                source.biases(self.range(biases, gamma - biases))?;
+                match layout.prologue {
+                    Prologue::None => Ok(()),
+                    _ => source.norm(self.range(gamma, beta - gamma), self.range(beta, end - beta)),
+                }
+            }
         }
-        let [biases, gamma, beta, end] = conv.packing().tail();
-        let step = layout.bias_elements() as usize;
-        for bias in 0..layout.biases {
-            source.bias(bias, conv.range(biases + bias as usize * step, step));
-        }
-        if layout.prologue != Prologue::None {
-            source.norm(conv.range(gamma, beta - gamma), conv.range(beta, end - beta));
-        }
-        Ok(conv)
     }
 
     fn packing(&self) -> Packing<'_> {
@@ -144,8 +148,8 @@ impl ConvWeights {
     #[allow(clippy::mut_from_ref)]
     fn range(&self, start: usize, len: usize) -> &mut [f32] {
         debug_assert!((start + len) as u64 * 4 <= self.block.bytes());
-        // SAFETY: inside the block by `tail`, and zeroed before it is a slice. Only `prepare` calls this, with disjoint
-        // ranges, before anyone else has the block.
+        // SAFETY: inside the block by `tail`, and zeroed before it is a slice. Only `write` calls this, once for each
+        // part, and parts are disjoint.
         unsafe {
             let start = self.block.start().cast::<f32>().add(start);
             start.write_bytes(0, len);
@@ -153,46 +157,52 @@ impl ConvWeights {
         }
     }
 
-    fn pack(&self, slab: usize, plain: &[f32]) {
-        let (packing, cout) = (self.packing(), self.layout.cout as usize);
+    /// A block of a slab. It is one panel wide, and begins with a block of input channels.
+    fn pack(&self, slab: usize, block: &WeightBlock, plain: &[f32]) {
+        let (packing, panel) = (self.packing(), block.outputs.start as usize / PANEL);
         if packing.components(slab) > 1 {
-            return self.pack_components(slab, plain);
+            return self.pack_components(slab, block, plain);
         }
         let (taps, cin) = packing.depth(slab);
-        let mut at = packing.slab_start(slab);
+        let (first, rows, channels) = (block.inputs.start as usize, block.rows() as usize, block.columns() as usize);
+        let width = panel_width(self.layout.cout as usize, panel).1;
         for phase in 0..packing.phases(slab) {
-            for panel in 0..panel_count(cout) {
-                let packed = self.range(at, taps * packing.panel_size(cin, panel));
-                at += packed.len();
-                let (channels, width) = panel_width(cout, panel);
-                let from = |tap, k| &plain[((phase * taps + tap) * cin + k) * cout + panel * PANEL..][..channels];
-                if self.precision == Precision::Bf16 {
-                    pack_bf16_panel(packed, from, taps, cin);
-                } else if width <= DOT_CHANNELS && !packing.uses_winograd() {
-                    pack_dot_panel(packed, from, channels, taps, cin);
-                } else {
-                    pack_panel(packed, from, channels.next_multiple_of(BLOCK), taps, cin);
+            let before = phase * packing.tap_size(cin) + packing.panels_before(cin, panel);
+            let start = packing.slab_start(slab) + taps * before;
+            let from = |tap, k| &plain[((phase * taps + tap) * rows + k) * channels..][..channels];
+            if self.precision == Precision::Bf16 {
+                // Both halves of the panel have all blocks of input channels.
+                let [blocks, before, here] = [cin, first, rows].map(|channels| channels.div_ceil(2 * TILE));
+                for half in 0..channels.div_ceil(TILE) {
+                    let tile = (half * blocks + before) * taps;
+                    let packed = self.range(start + tile * WEIGHT_TILE / 2, here * taps * WEIGHT_TILE / 2);
+                    pack_bf16_half(packed, half, from, taps, rows);
                 }
+                continue;
+            }
+            let [before, here] = [first, rows].map(|rows| taps * packing.panel_size(rows, panel));
+            let packed = self.range(start + before, here);
+            if width <= DOT_CHANNELS && !packing.uses_winograd() {
+                pack_dot_panel(packed, from, channels, taps, rows);
+            } else {
+                pack_panel(packed, from, channels.next_multiple_of(BLOCK), taps, rows);
             }
         }
     }
 
-    /// The weights of a slab in the Winograd domain.
-    fn pack_components(&self, slab: usize, plain: &[f32]) {
-        let (packing, cin, cout) = (self.packing(), self.layout.cin as usize, self.layout.cout as usize);
-        for panel in 0..panel_count(cout) {
-            let channels = panel_width(cout, panel).0;
-            let (width, start) =
-                (channels.next_multiple_of(BLOCK), packing.slab_start(slab) + packing.panels_before(cin, panel));
-            let mut into: [&mut [f32]; COMPONENTS * COMPONENTS] = std::array::from_fn(|component| {
-                self.range(start + component * packing.tap_size(cin), packing.panel_size(cin, panel))
-            });
-            for k in 0..cin {
-                let window = std::array::from_fn(|tap| &plain[(tap * cin + k) * cout + panel * PANEL..][..channels]);
-                let all = transform_window(window);
-                for (into, weights) in into.iter_mut().zip(all.as_flattened()) {
-                    into[k * width..][..channels].copy_from_slice(&weights[..channels]);
-                }
+    /// The same in the Winograd domain.
+    fn pack_components(&self, slab: usize, block: &WeightBlock, plain: &[f32]) {
+        let (packing, cin, panel) = (self.packing(), self.layout.cin as usize, block.outputs.start as usize / PANEL);
+        let (rows, channels) = (block.rows() as usize, block.columns() as usize);
+        let width = channels.next_multiple_of(BLOCK);
+        let start = packing.slab_start(slab) + packing.panels_before(cin, panel) + block.inputs.start as usize * width;
+        let mut into: [&mut [f32]; COMPONENTS * COMPONENTS] =
+            std::array::from_fn(|component| self.range(start + component * packing.tap_size(cin), rows * width));
+        for k in 0..rows {
+            let window = std::array::from_fn(|tap| &plain[(tap * rows + k) * channels..][..channels]);
+            let all = transform_window(window);
+            for (into, weights) in into.iter_mut().zip(all.as_flattened()) {
+                into[k * width..][..channels].copy_from_slice(&weights[..channels]);
             }
         }
     }
@@ -228,11 +238,16 @@ impl ConvWeights {
 }
 
 /// `from` gives the output channels of a tap and an input channel.
-fn pack_bf16_panel<'a>(packed: &mut [f32], from: impl Fn(usize, usize) -> &'a [f32], taps: usize, cin: usize) {
-    let blocks = cin.div_ceil(2 * TILE);
+fn pack_bf16_half<'a>(
+    packed: &mut [f32],
+    half: usize,
+    from: impl Fn(usize, usize) -> &'a [f32],
+    taps: usize,
+    cin: usize,
+) {
     let bits = |weight: Option<&f32>| weight.map_or(0, |weight| u32::from(bf16::of(*weight).to_bits()));
     for (i, tile) in packed.chunks_exact_mut(WEIGHT_TILE / 2).enumerate() {
-        let (half, block, tap) = (i / taps / blocks, i / taps % blocks, i % taps);
+        let (block, tap) = (i / taps, i % taps);
         for (pair, row) in tile.chunks_exact_mut(TILE).enumerate() {
             let first = block * 2 * TILE + 2 * pair;
             let [even, odd] = [first, first + 1].map(|k| if k < cin { &from(tap, k)[half * TILE..] } else { &[] });

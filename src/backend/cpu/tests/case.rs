@@ -1,6 +1,7 @@
 //! A convolution with its data, and a reference in f64.
 
 use super::*;
+use crate::ir::SlabSource;
 use crate::model::Time;
 
 /// The weights of a convolution in plain form.
@@ -26,10 +27,9 @@ impl PlainWeights {
     }
 }
 
-impl ConvSource for PlainWeights {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
+impl SlabSource for PlainWeights {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) {
         into.copy_from_slice(&self.slabs[slab as usize]);
-        Ok(())
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         into.copy_from_slice(&self.biases[bias as usize]);
@@ -133,7 +133,7 @@ impl ConvCase {
         let bytes = cpu.conv_scratch(&layout, self.input, per_call as u64);
         let scratch = arena.reserve(bytes);
         let mut memory = arena.build();
-        let conv = cpu.prepare(&(), 0, &layout, &mut self.weights)?;
+        let conv = crate::backend::prepare(cpu, (&(), 0), &layout, &mut self.weights)?;
         let statistics = layout.cout.is_multiple_of(layout.groups);
         for frames in frames.chunks(per_call) {
             let op = conv_op(layout, self.input, frames, statistics);

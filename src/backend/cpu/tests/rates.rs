@@ -167,7 +167,9 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
         .collect();
     let scratch = arena.reserve(cpu.conv_scratch(&layout, input, FRAMES));
     let mut memory = arena.build();
-    let weights = [cpu.prepare(&(), 0, &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random)).unwrap()];
+    let weights =
+        [crate::backend::prepare(cpu, (&(), 0), &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random))
+            .unwrap()];
     let op = conv_op(layout, input, &frames, true);
     (0..ROUNDS).fold((f64::INFINITY, 0.0), |(time, rate), _| {
         let one = least(1, || run_op(cpu, &mut memory, op.clone(), &weights, scratch, &mut || false).unwrap());

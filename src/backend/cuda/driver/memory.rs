@@ -54,16 +54,28 @@ impl DeviceBlock {
         self.address.wrapping_add(frame.0)
     }
 
-    /// Copies from host memory and waits. On a stream, because the plain copy would wait for the host's default stream,
-    /// and may return before the last bytes have landed.
+    /// Copies from host memory and waits.
     pub fn write<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
-        let bytes = size_of_val(from);
-        let to = self.at(offset, bytes as u64)?;
+        self.write_all(stream, std::iter::once((offset, from)))
+    }
+
+    /// Copies pieces from host memory, each to its offset, and waits once. On a stream, because the plain copy would
+    /// wait for the host's default stream, and may return before the last bytes have landed.
+    pub fn write_all<'a, T: Copy + 'a>(
+        &self,
+        stream: &CudaStream,
+        mut pieces: impl Iterator<Item = (u64, &'a [T])>,
+    ) -> Result<()> {
         let _current = self.context.enter()?;
-        // SAFETY: both regions are that long, and live until the copy has ended.
-        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream.handle()) };
-        check("copying to the GPU", answer)?;
-        stream.synchronise()
+        let begun = pieces.try_for_each(|(offset, from)| {
+            let bytes = size_of_val(from);
+            let to = self.at(offset, bytes as u64)?;
+            // SAFETY: both regions are that long, and live until the copy has ended.
+            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream.handle()) };
+            check("copying to the GPU", answer)
+        });
+        // Also after a failure: the copies before it may still read.
+        begun.and(stream.synchronise())
     }
 
     /// Copies to host memory and waits, after everything in the stream.

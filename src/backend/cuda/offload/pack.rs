@@ -1,26 +1,52 @@
 //! Packs weights in the order in which the kernels read them, in the element type of the precision.
 
+use std::ops::Range;
+
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{
-    PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order,
+    ConvKernel, PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order,
 };
 use crate::error::Result;
-use crate::ir::{ConvLayout, ConvSource, Window};
-use crate::{reserve, workers};
+use crate::ir::{ConvLayout, ConvSource, PAIR_SLABS, WeightBlock, WeightPart, Window};
+use crate::reserve;
 
 const UNIT: usize = UNIT_BYTES as usize;
+/// Output channels of a tile.
+const COLUMNS: usize = TILE_CHANNELS as usize;
+/// Input channels of a part: whole K blocks in every precision, few enough to stay in cache.
+const PART_INPUTS: u64 = 64;
 
 /// A weight in one precision.
-pub trait PackedElement: Copy + Send + Sync {
+pub trait PackedElement: Copy + Default + Send + Sync {
     const ZERO: Self;
     fn round(weight: f32) -> Self;
+    fn round_all(weights: &[f32], into: &mut [Self]) {
+        into.iter_mut().zip(weights).for_each(|(to, weight)| *to = Self::round(*weight));
+    }
+    fn buffer(buffers: &mut PackBuffers) -> &mut Vec<Self>;
+}
+
+/// A thread's packed part, in one of the precisions.
+#[derive(Default)]
+pub struct PackBuffers {
+    fp16: Vec<f16>,
+    bf16: Vec<bf16>,
+    fp32: Vec<f32>,
 }
 
 impl PackedElement for f16 {
     const ZERO: f16 = f16::ZERO;
     fn round(weight: f32) -> f16 {
         f16::from_f32(weight)
+    }
+    // The processor converts several at a time.
+    fn round_all(weights: &[f32], into: &mut [f16]) {
+        into.convert_from_f32_slice(weights);
+    }
+    fn buffer(buffers: &mut PackBuffers) -> &mut Vec<f16> {
+        &mut buffers.fp16
     }
 }
 
@@ -29,6 +55,9 @@ impl PackedElement for bf16 {
     fn round(weight: f32) -> bf16 {
         bf16::from_f32(weight)
     }
+    fn buffer(buffers: &mut PackBuffers) -> &mut Vec<bf16> {
+        &mut buffers.bf16
+    }
 }
 
 impl PackedElement for f32 {
@@ -36,78 +65,159 @@ impl PackedElement for f32 {
     fn round(weight: f32) -> f32 {
         weight
     }
+    fn buffer(buffers: &mut PackBuffers) -> &mut Vec<f32> {
+        &mut buffers.fp32
+    }
+}
+
+/// The parts in which the weights of a convolution are written.
+pub fn parts(layout: &ConvLayout) -> Vec<WeightPart> {
+    let blocks = match ConvKernel::of(layout) {
+        Ok(ConvKernel::In | ConvKernel::Out) => WeightBlock::all(layout, layout.cin, layout.cout),
+        _ => WeightBlock::all(layout, PART_INPUTS, TILE_CHANNELS),
+    };
+    std::iter::once(WeightPart::Vectors).chain(blocks.into_iter().map(WeightPart::Block)).collect()
+}
+
+/// How a block of weights is packed: one of [`parts`].
+pub struct BlockPacking<'a> {
+    layout: &'a ConvLayout,
+    block: &'a WeightBlock,
+    kernel: ConvKernel,
+    window: Window,
+    /// Bytes of an element.
+    element: usize,
+    /// Packed elements of the block of a slab.
+    pub slab_elements: usize,
+}
+
+impl<'a> BlockPacking<'a> {
+    pub fn new<E: PackedElement>(layout: &'a ConvLayout, block: &'a WeightBlock) -> Result<BlockPacking<'a>> {
+        let (kernel, element) = (ConvKernel::of(layout)?, size_of::<E>());
+        let window = if block.shortcut { Window::Point } else { layout.window };
+        let slab_elements = match kernel {
+            ConvKernel::In => conv_in_elements(layout),
+            ConvKernel::Out => conv_out_elements::<E>(layout),
+            ConvKernel::Main => {
+                let k_block = ROW_BYTES as usize / element;
+                window.taps() as usize * (block.rows() as usize).next_multiple_of(k_block) * COLUMNS
+            }
+        };
+        Ok(BlockPacking { layout, block, kernel, window, element, slab_elements })
+    }
+
+    /// Whether the slab lies side by side with another one.
+    fn is_paired(&self, slab: u64) -> bool {
+        self.layout.pairs && slab < u64::from(PAIR_SLABS)
+    }
+
+    /// Packs a slab of the block. `packed` holds all of them and is 0 where nothing was packed.
+    pub fn pack<E: PackedElement>(&self, slab: u64, plain: &[f32], packed: &mut [E]) {
+        let slab = slab - self.block.slabs(self.layout).start;
+        let at = slab as usize * self.slab_elements;
+        let size = (self.block.rows() as usize, self.block.columns() as usize);
+        match self.kernel {
+            ConvKernel::In => conv_in(self.layout, plain, &mut packed[at..][..self.slab_elements]),
+            ConvKernel::Out => conv_out(self.layout, plain, &mut packed[at..][..self.slab_elements]),
+            ConvKernel::Main if !self.block.shortcut && self.is_paired(slab) => {
+                let first = (slab - slab % 2) as usize * self.slab_elements;
+                pair_slab(size, slab % 2 == 1, plain, &mut packed[first..][..2 * self.slab_elements]);
+            }
+            ConvKernel::Main => main(self.window, size, plain, &mut packed[at..][..self.slab_elements]),
+        }
+    }
+
+    /// Where the packed elements belong: offsets in bytes from the first slab, and what is there.
+    pub fn pieces(&self, slab_bytes: u64) -> impl Iterator<Item = (u64, Range<usize>)> {
+        let slabs = self.block.slabs(self.layout);
+        let phases = match self.kernel {
+            ConvKernel::Main => self.window.phases(),
+            _ => 1,
+        };
+        let k_block = ROW_BYTES / self.element as u64;
+        let cin = if self.block.shortcut { self.layout.shortcut.unwrap_or(0) } else { self.layout.cin };
+        // K blocks of a phase and a channel tile, those before the block, and the bytes of each.
+        let (k_blocks, before) = (cin.div_ceil(k_block), self.block.inputs.start / k_block);
+        let bytes = self.window.taps() / phases * ROW_BYTES * TILE_CHANNELS;
+        let (tile, tiles) = (self.block.outputs.start / TILE_CHANNELS, channel_tiles(self.layout));
+        (0..slabs.end - slabs.start).flat_map(move |slab| {
+            let paired = !self.block.shortcut && self.is_paired(slab);
+            // A pair is one piece, twice as long.
+            let slabs = match (paired, slab % 2) {
+                (true, 1) => 0,
+                (paired, _) => 1 + usize::from(paired),
+            };
+            (0..phases).filter(move |_| slabs > 0).map(move |phase| {
+                let elements = self.slab_elements / phases as usize;
+                let from = slab as usize * self.slab_elements + phase as usize * elements;
+                let block = (phase * tiles + tile) * k_blocks + before;
+                (slab * slab_bytes + slabs as u64 * block * bytes, from..from + slabs * elements)
+            })
+        })
+    }
 }
 
 /// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128
-/// bytes; its 16-byte units are swizzled by the output channel.
-pub fn main<E: PackedElement>(window: Window, cin: u64, cout: u64, plain: &[f32]) -> Result<Vec<E>> {
-    let (cin, cout) = (cin as usize, cout as usize);
-    let (k_block, columns, unit) = (ROW_BYTES as usize / size_of::<E>(), TILE_CHANNELS as usize, UNIT / size_of::<E>());
-    let (k_blocks, tiles, phases) = (cin.div_ceil(k_block), cout.div_ceil(columns), window.phases() as usize);
-    let taps = tap_order(window);
-    let tile_elements = k_block * columns;
-    let elements = phases * tiles * k_blocks * taps.len() * tile_elements;
-    let mut packed = reserve::filled("packed weights", E::ZERO, elements)?;
-    let work: Vec<(usize, &mut [E])> = packed.chunks_mut(taps.len() * tile_elements).enumerate().collect();
-    let pack = |(index, into): (usize, &mut [E])| {
-        let (phase, tile, first) = (index / k_blocks / tiles, index / k_blocks % tiles, index % k_blocks * k_block);
-        for (tap, into) in taps.iter().zip(into.chunks_exact_mut(tile_elements)) {
-            let from = &plain[(phase * taps.len() + *tap as usize) * cin * cout..][..cin * cout];
-            for k in 0..k_block.min(cin - first) {
-                let row = &from[(first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
-                for (n, value) in row.iter().enumerate() {
-                    into[n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit] = E::round(*value);
-                }
+/// bytes; its 16-byte units are swizzled by the output channel. Here of one channel tile, and of some K blocks.
+fn main<E: PackedElement>(window: Window, (rows, columns): (usize, usize), plain: &[f32], packed: &mut [E]) {
+    let (k_block, unit) = (ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
+    let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(window));
+    let mut rounded = [E::ZERO; COLUMNS];
+    let rounded = &mut rounded[..columns];
+    for (index, into) in packed.chunks_exact_mut(k_block * COLUMNS).enumerate() {
+        let (phase, first, tap) = (index / taps.len() / k_blocks, index / taps.len() % k_blocks, index % taps.len());
+        let from = &plain[(phase * taps.len() + taps[tap] as usize) * rows * columns..][..rows * columns];
+        let from = from.chunks_exact(columns).skip(first * k_block).take(k_block);
+        for (k, row) in from.enumerate() {
+            E::round_all(row, rounded);
+            for (n, value) in rounded.iter().enumerate() {
+                into[n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit] = *value;
             }
         }
-    };
-    workers::for_each(workers::threads_for(plain.len()), work, || (), |(), tile| pack(tile));
-    Ok(packed)
+    }
 }
 
 /// For pairs of frames: two slabs of 3 x 3 taps side by side, of which this is the first or the second. [channel
 /// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes;
-/// their 16-byte units are swizzled by half the output channel.
-pub fn pair_slab<E: PackedElement>((cin, cout): (u64, u64), second: bool, plain: &[f32], packed: &mut [E]) {
-    let (cin, cout, columns) = (cin as usize, cout as usize, TILE_CHANNELS as usize);
+/// their 16-byte units are swizzled by half the output channel. Here of one channel tile, and of some K blocks.
+fn pair_slab<E: PackedElement>((rows, columns): (usize, usize), second: bool, plain: &[f32], packed: &mut [E]) {
     let (row, unit) = (PAIR_ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
-    let (steps, taps, slab_elements) = (2 * cin.div_ceil(2 * row), Window::Same.taps() as usize, row * columns);
-    let work: Vec<(usize, &mut [E])> = packed.chunks_mut(2 * taps * slab_elements).enumerate().collect();
-    let pack = |(index, into): (usize, &mut [E])| {
-        let (tile, first) = (index / steps, index % steps * row);
-        for (tap, into) in into.chunks_exact_mut(2 * slab_elements).enumerate() {
-            let into = &mut into[usize::from(second) * slab_elements..][..slab_elements];
-            for k in 0..row.min(cin.saturating_sub(first)) {
-                let from =
-                    &plain[(tap * cin + first + k) * cout + tile * columns..][..columns.min(cout - tile * columns)];
-                for (n, value) in from.iter().enumerate() {
-                    into[n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit] = E::round(*value);
-                }
+    let taps = Window::Same.taps() as usize;
+    let mut rounded = [E::ZERO; COLUMNS];
+    let rounded = &mut rounded[..columns];
+    for (index, both) in packed.chunks_exact_mut(2 * row * COLUMNS).enumerate() {
+        let (step, tap) = (index / taps, index % taps);
+        let into = &mut both[usize::from(second) * row * COLUMNS..][..row * COLUMNS];
+        let from = plain[tap * rows * columns..][..rows * columns].chunks_exact(columns).skip(step * row).take(row);
+        for (k, from) in from.enumerate() {
+            E::round_all(from, rounded);
+            for (n, value) in rounded.iter().enumerate() {
+                into[n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit] = *value;
             }
         }
-    };
-    workers::for_each(workers::threads_for(plain.len()), work, || (), |(), tile| pack(tile));
+    }
 }
 
 /// For the convolution from pixels: [padded output channel][tap][4].
-pub fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
+fn conv_in<E: PackedElement>(layout: &ConvLayout, plain: &[f32], packed: &mut [E]) {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
-    let mut packed = vec![E::ZERO; (channel_tiles(layout) * TILE_CHANNELS) as usize * 9 * 4];
     for (at, value) in plain.iter().enumerate() {
         let (tap, c, n) = (at / cout / cin, at / cout % cin, at % cout);
         packed[(n * 9 + tap) * 4 + c] = E::round(*value);
     }
-    packed
+}
+
+fn conv_in_elements(layout: &ConvLayout) -> usize {
+    (channel_tiles(layout) * TILE_CHANNELS) as usize * 9 * 4
 }
 
 /// For the convolution to pixels: fragments of a matrix product with tap x output as columns, [group of 64 bytes of
 /// channels][product][lane] [block of 8 columns][half][4 bytes of channels]. Lane 4 n + t holds, of column n of a
 /// block, the t-th 16 bytes of a group's channels, 8 of them a product.
-pub fn conv_out<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> {
+fn conv_out<E: PackedElement>(layout: &ConvLayout, plain: &[f32], packed: &mut [E]) {
     let (cin, cout) = (layout.cin as usize, layout.cout as usize);
     let (unit, word) = (UNIT / size_of::<E>(), 4 / size_of::<E>());
     let group = 4 * unit;
-    let mut packed = vec![E::ZERO; cin.div_ceil(group) * group * 32];
     for (at, value) in plain.iter().enumerate() {
         let (tap, c, o) = (at / cout / cin, at / cout % cin, at % cout);
         let (column, t, within) = (tap * 3 + o, c % group / unit, c % unit);
@@ -115,28 +225,28 @@ pub fn conv_out<E: PackedElement>(layout: &ConvLayout, plain: &[f32]) -> Vec<E> 
         let (block, n) = (column / 8, column % 8);
         packed[((((c / group * 2 + product) * 32 + 4 * n + t) * 4 + block) * 2 + half) * word + e] = E::round(*value);
     }
-    packed
+}
+
+fn conv_out_elements<E: PackedElement>(layout: &ConvLayout) -> usize {
+    (layout.cin as usize).next_multiple_of(4 * UNIT / size_of::<E>()) * 32
 }
 
 /// [bias][phase][edge][padded output channel].
-pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Vec<f32> {
+pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f32>> {
     let (cout, padded) = (layout.cout as usize, (channel_tiles(layout) * TILE_CHANNELS) as usize);
-    let mut plain = vec![0.0; layout.bias_elements() as usize];
-    let mut packed = Vec::new();
-    for bias in 0..layout.biases {
-        source.bias(bias, &mut plain);
-        for vector in plain.chunks_exact(cout) {
-            packed.extend_from_slice(vector);
-            packed.resize(packed.len() + padded - cout, 0.0);
-        }
+    let mut plain = reserve::filled("biases", 0.0, (layout.biases * layout.bias_elements()) as usize)?;
+    source.biases(&mut plain)?;
+    let mut packed = reserve::filled("biases", 0.0, plain.len() / cout * padded)?;
+    for (vector, into) in plain.chunks_exact(cout).zip(packed.chunks_exact_mut(padded)) {
+        into[..cout].copy_from_slice(vector);
     }
-    packed
+    Ok(packed)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::Prologue;
+    use crate::ir::{CutSlabs, Prologue, SlabSource};
 
     /// Weights that are their own index, counted from 1.
     fn numbered(count: usize) -> Vec<f32> {
@@ -157,6 +267,41 @@ mod tests {
         }
     }
 
+    /// Everything that is packed of `slabs` slabs, block by block, where it belongs.
+    fn packed<E: PackedElement>(layout: &ConvLayout, slabs: &[Vec<f32>]) -> Vec<E> {
+        struct Slabs<'a>(&'a [Vec<f32>]);
+        impl SlabSource for Slabs<'_> {
+            fn slab(&mut self, slab: u64, into: &mut [f32]) {
+                into.copy_from_slice(&self.0[slab as usize]);
+            }
+            fn bias(&mut self, _: u64, _: &mut [f32]) {}
+            fn norm(&mut self, _: &mut [f32], _: &mut [f32]) {}
+        }
+        let mut all = Vec::new();
+        for part in parts(layout) {
+            let WeightPart::Block(block) = part else { continue };
+            let packing = BlockPacking::new::<E>(layout, &block).unwrap();
+            let mut packed = vec![E::ZERO; packing.slab_elements * slabs.len()];
+            let mut source = CutSlabs { layout, source: &mut Slabs(slabs) };
+            let mut pack = |slab, plain: &[f32]| {
+                packing.pack(slab, plain, &mut packed);
+                Ok(())
+            };
+            source.block(&block, &mut pack).unwrap();
+            let tiles = layout.cout.div_ceil(TILE_CHANNELS);
+            let k_blocks = layout.cin.div_ceil(ROW_BYTES / size_of::<E>() as u64);
+            let slab_bytes = match ConvKernel::of(layout).unwrap() {
+                ConvKernel::Main => layout.window.taps() * tiles * k_blocks * ROW_BYTES * TILE_CHANNELS,
+                _ => (packing.slab_elements * size_of::<E>()) as u64,
+            };
+            all.resize(slabs.len() * slab_bytes as usize / size_of::<E>(), E::ZERO);
+            for (to, from) in packing.pieces(slab_bytes) {
+                all[to as usize / size_of::<E>()..][..from.len()].copy_from_slice(&packed[from]);
+            }
+        }
+        all
+    }
+
     fn assert_each_once(packed: &[f32], count: usize) {
         let mut found: Vec<f32> = packed.iter().copied().filter(|w| *w != 0.0).collect();
         found.sort_by(f32::total_cmp);
@@ -165,23 +310,21 @@ mod tests {
 
     #[test]
     fn packing_keeps_every_weight_once() {
+        let (cin, cout) = (100, 136);
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
-            let (cin, cout) = (40, 136);
             let count = (window.taps() * cin * cout) as usize;
-            let packed = main::<f32>(window, cin, cout, &numbered(count)).unwrap();
-            assert_eq!(packed.len() as u64, window.taps() * 2 * 2 * TILE_CHANNELS * 32);
+            let packed = packed::<f32>(&layout(cin, cout, window), &[numbered(count)]);
+            assert_eq!(packed.len() as u64, window.taps() * 2 * 4 * TILE_CHANNELS * 32);
             assert_each_once(&packed, count);
         }
-        let (cin, cout, count) = (40, 136, 9 * 40 * 136);
-        let mut pair = vec![0.0f32; 2 * 4 * 9 * 2 * 16 * 128];
-        pair_slab((cin, cout), false, &numbered(count), &mut pair);
-        let later: Vec<f32> = numbered(2 * count)[count..].to_vec();
-        pair_slab((cin, cout), true, &later, &mut pair[..]);
-        assert_each_once(&pair, 2 * count);
+        let count = (9 * cin * cout) as usize;
+        let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, Window::Same) };
+        let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
+        assert_each_once(&packed(&pairs, &slabs), 4 * count);
         let pixels = layout(3, 20, Window::Same);
-        assert_each_once(&conv_in::<f32>(&pixels, &numbered(9 * 3 * 20)), 9 * 3 * 20);
-        let pixels = layout(40, 3, Window::Same);
-        assert_each_once(&conv_out::<f32>(&pixels, &numbered(9 * 40 * 3)), 9 * 40 * 3);
+        assert_each_once(&packed(&pixels, &[numbered(9 * 3 * 20)]), 9 * 3 * 20);
+        let pixels = ConvLayout { prologue: Prologue::NormSilu, ..layout(40, 3, Window::Same) };
+        assert_each_once(&packed(&pixels, &[numbered(9 * 40 * 3)]), 9 * 40 * 3);
     }
 
     /// As ldmatrix reads them, for every element type.
@@ -190,7 +333,7 @@ mod tests {
         fn unit_of<E: PackedElement + PartialEq>(k: usize, n: usize) -> usize {
             let mut plain = vec![0.0; 64 * 128];
             plain[k * 128 + n] = 1.0;
-            let packed = main::<E>(Window::Point, 64, 128, &plain).unwrap();
+            let packed = packed::<E>(&layout(64, 128, Window::Point), &[plain]);
             packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>() / UNIT
         }
         // 8 units an output channel.

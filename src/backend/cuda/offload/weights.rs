@@ -4,13 +4,12 @@ use std::sync::Arc;
 
 use half::{bf16, f16};
 
-use super::pack::{self, PackedElement};
+use super::pack::{self, BlockPacking, PackBuffers, PackedElement};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, PinnedMemory};
-use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::error::{Error, Result};
-use crate::ir::{ConvLayout, ConvSource, PAIR_SLABS, Window};
+use crate::ir::{ConvLayout, ConvSource, WeightBlock, WeightPart};
 use crate::reserve;
 
 /// Memory for the weights of a network, or for some of them.
@@ -25,85 +24,82 @@ pub struct PreparedConv {
     store: WeightStore,
     /// Where in the store they begin.
     offset: u64,
+    precision: Precision,
+    conv: ConvLayout,
     layout: WeightLayout,
 }
 
 impl PreparedConv {
-    pub fn prepare(
-        store: &WeightStore,
-        offset: u64,
-        stream: &CudaStream,
-        sizes: CudaSizes,
-        layout: &ConvLayout,
-        source: &mut dyn ConvSource,
-    ) -> Result<PreparedConv> {
-        let conv = PreparedConv { store: store.clone(), offset, layout: sizes.weight_layout(layout) };
-        match sizes.precision {
-            Precision::Fp16 => conv.write::<f16>(stream, layout, source)?,
-            Precision::Bf16 => conv.write::<bf16>(stream, layout, source)?,
-            Precision::Fp32 => conv.write::<f32>(stream, layout, source)?,
-        }
-        Ok(conv)
+    /// The parts are to be written.
+    pub fn new(store: &WeightStore, offset: u64, sizes: CudaSizes, layout: &ConvLayout) -> PreparedConv {
+        let (store, precision) = (store.clone(), sizes.precision);
+        PreparedConv { store, offset, precision, conv: *layout, layout: sizes.weight_layout(layout) }
     }
 
-    fn write<E: PackedElement>(
+    /// Returns when the part is where it belongs.
+    pub fn write(
         &self,
         stream: &CudaStream,
-        layout: &ConvLayout,
+        part: &WeightPart,
         source: &mut dyn ConvSource,
+        buffers: &mut PackBuffers,
     ) -> Result<()> {
-        let (kernel, offsets) = (ConvKernel::of(layout)?, &self.layout);
-        let largest = (0..layout.slab_count()).map(|slab| layout.slab_elements(slab)).max().unwrap_or(0);
-        let mut plain = reserve::filled("weights", 0.0, largest as usize)?;
-        let mut pair: Vec<E> = Vec::new();
-        for slab in 0..layout.slab_count() {
-            source.slab(slab, &mut plain[..layout.slab_elements(slab) as usize])?;
-            let plain = &plain[..layout.slab_elements(slab) as usize];
-            let shortcut = slab == layout.slabs;
-            // Two and two lie side by side.
-            if layout.pairs && slab < u64::from(PAIR_SLABS) {
-                if slab % 2 == 0 {
-                    pair =
-                        reserve::filled("packed weights", E::ZERO, 2 * offsets.slab_bytes as usize / size_of::<E>())?;
-                }
-                pack::pair_slab((layout.cin, layout.cout), slab % 2 == 1, plain, &mut pair);
-                if slab % 2 == 1 {
-                    self.put(stream, (slab - 1) * offsets.slab_bytes, &pair)?;
-                }
-                continue;
-            }
-            let packed: Vec<E> = match kernel {
-                ConvKernel::In => pack::conv_in(layout, plain),
-                ConvKernel::Out => pack::conv_out(layout, plain),
-                ConvKernel::Main if shortcut => {
-                    pack::main(Window::Point, layout.shortcut.unwrap_or(0), layout.cout, plain)?
-                }
-                ConvKernel::Main => pack::main(layout.window, layout.cin, layout.cout, plain)?,
-            };
-            self.put(stream, if shortcut { offsets.shortcut } else { slab * offsets.slab_bytes }, &packed)?;
+        match (part, self.precision) {
+            (WeightPart::Vectors, _) => self.write_vectors(stream, source),
+            (WeightPart::Block(block), Precision::Fp16) => self.write_block::<f16>(stream, block, source, buffers),
+            (WeightPart::Block(block), Precision::Bf16) => self.write_block::<bf16>(stream, block, source, buffers),
+            (WeightPart::Block(block), Precision::Fp32) => self.write_block::<f32>(stream, block, source, buffers),
         }
-        self.put(stream, offsets.bias, &pack::biases(layout, source))?;
-        if offsets.beta > offsets.gamma {
-            let padded = layout.cin.next_multiple_of(64) as usize;
-            let (mut gamma, mut beta) = (vec![0.0f32; padded], vec![0.0f32; padded]);
-            let cin = layout.cin as usize;
-            source.norm(&mut gamma[..cin], &mut beta[..cin]);
-            self.put(stream, offsets.gamma, &gamma)?;
-            self.put(stream, offsets.beta, &beta)?;
-        }
-        Ok(())
     }
 
-    fn put<T: Copy>(&self, stream: &CudaStream, offset: u64, from: &[T]) -> Result<()> {
+    fn write_block<E: PackedElement>(
+        &self,
+        stream: &CudaStream,
+        block: &WeightBlock,
+        source: &mut dyn ConvSource,
+        buffers: &mut PackBuffers,
+    ) -> Result<()> {
+        let packing = BlockPacking::new::<E>(&self.conv, block)?;
+        let slabs = block.slabs(&self.conv);
+        let elements = packing.slab_elements * (slabs.end - slabs.start) as usize;
+        let packed = reserve::grown("packed weights", E::buffer(buffers), elements)?;
+        // Channels that fill up a tile.
+        packed.fill(E::ZERO);
+        source.block(block, &mut |slab, plain| {
+            packing.pack(slab, plain, &mut packed[..]);
+            Ok(())
+        })?;
+        let start = if block.shortcut { self.layout.shortcut } else { 0 };
+        let pieces = packing.pieces(self.layout.slab_bytes).map(|(to, from)| (start + to, &packed[from]));
+        self.put(stream, pieces)
+    }
+
+    fn write_vectors(&self, stream: &CudaStream, source: &mut dyn ConvSource) -> Result<()> {
+        let (layout, offsets) = (&self.conv, &self.layout);
+        let biases = pack::biases(layout, source)?;
+        let mut pieces = vec![(offsets.bias, &biases[..])];
+        let padded = layout.cin.next_multiple_of(64) as usize;
+        let (mut gamma, mut beta) = (vec![0.0f32; padded], vec![0.0f32; padded]);
+        if offsets.beta > offsets.gamma {
+            let cin = layout.cin as usize;
+            source.norm(&mut gamma[..cin], &mut beta[..cin])?;
+            pieces.extend([(offsets.gamma, &gamma[..]), (offsets.beta, &beta[..])]);
+        }
+        self.put(stream, pieces.into_iter())
+    }
+
+    /// Copies pieces, each to its offset, and waits.
+    fn put<'a, T: Copy + 'a>(&self, stream: &CudaStream, pieces: impl Iterator<Item = (u64, &'a [T])>) -> Result<()> {
+        let mut pieces = pieces.map(|(offset, from)| (self.offset + offset, from));
         match &self.store {
-            WeightStore::Device(block) => block.write(stream, self.offset + offset, from),
-            WeightStore::Host(memory) => {
+            WeightStore::Device(block) => block.write_all(stream, pieces),
+            WeightStore::Host(memory) => pieces.try_for_each(|(offset, from)| {
                 let bytes = size_of_val(from);
-                let to = memory.at(self.offset + offset, bytes as u64)?;
+                let to = memory.at(offset, bytes as u64)?;
                 // SAFETY: both are that long, and nobody else knows this part of the store yet.
                 unsafe { std::ptr::copy_nonoverlapping(from.as_ptr().cast(), to, bytes) };
                 Ok(())
-            }
+            }),
         }
     }
 

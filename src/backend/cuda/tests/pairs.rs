@@ -1,6 +1,7 @@
 //! Pairs of frames that share products, against the CPU; and the bits of frames that are computed alone.
 
 use super::*;
+use crate::ir::SlabSource;
 use crate::model::Time;
 
 const FRAMES: usize = 6;
@@ -10,8 +11,8 @@ const SHORTCUT_SLAB: u64 = 3;
 /// The slabs of `Time::Paired` of the weights of three taps.
 struct PairedWeights(RandomWeights);
 
-impl ConvSource for PairedWeights {
-    fn slab(&mut self, slab: u64, into: &mut [f32]) -> Result<()> {
+impl SlabSource for PairedWeights {
+    fn slab(&mut self, slab: u64, into: &mut [f32]) {
         if slab as usize == Time::Paired.slabs().len() {
             return self.0.slab(SHORTCUT_SLAB, into);
         }
@@ -19,10 +20,9 @@ impl ConvSource for PairedWeights {
         into.fill(0.0);
         let products = Time::Paired.slabs()[slab as usize].iter().zip(Time::Paired.factors(slab as usize));
         for ((tap, _), factor) in products {
-            self.0.slab(*tap as u64, &mut tap_weights)?;
+            self.0.slab(*tap as u64, &mut tap_weights);
             into.iter_mut().zip(&tap_weights).for_each(|(sum, weight)| *sum += weight * *factor as f32);
         }
-        Ok(())
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         self.0.bias(bias, into);
@@ -60,8 +60,8 @@ impl PairCase {
         let store = backend.allocate_weights(weight_bytes, Residency::Device).unwrap();
         let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
         let conv = match layout.pairs {
-            true => backend.prepare(&store, FRAME_ALIGN, layout, &mut PairedWeights(plain)),
-            false => backend.prepare(&store, FRAME_ALIGN, layout, &mut plain),
+            true => crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut PairedWeights(plain)),
+            false => crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut plain),
         };
         let weights = [conv.unwrap()];
         for launch in launches {

@@ -1,0 +1,50 @@
+//! The memory that folding takes, kept by each thread from block to block.
+
+use std::iter::Sum;
+
+/// Buffers for folding a block. They grow to what the largest block needs.
+#[derive(Default)]
+pub struct FoldBuffers<T = f32> {
+    /// Values as the file has them.
+    pub(super) bytes: Vec<u8>,
+    /// The same, widened.
+    pub(super) kernels: Vec<f32>,
+    /// Of an upsampler: the 1x1x1 convolution, the 3x3x3 one and their products.
+    pub(super) upscale: Vec<f64>,
+    pub(super) conv: Vec<f64>,
+    pub(super) products: Vec<f64>,
+    /// A block of a slab, or of every slab.
+    pub(super) plain: Vec<T>,
+}
+
+/// Bytes of [`FoldBuffers`], and of what biases take for a moment.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct FoldBytes {
+    pub(super) bytes: u64,
+    pub(super) kernels: u64,
+    pub(super) upscale: u64,
+    pub(super) conv: u64,
+    pub(super) products: u64,
+    pub(super) plain: u64,
+    pub(super) vectors: u64,
+}
+
+impl FoldBytes {
+    /// Buffers for both.
+    pub fn max(self, other: FoldBytes) -> FoldBytes {
+        FoldBytes {
+            bytes: self.bytes.max(other.bytes),
+            kernels: self.kernels.max(other.kernels),
+            upscale: self.upscale.max(other.upscale),
+            conv: self.conv.max(other.conv),
+            products: self.products.max(other.products),
+            plain: self.plain.max(other.plain),
+            vectors: self.vectors.max(other.vectors),
+        }
+    }
+
+    pub fn total(self) -> u64 {
+        let FoldBytes { bytes, kernels, upscale, conv, products, plain, vectors } = self;
+        u64::sum([bytes, kernels, upscale, conv, products, plain, vectors].into_iter())
+    }
+}

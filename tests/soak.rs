@@ -14,7 +14,9 @@ use std::ffi::{CString, c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use common::process::{allocated_bytes, settled_threads, status_bytes, threads_at_rest, threads_now};
+use common::process::{
+    allocated_bytes, keep_no_freed_memory, settled_threads, status_bytes, threads_at_rest, threads_now,
+};
 use common::{Buffer, Failure, LATENT_CHANNELS, Random, Vae, api, create_info, run_info, small, tiny};
 use video_vae::capi::*;
 
@@ -337,6 +339,7 @@ fn held() -> [usize; 4] {
 
 #[test]
 fn random_work_gives_right_bits_and_leaves_nothing() {
+    keep_no_freed_memory();
     let seconds = std::env::var("VVAE_SOAK_SECONDS").map_or(60, |seconds| seconds.parse().expect("a number"));
     let shapes = [[1, 1, 8, 8], [1, 9, 16, 24], [2, 5, 8, 16], [1, 21, 8, 8], [1, 4, 13, 9], [1, 2, 48, 32]];
     // The CPU has exact caches only.

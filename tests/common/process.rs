@@ -87,3 +87,18 @@ pub fn allocated_bytes() -> usize {
     let info = unsafe { mallinfo2() };
     info.mapped_bytes + info.used_bytes
 }
+
+/// The C library gives freed memory back at once. By default each thread's part keeps up to 64 MiB, and resident bytes
+/// would tell about that.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+pub fn keep_no_freed_memory() {
+    const TRIM_THRESHOLD: i32 = -1;
+    const MMAP_THRESHOLD: i32 = -3;
+    unsafe extern "C" {
+        fn mallopt(option: i32, value: i32) -> i32;
+    }
+    for option in [TRIM_THRESHOLD, MMAP_THRESHOLD] {
+        // SAFETY: takes numbers.
+        assert_eq!(unsafe { mallopt(option, 128 << 10) }, 1);
+    }
+}

@@ -10,6 +10,11 @@ use crate::api::*;
 use crate::interrupt;
 use crate::tensor::Frames;
 
+/// Whether the image is computed whole.
+pub fn is_untiled(plan: &vvae_plan_info) -> bool {
+    plan.tile_rows * plan.tile_columns == 1
+}
+
 pub struct Vae {
     api: &'static Api,
     raw: *mut vvae,

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use crate::Result;
 use crate::files::{Sink, Source};
 use crate::tensor::{FrameKind, Frames};
-use crate::vae::Vae;
+use crate::vae::{Vae, is_untiled};
 
 /// Longer clips are streamed, at constant memory.
 const MOST_FRAMES: u64 = 17;
@@ -22,7 +22,7 @@ pub struct Planned {
 pub fn plan(vae: &Vae, node: &str, input: FrameKind, frames: Option<u64>) -> Result<Planned> {
     let short = frames.filter(|frames| video_frames(vae, node, *frames) <= MOST_FRAMES);
     match short.map(|frames| vae.plan(node, input.shape(frames))) {
-        Some(Ok((info, text))) if info.tile_rows * info.tile_columns == 1 => Ok(Planned { whole: true, text }),
+        Some(Ok((info, text))) if is_untiled(&info) => Ok(Planned { whole: true, text }),
         _ => {
             let stream = vae.plan(node, input.shape(0)).map(|(_, text)| Planned { whole: false, text });
             stream.or_else(|refused| {

@@ -220,8 +220,9 @@ impl<B: Backend> Loading<'_, B> {
                 held.grow(bytes);
             }
         }
-        let transient = B::HOST_MEMORY.then(|| ledger.hold(PartsInFlight::of(*backend, network).bytes));
-        self.write(&checkpoint, &convs)?;
+        let in_flight = PartsInFlight::of(*backend, network);
+        let transient = B::HOST_MEMORY.then(|| ledger.hold(in_flight.bytes));
+        self.write(&checkpoint, &convs, in_flight.count)?;
         drop(transient);
         // A file that changed during the load may have given a mix.
         checkpoint.verify_unchanged()?;
@@ -229,8 +230,8 @@ impl<B: Backend> Loading<'_, B> {
         Ok((Weights { convs, pageable }, held))
     }
 
-    /// Folds and packs the parts of all layers on all cores.
-    fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv]) -> Result<()> {
+    /// Folds and packs the parts of all layers on all cores, at most `in_flight` at a time.
+    fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv], in_flight: usize) -> Result<()> {
         let Loading { backend, network, .. } = self;
         let layers = network.layers.iter();
         let sources = layers.map(|layer| LayerWeights::new(checkpoint, layer)).collect::<Result<Vec<_>>>()?;
@@ -254,7 +255,8 @@ impl<B: Backend> Loading<'_, B> {
                 failure.lock().get_or_insert(why);
             }
         };
-        let threads = match PartsInFlight::of(*backend, network).count {
+        let threads = match in_flight {
+            // The calling thread does the work.
             1 => 0,
             count => count.min(workers::threads_for(usize::MAX)),
         };

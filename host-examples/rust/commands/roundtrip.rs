@@ -4,7 +4,6 @@ use std::path::PathBuf;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
-use crate::api::vvae_plan_info;
 use crate::draft::Draft;
 use crate::files;
 use crate::options::{ModelOptions, VideoOptions};
@@ -12,7 +11,7 @@ use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::report::{self, Report};
 use crate::tensor::{Dtype, FrameKind};
-use crate::vae::{Stream, Vae};
+use crate::vae::{Stream, Vae, is_untiled};
 use crate::{Result, units, whole};
 
 const EXAMPLES: &str = "Examples:
@@ -115,7 +114,6 @@ fn open_streams<'a>(
         vae.configure("memory_limit", &limit.to_string())?;
         vae.plan(node, shape).map(|(plan, _)| plan)
     };
-    let is_untiled = |plan: &vvae_plan_info| plan.tile_rows * plan.tile_columns == 1;
     let mut best: Option<(bool, [u64; 2])> = None;
     for share in SHARES {
         let part = limit / 100 * share;

@@ -35,13 +35,18 @@ impl FileTensor<'_> {
         Ok(())
     }
 
-    /// All values.
-    pub fn read_all(&self) -> Result<Vec<f64>> {
-        let mut single = reserve::filled("a tensor", 0.0f32, self.elements())?;
+    /// The first values in f64. For small tensors.
+    pub fn read_f64(&self, into: &mut [f64]) -> Result<()> {
+        let mut single = reserve::filled("folding", 0.0, into.len())?;
         self.read(0, &mut Vec::new(), &mut single)?;
-        let mut double = reserve::vec("a tensor", single.len())?;
-        double.extend(single.into_iter().map(f64::from));
-        Ok(double)
+        into.iter_mut().zip(single).for_each(|(to, value)| *to = f64::from(value));
+        Ok(())
+    }
+
+    #[cfg(test)]
+    pub fn read_all(&self) -> Result<Vec<f64>> {
+        let mut values = vec![0.0; self.elements()];
+        self.read_f64(&mut values).map(|()| values)
     }
 }
 

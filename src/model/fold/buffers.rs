@@ -1,7 +1,5 @@
 //! The memory that folding takes, kept by each thread from block to block.
 
-use std::iter::Sum;
-
 /// Buffers for folding a block. They grow to what the largest block needs.
 #[derive(Default)]
 pub struct FoldBuffers<T = f32> {
@@ -45,6 +43,6 @@ impl FoldBytes {
 
     pub fn total(self) -> u64 {
         let FoldBytes { bytes, kernels, upscale, conv, products, plain, vectors } = self;
-        u64::sum([bytes, kernels, upscale, conv, products, plain, vectors].into_iter())
+        [bytes, kernels, upscale, conv, products, plain, vectors].iter().sum()
     }
 }

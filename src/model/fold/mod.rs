@@ -118,16 +118,16 @@ impl<'a> LayerWeights<'a> {
                 let mut rest = exact.as_mut_slice();
                 for (part, matrix) in self.weights.iter().enumerate() {
                     let (values, others) = rest.split_at_mut(matrix.bias.elements());
-                    taps::read_f64(&matrix.bias, values)?;
+                    matrix.bias.read_f64(values)?;
                     values.iter_mut().for_each(|value| *value *= self.scale(part));
                     rest = others;
                 }
             }
             Window::Same | Window::Down => {
-                taps::read_f64(&self.weights[0].bias, &mut exact)?;
+                self.weights[0].bias.read_f64(&mut exact)?;
                 for shortcut in &self.weights[1..] {
                     let mut more = reserve::filled("biases", 0.0, exact.len())?;
-                    taps::read_f64(&shortcut.bias, &mut more)?;
+                    shortcut.bias.read_f64(&mut more)?;
                     exact.iter_mut().zip(more).for_each(|(sum, term)| *sum += term);
                 }
             }

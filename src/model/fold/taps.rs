@@ -4,7 +4,6 @@ use crate::error::Result;
 use crate::ir::WeightBlock;
 use crate::model::causal::Product;
 use crate::model::checkpoint::FileTensor;
-use crate::reserve;
 
 /// Output channels at a time: enough to write whole cache lines, few enough to stay in cache.
 const COLUMNS: usize = 16;
@@ -84,12 +83,4 @@ fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[(usize, 
         [tap] => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(at(c, tap))),
         _ => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(taps.iter().map(|tap| at(c, *tap)).sum())),
     }
-}
-
-/// All values of a small tensor, in f64.
-pub(super) fn read_f64(tensor: &FileTensor, into: &mut [f64]) -> Result<()> {
-    let mut single = reserve::filled("folding", 0.0, into.len())?;
-    tensor.read(0, &mut Vec::new(), &mut single)?;
-    into.iter_mut().zip(single).for_each(|(to, value)| *to = f64::from(value));
-    Ok(())
 }

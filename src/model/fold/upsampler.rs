@@ -6,7 +6,7 @@
 
 use super::buffers::{FoldBuffers, FoldBytes};
 use super::product::{self, COLUMNS};
-use super::taps::{self, Rounded, WeightAndBias};
+use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, Window};
 use crate::model::causal::{Product, Time};
@@ -166,7 +166,7 @@ impl<'a> Upsampler<'a> {
     pub fn biases(&self, time: Time, into: &mut [f64]) -> Result<()> {
         let (cout, frames) = (self.cout, self.frames);
         let mut own = reserve::filled("biases", 0.0, cout)?;
-        taps::read_f64(&self.conv.bias, &mut own)?;
+        self.conv.bias.read_f64(&mut own)?;
         let terms = self.multiply_bias()?;
         let edges = TAPS * cout;
         for (products, into) in time.biases().iter().zip(into.chunks_exact_mut(edges)) {
@@ -196,7 +196,7 @@ impl<'a> Upsampler<'a> {
     fn multiply_bias(&self) -> Result<Vec<f64>> {
         let (cin, parts) = (self.cin, PHASES * self.frames);
         let mut stored = reserve::filled("biases", 0.0, parts * cin)?;
-        taps::read_f64(&self.upscale.bias, &mut stored)?;
+        self.upscale.bias.read_f64(&mut stored)?;
         // Channels outermost, so that the innermost loop runs over phases and frames.
         let mut bias = reserve::vec("biases", cin * parts)?;
         bias.extend((0..cin * parts).map(|at| stored[at % parts * cin + at / parts]));

@@ -232,7 +232,7 @@ impl ConvWeights {
     /// Gamma and beta of the norm in the prologue.
     pub fn norm(&self) -> [&[f32]; 2] {
         let [_, gamma, beta, end] = self.packing().tail();
-        // SAFETY: inside the block; nothing writes after `prepare`.
+        // SAFETY: inside the block; all parts were written before.
         [(gamma, beta), (beta, end)].map(|(a, b)| unsafe { std::slice::from_raw_parts(self.at(a), b - a) })
     }
 }

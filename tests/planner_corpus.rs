@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, device_profile};
+use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::{Rates, Shape};
 use video_vae::model::{Direction, Network};
 use video_vae::plan::{CachePolicy, Plan, Request, Target, search};
@@ -91,7 +91,8 @@ fn corpus() -> String {
     let mut table = String::new();
     // Also with products 1.5 times as fast: copies then hide less.
     for faster in [1.0, 1.5] {
-        let profile = device_profile(Rates { products: H200.products * faster, ..H200 }, true);
+        let profile =
+            device_profile(Rates { products: H200.products * faster, ..H200 }, Precision::Fp16, KernelArch::HOPPER);
         let target = Target::new(profile, &sizes, config.groups);
         for direction in [Direction::Encode, Direction::Decode] {
             let network = Arc::new(Network::new(&config, direction).with_pairs());

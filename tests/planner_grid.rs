@@ -14,7 +14,7 @@ use common::Random;
 use common::planner::{self, H200, published};
 use common::process::processor_time;
 use video_vae::backend::cpu::{Cpu, CpuOptions};
-use video_vae::backend::cuda::{CudaSizes, device_profile};
+use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::backend::{Backend, Precision};
 use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
 use video_vae::model::{Cone, Direction, FrameRange, Network};
@@ -111,7 +111,10 @@ fn devices() -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let gpu = CudaSizes { precision: Precision::Fp16 };
     let profile = cpu.profile();
-    [Device { profile, sizes: Box::new(cpu) }, Device { profile: device_profile(H200, true), sizes: Box::new(gpu) }]
+    [
+        Device { profile, sizes: Box::new(cpu) },
+        Device { profile: device_profile(H200, Precision::Fp16, KernelArch::HOPPER), sizes: Box::new(gpu) },
+    ]
 }
 
 /// The hard ones first, then random ones.

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
-use video_vae::backend::cuda::{CudaSizes, device_profile};
+use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::Shape;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
@@ -40,7 +40,7 @@ fn work(plan: &Plan, target: &Target) -> f64 {
 fn a_cut_costs_few_frames_also_within_limits() {
     let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
-    let target = Target::new(device_profile(H200, true), &sizes, config.groups);
+    let target = Target::new(device_profile(H200, Precision::Fp16, KernelArch::HOPPER), &sizes, config.groups);
     for (direction, first, counts, video_frames, most) in
         [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
     {

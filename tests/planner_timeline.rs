@@ -121,7 +121,7 @@ mod pictures {
 
     use serde_json::{Value, json};
     use video_vae::backend::Precision;
-    use video_vae::backend::cuda::{CudaSizes, device_profile};
+    use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
     use video_vae::ir::Shape;
     use video_vae::model::{Direction, Network};
     use video_vae::plan::{Request, Target, search};
@@ -135,7 +135,7 @@ mod pictures {
         let config = published();
         let network = Arc::new(Network::new(&config, direction).with_pairs());
         let sizes = CudaSizes { precision: Precision::Fp16 };
-        let target = Target::new(device_profile(H200, true), &sizes, config.groups);
+        let target = Target::new(device_profile(H200, Precision::Fp16, KernelArch::HOPPER), &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline = plan.timeline((limit, HOST_BYTES), &target).json("NVIDIA H200");

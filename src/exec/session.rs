@@ -118,7 +118,7 @@ impl<B: Backend> Engine<B> {
             file: self.identity.clone(),
             place: self.place,
             precision: self.backend.precision(),
-            pairs: self.backend.profile().pairs.is_some(),
+            arithmetic: self.backend.arithmetic(),
             direction,
             offloaded: offloaded.to_vec(),
             allocators: self.allocators.clone(),

@@ -32,8 +32,8 @@ pub struct WeightsKey {
     pub file: FileIdentity,
     pub place: TensorDevice,
     pub precision: Precision,
-    /// Whether slabs are those of pairs of frames. `VVAE_ARCH` may change that between two handles.
-    pub pairs: bool,
+    /// Kernels may read weights in an order of their own. `VVAE_ARCH` may change kernels between two handles.
+    pub arithmetic: String,
     pub direction: Direction,
     /// Per layer, whether its weights are offloaded.
     pub offloaded: Vec<bool>,

@@ -293,7 +293,7 @@ impl Backend for Cuda {
     }
 
     fn profile(&self) -> DeviceProfile {
-        profile::device_profile(self.rates, self.launcher.kernels.conv_wgmma_pair.is_some())
+        profile::device_profile(self.rates, self.precision(), self.kernel_arch())
     }
 
     fn sizes(&self) -> &dyn Sizes {
@@ -381,7 +381,8 @@ impl Backend for Cuda {
         let _current = self.context().enter()?;
         // As in `allocate`: weights are prepared before a job's memory is allocated.
         self.launcher.load_conv(layout)?;
-        Ok(PreparedConv::new(store, offset, self.launcher.sizes, layout))
+        let order = self.launcher.weight_order(layout);
+        Ok(PreparedConv::new(store, offset, self.launcher.sizes, order, layout))
     }
 
     fn weight_parts(&self, layout: &ConvLayout) -> Vec<WeightPart> {

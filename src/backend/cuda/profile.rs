@@ -16,18 +16,22 @@ const DEVICE_PAGE: u64 = 2 << 20;
 /// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
 const HOST_PAGE: (u64, u64) = (4096, 8);
 
-/// Of `conv_wgmma_pair`, measured on an H200.
-const PAIR_COSTS: PairCosts = PairCosts { together: 1.05, alone: 1.95 };
+/// Of the kernels that compute pairs of frames, measured on an H200.
+fn pair_costs(precision: Precision, arch: KernelArch) -> Option<PairCosts> {
+    let wgmma = PairCosts { together: 1.05, alone: 1.95 };
+    let mma = PairCosts { together: 1.05, alone: 2.1 };
+    (precision == Precision::Fp16).then_some(if arch.has_wgmma() { wgmma } else { mma })
+}
 
-/// The profile of any GPU with these rates. Needs no device. `pairs`: whether its kernels compute pairs of frames.
-pub fn device_profile(rates: Rates, pairs: bool) -> DeviceProfile {
+/// The profile of any GPU with these rates and kernels. Needs no device.
+pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> DeviceProfile {
     DeviceProfile {
         rates,
         busy_pixels: BUSY_PIXELS,
         chunk_frames: CHUNK_FRAMES,
         column_step: COLUMN_STEP,
         fuses_norm: false,
-        pairs: pairs.then_some(PAIR_COSTS),
+        pairs: pair_costs(precision, arch),
         adds_in_place: true,
         offloads: true,
         block_granularity: DEVICE_PAGE,

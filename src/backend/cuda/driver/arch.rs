@@ -14,7 +14,7 @@ pub struct KernelArch {
 }
 
 impl KernelArch {
-    const HOPPER: KernelArch = KernelArch::new(9, 0);
+    pub const HOPPER: KernelArch = KernelArch::new(9, 0);
     /// What can be asked for, with the most shared memory of a thread block.
     const KNOWN: [(KernelArch, u32); 5] = [
         (KernelArch::new(8, 0), 163 << 10),

@@ -66,6 +66,12 @@ __device__ __forceinline__ Pair subtract2(Pair x, Pair y) {
     return difference;
 }
 
+/// `op` of each pair of two units.
+template <class Op>
+__device__ __forceinline__ uint4 zip(uint4 x, uint4 y, Op op) {
+    return make_uint4(op(x.x, y.x), op(x.y, y.y), op(x.z, y.z), op(x.w, y.w));
+}
+
 __device__ __forceinline__ Element pack1(float value) { return static_cast<u16>(pack2(value, 0.0f)); }
 __device__ __forceinline__ float unpack1(Element value) { return unpack2(value).x; }
 #endif
@@ -116,6 +122,15 @@ __device__ __forceinline__ uint4 load_readonly_once(const void* address) {
     return v;
 }
 
+/// The same, for what other blocks of the multiprocessor load soon after.
+__device__ __forceinline__ uint4 load_readonly(const void* address) {
+    uint4 v;
+    asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(address));
+    return v;
+}
+
 /// Coherent load, once: the launch may write this memory later.
 __device__ __forceinline__ uint4 load_once(const void* address) {
     uint4 v;
@@ -151,4 +166,9 @@ __device__ __forceinline__ void sum_and_difference(float& x, float& y) {
 
 __device__ __forceinline__ u32 smem_address(const void* pointer) {
     return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+/// Waits until `threads` threads have come to barrier `id`.
+__device__ __forceinline__ void named_barrier(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }

@@ -82,7 +82,6 @@ struct ConvParams {
     int cout;
     int split_column;  // tiles left of it read split frames from RESIDENT, the others from HOST
     int tile_rows;     // conv_wgmma: 16 for tiles of 16 x 16 pixels, 8 for 8 x 32
-    int ahead;         // conv_mma: weight tiles loaded ahead, 1 or 2
     int run;           // conv_in: adjacent tiles that a block computes
     FrameParams frame[MAX_FRAMES];
     // conv_in_norm and conv_in_silu: the next layer's norm, and the slot of each frame's statistics.

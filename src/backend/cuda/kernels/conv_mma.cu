@@ -1,118 +1,152 @@
-// Convolution for compute capability 8.0 and later: cp.async, ldmatrix, mma.sync.
+// Convolution for compute capability 8.0 and later: cp.async, ldmatrix, mma.sync. See mainloop_mma.cuh.
 //
-// A tile is 8 x 16 pixels by 128 output channels, one block each. A patch is loaded once for all its taps, one patch
-// ahead; weight tiles are loaded `ahead` taps ahead. 92 KiB of shared memory allow one block on GeForce cards and two
-// on data-centre cards.
+// A tile is 8 x 16 pixels by 128 output channels, one block each. A patch has a K block of channels and serves all its
+// taps; the next one is loaded meanwhile. 45 KiB of shared memory allow two blocks on every card.
 #include "epilogue_mma.cuh"
 #include "mainloop_mma.cuh"
 
-constexpr int SHARED_BYTES = 95232;
-static_assert(sizeof(Shared) == SHARED_BYTES, "dynamic shared memory of a launch");
+// f32 products take more registers, so its warps compute half of the rows, and there is one block.
+constexpr int THREADS_2B = 128;  // 2-byte elements
+constexpr int THREADS_4B = 256;  // 4-byte elements
+constexpr int THREADS = ELEMENT_BYTES == 4 ? THREADS_4B : THREADS_2B;
+constexpr int STACKED_WARPS = THREADS / 32 / CHANNEL_WARPS;  // warps of one channel range
+constexpr int WARP_ROWS = TILE_ROWS / STACKED_WARPS;
+constexpr int LOADERS = 128;  // threads that load patches
+constexpr int BLOCKS_PER_SM = ELEMENT_BYTES == 4 ? 1 : 2;
+constexpr int STEP_UNROLL = ELEMENT_BYTES == 4 ? 1 : STEPS;
+
+constexpr int PATCH_STAGES = 2;
+constexpr int PATCH_BYTES = PATCH_PIXELS * ROW_BYTES;
+constexpr int SHARED_BYTES = 46080;
+static_assert(PATCH_STAGES * PATCH_BYTES == SHARED_BYTES, "dynamic shared memory of a launch");
+
+/// Goes through the patches of a tile, in the order of its sum.
+struct PatchCursor {
+    const ConvParams& p;
+    const Tile& tile;
+    const FrameParams& frame;
+    int terms;  // with the shortcut
+    int term = 0, k_block = 0, plane = 0;
+    const u8* weights = nullptr;  // of the patch's first tap
+
+    __device__ __forceinline__ PatchCursor(const ConvParams& p, const Tile& tile, const FrameParams& frame)
+        : p(p), tile(tile), frame(frame), terms(frame.terms + (frame.slot[SHORTCUT_TERM] >= 0)) {
+        enter_term();
+    }
+
+    __device__ __forceinline__ bool done() const { return term == terms; }
+    __device__ __forceinline__ bool is_shortcut() const { return term == frame.terms; }
+    __device__ __forceinline__ int slot() const { return is_shortcut() ? SHORTCUT_TERM : term; }
+    __device__ __forceinline__ const Source& source() const { return p.source[is_shortcut()]; }
+    __device__ __forceinline__ const Plane& patch() const {
+        return source().plane[(is_shortcut() ? 0 : tile.phase * source().planes) + plane];
+    }
+
+    __device__ __forceinline__ void enter_term() {
+        if (!done()) weights = weight_tiles(p, source(), is_shortcut(), frame.slab[slot()], tile);
+    }
+
+    /// After the last patch, `weights` stay where they are: there is one load too many.
+    __device__ __forceinline__ void advance() {
+        const u8* const first = weights;
+        weights += patch().rows * patch().cols * WEIGHT_TILE_BYTES;
+        if (++plane < source().planes) return;
+        plane = 0;
+        if (++k_block < source().k_blocks) return;
+        k_block = 0;
+        ++term;
+        weights = first;
+        enter_term();
+    }
+
+    __device__ __forceinline__ void load(u32 to) const {
+        if (done() || (THREADS > LOADERS && threadIdx.x >= LOADERS)) return;
+        const InputFrame input = input_frame(p, frame, slot(), tile);
+        const PatchSource from(source(), patch(), p.part[input.part], input.slot, tile);
+        UnitWalk<LOADERS, ROW_BYTES / UNIT_BYTES>(threadIdx.x).load(source(), from, k_block * K_BLOCK, to);
+    }
+};
 
 /// `PARTIAL`: sums may start from partial sums of another launch, and may be stored as such.
 template <bool PARTIAL>
 __device__ __forceinline__ void convolve(const ConvParams& p) {
-    extern __shared__ __align__(1024) u8 memory[];
-    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    extern __shared__ __align__(128) u8 memory[];
     __shared__ WarpMoments<WARP_CHANNELS / 4> moments[THREADS / 32];
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int warp_row = warp % STACKED_WARPS * WARP_ROWS, warp_channel = warp / STACKED_WARPS * WARP_CHANNELS;
-    // What this lane passes to ldmatrix: pixel and half of a K step of A; byte offset in a weight tile of B.
-    const int a_pixel = lane & 15, a_half = lane >> 4;
-    const u32 b_offset =
-        (warp_channel + (lane & 7) + ((lane >> 4) << 3)) * ROW_BYTES + ((((lane >> 3) & 1) ^ (lane & 7)) << 4);
-
     const Tile tile(p, blockIdx.x, TILE_ROWS, TILE_COLS);
     const FrameParams& frame = p.frame[tile.frame];
-    int taps = p.source[0].taps * p.source[0].k_blocks * frame.terms;
-    if (frame.slot[SHORTCUT_TERM] >= 0) taps += p.source[1].k_blocks;
+    u32 stage = smem_address(memory), other = stage + PATCH_BYTES;
 
-    TapLoader loader = {p, shared, tile, frame};
-    for (int i = 0; i < p.ahead; ++i) {
-        if (i < taps) loader.load_tap();
-        cp_async_commit();
-    }
-    float acc[WARP_ROWS][WARP_CHANNELS / 8][4];
-    const EpilogueMma<2 * WARP_ROWS, 2> epilogue = {p, tile, lane, tile.channel_tile * TILE_CHANNELS + warp_channel};
-    const auto pixel_of = [&](int i) { return make_int2(tile.x + 8 * (i % 2) + lane / 4, tile.y + warp_row + i / 2); };
+    PatchCursor next(p, tile, frame);
+    next.load(stage);
+    cp_async_commit();
+    float acc[WARP_ROWS][CHANNEL_BLOCKS][4];
+    const int2 first_pixel = make_int2(tile.x + lane / 4, tile.y + warp_row);
+    const EpilogueMma<2 * WARP_ROWS, 1> epilogue = {
+        p, tile, frame, lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
-    if (PARTIAL) epilogue.load_partial(pixel_of, value);
-    else epilogue.load_bias(pixel_of, value);
+    if (PARTIAL) epilogue.load_partial(value);
+    else epilogue.load_bias(value);
 
-    TapCursor current;
-    int pitch = 0, cols = 0, col = 0;
-    int pixel = 0;  // this lane's pixel of the patch, under the current tap
-    for (int tap = 0; tap < taps; ++tap) {
-        current.enter_patch(p, frame, tile.phase, [&](const Source& source, const Plane& plane, bool) {
-            pitch = source.pitch;
-            cols = plane.cols;
-            col = 0;
-            pixel = warp_row * pitch + a_pixel;
-        });
-        u32 a_address[WARP_ROWS];
-        const u32 b_address = smem_address(shared.weights[current.weight_stage]) + b_offset;
-#pragma unroll
-        for (int m = 0; m < WARP_ROWS; ++m) {
-            const int at = pixel + m * pitch;
-            a_address[m] =
-                smem_address(shared.patch[current.patch_stage]) + at * ROW_BYTES + ((a_half ^ (at & 7)) << 4);
-        }
-        ++pixel;
-        if (++col == cols) {
-            col = 0;
-            pixel += pitch - cols;
-        }
-
-        if (p.ahead == 2) cp_async_wait<1>();
-        else cp_async_wait<0>();
+    // What this lane passes to ldmatrix: a column of the warp's first row, and a unit of a product.
+    const int a_col = lane & 15, a_unit = lane >> 4;
+    const u32 a_lane = (warp_row * PATCH_PITCH + a_col) * ROW_BYTES;
+    const int b_lane = lane_weights(warp_channel, lane);
+    StepWeights weights;
+    weights.load(next.weights + b_lane);
+    while (!next.done()) {
+        const int cols = next.patch().cols, taps = next.patch().rows * cols;
+        const u8* step_weights = next.weights + b_lane;
+        next.advance();
+        cp_async_wait<0>();
         __syncthreads();
-        u32 a[FRAGMENT_STAGES][WARP_ROWS][4], b[FRAGMENT_STAGES][4][4];
-        const auto load_fragments = [&](int k) {
-#pragma unroll
-            for (int m = 0; m < WARP_ROWS; ++m) ldmatrix_x4(a[k % FRAGMENT_STAGES][m], a_address[m] ^ (k << 5));
-#pragma unroll
-            for (int n = 0; n < 4; ++n)
-                ldmatrix_x4(b[k % FRAGMENT_STAGES][n], (b_address ^ (k << 5)) + n * 16 * ROW_BYTES);
-        };
-        if (FRAGMENT_STAGES == 2) load_fragments(0);
-        if (tap + p.ahead < taps) loader.load_tap();
+        next.load(other);
         cp_async_commit();
-#pragma unroll K_UNROLL
-        for (int k = 0; k < K_STEPS; ++k) {
-            if (FRAGMENT_STAGES == 1) load_fragments(k);
-            else if (k + 1 < K_STEPS) load_fragments(k + 1);
-#pragma unroll
-            for (int m = 0; m < WARP_ROWS; ++m)
-#pragma unroll
-                for (int n = 0; n < 8; ++n) {
-                    const u32(&channels)[4] = b[k % FRAGMENT_STAGES][n / 2];
-                    mma_long_sum(acc[m][n], a[k % FRAGMENT_STAGES][m], channels[n % 2 * 2], channels[n % 2 * 2 + 1]);
-                }
+        u32 pixel = stage + a_lane;
+#pragma unroll 1
+        for (int tap = 0, col = 0; tap < taps; ++tap) {
+            const u32 a = pixel + ((a_unit ^ ((a_col + col) & 7)) << 4);
+#pragma unroll STEP_UNROLL
+            for (int step = 0; step < STEPS; ++step) {
+                const bool last = step + 1 == STEPS && tap + 1 == taps;
+                step_weights = last ? next.weights + b_lane : step_weights + STEP_TILE_BYTES;
+                StepWeights following;
+                following.load(step_weights);
+                add_step<ROW_BYTES>(a ^ (step << 6), a ^ (step << 6) ^ 32, weights, acc);
+                weights = following;
+            }
+            pixel += ROW_BYTES;
+            if (++col == cols) {
+                col = 0;
+                pixel += (PATCH_PITCH - cols) * ROW_BYTES;
+            }
         }
-        current.next_tap();
+        const u32 used = stage;
+        stage = other, other = used;
     }
 
     if (PARTIAL) {
-        if (epilogue.store_partial(pixel_of, value)) return;
+        if (epilogue.store_partial(value)) return;
         epilogue.add_bias(value);
     }
-    epilogue.store(pixel_of, value, p.records ? &moments[warp] : nullptr);
+    epilogue.store(value, p.records ? &moments[warp] : nullptr);
     if (p.records) {
         __syncthreads();
         if (threadIdx.x < 32) {
-            const int half = lane / 16;
-            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, tile.frame, moments + STACKED_WARPS * half, lane % 16, tile.x,
-                                                   tile.y, tile.channel_tile * TILE_CHANNELS + WARP_CHANNELS * half);
+            constexpr int QUADS = WARP_CHANNELS / 4;
+            store_record<STACKED_WARPS, WARP_ROWS>(p, tile, tile.frame, moments + lane / QUADS * STACKED_WARPS,
+                                                   lane % QUADS, tile.x, tile.y,
+                                                   tile.channel_tile * TILE_CHANNELS + lane / QUADS * WARP_CHANNELS);
         }
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) conv_mma(const __grid_constant__ ConvParams p) {
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_mma(const __grid_constant__ ConvParams p) {
     convolve<false>(p);
 }
 
-// In f32 this needs one register more than two blocks per multiprocessor would leave.
-extern "C" __global__ void __launch_bounds__(THREADS, ELEMENT_BYTES == 4 ? 1 : 2)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_mma_partial(const __grid_constant__ ConvParams p) {
     convolve<true>(p);
 }

@@ -69,22 +69,30 @@ struct MemoryFragment {
 };
 #endif
 
-/// For a warp whose lanes hold `PIXELS` pixels by `GROUPS` groups of four blocks of 8 channels. `pixel_of(i)` is a
-/// lane's pixel i in the tile grid, `acc(i, block, e)` its accumulators. There is no residual with Up.
+/// Volatile, so that no copies of accumulators are live at the same time.
+__device__ __forceinline__ void add_in_place(float& x, float y) {
+    asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
+}
+
+/// For a warp whose lanes hold `PIXELS` pixels by `GROUPS` groups of four blocks of 8 channels. Pixels 2k and 2k + 1
+/// are in row k of the warp, 8 columns apart. `acc(i, block, e)` are the accumulators. There is no residual with Up.
 template <int PIXELS, int GROUPS>
 struct EpilogueMma {
     const ConvParams& p;
     const Tile& tile;
+    const FrameParams& frame;
     int lane;
+    int2 first;   // pixel 0 of the lane, in the tile grid
     int channel;  // first channel of the warp
 
+    __device__ __forceinline__ int2 pixel_of(int i) const { return make_int2(first.x + 8 * (i % 2), first.y + i / 2); }
+
     /// Starts the sums from the bias.
-    template <class PixelOf, class Acc>
-    __device__ __forceinline__ void load_bias(PixelOf pixel_of, Acc acc) const {
+    template <class Acc>
+    __device__ __forceinline__ void load_bias(Acc acc) const {
 #pragma unroll
         for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v =
-                load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
+            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + 8 * block + 2 * (lane & 3));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
@@ -95,7 +103,7 @@ struct EpilogueMma {
                 if (edge == 0) continue;
 #pragma unroll
                 for (int block = 0; block < 4 * GROUPS; ++block) {
-                    const float* bias = bias_of(p, p.frame[tile.frame], tile, edge);
+                    const float* bias = bias_of(p, frame, tile, edge);
                     const float2 v = load_pair_readonly(bias + channel + 8 * block + 2 * (lane & 3));
                     acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
                 }
@@ -104,8 +112,8 @@ struct EpilogueMma {
     }
 
     /// Starts the sums from partial sums of another launch, or from zero.
-    template <class PixelOf, class Acc>
-    __device__ __forceinline__ void load_partial(PixelOf pixel_of, Acc acc) const {
+    template <class Acc>
+    __device__ __forceinline__ void load_partial(Acc acc) const {
         const float* partial = tile_partial_in(p, tile);
         const int lane_channel = channel + 2 * (lane & 3);
 #pragma unroll
@@ -127,8 +135,8 @@ struct EpilogueMma {
     }
 
     /// Stores the sums as partial sums for another launch. Returns false if this launch finishes the tile.
-    template <class PixelOf, class Acc>
-    __device__ __forceinline__ bool store_partial(PixelOf pixel_of, Acc acc) const {
+    template <class Acc>
+    __device__ __forceinline__ bool store_partial(Acc acc) const {
         float* partial = tile_partial_out(p, tile);
         if (!partial) return false;
         const int lane_channel = channel + 2 * (lane & 3);
@@ -149,40 +157,28 @@ struct EpilogueMma {
     __device__ __forceinline__ void add_bias(Acc acc) const {
 #pragma unroll
         for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v =
-                load_pair_readonly(bias_of(p, p.frame[tile.frame], tile, 0) + channel + 8 * block + 2 * (lane & 3));
+            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + 8 * block + 2 * (lane & 3));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) += v.x, acc(i, block, 1) += v.y;
         }
     }
 
     /// Adds the residual, rounds, stores, and reduces the moments of the rounded values unless `moments` is null.
-    template <class PixelOf, class Acc>
-    __device__ __forceinline__ void store(PixelOf pixel_of, Acc acc, WarpMoments<8 * GROUPS>* moments) const {
-        const FrameParams& frame = p.frame[tile.frame];
+    template <class Acc>
+    __device__ __forceinline__ void store(Acc acc, WarpMoments<8 * GROUPS>* moments) const {
         const bool up = p.phases == 4;
-        const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0;
-        // The tile's first pixel needs 64 bits; its other pixels are less than 2^31 bytes away.
-        const int scale = up ? 2 : 1, width = scale * p.width, pixel_bytes = p.cout * ELEMENT_BYTES;
-        const i64 corner = (static_cast<i64>(scale * tile.y + r) * width + scale * tile.x + s) * pixel_bytes;
-        u8* out = p.out + frame.out * p.out_slot_bytes + corner;
-
-        int offset[PIXELS];  // in bytes; negative outside the image
+        const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0, scale = up ? 2 : 1;
+        const i64 pixel = static_cast<i64>(scale * first.y + r) * (scale * p.width) + scale * first.x + s;
+        const i64 corner = pixel * p.cout * ELEMENT_BYTES;
+        u32 valid = 0;  // bit i: pixel i is inside the image
 #pragma unroll
-        for (int i = 0; i < PIXELS; ++i) {
-            const int2 pixel = pixel_of(i);
-            const bool valid = pixel.y < p.height && pixel.x < p.width;
-            offset[i] = valid ? ((pixel.y - tile.y) * width + pixel.x - tile.x) * scale * pixel_bytes : -1;
-        }
+        for (int i = 0; i < PIXELS; ++i) valid |= (pixel_of(i).y < p.height && pixel_of(i).x < p.width) << i;
         if (frame.residual >= 0) {
             const u8* residual = p.residual + frame.residual * p.residual_slot_bytes + corner;
 #pragma unroll
-            for (int g = 0; g < GROUPS; ++g) add_residual(residual, offset, g, acc);
+            for (int g = 0; g < GROUPS; ++g) add_residual(residual, valid, g, acc);
         }
-
-        u32 valid = 0;
-#pragma unroll
-        for (int i = 0; i < PIXELS; ++i) valid |= (offset[i] >= 0) << i;
+        u8* const out = p.out + frame.out * p.out_slot_bytes + corner;
 #pragma unroll
         for (int g = 0; g < GROUPS; ++g) {
             Pair x[PIXELS][4];
@@ -191,36 +187,58 @@ struct EpilogueMma {
 #pragma unroll
                 for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
             if (moments) reduce_moments(x, valid, lane, 8 * g, *moments);
+            PixelWalk<u8> at = {out, column_bytes() * scale, row_bytes() * scale * scale};
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) {
                 MemoryFragment fragment = {x[i][0], x[i][1], x[i][2], x[i][3]};
                 fragment.transpose(lane);
-                fragment.store(out + offset[i], offset[i] >= 0, channel + 32 * g, p.cout, lane);
+                fragment.store(at.next(i), valid >> i & 1, channel + 32 * g, p.cout, lane);
             }
         }
     }
 
 private:
+    /// The addresses of a lane's pixels, one after the other. The compiler would compute all of them at once and spill
+    /// accumulators for them, so the pointer is opaque after each row.
+    template <class Byte>
+    struct PixelWalk {
+        Byte* row;
+        int column_bytes, row_bytes;
+
+        __device__ __forceinline__ Byte* next(int i) {
+            if (i % 2 == 0) return row;
+            Byte* const pixel = row + column_bytes;
+            row += row_bytes;
+            asm volatile("" : "+l"(row));
+            return pixel;
+        }
+    };
+
+    __device__ __forceinline__ int column_bytes() const { return 8 * p.cout * ELEMENT_BYTES; }
+    __device__ __forceinline__ int row_bytes() const { return p.width * p.cout * ELEMENT_BYTES; }
+
     template <class Acc>
-    __device__ __forceinline__ void add_residual(const u8* residual, const int (&offset)[PIXELS], int g,
-                                                 Acc acc) const {
+    __device__ __forceinline__ void add_residual(const u8* residual, u32 valid, int g, Acc acc) const {
         // Loads in flight: as many as the registers allow.
-        constexpr int LOADS = ELEMENT_BYTES == 4 ? PIXELS / 4 : PIXELS;
+        constexpr int LOADS = ELEMENT_BYTES == 4 ? PIXELS / 4 : PIXELS / 2;
         MemoryFragment fragment[LOADS];
+        PixelWalk<const u8> at = {residual, column_bytes(), row_bytes()};
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             if (i % LOADS == 0) {
 #pragma unroll
-                for (int j = 0; j < LOADS; ++j)
-                    fragment[j].load(residual + max(offset[i + j], 0), offset[i + j] >= 0, channel + 32 * g, p.cout,
-                                     lane);
+                for (int j = 0; j < LOADS; ++j) {
+                    const u8* pixel = at.next(i + j);
+                    const bool inside = valid >> (i + j) & 1;
+                    fragment[j].load(inside ? pixel : residual, inside, channel + 32 * g, p.cout, lane);
+                }
             }
             fragment[i % LOADS].transpose(lane);
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
                 const float2 v = unpack2(fragment[i % LOADS].x[b]);
-                acc(i, 4 * g + b, 0) += v.x;
-                acc(i, 4 * g + b, 1) += v.y;
+                add_in_place(acc(i, 4 * g + b, 0), v.x);
+                add_in_place(acc(i, 4 * g + b, 1), v.y);
             }
         }
     }

@@ -136,10 +136,6 @@ __device__ __forceinline__ void warpgroup_reg_dealloc() {
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
 }
 
-__device__ __forceinline__ void named_barrier(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /// A K-major matrix of rows of 128 or 64 bytes, in the swizzle of that width. Groups of 8 rows are `group_bytes` apart.
 /// The swizzle follows address bits, so a matrix may start at any row of a swizzled region.
 template <int ROW = 128>

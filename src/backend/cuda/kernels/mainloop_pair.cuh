@@ -42,15 +42,6 @@ struct PairShared {
     }
 };
 
-/// Two adjacent output frames. One may be missing.
-struct FramePair {
-    const FrameParams* frame;  // two
-
-    __device__ __forceinline__ FramePair(const ConvParams& p, const Tile& tile) : frame(p.frame + 2 * tile.frame) {}
-    __device__ __forceinline__ bool has(int i) const { return frame[i].terms > 0; }
-    __device__ __forceinline__ const FrameParams& any() const { return frame[!has(0)]; }
-};
-
 /// Calls `visit(tile)` for each tile of a block. Blocks of a cluster have adjacent tiles of one row.
 template <class Visit>
 __device__ __forceinline__ void for_each_pair_tile(const ConvParams& p, Visit visit) {
@@ -130,11 +121,6 @@ struct PairTransform {
     int thread, units;
     PipelineState<PairShared::PATCH_STAGES> patches = {};
     PipelineState<1> newer = {};
-
-    template <class Op>
-    static __device__ __forceinline__ uint4 zip(uint4 x, uint4 y, Op op) {
-        return make_uint4(op(x.x, y.x), op(x.y, y.y), op(x.z, y.z), op(x.w, y.w));
-    }
 
     /// Calls `transform(x, y)` for each unit of the two patches of the next stage.
     template <class Transform>

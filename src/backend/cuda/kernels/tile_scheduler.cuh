@@ -25,6 +25,16 @@ struct Tile {
     }
 };
 
+/// Two adjacent output frames. One may be missing.
+struct FramePair {
+    const FrameParams* frame;  // two
+
+    FramePair() = default;
+    __device__ __forceinline__ FramePair(const ConvParams& p, const Tile& tile) : frame(p.frame + 2 * tile.frame) {}
+    __device__ __forceinline__ bool has(int i) const { return frame[i].terms > 0; }
+    __device__ __forceinline__ const FrameParams& any() const { return frame[!has(0)]; }
+};
+
 /// The weight tiles of one term, in the order of the sum.
 __device__ __forceinline__ const u8* weight_tiles(const ConvParams& p, const Source& source, bool shortcut, int slab,
                                                   const Tile& tile) {

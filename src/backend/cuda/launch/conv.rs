@@ -7,7 +7,7 @@ use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::limit::conv_products;
 use super::params::ConvParams;
-use super::tiling::{self, ConvKernel};
+use super::tiling::{self, ConvKernel, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, FrameShape, Offsets, Prologue, Window};
@@ -22,6 +22,13 @@ struct ConvVariant {
 }
 
 impl Launcher {
+    /// Of a convolution of many channels. Only the kernels of warpgroup products read swizzled weights.
+    pub fn weight_order(&self, layout: &ConvLayout) -> WeightOrder {
+        // The epilogue of `conv_wgmma` stores a K block of a phase's channels at a time.
+        let whole = layout.window != Window::Up || layout.cout.is_multiple_of(self.sizes.k_block());
+        if self.kernels.conv_wgmma.is_some() && whole { WeightOrder::Swizzled } else { WeightOrder::Fragments }
+    }
+
     /// `next`: the prologue that is applied to the output.
     fn conv_variant(
         &self,
@@ -49,15 +56,15 @@ impl Launcher {
             }
             _ if pairs => {
                 let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let kernel = kernels.conv_wgmma_pair.clone().ok_or_else(missing)?;
-                let tile = tiling::CONV_PAIR_TILE;
-                ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+                let (kernel, wgmma) = (kernels.conv_pair.clone().ok_or_else(missing)?, kernels.conv_wgmma.is_some());
+                let (tile, threads) = match wgmma {
+                    true => (tiling::CONV_PAIR_TILE, tiling::CONV_WGMMA_THREADS),
+                    false => (tiling::CONV_TILE, tiling::CONV_MMA_PAIR_THREADS),
+                };
+                ConvVariant { kernel, tile, threads, wgmma }
             }
             (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
-            // Its epilogue stores a K block of a phase's channels at a time.
-            (ConvKernel::Main, Some(both))
-                if layout.window != Window::Up || layout.cout.is_multiple_of(sizes.k_block()) =>
-            {
+            (ConvKernel::Main, Some(both)) if self.weight_order(layout) == WeightOrder::Swizzled => {
                 let tile = tiling::conv_wgmma_tile(grid, rows);
                 ConvVariant { kernel: of(both), tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
@@ -156,10 +163,11 @@ impl Launcher {
             _ => (params.tiles_x * rows * params.phases) as u32,
         };
         let blocks = match launched {
-            LaunchedFrames::Pairs(_) => {
+            LaunchedFrames::Pairs(_) if variant.wgmma => {
                 let cluster = tiling::CONV_PAIR_CLUSTER;
                 tiles.min(gpu.multiprocessors / cluster) * cluster
             }
+            LaunchedFrames::Pairs(_) => tiles.min(gpu.multiprocessors),
             LaunchedFrames::Single(_) if variant.wgmma => tiles.min(gpu.multiprocessors),
             LaunchedFrames::Single(_) => tiles,
         };

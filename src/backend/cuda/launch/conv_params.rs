@@ -219,7 +219,6 @@ impl ConvParamsBuilder<'_> {
     fn tiles(&self) -> ConvParams {
         let (layout, rows) = (self.conv.layout, &self.band.rows);
         let grid = tiling::tile_grid(layout, self.conv.input);
-        let two_ahead = matches!(layout.window, Window::Same | Window::Up) && layout.shortcut.is_none();
         ConvParams {
             height: grid.height as i32,
             width: grid.width as i32,
@@ -231,7 +230,6 @@ impl ConvParamsBuilder<'_> {
             frames: (self.launched.count() + usize::from(self.conv.partial_sums.after.is_some())) as i32,
             cout: tiling::output_stride(layout.cout) as i32,
             tile_rows: self.tile.0,
-            ahead: if two_ahead { 2 } else { 1 },
             bias: self.weights.bias,
             ..ConvParams::default()
         }

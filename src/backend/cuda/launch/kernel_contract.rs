@@ -54,7 +54,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         for (kernel, found) in &kernels {
             let expected = match kernel.as_str() {
                 "conv_wgmma" | "conv_wgmma_partial" | "conv_wgmma_pair" => layout::<ConvParams>(),
-                "conv_mma" | "conv_mma_partial" => layout::<ConvParams>(),
+                "conv_mma" | "conv_mma_partial" | "conv_mma_pair" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),
                 "conv_out" => layout::<OutParams>(),
                 "norm_finalize" => layout::<FinalizeParams>(),
@@ -78,8 +78,8 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         if precision == Precision::Fp32 {
             loaded.retain(|name| !name.contains("_wgmma"));
         }
-        if precision == Precision::Bf16 {
-            loaded.remove("conv_wgmma_pair");
+        if precision != Precision::Fp16 {
+            loaded.retain(|name| !name.ends_with("_pair"));
         }
         assert_eq!(loaded, kernels.keys().map(String::as_str).collect(), "kernels in {}", precision.name());
     }
@@ -95,6 +95,7 @@ fn shared_memory_is_what_the_kernels_declare() {
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_WGMMA_SHARED), constant("conv_wgmma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
+    assert_eq!(u64::from(tiling::CONV_MMA_PAIR_SHARED), constant("conv_mma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_WGMMA_SHARED), constant("attention_wgmma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_128_SHARED), constant("attention.cu", "SHARED_BYTES_128"));
     assert_eq!(u64::from(tiling::ATTENTION_64_SHARED), constant("attention.cu", "SHARED_BYTES_64"));
@@ -110,13 +111,15 @@ fn tiles_and_threads_are_what_the_kernels_declare() {
         );
         assert_eq!(tiling::attention_queries(precision), of("attention.cu", "QUERIES"));
         assert_eq!(u64::from(tiling::longest_conv_in_run(precision)), of("conv_in.cu", "MAX_RUN"));
-        assert_eq!(u64::from(tiling::conv_mma_threads(precision)), of("mainloop_mma.cuh", "THREADS"));
+        assert_eq!(u64::from(tiling::conv_mma_threads(precision)), of("conv_mma.cu", "THREADS"));
     }
     for (threads, file, name) in [
         (tiling::CONV_IN_THREADS, "conv_in.cu", "THREADS"),
         (tiling::CONV_OUT_THREADS, "conv_out.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma.cu", "THREADS"),
         (tiling::CONV_WGMMA_THREADS, "conv_wgmma_pair.cu", "THREADS"),
+        (tiling::CONV_MMA_PAIR_THREADS, "conv_mma_pair.cu", "THREADS"),
+        (tiling::PAIR_ROW_BYTES as u32, "mainloop_mma.cuh", "STEP_BYTES"),
         (tiling::CONV_PAIR_CLUSTER, "mainloop_pair.cuh", "PAIR_CLUSTER"),
         (tiling::PAIR_ROW_BYTES as u32, "mainloop_pair.cuh", "PAIR_ROW_BYTES"),
         (tiling::CONV_PAIR_BLOCK.0 as u32, "mainloop_wgmma.cuh", "GROUP_ROWS"),

@@ -18,10 +18,10 @@ pub struct ConvKernels {
 pub struct Kernels {
     /// Convolution of many channels for compute capability 9.0: tensor copies and warpgroup products.
     pub conv_wgmma: Option<ConvKernels>,
-    /// Pairs of frames by Winograd in time, likewise.
-    pub conv_wgmma_pair: Option<Kernel>,
-    /// The same as `conv_wgmma` for compute capability 8.0 and later.
+    /// The same for compute capability 8.0 and later.
     pub conv_mma: ConvKernels,
+    /// Pairs of frames by Winograd in time, for the same compute capability as the first of these that is there.
+    pub conv_pair: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
     pub conv_in_norm: Kernel,
@@ -75,9 +75,10 @@ impl Kernels {
             Some(both) => both.map(|bundle| Some(module(bundle))),
             None => [None, None],
         };
-        // What pairs lose in bf16 is not known: sums of two frames have 8 bits there.
-        let pair =
-            (wgmma.is_some() && precision == Precision::Fp16).then(|| module(bundle!("conv_wgmma_pair" of "fp16")));
+        let conv_pair = || match wgmma.is_some() {
+            true => module(bundle!("conv_wgmma_pair" of "fp16")).kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED),
+            false => module(bundle!("conv_mma_pair" of "fp16")).kernel(c"conv_mma_pair", tiling::CONV_MMA_PAIR_SHARED),
+        };
         let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {
             plain: module.kernel(plain, shared),
             partial_sums: module.kernel(sums, shared),
@@ -90,8 +91,9 @@ impl Kernels {
         let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         Kernels {
             conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
-            conv_wgmma_pair: pair.map(|pair| pair.kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED)),
             conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED),
+            // What pairs lose in bf16 is not known: sums of two frames have 8 bits there.
+            conv_pair: (precision == Precision::Fp16).then(conv_pair),
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),

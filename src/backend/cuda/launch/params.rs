@@ -124,7 +124,6 @@ pub struct ConvParams {
     pub cout: i32,
     pub split_column: i32,
     pub tile_rows: i32,
-    pub ahead: i32,
     pub run: i32,
     pub frame: [FrameParams; MAX_FRAMES],
     pub norm: Norm,

@@ -43,9 +43,14 @@ pub const fn conv_mma_threads(precision: Precision) -> u32 {
     64 * precision.bytes() as u32
 }
 
+pub const CONV_MMA_PAIR_THREADS: u32 = 256;
+
 /// Dynamic shared memory. Leaves room for a co-resident block that has none: each block takes 1 KiB of the driver's.
 pub const CONV_WGMMA_SHARED: u32 = 230_528;
-pub const CONV_MMA_SHARED: u32 = 2 * 23_040 + 3 * 16_384;
+/// Two patches.
+pub const CONV_MMA_SHARED: u32 = 2 * 23_040;
+/// Six half patches, sums that are exchanged, where patches are, and moments.
+pub const CONV_MMA_PAIR_SHARED: u32 = 6 * 11_520 + 16_384 + 2 * 384 + 768;
 pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
 /// With 128 and with 64 KiB of keys and values, and their scores.
 pub const ATTENTION_128_SHARED: u32 = (128 + 16) << 10;
@@ -100,7 +105,7 @@ pub fn conv_in_run(precision: Precision, multiprocessors: u32, shared_bytes: u32
     (1..=longest_conv_in_run(precision)).rev().min_by_key(time).unwrap_or(1) as i32
 }
 
-/// Tile of `conv_in` and `conv_mma`.
+/// Tile of `conv_in`, `conv_mma` and `conv_mma_pair`.
 pub const CONV_TILE: (i32, i32) = (8, 16);
 
 /// Tile of `conv_wgmma`: 8 x 32 pixels where that wastes less than 16 x 16, or where 16 rows would reach beyond the
@@ -132,6 +137,15 @@ pub fn input_stride(channels: u64) -> u64 {
 /// Pixels that leave the network are packed.
 pub fn output_stride(channels: u64) -> u64 {
     if channels <= 3 { channels } else { channel_stride(channels) }
+}
+
+/// How rows of a tile of weights are ordered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightOrder {
+    /// In the swizzle of matrices in shared memory, for warpgroup products.
+    Swizzled,
+    /// As operands of lanes, for `mma.sync`.
+    Fragments,
 }
 
 /// Which kernel computes a convolution.

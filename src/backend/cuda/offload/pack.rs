@@ -6,7 +6,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::backend::cuda::launch::tiling::{
-    ConvKernel, PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, channel_tiles, tap_order,
+    ConvKernel, PAIR_ROW_BYTES, ROW_BYTES, TILE_CHANNELS, UNIT_BYTES, WeightOrder, channel_tiles, tap_order,
 };
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, PAIR_SLABS, WeightBlock, WeightPart, Window};
@@ -84,6 +84,7 @@ pub struct BlockPacking<'a> {
     layout: &'a ConvLayout,
     block: &'a WeightBlock,
     kernel: ConvKernel,
+    order: WeightOrder,
     window: Window,
     /// Bytes of an element.
     element: usize,
@@ -92,7 +93,11 @@ pub struct BlockPacking<'a> {
 }
 
 impl<'a> BlockPacking<'a> {
-    pub fn new<E: PackedElement>(layout: &'a ConvLayout, block: &'a WeightBlock) -> Result<BlockPacking<'a>> {
+    pub fn new<E: PackedElement>(
+        layout: &'a ConvLayout,
+        block: &'a WeightBlock,
+        order: WeightOrder,
+    ) -> Result<BlockPacking<'a>> {
         let (kernel, element) = (ConvKernel::of(layout)?, size_of::<E>());
         let window = if block.shortcut { Window::Point } else { layout.window };
         let slab_elements = match kernel {
@@ -103,7 +108,7 @@ impl<'a> BlockPacking<'a> {
                 window.taps() as usize * (block.rows() as usize).next_multiple_of(k_block) * COLUMNS
             }
         };
-        Ok(BlockPacking { layout, block, kernel, window, element, slab_elements })
+        Ok(BlockPacking { layout, block, kernel, order, window, element, slab_elements })
     }
 
     /// Whether the slab lies side by side with another one.
@@ -121,9 +126,10 @@ impl<'a> BlockPacking<'a> {
             ConvKernel::Out => conv_out(self.layout, plain, &mut packed[at..][..self.slab_elements]),
             ConvKernel::Main if !self.block.shortcut && self.is_paired(slab) => {
                 let first = (slab - slab % 2) as usize * self.slab_elements;
-                pair_slab(size, slab % 2 == 1, plain, &mut packed[first..][..2 * self.slab_elements]);
+                let packed = &mut packed[first..][..2 * self.slab_elements];
+                pair_slab(self.order, size, slab % 2 == 1, plain, packed);
             }
-            ConvKernel::Main => main(self.window, size, plain, &mut packed[at..][..self.slab_elements]),
+            ConvKernel::Main => main(self.order, self.window, size, plain, &mut packed[at..][..self.slab_elements]),
         }
     }
 
@@ -157,11 +163,25 @@ impl<'a> BlockPacking<'a> {
     }
 }
 
-/// [phase][channel tile][K block][tap][128 output channels][K block of input channels]. A K block is a row of 128
-/// bytes; its 16-byte units are swizzled by the output channel. Here of one channel tile, and of some K blocks.
-fn main<E: PackedElement>(window: Window, (rows, columns): (usize, usize), plain: &[f32], packed: &mut [E]) {
+/// Place of channel `k` in a step of a row in [`WeightOrder::Fragments`]: word `u` of unit `t` is word `t` of the
+/// channels' unit `u`.
+fn in_fragments<E>(k: usize) -> usize {
+    let (unit, word) = (UNIT / size_of::<E>(), UNIT / 4 / size_of::<E>());
+    k % unit / word * unit + k / unit * word + k % word
+}
+
+/// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels, here of one channel
+/// tile and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output channel.
+/// Fragments: [step][128 output channels][64 bytes].
+fn main<E: PackedElement>(
+    order: WeightOrder,
+    window: Window,
+    (rows, columns): (usize, usize),
+    plain: &[f32],
+    packed: &mut [E],
+) {
     let (k_block, unit) = (ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
-    let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(window));
+    let (k_blocks, taps, step) = (rows.div_ceil(k_block), tap_order(window), k_block / 2);
     let mut rounded = [E::ZERO; COLUMNS];
     let rounded = &mut rounded[..columns];
     for (index, into) in packed.chunks_exact_mut(k_block * COLUMNS).enumerate() {
@@ -170,17 +190,28 @@ fn main<E: PackedElement>(window: Window, (rows, columns): (usize, usize), plain
         let from = from.chunks_exact(columns).skip(first * k_block).take(k_block);
         for (k, row) in from.enumerate() {
             E::round_all(row, rounded);
+            let place = k / step * step * COLUMNS + in_fragments::<E>(k % step);
             for (n, value) in rounded.iter().enumerate() {
-                into[n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit] = *value;
+                let at = match order {
+                    WeightOrder::Swizzled => n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit,
+                    WeightOrder::Fragments => place + n * step,
+                };
+                into[at] = *value;
             }
         }
     }
 }
 
 /// For pairs of frames: two slabs of 3 x 3 taps side by side, of which this is the first or the second. [channel
-/// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes;
-/// their 16-byte units are swizzled by half the output channel. Here of one channel tile, and of some K blocks.
-fn pair_slab<E: PackedElement>((rows, columns): (usize, usize), second: bool, plain: &[f32], packed: &mut [E]) {
+/// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes.
+/// Swizzled: their 16-byte units by half the output channel. Here of one channel tile, and of some K blocks.
+fn pair_slab<E: PackedElement>(
+    order: WeightOrder,
+    (rows, columns): (usize, usize),
+    second: bool,
+    plain: &[f32],
+    packed: &mut [E],
+) {
     let (row, unit) = (PAIR_ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
     let taps = Window::Same.taps() as usize;
     let mut rounded = [E::ZERO; COLUMNS];
@@ -191,8 +222,13 @@ fn pair_slab<E: PackedElement>((rows, columns): (usize, usize), second: bool, pl
         let from = plain[tap * rows * columns..][..rows * columns].chunks_exact(columns).skip(step * row).take(row);
         for (k, from) in from.enumerate() {
             E::round_all(from, rounded);
+            let place = in_fragments::<E>(k);
             for (n, value) in rounded.iter().enumerate() {
-                into[n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit] = *value;
+                let at = match order {
+                    WeightOrder::Swizzled => ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit,
+                    WeightOrder::Fragments => place,
+                };
+                into[n * row + at] = *value;
             }
         }
     }
@@ -268,7 +304,7 @@ mod tests {
     }
 
     /// Everything that is packed of `slabs` slabs, block by block, where it belongs.
-    fn packed<E: PackedElement>(layout: &ConvLayout, slabs: &[Vec<f32>]) -> Vec<E> {
+    fn packed<E: PackedElement>(order: WeightOrder, layout: &ConvLayout, slabs: &[Vec<f32>]) -> Vec<E> {
         struct Slabs<'a>(&'a [Vec<f32>]);
         impl SlabSource for Slabs<'_> {
             fn slab(&mut self, slab: u64, into: &mut [f32]) {
@@ -280,7 +316,7 @@ mod tests {
         let mut all = Vec::new();
         for part in parts(layout) {
             let WeightPart::Block(block) = part else { continue };
-            let packing = BlockPacking::new::<E>(layout, &block).unwrap();
+            let packing = BlockPacking::new::<E>(layout, &block, order).unwrap();
             let mut packed = vec![E::ZERO; packing.slab_elements * slabs.len()];
             let mut source = CutSlabs { layout, source: &mut Slabs(slabs) };
             let mut pack = |slab, plain: &[f32]| {
@@ -311,35 +347,55 @@ mod tests {
     #[test]
     fn packing_keeps_every_weight_once() {
         let (cin, cout) = (100, 136);
-        for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
-            let count = (window.taps() * cin * cout) as usize;
-            let packed = packed::<f32>(&layout(cin, cout, window), &[numbered(count)]);
-            assert_eq!(packed.len() as u64, window.taps() * 2 * 4 * TILE_CHANNELS * 32);
-            assert_each_once(&packed, count);
+        for order in [WeightOrder::Swizzled, WeightOrder::Fragments] {
+            for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
+                let count = (window.taps() * cin * cout) as usize;
+                let packed = packed::<f32>(order, &layout(cin, cout, window), &[numbered(count)]);
+                assert_eq!(packed.len() as u64, window.taps() * 2 * 4 * TILE_CHANNELS * 32);
+                assert_each_once(&packed, count);
+            }
+            let count = (9 * cin * cout) as usize;
+            let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, Window::Same) };
+            let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
+            assert_each_once(&packed(order, &pairs, &slabs), 4 * count);
+            let pixels = layout(3, 20, Window::Same);
+            assert_each_once(&packed(order, &pixels, &[numbered(9 * 3 * 20)]), 9 * 3 * 20);
+            let pixels = ConvLayout { prologue: Prologue::NormSilu, ..layout(40, 3, Window::Same) };
+            assert_each_once(&packed(order, &pixels, &[numbered(9 * 40 * 3)]), 9 * 40 * 3);
         }
-        let count = (9 * cin * cout) as usize;
-        let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, Window::Same) };
-        let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
-        assert_each_once(&packed(&pairs, &slabs), 4 * count);
-        let pixels = layout(3, 20, Window::Same);
-        assert_each_once(&packed(&pixels, &[numbered(9 * 3 * 20)]), 9 * 3 * 20);
-        let pixels = ConvLayout { prologue: Prologue::NormSilu, ..layout(40, 3, Window::Same) };
-        assert_each_once(&packed(&pixels, &[numbered(9 * 40 * 3)]), 9 * 40 * 3);
     }
 
-    /// As ldmatrix reads them, for every element type.
+    /// Where the packed weight of input channel `k` and output channel `n` is, of 64 and 128, in bytes.
+    fn place<E: PackedElement + PartialEq>(order: WeightOrder, k: usize, n: usize) -> usize {
+        let mut plain = vec![0.0; 64 * 128];
+        plain[k * 128 + n] = 1.0;
+        let packed = packed::<E>(order, &layout(64, 128, Window::Point), &[plain]);
+        packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>()
+    }
+
+    /// As warpgroup products read them, for every element type.
     #[test]
     fn packing_swizzles_rows_by_units() {
         fn unit_of<E: PackedElement + PartialEq>(k: usize, n: usize) -> usize {
-            let mut plain = vec![0.0; 64 * 128];
-            plain[k * 128 + n] = 1.0;
-            let packed = packed::<E>(&layout(64, 128, Window::Point), &[plain]);
-            packed.iter().position(|w| *w == E::round(1.0)).unwrap() * size_of::<E>() / UNIT
+            place::<E>(WeightOrder::Swizzled, k, n) / UNIT
         }
         // 8 units an output channel.
         assert_eq!(unit_of::<f16>(17, 5), 5 * 8 + (2 ^ 5));
         assert_eq!(unit_of::<bf16>(17, 5), 5 * 8 + (2 ^ 5));
         assert_eq!(unit_of::<f32>(17, 5), 5 * 8 + (4 ^ 5));
         assert_eq!(unit_of::<f32>(32 + 17, 5), 128 * 8 + 5 * 8 + (4 ^ 5), "the second K block");
+    }
+
+    /// One load of a lane holds its operands of both products of a step.
+    #[test]
+    fn packing_gives_lanes_their_operands() {
+        // Lane 4 n + t of mma.sync multiplies word t of each unit.
+        let at = |step: usize, n: usize, t: usize, u: usize| step * 128 * 64 + n * 64 + t * 16 + u * 4;
+        let (swizzled, fragments) = (WeightOrder::Swizzled, WeightOrder::Fragments);
+        assert_eq!(place::<f16>(fragments, 3 * 8 + 2 * 2 + 1, 5), at(0, 5, 2, 3) + 2);
+        assert_eq!(place::<bf16>(fragments, 32 + 8 + 2 * 3, 127), at(1, 127, 3, 1));
+        assert_eq!(place::<f32>(fragments, 2 * 4 + 1, 5), at(0, 5, 1, 2));
+        assert_eq!(place::<f32>(fragments, 16 + 3, 5), at(1, 5, 3, 0));
+        assert_ne!(place::<f32>(swizzled, 16 + 3, 5), at(1, 5, 3, 0));
     }
 }

@@ -7,6 +7,7 @@ use half::{bf16, f16};
 use super::pack::{self, BlockPacking, PackBuffers, PackedElement};
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, PinnedMemory};
+use crate::backend::cuda::launch::tiling::WeightOrder;
 use crate::backend::cuda::launch::{CudaSizes, WeightLayout, WeightPointers};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, WeightBlock, WeightPart};
@@ -25,15 +26,22 @@ pub struct PreparedConv {
     /// Where in the store they begin.
     offset: u64,
     precision: Precision,
+    order: WeightOrder,
     conv: ConvLayout,
     layout: WeightLayout,
 }
 
 impl PreparedConv {
     /// The parts are to be written.
-    pub fn new(store: &WeightStore, offset: u64, sizes: CudaSizes, layout: &ConvLayout) -> PreparedConv {
+    pub fn new(
+        store: &WeightStore,
+        offset: u64,
+        sizes: CudaSizes,
+        order: WeightOrder,
+        layout: &ConvLayout,
+    ) -> PreparedConv {
         let (store, precision) = (store.clone(), sizes.precision);
-        PreparedConv { store, offset, precision, conv: *layout, layout: sizes.weight_layout(layout) }
+        PreparedConv { store, offset, precision, order, conv: *layout, layout: sizes.weight_layout(layout) }
     }
 
     /// Returns when the part is where it belongs.
@@ -59,7 +67,7 @@ impl PreparedConv {
         source: &mut dyn ConvSource,
         buffers: &mut PackBuffers,
     ) -> Result<()> {
-        let packing = BlockPacking::new::<E>(&self.conv, block)?;
+        let packing = BlockPacking::new::<E>(&self.conv, block, self.order)?;
         let slabs = block.slabs(&self.conv);
         let elements = packing.slab_elements * (slabs.end - slabs.start) as usize;
         let packed = reserve::grown("packed weights", E::buffer(buffers), elements)?;

@@ -174,9 +174,9 @@ struct EpilogueMma {
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) valid |= (pixel_of(i).y < p.height && pixel_of(i).x < p.width) << i;
         if (frame.residual >= 0) {
-            const u8* residual = p.residual + frame.residual * p.residual_slot_bytes + corner;
+            const u8* residual = p.residual + frame.residual * p.residual_slot_bytes;
 #pragma unroll
-            for (int g = 0; g < GROUPS; ++g) add_residual(residual, valid, g, acc);
+            for (int g = 0; g < GROUPS; ++g) add_residual(residual + corner, valid, g, acc);
         }
         u8* const out = p.out + frame.out * p.out_slot_bytes + corner;
 #pragma unroll
@@ -223,6 +223,9 @@ private:
         constexpr int LOADS = ELEMENT_BYTES == 4 ? PIXELS / 4 : PIXELS / 2;
         MemoryFragment fragment[LOADS];
         PixelWalk<const u8> at = {residual, column_bytes(), row_bytes()};
+        // The tile's first pixel is inside the image, and inside the band that memory backs.
+        const u8* const unused =
+            residual - (first.y - tile.y) * row_bytes() - (first.x - tile.x) * (column_bytes() / 8);
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             if (i % LOADS == 0) {
@@ -230,7 +233,7 @@ private:
                 for (int j = 0; j < LOADS; ++j) {
                     const u8* pixel = at.next(i + j);
                     const bool inside = valid >> (i + j) & 1;
-                    fragment[j].load(inside ? pixel : residual, inside, channel + 32 * g, p.cout, lane);
+                    fragment[j].load(inside ? pixel : unused, inside, channel + 32 * g, p.cout, lane);
                 }
             }
             fragment[i % LOADS].transpose(lane);

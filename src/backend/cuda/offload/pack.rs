@@ -20,7 +20,6 @@ const PART_INPUTS: u64 = 64;
 
 /// A weight in one precision.
 pub trait PackedElement: Copy + Default + Send + Sync {
-    const ZERO: Self;
     fn round(weight: f32) -> Self;
     fn round_all(weights: &[f32], into: &mut [Self]) {
         into.iter_mut().zip(weights).for_each(|(to, weight)| *to = Self::round(*weight));
@@ -37,7 +36,6 @@ pub struct PackBuffers {
 }
 
 impl PackedElement for f16 {
-    const ZERO: f16 = f16::ZERO;
     fn round(weight: f32) -> f16 {
         f16::from_f32(weight)
     }
@@ -51,7 +49,6 @@ impl PackedElement for f16 {
 }
 
 impl PackedElement for bf16 {
-    const ZERO: bf16 = bf16::ZERO;
     fn round(weight: f32) -> bf16 {
         bf16::from_f32(weight)
     }
@@ -61,7 +58,6 @@ impl PackedElement for bf16 {
 }
 
 impl PackedElement for f32 {
-    const ZERO: f32 = 0.0;
     fn round(weight: f32) -> f32 {
         weight
     }
@@ -182,7 +178,7 @@ fn main<E: PackedElement>(
 ) {
     let (k_block, unit) = (ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
     let (k_blocks, taps, step) = (rows.div_ceil(k_block), tap_order(window), k_block / 2);
-    let mut rounded = [E::ZERO; COLUMNS];
+    let mut rounded = [E::default(); COLUMNS];
     let rounded = &mut rounded[..columns];
     for (index, into) in packed.chunks_exact_mut(k_block * COLUMNS).enumerate() {
         let (phase, first, tap) = (index / taps.len() / k_blocks, index / taps.len() % k_blocks, index % taps.len());
@@ -214,7 +210,7 @@ fn pair_slab<E: PackedElement>(
 ) {
     let (row, unit) = (PAIR_ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
     let taps = Window::Same.taps() as usize;
-    let mut rounded = [E::ZERO; COLUMNS];
+    let mut rounded = [E::default(); COLUMNS];
     let rounded = &mut rounded[..columns];
     for (index, both) in packed.chunks_exact_mut(2 * row * COLUMNS).enumerate() {
         let (step, tap) = (index / taps, index % taps);
@@ -317,7 +313,7 @@ mod tests {
         for part in parts(layout) {
             let WeightPart::Block(block) = part else { continue };
             let packing = BlockPacking::new::<E>(layout, &block, order).unwrap();
-            let mut packed = vec![E::ZERO; packing.slab_elements * slabs.len()];
+            let mut packed = vec![E::default(); packing.slab_elements * slabs.len()];
             let mut source = CutSlabs { layout, source: &mut Slabs(slabs) };
             let mut pack = |slab, plain: &[f32]| {
                 packing.pack(slab, plain, &mut packed);
@@ -330,7 +326,7 @@ mod tests {
                 ConvKernel::Main => layout.window.taps() * tiles * k_blocks * ROW_BYTES * TILE_CHANNELS,
                 _ => (packing.slab_elements * size_of::<E>()) as u64,
             };
-            all.resize(slabs.len() * slab_bytes as usize / size_of::<E>(), E::ZERO);
+            all.resize(slabs.len() * slab_bytes as usize / size_of::<E>(), E::default());
             for (to, from) in packing.pieces(slab_bytes) {
                 all[to as usize / size_of::<E>()..][..from.len()].copy_from_slice(&packed[from]);
             }

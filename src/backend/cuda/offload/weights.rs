@@ -72,7 +72,7 @@ impl PreparedConv {
         let elements = packing.slab_elements * (slabs.end - slabs.start) as usize;
         let packed = reserve::grown("packed weights", E::buffer(buffers), elements)?;
         // Channels that fill up a tile.
-        packed.fill(E::ZERO);
+        packed.fill(E::default());
         source.block(block, &mut |slab, plain| {
             packing.pack(slab, plain, &mut packed[..]);
             Ok(())

@@ -8,10 +8,9 @@
 // of one frame, to which it adds m0 or -m3. So each frame's sum has the same products in the same order if the other
 // frame is missing.
 //
-// A group loads a step of channels of two patches. Each thread adds or subtracts the units that it has loaded. But for
-// the exchange, the groups do not wait for each other. So one multiplies while the other loads, and its last patch is
-// not the other's. Blocks are persistent: the next tile's first patches arrive before the epilogue. `p.frames` counts
-// pairs.
+// A group loads a step of channels of two patches. Each thread adds or subtracts the units that it has loaded. The groups
+// wait for each other in the exchange only, so one multiplies while the other loads. Blocks are persistent: the next
+// tile's first patches arrive before the epilogue. `p.frames` counts pairs.
 #include "epilogue_mma.cuh"
 #include "mainloop_mma.cuh"
 
@@ -241,6 +240,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
             if (last_shared) exchange_sums(shared, group, warp, acc);
         }
         if (!has_frame) continue;
+        // Hides where both come from. Else the compiler would keep what it derived from them.
         asm volatile("" : "+r"(index), "+r"(next.index));
         const Tile tile(p, index, TILE_ROWS, TILE_COLS);
         const FrameParams& frame = p.frame[2 * tile.frame + group];

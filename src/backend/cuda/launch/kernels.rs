@@ -20,7 +20,7 @@ pub struct Kernels {
     pub conv_wgmma: Option<ConvKernels>,
     /// The same for compute capability 8.0 and later.
     pub conv_mma: ConvKernels,
-    /// Pairs of frames by Winograd in time, for the same compute capability as the first of these that is there.
+    /// Pairs of frames by Winograd in time: `conv_wgmma_pair` where there is `conv_wgmma`, else `conv_mma_pair`.
     pub conv_pair: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.

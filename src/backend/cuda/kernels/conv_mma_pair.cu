@@ -8,7 +8,7 @@
 // of one frame, to which it adds m0 or -m3. So each frame's sum has the same products in the same order if the other
 // frame is missing.
 //
-// A group loads a step of channels of two patches. Each thread adds or subtracts the units that it has loaded. The groups
+// A group loads a step of channels of two patches. Each thread adds or subtracts the units that it has loaded. Groups
 // wait for each other in the exchange only, so one multiplies while the other loads. Blocks are persistent: the next
 // tile's first patches arrive before the epilogue. `p.frames` counts pairs.
 #include "epilogue_mma.cuh"

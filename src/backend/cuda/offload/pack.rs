@@ -166,9 +166,9 @@ fn in_fragments<E>(k: usize) -> usize {
     k % unit / word * unit + k / unit * word + k % word
 }
 
-/// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels, here of one channel
-/// tile and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output channel.
-/// Fragments: [step][128 output channels][64 bytes].
+/// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels. Here of one
+/// channel tile, and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output
+/// channel. Fragments: [step][128 output channels][64 bytes].
 fn main<E: PackedElement>(
     order: WeightOrder,
     window: Window,

@@ -4,6 +4,9 @@
 // f32) split the channels of a query tile. For the scores, each warp sums its channels of the inner product, and they
 // exchange these sums. For the values, each computes its channels of the output. So a warp's queries (64 registers) and
 // outputs (128; 64 in f32) stay in registers, and shared memory holds keys and values only.
+//
+// The scores of a step are computed while the step before is finished. So they are exchanged at the barrier that lets
+// keys and values in, and one warp's products run beside another's exponentials.
 #include "ampere.cuh"
 #include "attention.cuh"
 
@@ -11,21 +14,20 @@ constexpr int THREADS = 256;
 constexpr int QUERIES_2B = 64;  // queries of a block: 2-byte elements
 constexpr int QUERIES_4B = 32;  // 4-byte elements
 constexpr int QUERIES = ELEMENT_BYTES == 4 ? QUERIES_4B : QUERIES_2B;
-// Dynamic shared memory with 128 and 64 KiB of keys and values, plus the scores. f32 uses less.
-constexpr int SHARED_BYTES_128 = 147456;
-constexpr int SHARED_BYTES_64 = 73728;
+constexpr int SHARED_BYTES = 81920;  // dynamic shared memory. f32 uses less
 
 constexpr int ROW_BYTES = MAX_CHANNELS * ELEMENT_BYTES;  // a key or value in shared memory
 constexpr int SPLITS = ELEMENT_BYTES;                    // warps that split the channels of a query tile
 constexpr int WARP_CHANNELS = MAX_CHANNELS / SPLITS;
 static_assert(QUERIES == 16 * (THREADS / 32 / SPLITS));
 constexpr int K_STEP = K_STEP_BYTES / ELEMENT_BYTES;  // channels or keys of one product
+constexpr int KEYS = 64 * 1024 / (4 * ROW_BYTES);     // keys of a step: 64 KiB for two steps of keys and values
 
-template <int KEYS>
 struct Shared {
-    u8 rows[2][2][KEYS][ROW_BYTES];            // [stage][keys, values], swizzled
-    float scores[THREADS / 32][KEYS / 2][32];  // of a warp's channels, [warp][register][lane]
+    u8 rows[2][2][KEYS][ROW_BYTES];               // [keys, values][stage], swizzled
+    float scores[2][THREADS / 32][KEYS / 2][32];  // of a warp's channels, [stage][warp][register][lane]
 };
+static_assert(sizeof(Shared) <= SHARED_BYTES, "dynamic shared memory of a launch");
 
 /// XOR mask of a row's 16-byte units. Matrices are 8 rows of one unit; those of f32 values are every other row of two.
 __device__ __forceinline__ int swizzle(int row, bool values) { return row & (values && ELEMENT_BYTES == 4 ? 6 : 7); }
@@ -92,20 +94,18 @@ __device__ __forceinline__ void add_values(float (&out)[WARP_CHANNELS / 8][4], c
 }
 #endif
 
-/// Loads keys and values from pixel `first` on; zeros beyond the last pixel and channel.
-template <int KEYS>
-__device__ __forceinline__ void load_keys_values(const AttentionParams& p, const u8* in, int first, u32 to) {
-    constexpr int UNITS = ROW_BYTES / UNIT_BYTES;
-    const int unit = threadIdx.x % UNITS;
-    const i64 row = static_cast<i64>(p.channels) * 3 * ELEMENT_BYTES;
-#pragma unroll 1
-    for (int i = threadIdx.x / UNITS; i < 2 * KEYS; i += THREADS / UNITS) {
-        const int part = i / KEYS, pixel = first + i % KEYS;
-        const bool valid = pixel < p.pixels && unit * UNIT_CHANNELS < p.channels;
-        cp_async_16(to + i * ROW_BYTES + ((unit ^ swizzle(i, part)) << 4),
-                    valid ? in + pixel * row + (part + 1) * p.channels * ELEMENT_BYTES + unit * UNIT_BYTES : in, valid);
-    }
-    cp_async_commit();
+/// Loads keys or values from pixel `first` on; zeros beyond the last pixel and channel.
+__device__ __forceinline__ void load_rows(const AttentionParams& p, const u8* in, bool values, int first, u32 to) {
+    constexpr int UNITS = ROW_BYTES / UNIT_BYTES, ROWS = THREADS / UNITS;
+    const u32 thread = thread_now();
+    const int row = thread / UNITS, unit = thread % UNITS, pixel_bytes = p.channels * 3 * ELEMENT_BYTES;
+    const u8* at = in + static_cast<i64>(first + row) * pixel_bytes +
+                   ((values ? 2 : 1) * p.channels * ELEMENT_BYTES + unit * UNIT_BYTES);
+    const int pixels = unit * UNIT_CHANNELS < p.channels ? p.pixels : 0;
+#pragma unroll
+    for (int i = 0; i < KEYS; i += ROWS, at += ROWS * pixel_bytes)
+        cp_async_16(to + (row + i) * ROW_BYTES + ((unit ^ swizzle(row + i, values)) << 4), at,
+                    first + row + i < pixels);
 }
 
 /// Loads the queries of a lane as mma fragments; zeros beyond the last pixel and channel.
@@ -126,7 +126,6 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, const u8*
 
 /// One step of the running softmax: scores `s` become probabilities, relative to the new maximum. Outputs and sums so
 /// far are rescaled to it.
-template <int KEYS>
 __device__ __forceinline__ void softmax_step(const float (&s)[KEYS / 8][4], float (&maximum)[2], float (&sum)[2],
                                              float (&out)[WARP_CHANNELS / 8][4], u32 (&probability)[KEYS / K_STEP][4]) {
     float new_maximum[2] = {maximum[0], maximum[1]};
@@ -184,17 +183,20 @@ __device__ __forceinline__ void store_output(const AttentionParams& p, int frame
     }
 }
 
-template <int KEYS>
-__device__ __forceinline__ void attention(const AttentionParams& p) {
+extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_constant__ AttentionParams p) {
     extern __shared__ __align__(128) u8 memory[];
-    Shared<KEYS>& shared = *reinterpret_cast<Shared<KEYS>*>(memory);
-    constexpr int STAGE = 2 * KEYS * ROW_BYTES, SCORES = KEYS / 2;
-    const u32 rows = smem_address(shared.rows);
+    Shared& shared = *reinterpret_cast<Shared*>(memory);
+    constexpr int STAGE = KEYS * ROW_BYTES, SCORES = KEYS / 2;
+    const u32 keys = smem_address(shared.rows[0]), values = smem_address(shared.rows[1]);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
     const int query_tile = warp / SPLITS, split = warp % SPLITS;
     const int frame = blockIdx.y;
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes;
-    load_keys_values<KEYS>(p, in, 0, rows);
+    load_rows(p, in, false, 0, keys);
+    cp_async_commit();
+    load_rows(p, in, true, 0, values);
+    load_rows(p, in, false, KEYS, keys + STAGE);
+    cp_async_commit();
 
     const int query = p.first_query + blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
@@ -204,19 +206,13 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
     constexpr bool EIGHT_KEYS = KEYS == 8;
     const int key_row = (lane & 7) + (EIGHT_KEYS ? 0 : (lane >> 4) << 3);
     const int key_unit = split * WARP_CHANNELS / UNIT_CHANNELS + (EIGHT_KEYS ? lane >> 3 : (lane >> 3) & 1);
-    const u32 key_address = rows + key_row * ROW_BYTES + ((key_unit ^ swizzle(lane, false)) << 4);
-    const u32 value_address = rows + KEYS * ROW_BYTES + value_offset(lane, split);
-    float (*own_scores)[32] = shared.scores[warp];
+    const u32 key_address = keys + key_row * ROW_BYTES + ((key_unit ^ swizzle(lane, false)) << 4);
+    const u32 value_address = values + value_offset(lane, split);
 
-    float out[WARP_CHANNELS / 8][4] = {};
-    float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};  // of query and query + 8
-    u32 stage = 0;
-    for (int first = 0; first < p.pixels; first += KEYS, stage ^= STAGE) {
-        cp_async_wait<0>();
-        __syncthreads();  // this stage has arrived, the other one is free
-        const int next = first + KEYS;
-        if (next < p.pixels) load_keys_values<KEYS>(p, in, next, rows + (stage ^ STAGE));
-        float s[KEYS / 8][4] = {};
+    /// The warp's share of the scores, from its channels.
+    const auto add_scores = [&](u32 stage, float(&s)[KEYS / 8][4]) {
+#pragma unroll
+        for (int i = 0; i < SCORES; ++i) s[i / 4][i % 4] = 0.0f;
 #pragma unroll
         for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k) {
             keep_unsplit(q[k]);
@@ -234,39 +230,49 @@ __device__ __forceinline__ void attention(const AttentionParams& p) {
                 mma(s[2 * n + 1], q[k], b[2], b[3]);
             }
         }
+    };
+
+    float out[WARP_CHANNELS / 8][4] = {};
+    float maximum[2] = {-INFINITE, -INFINITE}, sum[2] = {};  // of query and query + 8
+    float s[KEYS / 8][4];
+    cp_async_wait<1>();
+    __syncthreads();
+    add_scores(0, s);
 #pragma unroll
-        for (int i = 0; i < SCORES; ++i) own_scores[i][lane] = s[i / 4][i % 4];
-        // The warps of a query tile wait for each other's scores.
-        asm volatile("bar.sync %0, %1;" ::"r"(1 + query_tile), "n"(32 * SPLITS) : "memory");
+    for (int i = 0; i < SCORES; ++i) shared.scores[0][warp][i][lane] = s[i / 4][i % 4];
+    for (int first = 0, stage = 0; first < p.pixels; first += KEYS, stage ^= 1) {
+        // This step's values, the next one's keys and the other warps' scores have arrived. Their former places are
+        // free.
+        cp_async_wait<0>();
+        __syncthreads();
+        load_rows(p, in, true, first + KEYS, values + (stage ^ 1) * STAGE);
+        load_rows(p, in, false, first + 2 * KEYS, keys + stage * STAGE);
+        cp_async_commit();
+        // Behind the last key these are zeros, and nobody reads them.
+        float next[KEYS / 8][4];
+        add_scores((stage ^ 1) * STAGE, next);
+
 #pragma unroll
         for (int w = 1; w < SPLITS; ++w)
 #pragma unroll
-            for (int i = 0; i < SCORES; ++i) s[i / 4][i % 4] += shared.scores[warp ^ w][i][lane];
-
-        if (next > p.pixels) {
+            for (int i = 0; i < SCORES; ++i) s[i / 4][i % 4] += shared.scores[stage][warp ^ w][i][lane];
+        if (first + KEYS > p.pixels) {
 #pragma unroll
             for (int i = 0; i < SCORES; ++i)
                 if (first + i / 4 * 8 + 2 * t + i % 2 >= p.pixels) s[i / 4][i % 4] = -INFINITE;
         }
         u32 probability[KEYS / K_STEP][4];
-        softmax_step<KEYS>(s, maximum, sum, out, probability);
+        softmax_step(s, maximum, sum, out, probability);
 #pragma unroll
         for (int k = 0; k < KEYS / K_STEP; ++k)
-            add_values(out, probability[k], value_address, stage + k * K_STEP * ROW_BYTES);
+            add_values(out, probability[k], value_address, stage * STAGE + k * K_STEP * ROW_BYTES);
+#pragma unroll
+        for (int i = 0; i < SCORES; ++i) {
+            s[i / 4][i % 4] = next[i / 4][i % 4];
+            shared.scores[stage ^ 1][warp][i][lane] = next[i / 4][i % 4];
+        }
     }
+    cp_async_wait<0>();
 
     store_output(p, frame, query, split, t, sum, out);
-}
-
-constexpr int KEYS_128 = 128 * 1024 / (4 * ROW_BYTES), KEYS_64 = 64 * 1024 / (4 * ROW_BYTES);
-static_assert(sizeof(Shared<KEYS_128>) <= SHARED_BYTES_128 && sizeof(Shared<KEYS_64>) <= SHARED_BYTES_64);
-
-/// For data-centre cards: 128 KiB of keys and values in shared memory.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_128(const __grid_constant__ AttentionParams p) {
-    attention<KEYS_128>(p);
-}
-
-/// For all other cards: 64 KiB.
-extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_64(const __grid_constant__ AttentionParams p) {
-    attention<KEYS_64>(p);
 }

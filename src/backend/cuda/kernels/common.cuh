@@ -66,6 +66,13 @@ __device__ __forceinline__ Pair subtract2(Pair x, Pair y) {
     return difference;
 }
 
+/// x + y * z, rounded once.
+__device__ __forceinline__ Pair add_product2(Pair x, Pair y, Pair z) {
+    Pair sum;
+    asm("fma.rn." VVAE_TYPE "x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(y), "r"(z), "r"(x));
+    return sum;
+}
+
 /// `op` of each pair of two units.
 template <class Op>
 __device__ __forceinline__ uint4 zip(uint4 x, uint4 y, Op op) {

@@ -62,8 +62,9 @@ struct PatchCursor {
     __device__ __forceinline__ void load(u32 to) const {
         if (done() || (THREADS > LOADERS && threadIdx.x >= LOADERS)) return;
         const InputFrame input = input_frame(p, frame, slot(), tile);
-        const PatchSource from(source(), patch(), p.part[input.part], input.slot, tile);
-        UnitWalk<LOADERS, ROW_BYTES / UNIT_BYTES>(threadIdx.x).load(source(), from, k_block * K_BLOCK, to);
+        const UnitWalk<LOADERS, ROW_BYTES / UNIT_BYTES> units(thread_now());
+        const UnitSource from = units.locate(source(), patch(), p.part[input.part], input.slot, tile);
+        units.load(source(), from, k_block * K_BLOCK, to);
     }
 };
 
@@ -83,8 +84,8 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     cp_async_commit();
     float acc[WARP_ROWS][CHANNEL_BLOCKS][4];
     const int2 first_pixel = make_int2(tile.x + lane / 4, tile.y + warp_row);
-    const EpilogueMma<2 * WARP_ROWS, 1> epilogue = {
-        p, tile, frame, lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
+    const EpilogueMma<2 * WARP_ROWS> epilogue = {p,    tile,        frame,
+                                                 lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
     if (PARTIAL) epilogue.load_partial(value);
     else epilogue.load_bias(value);
@@ -113,7 +114,8 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
                 step_weights = last ? next.weights + b_lane : step_weights + STEP_TILE_BYTES;
                 StepWeights following;
                 following.load(step_weights);
-                add_step<ROW_BYTES>(a ^ (step << 6), a ^ (step << 6) ^ 32, weights, acc);
+                add_column<ROW_BYTES>(a ^ (step << 6), weights.product[0], acc);
+                add_column<ROW_BYTES>(a ^ (step << 6) ^ 32, weights.product[1], acc);
                 weights = following;
             }
             pixel += ROW_BYTES;

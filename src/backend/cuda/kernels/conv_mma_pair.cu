@@ -19,51 +19,57 @@ constexpr int GROUP_THREADS = 128;
 constexpr int PATCH_BYTES = PATCH_PIXELS * STEP_BYTES;
 constexpr int STEP_UNITS = STEP_BYTES / UNIT_BYTES;
 constexpr int TAPS = 9;
+// A pair of ones, and its negative.
+constexpr Pair PLUS_ONE = 0x3C003C00, MINUS_ONE = 0xBC00BC00;
 constexpr int EXCHANGED = 8;  // sums that a thread exchanges at once
-constexpr int SHARED_BYTES = 87040;
+constexpr int SHARED_BYTES = 94624;
 
-// Taps during which a group loads and transforms its next patches.
-constexpr int LOAD_TAP = 1, TRANSFORM_TAP = 6;
+// Columns of taps before which a group loads and transforms its next patches.
+constexpr int LOAD_COL = 0, TRANSFORM_COL = 2;
+constexpr int TAP_ROW_BYTES = 3 * WEIGHT_TILE_BYTES;
 
 /// What the products of a step add: to m1 or m2, to one frame, or the shortcut to one frame.
-enum Sum { SHARED, OWN, SHORTCUT_SUM, SUMS };
+enum Sum { SHARED, OWN, SHORTCUT_SUM };
+
+typedef UnitWalk<GROUP_THREADS, STEP_UNITS> PairUnits;
 
 struct GroupShared {
-    u8 patch[2][PATCH_BYTES];  // [stage]
-    u8 other[PATCH_BYTES];     // what is added or subtracted
-    // [parity of the tile]: slower warps still read those of the tile before. [sum][first operand, second operand]
-    PatchSource source[2][SUMS][2];
+    u8 patch[2][PATCH_BYTES];             // [stage]
+    u8 other[PATCH_BYTES];                // what is added or subtracted
+    UnitSource source[2][GROUP_THREADS];  // of both, for the sum that is loaded. Each thread has its own
 };
 
 struct PairShared {
     GroupShared group[2];
     float4 exchange[2][EXCHANGED / 4][THREADS];
     WarpMoments<WARP_CHANNELS / 4> moments[THREADS / 32];
+    Tile tile[THREADS / 32];
 };
 static_assert(sizeof(PairShared) == SHARED_BYTES, "dynamic shared memory of a launch");
 
 /// Goes through the steps of a group's tiles.
 struct StepCursor {
     const ConvParams& p;
+    Tile& tile;  // of the warp, in shared memory
     int group;
     int index;
-    int parity = 0;  // of the tile
-    Tile tile;
-    FramePair pair;
     int sum;
     int step;
     const u8* weights;  // of the step's first tap
 
-    __device__ __forceinline__ StepCursor(const ConvParams& p, int group) : p(p), group(group), index(blockIdx.x) {
+    __device__ __forceinline__ StepCursor(const ConvParams& p, Tile& tile, int group)
+        : p(p), tile(tile), group(group), index(blockIdx.x) {
         enter_tile();
     }
 
     __device__ __forceinline__ bool done() const { return index >= Tile::count(p); }
-    __device__ __forceinline__ int steps() const { return p.source[sum == SHORTCUT_SUM].k_blocks * STEPS; }
+    __device__ __forceinline__ FramePair pair() const { return FramePair(p, tile); }
+    __device__ __forceinline__ const Source& source() const { return p.source[sum == SHORTCUT_SUM]; }
 
     __device__ __forceinline__ void enter_tile() {
-        tile = Tile(p, index, TILE_ROWS, TILE_COLS);
-        pair = FramePair(p, tile);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) tile = Tile(p, index, TILE_ROWS, TILE_COLS);
+        __syncwarp();
         enter_sum(SHARED);
     }
 
@@ -82,46 +88,49 @@ struct StepCursor {
     /// True if a tile ends.
     __device__ __forceinline__ bool advance() {
         weights += sum == SHORTCUT_SUM ? STEP_TILE_BYTES : TAPS * WEIGHT_TILE_BYTES;
-        if (++step < steps()) return false;
-        const bool has_own = pair.has(group);
-        if (has_own && (sum == SHARED || (sum == OWN && pair.frame[group].slot[SHORTCUT_TERM] >= 0))) {
+        if (++step < source().k_blocks * STEPS) return false;
+        const FrameParams& own = pair().frame[group];
+        if (own.terms > 0 && (sum == SHARED || (sum == OWN && own.slot[SHORTCUT_TERM] >= 0))) {
             enter_sum(sum + 1);
             return false;
         }
         index += gridDim.x;
-        parity ^= 1;
         if (!done()) enter_tile();
         else weights = p.source[0].weights;  // there is one load too many
         return true;
     }
 
-    /// For the first threads of the group, once a tile is entered and before a barrier of the group.
-    __device__ __forceinline__ void store_sources(GroupShared& shared, int thread) const {
-        if (done() || thread >= 2 * SUMS) return;
-        const int sum = thread / 2, second = thread % 2;
-        const FrameParams& frame = sum == SHARED ? pair.any() : pair.frame[group];
-        if (frame.terms == 0 || (sum == SHORTCUT_SUM && (second || frame.slot[SHORTCUT_TERM] < 0))) return;
-        // d1 + d2, d2 - d1; then the frame's first term less its last.
-        const int term = sum == SHORTCUT_SUM ? SHORTCUT_TERM : sum == OWN ? 2 * second : pair.has(0) + (second ^ group);
-        const Source& source = p.source[sum == SHORTCUT_SUM];
+    /// The first or second operand of the sum's patches: d1 + d2, d2 - d1; then the frame's first term less its last.
+    __device__ __forceinline__ UnitSource locate(const PairUnits& units, int operand) const {
+        const FrameParams& frame = sum == SHARED ? pair().any() : pair().frame[group];
+        const int term = sum == SHORTCUT_SUM ? SHORTCUT_TERM
+                         : sum == OWN        ? 2 * operand
+                                             : pair().has(0) + (operand ^ group);
         const InputFrame input = input_frame(p, frame, term, tile);
-        shared.source[parity][sum][second] = PatchSource(source, source.plane[0], p.part[input.part], input.slot, tile);
+        return units.locate(source(), source().plane[0], p.part[input.part], input.slot, tile);
     }
 };
 
 /// Loads and transforms this thread's units of the patches of a step.
 struct PatchLoader {
     const ConvParams& p;
-    GroupShared& shared;
-    UnitWalk<GROUP_THREADS, STEP_UNITS> units;
+    u32 shared;  // address of the group's memory
+
+    __device__ __forceinline__ u32 patch(int stage) const { return shared + stage * PATCH_BYTES; }
+    __device__ __forceinline__ u32 other() const { return shared + 2 * PATCH_BYTES; }
 
     __device__ __forceinline__ void load(const StepCursor& at, int stage) const {
         if (!at.done()) {
-            const Source& source = p.source[at.sum == SHORTCUT_SUM];
-            const PatchSource(&from)[2] = shared.source[at.parity][at.sum];
-            units.load(source, from[0], at.step * STEP_CHANNELS, smem_address(shared.patch[stage]));
-            if (at.sum != SHORTCUT_SUM)
-                units.load(source, from[1], at.step * STEP_CHANNELS, smem_address(shared.other));
+            const u32 thread = thread_now() % GROUP_THREADS;
+            const PairUnits units(thread);
+#pragma unroll
+            for (int operand = 0; operand < 2; ++operand) {
+                if (operand == 1 && at.sum == SHORTCUT_SUM) break;
+                const u32 saved = shared + 3 * PATCH_BYTES + (operand * GROUP_THREADS + thread) * UNIT_BYTES;
+                if (at.step == 0) at.locate(units, operand).store(saved);
+                units.load(at.source(), UnitSource::load(saved), at.step * STEP_CHANNELS,
+                           operand ? other() : patch(stage));
+            }
         }
         cp_async_commit();
     }
@@ -130,12 +139,25 @@ struct PatchLoader {
     __device__ __forceinline__ void transform(const StepCursor& at, int stage) const {
         cp_async_wait<0>();
         if (at.done() || at.sum == SHORTCUT_SUM) return;
-        const bool adds = at.sum == SHARED && at.group == 0;
-        units.for_each([&](int place) {
-            uint4& x = *reinterpret_cast<uint4*>(shared.patch[stage] + place);
-            const uint4 y = *reinterpret_cast<const uint4*>(shared.other + place);
-            x = adds ? zip(x, y, add2) : zip(x, y, subtract2);
-        });
+        const PairUnits units(thread_now() % GROUP_THREADS);
+        const Pair sign = at.sum == SHARED && at.group == 0 ? PLUS_ONE : MINUS_ONE;
+        // Several at a time, so that their loads overlap.
+        constexpr int BATCH = 3;
+#pragma unroll
+        for (int first = 0; first < PairUnits::COUNT; first += BATCH) {
+            uint4 x[BATCH], y[BATCH];
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                if (!units.has(first + i)) continue;
+                x[i] = load_shared_unit(patch(stage) + units.place(first + i));
+                y[i] = load_shared_unit(other() + units.place(first + i));
+            }
+#pragma unroll
+            for (int i = 0; i < BATCH; ++i) {
+                const uint4 sum = zip(x[i], y[i], [=](Pair a, Pair b) { return add_product2(a, b, sign); });
+                if (units.has(first + i)) store_shared_unit(patch(stage) + units.place(first + i), sum);
+            }
+        }
     }
 };
 
@@ -143,6 +165,7 @@ struct PatchLoader {
 __device__ __forceinline__ void exchange_sums(PairShared& shared, int group, int warp,
                                               float (&acc)[TILE_ROWS][CHANNEL_BLOCKS][4]) {
     const int other = threadIdx.x ^ GROUP_THREADS;
+    const float sign = group ? -1.0f : 1.0f;
     const auto at = [&](int i) -> float(&)[4] { return acc[i / CHANNEL_BLOCKS][i % CHANNEL_BLOCKS]; };
 #pragma unroll
     for (int i = 0; i < TILE_ROWS * CHANNEL_BLOCKS; i += EXCHANGED / 4) {
@@ -157,10 +180,10 @@ __device__ __forceinline__ void exchange_sums(PairShared& shared, int group, int
         for (int j = 0; j < EXCHANGED / 4; ++j) {
             const float4 got = buffer[j][other];
             float(&own)[4] = at(i + j);
-            own[0] = group ? got.x - own[0] : own[0] + got.x;
-            own[1] = group ? got.y - own[1] : own[1] + got.y;
-            own[2] = group ? got.z - own[2] : own[2] + got.z;
-            own[3] = group ? got.w - own[3] : own[3] + got.w;
+            own[0] = fmaf(own[0], sign, got.x);
+            own[1] = fmaf(own[1], sign, got.y);
+            own[2] = fmaf(own[2], sign, got.z);
+            own[3] = fmaf(own[3], sign, got.w);
         }
     }
 }
@@ -173,31 +196,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
     const int warp_channel = warp % CHANNEL_WARPS * WARP_CHANNELS;
     const int a_col = lane & 15, a_unit = lane >> 4;
     const int b_lane = lane_weights(warp_channel, lane);
-    GroupShared& own = shared.group[group];
-    const int thread = threadIdx.x % GROUP_THREADS;
-    const PatchLoader loader = {p, own, UnitWalk<GROUP_THREADS, STEP_UNITS>(thread)};
-    const auto group_barrier = [&] { named_barrier(1 + group, GROUP_THREADS); };
+    const PatchLoader loader = {p, smem_address(&shared.group[group])};
 
-    StepCursor next(p, group);
-    next.store_sources(own, thread);
-    group_barrier();
+    StepCursor next(p, shared.tile[warp], group);
     loader.load(next, 0);
     loader.transform(next, 0);
     int stage = 0;
     float acc[TILE_ROWS][CHANNEL_BLOCKS][4];
     while (!next.done()) {
-        // Derived again, so that the epilogue before has the registers.
-        next.enter_tile();
-        int index = next.index;
-        const bool has_frame = next.pair.has(group);
-        StepWeights weights;
-        weights.load(next.weights + b_lane);
+        ColumnWeights<3> first, second;  // of the products of a step
+        first.load(next.weights + b_lane, TAP_ROW_BYTES);
         // m1 is in both frames' sums, so it starts from the bias.
-        const float* bias = bias_of(p, next.pair.any(), next.tile, 0) + next.tile.channel_tile * TILE_CHANNELS;
+        const float* bias = bias_of(p, next.pair().any(), next.tile, 0) + next.tile.channel_tile * TILE_CHANNELS;
 #pragma unroll
         for (int n = 0; n < CHANNEL_BLOCKS; ++n) {
             float2 v = make_float2(0.0f, 0.0f);
-            if (group == 0) v = load_pair_readonly(bias + warp_channel + 8 * n + 2 * (lane & 3));
+            if (group == 0) v = load_pair_readonly(bias + warp_channel + block_channel(n, lane));
 #pragma unroll
             for (int m = 0; m < TILE_ROWS; ++m) acc[m][n][0] = acc[m][n][2] = v.x, acc[m][n][1] = acc[m][n][3] = v.y;
         }
@@ -205,47 +219,49 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
 #pragma unroll 1
         while (!end) {
             const int sum = next.sum;
-            const u8* tap_weights = next.weights + b_lane;
+            const u8* weights = next.weights + b_lane;
             end = next.advance();
-            if (end) next.store_sources(own, thread);
             const bool last_shared = sum == SHARED && (end || next.sum == OWN);
-            group_barrier();
-            u32 pixel = smem_address(own.patch[stage]) + a_col * STEP_BYTES;
-            const auto add_tap = [&](int col) {
-                StepWeights following;
-                following.load(tap_weights);
-                const u32 a = pixel + col * STEP_BYTES + ((a_unit ^ (((a_col + col) >> 1) & 3)) << 4);
-                add_step<STEP_BYTES>(a, a ^ 32, weights, acc);
-                weights = following;
+            named_barrier(1 + group, GROUP_THREADS);
+            const u32 patch = loader.patch(stage) + a_col * STEP_BYTES;
+            const auto column = [&](int col) {
+                return patch + col * STEP_BYTES + ((a_unit ^ (((a_col + col) >> 1) & 3)) << 4);
+            };
+            const auto load_next = [&](const u8* from, bool of_shortcut) {
+                first.load(from, of_shortcut ? 0 : TAP_ROW_BYTES);  // a shortcut has one tap
             };
             if (sum == SHORTCUT_SUM) {
                 loader.load(next, stage ^ 1);
-                tap_weights = next.weights + b_lane;
-                add_tap(0);
+                // One tap.
+                const ColumnWeights<1>& first_tap = reinterpret_cast<const ColumnWeights<1>&>(first);
+                ColumnWeights<1> second_tap;
+                second_tap.load(weights + PRODUCT_TILE_BYTES, 0);
+                add_column<STEP_BYTES>(column(0), first_tap, acc);
+                load_next(next.weights + b_lane, next.sum == SHORTCUT_SUM);
+                add_column<STEP_BYTES>(column(0) ^ 32, second_tap, acc);
                 loader.transform(next, stage ^ 1);
             } else {
 #pragma unroll 1
-                for (int tap = 0, col = 0; tap < TAPS; ++tap) {
-                    if (tap == LOAD_TAP) loader.load(next, stage ^ 1);
-                    if (tap == TRANSFORM_TAP) loader.transform(next, stage ^ 1);
-                    tap_weights = tap + 1 < TAPS ? tap_weights + WEIGHT_TILE_BYTES : next.weights + b_lane;
-                    add_tap(col);
-                    if (++col == 3) {
-                        col = 0;
-                        pixel += PATCH_PITCH * STEP_BYTES;
-                    }
+                for (int col = 0; col < 3; ++col) {
+                    if (col == LOAD_COL) loader.load(next, stage ^ 1);
+                    if (col == TRANSFORM_COL) loader.transform(next, stage ^ 1);
+                    second.load(weights + PRODUCT_TILE_BYTES, TAP_ROW_BYTES);
+                    add_column<STEP_BYTES>(column(col), first, acc);
+                    weights = col < 2 ? weights + WEIGHT_TILE_BYTES : next.weights + b_lane;
+                    load_next(weights, col == 2 && next.sum == SHORTCUT_SUM);
+                    add_column<STEP_BYTES>(column(col) ^ 32, second, acc);
                 }
             }
             stage ^= 1;
             if (last_shared) exchange_sums(shared, group, warp, acc);
         }
-        if (!has_frame) continue;
-        // Hides where both come from. Else the compiler would keep what it derived from them.
-        asm volatile("" : "+r"(index), "+r"(next.index));
-        const Tile tile(p, index, TILE_ROWS, TILE_COLS);
+        // Hides where it comes from. Else the compiler would keep what it derived from it.
+        asm volatile("" : "+r"(next.index));
+        const Tile tile(p, next.index - gridDim.x, TILE_ROWS, TILE_COLS);
         const FrameParams& frame = p.frame[2 * tile.frame + group];
+        if (frame.terms == 0) continue;
         const int2 first_pixel = make_int2(tile.x + lane / 4, tile.y);
-        const EpilogueMma<2 * TILE_ROWS, 1> epilogue = {
+        const EpilogueMma<2 * TILE_ROWS> epilogue = {
             p, tile, frame, lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
         const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
         auto& moments = shared.moments[warp];

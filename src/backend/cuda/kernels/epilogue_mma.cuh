@@ -1,72 +1,34 @@
-// Epilogue of conv_mma: bias or partial sums, residual, one rounding, store, statistics.
+// Epilogue of the convolutions by mma.sync: bias or partial sums, residual, one rounding, store, statistics.
 //
-// Accumulators have the fragment layout of mma.sync: in blocks of 8 channels, lane 4r+t of a warp holds channels 2t and
-// 2t+1 of pixel r. With 2-byte elements, a 4 x 4 transposition among the lanes of a pixel turns four blocks into 8
-// adjacent channels per lane, one 16-byte store. With 4-byte elements, the four lanes of a pixel cover 32 adjacent
-// bytes already.
+// In blocks of 8 columns, lane 4r+t of a warp holds columns 2t and 2t+1 of pixel r. Weights are packed so that the
+// columns of four blocks that a lane holds are adjacent output channels: one unit of 16 bytes, two with 4-byte
+// elements.
 #pragma once
 #include "epilogue.cuh"
 
-/// lane t: x[b] = (block b, position t)  ->  lane t: x[i] = (block t, position i). Its own inverse.
-__device__ __forceinline__ void transpose4(u32 (&x)[4], int lane) {
-    const bool odd = lane & 1, high = lane & 2;
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-        const u32 got = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
-        x[i] = odd ? got : x[i];
-        x[i + 1] = odd ? x[i + 1] : got;
-    }
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-        const u32 got = __shfl_xor_sync(~0u, high ? x[i] : x[i + 2], 2);
-        x[i] = high ? got : x[i];
-        x[i + 2] = high ? x[i + 2] : got;
-    }
+constexpr int BLOCKS = 4;                         // of a warp
+constexpr int UNIT_BLOCKS = UNIT_CHANNELS / 2;    // blocks that share a unit
+constexpr int LANE_UNITS = BLOCKS / UNIT_BLOCKS;  // of a pixel
+
+/// First of the two output channels of a lane in a block, of 32 of the warp.
+__device__ __forceinline__ int block_channel(int block, int lane) {
+    return block / UNIT_BLOCKS * (4 * UNIT_CHANNELS) + (lane & 3) * UNIT_CHANNELS + block % UNIT_BLOCKS * 2;
 }
 
-/// A lane's share of four blocks of 8 channels, in memory order. Loads beyond `cout`, or of pixels that are not
-/// `valid`, give arbitrary numbers.
 #ifdef VVAE_FP32
-struct MemoryFragment {
-    Pair x[4];
-
-    __device__ __forceinline__ void load(const u8* pixel, bool, int channel, int cout, int lane) {
-        const u8* from = pixel + 2 * (lane & 3) * ELEMENT_BYTES;
-#pragma unroll
-        for (int b = 0; b < 4; ++b) x[b] = load_pair_once(from + min(channel + 8 * b, cout - 8) * ELEMENT_BYTES);
-    }
-
-    __device__ __forceinline__ void store(u8* pixel, bool valid, int channel, int cout, int lane) const {
-#pragma unroll
-        for (int b = 0; b < 4; ++b) {
-            const int lane_channel = channel + 8 * b + 2 * (lane & 3);
-            if (valid && lane_channel < cout) *reinterpret_cast<Pair*>(pixel + lane_channel * ELEMENT_BYTES) = x[b];
-        }
-    }
-
-    /// Between memory order and accumulator order: the same here.
-    __device__ __forceinline__ void transpose(int) {}
-};
+__device__ __forceinline__ uint4 unit_of(const Pair* x) {
+    return make_uint4(__float_as_uint(x[0].x), __float_as_uint(x[0].y), __float_as_uint(x[1].x),
+                      __float_as_uint(x[1].y));
+}
+__device__ __forceinline__ Pair pair_of(uint4 unit, int i) {
+    return i ? make_float2(__uint_as_float(unit.z), __uint_as_float(unit.w))
+             : make_float2(__uint_as_float(unit.x), __uint_as_float(unit.y));
+}
 #else
-struct MemoryFragment {
-    Pair x[4];
-
-    __device__ __forceinline__ void load(const u8* pixel, bool valid, int channel, int cout, int lane) {
-        const int lane_channel = channel + 8 * (lane & 3);
-        const bool inside = valid && lane_channel < cout;
-        const uint4 unit = inside ? load_once(pixel + lane_channel * ELEMENT_BYTES) : make_uint4(0, 0, 0, 0);
-        x[0] = unit.x, x[1] = unit.y, x[2] = unit.z, x[3] = unit.w;
-    }
-
-    __device__ __forceinline__ void store(u8* pixel, bool valid, int channel, int cout, int lane) const {
-        const int lane_channel = channel + 8 * (lane & 3);
-        if (valid && lane_channel < cout)
-            *reinterpret_cast<uint4*>(pixel + lane_channel * ELEMENT_BYTES) = make_uint4(x[0], x[1], x[2], x[3]);
-    }
-
-    /// Between memory order and accumulator order.
-    __device__ __forceinline__ void transpose(int lane) { transpose4(x, lane); }
-};
+__device__ __forceinline__ uint4 unit_of(const Pair* x) { return make_uint4(x[0], x[1], x[2], x[3]); }
+__device__ __forceinline__ Pair pair_of(uint4 unit, int i) {
+    return i == 0 ? unit.x : i == 1 ? unit.y : i == 2 ? unit.z : unit.w;
+}
 #endif
 
 /// Volatile, so that no copies of accumulators are live at the same time.
@@ -74,9 +36,9 @@ __device__ __forceinline__ void add_in_place(float& x, float y) {
     asm volatile("add.rn.f32 %0, %0, %1;" : "+f"(x) : "f"(y));
 }
 
-/// For a warp whose lanes hold `PIXELS` pixels by `GROUPS` groups of four blocks of 8 channels. Pixels 2k and 2k + 1
-/// are in row k of the warp, 8 columns apart. `acc(i, block, e)` are the accumulators. There is no residual with Up.
-template <int PIXELS, int GROUPS>
+/// For a warp whose lanes hold `PIXELS` pixels by four blocks of 8 channels. Pixels 2k and 2k + 1 are in row k of the
+/// warp, 8 columns apart. `acc(i, block, e)` are the accumulators. There is no residual with Up.
+template <int PIXELS>
 struct EpilogueMma {
     const ConvParams& p;
     const Tile& tile;
@@ -91,8 +53,8 @@ struct EpilogueMma {
     template <class Acc>
     __device__ __forceinline__ void load_bias(Acc acc) const {
 #pragma unroll
-        for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + 8 * block + 2 * (lane & 3));
+        for (int block = 0; block < BLOCKS; ++block) {
+            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + block_channel(block, lane));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
@@ -102,9 +64,9 @@ struct EpilogueMma {
                 const int edge = bias_edge(p, tile, pixel_of(i));
                 if (edge == 0) continue;
 #pragma unroll
-                for (int block = 0; block < 4 * GROUPS; ++block) {
+                for (int block = 0; block < BLOCKS; ++block) {
                     const float* bias = bias_of(p, frame, tile, edge);
-                    const float2 v = load_pair_readonly(bias + channel + 8 * block + 2 * (lane & 3));
+                    const float2 v = load_pair_readonly(bias + channel + block_channel(block, lane));
                     acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
                 }
             }
@@ -115,20 +77,20 @@ struct EpilogueMma {
     template <class Acc>
     __device__ __forceinline__ void load_partial(Acc acc) const {
         const float* partial = tile_partial_in(p, tile);
-        const int lane_channel = channel + 2 * (lane & 3);
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
-            for (int block = 0; block < 4 * GROUPS; ++block) acc(i, block, 0) = acc(i, block, 1) = 0;
+            for (int block = 0; block < BLOCKS; ++block) acc(i, block, 0) = acc(i, block, 1) = 0;
         if (!partial) return;
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             const int offset = partial_offset(p, tile, pixel_of(i));
             if (offset < 0) continue;
 #pragma unroll
-            for (int block = 0; block < 4 * GROUPS; ++block) {
-                if (8 * block >= p.cout - lane_channel) continue;
-                const float2 v = load_pair_readonly(partial + (offset + lane_channel) + 8 * block);
+            for (int block = 0; block < BLOCKS; ++block) {
+                const int lane_channel = channel + block_channel(block, lane);
+                if (lane_channel >= p.cout) continue;
+                const float2 v = load_pair_readonly(partial + offset + lane_channel);
                 acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
             }
         }
@@ -139,15 +101,16 @@ struct EpilogueMma {
     __device__ __forceinline__ bool store_partial(Acc acc) const {
         float* partial = tile_partial_out(p, tile);
         if (!partial) return false;
-        const int lane_channel = channel + 2 * (lane & 3);
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             const int offset = partial_offset(p, tile, pixel_of(i));
             if (offset < 0) continue;
 #pragma unroll
-            for (int block = 0; block < 4 * GROUPS; ++block)
-                if (8 * block < p.cout - lane_channel)
-                    store_pair(partial + (offset + lane_channel) + 8 * block, acc(i, block, 0), acc(i, block, 1));
+            for (int block = 0; block < BLOCKS; ++block) {
+                const int lane_channel = channel + block_channel(block, lane);
+                if (lane_channel < p.cout)
+                    store_pair(partial + offset + lane_channel, acc(i, block, 0), acc(i, block, 1));
+            }
         }
         return true;
     }
@@ -156,8 +119,8 @@ struct EpilogueMma {
     template <class Acc>
     __device__ __forceinline__ void add_bias(Acc acc) const {
 #pragma unroll
-        for (int block = 0; block < 4 * GROUPS; ++block) {
-            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + 8 * block + 2 * (lane & 3));
+        for (int block = 0; block < BLOCKS; ++block) {
+            const float2 v = load_pair_readonly(bias_of(p, frame, tile, 0) + channel + block_channel(block, lane));
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) += v.x, acc(i, block, 1) += v.y;
         }
@@ -165,7 +128,7 @@ struct EpilogueMma {
 
     /// Adds the residual, rounds, stores, and reduces the moments of the rounded values unless `moments` is null.
     template <class Acc>
-    __device__ __forceinline__ void store(Acc acc, WarpMoments<8 * GROUPS>* moments) const {
+    __device__ __forceinline__ void store(Acc acc, WarpMoments<8>* moments) const {
         const bool up = p.phases == 4;
         const int r = up ? tile.phase >> 1 : 0, s = up ? tile.phase & 1 : 0, scale = up ? 2 : 1;
         const i64 pixel = static_cast<i64>(scale * first.y + r) * (scale * p.width) + scale * first.x + s;
@@ -175,25 +138,23 @@ struct EpilogueMma {
         for (int i = 0; i < PIXELS; ++i) valid |= (pixel_of(i).y < p.height && pixel_of(i).x < p.width) << i;
         if (frame.residual >= 0) {
             const u8* residual = p.residual + frame.residual * p.residual_slot_bytes;
-#pragma unroll
-            for (int g = 0; g < GROUPS; ++g) add_residual(residual + corner, valid, g, acc);
+            add_residual(residual + corner, valid, acc);
         }
         u8* const out = p.out + frame.out * p.out_slot_bytes + corner;
+        Pair x[PIXELS][BLOCKS];
 #pragma unroll
-        for (int g = 0; g < GROUPS; ++g) {
-            Pair x[PIXELS][4];
+        for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
-            for (int i = 0; i < PIXELS; ++i)
+            for (int b = 0; b < BLOCKS; ++b) x[i][b] = pack2(acc(i, b, 0), acc(i, b, 1));
+        if (moments) reduce_moments_of_units(x, valid, lane, 0, *moments);
+        PixelWalk<u8> at = {out, column_bytes() * scale, row_bytes() * scale * scale};
 #pragma unroll
-                for (int b = 0; b < 4; ++b) x[i][b] = pack2(acc(i, 4 * g + b, 0), acc(i, 4 * g + b, 1));
-            if (moments) reduce_moments(x, valid, lane, 8 * g, *moments);
-            PixelWalk<u8> at = {out, column_bytes() * scale, row_bytes() * scale * scale};
+        for (int i = 0; i < PIXELS; ++i) {
+            u8* const pixel = at.next(i);
 #pragma unroll
-            for (int i = 0; i < PIXELS; ++i) {
-                MemoryFragment fragment = {x[i][0], x[i][1], x[i][2], x[i][3]};
-                fragment.transpose(lane);
-                fragment.store(at.next(i), valid >> i & 1, channel + 32 * g, p.cout, lane);
-            }
+            for (int u = 0; u < LANE_UNITS; ++u)
+                if (valid >> i & has_unit(u))
+                    *reinterpret_cast<uint4*>(pixel + unit_offset(u)) = unit_of(x[i] + u * UNIT_BLOCKS);
         }
     }
 
@@ -217,31 +178,38 @@ private:
     __device__ __forceinline__ int column_bytes() const { return 8 * p.cout * ELEMENT_BYTES; }
     __device__ __forceinline__ int row_bytes() const { return p.width * p.cout * ELEMENT_BYTES; }
 
+    /// Bytes of a lane's unit from the start of its pixel, and whether its channels exist.
+    __device__ __forceinline__ int unit_offset(int u) const {
+        return (channel + block_channel(u * UNIT_BLOCKS, lane)) * ELEMENT_BYTES;
+    }
+    __device__ __forceinline__ bool has_unit(int u) const {
+        return channel + block_channel(u * UNIT_BLOCKS, lane) < p.cout;
+    }
+
     template <class Acc>
-    __device__ __forceinline__ void add_residual(const u8* residual, u32 valid, int g, Acc acc) const {
+    __device__ __forceinline__ void add_residual(const u8* residual, u32 valid, Acc acc) const {
         // Loads in flight: as many as the registers allow.
-        constexpr int LOADS = ELEMENT_BYTES == 4 ? PIXELS / 4 : PIXELS / 2;
-        MemoryFragment fragment[LOADS];
+        constexpr int LOADS = ELEMENT_BYTES == 4 ? PIXELS / 4 : PIXELS;
+        uint4 unit[LOADS][LANE_UNITS];
         PixelWalk<const u8> at = {residual, column_bytes(), row_bytes()};
-        // The tile's first pixel is inside the image, and inside the band that memory backs.
-        const u8* const unused =
-            residual - (first.y - tile.y) * row_bytes() - (first.x - tile.x) * (column_bytes() / 8);
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {
             if (i % LOADS == 0) {
 #pragma unroll
                 for (int j = 0; j < LOADS; ++j) {
-                    const u8* pixel = at.next(i + j);
-                    const bool inside = valid >> (i + j) & 1;
-                    fragment[j].load(inside ? pixel : unused, inside, channel + 32 * g, p.cout, lane);
+                    const u8* const pixel = at.next(i + j);
+#pragma unroll
+                    for (int u = 0; u < LANE_UNITS; ++u) {
+                        const bool inside = valid >> (i + j) & has_unit(u);
+                        unit[j][u] = inside ? load_once(pixel + unit_offset(u)) : make_uint4(0, 0, 0, 0);
+                    }
                 }
             }
-            fragment[i % LOADS].transpose(lane);
 #pragma unroll
-            for (int b = 0; b < 4; ++b) {
-                const float2 v = unpack2(fragment[i % LOADS].x[b]);
-                add_in_place(acc(i, 4 * g + b, 0), v.x);
-                add_in_place(acc(i, 4 * g + b, 1), v.y);
+            for (int b = 0; b < BLOCKS; ++b) {
+                const float2 v = unpack2(pair_of(unit[i % LOADS][b / UNIT_BLOCKS], b % UNIT_BLOCKS));
+                add_in_place(acc(i, b, 0), v.x);
+                add_in_place(acc(i, b, 1), v.y);
             }
         }
     }

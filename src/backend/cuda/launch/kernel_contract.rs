@@ -62,7 +62,7 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
                 "norm_apply" | "norm_silu" => layout::<NormParams>(),
                 "copy_rows" => layout::<CopyParams>(),
                 "cache_store" | "cache_restore" | "cache_round" => layout::<CacheParams>(),
-                "attention_128" | "attention_64" | "attention_wgmma" => layout::<AttentionParams>(),
+                "attention" | "attention_wgmma" => layout::<AttentionParams>(),
                 "load" => layout::<LoadParams>(),
                 "store" => layout::<StoreParams>(),
                 "blend" => layout::<BlendParams>(),
@@ -97,8 +97,7 @@ fn shared_memory_is_what_the_kernels_declare() {
     assert_eq!(u64::from(tiling::CONV_MMA_SHARED), constant("conv_mma.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::CONV_MMA_PAIR_SHARED), constant("conv_mma_pair.cu", "SHARED_BYTES"));
     assert_eq!(u64::from(tiling::ATTENTION_WGMMA_SHARED), constant("attention_wgmma.cu", "SHARED_BYTES"));
-    assert_eq!(u64::from(tiling::ATTENTION_128_SHARED), constant("attention.cu", "SHARED_BYTES_128"));
-    assert_eq!(u64::from(tiling::ATTENTION_64_SHARED), constant("attention.cu", "SHARED_BYTES_64"));
+    assert_eq!(u64::from(tiling::ATTENTION_SHARED), constant("attention.cu", "SHARED_BYTES"));
 }
 
 #[test]

@@ -106,11 +106,7 @@ impl Kernels {
             cache_store: co_resident(&cache, c"cache_store"),
             cache_restore: co_resident(&cache, c"cache_restore"),
             cache_round: co_resident(&cache, c"cache_round"),
-            // Data-centre cards have the shared memory for twice the keys at a time.
-            attention: match gpu.shared_bytes >= tiling::ATTENTION_128_SHARED {
-                true => attention.kernel(c"attention_128", tiling::ATTENTION_128_SHARED),
-                false => attention.kernel(c"attention_64", tiling::ATTENTION_64_SHARED),
-            },
+            attention: attention.kernel(c"attention", tiling::ATTENTION_SHARED),
             attention_wgmma: attention_wgmma
                 .map(|module| module.kernel(c"attention_wgmma", tiling::ATTENTION_WGMMA_SHARED)),
             load: pixels.kernel(c"load", 0),

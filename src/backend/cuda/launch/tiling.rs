@@ -49,12 +49,11 @@ pub const CONV_MMA_PAIR_THREADS: u32 = 256;
 pub const CONV_WGMMA_SHARED: u32 = 230_528;
 /// Two patches.
 pub const CONV_MMA_SHARED: u32 = 2 * 23_040;
-/// Six half patches, sums that are exchanged, where patches are, and moments.
-pub const CONV_MMA_PAIR_SHARED: u32 = 6 * 11_520 + 16_384 + 2 * 384 + 768;
+/// Six half patches, where each thread loads them from, sums that are exchanged, moments, and tiles.
+pub const CONV_MMA_PAIR_SHARED: u32 = 6 * 11_520 + 2 * 256 * 16 + 16_384 + 768 + 8 * 20;
 pub const ATTENTION_WGMMA_SHARED: u32 = 231_936;
-/// With 128 and with 64 KiB of keys and values, and their scores.
-pub const ATTENTION_128_SHARED: u32 = (128 + 16) << 10;
-pub const ATTENTION_64_SHARED: u32 = ATTENTION_128_SHARED / 2;
+/// Keys and values of two steps, and their scores.
+pub const ATTENTION_SHARED: u32 = (64 + 16) << 10;
 pub const fn conv_in_shared(precision: Precision) -> u32 {
     let (element, run) = (precision.bytes() as u32, longest_conv_in_run(precision));
     let (weights, pitch) = (128 * (112 + 16 / element) * element, run * 16 + if element == 2 { 10 } else { 2 });

@@ -159,16 +159,22 @@ impl<'a> BlockPacking<'a> {
     }
 }
 
-/// Place of channel `k` in a step of a row in [`WeightOrder::Fragments`]: word `u` of unit `t` is word `t` of the
-/// channels' unit `u`.
-fn in_fragments<E>(k: usize) -> usize {
+/// Place of input channel `k` of a step and output channel `n` in [`WeightOrder::Fragments`]: [product][two blocks of 8
+/// columns][lane][block][half of the product][word].
+fn in_fragments<E>(k: usize, n: usize) -> usize {
     let (unit, word) = (UNIT / size_of::<E>(), UNIT / 4 / size_of::<E>());
-    k % unit / word * unit + k / unit * word + k % word
+    // Lane 4 r + t stores columns 2 t and 2 t + 1 of four blocks: whole units of output channels.
+    let (t, within) = (n % (4 * unit) / unit, n % unit);
+    let (block, column) = (n % 32 / (4 * unit) * (unit / 2) + within / 2 + n / 32 * 4, 2 * t + within % 2);
+    // Lane 4 c + t multiplies column c with word t of both units of a product.
+    let (product, half, t) = (k / unit / 2, k / unit % 2, k % unit / word);
+    let load = (product * (COLUMNS / 16) + block / 2) * 32 + column * 4 + t;
+    (load * 2 + block % 2) * 2 * word + half * word + k % word
 }
 
 /// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels. Here of one
 /// channel tile, and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output
-/// channel. Fragments: [step][128 output channels][64 bytes].
+/// channel. Fragments: steps of 64 bytes of input channels, see [`in_fragments`].
 fn main<E: PackedElement>(
     order: WeightOrder,
     window: Window,
@@ -186,11 +192,11 @@ fn main<E: PackedElement>(
         let from = from.chunks_exact(columns).skip(first * k_block).take(k_block);
         for (k, row) in from.enumerate() {
             E::round_all(row, rounded);
-            let place = k / step * step * COLUMNS + in_fragments::<E>(k % step);
+            let step_tile = k / step * step * COLUMNS;
             for (n, value) in rounded.iter().enumerate() {
                 let at = match order {
                     WeightOrder::Swizzled => n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit,
-                    WeightOrder::Fragments => place + n * step,
+                    WeightOrder::Fragments => step_tile + in_fragments::<E>(k % step, n),
                 };
                 into[at] = *value;
             }
@@ -218,13 +224,12 @@ fn pair_slab<E: PackedElement>(
         let from = plain[tap * rows * columns..][..rows * columns].chunks_exact(columns).skip(step * row).take(row);
         for (k, from) in from.enumerate() {
             E::round_all(from, rounded);
-            let place = in_fragments::<E>(k);
             for (n, value) in rounded.iter().enumerate() {
                 let at = match order {
-                    WeightOrder::Swizzled => ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit,
-                    WeightOrder::Fragments => place,
+                    WeightOrder::Swizzled => n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit,
+                    WeightOrder::Fragments => in_fragments::<E>(k, n),
                 };
-                into[n * row + at] = *value;
+                into[at] = *value;
             }
         }
     }
@@ -382,16 +387,20 @@ mod tests {
         assert_eq!(unit_of::<f32>(32 + 17, 5), 128 * 8 + 5 * 8 + (4 ^ 5), "the second K block");
     }
 
-    /// One load of a lane holds its operands of both products of a step.
+    /// One load of a lane holds its operands of a product in two blocks of 8 output channels.
     #[test]
     fn packing_gives_lanes_their_operands() {
-        // Lane 4 n + t of mma.sync multiplies word t of each unit.
-        let at = |step: usize, n: usize, t: usize, u: usize| step * 128 * 64 + n * 64 + t * 16 + u * 4;
+        // Lane 4 c + t of mma.sync multiplies column c of a block with word t of both units of a product.
+        let at = |step: usize, product: usize, (block, column): (usize, usize), t: usize, half: usize| {
+            let load = (step * 2 + product) * 8 + block / 2;
+            load * 512 + (column * 4 + t) * 16 + block % 2 * 8 + half * 4
+        };
         let (swizzled, fragments) = (WeightOrder::Swizzled, WeightOrder::Fragments);
-        assert_eq!(place::<f16>(fragments, 3 * 8 + 2 * 2 + 1, 5), at(0, 5, 2, 3) + 2);
-        assert_eq!(place::<bf16>(fragments, 32 + 8 + 2 * 3, 127), at(1, 127, 3, 1));
-        assert_eq!(place::<f32>(fragments, 2 * 4 + 1, 5), at(0, 5, 1, 2));
-        assert_eq!(place::<f32>(fragments, 16 + 3, 5), at(1, 5, 3, 0));
-        assert_ne!(place::<f32>(swizzled, 16 + 3, 5), at(1, 5, 3, 0));
+        // Output channels 5 and 127: the units of lanes 0 and 3 of a pixel.
+        assert_eq!(place::<f16>(fragments, 3 * 8 + 2 * 2 + 1, 5), at(0, 1, (2, 1), 2, 1) + 2);
+        assert_eq!(place::<bf16>(fragments, 32 + 8 + 2 * 3, 127), at(1, 0, (15, 7), 3, 1));
+        assert_eq!(place::<f32>(fragments, 2 * 4 + 1, 5), at(0, 1, (0, 3), 1, 0));
+        assert_eq!(place::<f32>(fragments, 16 + 3, 5), at(1, 0, (0, 3), 3, 0));
+        assert_ne!(place::<f32>(swizzled, 16 + 3, 5), at(1, 0, (0, 3), 3, 0));
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::pack::{self, PackedLayout};
 use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
-use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
+use crate::ir::{DeviceOffset, HostOffset, Location, Relocate};
 
 /// More bytes than any device has, and few enough to be added up.
 const MAX_BYTES: u64 = 1 << 60;
@@ -436,7 +436,7 @@ impl Arenas {
     }
 }
 
-impl Relocate<Slots, Offsets> for Arenas {
+impl Relocate<Slots> for Arenas {
     fn device(&self, slot: Slot) -> Result<DeviceOffset> {
         self.device.planned_offset(slot).map(DeviceOffset)
     }

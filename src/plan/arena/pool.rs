@@ -417,13 +417,11 @@ impl Arenas {
     }
 
     pub fn begin_group(&mut self) {
-        self.device.begin_group();
-        self.host.begin_group();
+        self.each(Arena::begin_group);
     }
 
     pub fn end_group(&mut self, times: u64) {
-        self.device.end_group(times);
-        self.host.end_group(times);
+        self.each(|arena| arena.end_group(times));
     }
 
     pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {

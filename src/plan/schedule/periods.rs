@@ -80,15 +80,11 @@ impl PeriodFinder {
         whole && computed().all(|((before, after), made)| after - before == made)
     }
 
-    fn drop_start(&mut self, arenas: &mut Arenas) {
+    /// The slice of the current work item ends.
+    pub fn end_slice(&mut self, arenas: &mut Arenas) {
         if self.start.take().is_some() {
             arenas.end_group(0);
         }
-    }
-
-    /// The slice of the current work item ends.
-    pub fn end_slice(&mut self, arenas: &mut Arenas) {
-        self.drop_start(arenas);
         (self.reach, self.done) = (self.period, false);
     }
 }

@@ -93,9 +93,8 @@ fn a_stream_is_restored_at_any_frame() {
 
 #[test]
 fn tiles_are_restored_at_any_frame() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
     for direction in Direction::ALL {
-        let stream = Request { tiles, slice: Some(1), ..request(direction, clip(direction, 2, 0)) };
+        let stream = Request { tiles: TILES, slice: Some(1), ..request(direction, clip(direction, 2, 0)) };
         [FUSED, FAST_COPIES].iter().for_each(|device| check(&stream, device, 14));
     }
 }

@@ -49,7 +49,7 @@ pub struct Engine<B: Backend> {
 /// The encoder or the decoder.
 struct Coder<B: Backend> {
     network: Arc<Network>,
-    weights: Option<SharedWeights<B>>,
+    weights: Option<Arc<SharedWeights<B>>>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -143,7 +143,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Weights that no stream needs.
-    fn idle_weights(&self) -> impl Iterator<Item = &SharedWeights<B>> {
+    fn idle_weights(&self) -> impl Iterator<Item = &Arc<SharedWeights<B>>> {
         self.coders.iter().filter_map(|coder| coder.weights.as_ref()).filter(|share| share.is_idle())
     }
 
@@ -153,7 +153,7 @@ impl<B: Backend> Engine<B> {
 
     fn tell_idle(&self) {
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(SharedWeights::bytes).sum::<u64>());
+        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.bytes()).sum::<u64>());
     }
 
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {

@@ -1,5 +1,7 @@
 //! What tests of several modules share.
 
+use std::path::{Path, PathBuf};
+
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock};
@@ -21,6 +23,11 @@ impl Lcg {
     pub fn fill(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.next()).collect()
     }
+}
+
+/// A checkpoint of `tests/golden`.
+pub fn golden(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"))
 }
 
 impl ConvLayout {

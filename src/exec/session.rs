@@ -21,7 +21,7 @@ use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Ses
 use crate::backend::Backend;
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, FrameShape, Shape, TensorDevice};
-use crate::model::checkpoint::{FileIdentity, Fingerprint};
+use crate::model::checkpoint::Fingerprint;
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
 
@@ -30,8 +30,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     place: TensorDevice,
-    path: PathBuf,
-    identity: FileIdentity,
+    /// The file, and its fingerprint once that is asked for.
     model: Arc<Fingerprint>,
     allocators: Allocators,
     make: MakeBackend<B>,
@@ -66,9 +65,7 @@ impl<B: Backend> Engine<B> {
             networks(&*backend, checkpoint.config(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
-            model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
-            path,
-            identity: checkpoint.identity().clone(),
+            model: Arc::new(Fingerprint::new(path, checkpoint.identity().clone())),
             allocators,
             backend,
             make,
@@ -115,7 +112,7 @@ impl<B: Backend> Engine<B> {
         }
         self.tell_idle();
         let key = WeightsKey {
-            file: self.identity.clone(),
+            file: self.model.identity.clone(),
             place: self.place,
             precision: self.backend.precision(),
             arithmetic: self.backend.arithmetic(),
@@ -128,7 +125,7 @@ impl<B: Backend> Engine<B> {
             backend: &*self.backend,
             bytes: WeightBytes::new(&network, offloaded, &self.target()),
             key,
-            path: &self.path,
+            path: &self.model.path,
             network: &network,
             ledger: &self.ledger,
             cancel: control.cancel,

@@ -128,7 +128,6 @@ impl WeightBlock {
         if self.shortcut { 1 } else { layout.window.taps() }
     }
 
-    /// Elements of one slab.
     pub const fn slab_elements(&self, layout: &ConvLayout) -> u64 {
         self.taps(layout) * self.rows() * self.columns()
     }

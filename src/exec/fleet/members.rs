@@ -26,7 +26,6 @@ pub struct Fleet {
     pub settings: Settings,
 }
 
-/// The settings of one member.
 fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -> Settings {
     let limits = &settings.memory_limit;
     let mut own = Settings { memory_limit: vec![*limits.get(index).unwrap_or(&limits[0])], ..settings.clone() };

@@ -295,9 +295,9 @@ impl<B: Backend> Session for Engine<B> {
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let limits = (self.limit(), self.host_limit());
         let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
-        let timeline = plan.timeline(limits, &self.target().with_cancel(cancel));
+        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target().with_cancel(cancel));
         check_cancel(cancel)?;
-        Ok(vec![timeline.json(&self.place.to_string())])
+        Ok(vec![timeline])
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {

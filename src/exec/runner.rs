@@ -35,7 +35,7 @@ pub struct HostTensors<'a> {
 
 /// A run that does not keep to its plan, with all that the plan was made from.
 fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
-    let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range());
+    let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range);
     let plan = spec.saved_plan();
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan:?}"))
 }
@@ -59,7 +59,7 @@ impl<B: Backend> Runner<'_, B> {
         let op = op.relocate(schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
         let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
-        let tells_times = self.backend.trace(self.memory, Some(running.number()))?;
+        let tells_times = self.backend.trace(self.memory, Some(running.number))?;
         let result = self.operate(spec, &op, stop);
         match tells_times {
             false => trace.end(&running, traced(self.backend, self.place)),

@@ -158,15 +158,15 @@ impl<B: Backend> Engine<B> {
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let mut schedule = plan.schedule(&self.target());
         let cone = Arc::clone(&schedule.spec().cone);
-        let end = cone.first_input() + call.input.shape().frames;
+        let end = cone.first_input + call.input.shape().frames;
         let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
         let mut watch = Watch::new(control, call.direction.name(), total);
         let tensors = HostTensors {
             input: Some(call.input),
-            input_first: cone.first_input(),
+            input_first: cone.first_input,
             output: Some(call.output),
             logvar: call.logvar,
-            output_first: cone.range().first,
+            output_first: cone.range.first,
             first_clip: call.first_clip,
         };
         let mut runner = Runner {
@@ -306,7 +306,7 @@ impl<B: Backend> Session for Engine<B> {
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let policy = self.settings.on_nonfinite;
-        nonfinite::refuse(policy, call.input, direction, job.cone.first_input(), control.cancel)?;
+        nonfinite::refuse(policy, call.input, direction, job.cone.first_input, control.cancel)?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;

@@ -53,7 +53,7 @@ impl Request {
 
     /// Where the input ends, in frames of the clip; `None` for a stream.
     pub fn input_end(&self) -> Option<u64> {
-        (self.input.frames > 0).then(|| self.cone.first_input() + self.input.frames)
+        (self.input.frames > 0).then(|| self.cone.first_input + self.input.frames)
     }
 
     /// The input padded to whole latent pixels.

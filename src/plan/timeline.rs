@@ -139,7 +139,7 @@ impl Plan {
 
     /// Offset and bytes of each part of device memory, as if blocks lay side by side.
     fn device_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (weights, buffers) = (self.weight_bytes().device(), self.buffers());
+        let (weights, buffers) = (self.weights.device(), self.buffers());
         let (bands, staging) = (buffers.bands, buffers.staging[0]);
         let end = weights + self.workspace_bytes();
         vec![
@@ -153,7 +153,7 @@ impl Plan {
     }
 
     fn host_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (pinned, weights) = (self.pinned(), self.weight_bytes().host);
+        let (pinned, weights) = (self.pinned(), self.weights.host);
         let frames = pinned.offloaded;
         vec![
             (Content::Activations, 0, frames),
@@ -268,7 +268,7 @@ impl<'a> Recorder<'a> {
         self.stored += u64::from(matches!(op, Op::Store(_)));
         let estimate = self.arrivals.pass(op, self.costs.of(op));
         let copies_start = match op {
-            Op::Fetch(_) => self.arrivals.last_start(),
+            Op::Fetch(_) => self.arrivals.last_start,
             _ => self.now + estimate.waited,
         };
         self.steps.push(Step {

@@ -47,7 +47,7 @@ impl FleetJob {
             clip: Shape { frames: clip_frames, ..input },
             first,
             frames,
-            first_input: if range.is_some() { cone.first_input() } else { 0 },
+            first_input: if range.is_some() { cone.first_input } else { 0 },
             is_range: range.is_some(),
             frame_work: 1.0,
         };

@@ -81,7 +81,7 @@ pub fn open(
         round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
         next: first,
         inputs: None,
-        loaded: cone.first_input(),
+        loaded: cone.first_input,
         outputs: None,
         held: ledger.hold_pinned(0),
         network,

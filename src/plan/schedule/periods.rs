@@ -35,7 +35,7 @@ impl PeriodFinder {
     pub fn new(spec: &ScheduleSpec) -> Option<PeriodFinder> {
         let network = Arc::clone(&spec.network);
         let is_long = spec.policy.slice > REHEARSED_LATENTS * network.latent_rate();
-        let (fill_end, period) = (spec.cone.fill_end(), spec.policy.period(&network) * network.latent_rate());
+        let (fill_end, period) = (spec.cone.fill_end, spec.policy.period(&network) * network.latent_rate());
         is_long.then_some(PeriodFinder { network, fill_end, period, start: None, reach: period, done: false })
     }
 

@@ -63,7 +63,7 @@ impl Schedule {
         // Slices repeat after the warm-up, so most of a long clip is only counted. Only packed frames need slices of
         // the full length: what is left after a slice depends on its last frames.
         let (whole, short) = (loaded.saturating_sub(start) / slice, slice.min(MAX_PACKED_LATENTS * rate));
-        let filling = self.spec.cone.fill_end().saturating_sub(start + short).div_ceil(short);
+        let filling = self.spec.cone.fill_end.saturating_sub(start + short).div_ceil(short);
         let enough = filling + REPLAYED_SLICES;
         let (replayed, length) = if whole * slice >= enough * short { (enough, short) } else { (whole, slice) };
         for number in 1..=replayed {

@@ -200,7 +200,7 @@ fn a_stream_that_begins_in_the_middle_may_end_anywhere() {
         for (slice, device) in [(1, FUSED), (3, SEPARATE), (2, FAST_COPIES)] {
             let free = Request { slice: Some(slice), ..request(direction, clip(direction, 2, 0)) };
             let plan = free.stream_at(21).plan(&device).unwrap();
-            let start = plan.spec.cone.first_input();
+            let start = plan.spec.cone.first_input;
             for end in (start..start + 90).step_by(if slice == 1 { 1 } else { 5 }) {
                 let outputs = if end > start { free.network.output_frames(end) } else { 0 };
                 let made = run_pushed(&plan, &device, end, 5).len() as u64;
@@ -216,7 +216,7 @@ fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
         for (device, slice, batch) in [(FUSED, 2, 2), (SEPARATE, 1, 1), (FAST_COPIES, 1, 2)] {
             let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) }.stream_at(19);
             let plan = stream.plan(&device).unwrap();
-            let frames = plan.spec.cone.first_input() + if direction == Direction::Encode { 70 } else { 26 };
+            let frames = plan.spec.cone.first_input + if direction == Direction::Encode { 70 } else { 26 };
             snapshot::check_plan(&stream, &plan, &device, frames);
         }
         // Every cache that can be is offloaded or recomputed.
@@ -231,7 +231,7 @@ fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
                 }
             }
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");
-            snapshot::check_plan(&stream, &plan, &FAST_COPIES, plan.spec.cone.first_input() + 26);
+            snapshot::check_plan(&stream, &plan, &FAST_COPIES, plan.spec.cone.first_input + 26);
         }
     }
 }

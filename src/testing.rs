@@ -1,5 +1,11 @@
 //! What tests of several modules share.
 
+use std::path::{Path, PathBuf};
+
+use crate::backend::Backend;
+use crate::error::Result;
+use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock};
+
 /// A linear congruential generator: the same numbers in every run.
 pub struct Lcg(pub u64);
 
@@ -17,4 +23,79 @@ impl Lcg {
     pub fn fill(&mut self, len: usize) -> Vec<f32> {
         (0..len).map(|_| self.next()).collect()
     }
+}
+
+/// A checkpoint of `tests/golden`.
+pub fn golden(model: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"))
+}
+
+impl ConvLayout {
+    pub const fn slab_elements(&self, slab: u64) -> u64 {
+        match self.shortcut {
+            Some(cin) if slab == self.slabs => cin * self.cout,
+            _ => self.window.taps() * self.cin * self.cout,
+        }
+    }
+
+    pub const fn slab_count(&self) -> u64 {
+        self.slabs + self.shortcut.is_some() as u64
+    }
+}
+
+/// Weights slab by slab.
+pub trait SlabSource {
+    fn slab(&mut self, slab: u64, into: &mut [f32]);
+    fn bias(&mut self, bias: u64, into: &mut [f32]);
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]);
+}
+
+/// Cuts blocks out of slabs.
+pub struct CutSlabs<'a> {
+    pub layout: &'a ConvLayout,
+    pub source: &'a mut dyn SlabSource,
+}
+
+impl ConvSource for CutSlabs<'_> {
+    fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()> {
+        let cout = self.layout.cout as usize;
+        for slab in block.slabs(self.layout) {
+            let mut whole = vec![0.0; self.layout.slab_elements(slab) as usize];
+            self.source.slab(slab, &mut whole);
+            let mut cut = Vec::new();
+            for tap in whole.chunks(whole.len() / block.taps(self.layout) as usize) {
+                for row in tap.chunks(cout).take(block.inputs.end as usize).skip(block.inputs.start as usize) {
+                    cut.extend_from_slice(&row[block.outputs.start as usize..block.outputs.end as usize]);
+                }
+            }
+            each(slab, &cut)?;
+        }
+        Ok(())
+    }
+
+    fn biases(&mut self, into: &mut [f32]) -> Result<()> {
+        let vectors = into.chunks_mut(self.layout.bias_elements() as usize).enumerate();
+        vectors.for_each(|(bias, into)| self.source.bias(bias as u64, into));
+        Ok(())
+    }
+
+    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()> {
+        self.source.norm(gamma, beta);
+        Ok(())
+    }
+}
+
+/// All parts of a convolution's weights.
+pub fn prepare<B: Backend>(
+    backend: &B,
+    (store, offset): (&B::Store, u64),
+    layout: &ConvLayout,
+    source: &mut dyn SlabSource,
+) -> Result<B::Conv> {
+    let conv = backend.allocate_conv(store, offset, layout)?;
+    let mut source = CutSlabs { layout, source };
+    for part in backend.weight_parts(layout) {
+        backend.write_part(&conv, &part, &mut source, &mut Default::default())?;
+    }
+    Ok(conv)
 }

@@ -86,6 +86,7 @@ fn described_values_are_accepted() {
     for n in 0..2 {
         for (p, param) in params(n).iter().enumerate() {
             let key = text(param.key);
+            assert!(!key.is_empty() && !text(param.help).is_empty() && text(param.unit).is_ascii(), "{key:?}");
             let take =
                 |value: &str| v.configure(key, value).unwrap_or_else(|why| panic!("{key}={value}: {}", why.text));
             let choices = choices(n, p as u32);
@@ -135,7 +136,11 @@ fn cpu_accepts_fp32_and_bf16_with_exact_caches() {
 
 #[test]
 fn parameters_have_their_documented_names() {
-    let keys = |n| params(n).iter().map(|p| text(p.key)).collect::<BTreeSet<_>>();
+    let keys = |n| {
+        let keys: BTreeSet<_> = params(n).iter().map(|p| text(p.key)).collect();
+        assert_eq!(keys.len(), params(n).len(), "no two share a key");
+        keys
+    };
     let [encode, decode] = [keys(0), keys(1)];
     for key in ["memory_limit", "threads", "pixel_range", "scaling_factor", "slice_frames", "chunk_frames", "precision"]
     {

@@ -6,6 +6,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use common::tools::{has, succeeds};
 use video_vae::capi::*;
 
 const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-pedantic", "-Werror"];
@@ -13,14 +14,7 @@ const STRICT: [&str; 4] = ["-Wall", "-Wextra", "-pedantic", "-Werror"];
 /// A compiler, if there is one. Without one the test is skipped; in CI it fails.
 fn compiler(variable: &str, default: &str) -> Option<String> {
     let name = std::env::var(variable).unwrap_or_else(|_| default.into());
-    match Command::new(&name).arg("--version").output() {
-        Ok(output) if output.status.success() => Some(name),
-        _ if std::env::var_os("CI").is_some() => panic!("{name} is not installed"),
-        _ => {
-            println!("skipped: {name} is not installed");
-            None
-        }
-    }
+    has(&name).then_some(name)
 }
 
 /// A folder for one test.
@@ -28,12 +22,6 @@ fn scratch(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
     std::fs::create_dir_all(&folder).unwrap();
     folder
-}
-
-fn succeeds(command: &mut Command) {
-    let output = command.output().unwrap();
-    let text = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(output.status.success(), "{command:?}\n{}{}", text[0], text[1]);
 }
 
 /// A header beside the source comes before that of today.
@@ -105,37 +93,7 @@ macro_rules! constants {
 /// Sizes, fields and constants as Rust sees them: a line each.
 fn layout_lines() -> String {
     let mut out = String::new();
-    layout! { out,
-        vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
-        vvae_create_info {
-            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user, device_alloc,
-            device_free, device_alloc_user,
-        }
-        vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
-        vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
-        vvae_plan_info {
-            struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
-            slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
-            text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
-        }
-        vvae_run_report {
-            struct_size, exact, node, seconds, estimated_seconds, device_bytes, host_bytes, slice_frames, tile_rows,
-            tile_columns, text_length,
-        }
-        vvae_memory_info { struct_size, streams, now, peak, reserved, host }
-        vvae_handle_device_info {
-            struct_size, device_count, device_type, device_id, id, unused, now, peak, reserved, host, device_bytes,
-            host_bytes, first_clip, first_frame, frames, seconds, measured_seconds,
-        }
-        vvae_device_desc {
-            struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
-        }
-        vvae_node_desc { struct_size, reserved, id, label, help }
-        vvae_port_desc { struct_size, direction, optional, dtype_count, dtypes, name, kind, help }
-        vvae_param_desc {
-            struct_size, kind, flags, choice_count, key, default_value, unit, help, min, max, step,
-        }
-    }
+    common::with_structs! { layout out, }
     constants! { out,
         VVAE_ABI_MAJOR VVAE_ABI_MINOR VVAE_ABI_VERSION VVAE_OK VVAE_AGAIN VVAE_END
         VVAE_ERROR_ARGUMENT VVAE_ERROR_TENSOR VVAE_ERROR_CHECKPOINT VVAE_ERROR_DEVICE VVAE_ERROR_MEMORY

@@ -252,7 +252,10 @@ fn invalid_tensors_are_refused() {
         says(&["addressed"], &|t| t.shape = huge.as_ptr());
     }
     encode_fails(&v, 1, |t| t.strides = [0; 5].as_ptr()).says(VVAE_ERROR_TENSOR, &["latent", "overlap"]);
-    encode_fails(&v, 1, |t| t.dtype = VVAE_DTYPE_U16).says(VVAE_ERROR_TENSOR, &["latent", "u16"]);
+    let floats = "latents must be one of f16, bf16, f32";
+    encode_fails(&v, 1, |t| t.dtype = VVAE_DTYPE_U16).says(VVAE_ERROR_TENSOR, &["latent: dtype is u16", floats]);
+    let bytes = Buffer::new(VVAE_DTYPE_U8, LATENT);
+    v.decode(&bytes, &mut video()).unwrap_err().says(VVAE_ERROR_TENSOR, &["latent: dtype is u8", floats]);
     encode_fails(&v, 1, |t| t.shape = [1, 16, 1, 2, 3].as_ptr()).says(VVAE_ERROR_TENSOR, &["latent", "3", "2"]);
     encode_fails(&v, 1, |t| t.shape = [2, 16, 1, 2, 2].as_ptr()).says(VVAE_ERROR_TENSOR, &["latent"]);
 
@@ -270,6 +273,12 @@ fn invalid_tensors_are_refused() {
 
     v.encode(&good_video, &mut after).unwrap();
     assert_eq!(before.f32(), after.f32(), "the handle works as before");
+    let (pinned, out) = (vvae_tensor { device_type: VVAE_DEVICE_CUDA_HOST, ..good_video.tensor() }, after.tensor());
+    let repeated = vvae_tensor { strides: [0, 0, 0, 16, 1].as_ptr(), ..pinned };
+    for (video, what) in [(&pinned, "pinned memory is host memory"), (&repeated, "elements of an input may overlap")] {
+        // SAFETY: tensors of this test.
+        outcome(v.0, unsafe { (api().vvae_encode)(v.0, video, &out, null()) }).expect(what);
+    }
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 mod common;
 
-use std::ffi::{CStr, CString, c_char, c_void};
+use std::ffi::CString;
 use std::path::{Path, PathBuf};
 
+use common::progress::{ProgressLog, with_progress};
 use common::{Buffer, Failure, Random, Vae, api, golden, outcome, run_info, sized, small};
 use video_vae::capi::*;
 
@@ -215,33 +216,6 @@ fn every_device_has_figures_of_its_own() {
     assert_eq!((only.device_count, only.frames, only.now, only.peak), (1, output[2], memory.now, memory.peak));
     assert!(only.measured_seconds > 0.0);
     device(&one, 1).unwrap_err().says(VVAE_ERROR_ARGUMENT, &["no device 1"]);
-}
-
-/// Progress calls, and where they stop.
-#[derive(Default)]
-struct ProgressLog {
-    calls: u64,
-    stop_at: u64,
-    last: (u64, u64),
-    fell: bool,
-    stages: Vec<String>,
-}
-
-unsafe extern "C" fn record(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
-    // SAFETY: the tests pass a `ProgressLog`, and a stage is a C string.
-    let (log, stage) = unsafe { (&mut *user.cast::<ProgressLog>(), CStr::from_ptr(stage)) };
-    let stage = stage.to_str().unwrap().to_owned();
-    if !log.stages.contains(&stage) {
-        log.stages.push(stage);
-    } else {
-        log.fell |= done < log.last.0 || total != log.last.1 || done > total;
-    }
-    (log.last, log.calls) = ((done, total), log.calls + 1);
-    i32::from(log.calls == log.stop_at)
-}
-
-fn with_progress(log: &mut ProgressLog) -> vvae_run_info {
-    vvae_run_info { progress: Some(record), progress_user: std::ptr::from_mut(log).cast(), ..run_info() }
 }
 
 #[test]

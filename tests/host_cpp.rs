@@ -5,11 +5,12 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use common::process::least_time;
+use common::tools::{has, said, succeeds};
 use common::{Buffer, Random, Vae, demo, golden, library_path, root, safetensors, small};
 use video_vae::capi::*;
 
@@ -17,27 +18,6 @@ use video_vae::capi::*;
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Whether a tool is installed. Without one the test is skipped; in CI it fails.
-fn has(tool: &str) -> bool {
-    let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
-    assert!(there || std::env::var_os("CI").is_none(), "{tool} is not installed");
-    if !there {
-        println!("skipped: {tool} is not installed");
-    }
-    there
-}
-
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|why| panic!("{command:?}: {why}"));
-    assert!(output.status.success(), "{command:?}\n{}", said(&output));
-    said(&output)
 }
 
 fn cpp() -> PathBuf {

@@ -2,11 +2,11 @@
 
 mod common;
 
-use std::fmt::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 use std::sync::{Mutex, MutexGuard};
 
+use common::tools::{has, said, skip, succeeds};
 use common::{demo, library_path, root};
 use video_vae::capi::*;
 
@@ -14,31 +14,6 @@ use video_vae::capi::*;
 fn alone() -> MutexGuard<'static, ()> {
     static ALONE: Mutex<()> = Mutex::new(());
     ALONE.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-}
-
-/// Reports a skipped test; in CI it fails.
-fn skip(why: &str) {
-    assert!(std::env::var_os("CI").is_none(), "{why}");
-    println!("skipped: {why}");
-}
-
-fn has(tool: &str) -> bool {
-    let there = Command::new(tool).arg("--version").output().is_ok_and(|output| output.status.success());
-    if !there {
-        skip(&format!("{tool} is not installed"));
-    }
-    there
-}
-
-fn said(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
-}
-
-#[track_caller]
-fn succeeds(command: &mut Command) -> String {
-    let output = command.output().unwrap_or_else(|why| panic!("{command:?}: {why}"));
-    assert!(output.status.success(), "{command:?}\n{}", said(&output));
-    said(&output)
 }
 
 fn csharp() -> PathBuf {
@@ -67,51 +42,22 @@ fn framework(runtime: &Path) -> Option<PathBuf> {
     versions.map(|entry| entry.unwrap().path()).max()
 }
 
-/// The layout of every struct, in the format of the C# program.
-fn layouts() -> String {
-    let mut out = String::new();
+/// The layout of every struct, in the format of the C# program, sorted.
+fn layouts() -> Vec<String> {
+    let mut out = Vec::new();
     macro_rules! layout {
         ($($name:ident { $($field:ident),* $(,)? })*) => {$(
-            writeln!(out, "layout {} {}", stringify!($name), size_of::<$name>()).unwrap();
+            out.push(format!("layout {} {}", stringify!($name), size_of::<$name>()));
             // Must name every field, or it does not compile.
             let $name { $($field: _),* } = common::sized::<$name>();
             $(
                 let offset = std::mem::offset_of!($name, $field);
-                writeln!(out, "layout {}.{} {offset}", stringify!($name), stringify!($field)).unwrap();
+                out.push(format!("layout {}.{} {offset}", stringify!($name), stringify!($field)));
             )*
         )*};
     }
-    layout! {
-        vvae_create_info {
-            struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user, device_alloc,
-            device_free, device_alloc_user,
-        }
-        vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }
-        vvae_memory_info { struct_size, streams, now, peak, reserved, host }
-        vvae_handle_device_info {
-            struct_size, device_count, device_type, device_id, id, unused, now, peak, reserved, host, device_bytes,
-            host_bytes, first_clip, first_frame, frames, seconds, measured_seconds,
-        }
-        vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
-        vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
-        vvae_plan_info {
-            struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
-            slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
-            text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
-        }
-        vvae_run_report {
-            struct_size, exact, node, seconds, estimated_seconds, device_bytes, host_bytes, slice_frames, tile_rows,
-            tile_columns, text_length,
-        }
-        vvae_device_desc {
-            struct_size, device_type, device_id, id, name, memory_total, memory_free, uuid, compute_major, compute_minor,
-        }
-        vvae_node_desc { struct_size, reserved, id, label, help }
-        vvae_port_desc { struct_size, direction, optional, dtype_count, dtypes, name, kind, help }
-        vvae_param_desc {
-            struct_size, kind, flags, choice_count, key, default_value, unit, help, min, max, step,
-        }
-    }
+    common::with_structs! { layout }
+    out.sort_unstable();
     out
 }
 
@@ -123,8 +69,8 @@ fn run(program: impl Fn(&str) -> Command) {
         command
     };
     let text = succeeds(started("tests").arg(root().join("tests/golden")));
-    let found: String =
-        text.lines().filter(|line| line.starts_with("layout ")).map(|line| format!("{line}\n")).collect();
+    let mut found: Vec<&str> = text.lines().filter(|line| line.starts_with("layout ")).collect();
+    found.sort_unstable();
     assert_eq!(found, layouts());
     text.lines().filter(|line| !line.starts_with("layout ")).for_each(|line| println!("{line}"));
     assert_eq!(text.lines().filter(|line| line.starts_with("ok ")).count(), 12, "{text}");

@@ -138,7 +138,7 @@ mod pictures {
         let target = Target::new(device_profile(H200, Precision::Fp16, KernelArch::HOPPER), &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
-        let timeline = plan.timeline((limit, HOST_BYTES), &target).json("NVIDIA H200");
+        let timeline = plan.timeline("NVIDIA H200", (limit, HOST_BYTES), &target);
         check(&timeline);
         json!({ "devices": [timeline] })
     }

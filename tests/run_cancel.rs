@@ -9,34 +9,11 @@ use std::sync::{Condvar, Mutex};
 use std::time::{Duration, Instant};
 
 use common::process::least_time;
+use common::progress::{ProgressLog, with_progress};
 use common::{Buffer, Failure, Random, Vae, create_info, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Records progress calls, and stops at a given one.
-#[derive(Default)]
-struct ProgressLog {
-    calls: u64,
-    stop_at: u64,
-    last: (u64, u64),
-    stages: Vec<String>,
-    decreased: bool,
-}
-
-unsafe extern "C" fn record(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
-    // SAFETY: the tests pass a `ProgressLog`, and a stage is a C string.
-    let (log, stage) = unsafe { (&mut *user.cast::<ProgressLog>(), CStr::from_ptr(stage)) };
-    let stage = stage.to_str().unwrap().to_owned();
-    if !log.stages.contains(&stage) {
-        log.stages.push(stage);
-    } else {
-        log.decreased |= done < log.last.0;
-    }
-    log.last = (done, total);
-    log.calls += 1;
-    i32::from(log.calls == log.stop_at)
-}
 
 /// Sets a flag when operations have run, after planning and loading.
 unsafe extern "C" fn tell_of_work(user: *mut c_void, done: u64, _: u64, stage: *const c_char) -> i32 {
@@ -44,10 +21,6 @@ unsafe extern "C" fn tell_of_work(user: *mut c_void, done: u64, _: u64, stage: *
     let (computing, stage) = unsafe { (&*user.cast::<AtomicBool>(), CStr::from_ptr(stage)) };
     computing.fetch_or(stage == c"decode" && done > 0, SeqCst);
     0
-}
-
-fn with_progress(log: &mut ProgressLog) -> vvae_run_info {
-    vvae_run_info { progress: Some(record), progress_user: std::ptr::from_mut(log).cast(), ..run_info() }
 }
 
 fn latent(frames: i64, rows: i64, columns: i64) -> Buffer {
@@ -70,7 +43,7 @@ fn progress_rises_to_its_total() {
         let mut log = ProgressLog::default();
         vae.decode_with(&latent, &mut video(&latent), &with_progress(&mut log)).unwrap();
         assert_eq!(log.stages, ["plan", "load", "decode"]);
-        assert!(log.calls > 20 && !log.decreased && log.last.0 == log.last.1 && log.last.1 > 0);
+        assert!(log.calls > 20 && !log.fell && log.last.0 == log.last.1 && log.last.1 > 0);
     });
 }
 

@@ -12,6 +12,8 @@ mod host_stream;
 mod precision;
 mod tensor_copy;
 
+#[cfg(test)]
+pub use crate::testing::prepare;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use host_stream::HostStream;
@@ -143,20 +145,4 @@ pub trait Backend: Send + Sync + 'static {
     fn blend(&self, memory: &mut Self::Memory, op: &BlendTile, buffers: &Buffers) -> Result<()>;
     /// Activations to host tensor.
     fn store(&self, memory: &mut Self::Memory, op: &StoreTensor, buffers: &Buffers) -> Result<()>;
-}
-
-/// For tests: all parts of a convolution's weights.
-#[cfg(test)]
-pub fn prepare<B: Backend>(
-    backend: &B,
-    (store, offset): (&B::Store, u64),
-    layout: &ConvLayout,
-    source: &mut dyn crate::ir::SlabSource,
-) -> Result<B::Conv> {
-    let conv = backend.allocate_conv(store, offset, layout)?;
-    let mut source = crate::ir::CutSlabs { layout, source };
-    for part in backend.weight_parts(layout) {
-        backend.write_part(&conv, &part, &mut source, &mut Default::default())?;
-    }
-    Ok(conv)
 }

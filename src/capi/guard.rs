@@ -28,6 +28,11 @@ pub(super) fn call(body: impl FnOnce() -> Result<Status>) -> Status {
     settle(None, caught(body).unwrap_or_else(Err))
 }
 
+/// Functions that also work on a busy handle.
+pub(super) fn intact(v: *const vvae, body: impl FnOnce(&Handle) -> Result<Status>) -> Status {
+    any_time(v, |handle| handle.check_intact().and_then(|()| body(handle)))
+}
+
 /// Functions that also work on a busy or broken handle.
 pub(super) fn any_time(v: *const vvae, body: impl FnOnce(&Arc<Handle>) -> Result<Status>) -> Status {
     with_handle(|| table::find(v), body)
@@ -54,14 +59,11 @@ pub(super) fn on_stream(
 pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     let close = |handle: &Arc<Handle>| {
         if handle.check_intact().is_ok() {
-            locked(
-                handle,
-                || table::stream_not_open(s),
-                |_, open| {
-                    drop(open.streams.remove(&s.addr()));
-                    Ok(VVAE_OK)
-                },
-            )?;
+            let remove = |_: &Arc<Handle>, open: &mut Open| {
+                drop(open.streams.remove(&s.addr()));
+                Ok(VVAE_OK)
+            };
+            locked(handle, || table::stream_not_open(s), remove)?;
         }
         table::remove_stream(s);
         Ok(VVAE_OK)

@@ -84,8 +84,7 @@ pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
 /// The sizes of the model. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
+    guard::intact(v, |handle| {
         let config = &handle.config;
         let info = vvae_model_desc {
             struct_size: 0,
@@ -110,7 +109,7 @@ pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     if !guard::is_forked() && cancel::request(v.addr()) {
         return VVAE_OK;
     }
-    guard::any_time(v, |handle| handle.check_intact().map(|()| VVAE_OK))
+    guard::intact(v, |_| Ok(VVAE_OK))
 }
 
 /// Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
@@ -129,8 +128,7 @@ pub unsafe extern "C" fn vvae_error(v: *mut vvae, text: *mut c_char, capacity: u
 /// The memory that the handle holds, also while a call is running. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
+    guard::intact(v, |handle| {
         let memory = handle.ledger.figures();
         let info = vvae_memory_info {
             struct_size: 0,
@@ -149,8 +147,7 @@ pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -
 /// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_handle_device(v: *mut vvae, index: u32, out: *mut vvae_handle_device_info) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
+    guard::intact(v, |handle| {
         let (count, ledgers) = (handle.devices.len(), handle.ledger.devices());
         let (Some(place), Some(ledger)) = (handle.devices.get(index as usize), ledgers.get(index as usize)) else {
             return Err(Error::Argument(format!("index: there is no device {index}; there are {count}, from 0 on")));

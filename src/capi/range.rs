@@ -34,8 +34,7 @@ pub unsafe extern "C" fn vvae_range_inputs(
     input_first: *mut i64,
     input_count: *mut i64,
 ) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
+    guard::intact(v, |handle| {
         // SAFETY: the host vouches for the text.
         let direction = node::find(unsafe { text::read("node", node) }?)?.direction;
         for (argument, to) in [("input_first", input_first), ("input_count", input_count)] {

@@ -113,8 +113,7 @@ pub unsafe extern "C" fn vvae_last_run(
     text: *mut c_char,
     capacity: u64,
 ) -> i32 {
-    guard::any_time(v, |handle| {
-        handle.check_intact()?;
+    guard::intact(v, |handle| {
         let last = handle.last_run.lock();
         let Some(FinishedRun { plan, seconds }) = &*last else {
             return Err(Error::State("no run has finished on this handle yet; encode or decode first".into()));

@@ -95,39 +95,3 @@ fn offset(argument: &str, tensor: &vvae_tensor) -> Result<*mut u8> {
         ))),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::ptr;
-
-    const SHAPE: [i64; 5] = [1, 3, 1, 8, 8];
-
-    fn good() -> vvae_tensor {
-        vvae_tensor {
-            data: ptr::without_provenance_mut(64),
-            device_type: VVAE_DEVICE_CPU,
-            device_id: 0,
-            ndim: 5,
-            dtype: VVAE_DTYPE_F32,
-            shape: SHAPE.as_ptr(),
-            strides: ptr::null(),
-            byte_offset: 0,
-        }
-    }
-
-    #[test]
-    fn byte_offsets_are_added() {
-        let tensor = vvae_tensor { byte_offset: 16, ..good() };
-        // SAFETY: the shape is five numbers; memory is not touched.
-        let view = unsafe { view("video", &tensor, true) }.unwrap();
-        assert_eq!(view.frame(0, 0).addr(), 80);
-    }
-
-    #[test]
-    fn pinned_memory_is_host_memory() {
-        let tensor = vvae_tensor { device_type: VVAE_DEVICE_CUDA_HOST, ..good() };
-        // SAFETY: the shape is five numbers; memory is not touched.
-        assert_eq!(unsafe { view("video", &tensor, true) }.unwrap().device(), TensorDevice::Cpu);
-    }
-}

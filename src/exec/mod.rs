@@ -157,7 +157,7 @@ pub trait Session: Send {
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
-    /// The same plan as a [timeline](crate::plan::Timeline) for each device that has a part.
+    /// The same plan as a [timeline](crate::plan::Plan::timeline) for each device that has a part.
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;

@@ -12,7 +12,7 @@ use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::ir::{
-    Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
+    Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, Relocate, StoreOp,
     StoreTensor, TensorDevice, View,
 };
 use crate::model::Direction;
@@ -35,7 +35,7 @@ pub struct HostTensors<'a> {
 
 /// A run that does not keep to its plan, with all that the plan was made from.
 fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
-    let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range());
+    let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range);
     let plan = spec.saved_plan();
     Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan:?}"))
 }
@@ -59,7 +59,7 @@ impl<B: Backend> Runner<'_, B> {
         let op = op.relocate(schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
         let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
-        let tells_times = self.backend.trace(self.memory, Some(running.number()))?;
+        let tells_times = self.backend.trace(self.memory, Some(running.number))?;
         let result = self.operate(spec, &op, stop);
         match tells_times {
             false => trace.end(&running, traced(self.backend, self.place)),
@@ -120,7 +120,7 @@ impl<B: Backend> Runner<'_, B> {
     /// itself, so every frame is loaded to where the first will go.
     fn first_nonfinite(&mut self, from: &View, schedule: &Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
         let Some(Op::Load(first)) = schedule.front() else { return Ok(None) };
-        let Op::Load(first) = Op::Load(*first).relocate(schedule.arenas())? else { return Ok(None) };
+        let into = schedule.arenas().device(first.into)?;
         let (spec, input) = (schedule.spec(), from.shape());
         let shape = spec.regions(spec.tile_of(first.item)).0.shape;
         let map = self.input_map(spec.network.direction, from.dtype());
@@ -128,7 +128,7 @@ impl<B: Backend> Runner<'_, B> {
             for frame in frames {
                 for top in (0..input.height).step_by(shape.height as usize) {
                     for left in (0..input.width).step_by(shape.width as usize) {
-                        let load = LoadTensor { from, batch, frame, top, left, map, shape, into: first.into };
+                        let load = LoadTensor { from, batch, frame, top, left, map, shape, into };
                         self.backend.load(self.memory, &load, &self.buffers, stop)?;
                     }
                 }

@@ -21,7 +21,7 @@ use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Ses
 use crate::backend::Backend;
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, FrameShape, Shape, TensorDevice};
-use crate::model::checkpoint::{FileIdentity, Fingerprint};
+use crate::model::checkpoint::Fingerprint;
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
 
@@ -30,8 +30,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     place: TensorDevice,
-    path: PathBuf,
-    identity: FileIdentity,
+    /// The file, and its fingerprint once that is asked for.
     model: Arc<Fingerprint>,
     allocators: Allocators,
     make: MakeBackend<B>,
@@ -49,7 +48,7 @@ pub struct Engine<B: Backend> {
 /// The encoder or the decoder.
 struct Coder<B: Backend> {
     network: Arc<Network>,
-    weights: Option<SharedWeights<B>>,
+    weights: Option<Arc<SharedWeights<B>>>,
 }
 
 impl<B: Backend> Engine<B> {
@@ -66,9 +65,7 @@ impl<B: Backend> Engine<B> {
             networks(&*backend, checkpoint.config(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
-            model: Arc::new(Fingerprint::new(path.clone(), checkpoint.identity().clone())),
-            path,
-            identity: checkpoint.identity().clone(),
+            model: Arc::new(Fingerprint::new(path, checkpoint.identity().clone())),
             allocators,
             backend,
             make,
@@ -115,7 +112,7 @@ impl<B: Backend> Engine<B> {
         }
         self.tell_idle();
         let key = WeightsKey {
-            file: self.identity.clone(),
+            file: self.model.identity.clone(),
             place: self.place,
             precision: self.backend.precision(),
             arithmetic: self.backend.arithmetic(),
@@ -128,7 +125,7 @@ impl<B: Backend> Engine<B> {
             backend: &*self.backend,
             bytes: WeightBytes::new(&network, offloaded, &self.target()),
             key,
-            path: &self.path,
+            path: &self.model.path,
             network: &network,
             ledger: &self.ledger,
             cancel: control.cancel,
@@ -143,7 +140,7 @@ impl<B: Backend> Engine<B> {
     }
 
     /// Weights that no stream needs.
-    fn idle_weights(&self) -> impl Iterator<Item = &SharedWeights<B>> {
+    fn idle_weights(&self) -> impl Iterator<Item = &Arc<SharedWeights<B>>> {
         self.coders.iter().filter_map(|coder| coder.weights.as_ref()).filter(|share| share.is_idle())
     }
 
@@ -153,7 +150,7 @@ impl<B: Backend> Engine<B> {
 
     fn tell_idle(&self) {
         let workspace = self.workspace.as_ref().map_or(0, |kept| kept.held.bytes());
-        self.ledger.set_idle(workspace + self.idle_weights().map(SharedWeights::bytes).sum::<u64>());
+        self.ledger.set_idle(workspace + self.idle_weights().map(|share| share.bytes()).sum::<u64>());
     }
 
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
@@ -161,15 +158,15 @@ impl<B: Backend> Engine<B> {
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
         let mut schedule = plan.schedule(&self.target());
         let cone = Arc::clone(&schedule.spec().cone);
-        let end = cone.first_input() + call.input.shape().frames;
+        let end = cone.first_input + call.input.shape().frames;
         let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
         let mut watch = Watch::new(control, call.direction.name(), total);
         let tensors = HostTensors {
             input: Some(call.input),
-            input_first: cone.first_input(),
+            input_first: cone.first_input,
             output: Some(call.output),
             logvar: call.logvar,
-            output_first: cone.range().first,
+            output_first: cone.range.first,
             first_clip: call.first_clip,
         };
         let mut runner = Runner {
@@ -298,9 +295,9 @@ impl<B: Backend> Session for Engine<B> {
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let limits = (self.limit(), self.host_limit());
         let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
-        let timeline = plan.timeline(limits, &self.target().with_cancel(cancel));
+        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target().with_cancel(cancel));
         check_cancel(cancel)?;
-        Ok(vec![timeline.json(&self.place.to_string())])
+        Ok(vec![timeline])
     }
 
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
@@ -309,7 +306,7 @@ impl<B: Backend> Session for Engine<B> {
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let policy = self.settings.on_nonfinite;
-        nonfinite::refuse(policy, call.input, direction, job.cone.first_input(), control.cancel)?;
+        nonfinite::refuse(policy, call.input, direction, job.cone.first_input, control.cancel)?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;

@@ -25,7 +25,7 @@ use crate::reserve;
 
 pub struct Streaming<B: Backend> {
     backend: Arc<B>,
-    weights: SharedWeights<B>,
+    weights: Arc<SharedWeights<B>>,
     workspace: Workspace<B>,
     plan: Plan,
     schedule: Schedule,
@@ -44,7 +44,7 @@ pub struct Streaming<B: Backend> {
 impl<B: Backend> Streaming<B> {
     pub fn new(
         backend: Arc<B>,
-        weights: SharedWeights<B>,
+        weights: Arc<SharedWeights<B>>,
         workspace: Workspace<B>,
         (plan, schedule): (Plan, Schedule),
         settings: Settings,

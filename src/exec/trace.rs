@@ -56,7 +56,7 @@ struct OpenTrace {
 /// An operation that runs.
 #[derive(Debug)]
 pub struct RunningOp {
-    number: u64,
+    pub number: u64,
     name: String,
     frames: usize,
     start: Instant,
@@ -72,12 +72,6 @@ pub struct TracedDevice {
 /// A backend belongs to one device of one handle.
 pub fn traced<B: Backend>(backend: &B, place: TensorDevice) -> TracedDevice {
     TracedDevice { address: std::ptr::from_ref(backend).addr(), place }
-}
-
-impl RunningOp {
-    pub fn number(&self) -> u64 {
-        self.number
-    }
 }
 
 impl Trace {

@@ -72,35 +72,22 @@ fn wait<'a>(entry: &'a RegistryEntry, cancel: &AtomicBool) -> Result<MutexGuard<
     }
 }
 
-/// A session's share of some weights.
+/// A session's share of some weights. Its streams have the same one, so weights count once, as long as any of them
+/// uses them.
 pub struct SharedWeights<B: Backend> {
     offloaded: Vec<bool>,
     weights: Arc<Weights<B>>,
     /// Keeps the registry's entry alive as long as the weights.
     _entry: Arc<RegistryEntry>,
-    /// Shared with the streams of the session, so that weights count once, as long as any of them uses them.
-    held: Arc<Held>,
+    held: Held,
     /// Offloaded weights.
-    pinned: Arc<Held>,
-}
-
-impl<B: Backend> Clone for SharedWeights<B> {
-    fn clone(&self) -> SharedWeights<B> {
-        let SharedWeights { offloaded, weights, _entry, held, pinned } = self;
-        SharedWeights {
-            offloaded: offloaded.clone(),
-            weights: Arc::clone(weights),
-            _entry: Arc::clone(_entry),
-            held: Arc::clone(held),
-            pinned: Arc::clone(pinned),
-        }
-    }
+    pinned: Held,
 }
 
 impl<B: Backend> SharedWeights<B> {
     /// Whether no stream needs them.
-    pub fn is_idle(&self) -> bool {
-        Arc::strong_count(&self.held) == 1
+    pub fn is_idle(self: &Arc<Self>) -> bool {
+        Arc::strong_count(self) == 1
     }
 
     /// Per layer, whether its weights are offloaded.
@@ -179,10 +166,10 @@ struct WeightStore<S> {
 
 impl<B: Backend> Loading<'_, B> {
     /// The weights of another session if it has or loads them, else loaded now.
-    pub fn share(self) -> Result<SharedWeights<B>> {
+    pub fn share(self) -> Result<Arc<SharedWeights<B>>> {
         let entry = entry(&self.key);
         let mut weights = wait(&entry, self.cancel)?;
-        let pinned = Arc::new(self.ledger.hold_pinned(self.bytes.host));
+        let pinned = self.ledger.hold_pinned(self.bytes.host);
         let known = weights.upgrade().and_then(|any| any.downcast::<Weights<B>>().ok());
         let (shared, held) = match known {
             Some(shared) => (shared, self.ledger.hold(self.bytes.device())),
@@ -195,8 +182,7 @@ impl<B: Backend> Loading<'_, B> {
             }
         };
         drop(weights);
-        let held = Arc::new(held);
-        Ok(SharedWeights { offloaded: self.key.offloaded, weights: shared, _entry: entry, held, pinned })
+        Ok(Arc::new(SharedWeights { offloaded: self.key.offloaded, weights: shared, _entry: entry, held, pinned }))
     }
 
     fn load(&self) -> Result<(Weights<B>, Held)> {

@@ -95,17 +95,6 @@ pub struct ConvLayout {
 }
 
 impl ConvLayout {
-    pub const fn slab_elements(&self, slab: u64) -> u64 {
-        match self.shortcut {
-            Some(cin) if slab == self.slabs => cin * self.cout,
-            _ => self.window.taps() * self.cin * self.cout,
-        }
-    }
-
-    pub const fn slab_count(&self) -> u64 {
-        self.slabs + self.shortcut.is_some() as u64
-    }
-
     /// Elements of one bias vector with all its phases and edges.
     pub const fn bias_elements(&self) -> u64 {
         self.cout * if matches!(self.window, Window::Up) { 16 } else { 1 }
@@ -139,7 +128,6 @@ impl WeightBlock {
         if self.shortcut { 1 } else { layout.window.taps() }
     }
 
-    /// Elements of one slab.
     pub const fn slab_elements(&self, layout: &ConvLayout) -> u64 {
         self.taps(layout) * self.rows() * self.columns()
     }
@@ -181,48 +169,3 @@ pub trait ConvSource {
 }
 
 pub type EachSlab<'a> = dyn FnMut(u64, &[f32]) -> Result<()> + 'a;
-
-/// For tests: weights slab by slab.
-#[cfg(test)]
-pub trait SlabSource {
-    fn slab(&mut self, slab: u64, into: &mut [f32]);
-    fn bias(&mut self, bias: u64, into: &mut [f32]);
-    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]);
-}
-
-/// Cuts blocks out of slabs.
-#[cfg(test)]
-pub struct CutSlabs<'a> {
-    pub layout: &'a ConvLayout,
-    pub source: &'a mut dyn SlabSource,
-}
-
-#[cfg(test)]
-impl ConvSource for CutSlabs<'_> {
-    fn block(&mut self, block: &WeightBlock, each: &mut EachSlab) -> Result<()> {
-        let cout = self.layout.cout as usize;
-        for slab in block.slabs(self.layout) {
-            let mut whole = vec![0.0; self.layout.slab_elements(slab) as usize];
-            self.source.slab(slab, &mut whole);
-            let mut cut = Vec::new();
-            for tap in whole.chunks(whole.len() / block.taps(self.layout) as usize) {
-                for row in tap.chunks(cout).take(block.inputs.end as usize).skip(block.inputs.start as usize) {
-                    cut.extend_from_slice(&row[block.outputs.start as usize..block.outputs.end as usize]);
-                }
-            }
-            each(slab, &cut)?;
-        }
-        Ok(())
-    }
-
-    fn biases(&mut self, into: &mut [f32]) -> Result<()> {
-        let vectors = into.chunks_mut(self.layout.bias_elements() as usize).enumerate();
-        vectors.for_each(|(bias, into)| self.source.bias(bias as u64, into));
-        Ok(())
-    }
-
-    fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) -> Result<()> {
-        self.source.norm(gamma, beta);
-        Ok(())
-    }
-}

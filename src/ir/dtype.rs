@@ -75,21 +75,3 @@ impl DType {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn codes_are_those_of_dlpack() {
-        // (code, bits, lanes): kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4.
-        for (dtype, code, bits) in
-            [(DType::U8, 1, 8), (DType::U16, 1, 16), (DType::F16, 2, 16), (DType::BF16, 4, 16), (DType::F32, 2, 32)]
-        {
-            assert_eq!(dtype as u32, code | bits << 8 | 1 << 16);
-            assert_eq!(dtype.bytes(), u64::from(bits / 8));
-            assert_eq!(DType::from_code(dtype as u32), Some(dtype));
-        }
-        assert_eq!(DType::from_code(0x0001_4002), None, "f64 is not taken");
-    }
-}

@@ -29,10 +29,10 @@ impl Location for Offsets {
     type Host = HostOffset;
 }
 
-/// Finds where things lie in `To` that are named in `From`.
-pub trait Relocate<From: Location, To: Location> {
-    fn device(&self, at: From::Device) -> Result<To::Device>;
-    fn host(&self, at: From::Host) -> Result<To::Host>;
+/// Finds where things lie in a run that are named in `From`.
+pub trait Relocate<From: Location> {
+    fn device(&self, at: From::Device) -> Result<DeviceOffset>;
+    fn host(&self, at: From::Host) -> Result<HostOffset>;
 }
 
 /// Where a frame lies between the layer that writes it and the layers that read it.
@@ -61,7 +61,7 @@ impl<L: Location> FrameRef<L> {
         matches!(self, FrameRef::Rematerialised { .. })
     }
 
-    pub fn relocate<To: Location>(self, to: &impl Relocate<L, To>) -> Result<FrameRef<To>> {
+    pub fn relocate(self, to: &impl Relocate<L>) -> Result<FrameRef<Offsets>> {
         Ok(match self {
             FrameRef::Resident(frame) => FrameRef::Resident(to.device(frame)?),
             FrameRef::Offloaded { frame, statistics } => {
@@ -107,7 +107,7 @@ pub struct CachedFrame<L: Location> {
 }
 
 impl<L: Location> CachedFrame<L> {
-    pub fn relocate<To: Location>(self, to: &impl Relocate<L, To>) -> Result<CachedFrame<To>> {
+    pub fn relocate(self, to: &impl Relocate<L>) -> Result<CachedFrame<Offsets>> {
         let resident = self.resident.map(|at| to.device(at)).transpose()?;
         Ok(CachedFrame { resident, host: self.host.map(|at| to.host(at)).transpose()? })
     }

@@ -17,8 +17,6 @@ mod view;
 pub use conv::{
     ConvLayout, ConvSource, EachSlab, LayerId, OWN_SLABS, PAIR_SLABS, Prologue, WeightBlock, WeightPart, Window,
 };
-#[cfg(test)]
-pub use conv::{CutSlabs, SlabSource};
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
 pub use location::{
@@ -33,3 +31,6 @@ pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};
 pub use view::{TensorDevice, View};
+
+#[cfg(test)]
+pub use crate::testing::SlabSource;

@@ -4,8 +4,8 @@
 //! kernel behind `Backend::run`.
 
 use super::{
-    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, Relocate,
-    SplitColumns,
+    CacheFormat, CachedFrame, ConvLayout, DeviceOffset, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Offsets,
+    Prologue, Relocate, SplitColumns,
 };
 use crate::error::Result;
 
@@ -293,8 +293,8 @@ pub struct StoreOp<L: Location> {
 }
 
 impl<L: Location> Op<L> {
-    /// The same operation with every frame named in `To`.
-    pub fn relocate<To: Location>(&self, to: &impl Relocate<L, To>) -> Result<Op<To>> {
+    /// The same operation with every frame by its offset.
+    pub fn relocate(&self, to: &impl Relocate<L>) -> Result<Op<Offsets>> {
         Ok(match self {
             Op::Load(op) => {
                 Op::Load(LoadOp { item: op.item, batch: op.batch, frame: op.frame, into: to.device(op.into)? })
@@ -307,10 +307,10 @@ impl<L: Location> Op<L> {
                 layout: op.layout,
                 weights: relocate_weights(op.weights, to)?,
                 shape: op.shape,
-                frames: relocate_pairs::<L, To>(&op.frames, to)?,
+                frames: relocate_pairs(&op.frames, to)?,
             }),
             Op::Attention(op) => {
-                Op::Attention(AttentionOp { shape: op.shape, frames: relocate_pairs::<L, To>(&op.frames, to)? })
+                Op::Attention(AttentionOp { shape: op.shape, frames: relocate_pairs(&op.frames, to)? })
             }
             Op::Blend(op) => Op::Blend(BlendOp {
                 item: op.item,
@@ -324,14 +324,14 @@ impl<L: Location> Op<L> {
 }
 
 impl<L: Location> FetchedWeights<L> {
-    fn relocate<To: Location>(self, to: &impl Relocate<L, To>) -> Result<FetchedWeights<To>> {
+    fn relocate(self, to: &impl Relocate<L>) -> Result<FetchedWeights<Offsets>> {
         Ok(FetchedWeights { at: to.device(self.at)?, slabs: self.slabs })
     }
 }
 
 impl<L: Location> ConvOp<L> {
-    fn relocate<To: Location>(&self, to: &impl Relocate<L, To>) -> Result<ConvOp<To>> {
-        let frame = |frame: &ConvFrame<L>| -> Result<ConvFrame<To>> {
+    fn relocate(&self, to: &impl Relocate<L>) -> Result<ConvOp<Offsets>> {
+        let frame = |frame: &ConvFrame<L>| -> Result<ConvFrame<Offsets>> {
             Ok(ConvFrame {
                 terms: relocate_terms(&frame.terms, to)?,
                 bias: frame.bias,
@@ -339,7 +339,7 @@ impl<L: Location> ConvOp<L> {
                 out: to.device(frame.out)?,
             })
         };
-        let out = |out: &PartialSumsOut<L>| -> Result<PartialSumsOut<To>> {
+        let out = |out: &PartialSumsOut<L>| -> Result<PartialSumsOut<Offsets>> {
             let pending = out.pending.iter().map(|terms| relocate_terms(terms, to)).collect::<Result<_>>()?;
             Ok(PartialSumsOut { pending, into: to.device(out.into)? })
         };
@@ -359,8 +359,8 @@ impl<L: Location> ConvOp<L> {
 }
 
 impl<L: Location> BandedConvOp<L> {
-    fn relocate<To: Location>(&self, to: &impl Relocate<L, To>) -> Result<BandedConvOp<To>> {
-        let frame = |frame: &BandedFrame<L>| -> Result<BandedFrame<To>> {
+    fn relocate(&self, to: &impl Relocate<L>) -> Result<BandedConvOp<Offsets>> {
+        let frame = |frame: &BandedFrame<L>| -> Result<BandedFrame<Offsets>> {
             Ok(BandedFrame {
                 terms: frame.terms.clone(),
                 shortcut: frame.shortcut.map(|(at, slab)| Ok((at.relocate(to)?, slab))).transpose()?,
@@ -369,8 +369,8 @@ impl<L: Location> BandedConvOp<L> {
                 out: frame.out.relocate(to)?,
             })
         };
-        let remade = |by: &Rematerialise<L>| -> Result<Rematerialise<To>> {
-            let frame = |frame: &RematerialisedFrame<L>| -> Result<RematerialisedFrame<To>> {
+        let remade = |by: &Rematerialise<L>| -> Result<Rematerialise<Offsets>> {
+            let frame = |frame: &RematerialisedFrame<L>| -> Result<RematerialisedFrame<Offsets>> {
                 Ok(RematerialisedFrame { terms: relocate_terms(&frame.terms, to)?, bias: frame.bias })
             };
             let frames = by.frames.iter().map(frame).collect::<Result<_>>()?;
@@ -397,22 +397,20 @@ impl<L: Location> BandedConvOp<L> {
     }
 }
 
-fn relocate_weights<L: Location, To: Location>(
+fn relocate_weights<L: Location>(
     weights: Option<FetchedWeights<L>>,
-    to: &impl Relocate<L, To>,
-) -> Result<Option<FetchedWeights<To>>> {
+    to: &impl Relocate<L>,
+) -> Result<Option<FetchedWeights<Offsets>>> {
     weights.map(|weights| weights.relocate(to)).transpose()
 }
 
-fn relocate_terms<L: Location, To: Location>(terms: &[Term<L>], to: &impl Relocate<L, To>) -> Result<Vec<Term<To>>> {
+fn relocate_terms<L: Location>(terms: &[Term<L>], to: &impl Relocate<L>) -> Result<Vec<Term<Offsets>>> {
     terms.iter().map(|term| Ok(Term { frame: to.device(term.frame)?, slab: term.slab })).collect()
 }
 
-type Pairs<L> = Vec<(<L as Location>::Device, <L as Location>::Device)>;
-
-fn relocate_pairs<L: Location, To: Location>(
+fn relocate_pairs<L: Location>(
     pairs: &[(L::Device, L::Device)],
-    to: &impl Relocate<L, To>,
-) -> Result<Pairs<To>> {
+    to: &impl Relocate<L>,
+) -> Result<Vec<(DeviceOffset, DeviceOffset)>> {
     pairs.iter().map(|(from, into)| Ok((to.device(*from)?, to.device(*into)?))).collect()
 }

@@ -20,12 +20,12 @@ impl FrameRange {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cone {
-    range: FrameRange,
+    pub range: FrameRange,
     /// Of each layer, the first output frame. A layer's input begins where the layers before it begin.
     firsts: Vec<u64>,
     /// The first input frame of the network, and where the input ends that the first output frame needs.
-    first_input: u64,
-    fill_end: u64,
+    pub first_input: u64,
+    pub fill_end: u64,
     /// Where the input of the range ends, if the range has an end.
     input_end: Option<u64>,
     /// Of each stage, frames at the end that its input suffices for, but that the range does not depend on.
@@ -53,20 +53,6 @@ impl Cone {
         );
         let fill_end = ends_before(network, range.first + 1).1;
         Cone { range, firsts, first_input, fill_end, input_end: stage_ends.map(|(_, input)| input), trims }
-    }
-
-    pub fn range(&self) -> FrameRange {
-        self.range
-    }
-
-    /// The first input frame of the network.
-    pub fn first_input(&self) -> u64 {
-        self.first_input
-    }
-
-    /// Where the input ends that the first output frame needs.
-    pub fn fill_end(&self) -> u64 {
-        self.fill_end
     }
 
     /// Input frames of the range within a clip of `frames` input frames.
@@ -185,7 +171,7 @@ mod tests {
                     }
                 }
                 let fill = dependencies(&network, first..first + 1).1;
-                assert_eq!(cone.fill_end(), *fill.last().unwrap() + 1);
+                assert_eq!(cone.fill_end, *fill.last().unwrap() + 1);
                 assert_eq!(cone.output_frames(&network, cone.inputs(u64::MAX).end), count);
             }
         }
@@ -196,7 +182,7 @@ mod tests {
         for network in networks() {
             let cone = Cone::new(&network, FrameRange::WHOLE);
             assert!((0..network.layers.len()).all(|layer| cone.first(layer) == 0));
-            assert_eq!((cone.inputs(9), cone.fill_end(), cone.is_trimmed()), (0..9, 1, false));
+            assert_eq!((cone.inputs(9), cone.fill_end, cone.is_trimmed()), (0..9, 1, false));
             assert_eq!(cone.stage_ends(&network, 9), network.stage_frames(9));
         }
     }

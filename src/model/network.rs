@@ -254,7 +254,6 @@ impl Network {
         all.iter().zip(first).map(|(all, first)| all - first).collect()
     }
 
-    /// Output frames of `inputs` frames.
     pub fn output_frames(&self, inputs: u64) -> u64 {
         *self.stage_frames(inputs).last().expect("a network has stages")
     }

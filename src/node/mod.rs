@@ -225,11 +225,4 @@ mod tests {
         }
         assert_eq!(settings, defaults());
     }
-
-    #[test]
-    fn nodes_are_found_by_name() {
-        assert_eq!(find("decode").unwrap().id(), "decode");
-        let error = find("upscale").unwrap_err().to_string();
-        assert!(error.contains("\"upscale\"") && error.contains("\"encode\" and \"decode\""), "{error}");
-    }
 }

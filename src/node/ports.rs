@@ -92,34 +92,7 @@ pub static NODES: &[Node] = &[
     },
 ];
 
-/// A text of the table. A test reads all of them.
+/// A text of the table. `tests/abi_discovery.rs` reads all of them.
 pub(super) fn utf8(text: &'static CStr) -> &'static str {
     text.to_str().expect("a text in the node table that is not UTF-8")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_text_is_there_and_readable() {
-        let mut keys = Vec::new();
-        for node in NODES {
-            for text in [node.id, node.label, node.help] {
-                assert!(!utf8(text).is_empty());
-            }
-            for port in node.ports {
-                assert!(!utf8(port.name).is_empty() && !utf8(port.help).is_empty());
-                assert!(!port.kind.dtypes().is_empty());
-            }
-            for param in node.params() {
-                assert!(!utf8(param.help).is_empty() && !utf8(param.key).is_empty());
-                utf8(param.unit);
-                keys.push(param.key());
-            }
-        }
-        keys.sort_unstable();
-        keys.dedup();
-        assert_eq!(keys.len(), PARAMS.len(), "each parameter belongs to a node, and no two share a key");
-    }
 }

@@ -26,4 +26,4 @@ pub use schedule::{Next, PersistedSlot, Schedule};
 pub use search::{SavedPlan, restore, search};
 pub use spec::ScheduleSpec;
 pub use tiles::{Spacing, TileSize};
-pub use timeline::{Timeline, op_frames, op_name};
+pub use timeline::{op_frames, op_name};

@@ -31,7 +31,7 @@ pub struct Plan {
     mapping: u64,
     /// Bytes of a staging buffer for input, and for output.
     staging: [u64; 2],
-    weights: WeightBytes,
+    pub(super) weights: WeightBytes,
     load_bytes: u64,
     input: Shape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
@@ -87,7 +87,7 @@ impl Plan {
             // Every frame of the clip is kept until its last tile.
             arenas.device.provide(target.frame_bytes(output), spec.cone.output_frames(&network, frames));
         }
-        let total = cost::work(&spec, frames.unwrap_or(spec.cone.fill_end() + STREAM_FRAMES - 1));
+        let total = cost::work(&spec, frames.unwrap_or(spec.cone.fill_end + STREAM_FRAMES - 1));
         // The rest of a long clip is like the last slice; other clips and tiles are like this one.
         let typical = if is_long { &slice } else { &all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
@@ -95,9 +95,9 @@ impl Plan {
         let staged = [largest_load(&spec), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
             frames,
-            scratch: buffers.scratch().max(fades),
+            scratch: buffers.scratch.max(fades),
             bands: buffers.bands(),
-            headroom: buffers.headroom(),
+            headroom: buffers.headroom,
             workspace: 0,
             mapping: 0,
             staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
@@ -148,7 +148,7 @@ impl Plan {
     }
 
     fn is_too_long_to_pack(&self) -> bool {
-        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX) - self.spec.cone.first_input());
+        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX) - self.spec.cone.first_input);
         slice > MAX_PACKED_LATENTS * self.spec.network.latent_rate()
     }
 
@@ -164,7 +164,7 @@ impl Plan {
             None => {
                 let last = filling + if self.spec.is_interleaved() { INTERLEAVED_ENDINGS } else { traced };
                 let within = |m: u64| (0..slice / rate).map(move |r| start + m * slice + r * rate);
-                (0..last).flat_map(within).filter(|end| *end > self.spec.cone.first_input()).collect()
+                (0..last).flat_map(within).filter(|end| *end > self.spec.cone.first_input).collect()
             }
         }
     }
@@ -191,10 +191,6 @@ impl Plan {
         let mut schedule = Schedule::rehearsal(self.spec.clone(), self.frames, self.arenas.clone(), target);
         schedule.skip_to(loaded, target);
         schedule.persisted_bytes()
-    }
-
-    pub(super) fn weight_bytes(&self) -> WeightBytes {
-        self.weights
     }
 
     /// Bytes of the device block that slots, scratch, bands and staging share.
@@ -279,7 +275,7 @@ impl Plan {
         let chunks = policy.chunks.iter().zip(&policy.materialised);
         PlanReport {
             direction: network.direction,
-            range: self.spec.cone.range(),
+            range: self.spec.cone.range,
             input: self.input,
             output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
             device_bytes: self.device_bytes(),

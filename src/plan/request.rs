@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use super::policy::SchedulePolicy;
+use super::spec::{ItemOrder, ScheduleSpec};
 use super::tiles::{Grid, TileSize};
 use crate::ir::{FrameShape, Shape};
 use crate::model::{Cone, Network};
@@ -51,7 +53,7 @@ impl Request {
 
     /// Where the input ends, in frames of the clip; `None` for a stream.
     pub fn input_end(&self) -> Option<u64> {
-        (self.input.frames > 0).then(|| self.cone.first_input() + self.input.frames)
+        (self.input.frames > 0).then(|| self.cone.first_input + self.input.frames)
     }
 
     /// The input padded to whole latent pixels.
@@ -68,6 +70,19 @@ impl Request {
     pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
         let (rows, columns) = self.latent();
         Grid::new(size, rows, columns, self.network.config.spatial_scale(), self.network.direction).map(Arc::new)
+    }
+
+    /// The schedule of a policy, with the tiles of `grid`.
+    pub fn spec(&self, policy: Arc<SchedulePolicy>, grid: Option<Arc<Grid>>, order: ItemOrder) -> ScheduleSpec {
+        ScheduleSpec {
+            network: Arc::clone(&self.network),
+            cone: Arc::clone(&self.cone),
+            batch: self.input.batch,
+            input: self.input_frame(),
+            policy,
+            grid,
+            order,
+        }
     }
 
     pub fn requested_tiles(&self) -> Option<Arc<Grid>> {

@@ -89,7 +89,7 @@ impl ScheduleSpec {
 
     /// Slices end whole numbers of latent frames after this frame. The first slice may have one more, or less.
     pub fn slices_start(&self) -> u64 {
-        let (first, rate) = (self.cone.first_input(), self.network.latent_rate());
+        let (first, rate) = (self.cone.first_input, self.network.latent_rate());
         1 + first.saturating_sub(1) / rate * rate
     }
 
@@ -100,7 +100,7 @@ impl ScheduleSpec {
 
     /// Slices before the first one that makes an output frame. 0 at the beginning of a clip.
     pub fn filling_slices(&self, frames: Option<u64>) -> usize {
-        let missing = self.cone.fill_end().saturating_sub(self.first_slice_end(frames));
+        let missing = self.cone.fill_end.saturating_sub(self.first_slice_end(frames));
         missing.div_ceil(self.policy.slice) as usize
     }
 

@@ -52,6 +52,12 @@ enum Memory {
     Host,
 }
 
+impl Memory {
+    fn name(self) -> &'static str {
+        if self == Memory::Device { "device" } else { "host" }
+    }
+}
+
 /// Bytes that hold one thing from the start of step `first` to the end of step `last`.
 #[derive(Debug, Clone, Copy)]
 struct Rectangle {
@@ -61,6 +67,15 @@ struct Rectangle {
     first: usize,
     last: usize,
     content: Content,
+}
+
+impl Rectangle {
+    fn json(&self) -> Value {
+        json!({
+            "memory": self.memory.name(), "content": self.content.name(), "offset": self.offset, "bytes": self.bytes,
+            "first": self.first, "last": self.last,
+        })
+    }
 }
 
 /// One operation, with its place in the estimated time. Copies to and from the host run beside it.
@@ -75,22 +90,19 @@ struct Step {
     copies_start: f64,
 }
 
-/// The first steps of a plan.
-pub struct Timeline {
-    steps: Vec<Step>,
-    rectangles: Vec<Rectangle>,
-    /// What lies there all the time.
-    fixed: Vec<(Memory, Content, u64, u64)>,
-    /// Whether these are all steps of a clip.
-    complete: bool,
-    /// Output frames that the steps store.
-    stored: u64,
-    facts: Value,
+impl Step {
+    fn json(&self) -> Value {
+        json!({
+            "name": self.name, "stage": self.stage, "frames": self.frames, "start": self.start,
+            "seconds": self.estimate.seconds, "waited": self.estimate.waited, "bytes_up": self.moved.0,
+            "bytes_down": self.moved.1, "copies_start": self.copies_start,
+        })
+    }
 }
 
 impl Plan {
-    /// Its first steps. `limits`: of device memory and of host memory.
-    pub fn timeline(&self, limits: (u64, u64), target: &Target) -> Timeline {
+    /// Its first steps, as `vvae_plan_timeline` documents them. `limits`: of device memory and of host memory.
+    pub fn timeline(&self, device: &str, limits: (u64, u64), target: &Target) -> Value {
         let network = &self.spec.network;
         let mut schedule = self.shown_schedule(target);
         let mut recorder = Recorder::new(network, target);
@@ -100,34 +112,34 @@ impl Plan {
             recorder.chunk += u64::from(is_settled);
             !(is_settled && recorder.is_full())
         });
-        let (device, host) = (self.device_regions(), self.host_regions());
+        let (on_device, on_host) = (self.device_regions(), self.host_regions());
         let base =
             |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
-        let rectangles = recorder.finish(schedule.arenas(), complete, (base(&device), base(&host)));
-        let fixed = |memory, regions: Vec<(Content, u64, u64)>| {
-            let fixed = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
-            fixed.map(|(content, offset, bytes)| (memory, content, offset, bytes)).collect::<Vec<_>>()
-        };
-        let report = self.report();
-        let (input, output) = (report.input.dims(), report.output.dims());
-        Timeline {
-            steps: recorder.steps,
-            rectangles,
-            fixed: [fixed(Memory::Device, device), fixed(Memory::Host, host)].concat(),
-            complete,
-            stored: recorder.stored,
-            facts: json!({
-                "node": network.direction.name(), "input": input, "output": output, "exact": report.exact,
-                "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
-                "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
-                "limit_bytes": limits.0, "host_limit_bytes": limits.1, "text": report.to_string(),
-            }),
+        let rectangles = recorder.finish(schedule.arenas(), complete, (base(&on_device), base(&on_host)));
+        let mut fixed = Vec::new();
+        for (memory, regions) in [(Memory::Device, on_device), (Memory::Host, on_host)] {
+            let regions = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
+            fixed.extend(regions.map(|(content, offset, bytes)| {
+                json!({ "memory": memory.name(), "content": content.name(), "offset": offset, "bytes": bytes })
+            }));
         }
+        let report = self.report();
+        let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
+        json!({
+            "node": network.direction.name(), "input": report.input.dims(), "output": report.output.dims(),
+            "exact": report.exact, "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
+            "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
+            "limit_bytes": limits.0, "host_limit_bytes": limits.1, "text": report.to_string(),
+            "device": device, "complete": complete, "frames_shown": recorder.stored, "seconds_shown": shown,
+            "steps": recorder.steps.iter().map(Step::json).collect::<Vec<_>>(),
+            "slots": rectangles.iter().map(Rectangle::json).collect::<Vec<_>>(),
+            "fixed": fixed,
+        })
     }
 
     /// Offset and bytes of each part of device memory, as if blocks lay side by side.
     fn device_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (weights, buffers) = (self.weight_bytes().device(), self.buffers());
+        let (weights, buffers) = (self.weights.device(), self.buffers());
         let (bands, staging) = (buffers.bands, buffers.staging[0]);
         let end = weights + self.workspace_bytes();
         vec![
@@ -141,46 +153,13 @@ impl Plan {
     }
 
     fn host_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (pinned, weights) = (self.pinned(), self.weight_bytes().host);
+        let (pinned, weights) = (self.pinned(), self.weights.host);
         let frames = pinned.offloaded;
         vec![
             (Content::Activations, 0, frames),
             (Content::Weights, frames, weights),
             (Content::Staging, frames + weights, pinned.load + pinned.store),
         ]
-    }
-}
-
-impl Timeline {
-    /// As `vvae_plan_timeline` documents it.
-    pub fn json(&self, device: &str) -> Value {
-        let memory = |memory| if memory == Memory::Device { "device" } else { "host" };
-        let steps = self.steps.iter().map(|step| {
-            let Estimate { seconds, waited, .. } = step.estimate;
-            json!({
-                "name": step.name, "stage": step.stage, "frames": step.frames, "start": step.start,
-                "seconds": seconds, "waited": waited, "bytes_up": step.moved.0, "bytes_down": step.moved.1,
-                "copies_start": step.copies_start,
-            })
-        });
-        let slots = self.rectangles.iter().map(|rectangle| {
-            json!({
-                "memory": memory(rectangle.memory), "content": rectangle.content.name(), "offset": rectangle.offset,
-                "bytes": rectangle.bytes, "first": rectangle.first, "last": rectangle.last,
-            })
-        });
-        let fixed = self.fixed.iter().map(|(at, content, offset, bytes)| {
-            json!({ "memory": memory(*at), "content": content.name(), "offset": offset, "bytes": bytes })
-        });
-        let mut all = self.facts.clone();
-        all["device"] = device.into();
-        all["complete"] = self.complete.into();
-        all["frames_shown"] = self.stored.into();
-        all["seconds_shown"] = self.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds).into();
-        all["steps"] = steps.collect();
-        all["slots"] = slots.collect();
-        all["fixed"] = fixed.collect();
-        all
     }
 }
 
@@ -289,7 +268,7 @@ impl<'a> Recorder<'a> {
         self.stored += u64::from(matches!(op, Op::Store(_)));
         let estimate = self.arrivals.pass(op, self.costs.of(op));
         let copies_start = match op {
-            Op::Fetch(_) => self.arrivals.last_start(),
+            Op::Fetch(_) => self.arrivals.last_start,
             _ => self.now + estimate.waited,
         };
         self.steps.push(Step {

@@ -1,6 +1,6 @@
 //! A host for tests: loads the built library and looks up its functions by name, as any host does.
 
-#![allow(dead_code, unused_imports, reason = "each test uses some of it")]
+#![allow(dead_code, unused_imports, unused_macros, reason = "each test uses some of it")]
 
 mod api;
 mod buffer;
@@ -11,11 +11,14 @@ mod files;
 pub mod network;
 pub mod planner;
 pub mod process;
+pub mod progress;
 mod random;
 pub mod safetensors;
 pub mod state;
 mod stream;
+mod structs;
 mod tiny;
+pub mod tools;
 pub mod trace;
 mod vae;
 
@@ -26,5 +29,6 @@ pub use failure::{Failure, error_text, outcome};
 pub use files::{demo, golden, root, small};
 pub use random::Random;
 pub use stream::Stream;
+pub(crate) use structs::with_structs;
 pub use tiny::{LATENT_CHANNELS, tiny, tiny_bytes};
 pub use vae::Vae;

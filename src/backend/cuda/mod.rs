@@ -142,9 +142,7 @@ impl Cuda {
     /// ended, also one of another job that used the memory.
     fn synchronise(&self, memory: &JobMemory) -> Result<()> {
         let _current = self.context().enter()?;
-        self.launcher.queue.synchronise()?;
-        memory.bands.synchronise()?;
-        memory.staging.synchronise()
+        self.launcher.queue.synchronise().and(memory.bands.synchronise()).and(memory.staging.synchronise())
     }
 }
 
@@ -361,7 +359,7 @@ impl Backend for Cuda {
                 let event = Event::new(self.context());
                 joined.and(event.and_then(|event| event.order(stream.handle(), host.0.cast())))
             }
-            None => queue.synchronise().and(memory.bands.synchronise()).and(memory.staging.synchronise()),
+            None => self.synchronise(memory),
         })
     }
 

@@ -101,12 +101,10 @@ fn copy_rate(context: &Arc<Context>) -> Result<f64> {
     check("measuring copies", answer)?;
     let both_ways = || -> Result<()> {
         // SAFETY: both blocks are that long, and live until the copies have ended.
-        let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), PROBE_BYTES as usize, upload.handle()) };
-        check("measuring copies", answer)?;
-        // SAFETY: as above.
-        let answer =
-            unsafe { sys::cuMemcpyDtoHAsync_v2(back_to.cast(), back_from, PROBE_BYTES as usize, download.handle()) };
-        check("measuring copies", answer)?;
+        unsafe {
+            upload.upload("measuring copies", from, to, PROBE_BYTES as usize)?;
+            download.download("measuring copies", back_from, back_to, PROBE_BYTES as usize)?;
+        }
         upload.synchronise().and(download.synchronise())
     };
     // The first copy of a kind pays for more than itself.

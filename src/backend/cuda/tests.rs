@@ -17,10 +17,10 @@ use super::*;
 use crate::backend::Callbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::ir::{
-    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, SlabSource,
-    TensorDevice, Term, View, Window,
+    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
+    Term, View, Window,
 };
-use crate::testing::Lcg;
+use crate::testing::{Lcg, SlabSource};
 
 /// The first GPU in every precision, twice: with its own kernels, and with those of an older card. None where there is
 /// no GPU.
@@ -110,7 +110,7 @@ fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
 fn prepare<B: Backend>(backend: &B, layout: &ConvLayout, seed: u64) -> B::Conv {
     let bytes = FRAME_ALIGN + backend.sizes().weight_bytes(layout);
     let store = backend.allocate_weights(bytes, Residency::Device).unwrap();
-    crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut weights(layout, seed)).unwrap()
+    crate::testing::prepare(backend, (&store, FRAME_ALIGN), layout, &mut weights(layout, seed)).unwrap()
 }
 
 fn layout(cin: u64, cout: u64, window: Window, prologue: Prologue) -> ConvLayout {

@@ -47,7 +47,7 @@ impl FleetJob {
             clip: Shape { frames: clip_frames, ..input },
             first,
             frames,
-            first_input: if range.is_some() { cone.first_input() } else { 0 },
+            first_input: if range.is_some() { cone.first_input } else { 0 },
             is_range: range.is_some(),
             frame_work: 1.0,
         };
@@ -111,7 +111,6 @@ impl FleetJob {
         self.first + part.frames.start..self.first + part.frames.end
     }
 
-    /// The tensors of a part.
     pub fn tensors(&self, part: &Part, of: &Tensors) -> Tensors {
         let output = |view: &View| view.clips(part.clips.clone()).frames(part.frames.clone());
         Tensors {
@@ -121,7 +120,6 @@ impl FleetJob {
         }
     }
 
-    /// The call of a part with its tensors.
     pub fn call<'a>(&self, part: &Part, tensors: &'a Tensors) -> Call<'a> {
         Call {
             direction: self.direction(),

@@ -26,7 +26,6 @@ pub struct Fleet {
     pub settings: Settings,
 }
 
-/// The settings of one member.
 fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -> Settings {
     let limits = &settings.memory_limit;
     let mut own = Settings { memory_limit: vec![*limits.get(index).unwrap_or(&limits[0])], ..settings.clone() };
@@ -42,8 +41,7 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 impl Fleet {
     pub fn new(members: Vec<Member>, config: &Config, settings: Settings) -> Result<Fleet> {
         let network = |direction| Arc::new(Network::new(config, direction));
-        let networks = [Direction::Encode, Direction::Decode].map(network);
-        let mut fleet = Fleet { members, networks, settings: settings.clone() };
+        let mut fleet = Fleet { members, networks: Direction::ALL.map(network), settings: settings.clone() };
         fleet.apply(&settings)?;
         Ok(fleet)
     }

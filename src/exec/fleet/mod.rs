@@ -102,7 +102,7 @@ impl Session for FleetSession {
         let cone = check::call(&network, call, &fleet.places())?;
         refuse_stream(call.stream.is_some())?;
         let policy = self.settings.on_nonfinite;
-        nonfinite::refuse(policy, call.input, call.direction, cone.first_input(), control.cancel)?;
+        nonfinite::refuse(policy, call.input, call.direction, cone.first_input, control.cancel)?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         fleet.run(&job, &tensors, control)

@@ -55,6 +55,12 @@ struct Made {
     logvar: Option<Frames>,
 }
 
+impl Made {
+    fn each(&mut self) -> impl Iterator<Item = &mut Frames> {
+        std::iter::once(&mut self.output).chain(&mut self.logvar)
+    }
+}
+
 /// A stream whose output begins with frame `first`.
 pub fn open(
     fleet: &Arc<Mutex<Fleet>>,
@@ -75,7 +81,7 @@ pub fn open(
         round: plan.division.as_ref().and_then(|division| division.round).unwrap_or(1),
         next: first,
         inputs: None,
-        loaded: cone.first_input(),
+        loaded: cone.first_input,
         outputs: None,
         held: ledger.hold_pinned(0),
         network,
@@ -190,9 +196,7 @@ impl FleetStream {
         if self.network.direction == Direction::Encode {
             made.logvar = Some(Frames::like(into.logvar.unwrap_or(into.output)));
         }
-        for frames in [Some(&mut made.output), made.logvar.as_mut()].into_iter().flatten() {
-            frames.grow(count)?;
-        }
+        made.each().try_for_each(|frames| frames.grow(count))?;
         let range = ClipRange { clip_frames: self.loaded, first: self.next, count: Some(count) };
         let cone = check::range(&self.network, range)?;
         let inputs = cone.inputs(self.loaded);
@@ -237,9 +241,7 @@ impl FleetStream {
                 copy_tensor(&frames.view(0..count)?, &to.frames(at..at + count))?;
             }
         }
-        for frames in [Some(&mut made.output), made.logvar.as_mut()].into_iter().flatten() {
-            frames.drop_front(count)?;
-        }
+        made.each().try_for_each(|frames| frames.drop_front(count))?;
         if made.output.count() == 0 {
             self.outputs = None;
             self.count_held();

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::fmt;
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 use serde_json::Value;
@@ -11,6 +10,7 @@ use super::*;
 use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, open, open_one};
 use crate::ir::{DType, View};
 use crate::node;
+use crate::testing::golden;
 
 /// A real session that fails after so many progress calls of each run.
 struct Failing {
@@ -76,13 +76,9 @@ impl Session for Failing {
     }
 }
 
-fn weights() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden/small.safetensors")
-}
-
 /// Two members, of which the first fails.
 fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
-    let member = || open_one(TensorDevice::Cpu, &weights(), Allocators::default(), node::defaults()).unwrap();
+    let member = || open_one(TensorDevice::Cpu, &golden("small"), Allocators::default(), node::defaults()).unwrap();
     let runs = Arc::new(AtomicU64::new(0));
     let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
     (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
@@ -133,7 +129,8 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
 
 fn expected() -> Vec<f32> {
     let mut one =
-        open(&[DeviceName::Place(TensorDevice::Cpu)], &weights(), Allocators::default(), node::defaults()).unwrap();
+        open(&[DeviceName::Place(TensorDevice::Cpu)], &golden("small"), Allocators::default(), node::defaults())
+            .unwrap();
     decode(&mut *one, &mut Heard::default()).unwrap().0
 }
 

@@ -51,7 +51,7 @@ impl<B: Backend> Engine<B> {
     /// The same for host memory beside the device's.
     pub(super) fn host_limit(&self) -> u64 {
         let pinned = self.workspace.as_ref().map_or(0, |kept| kept.host.total());
-        let idle = pinned + self.idle_weights().map(SharedWeights::host_bytes).sum::<u64>();
+        let idle = pinned + self.idle_weights().map(|share| share.host_bytes()).sum::<u64>();
         self.sharing.host_bytes(self.settings.host_memory_limit, (host_memory().1, HOST_MARGIN), &self.ledger, idle)
     }
 
@@ -173,7 +173,7 @@ impl<B: Backend> Engine<B> {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         self.workspace = self.workspace.take().filter(|kept| kept.fits(plan));
         let other = &mut self.coders[1 - direction as usize];
-        let both_fit = |share: &SharedWeights<B>| {
+        let both_fit = |share: &Arc<SharedWeights<B>>| {
             share.bytes().saturating_add(plan.device_bytes()) <= limit
                 && share.host_bytes().saturating_add(plan.host_bytes()) <= host_limit
         };

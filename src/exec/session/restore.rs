@@ -31,7 +31,7 @@ impl<B: Backend> Engine<B> {
         let network = &self.coder(direction).network;
         check::input_shape(network, input, true).map_err(refuse)?;
         let cone = check::first_frame(network, header.first).map_err(refuse)?;
-        if header.loaded < cone.first_input() {
+        if header.loaded < cone.first_input {
             return Err(refuse("is damaged: it has taken fewer frames than come before its first"));
         }
         let job = Job { direction, input, cone: Arc::new(cone) };

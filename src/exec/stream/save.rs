@@ -56,7 +56,7 @@ impl<B: Backend> Streaming<B> {
             input: self.check.input,
             numbers: Numbers::of(&self.settings),
             plan: spec.saved_plan(),
-            first: spec.cone.range().first,
+            first: spec.cone.range.first,
             loaded: self.schedule.loaded(),
         }
     }

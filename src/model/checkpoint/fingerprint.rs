@@ -15,8 +15,8 @@ use crate::workers;
 /// The fingerprint of a file. The first [`Fingerprint::get`] reads the whole file.
 #[derive(Debug)]
 pub struct Fingerprint {
-    path: PathBuf,
-    identity: FileIdentity,
+    pub path: PathBuf,
+    pub identity: FileIdentity,
     value: OnceCell<u64>,
 }
 

@@ -11,19 +11,7 @@ use super::names;
 use super::open::Checkpoint;
 use crate::ir::DType;
 use crate::model::config::Config;
-
-/// Reproducible pseudo-random numbers: xorshift.
-pub(in crate::model) struct Noise(pub u64);
-
-impl Noise {
-    /// Between -1 and 1.
-    pub fn value(&mut self) -> f32 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 40) as f32 / (1 << 23) as f32 - 1.0
-    }
-}
+use crate::testing::Lcg;
 
 #[derive(Clone)]
 pub(in crate::model) struct TestTensor {
@@ -46,9 +34,9 @@ impl TestTensor {
 
 /// All tensors of a model, with random values.
 pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<TestTensor> {
-    let mut noise = Noise(0x9e37_79b9_7f4a_7c15);
+    let mut random = Lcg(1);
     let tensor = |(name, shape): (String, Vec<u64>)| {
-        let values: Vec<f32> = (0..shape.iter().product()).map(|_| noise.value()).collect();
+        let values = random.fill(shape.iter().product::<u64>() as usize);
         TestTensor::new(&name, dtype, &shape, &values)
     };
     names::tensors_of(config).into_iter().map(tensor).collect()
@@ -99,10 +87,6 @@ impl Drop for TemporaryFile {
 pub(in crate::model) fn checkpoint(config: &Config, dtype: DType) -> Checkpoint {
     let file = TemporaryFile::new(&write(&random(config, dtype), config.groups));
     Checkpoint::open(&file.0).unwrap()
-}
-
-pub(in crate::model) fn golden(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/golden").join(name)
 }
 
 /// Counts the bytes that each thread holds.

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::ir::DType;
 use crate::model::config::Config;
 use crate::safetensors::quoted;
+use crate::testing::golden;
 
 fn small() -> Config {
     Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }
@@ -49,7 +50,7 @@ fn assert_tensors_refused(tensors: &[TestTensor], parts: &[&str]) {
 #[test]
 fn golden_checkpoints_open_with_their_configurations() {
     for (name, channels, layers, groups) in [("small", [16, 32, 32, 32], 1, 16), ("medium", [32, 32, 32, 64], 2, 32)] {
-        let open = Checkpoint::open(&golden(&format!("{name}.safetensors"))).unwrap();
+        let open = Checkpoint::open(&golden(name)).unwrap();
         let expected = Config { channels: channels.to_vec(), layers, groups, latent: 16, temporal_levels: 2 };
         assert_eq!(*open.config(), expected);
         assert!(open.path().ends_with(format!("{name}.safetensors")));

@@ -2,9 +2,10 @@
 
 use super::*;
 use crate::ir::{DType, Prologue};
-use crate::model::checkpoint::testing::{Noise, checkpoint};
+use crate::model::checkpoint::testing::checkpoint;
 use crate::model::config::Config;
 use crate::model::network::{Direction, Network};
+use crate::testing::Lcg;
 
 fn config() -> Config {
     Config { channels: vec![3, 6, 3], layers: 1, groups: 3, latent: 2, temporal_levels: 1 }
@@ -24,8 +25,8 @@ impl PlainClip {
     }
 
     fn noise(size: [usize; 4]) -> PlainClip {
-        let mut noise = Noise(3);
-        PlainClip::new(size, |_, _, _, _| f64::from(noise.value()))
+        let mut random = Lcg(3);
+        PlainClip::new(size, |_, _, _, _| f64::from(random.next()))
     }
 
     /// Zero outside the image.

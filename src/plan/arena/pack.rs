@@ -75,10 +75,14 @@ impl PackedLayout {
             starts.retain(|start| start.bytes <= least.saturating_add(least / PROMISING));
         }
         let best = starts.into_iter().min_by_key(|start| start.bytes).expect("there are several orders");
-        let (offsets, bytes) = (best.offsets, best.bytes);
-        let mut layout = PackedLayout { steady, offsets: Vec::new(), bytes };
-        frames.iter().zip(offsets).for_each(|(frame, offset)| layout.set(frame.kind, frame.index, offset));
-        layout
+        let mut offsets: Vec<Vec<u64>> = Vec::new();
+        for (frame, offset) in frames.iter().zip(best.offsets) {
+            offsets.resize(offsets.len().max(frame.kind + 1), Vec::new());
+            // The frames of a kind come in the order of their indices.
+            debug_assert_eq!(offsets[frame.kind].len(), frame.index);
+            offsets[frame.kind].push(offset);
+        }
+        PackedLayout { steady, offsets, bytes: best.bytes }
     }
 
     pub fn is_periodic(&self) -> bool {
@@ -91,15 +95,9 @@ impl PackedLayout {
 
     /// The offset of frame `index` of a slice; `None` if the rehearsal had none.
     pub fn offset(&self, slice: usize, index: usize) -> Option<u64> {
-        let offsets = self.offsets.get(slice_kind(slice, self.steady))?;
-        offsets.get(index).copied().filter(|offset| *offset != u64::MAX)
-    }
-
-    fn set(&mut self, kind: usize, index: usize, offset: u64) {
-        self.offsets.resize(self.offsets.len().max(kind + 1), Vec::new());
-        let offsets = &mut self.offsets[kind];
-        offsets.resize(offsets.len().max(index + 1), u64::MAX);
-        offsets[index] = offset;
+        let offset = self.offsets.get(slice_kind(slice, self.steady))?.get(index).copied();
+        // More than can be counted: there is no such memory.
+        offset.filter(|offset| *offset < u64::MAX)
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::pack::{self, PackedLayout};
 use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
-use crate::ir::{DeviceOffset, HostOffset, Location, Offsets, Relocate};
+use crate::ir::{DeviceOffset, HostOffset, Location, Relocate};
 
 /// More bytes than any device has, and few enough to be added up.
 const MAX_BYTES: u64 = 1 << 60;
@@ -417,13 +417,11 @@ impl Arenas {
     }
 
     pub fn begin_group(&mut self) {
-        self.device.begin_group();
-        self.host.begin_group();
+        self.each(Arena::begin_group);
     }
 
     pub fn end_group(&mut self, times: u64) {
-        self.device.end_group(times);
-        self.host.end_group(times);
+        self.each(|arena| arena.end_group(times));
     }
 
     pub fn pack(self, filling: Option<usize>, cancelled: &(dyn Fn() -> bool + Sync)) -> Arenas {
@@ -436,7 +434,7 @@ impl Arenas {
     }
 }
 
-impl Relocate<Slots, Offsets> for Arenas {
+impl Relocate<Slots> for Arenas {
     fn device(&self, slot: Slot) -> Result<DeviceOffset> {
         self.device.planned_offset(slot).map(DeviceOffset)
     }

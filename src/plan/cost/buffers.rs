@@ -6,12 +6,13 @@ use crate::ir::{BandContents, ConvLayout, FrameShape, LayerId, Location, Op};
 /// The largest buffers that the recorded operations need. Most operations repeat, so each kind is sized once.
 pub struct BufferBytes<'a> {
     target: Target<'a>,
-    scratch: u64,
+    pub scratch: u64,
     /// Of each layer, shapes and numbers of frames whose scratch is known. Few, so they are not hashed.
     scratched: Vec<Vec<(FrameShape, u64)>>,
     /// Of each layer.
     bands: Vec<Vec<LayerBands>>,
-    headroom: u64,
+    /// Bytes that must precede the band buffers.
+    pub headroom: u64,
 }
 
 /// The bands of a layer for one input shape.
@@ -71,10 +72,6 @@ impl<'a> BufferBytes<'a> {
         }
     }
 
-    pub fn scratch(&self) -> u64 {
-        self.scratch
-    }
-
     /// All band buffers. Bands of few frames could have more rows; they are sized for the most frames of their layer.
     pub fn bands(&self) -> u64 {
         let of_layer = |bands: &LayerBands| {
@@ -87,11 +84,6 @@ impl<'a> BufferBytes<'a> {
             bands.contents.iter().map(sized).max()
         };
         self.bands.iter().flatten().filter_map(of_layer).max().unwrap_or(0)
-    }
-
-    /// Bytes that must precede the band buffers.
-    pub fn headroom(&self) -> u64 {
-        self.headroom
     }
 }
 

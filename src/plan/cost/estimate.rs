@@ -61,19 +61,14 @@ pub struct WeightArrivals {
     now: f64,
     free: f64,
     /// When the last copy began.
-    begun: f64,
+    pub last_start: f64,
     /// Of the layers met, when their weights arrive.
     arrivals: Vec<f64>,
 }
 
 impl WeightArrivals {
     pub fn new(copy_rate: f64) -> WeightArrivals {
-        WeightArrivals { copy_rate, now: 0.0, free: 0.0, begun: 0.0, arrivals: Vec::new() }
-    }
-
-    /// When the last copy of weights began.
-    pub fn last_start(&self) -> f64 {
-        self.begun
+        WeightArrivals { copy_rate, now: 0.0, free: 0.0, last_start: 0.0, arrivals: Vec::new() }
     }
 
     /// Adds the time that an operation waits for its weights.
@@ -83,8 +78,8 @@ impl WeightArrivals {
             Op::BandedConv(conv) => conv.weights.map(|_| conv.layer),
             Op::Normalise(norm) => norm.weights.map(|_| norm.layer),
             Op::Fetch(fetch) => {
-                self.begun = self.free.max(self.now);
-                self.free = self.begun + estimate.moved as f64 / self.copy_rate;
+                self.last_start = self.free.max(self.now);
+                self.free = self.last_start + estimate.moved as f64 / self.copy_rate;
                 self.arrivals.resize(self.arrivals.len().max(fetch.layer + 1), 0.0);
                 self.arrivals[fetch.layer] = self.free;
                 None

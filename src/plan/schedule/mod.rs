@@ -115,7 +115,7 @@ impl Schedule {
         });
         let items = items.collect();
         let clips = places.last().map_or(0, |last| last.clip + 1);
-        let first = spec.cone.range().first;
+        let first = spec.cone.range.first;
         let mut schedule = Schedule {
             canvas_bytes: target.frame_bytes(spec.network.output_shape(spec.input)),
             outbox: (0..clips).map(|_| VecDeque::new()).collect(),

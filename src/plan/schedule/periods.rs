@@ -35,7 +35,7 @@ impl PeriodFinder {
     pub fn new(spec: &ScheduleSpec) -> Option<PeriodFinder> {
         let network = Arc::clone(&spec.network);
         let is_long = spec.policy.slice > REHEARSED_LATENTS * network.latent_rate();
-        let (fill_end, period) = (spec.cone.fill_end(), spec.policy.period(&network) * network.latent_rate());
+        let (fill_end, period) = (spec.cone.fill_end, spec.policy.period(&network) * network.latent_rate());
         is_long.then_some(PeriodFinder { network, fill_end, period, start: None, reach: period, done: false })
     }
 
@@ -80,15 +80,11 @@ impl PeriodFinder {
         whole && computed().all(|((before, after), made)| after - before == made)
     }
 
-    fn drop_start(&mut self, arenas: &mut Arenas) {
+    /// The slice of the current work item ends.
+    pub fn end_slice(&mut self, arenas: &mut Arenas) {
         if self.start.take().is_some() {
             arenas.end_group(0);
         }
-    }
-
-    /// The slice of the current work item ends.
-    pub fn end_slice(&mut self, arenas: &mut Arenas) {
-        self.drop_start(arenas);
         (self.reach, self.done) = (self.period, false);
     }
 }

@@ -2,7 +2,6 @@
 //! and the contents of cached frames are saved; a new schedule reaches the same point by replaying its operations
 //! without running them.
 
-use super::layer_cache::CachedSlots;
 use super::work_item::WorkItem;
 use super::{Next, Schedule};
 use crate::plan::arena::Slot;
@@ -35,11 +34,14 @@ impl Schedule {
     /// The slots of a waiting schedule, in an order that depends on its spec and the frames loaded only.
     pub fn persisted_slots(&self) -> Vec<PersistedSlot> {
         debug_assert!(self.queue.is_empty() && self.canvases.is_empty() && self.outbox.iter().all(|o| o.is_empty()));
-        let slots = self.items.iter().flat_map(|item| item.kept_slots()).flat_map(|frame| {
+        self.items.iter().flat_map(|item| self.slots_of(item)).collect()
+    }
+
+    fn slots_of(&self, item: &WorkItem) -> impl Iterator<Item = PersistedSlot> {
+        item.kept_slots().flat_map(|frame| {
             let resident = frame.resident.map(|slot| self.persisted_slot(slot, false));
             resident.into_iter().chain(frame.host.map(|slot| self.persisted_slot(slot, true)))
-        });
-        slots.collect()
+        })
     }
 
     fn persisted_slot(&self, slot: Slot, on_host: bool) -> PersistedSlot {
@@ -49,13 +51,7 @@ impl Schedule {
 
     /// Bytes of all persisted slots of the job.
     pub fn persisted_bytes(&self) -> u64 {
-        let of_item = |item: &WorkItem| {
-            let frame = |frame: CachedSlots| {
-                let resident = frame.resident.map_or(0, |slot| self.arenas.device.slot_bytes(slot));
-                resident + frame.host.map_or(0, |slot| self.arenas.host.slot_bytes(slot))
-            };
-            item.kept_slots().map(frame).sum::<u64>()
-        };
+        let of_item = |item: &WorkItem| self.slots_of(item).map(|slot| slot.bytes).sum::<u64>();
         let items = self.items.iter().zip(&self.places);
         items.map(|(item, place)| of_item(item).saturating_mul(place.items)).fold(0, u64::saturating_add)
     }
@@ -67,7 +63,7 @@ impl Schedule {
         // Slices repeat after the warm-up, so most of a long clip is only counted. Only packed frames need slices of
         // the full length: what is left after a slice depends on its last frames.
         let (whole, short) = (loaded.saturating_sub(start) / slice, slice.min(MAX_PACKED_LATENTS * rate));
-        let filling = self.spec.cone.fill_end().saturating_sub(start + short).div_ceil(short);
+        let filling = self.spec.cone.fill_end.saturating_sub(start + short).div_ceil(short);
         let enough = filling + REPLAYED_SLICES;
         let (replayed, length) = if whole * slice >= enough * short { (enough, short) } else { (whole, slice) };
         for number in 1..=replayed {
@@ -89,13 +85,15 @@ impl Schedule {
 
     /// Loads up to frame `end`, and goes through all that can be done then.
     fn replay(&mut self, end: u64, target: &Target) {
-        while self.prepare_next() == Next::Op && !target.is_cancelled() {
-            self.done();
-        }
+        self.replay_ready(target);
         while self.loaded() < end && !target.is_cancelled() {
             self.load();
             self.queue.clear();
         }
+        self.replay_ready(target);
+    }
+
+    fn replay_ready(&mut self, target: &Target) {
         while self.prepare_next() == Next::Op && !target.is_cancelled() {
             self.done();
         }

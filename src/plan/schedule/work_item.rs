@@ -67,7 +67,7 @@ impl WorkItem {
             item,
             batch,
             computed: network.stages.iter().map(|stage| cone.first(stage.head)).collect(),
-            loaded: cone.first_input(),
+            loaded: cone.first_input,
             slice_end: spec.first_slice_end(frames),
             total: None,
             ends: Vec::new(),
@@ -155,7 +155,7 @@ impl WorkItem {
     /// Whether the current slice is the last and, even padded, makes less than others.
     pub fn is_partial(&self) -> bool {
         let Some(total) = self.total else { return false };
-        if total == self.emitter.cone.first_input() {
+        if total == self.emitter.cone.first_input {
             return true;
         }
         let end = self.network().padded_frames(total);
@@ -170,7 +170,7 @@ impl WorkItem {
     /// Sets where the input ends. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, arenas: &mut Arenas) {
         self.total = Some(total);
-        if total > self.emitter.cone.first_input() {
+        if total > self.emitter.cone.first_input {
             self.ends = self.emitter.cone.stage_ends(self.network(), total);
         }
         self.pad(&mut arenas.device);
@@ -219,7 +219,7 @@ impl WorkItem {
 
     /// Repeats the last frame of a clip until its length fits the latent frame rate.
     fn pad(&mut self, arena: &mut Arena) {
-        if self.total != Some(self.loaded) || self.loaded == self.emitter.cone.first_input() {
+        if self.total != Some(self.loaded) || self.loaded == self.emitter.cone.first_input {
             return;
         }
         let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head);

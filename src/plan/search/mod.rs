@@ -49,9 +49,11 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     if whole.target.profile.offloads {
         least.push(Arc::new(all_offloaded(whole.request, last, &whole.target)));
     }
+    let search_of = |size: TileSize| Search { grid: whole.request.grid(size), ..whole.clone() };
+    let smallest = |search: &Search| search.anywhere(|search| search.first_packed(&least));
     let of_size = |size: TileSize| {
-        let search = Search { grid: whole.request.grid(size), ..whole.clone() };
-        let fits = search.anywhere(|search| search.first_packed(&least))?;
+        let search = search_of(size);
+        let fits = smallest(&search)?;
         match whole.target.profile.offloads {
             true => search.fastest_anywhere(policies).or(Some(fits)),
             false => Some(fits),
@@ -60,11 +62,8 @@ fn largest_tiles(policies: &[Arc<SchedulePolicy>], whole: &Search) -> Option<Pla
     let mut sizes = smaller_tiles(whole.request);
     if whole.effort() > 1 {
         // Smaller tiles take less, but for rounding, so the largest that fit are found by halving.
-        let fits = |size: TileSize| {
-            let search = Search { grid: whole.request.grid(size), ..whole.clone() };
-            search.anywhere(|search| search.first_packed(&least)).is_some()
-        };
-        let first = sizes.partition_point(|size| !whole.target.is_cancelled() && !fits(*size));
+        let too_large = |size: &TileSize| !whole.target.is_cancelled() && smallest(&search_of(*size)).is_none();
+        let first = sizes.partition_point(too_large);
         sizes.drain(..first.min(sizes.len()));
         sizes.truncate(2);
     }

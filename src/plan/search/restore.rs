@@ -41,15 +41,7 @@ pub fn restore(request: &Request, saved: &SavedPlan, target: &Target) -> Option<
         None => None,
         Some(size) => Some(checked_grid(request, size)?),
     };
-    let spec = ScheduleSpec {
-        network: Arc::clone(&request.network),
-        cone: Arc::clone(&request.cone),
-        batch: request.input.batch,
-        input: request.input_frame(),
-        policy: Arc::new(saved.policy.clone()),
-        grid,
-        order: ItemOrder::SliceBySlice,
-    };
+    let spec = request.spec(Arc::new(saved.policy.clone()), grid, ItemOrder::SliceBySlice);
     Some(Plan::rehearse(request, spec, target).packed(target))
 }
 

@@ -164,15 +164,7 @@ impl<'a> Search<'a> {
             (_, None) => &[ItemOrder::ItemByItem],
             (_, Some(_)) => &[ItemOrder::ItemByItem, ItemOrder::SliceBySlice],
         };
-        let spec = |order: &ItemOrder| ScheduleSpec {
-            network: Arc::clone(&self.request.network),
-            cone: Arc::clone(&self.request.cone),
-            batch: self.request.input.batch,
-            input: self.request.input_frame(),
-            policy: Arc::clone(&policy),
-            grid: self.grid.clone(),
-            order: *order,
-        };
+        let spec = |order: &ItemOrder| self.request.spec(Arc::clone(&policy), self.grid.clone(), *order);
         orders.iter().map(spec).collect()
     }
 

@@ -71,8 +71,7 @@ impl DeviceBlock {
             let bytes = size_of_val(from);
             let to = self.at(offset, bytes as u64)?;
             // SAFETY: both regions are that long, and live until the copy has ended.
-            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, stream.handle()) };
-            check("copying to the GPU", answer)
+            unsafe { stream.upload("copying to the GPU", from.as_ptr().cast(), to, bytes) }
         });
         // Also after a failure: the copies before it may still read.
         begun.and(stream.synchronise())
@@ -83,8 +82,7 @@ impl DeviceBlock {
         let from = self.at(offset, into.len() as u64)?;
         let _current = self.context.enter()?;
         // SAFETY: both regions are that long, and live until the copy has ended.
-        let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(into.as_mut_ptr().cast(), from, into.len(), stream.handle()) };
-        check("copying from the GPU", answer)?;
+        unsafe { stream.download("copying from the GPU", from, into.as_mut_ptr(), into.len()) }?;
         stream.synchronise()
     }
 }

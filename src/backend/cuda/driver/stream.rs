@@ -68,6 +68,28 @@ impl CudaStream {
         self.spans = spans;
     }
 
+    /// Puts a copy from host memory into the stream. `doing` names it in an error.
+    ///
+    /// # Safety
+    /// Both regions have so many bytes, and until the copy has ended they live and nothing else touches them.
+    pub unsafe fn upload(&self, doing: &str, from: *const u8, to: u64, bytes: usize) -> Result<()> {
+        self.copy(|| {
+            // SAFETY: the caller's promise.
+            check(doing, unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.handle()) })
+        })
+    }
+
+    /// The same to host memory.
+    ///
+    /// # Safety
+    /// As for [`CudaStream::upload`].
+    pub unsafe fn download(&self, doing: &str, from: u64, to: *mut u8, bytes: usize) -> Result<()> {
+        self.copy(|| {
+            // SAFETY: the caller's promise.
+            check(doing, unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.handle()) })
+        })
+    }
+
     /// Puts a copy into the stream, by `launch`.
     pub fn copy(&self, launch: impl FnOnce() -> Result<()>) -> Result<()> {
         match &self.spans {
@@ -77,14 +99,20 @@ impl CudaStream {
     }
 
     pub fn record(&self, event: &Event) -> Result<()> {
-        // SAFETY: both live.
-        check("recording an event", unsafe { sys::cuEventRecord(event.handle(), self.raw.handle) })
+        event.record(self.raw.handle)
     }
 
     /// Later work in this stream waits until the event's last record has been passed; at once if there is none.
     pub fn wait_for(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
         check("joining two streams", unsafe { sys::cuStreamWaitEvent(self.raw.handle, event.handle(), 0) })
+    }
+
+    /// Later work in `compute` waits for all of `streams`, and later work in this one for `compute`.
+    pub fn join(&self, compute: &CudaStream, streams: &[&CudaStream]) -> Result<()> {
+        let event = Event::new(&self.raw.context)?;
+        streams.iter().try_for_each(|stream| event.order(stream.handle(), compute.handle()))?;
+        event.order(compute.handle(), self.handle())
     }
 
     /// Blocks the calling thread until the stream is empty.

@@ -51,7 +51,6 @@ pub struct BandPipeline {
     next_buffer: usize,
     /// When each offloaded frame has arrived in host memory, by its offset.
     arrived: HashMap<u64, Event>,
-    context: Arc<Context>,
 }
 
 impl BandPipeline {
@@ -63,17 +62,12 @@ impl BandPipeline {
             buffers: (0..tiling::BANDS_IN_FLIGHT).map(|_| BandBuffer::new(context)).collect::<Result<_>>()?,
             next_buffer: 0,
             arrived: HashMap::new(),
-            context: Arc::clone(context),
         })
     }
 
     /// Later work in `stream` waits for all bands in flight, and later bands wait for `stream`.
     pub fn join(&self, stream: &CudaStream) -> Result<()> {
-        let event = Event::new(&self.context)?;
-        for ours in self.streams() {
-            event.order(ours.handle(), stream.handle())?;
-        }
-        event.order(stream.handle(), self.host.upload.handle())
+        self.host.upload.join(stream, &self.streams())
     }
 
     pub fn synchronise(&self) -> Result<()> {
@@ -277,7 +271,7 @@ impl BandedConv<'_> {
         for frame in division.offloaded_frames() {
             let arrived = match pipeline.arrived.remove(&frame.0) {
                 Some(event) => event,
-                None => Event::new(&pipeline.context)?,
+                None => Event::new(&launcher.context)?,
             };
             pipeline.host.download.record(&arrived)?;
             pipeline.arrived.insert(frame.0, arrived);

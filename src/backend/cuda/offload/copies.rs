@@ -106,23 +106,16 @@ impl HostFrames {
         }
         let device = block.at(offset, bytes)?;
         let host = self.row_address(host)?;
-        let stream = self.stream(direction);
-        stream.copy(|| {
-            // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
-            // last reader is done; a host frame that is written is read by nobody before the event that says it has
-            // arrived.
-            let answer = unsafe {
-                match direction {
-                    CopyDirection::ToDevice => {
-                        sys::cuMemcpyHtoDAsync_v2(device, host.cast(), bytes as usize, stream.handle())
-                    }
-                    CopyDirection::ToHost => {
-                        sys::cuMemcpyDtoHAsync_v2(host.cast(), device, bytes as usize, stream.handle())
-                    }
-                }
-            };
-            check(direction.doing(), answer)
-        })
+        let (stream, doing) = (self.stream(direction), direction.doing());
+        // SAFETY: both regions are that long. A band buffer that is written is free, and its source stays until its
+        // last reader is done; a host frame that is written is read by nobody before the event that says it has
+        // arrived.
+        unsafe {
+            match direction {
+                CopyDirection::ToDevice => stream.upload(doing, host, device, bytes as usize),
+                CopyDirection::ToHost => stream.download(doing, device, host, bytes as usize),
+            }
+        }
     }
 
     fn stream(&self, direction: CopyDirection) -> &CudaStream {

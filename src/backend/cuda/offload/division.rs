@@ -11,7 +11,6 @@ use crate::ir::{
     Offsets, Prologue, Term,
 };
 
-/// The rows of a band.
 pub struct BandRows {
     /// Rows of the tile grid that it computes.
     pub own: Range<u64>,

@@ -283,7 +283,8 @@ pub fn biases(layout: &ConvLayout, source: &mut dyn ConvSource) -> Result<Vec<f3
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ir::{CutSlabs, Prologue, SlabSource};
+    use crate::ir::Prologue;
+    use crate::testing::{CutSlabs, SlabSource};
 
     /// Weights that are their own index, counted from 1.
     fn numbered(count: usize) -> Vec<f32> {

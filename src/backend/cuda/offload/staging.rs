@@ -5,12 +5,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
-use cudarc::driver::sys;
-
 use crate::backend::NonFinite;
-use crate::backend::cuda::driver::{
-    Context, CudaStream, DeviceBlock, Event, HostFlags, PinnedMemory, SpanRecorder, check,
-};
+use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event, HostFlags, PinnedMemory, SpanRecorder};
 use crate::backend::cuda::launch::tiling::FRAME_ALIGN;
 use crate::backend::cuda::launch::{Launcher, Strided};
 use crate::error::{Error, Result};
@@ -20,7 +16,6 @@ use crate::ir::{Buffers, LoadTensor, PinnedBytes, StoreTensor, TensorDevice, Vie
 /// device has a single staging buffer, sized for the widest elements; narrower frames double-buffer in its halves.
 struct StagingChannel {
     pinned: Option<PinnedMemory>,
-    context: Arc<Context>,
     stream: CudaStream,
     /// Bytes of a half of the pinned memory.
     half_bytes: u64,
@@ -43,7 +38,6 @@ impl StagingChannel {
             used: [Event::new(context)?, Event::new(context)?],
             next_half: 0,
             was_whole: false,
-            context: Arc::clone(context),
         })
     }
 
@@ -169,12 +163,8 @@ impl Staging {
         unsafe { frame.gather(pinned) };
         let (_, halves) = channel.on_device(bytes, half);
         halves.iter().try_for_each(|half| channel.stream.wait_for(&channel.used[*half]))?;
-        let stream = channel.stream.handle();
-        channel.stream.copy(|| {
-            // SAFETY: both regions are that long; neither is touched before the events that say so.
-            let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(staged, pinned.cast(), bytes as usize, stream) };
-            check("copying a frame to the GPU", answer)
-        })?;
+        // SAFETY: both regions are that long; neither is touched before the events that say so.
+        unsafe { channel.stream.upload("copying a frame to the GPU", pinned, staged, bytes as usize) }?;
         channel.stream.record(&channel.copied[half])?;
         compute.wait_for(&channel.copied[half])
     }
@@ -187,12 +177,8 @@ impl Staging {
         let (bytes, channel) = (frame.bytes(), &mut self.stores);
         let (half, pinned) = channel.take_half(bytes)?;
         channel.stream.wait_for(&channel.used[half])?;
-        let stream = channel.stream.handle();
-        channel.stream.copy(|| {
-            // SAFETY: both regions are that long; the pinned one is read after its event alone, and was just emptied.
-            let answer = unsafe { sys::cuMemcpyDtoHAsync_v2(pinned.cast(), staged, bytes as usize, stream) };
-            check("copying a frame to the host", answer)
-        })?;
+        // SAFETY: both regions are that long; the pinned one is read after its event alone, and was just emptied.
+        unsafe { channel.stream.download("copying a frame to the host", staged, pinned, bytes as usize) }?;
         channel.stream.record(&channel.copied[half])?;
         self.pending[half] = Some(PendingStore { frame: *frame, pinned });
         Ok(())
@@ -203,17 +189,13 @@ impl Staging {
         let channel = &mut self.loads;
         let arrived = match self.fetched.entry(to) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(Event::new(&channel.context)?),
+            Entry::Vacant(new) => new.insert(Event::new(channel.stream.context())?),
         };
         arrived.order(compute.handle(), channel.stream.handle())?;
         let mut address = to;
         for part in weights {
-            let stream = channel.stream.handle();
-            channel.stream.copy(|| {
-                // SAFETY: the plan vouches for the region; pinned memory waits for all streams before it is freed.
-                let answer = unsafe { sys::cuMemcpyHtoDAsync_v2(address, part.as_ptr().cast(), part.len(), stream) };
-                check("fetching weights", answer)
-            })?;
+            // SAFETY: the plan vouches for the region; pinned memory waits for all streams before it is freed.
+            unsafe { channel.stream.upload("fetching weights", part.as_ptr(), address, part.len()) }?;
             address += part.len() as u64;
         }
         channel.stream.record(arrived)
@@ -246,11 +228,7 @@ impl Staging {
     /// Later work in `compute` waits for all copies, and later uploads wait for `compute`: the job before may still
     /// read their destination.
     pub fn join(&self, compute: &CudaStream) -> Result<()> {
-        let event = Event::new(&self.loads.context)?;
-        for ours in [&self.loads.stream, &self.stores.stream] {
-            event.order(ours.handle(), compute.handle())?;
-        }
-        event.order(compute.handle(), self.loads.stream.handle())
+        self.loads.stream.join(compute, &[&self.loads.stream, &self.stores.stream])
     }
 
     pub fn synchronise(&self) -> Result<()> {

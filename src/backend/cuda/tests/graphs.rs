@@ -1,6 +1,5 @@
 //! Small operations go to the GPU as graphs, with the same results.
 
-use std::path::Path;
 use std::sync::atomic::AtomicBool;
 
 use super::*;
@@ -9,12 +8,12 @@ use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Se
 use crate::ir::Shape;
 use crate::model::Direction;
 use crate::node;
+use crate::testing::golden;
 
 pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
-    let weights = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"));
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], &weights, Allocators::default(), settings).unwrap()
+    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], &golden(model), Allocators::default(), settings).unwrap()
 }
 
 /// A clip of latents, and room for its frames.

@@ -1,7 +1,6 @@
 //! Pairs of frames that share products, against the CPU; and the bits of frames that are computed alone.
 
 use super::*;
-use crate::ir::SlabSource;
 use crate::model::Time;
 
 const FRAMES: usize = 6;
@@ -60,8 +59,8 @@ impl PairCase {
         let store = backend.allocate_weights(weight_bytes, Residency::Device).unwrap();
         let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
         let conv = match layout.pairs {
-            true => crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut PairedWeights(plain)),
-            false => crate::backend::prepare(backend, (&store, FRAME_ALIGN), layout, &mut plain),
+            true => crate::testing::prepare(backend, (&store, FRAME_ALIGN), layout, &mut PairedWeights(plain)),
+            false => crate::testing::prepare(backend, (&store, FRAME_ALIGN), layout, &mut plain),
         };
         let weights = [conv.unwrap()];
         for launch in launches {

@@ -24,6 +24,9 @@ use crate::plan::search::{self, SavedPlan};
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
 
+/// Two by two of a [`clip`].
+const TILES: Option<TileSize> = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
+
 fn request(direction: Direction, input: Shape) -> Request {
     let config = Config { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
     let network = Network::new(&config, direction);
@@ -308,10 +311,9 @@ fn a_still_image_offloads_outputs_that_do_not_fit() {
 
 #[test]
 fn staging_buffers_follow_the_band_buffers() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
     for direction in Direction::ALL {
         let whole = request(direction, clip(direction, 1, 9)).plan(&SEPARATE).unwrap();
-        let tiled = Request { tiles, ..request(direction, clip(direction, 1, 9)) }.plan(&SEPARATE).unwrap();
+        let tiled = Request { tiles: TILES, ..request(direction, clip(direction, 1, 9)) }.plan(&SEPARATE).unwrap();
         for plan in [&whole, &tiled] {
             let (buffers, pinned) = (plan.buffers(), plan.pinned());
             let ([load, store], (bands, bytes)) = (buffers.staging, buffers.bands);
@@ -339,9 +341,8 @@ fn clips_of_a_batch_do_not_mix() {
 
 #[test]
 fn tiles_are_the_same_in_any_order_and_from_a_stream() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
     for (direction, costs) in Direction::ALL.into_iter().flat_map(|d| [(d, FUSED), (d, FAST_COPIES)]) {
-        let base = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
+        let base = Request { tiles: TILES, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
         let whole = base.plan(&costs).unwrap();
         let expected = run(&whole, &costs);
         assert!(!whole.report().exact && whole.report().tiles == (2, 2));
@@ -376,7 +377,7 @@ fn a_longer_clip_takes_no_more_memory() {
 fn a_long_job_keeps_to_a_plan_made_from_a_few_slices() {
     for direction in Direction::ALL {
         for frames in [61, 62, 67, 100] {
-            for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
+            for tiles in [None, TILES] {
                 let request = Request { slice: Some(1), tiles, ..request(direction, clip(direction, 3, frames)) };
                 // Symbols::run fails on a slot that was not planned.
                 [FUSED, FAST_COPIES].iter().for_each(|costs| drop(run(&request.plan(costs).unwrap(), costs)));
@@ -434,7 +435,7 @@ fn tiles_made_by_the_limit_are_even_and_fit() {
 #[test]
 fn the_operations_add_up_to_the_work_that_progress_counts() {
     for direction in Direction::ALL {
-        for tiles in [None, Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided })] {
+        for tiles in [None, TILES] {
             let request = Request { tiles, slice: Some(2), ..request(direction, clip(direction, 2, 14)) };
             let plan = request.plan(&FUSED).unwrap();
             assert_eq!(u128::from(work_of(&plan, &FUSED)), work(&plan.spec, 14));
@@ -456,15 +457,19 @@ fn rehearsed<T>(
     found
 }
 
+/// Every cache that can be.
+fn offload_caches(policy: &mut SchedulePolicy, network: &Network, device: &Device) {
+    let offloadable = device.target().offloadable_caches(network);
+    offloadable.into_iter().for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
+}
+
 /// It has no cache to move yet.
 #[test]
 fn an_incomplete_chunk_comes_first() {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 9));
     let network = &request.network;
     let mut policy = SchedulePolicy::resident(network, 3, vec![3, 6, 6, 6]);
-    for (_, layer) in FAST_COPIES.target().offloadable_caches(network) {
-        policy.caches[layer] = CachePolicy::HOST;
-    }
+    offload_caches(&mut policy, network, &FAST_COPIES);
     let last = network.stages.last().unwrap().blocks[1].layers()[0];
     let chunks = rehearsed(&request, policy, &FAST_COPIES, |op| match op {
         Op::BandedConv(conv) if conv.layer == last => Some((conv.cached.len(), conv.frames.len())),
@@ -515,20 +520,23 @@ fn the_estimate_of_a_long_clip_is_that_of_all_its_operations() {
     for direction in Direction::ALL {
         let request = request(direction, clip(direction, 1, 61));
         let mut policy = SchedulePolicy::resident(&request.network, 2 * request.network.latent_rate(), vec![2; 4]);
-        let offloadable = SLOW_COPIES.target().offloadable_caches(&request.network);
-        offloadable.into_iter().for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
+        offload_caches(&mut policy, &request.network, &SLOW_COPIES);
         let spec = ScheduleSpec { policy: Arc::new(policy), ..request.plan(&SLOW_COPIES).unwrap().spec };
         let plan = Plan::rehearse(&request, spec, &SLOW_COPIES.target()).packed(&SLOW_COPIES.target());
-        let network = &plan.spec.network;
-        let costs = CostModel { network, target: SLOW_COPIES.target() };
-        let (mut schedule, mut seconds) = (plan.schedule(&SLOW_COPIES.target()), 0.0);
-        while schedule.prepare_next() == Next::Op {
-            seconds += costs.of(schedule.front().unwrap()).seconds;
-            schedule.done();
-        }
-        let off = plan.seconds() / seconds - 1.0;
-        assert!(off.abs() < 1e-3, "{direction:?}: {} for {seconds}", plan.seconds());
+        assert_estimated(&plan, 1e-3);
     }
+}
+
+/// Compares a plan's estimate with the sum over its operations.
+fn assert_estimated(plan: &Plan, tolerance: f64) {
+    let costs = CostModel { network: &plan.spec.network, target: SLOW_COPIES.target() };
+    let (mut schedule, mut seconds) = (plan.schedule(&SLOW_COPIES.target()), 0.0);
+    while schedule.prepare_next() == Next::Op {
+        seconds += costs.of(schedule.front().unwrap()).seconds;
+        schedule.done();
+    }
+    let off = plan.seconds() / seconds - 1.0;
+    assert!(off.abs() < tolerance, "{:?}: {} for {seconds}", plan.spec.network.direction, plan.seconds());
 }
 
 /// A banded layer may write over its input. The frames of a batch wait for those of its last clip, so they must not lie
@@ -542,9 +550,7 @@ fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
     let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
     let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
     let SavedPlan { mut policy, tiles } = stream.plan(&FAST_COPIES).unwrap().spec.saved_plan();
-    for (_, layer) in FAST_COPIES.target().offloadable_caches(&stream.network) {
-        policy.caches[layer] = CachePolicy::HOST;
-    }
+    offload_caches(&mut policy, &stream.network, &FAST_COPIES);
     for slice in [1, 2, 3] {
         policy.slice = slice * stream.network.latent_rate();
         let plan = stream.restore(&SavedPlan { policy: policy.clone(), tiles }, &FAST_COPIES).unwrap();

@@ -1,6 +1,5 @@
 //! Ranges: the same frames as in a run of the whole clip, from no more work than they depend on.
 
-use super::symbols::{Symbols, run_ready};
 use super::*;
 use crate::plan::policy::{head_is_transient, recomputable_layer};
 
@@ -62,7 +61,7 @@ fn frames_of(direction: Direction, latents: u64) -> u64 {
 
 #[test]
 fn a_range_has_the_frames_of_the_whole_clip() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for device in [FUSED, SEPARATE, FAST_COPIES] {
             let frames = frames_of(direction, 24);
             let free = request(direction, clip(direction, 1, frames));
@@ -90,7 +89,7 @@ fn a_range_at_the_end_of_a_clip_is_padded_as_the_clip_is() {
 
 #[test]
 fn a_long_range_keeps_to_a_plan_made_from_a_few_slices() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let free = request(direction, clip(direction, 2, frames_of(direction, 100)));
         for device in [FUSED, FAST_COPIES] {
             let expected = run(&free.plan(&device).unwrap(), &device);
@@ -114,7 +113,7 @@ fn a_long_range_keeps_to_a_plan_made_from_a_few_slices() {
 /// Under limits: offloaded, recomputed and rematerialised, also with offloaded weights.
 #[test]
 fn a_range_within_a_limit_has_the_frames_of_the_whole_clip() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let (mut seen, mut rematerialised, mut fetched) = (HashSet::new(), 0, 0);
         let free = request(direction, clip(direction, 2, frames_of(direction, 24)));
         let expected = run(&free.plan(&SEPARATE).unwrap(), &SEPARATE);
@@ -150,11 +149,10 @@ fn a_range_within_a_limit_has_the_frames_of_the_whole_clip() {
 
 #[test]
 fn tiles_of_a_range_are_those_of_the_whole_clip() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for device in [FUSED, SEPARATE, FAST_COPIES] {
             let free = request(direction, clip(direction, 2, frames_of(direction, 24)));
-            let tiled = Request { tiles, slice: Some(2), ..free };
+            let tiled = Request { tiles: TILES, slice: Some(2), ..free };
             let expected = run(&tiled.plan(&device).unwrap(), &device);
             for (first, end) in [(9, 11), (20, 24), (61, 75)] {
                 let range = FrameRange { first, end: Some(end) };
@@ -170,32 +168,11 @@ fn tiles_of_a_range_are_those_of_the_whole_clip() {
     }
 }
 
-/// Pushes input frames up to `end` of a clip, and returns what comes out.
-fn run_from(plan: &Plan, device: &Device, end: u64, piece: u64) -> Stored {
-    let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    loop {
-        for _ in 0..schedule.room().min(piece).min(end.saturating_sub(schedule.loaded())) {
-            schedule.load();
-        }
-        while schedule.front().is_some() {
-            symbols.run(&mut schedule);
-        }
-        if schedule.loaded() >= end {
-            schedule.set_total(schedule.loaded());
-        }
-        run_ready(&mut schedule, &mut symbols, plan);
-        if schedule.prepare_next() == Next::End {
-            return symbols.sorted();
-        }
-    }
-}
-
 #[test]
 fn a_stream_that_begins_in_the_middle_has_the_frames_of_the_whole_clip() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (device, batch, tiles) in
-            [(FUSED, 2, None), (SEPARATE, 1, None), (FAST_COPIES, 2, None), (FAST_COPIES, 1, tiles)]
+            [(FUSED, 2, None), (SEPARATE, 1, None), (FAST_COPIES, 2, None), (FAST_COPIES, 1, TILES)]
         {
             let frames = frames_of(direction, 40);
             let free = Request { tiles, slice: Some(2), ..request(direction, clip(direction, batch, frames)) };
@@ -208,7 +185,7 @@ fn a_stream_that_begins_in_the_middle_has_the_frames_of_the_whole_clip() {
                 for slice in [1, 3] {
                     let plan = Request { slice: Some(slice), ..free.clone() }.stream_at(first).plan(&device).unwrap();
                     for piece in [1, 7] {
-                        assert_eq!(run_from(&plan, &device, frames, piece), part(&expected, range), "{first}");
+                        assert_eq!(run_pushed(&plan, &device, frames, piece), part(&expected, range), "{first}");
                     }
                 }
             }
@@ -219,14 +196,14 @@ fn a_stream_that_begins_in_the_middle_has_the_frames_of_the_whole_clip() {
 /// Also before its first output frame.
 #[test]
 fn a_stream_that_begins_in_the_middle_may_end_anywhere() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (slice, device) in [(1, FUSED), (3, SEPARATE), (2, FAST_COPIES)] {
             let free = Request { slice: Some(slice), ..request(direction, clip(direction, 2, 0)) };
             let plan = free.stream_at(21).plan(&device).unwrap();
-            let start = plan.spec.cone.first_input();
+            let start = plan.spec.cone.first_input;
             for end in (start..start + 90).step_by(if slice == 1 { 1 } else { 5 }) {
                 let outputs = if end > start { free.network.output_frames(end) } else { 0 };
-                let made = run_from(&plan, &device, end, 5).len() as u64;
+                let made = run_pushed(&plan, &device, end, 5).len() as u64;
                 assert_eq!(made, 2 * outputs.saturating_sub(21), "{direction:?} {end}");
             }
         }
@@ -235,11 +212,11 @@ fn a_stream_that_begins_in_the_middle_may_end_anywhere() {
 
 #[test]
 fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for (device, slice, batch) in [(FUSED, 2, 2), (SEPARATE, 1, 1), (FAST_COPIES, 1, 2)] {
             let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) }.stream_at(19);
             let plan = stream.plan(&device).unwrap();
-            let frames = plan.spec.cone.first_input() + if direction == Direction::Encode { 70 } else { 26 };
+            let frames = plan.spec.cone.first_input + if direction == Direction::Encode { 70 } else { 26 };
             snapshot::check_plan(&stream, &plan, &device, frames);
         }
         // Every cache that can be is offloaded or recomputed.
@@ -254,25 +231,18 @@ fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
                 }
             }
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");
-            snapshot::check_plan(&stream, &plan, &FAST_COPIES, plan.spec.cone.first_input() + 26);
+            snapshot::check_plan(&stream, &plan, &FAST_COPIES, plan.spec.cone.first_input + 26);
         }
     }
 }
 
 #[test]
 fn the_estimate_of_a_long_range_is_that_of_all_its_operations() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let free = Request { slice: Some(2), ..request(direction, clip(direction, 1, frames_of(direction, 120))) };
         let (first, end) = if direction == Direction::Encode { (50, 119) } else { (200, 475) };
         let plan = free.range(FrameRange { first, end: Some(end) }).plan(&SLOW_COPIES).unwrap();
-        let costs = CostModel { network: &plan.spec.network, target: SLOW_COPIES.target() };
-        let (mut schedule, mut seconds) = (plan.schedule(&SLOW_COPIES.target()), 0.0);
-        while schedule.prepare_next() == Next::Op {
-            seconds += costs.of(schedule.front().unwrap()).seconds;
-            schedule.done();
-        }
-        let off = plan.seconds() / seconds - 1.0;
-        assert!(off.abs() < 2e-3, "{direction:?}: {} for {seconds}", plan.seconds());
+        assert_estimated(&plan, 2e-3);
     }
 }
 

@@ -4,15 +4,7 @@ use super::*;
 use crate::plan::cost::Target;
 
 fn spec(request: &Request, policy: SchedulePolicy, tiles: Option<TileSize>, order: ItemOrder) -> ScheduleSpec {
-    ScheduleSpec {
-        network: Arc::clone(&request.network),
-        cone: Arc::clone(&request.cone),
-        batch: request.input.batch,
-        input: request.input_frame(),
-        policy: Arc::new(policy),
-        grid: tiles.and_then(|size| request.grid(size)),
-        order,
-    }
+    request.spec(Arc::new(policy), tiles.and_then(|size| request.grid(size)), order)
 }
 
 type Demand = (Vec<(u64, u64)>, u64);
@@ -64,7 +56,7 @@ fn policies(request: &Request, slice: u64, chunks: &[u64], device: &Device) -> V
 fn work_items_that_are_alike_are_counted_exactly() {
     let tile = |height, width, overlap| Some(TileSize { height, width, overlap, spacing: Spacing::Strided });
     let mut ops = [0; 2];
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for device in [FUSED, SEPARATE, FAST_COPIES] {
             for (batch, tiles) in [
                 (1, tile(16, 16, 8)),
@@ -102,7 +94,7 @@ fn work_items_that_are_alike_are_counted_exactly() {
 fn periods_of_a_long_slice_are_counted_exactly() {
     let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Even });
     let mut ops = [0; 2];
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         for device in [FUSED, SEPARATE, FAST_COPIES] {
             for (slice, chunks) in [
                 (7, [1, 2, 1, 1]),
@@ -133,7 +125,7 @@ fn periods_of_a_long_slice_are_counted_exactly() {
 /// A slice of thousands of frames is no more work than a short one.
 #[test]
 fn rehearsals_do_not_grow_with_slices_or_work_items() {
-    for direction in [Direction::Encode, Direction::Decode] {
+    for direction in Direction::ALL {
         let ops = |batch: u64, slice: u64, size: u64| {
             let request = request(direction, clip(direction, batch, 0));
             let policy = policies(&request, slice, &[8, 8, 4, 2], &FUSED).remove(0);

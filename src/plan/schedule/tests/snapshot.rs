@@ -60,10 +60,10 @@ pub fn check_plan(request: &Request, plan: &Plan, device: &Device, frames: u64) 
         assert_eq!(schedule.prepare_next(), Next::End);
     };
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    whole(&mut schedule, &mut symbols, plan.spec.cone.first_input());
+    whole(&mut schedule, &mut symbols, plan.spec.cone.first_input);
     let expected = symbols.sorted();
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    let first = plan.spec.cone.first_input();
+    let first = plan.spec.cone.first_input;
     for pushed in first..frames {
         run_on(&mut schedule, &mut symbols, pushed.saturating_sub(1).max(first), pushed);
         assert!(schedule.is_waiting());
@@ -93,9 +93,8 @@ fn a_stream_is_restored_at_any_frame() {
 
 #[test]
 fn tiles_are_restored_at_any_frame() {
-    let tiles = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
     for direction in Direction::ALL {
-        let stream = Request { tiles, slice: Some(1), ..request(direction, clip(direction, 2, 0)) };
+        let stream = Request { tiles: TILES, slice: Some(1), ..request(direction, clip(direction, 2, 0)) };
         [FUSED, FAST_COPIES].iter().for_each(|device| check(&stream, device, 14));
     }
 }
@@ -171,7 +170,7 @@ fn a_cancelled_skip_stops_at_once() {
             for slice in [1, 2, 3] {
                 let stream = Request { slice: Some(slice), ..request(direction, clip(direction, 1, 0)) };
                 let plan = stream.plan(&device).unwrap();
-                for loaded in plan.spec.cone.first_input()..90 {
+                for loaded in plan.spec.cone.first_input..90 {
                     let mut schedule = plan.schedule(&device.target());
                     schedule.skip_to(loaded, &device.target().with_cancel(&cancel));
                     assert_eq!(schedule.stored(), 0);

@@ -326,7 +326,7 @@ fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
 }
 
 /// Runs all operations that need no more input.
-pub fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
+fn run_ready(schedule: &mut Schedule, symbols: &mut Symbols, plan: &Plan) {
     while schedule.prepare_next() == Next::Op {
         check_bands(schedule, plan, &symbols.device);
         symbols.run(schedule);
@@ -340,20 +340,18 @@ pub fn run(plan: &Plan, device: &Device) -> Vec<(u64, u64, u64)> {
     symbols.sorted()
 }
 
-/// Pushes at most `piece` frames at a time, and runs only when nothing more is taken.
-pub fn run_pushed(plan: &Plan, device: &Device, frames: u64, piece: u64) -> Vec<(u64, u64, u64)> {
+/// Pushes input frames up to `end` of a clip, at most `piece` at a time, and runs only when nothing more is taken.
+pub fn run_pushed(plan: &Plan, device: &Device, end: u64, piece: u64) -> Vec<(u64, u64, u64)> {
     let (mut schedule, mut symbols) = (plan.schedule(&device.target()), Symbols::new(device));
-    let mut pushed = 0;
     loop {
-        for _ in 0..schedule.room().min(piece).min(frames - pushed) {
+        for _ in 0..schedule.room().min(piece).min(end.saturating_sub(schedule.loaded())) {
             schedule.load();
-            pushed += 1;
         }
         while schedule.front().is_some() {
             symbols.run(&mut schedule);
         }
-        if pushed == frames {
-            schedule.set_total(frames);
+        if schedule.loaded() >= end {
+            schedule.set_total(schedule.loaded());
         }
         run_ready(&mut schedule, &mut symbols, plan);
         if schedule.prepare_next() == Next::End {

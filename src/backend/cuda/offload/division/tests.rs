@@ -327,12 +327,10 @@ fn check(
     };
     let frames = (0..count).map(banded_frame).collect();
     let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(all_cached).collect();
-    let caches = (cached, cache_writes, rounded.clone());
-    let (cached, cache_writes, rounded) = caches;
     let op = BandedConvOp {
         cached,
         cache_writes,
-        fresh: inputs.clone(),
+        fresh: inputs,
         columns,
         format,
         rounded,

@@ -91,8 +91,9 @@ pub struct Settings {
     pub on_nonfinite: OnNonFinite,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,
-    /// Whether rates of a GPU are measured once and kept in a table, and where that is; `None`: beside the driver's cache.
+    /// Whether rates of a GPU are measured once and kept in a table.
     pub autotune: bool,
+    /// Where that is; `None`: beside the driver's cache.
     pub autotune_path: Option<PathBuf>,
     /// Where the times of operations are written.
     pub trace: Option<Trace>,

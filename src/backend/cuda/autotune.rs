@@ -21,8 +21,8 @@ use crate::ir::{
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
 const CHANNELS: [u64; 2] = [128, 512];
 const GROUPS: u64 = 32;
-/// Rows of the narrow frames in 16 bits, halved until everything fits. Their width is a tile for each multiprocessor, so
-/// that all are busy until the end. A frame is then 64 MiB on an H200.
+/// Rows of the narrow frames in 16 bits, fewer if memory is short: 66 MiB a frame on an H200. The width is a tile for
+/// each multiprocessor, so that all are busy until the end.
 const ROWS: [u64; 3] = [128, 64, 32];
 const TILE_WIDTH: u64 = 16;
 /// Four input frames, and the pair that is computed from them.

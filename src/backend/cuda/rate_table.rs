@@ -1,5 +1,5 @@
-//! The table of measured rates: a small JSON file that several processes may share. What is damaged, of another format or
-//! of another card, driver or kernel is not found. Calls no driver.
+//! The table of measured rates: a small JSON file that processes share. What is damaged, of another format, or of another
+//! card, driver or kernel is not found. Calls no driver.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
@@ -72,13 +72,13 @@ pub fn store(path: &Path, card: &str, measured: &MeasuredRates) -> Result<()> {
 
 /// All entries, newest first; none if the file cannot be read as a table.
 fn entries(path: &Path) -> Vec<Value> {
-    let mut text = String::new();
+    let read = || -> std::io::Result<String> {
+        let mut text = String::new();
+        std::fs::File::open(path)?.take(MOST_BYTES).read_to_string(&mut text).map(|_| text)
+    };
     // Opening a pipe would wait for its other end.
     let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
-    let read = || std::fs::File::open(path)?.take(MOST_BYTES).read_to_string(&mut text);
-    if !is_file || { read }().is_err() {
-        return Vec::new();
-    }
+    let text = if is_file { read().unwrap_or_default() } else { String::new() };
     let mut table: Value = serde_json::from_str(&text).unwrap_or_default();
     if table["format"] != FORMAT {
         return Vec::new();

@@ -304,7 +304,11 @@ impl Backend for Cuda {
     fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
         let (measured, notes) = autotune::measured(self, table);
         let derived = self.profile();
-        let tuned = measured.map(|found| DeviceProfile { rates: found.rates, pairs: found.pairs, ..derived });
+        let tuned = measured.map(|found| {
+            // Whether there are pairs is not the table's to say.
+            let pairs = derived.pairs.map(|own| found.pairs.unwrap_or(own));
+            DeviceProfile { rates: found.rates, pairs, ..derived }
+        });
         (tuned.unwrap_or(derived), notes)
     }
 

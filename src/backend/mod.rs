@@ -20,6 +20,7 @@ pub use host_stream::HostStream;
 pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;
 
+use std::path::Path;
 use std::time::Instant;
 
 use crate::error::Result;
@@ -57,6 +58,13 @@ pub struct DeviceSpan {
     pub end: Instant,
 }
 
+/// What came of [`Backend::tuned_profile`], for the log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TuningNote {
+    pub is_warning: bool,
+    pub text: String,
+}
+
 /// Where prepared weights live.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Residency {
@@ -83,6 +91,11 @@ pub trait Backend: Send + Sync + 'static {
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.
     fn arithmetic(&self) -> String;
     fn profile(&self) -> DeviceProfile;
+    /// The profile with rates that were measured: those in the table at a path, which the backend chooses for `None`.
+    /// What is not there is measured and stored. A backend that measures nothing has its profile.
+    fn tuned_profile(&self, _table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
+        (self.profile(), Vec::new())
+    }
     fn sizes(&self) -> &dyn Sizes;
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
     /// which is missing and what to use instead. Asked once, before anything is loaded.

@@ -21,6 +21,7 @@ impl LogSink for Log {
     fn log(&self, level: LogLevel, message: fmt::Arguments) {
         let level = match level {
             LogLevel::Debug => VVAE_LOG_DEBUG,
+            LogLevel::Info => VVAE_LOG_INFO,
             LogLevel::Warning => VVAE_LOG_WARNING,
         };
         self.write(level, message);

@@ -47,6 +47,7 @@ pub struct Progress {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogLevel {
     Debug,
+    Info,
     Warning,
 }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
 
 use self::ready::{Asked, Job};
@@ -18,9 +19,9 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
-use crate::backend::Backend;
+use crate::backend::{Backend, TuningNote};
 use crate::error::{Error, Result, check_cancel};
-use crate::ir::{CacheFormat, ConvLayout, FrameShape, Shape, TensorDevice};
+use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::Fingerprint;
 use crate::model::{Checkpoint, Config, Direction, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
@@ -43,6 +44,8 @@ pub struct Engine<B: Backend> {
     sharing: Sharing,
     /// The last plan: hosts ask for it before they run it, and a tight limit takes long to search.
     planned: Mutex<Option<(Asked, Plan)>>,
+    /// With `autotune`, from the first plan on. Notes wait for a call with a log.
+    tuned: OnceCell<(DeviceProfile, Mutex<Vec<TuningNote>>)>,
 }
 
 /// The encoder or the decoder.
@@ -75,6 +78,7 @@ impl<B: Backend> Engine<B> {
             ledger: Arc::new(Ledger::new(B::HOST_MEMORY)),
             sharing: Sharing::default(),
             planned: Mutex::new(None),
+            tuned: OnceCell::new(),
         })
     }
 
@@ -99,9 +103,18 @@ impl<B: Backend> Engine<B> {
 
     /// The device, as the planner sees it.
     fn target(&self) -> Target<'_> {
-        let (mut profile, groups) = (self.backend.profile(), self.config().groups);
+        let (mut profile, groups) = (self.profile(), self.config().groups);
         profile.rates = self.settings.rates.or(profile.rates);
         Target::new(profile, self.backend.sizes(), groups)
+    }
+
+    fn profile(&self) -> DeviceProfile {
+        if !self.settings.autotune {
+            return self.backend.profile();
+        }
+        let tune = || self.backend.tuned_profile(self.settings.autotune_path.as_deref());
+        let with_lock = |(profile, notes)| (profile, Mutex::new(notes));
+        self.tuned.get_or_init(|| with_lock(tune())).0
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -283,6 +296,10 @@ impl<B: Backend> Session for Engine<B> {
             self.coders.iter_mut().zip(networks).for_each(|(coder, network)| coder.network = network);
             *self.planned.lock() = None;
             self.tell_idle();
+        }
+        let tuning_of = |settings: &Settings| (settings.autotune, settings.autotune_path.clone());
+        if changes_backend || tuning_of(&settings) != tuning_of(&self.settings) {
+            self.tuned = OnceCell::new();
         }
         self.settings = settings;
         Ok(())

@@ -1,5 +1,7 @@
 //! What a host can set, as typed values. The node table parses into this.
 
+use std::path::PathBuf;
+
 use super::trace::Trace;
 use crate::backend::Precision;
 use crate::backend::cpu::Instructions;
@@ -89,6 +91,10 @@ pub struct Settings {
     pub on_nonfinite: OnNonFinite,
     /// What plans are compared by. Rates that are not given are the device's.
     pub rates: GivenRates,
+    /// Whether rates of a GPU are measured once and kept in a table.
+    pub autotune: bool,
+    /// Where that is; `None`: beside the driver's cache.
+    pub autotune_path: Option<PathBuf>,
     /// Where the times of operations are written.
     pub trace: Option<Trace>,
 }

@@ -65,6 +65,8 @@ pub fn defaults() -> Settings {
         chunk_frames: None,
         on_nonfinite: OnNonFinite::Propagate,
         rates: GivenRates::default(),
+        autotune: false,
+        autotune_path: None,
         trace: None,
     };
     for param in PARAMS {
@@ -155,6 +157,8 @@ mod tests {
             ("chunk_frames", "2"),
             ("nonfinite", "error"),
             ("rates", "memory=2e12"),
+            ("autotune", "on"),
+            ("autotune_path", "rates.json"),
             ("trace", "trace.json"),
         ];
         assert_eq!(samples.map(|(key, _)| key).to_vec(), PARAMS.iter().map(Param::key).collect::<Vec<_>>());
@@ -188,6 +192,8 @@ mod tests {
             chunk_frames: Some(2),
             on_nonfinite: OnNonFinite::Fail,
             rates: GivenRates { memory: Some(2e12), ..GivenRates::default() },
+            autotune: true,
+            autotune_path: Some("rates.json".into()),
             trace: all.trace.clone(),
         };
         assert_eq!(all, expected);

@@ -172,7 +172,7 @@ def test_widgets_are_the_library_s(nodes):
     found = {}
     for node in nodes.values():
         found.update({key: entry for key, entry in shown(node).items() if key not in found})
-    assert set(video_vae.parameters()) - {"pixel_range", "mixed_devices", "nonfinite", "trace"} <= set(found)
+    assert set(video_vae.parameters()) - {"pixel_range", "mixed_devices", "nonfinite", "autotune_path", "trace"} <= set(found)
     for key, (kind, default) in {
         "encode_tiled": ("BOOLEAN", False),
         "encode_tile_size": ("INT", 1024),

@@ -8,7 +8,7 @@ import video_vae
 from video_vae import Parameter
 
 # Not the user's to choose: ComfyUI's images have this range, it names one device, and it never stops for NaN.
-FIXED = {"pixel_range": "0..1", "mixed_devices": "refuse", "nonfinite": "propagate", "trace": ""}
+FIXED = {"pixel_range": "0..1", "mixed_devices": "refuse", "nonfinite": "propagate", "autotune_path": "", "trace": ""}
 
 # What ComfyUI's users have elsewhere: its own SeedVR2 nodes and the diffusion model exchange scaled latents.
 DEFAULTS = {"scaling_factor": 0.9152}
@@ -31,6 +31,8 @@ TOOLTIPS = {
     "slice_frames": "Leave at 0. How many latent frames are computed at a time. The result is the same.",
     "chunk_frames": "Leave at 0. How many frames a part of the network computes at a time. The result is the same.",
     "rates": "Leave at auto. How fast the device is thought to be when plans are compared. The result is the same.",
+    "autotune": "on: measure the GPU once, for two seconds, so that the best plan is found on every card. The result is "
+    "the same.",
     "posterior": "mean: the best latent. sample: one drawn at random, as when the model was trained.",
     "seed": "Which random latent posterior = sample draws.",
     "encode_tiled": "Cut the images into tiles even if they fit. Never exact, and not needed to save memory.",
@@ -42,7 +44,7 @@ TOOLTIPS = {
 }
 
 # Shown only to who asks for all settings.
-ADVANCED = {"instruction_set", "slice_frames", "chunk_frames", "rates", "threads", "host_memory_limit"}
+ADVANCED = {"instruction_set", "slice_frames", "chunk_frames", "rates", "autotune", "threads", "host_memory_limit"}
 
 
 def shared_parameters() -> list[Parameter]:

@@ -21,6 +21,7 @@ const EXAMPLES: &str = "Examples:
   vvae bench --random
   vvae bench --weights ema_vae_fp16.safetensors --device cuda:0 --shapes 21x1080x1920 --json bench.json
   vvae bench --random --device cuda:0 --device-tensors --shapes 5x512x512 --repeat 20
+  vvae bench --random --device cuda:0 --set autotune=on
   vvae bench --random --device cpu --ops decode --set threads=1
 ";
 
@@ -31,8 +32,8 @@ const EXAMPLES: &str = "Examples:
 /// published, with nothing folded, so that they compare with other implementations; work that is saved shows as speed.
 /// The second rate counts what is computed after folding; on a GPU it is also given as a part of the rate of a large
 /// matrix product (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine
-/// has cuBLAS ($VVAE_CUBLAS may name it). On the CPU every case is measured in fp32 and in bf16, unless --set precision
-/// names one.
+/// has cuBLAS ($VVAE_CUBLAS may name it). "estimated" is the plan's time as a part of the measured one. On the CPU
+/// every case is measured in fp32 and in bf16, unless --set precision names one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {
@@ -75,6 +76,7 @@ struct Row {
     precision: &'static str,
     shape: String,
     seconds: f64,
+    estimated: f64,
     fps: f64,
     flops: f64,
     computed: f64,
@@ -197,6 +199,7 @@ impl Bench {
             precision: precision.unwrap_or("as set"),
             shape: size.map(|n| n.to_string()).join("x"),
             seconds,
+            estimated: vae.last_run()?.estimated_seconds,
             fps: frames as f64 / seconds,
             flops: checkpoint::flops(config, encoder, size) / seconds,
             computed: checkpoint::folded_flops(config, encoder, size) / seconds,
@@ -210,11 +213,12 @@ impl Bench {
 
 fn heading(unit: &str) -> Result<()> {
     say!(
-        "{:<7} {:<9} {:>14} {:>10} {:>10} {unit:>9} {:>9} {:>10} {:>12} {:>12} {:>9} {:>9}",
+        "{:<7} {:<9} {:>14} {:>10} {:>9} {:>10} {unit:>9} {:>9} {:>10} {:>12} {:>12} {:>9} {:>9}",
         "op",
         "precision",
         "shape",
         "seconds",
+        "estimated",
         "frames/s",
         "computed",
         "of product",
@@ -228,11 +232,12 @@ fn heading(unit: &str) -> Result<()> {
 /// `scale`: of the heading's unit.
 fn line(row: &Row, scale: f64, product: Option<f64>) -> Result<()> {
     say!(
-        "{:<7} {:<9} {:>14} {:>10.4} {:>10.2} {:>9.1} {:>9.1} {:>10} {:>12} {:>12} {:>9.3} {:>9.3}",
+        "{:<7} {:<9} {:>14} {:>10.4} {:>9} {:>10.2} {:>9.1} {:>9.1} {:>10} {:>12} {:>12} {:>9.3} {:>9.3}",
         row.op,
         row.precision,
         row.shape,
         row.seconds,
+        format!("{:.0} %", row.estimated / row.seconds * 100.0),
         row.fps,
         row.flops / scale,
         row.computed / scale,
@@ -247,7 +252,8 @@ fn line(row: &Row, scale: f64, product: Option<f64>) -> Result<()> {
 fn as_json(row: &Row, product: Option<f64>, place: &str) -> Value {
     let computed = row.computed / 1e12;
     json!({
-        "op": row.op, "precision": row.precision, "shape": row.shape, "seconds": row.seconds, "fps": row.fps, "tflops": row.flops / 1e12,
+        "op": row.op, "precision": row.precision, "shape": row.shape, "seconds": row.seconds,
+        "estimated_seconds": row.estimated, "fps": row.fps, "tflops": row.flops / 1e12,
         "computed_tflops": computed, "product_tflops": product, "of_product": product.map(|rate| computed / rate),
         "tensors": place,
         "peak_bytes": row.peak, "host_bytes": row.host, "create_seconds": row.create, "first_seconds": row.first,

@@ -1,10 +1,12 @@
 //! NVIDIA GPUs, by kernels of our own and nothing but the driver. This file implements [`Backend`]; `driver` talks to
 //! the device, `launch` launches kernels, `offload` moves what lies in host memory.
 
+mod autotune;
 mod driver;
 mod launch;
 mod offload;
 mod profile;
+mod rate_table;
 
 pub use driver::{HostCopies, KernelArch, devices, ready};
 pub use launch::CudaSizes;
@@ -12,6 +14,7 @@ pub use offload::pack::PackBuffers;
 pub use offload::weights::{PreparedConv, WeightStore};
 pub use profile::device_profile;
 
+use std::path::Path;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -25,7 +28,9 @@ use self::launch::{
 use self::offload::bands::BandPipeline;
 use self::offload::pack;
 use self::offload::staging::Staging;
-use super::{Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
+use super::{
+    Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop, TuningNote,
+};
 use crate::error::{Error, Result};
 use crate::ir::{
     AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile,
@@ -292,6 +297,17 @@ impl Backend for Cuda {
 
     fn profile(&self) -> DeviceProfile {
         profile::device_profile(self.rates, self.precision(), self.kernel_arch())
+    }
+
+    fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
+        let (measured, notes) = autotune::measured(self, table);
+        let derived = self.profile();
+        let tuned = measured.map(|found| {
+            // Whether there are pairs is not the table's to say.
+            let pairs = derived.pairs.map(|own| found.pairs.unwrap_or(own));
+            DeviceProfile { rates: found.rates, pairs, ..derived }
+        });
+        (tuned.unwrap_or(derived), notes)
     }
 
     fn sizes(&self) -> &dyn Sizes {

@@ -145,6 +145,11 @@ impl<B: Backend> Engine<B> {
     /// planned again for what is left.
     pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
         let direction = job.direction;
+        let notes = self.tuned.get().map(|(_, notes)| std::mem::take(&mut *notes.lock())).unwrap_or_default();
+        for note in notes {
+            let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };
+            control.log(level, format_args!("{}", note.text));
+        }
         loop {
             let report = plan.report();
             control.log(LogLevel::Debug, format_args!("{report}"));

@@ -1,8 +1,8 @@
 //! How long operations take, roughly: to choose between plans, and to tell the host.
 
 use super::sizes::Target;
-use super::work::{layer_work, op_work};
-use crate::ir::{BandedConvOp, CacheFormat, FrameRef, FrameShape, LayerId, Location, Op};
+use super::work::{frame_work, layer_work, op_work};
+use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, FrameRef, FrameShape, LayerId, Location, Op};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -107,7 +107,7 @@ impl CostModel<'_> {
 
     /// The same where the operation's work is known.
     pub fn with_work<L: Location>(&self, op: &Op<L>, work: u64) -> Estimate {
-        let computing = work as f64 * self.pair_cost(op) / self.target.profile.rates.products;
+        let computing = self.products(op, work) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
             Op::BandedConv(conv) => self.banded(conv, computing),
             // Bound by its products, or by reading its input where it has few outputs.
@@ -122,18 +122,30 @@ impl CostModel<'_> {
         Estimate { seconds, moved, waited: 0.0 }
     }
 
-    /// Pairs share products, but their kernel does fewer in a second; a frame alone shares none.
-    fn pair_cost<L: Location>(&self, op: &Op<L>) -> f64 {
-        let (layout, frames) = match op {
-            Op::Conv(conv) => (&conv.layout, conv.frames.len()),
-            Op::BandedConv(conv) => (&conv.layout, conv.frames.len()),
-            _ => return 1.0,
+    /// Products at the device's rate that take as long. Pairs share products, but their kernel does fewer in a second;
+    /// a frame alone shares none. The first frame of a clip has one term.
+    fn products<L: Location>(&self, op: &Op<L>, work: u64) -> f64 {
+        let (layer, input, frames, starts_clip) = match op {
+            Op::Conv(conv) => {
+                let is_main = |slab: u8| u64::from(slab) < conv.layout.slabs;
+                let terms = |frame: &ConvFrame<L>| frame.terms.iter().filter(|term| is_main(term.slab)).count();
+                let starts = conv.partial_sums.before.is_none() && conv.frames.first().is_some_and(|f| terms(f) == 1);
+                (conv.layer, conv.input, conv.frames.len(), starts)
+            }
+            Op::BandedConv(conv) => {
+                let starts = conv.frames.first().is_some_and(|frame| frame.terms.len() == 1);
+                (conv.layer, conv.input, conv.frames.len(), starts)
+            }
+            _ => return work as f64,
         };
-        match (self.target.profile.pairs, frames) {
-            (Some(costs), 1) if layout.pairs => costs.alone,
-            (Some(costs), _) if layout.pairs => costs.together,
-            _ => 1.0,
-        }
+        let later = (frames - usize::from(starts_clip)) as f64;
+        let first = if starts_clip { frame_work(self.network, layer, input, 1) } else { 0 };
+        let cost = match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs) {
+            Some(costs) if later == 1.0 => costs.alone,
+            Some(costs) => costs.together,
+            None => 1.0,
+        };
+        first as f64 + work as f64 * later / (frames.max(1) as f64) * cost
     }
 
     /// Bytes from host memory and to it.

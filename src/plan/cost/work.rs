@@ -6,12 +6,16 @@ use crate::plan::spec::ScheduleSpec;
 
 /// Multiplications for one output frame of a layer, away from the start of the clip.
 pub fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
-    let layer = &network.layers[layer];
-    let layout = &layer.layout;
-    let terms = match layer.time {
+    let terms = match network.layers[layer].time {
         Time::Paired => 2,
         time => time.recipe(u64::from(u16::MAX)).terms().len() as u64,
     };
+    frame_work(network, layer, input, terms)
+}
+
+/// The same for an output frame of so many terms.
+pub fn frame_work(network: &Network, layer: LayerId, input: FrameShape, terms: u64) -> u64 {
+    let layout = &network.layers[layer].layout;
     let shortcut = layout.shortcut.unwrap_or(0) * layout.window.output(input, 1).pixels();
     let taps = layout.window.taps() * layout.cin * terms;
     let pixels = input.pixels() / if layout.window == Window::Down { 4 } else { 1 };

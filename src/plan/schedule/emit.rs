@@ -73,7 +73,7 @@ pub struct Emitter {
     pub periodic: bool,
     /// True if other work items run in between: frames that outlive the turn are pooled.
     pub interleaved: bool,
-    /// True if nobody runs the operations: then they have no terms.
+    /// True if nobody runs the operations: then frames have no terms, unless they have one only.
     pub is_rehearsal: bool,
     /// Where the current chunk of a stage ends.
     pub chunk_end: u64,
@@ -219,11 +219,11 @@ impl Emitter {
 
     /// The terms of an output frame whose inputs are queued and come before frame `end`.
     fn queued_terms(&self, layer: LayerId, frame: u64, end: u64) -> Vec<Term<Slots>> {
-        if self.is_rehearsal {
+        let recipe = self.network.layers[layer].time.recipe(frame);
+        if self.is_rehearsal && recipe.terms().len() > 1 {
             return Vec::new();
         }
         let inputs = self.caches[layer].inputs();
-        let recipe = self.network.layers[layer].time.recipe(frame);
         let queued = recipe.terms().iter().filter(|(input, _)| (inputs.first..end).contains(input));
         queued.map(|(input, slab)| Term { frame: inputs.at(*input), slab: *slab }).collect()
     }

@@ -91,7 +91,7 @@ impl Emitter {
 
     /// The terms of a recipe. `input` says for which frame each input stands; they are numbered from `first`.
     fn terms_from(&self, first: u64, recipe: &Recipe, input: impl Fn(u64) -> u64) -> Vec<(usize, u8)> {
-        let terms = recipe.terms().iter().take_while(|_| !self.is_rehearsal);
+        let terms = recipe.terms().iter().take_while(|_| !self.is_rehearsal || recipe.terms().len() == 1);
         terms.map(|(t, slab)| ((input(*t) - first) as usize, *slab)).collect()
     }
 

@@ -22,6 +22,11 @@ impl Bundle {
         Bundle { name, bytes }
     }
 
+    /// As embedded.
+    pub fn bytes(&self) -> &'static [u8] {
+        self.bytes
+    }
+
     /// Machine code for exactly this architecture. Others of the same major number are integrated GPUs, for which
     /// NVIDIA promises no binary compatibility; they get the PTX.
     pub fn machine_code(&self, arch: KernelArch) -> Result<Option<Vec<u8>>> {

@@ -23,13 +23,17 @@ fn start_driver() -> Result<()> {
     if !unsafe { sys::is_culib_present() } {
         return Err(Error::Device("no NVIDIA driver was found on this machine".into()));
     }
+    // SAFETY: the library is there; the function is as old as CUDA.
+    check("starting the NVIDIA driver", unsafe { sys::cuInit(0) })?;
+    check_version(driver_version()?)
+}
+
+/// The newest CUDA that the driver knows: 12090 is 12.9. The driver has started.
+pub fn driver_version() -> Result<i32> {
     let mut version = 0;
-    // SAFETY: the library is there; both functions are as old as CUDA.
-    unsafe {
-        check("starting the NVIDIA driver", sys::cuInit(0))?;
-        check("asking the NVIDIA driver for its version", sys::cuDriverGetVersion(&mut version))?;
-    }
-    check_version(version)
+    // SAFETY: the library is there; the function is as old as CUDA.
+    check("asking the NVIDIA driver for its version", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    Ok(version)
 }
 
 fn check_version(version: i32) -> Result<()> {

@@ -10,7 +10,7 @@ use crate::error::Result;
 use crate::ir::TensorDevice;
 
 /// As nvidia-smi prints it and CUDA_VISIBLE_DEVICES takes it.
-fn uuid(gpu: &Gpu) -> Result<String> {
+pub fn uuid(gpu: &Gpu) -> Result<String> {
     let mut uuid = sys::CUuuid { bytes: [0; 16] };
     // SAFETY: the device came from the driver.
     check("asking for a GPU's UUID", unsafe { sys::cuDeviceGetUuid_v2(&mut uuid, gpu.handle) })?;

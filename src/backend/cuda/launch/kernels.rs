@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::tiling;
 use crate::backend::Precision;
 use crate::backend::cuda::driver::{Bundle, Context, Kernel, Module};
+use crate::checksum::Checksum;
 use crate::error::Result;
 
 /// A convolution, and the same with partial sums in and out.
@@ -55,6 +56,22 @@ macro_rules! bundle {
             Precision::Fp32 => bundle!($name of "fp32"),
         }
     };
+}
+
+/// Of the embedded kernels that decide how fast a precision is.
+pub fn checksum(precision: Precision) -> u64 {
+    let mut sum = Checksum::default();
+    let common = [bundle!("conv_mma" in precision), bundle!("norm" in precision)];
+    let own = match precision {
+        Precision::Fp16 => {
+            let pairs = [bundle!("conv_mma_pair" of "fp16"), bundle!("conv_wgmma_pair" of "fp16")];
+            vec![bundle!("conv_wgmma" of "fp16"), pairs[0], pairs[1]]
+        }
+        Precision::Bf16 => vec![bundle!("conv_wgmma" of "bf16")],
+        Precision::Fp32 => Vec::new(),
+    };
+    common.iter().chain(&own).for_each(|bundle| sum.add(bundle.bytes()));
+    sum.value()
 }
 
 impl Kernels {

@@ -25,7 +25,7 @@ pub mod tiling;
 pub use cache_u8::{U8Copy, U8Rows};
 pub use conv_params::{ConvBand, ConvLaunch, NextNorm, SplitFrames};
 pub use copy::{RowCopy, RowPitches};
-pub use kernels::Kernels;
+pub use kernels::{Kernels, checksum};
 pub use launcher::{Launcher, WeightPointers};
 #[cfg(test)]
 pub use limit::testing as limit_testing;

@@ -1,0 +1,288 @@
+//! Rates by measurement: this card's own kernels on the layers that take most of the time, in memory of their own.
+//! Owns what the process has measured or read. Bits never depend on it.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+
+use super::driver::{driver_version, uuid};
+use super::launch::checksum;
+use super::offload::weights::{PreparedConv, WeightStore};
+use super::rate_table::{self, COSTS, MeasuredRates, RATES};
+use super::{Cuda, JobMemory};
+use crate::backend::{Backend, Residency, RunArgs, TuningNote};
+use crate::error::{Error, Result};
+use crate::ir::{
+    Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
+    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Term, Window,
+};
+
+/// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
+const CHANNELS: [u64; 2] = [128, 512];
+const GROUPS: u64 = 32;
+/// Rows of the narrow frames in 16 bits, fewer if memory is short: 66 MiB a frame on an H200. The width is a tile for
+/// each multiprocessor, so that all are busy until the end.
+const ROWS: [u64; 3] = [128, 64, 32];
+const TILE_WIDTH: u64 = 16;
+/// Four input frames, and the pair that is computed from them.
+const INPUTS: u64 = 4;
+const FRAMES: u64 = INPUTS + 2;
+/// Long enough for clocks to settle at the power limit. The first half of the rounds is not counted.
+const MEASURED_FOR: Duration = Duration::from_millis(1500);
+const FEWEST_ROUNDS: usize = 4;
+/// A probe repeats its operation until it takes about so long, and the call's own time does not matter.
+const PROBE: Duration = Duration::from_millis(4);
+const MOST_REPEATS: usize = 64;
+
+/// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
+/// there, once for all handles of the process. `None` if that fails; the notes say why.
+pub fn measured(gpu: &Cuda, path: Option<&Path>) -> (Option<MeasuredRates>, Vec<TuningNote>) {
+    type Known = (Option<PathBuf>, String, MeasuredRates);
+    static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+    let mut notes = Vec::new();
+    let mut note = |is_warning, text| notes.push(TuningNote { is_warning, text: format!("autotune: {text}") });
+    let path = path.map(Path::to_owned).or_else(rate_table::default_path);
+    let mut known = KNOWN.lock();
+    let found = card(gpu).and_then(|card| {
+        if let Some((.., rates)) = known.iter().find(|(at, of, _)| (at, of) == (&path, &card)) {
+            return Ok(*rates);
+        }
+        let stored = path.as_deref().and_then(|path| rate_table::read(path, &card, gpu.rates.copy_contention));
+        let (rates, begun) = match stored {
+            Some(rates) => (rates, None),
+            None => {
+                let begun = Instant::now();
+                (measure(gpu)?, Some(begun))
+            }
+        };
+        let place = path.as_ref().map_or("nowhere".into(), |path| path.display().to_string());
+        match begun {
+            None => note(false, format!("{} were read from {place}", described(&rates))),
+            Some(begun) => {
+                let seconds = begun.elapsed().as_secs_f64();
+                note(false, format!("{} were measured in {seconds:.1} s, for {place}", described(&rates)));
+                match path.as_deref().map(|path| rate_table::store(path, &card, &rates)) {
+                    Some(Ok(())) => {}
+                    Some(Err(why)) => note(true, format!("{why}; other processes measure again")),
+                    None => note(true, "there is no folder for the table; set autotune_path".into()),
+                }
+            }
+        }
+        known.push((path.clone(), card, rates));
+        Ok(rates)
+    });
+    if let Err(why) = &found {
+        note(true, format!("rates could not be measured: {why}; those that follow from the GPU's properties are used"));
+    }
+    (found.ok(), notes)
+}
+
+/// What rates depend on: the card, its driver, and the kernels.
+fn card(gpu: &Cuda) -> Result<String> {
+    let (of, precision) = (&gpu.context().gpu, gpu.precision());
+    let (uuid, version) = (uuid(of)?, driver_version()?);
+    let (arch, name) = (gpu.kernel_arch(), precision.name());
+    Ok(format!("{uuid} {}, CUDA {version}, kernels {:016x} of {arch} in {name}", of.name, checksum(precision)))
+}
+
+fn described(measured: &MeasuredRates) -> String {
+    let pairs = measured.pairs.map_or(String::new(), |costs| {
+        format!(" and costs of pairs (together {}, alone {})", costs.together, costs.alone)
+    });
+    format!("rates {}{pairs}", measured.rates)
+}
+
+/// A layer that is probed, directly or with pairs of frames.
+fn layout(channels: u64, pairs: bool) -> ConvLayout {
+    ConvLayout {
+        cin: channels,
+        cout: channels,
+        window: Window::Same,
+        prologue: Prologue::NormSilu,
+        slabs: if pairs { u64::from(PAIR_SLABS) } else { 3 },
+        shortcut: None,
+        biases: 1,
+        groups: GROUPS,
+        pairs,
+    }
+}
+
+/// The memory of all probes: frames of one size whatever their channels, one after the other, then scratch.
+struct ProbeFrames {
+    /// Of the narrow frames; wide ones have as many bytes.
+    rows: u64,
+    width: u64,
+    frame_bytes: u64,
+}
+
+impl ProbeFrames {
+    fn new(gpu: &Cuda, rows: u64) -> ProbeFrames {
+        let width = u64::from(gpu.context().gpu.multiprocessors) * TILE_WIDTH;
+        let frames = ProbeFrames { rows: rows * 2 / gpu.precision().bytes(), width, frame_bytes: 0 };
+        let bytes = CHANNELS.map(|channels| gpu.sizes().frame_bytes(frames.shape(channels), GROUPS));
+        ProbeFrames { frame_bytes: bytes[0].max(bytes[1]), ..frames }
+    }
+
+    fn shape(&self, channels: u64) -> FrameShape {
+        FrameShape::new(self.rows * CHANNELS[0] / channels, self.width, channels)
+    }
+
+    fn bytes(&self, gpu: &Cuda) -> u64 {
+        let scratch = |channels| gpu.sizes().conv_scratch(&layout(channels, false), self.shape(channels), 2);
+        FRAMES * self.frame_bytes + CHANNELS.map(scratch).into_iter().max().unwrap_or(0)
+    }
+
+    fn at(&self, frame: u64) -> DeviceOffset {
+        DeviceOffset(frame * self.frame_bytes)
+    }
+
+    /// The last `count` of two output frames, the first from inputs 0 to 2, the second from 1 to 3. One of them has a
+    /// residual, as every second layer does.
+    fn conv(&self, layer: usize, layout: &ConvLayout, count: usize) -> Op<Offsets> {
+        let [first, second] = OWN_SLABS;
+        let slabs = if layout.pairs { [[first, 0, 1], [0, 1, second]] } else { [[0, 1, 2]; 2] };
+        let frames = (0..2).zip(slabs).map(|(i, slabs)| ConvFrame {
+            terms: (i..).zip(slabs).map(|(input, slab)| Term { frame: self.at(input), slab }).collect(),
+            bias: 0,
+            residual: (i == 0).then(|| self.at(INPUTS - 1)),
+            out: self.at(INPUTS + i),
+        });
+        let (input, frames) = (self.shape(layout.cin), frames.skip(2 - count).collect());
+        let partial_sums = PartialSums::NONE;
+        Op::Conv(ConvOp { layer, layout: *layout, weights: None, input, frames, statistics: true, partial_sums })
+    }
+
+    fn norm(&self, layer: usize, layout: &ConvLayout) -> Op<Offsets> {
+        let frames = (0..2).map(|i| (self.at(i), self.at(INPUTS + i))).collect();
+        Op::Normalise(NormaliseOp { layer, layout: *layout, weights: None, shape: self.shape(layout.cin), frames })
+    }
+
+    /// Multiplications of an output frame of so many terms.
+    fn products(&self, channels: u64, terms: u64) -> f64 {
+        (Window::Same.taps() * terms * channels * channels * self.shape(channels).pixels()) as f64
+    }
+}
+
+/// Values of random bits between 2^-15 and 2 in every precision: with zeros the card would clock higher.
+fn random_values() -> Vec<u16> {
+    let mut state = 1u64;
+    let next = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 48) as u16 & 0x87ff | 0x3800
+    };
+    std::iter::repeat_with(next).take(1 << 19).collect()
+}
+
+/// Runs operations on random values.
+struct Prober<'a> {
+    gpu: &'a Cuda,
+    memory: JobMemory,
+    weights: Vec<PreparedConv>,
+    buffers: Buffers,
+}
+
+impl<'a> Prober<'a> {
+    fn new(gpu: &'a Cuda, frames: &ProbeFrames, layouts: &[ConvLayout]) -> Result<Prober<'a>> {
+        let bytes = frames.bytes(gpu);
+        let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
+        let total = sizes.iter().sum();
+        let store = gpu.allocate_weights(total, Residency::Device)?;
+        let mut offset = 0;
+        let mut weights = Vec::new();
+        for (layout, bytes) in layouts.iter().zip(&sizes) {
+            weights.push(gpu.allocate_conv(&store, offset, layout)?);
+            offset += bytes;
+        }
+        let memory = gpu.allocate(bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
+        let values = random_values();
+        let fill = |bytes: u64| {
+            let piece = size_of_val(&values[..]) as u64;
+            (0..bytes / 2 * 2).step_by(piece as usize).map({
+                let values = &values;
+                move |at| (at, &values[..(piece.min(bytes - at) / 2) as usize])
+            })
+        };
+        let stream = gpu.launcher.queue.stream();
+        memory.block.write_all(stream, fill(INPUTS * frames.frame_bytes))?;
+        if let WeightStore::Device(block) = &store {
+            block.write_all(stream, fill(total))?;
+        }
+        let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: (0, 0), staging: [0; 2] };
+        Ok(Prober { gpu, memory, weights, buffers })
+    }
+
+    /// Seconds of an operation, from so many in a row.
+    fn seconds(&mut self, op: &Op<Offsets>, repeats: usize) -> Result<f64> {
+        let args = RunArgs { weights: &self.weights, buffers: self.buffers };
+        let begun = Instant::now();
+        for _ in 0..repeats {
+            self.gpu.run(&mut self.memory, op, &args, &mut || false)?;
+        }
+        self.gpu.finish(&mut self.memory, None)?;
+        Ok(begun.elapsed().as_secs_f64() / repeats as f64)
+    }
+
+    /// Seconds of each operation: the median of rounds of all of them, so that they share clocks and temperature.
+    fn medians(&mut self, ops: &[Op<Offsets>]) -> Result<Vec<f64>> {
+        let mut repeats = Vec::new();
+        for op in ops {
+            // The first loads its kernel.
+            self.seconds(op, 1)?;
+            let once = self.seconds(op, 1)?;
+            repeats.push(((PROBE.as_secs_f64() / once) as usize).clamp(1, MOST_REPEATS));
+        }
+        let (mut rounds, begun) = (Vec::new(), Instant::now());
+        while rounds.len() < FEWEST_ROUNDS || begun.elapsed() < MEASURED_FOR {
+            let round = ops.iter().zip(&repeats).map(|(op, repeats)| self.seconds(op, *repeats));
+            rounds.push(round.collect::<Result<Vec<f64>>>()?);
+        }
+        let counted = &rounds[rounds.len() / 2..];
+        let median = |probe: usize| {
+            let mut times: Vec<f64> = counted.iter().map(|round| round[probe]).collect();
+            times.sort_by(f64::total_cmp);
+            times[times.len() / 2]
+        };
+        Ok((0..ops.len()).map(median).collect())
+    }
+}
+
+fn measure(gpu: &Cuda) -> Result<MeasuredRates> {
+    let has_pairs = gpu.profile().pairs.is_some();
+    let forms = if has_pairs { &[false, true][..] } else { &[false] };
+    let layouts: Vec<ConvLayout> =
+        forms.iter().flat_map(|pairs| CHANNELS.map(|channels| layout(channels, *pairs))).collect();
+    let weight_bytes: u64 = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).sum();
+    let free = gpu.free_bytes() / 4 * 3;
+    let frames = ROWS.map(|rows| ProbeFrames::new(gpu, rows));
+    let Some(frames) = frames.iter().find(|frames| frames.bytes(gpu) + weight_bytes <= free) else {
+        return Err(Error::Memory(format!("too little of the GPU's memory is free, {} MiB", gpu.free_bytes() >> 20)));
+    };
+    let mut ops: Vec<_> = (0..).zip(&layouts).map(|(layer, layout)| frames.conv(layer, layout, 2)).collect();
+    ops.extend((2..).zip(&layouts[2..]).map(|(layer, layout)| frames.conv(layer, layout, 1)));
+    ops.push(frames.norm(0, &layouts[0]));
+    let seconds = Prober::new(gpu, frames, &layouts)?.medians(&ops)?;
+    // Seconds of a product in an output frame of `terms` terms, for `count` frames of both widths from `first` on.
+    let product = |first: usize, terms: u64, count: f64| {
+        let of = |i: usize| seconds[first + i] / (count * frames.products(CHANNELS[i], terms));
+        (of(0) + of(1)) / 2.0
+    };
+    let direct = product(0, 3, 2.0);
+    let passes = 4 * gpu.sizes().frame_bytes(frames.shape(CHANNELS[0]), GROUPS);
+    let rate = |rate: f64| rounded(rate.clamp(*RATES.start(), *RATES.end()));
+    let cost = |seconds: f64| rounded((seconds / direct).clamp(*COSTS.start(), *COSTS.end()));
+    Ok(MeasuredRates {
+        rates: Rates {
+            products: rate(1.0 / direct),
+            memory: rate(passes as f64 / seconds[ops.len() - 1]),
+            copies: rate(gpu.rates.copies),
+            ..gpu.rates
+        },
+        pairs: has_pairs.then(|| PairCosts { together: cost(product(2, 2, 2.0)), alone: cost(product(4, 2, 1.0)) }),
+    })
+}
+
+/// To four digits, which is more than is known, and which every parser reads back as the same number.
+fn rounded(number: f64) -> f64 {
+    format!("{number:.3e}").parse().unwrap_or(number)
+}

@@ -70,6 +70,10 @@ pub const PAIR_SLABS: u8 = 4;
 /// The own slabs: of a pair's first frame, whose first term it is; of its second frame, whose last term it is.
 pub const OWN_SLABS: [u8; 2] = [2, 3];
 
+/// The slab of a clip's first frame, where a layer has so many: the sum of all temporal taps. That frame has one term,
+/// and no other frame has the slab. Layers with [`Window::Same`] only.
+pub const FIRST_FRAME_SLAB: u8 = 4;
+
 /// The shape of a convolution's weights.
 ///
 /// A convolution over time is a sum of convolutions of single frames, each with a *slab* of weights of its own. Which

@@ -2,7 +2,7 @@
 //! A clip is padded by repeating its first frame. Taps on repetitions are summed at load time, into slabs for the first
 //! frames: frame 0 costs one tap instead of three, so a still image is a two-dimensional network.
 
-use crate::ir::{OWN_SLABS, PAIR_SLABS};
+use crate::ir::{FIRST_FRAME_SLAB, OWN_SLABS, PAIR_SLABS};
 
 /// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the
 /// frame offset of a folded 1x1x1 convolution before it (0 without one).
@@ -116,10 +116,9 @@ impl Time {
         let f = frame;
         match (self, f) {
             (Time::Still, _) => Recipe::new(&[(f, 0)], 0),
-            (Time::Causal, 0) => Recipe::new(&[(0, 4)], 0),
+            (Time::Causal | Time::Paired, 0) => Recipe::new(&[(0, FIRST_FRAME_SLAB)], 0),
             (Time::Causal, 1) => Recipe::new(&[(0, 3), (1, 2)], 0),
             (Time::Causal, _) => Recipe::new(&[(f - 2, 0), (f - 1, 1), (f, 2)], 0),
-            (Time::Paired, 0) => Recipe::new(&[(0, PAIR_SLABS)], 0),
             (Time::Paired, _) if f % 2 == 1 => {
                 Recipe::new(&[(f.saturating_sub(2), OWN_SLABS[0]), (f - 1, 0), (f, 1)], 0)
             }

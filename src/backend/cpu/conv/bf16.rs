@@ -57,7 +57,7 @@ impl AreaTask<'_> {
         patches: &mut [Option<Patch>; PATCHES],
     ) {
         let conv = self.conv;
-        let frames = &conv.op.frames[run.clone()];
+        let frames = &conv.frames[run.clone()];
         let tiles = self.tiles();
         let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
         let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);

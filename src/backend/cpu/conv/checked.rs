@@ -1,6 +1,6 @@
 //! A convolution whose offsets were all checked against its memory, and the layout of its scratch.
 
-use super::grid::{OutputGrid, PAIR_INPUTS, RUN};
+use super::grid::{OutputGrid, PAIR_INPUTS, RUN, uses_winograd};
 use super::patch::PatchSource;
 use super::weights::ConvWeights;
 use crate::backend::Precision;
@@ -9,7 +9,9 @@ use crate::backend::cpu::memory::{ALIGN, CpuMemory, SharedPointer};
 use crate::backend::cpu::norm::{self, Moments};
 use crate::backend::cpu::simd::{BLOCK, panel_count, panel_width};
 use crate::error::{Error, Result};
-use crate::ir::{ConvFrame, ConvLayout, ConvOp, FrameShape, FrameUnit, Offsets, Prologue, Term, Window};
+use crate::ir::{
+    ConvFrame, ConvLayout, ConvOp, FIRST_FRAME_SLAB, FrameShape, FrameUnit, Offsets, Prologue, Term, Window,
+};
 
 /// Scratch of an operation: the moments of all frames; then patches, components, sums and norm tables per slot.
 struct ConvScratch {
@@ -60,11 +62,28 @@ fn table_floats(layout: &ConvLayout, precision: Precision) -> usize {
 }
 
 pub fn scratch_bytes(layout: &ConvLayout, input: FrameShape, precision: Precision, frames: u64, threads: usize) -> u64 {
-    ConvScratch::new(layout, &OutputGrid::new(layout, input, precision), frames, threads).bytes(frames)
+    let bytes = |first| {
+        let grid = OutputGrid::new(layout, input, precision, first);
+        ConvScratch::new(layout, &grid, frames, threads).bytes(frames)
+    };
+    // The first frame of a clip and the others are computed one after the other.
+    if has_first_frames(layout, precision) { bytes(true).max(bytes(false)) } else { bytes(false) }
 }
 
+/// Whether the first frame of a clip is computed apart from others. Elsewhere patches are shared with it.
+fn has_first_frames(layout: &ConvLayout, precision: Precision) -> bool {
+    uses_winograd(layout, precision) && layout.slabs > u64::from(FIRST_FRAME_SLAB)
+}
+
+/// Whether a frame is such a frame.
+pub fn is_first(layout: &ConvLayout, precision: Precision, frame: &ConvFrame<Offsets>) -> bool {
+    has_first_frames(layout, precision) && frame.terms.iter().any(|term| term.slab == FIRST_FRAME_SLAB)
+}
+
+/// Some frames of an operation: the first of a clip, or others.
 pub struct CheckedConv<'a> {
     pub op: &'a ConvOp<Offsets>,
+    pub frames: &'a [ConvFrame<Offsets>],
     pub weights: &'a ConvWeights,
     pub grid: OutputGrid,
     pub output: FrameShape,
@@ -83,6 +102,7 @@ impl<'a> CheckedConv<'a> {
         memory: &mut CpuMemory,
         weights: &'a ConvWeights,
         op: &'a ConvOp<Offsets>,
+        frames: &'a [ConvFrame<Offsets>],
         scratch_offset: u64,
     ) -> Result<CheckedConv<'a>> {
         let (layout, input) = (&op.layout, op.input);
@@ -99,24 +119,31 @@ impl<'a> CheckedConv<'a> {
         if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
             return Err(fail(op, "the groups do not divide the output's channels"));
         }
-        let grid = OutputGrid::new(layout, input, weights.precision);
-        let frames = op.frames.len() as u64;
-        let scratch = ConvScratch::new(layout, &grid, frames, threads);
-        memory.block.region("scratch of a convolution", scratch_offset, scratch.bytes(frames))?;
-        op.frames.iter().try_for_each(|frame| check_frame(memory, op, output, weights.precision, frame))?;
+        let first = frames.iter().any(|frame| is_first(layout, weights.precision, frame));
+        let grid = OutputGrid::new(layout, input, weights.precision, first);
+        let count = frames.len() as u64;
+        let scratch = ConvScratch::new(layout, &grid, count, threads);
+        memory.block.region("scratch of a convolution", scratch_offset, scratch.bytes(count))?;
+        for frame in frames {
+            check_frame(memory, op, output, weights.precision, frame)?;
+            let main = || frame.terms.iter().filter(|term| u64::from(term.slab) < layout.slabs);
+            if first && !main().all(|term| term.slab == FIRST_FRAME_SLAB) {
+                return Err(fail(op, "the first frame of a clip has slabs of others"));
+            }
+        }
         let base = SharedPointer::new(memory.block.start().cast());
         let panels = panel_count(layout.cout as usize);
-        let units = match grid.winograd {
-            true => FrameUnit::of(layout, &op.frames),
-            false => (0..op.frames.len()).map(FrameUnit::Single).collect(),
+        let units = match grid.square {
+            Some(_) => FrameUnit::of(layout, frames),
+            None => (0..frames.len()).map(FrameUnit::Single).collect(),
         };
-        Ok(CheckedConv { op, weights, grid, output, panels, units, base, scratch_offset, scratch })
+        Ok(CheckedConv { op, frames, weights, grid, output, panels, units, base, scratch_offset, scratch })
     }
 
     /// Channels of a panel, and the width that it is padded to.
     pub fn panel_width(&self, panel: usize) -> (usize, usize) {
         let (channels, width) = panel_width(self.op.layout.cout as usize, panel);
-        (channels, if self.grid.winograd { channels.next_multiple_of(BLOCK) } else { width })
+        (channels, if self.grid.square.is_some() { channels.next_multiple_of(BLOCK) } else { width })
     }
 
     pub fn phases(&self) -> usize {
@@ -177,11 +204,11 @@ impl<'a> CheckedConv<'a> {
 
     /// A patch of a slot.
     pub fn patch(&self, slot: usize, patch: usize) -> *mut f32 {
-        let moments = self.op.frames.len() as u64 * self.scratch.moments_of_frame;
+        let moments = self.frames.len() as u64 * self.scratch.moments_of_frame;
         self.at(self.scratch_offset + moments + slot as u64 * self.scratch.slot + patch as u64 * self.scratch.patch)
     }
 
-    /// Room for the input in four components of the Winograd domain.
+    /// Room for the input in one component of columns of the Winograd domain.
     pub fn components(&self, slot: usize) -> *mut f32 {
         self.patch(slot, 0).wrapping_byte_add(self.scratch.patches as usize)
     }

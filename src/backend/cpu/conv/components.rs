@@ -1,14 +1,18 @@
 //! Convolutions in the Winograd domain, f32. A task goes through single frames and pairs of frames of one area. Its
-//! input goes into one of the four components of columns at a time, is multiplied, and comes back.
+//! input goes into one of the components of columns at a time, is multiplied, and comes back.
 //! A sum is in the order of terms and channels in each component, and the same for a frame alone as in a pair.
 
 use super::AreaTask;
-use super::grid::{COMPONENTS, split_evenly};
+use super::grid::split_evenly;
 use super::patch::{self, PatchSize};
-use super::winograd::{InputTransform, OutputTransform, ShareProducts};
+use super::winograd::{GROUP, InputTransform, OutputTransform, ShareProducts, Square};
 use crate::backend::Stop;
 use crate::backend::cpu::simd::{BLOCK, MicroTile, Microkernels, PANEL};
 use crate::ir::{FrameUnit, OWN_SLABS, Offsets, Term};
+
+/// Input channels of a product that is added to a sum. A long sum of products is rounded more than the sum of a few
+/// shorter ones, and the weights of so many channels and a panel stay in the first-level cache for all squares.
+const SUM_CHANNELS: usize = 128;
 
 /// Products of a patch and a slab, which are added to a sum or begin it.
 #[derive(Clone, Copy)]
@@ -26,6 +30,14 @@ struct PassFrame {
     finish: bool,
 }
 
+/// A component of columns and of rows, and the number of the former in its group.
+#[derive(Clone, Copy)]
+struct Component {
+    column: usize,
+    row: usize,
+    number: usize,
+}
+
 /// Steps over patches that are prepared.
 struct Pass {
     steps: Vec<Step>,
@@ -35,25 +47,26 @@ struct Pass {
     /// Whether to add to the outputs.
     add: bool,
     size: PatchSize,
+    square: Square,
 }
 
 impl Pass {
     /// Rows and columns of squares.
     fn squares(&self) -> (usize, usize) {
-        (self.size.rows / 2 - 1, self.size.columns / 2 - 1)
+        self.size.squares(self.square)
     }
 }
 
 impl AreaTask<'_> {
     /// # Safety
     /// The processor has `S`.
-    pub(super) unsafe fn run_winograd<S: Microkernels>(&self, stop: &mut Stop) {
+    pub(super) unsafe fn run_winograd<S: Microkernels>(&self, square: Square, stop: &mut Stop) {
         for unit in &self.conv.units[self.units.clone()] {
             // SAFETY: by this function's contract.
             let done = unsafe {
                 match *unit {
-                    FrameUnit::Single(frame) => self.run_single::<S>(frame, stop),
-                    FrameUnit::Pair(frames) => self.run_pair::<S>(frames, stop),
+                    FrameUnit::Single(frame) => self.run_single::<S>(frame, square, stop),
+                    FrameUnit::Pair(frames) => self.run_pair::<S>(frames, square, stop),
                 }
             };
             if !done {
@@ -66,9 +79,9 @@ impl AreaTask<'_> {
     ///
     /// # Safety
     /// As [`AreaTask::run_winograd`].
-    unsafe fn run_single<S: Microkernels>(&self, frame: usize, stop: &mut Stop) -> bool {
-        let (conv, area) = (self.conv, self.area.in_squares());
-        let of = &conv.op.frames[frame].terms;
+    unsafe fn run_single<S: Microkernels>(&self, frame: usize, square: Square, stop: &mut Stop) -> bool {
+        let (conv, area) = (self.conv, self.area.in_squares(square));
+        let of = &conv.frames[frame].terms;
         let main: Vec<&Term<Offsets>> = of.iter().filter(|term| !conv.is_shortcut(term)).collect();
         let mut done = 0;
         for terms in main.chunks(conv.grid.patches) {
@@ -83,7 +96,8 @@ impl AreaTask<'_> {
             }
             let frames = vec![PassFrame { frame, sum: 0, finish: done + terms.len() == of.len() }];
             // SAFETY: by this function's contract.
-            if !unsafe { self.run_pass::<S>(&Pass { steps, shares: false, frames, add: done > 0, size }, stop) } {
+            if !unsafe { self.run_pass::<S>(&Pass { steps, shares: false, frames, add: done > 0, size, square }, stop) }
+            {
                 return false;
             }
             done += terms.len();
@@ -96,9 +110,9 @@ impl AreaTask<'_> {
     ///
     /// # Safety
     /// As [`AreaTask::run_winograd`].
-    unsafe fn run_pair<S: Microkernels>(&self, pair: [Option<usize>; 2], stop: &mut Stop) -> bool {
-        let (conv, area) = (self.conv, self.area.in_squares());
-        let term = |frame: Option<usize>, number: usize| frame.map(|frame| &conv.op.frames[frame].terms[number]);
+    unsafe fn run_pair<S: Microkernels>(&self, pair: [Option<usize>; 2], square: Square, stop: &mut Stop) -> bool {
+        let (conv, area) = (self.conv, self.area.in_squares(square));
+        let term = |frame: Option<usize>, number: usize| frame.map(|frame| &conv.frames[frame].terms[number]);
         let [first, second] = pair;
         let inputs =
             [term(first, 0), term(first, 1).or(term(second, 0)), term(first, 2).or(term(second, 1)), term(second, 2)];
@@ -114,10 +128,11 @@ impl AreaTask<'_> {
             frames: Vec::new(),
             add: false,
             size,
+            square,
         };
         for (sum, frame) in pair.into_iter().enumerate().filter_map(|(sum, frame)| frame.map(|frame| (sum, frame))) {
             pass.steps.push(Step { patch: 3 * sum, slab: OWN_SLABS[sum], sum, add: true });
-            pass.frames.push(PassFrame { frame, sum, finish: conv.op.frames[frame].terms.len() == 3 });
+            pass.frames.push(PassFrame { frame, sum, finish: conv.frames[frame].terms.len() == 3 });
         }
         // SAFETY: by this function's contract.
         unsafe {
@@ -131,7 +146,7 @@ impl AreaTask<'_> {
     /// # Safety
     /// As [`AreaTask::run_winograd`].
     unsafe fn add_shortcut<S: Microkernels>(&self, frame: usize, done: usize, stop: &mut Stop) -> bool {
-        let (terms, mut ready) = (&self.conv.op.frames[frame].terms, None);
+        let (terms, mut ready) = (&self.conv.frames[frame].terms, None);
         // SAFETY: by this function's contract.
         unsafe {
             if terms.is_empty() {
@@ -148,40 +163,44 @@ impl AreaTask<'_> {
     unsafe fn run_pass<S: Microkernels>(&self, pass: &Pass, stop: &mut Stop) -> bool {
         let (rows, columns) = pass.squares();
         let blocks = (self.conv.op.layout.cin as usize).div_ceil(BLOCK);
-        for column in 0..COMPONENTS {
-            for step in &pass.steps {
-                // SAFETY: the slot has room for the components.
-                unsafe {
-                    S::enter(InputTransform {
-                        patch: self.conv.patch(self.slot, step.patch),
-                        size: pass.size,
-                        blocks,
-                        column,
-                        into: self.component(pass, 0, step.patch),
-                        component: self.conv.grid.patches * blocks * rows * columns * BLOCK,
-                    });
-                }
-            }
-            for component in 0..COMPONENTS {
-                for panel in self.panels.clone() {
-                    if stop() {
-                        return false;
+        for (group, group_columns) in pass.square.groups().enumerate() {
+            for column in group_columns.clone() {
+                for step in &pass.steps {
+                    // SAFETY: the slot has room for the components.
+                    unsafe {
+                        S::enter(InputTransform {
+                            square: pass.square,
+                            patch: self.conv.patch(self.slot, step.patch),
+                            size: pass.size,
+                            blocks,
+                            column,
+                            into: self.component(pass, 0, step.patch),
+                            component: self.conv.grid.patches * blocks * rows * columns * BLOCK,
+                        });
                     }
-                    // SAFETY: by this function's contract.
-                    unsafe { self.multiply::<S>(pass, column, component, panel) };
+                }
+                for component in 0..pass.square.components() {
+                    for panel in self.panels.clone() {
+                        if stop() {
+                            return false;
+                        }
+                        let at = Component { column, row: component, number: column - group_columns.start };
+                        // SAFETY: by this function's contract.
+                        unsafe { self.multiply::<S>(pass, at, panel) };
+                    }
                 }
             }
             for frame in &pass.frames {
                 for panel in self.panels.clone() {
                     // SAFETY: by this function's contract.
-                    unsafe { self.transform_back::<S>(pass, frame, column, panel) };
+                    unsafe { self.transform_back::<S>(pass, frame, group, panel) };
                 }
             }
         }
         true
     }
 
-    /// The input of a patch in one of the four components.
+    /// The input of a patch in one of the components of rows.
     fn component(&self, pass: &Pass, component: usize, patch: usize) -> *mut f32 {
         let (rows, columns) = pass.squares();
         let patches = component * self.conv.grid.patches + patch;
@@ -189,10 +208,11 @@ impl AreaTask<'_> {
         self.conv.components(self.slot).wrapping_add(patches * blocks * rows * columns * BLOCK)
     }
 
-    /// The sums of a panel in one of the four components.
-    fn sum(&self, pass: &Pass, sum: usize, component: usize, panel: usize) -> *mut f32 {
+    /// The sums of a panel in a component of rows, and in the component of columns that has `number` in its group.
+    fn sum(&self, pass: &Pass, sum: usize, number: usize, component: usize, panel: usize) -> *mut f32 {
         let (rows, columns) = pass.squares();
-        let index = (sum * self.panels.len() + panel - self.panels.start) * COMPONENTS + component;
+        let index = (sum * self.panels.len() + panel - self.panels.start) * GROUP + number;
+        let index = index * pass.square.components() + component;
         self.conv.sums(self.slot).wrapping_add(index * rows * columns * PANEL)
     }
 
@@ -200,72 +220,82 @@ impl AreaTask<'_> {
     ///
     /// # Safety
     /// As [`AreaTask::run_pass`]; the components are prepared.
-    unsafe fn multiply<S: Microkernels>(&self, pass: &Pass, column: usize, component: usize, panel: usize) {
+    unsafe fn multiply<S: Microkernels>(&self, pass: &Pass, at: Component, panel: usize) {
         let (conv, cin) = (self.conv, self.conv.op.layout.cin as usize);
         let (rows, columns) = pass.squares();
         let (squares, width) = (rows * columns, conv.panel_width(panel).1);
+        let components = pass.square.components();
         let weights = |step: usize, component: usize, panel: usize| {
-            conv.weights.panel(usize::from(pass.steps[step].slab), COMPONENTS * column + component, panel)
+            conv.weights.panel(usize::from(pass.steps[step].slab), components * at.column + component, panel)
         };
         for (number, step) in pass.steps.iter().enumerate() {
             let next = match () {
-                () if number + 1 < pass.steps.len() => weights(number + 1, component, panel),
-                () if panel + 1 < self.panels.end => weights(0, component, panel + 1),
-                () => weights(0, (component + 1) % COMPONENTS, self.panels.start),
+                () if number + 1 < pass.steps.len() => weights(number + 1, at.row, panel),
+                () if panel + 1 < self.panels.end => weights(0, at.row, panel + 1),
+                () => weights(0, (at.row + 1) % components, self.panels.start),
             };
-            let own = weights(number, component, panel);
-            let (from, out) = (self.component(pass, component, step.patch), self.sum(pass, step.sum, component, panel));
+            let own = weights(number, at.row, panel);
+            let from = self.component(pass, at.row, step.patch);
+            let out = self.sum(pass, step.sum, at.number, at.row, panel);
             let tiles = squares.div_ceil(S::PIXELS);
-            for index in 0..tiles {
-                let (first, end) = split_evenly(squares, tiles, index);
-                let mut tile = MicroTile {
-                    patch: from.wrapping_add(first * BLOCK),
-                    block: squares * BLOCK,
-                    step: BLOCK,
-                    taps: &[0],
-                    cin,
-                    weights: own,
-                    width,
-                    out: out.wrapping_add(first * PANEL),
-                    out_step: PANEL,
-                    add: step.add,
-                    later: std::ptr::null(),
-                };
-                tile.prefetch_later(next, cin * width, index);
-                // SAFETY: the tile is inside the components and the sums.
-                unsafe { S::tile(&tile, end - first) };
+            for channel in (0..cin).step_by(SUM_CHANNELS) {
+                let end = cin.min(channel + SUM_CHANNELS);
+                let next = if end < cin { own.wrapping_add(end * width) } else { next };
+                for index in 0..tiles {
+                    let (first, last) = split_evenly(squares, tiles, index);
+                    let mut tile = MicroTile {
+                        patch: from.wrapping_add((channel * squares) + first * BLOCK),
+                        block: squares * BLOCK,
+                        step: BLOCK,
+                        taps: &[0],
+                        cin: end - channel,
+                        weights: own.wrapping_add(channel * width),
+                        width,
+                        out: out.wrapping_add(first * PANEL),
+                        out_step: PANEL,
+                        add: step.add || channel > 0,
+                        later: std::ptr::null(),
+                    };
+                    tile.prefetch_later(next, SUM_CHANNELS.min(cin) * width, index);
+                    // SAFETY: the tile is inside the components and the sums.
+                    unsafe { S::tile(&tile, last - first) };
+                }
             }
             if pass.shares && number == 1 {
-                let [first, second] = [0, 1].map(|sum| self.sum(pass, sum, component, panel));
+                let [first, second] = [0, 1].map(|sum| self.sum(pass, sum, at.number, at.row, panel));
                 // SAFETY: the slot has room for the sums of both frames.
                 unsafe { S::enter(ShareProducts { first, second, floats: squares * PANEL }) };
             }
         }
     }
 
-    /// Adds four components to the output. The last ones let each row get its epilogue at once.
+    /// Adds a group of components of columns to the output. The last one lets each row get its epilogue at once.
     ///
     /// # Safety
     /// As [`AreaTask::run_pass`].
-    unsafe fn transform_back<S: Microkernels>(&self, pass: &Pass, frame: &PassFrame, column: usize, panel: usize) {
+    unsafe fn transform_back<S: Microkernels>(&self, pass: &Pass, frame: &PassFrame, group: usize, panel: usize) {
         let (rows, columns) = pass.squares();
         let into = self.pass(frame.frame, panel);
+        let (side, cout) = (pass.square.side(), self.conv.op.layout.cout as usize);
         for row in 0..rows {
-            let pixels = 2 * row..self.area.height.min(2 * row + 2);
+            let pixels = side * row..self.area.height.min(side * (row + 1));
             // SAFETY: rows of the area.
             unsafe {
-                let out = |y| if pixels.contains(&y) { into.out_row(y) } else { std::ptr::null_mut() };
                 S::enter(OutputTransform {
-                    sums: self.sum(pass, frame.sum, 0, panel).add(row * columns * PANEL),
+                    square: pass.square,
+                    sums: self.sum(pass, frame.sum, 0, 0, panel).add(row * columns * PANEL),
+                    column: pass.square.components() * rows * columns * PANEL,
                     component: rows * columns * PANEL,
-                    column,
-                    out: [out(2 * row), out(2 * row + 1)],
-                    step: self.conv.op.layout.cout as usize,
+                    group,
+                    out: into.out_row(side * row),
+                    rows: pixels.len(),
+                    row: self.conv.grid.width * cout,
+                    step: cout,
                     pixels: self.area.width,
                     channels: self.conv.panel_width(panel).0,
                     add: pass.add,
                 });
-                if frame.finish && column + 1 == COMPONENTS {
+                if frame.finish && group > side / 2 {
                     pixels.for_each(|y| into.finish_row::<S, f32>(y, None));
                 }
             }

@@ -1,23 +1,26 @@
 //! How a convolution's output is divided into areas, and whether it is computed by Winograd's algorithm.
 //! Depends on shapes and precision alone. Statistics are summed area by area, the same for any number of threads.
 
+use super::winograd::{GROUP, Square};
 use crate::backend::Precision;
 use crate::backend::cpu::element::block_channels;
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, MOST_TILES, PANEL, TILE, panel_count};
-use crate::ir::{ConvLayout, FrameShape, Window};
+use crate::ir::{ConvLayout, FIRST_FRAME_SLAB, FrameShape, Window};
 
-/// Components of the Winograd domain in one dimension, see [`super::winograd`].
-pub const COMPONENTS: usize = 4;
 /// Input frames that a pair of output frames reads.
 pub const PAIR_INPUTS: usize = 4;
-/// Rows and columns of the output that one position of the Winograd domain has: a square of pixels.
-const SQUARE: usize = 2;
 
-/// The input of an area in four components of the Winograd domain: one of them should fit in the second-level cache
-/// beside its weights. The more squares there are, the fewer times weights are read.
+/// The input of an area in one component of columns: one component of rows should fit in the second-level cache beside
+/// its weights. The more squares there are, the fewer times weights are read.
 const COMPONENT_BYTES: usize = 2 << 20;
-/// With more squares, patches and sums leave the second-level cache.
+/// With more squares, patches and sums leave the second-level cache. Half as many large ones where there are several
+/// patches.
 const AREA_SQUARES: usize = 128;
+/// Fewest channels in and out of large squares: their transforms take more of the time then.
+const LARGE_CHANNELS: u64 = 128;
+/// Most weights of a tap with which all slabs have large squares, which more than double the weights' memory. With more
+/// weights only the slab of the first frame has them.
+const LARGE_WEIGHTS: u64 = 256 * 256;
 
 /// A patch should fit in the second-level cache, together with a panel of weights.
 const PATCH_BYTES: usize = 1 << 20;
@@ -46,12 +49,25 @@ pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     precision == Precision::Fp32 && layout.window == Window::Same && (pays || layout.pairs)
 }
 
-/// Products that are computed for an output pixel and a term, where rows and columns have an even number of pixels.
+/// The squares of the first frame of a clip, or of others, where a convolution uses Winograd's algorithm. They depend
+/// on nothing else, so that a frame has the same bits however the work is cut.
+pub fn square_of(layout: &ConvLayout, precision: Precision, first: bool) -> Option<Square> {
+    let large = layout.cin.min(layout.cout) >= LARGE_CHANNELS && (first || layout.cin * layout.cout <= LARGE_WEIGHTS);
+    uses_winograd(layout, precision).then_some(if large { Square::Large } else { Square::Small })
+}
+
+/// Whether a slab is that of the first frame of a clip: see [`FIRST_FRAME_SLAB`].
+pub fn is_first_slab(layout: &ConvLayout, slab: u64) -> bool {
+    slab == u64::from(FIRST_FRAME_SLAB) && slab < layout.slabs
+}
+
+/// Products that are computed for an output pixel and a term of a later frame, in whole squares.
 #[cfg(test)]
 pub fn products_per_pixel(layout: &ConvLayout, precision: Precision) -> u64 {
-    let side = layout.window.side();
-    let taps = if uses_winograd(layout, precision) { (COMPONENTS / SQUARE).pow(2) as u64 } else { side * side };
-    taps * layout.cin * layout.cout
+    let side = layout.window.side() as usize;
+    let (taps, pixels) =
+        square_of(layout, precision, false).map_or((side * side, 1), |s| (s.components().pow(2), s.side().pow(2)));
+    taps as u64 * layout.cin * layout.cout / pixels as u64
 }
 
 /// The pixels of the output, or of one phase of it, as a grid of `height` x `width`.
@@ -68,7 +84,8 @@ pub struct OutputGrid {
     pub before: usize,
     /// Output pixels from one pixel of the grid to the next.
     pub spread: usize,
-    pub winograd: bool,
+    /// Of Winograd's algorithm, if it is used.
+    pub square: Option<Square>,
     /// Patches that a thread has room for. In the Winograd domain, output frames that it computes together.
     pub patches: usize,
     pub frames: usize,
@@ -88,8 +105,8 @@ pub struct OutputArea {
 
 impl OutputArea {
     /// With whole squares of pixels.
-    pub fn in_squares(self) -> OutputArea {
-        let whole = |length: usize| length.next_multiple_of(SQUARE);
+    pub fn in_squares(self, square: Square) -> OutputArea {
+        let whole = |length: usize| length.next_multiple_of(square.side());
         OutputArea { height: whole(self.height), width: whole(self.width), ..self }
     }
 
@@ -99,13 +116,15 @@ impl OutputArea {
 }
 
 impl OutputGrid {
-    pub fn new(layout: &ConvLayout, input: FrameShape, precision: Precision) -> OutputGrid {
+    /// Of the `first` frame of a clip, or of others. The first one has one term, so there is room for larger areas.
+    pub fn new(layout: &ConvLayout, input: FrameShape, precision: Precision, first: bool) -> OutputGrid {
         let (height, width) = (input.height as usize, input.width as usize);
-        let winograd = uses_winograd(layout, precision);
-        let (patches, frames) = match winograd {
-            true if layout.pairs => (PAIR_INPUTS, 2),
-            true => (layout.slabs.min(3) as usize, 1),
-            false => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
+        let square = square_of(layout, precision, first);
+        let (patches, frames) = match square {
+            Some(_) if first => (1, 1),
+            Some(_) if layout.pairs => (PAIR_INPUTS, 2),
+            Some(_) => (layout.slabs.min(3) as usize, 1),
+            None => (if precision == Precision::Bf16 { PATCHES } else { 1 }, 1),
         };
         let grid = |height, width, stride, reach, before, spread| OutputGrid {
             precision,
@@ -115,7 +134,7 @@ impl OutputGrid {
             reach,
             before,
             spread,
-            winograd,
+            square,
             patches,
             frames,
             rows: height,
@@ -143,28 +162,34 @@ impl OutputGrid {
         };
         let pixels = patch / (64 * self.blocks(cin));
         let prologue = prologue / (layout.window.taps() * layout.cout) as f64;
-        let squares = COMPONENT_BYTES / (COMPONENTS * self.patches * 64 * self.blocks(layout.cin as usize));
-        let most = if self.winograd { AREA_SQUARES } else { AREA_PIXELS };
+        let winograd = self.square.is_some();
+        let components = self.components();
+        let squares = COMPONENT_BYTES / (components * self.patches * 64 * self.blocks(layout.cin as usize));
+        let most = match self.square {
+            None => AREA_PIXELS,
+            Some(Square::Large) if self.patches > 1 => AREA_SQUARES / 2,
+            Some(_) => AREA_SQUARES,
+        };
         let mut best = f64::INFINITY;
         // In units of pixels, or of squares.
         let side = self.side();
         let (height, width) = (self.height.div_ceil(side), self.width.div_ceil(side));
         for columns in 1..=width {
             let w = width.div_ceil(columns);
-            let fits = if self.winograd { squares / w } else { pixels / self.input_span(w) };
-            let (least, halo) = if self.winograd { (1, 1) } else { (self.reach, self.reach) };
+            let fits = if winograd { squares / w } else { pixels / self.input_span(w) };
+            let (least, halo) = if winograd { (1, 1) } else { (self.reach, self.reach) };
             let h = if fits < least { 1 } else { (fits - halo) / self.stride + 1 };
             let h = h.min((most / w).max(1)).min(height);
             let rows = height.div_ceil(h);
             let (h, w) = (side * height.div_ceil(rows), side * w);
             let halo = (self.input_span(h) * self.input_span(w)) as f64 / (h * w) as f64;
-            let tiles = match self.winograd {
+            let tiles = match winograd {
                 _ if self.precision == Precision::Bf16 => {
                     let tiles = self.sum_tiles(h, w).tiles;
                     let reads = BF16_READ_COST * tiles.div_ceil(MOST_TILES) as f64 + BF16_AREA_COST;
                     (tiles as f64 + reads) * TILE as f64 / (h * w) as f64
                 }
-                true => (COMPONENTS * COMPONENTS * (h * w / 4).div_ceil(14)) as f64 / (h * w) as f64,
+                true => (components * components * (h * w / (side * side)).div_ceil(14)) as f64 / (h * w) as f64,
                 false => w.div_ceil(14) as f64 / w as f64,
             };
             let cost = halo * prologue + tiles * TILE_COST;
@@ -183,7 +208,18 @@ impl OutputGrid {
 
     /// Output pixels in one direction that are computed together.
     fn side(&self) -> usize {
-        if self.winograd { SQUARE } else { 1 }
+        self.square.map_or(1, Square::side)
+    }
+
+    /// Components of the Winograd domain in one dimension.
+    fn components(&self) -> usize {
+        self.square.map_or(1, Square::components)
+    }
+
+    /// Squares of the largest area.
+    fn squares(&self) -> usize {
+        let (h, w) = self.largest();
+        self.square.map_or(0, |square| (h / square.side()) * (w / square.side()))
     }
 
     pub fn areas(&self) -> usize {
@@ -221,21 +257,19 @@ impl OutputGrid {
         (largest(self.height, self.rows), largest(self.width, self.columns))
     }
 
-    /// Floats of the sums of one panel of the largest area: four Winograd components, or in bf16 all tiles of a frame.
+    /// Floats of the sums of one panel of the largest area: of a group of components of columns, or in bf16 of all
+    /// tiles.
     pub fn sum_floats(&self) -> usize {
         let (h, w) = self.largest();
         match self.precision {
             Precision::Bf16 => self.sum_tiles(h, w).tiles * TILE * PANEL,
-            _ if self.winograd => COMPONENTS * (h / SQUARE) * (w / SQUARE) * PANEL,
-            _ => 0,
+            _ => GROUP * self.components() * self.squares() * PANEL,
         }
     }
 
-    /// Bytes of the input of the largest area in four Winograd components, of all patches.
+    /// Bytes of the input of the largest area in one component of columns, of all patches.
     pub fn component_bytes(&self, layout: &ConvLayout) -> usize {
-        let (h, w) = self.largest();
-        let squares = if self.winograd { (h / SQUARE) * (w / SQUARE) } else { 0 };
-        COMPONENTS * self.patches * squares * 64 * self.blocks(layout.cin as usize)
+        self.components() * self.patches * self.squares() * 64 * self.blocks(layout.cin as usize)
     }
 
     /// Bytes of the patch of the largest area, of the main input or the shortcut.
@@ -300,23 +334,23 @@ mod tests {
     fn areas_cover_the_grid_once_and_their_patches_fit() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             for (h, w) in [(2, 2), (4, 6), (34, 58), (270, 482), (1080, 1920), (2, 20_000), (20_000, 2)] {
-                for cin in [3, 16, 128, 512] {
+                for (cin, first) in [3, 16, 128, 512].into_iter().flat_map(|cin| [(cin, false), (cin, true)]) {
                     let layout = layout(cin, 128, window);
-                    let g = OutputGrid::new(&layout, FrameShape::new(h, w, cin), Precision::Fp32);
+                    let g = OutputGrid::new(&layout, FrameShape::new(h, w, cin), Precision::Fp32, first);
                     let mut covered = 0;
                     for index in 0..g.areas() {
                         let a = g.area(index);
                         assert!(a.height > 0 && a.width > 0 && a.top + a.height <= g.height);
                         assert!(a.left + a.width <= g.width);
                         covered += a.height * a.width;
-                        let in_squares = if g.winograd { a.in_squares() } else { a };
+                        let in_squares = g.square.map_or(a, |square| a.in_squares(square));
                         let patch = g.input_span(in_squares.height)
                             * g.input_span(in_squares.width)
                             * (cin as usize).next_multiple_of(BLOCK);
                         assert!(patch * 4 <= g.patch_bytes(&layout));
                     }
                     assert_eq!(covered, g.height * g.width);
-                    let fits = if g.winograd {
+                    let fits = if g.square.is_some() {
                         g.component_bytes(&layout) <= COMPONENT_BYTES
                     } else {
                         g.patch_bytes(&layout) <= PATCH_BYTES

@@ -20,8 +20,8 @@ use super::pool::Pool;
 use super::simd::Microkernels;
 use crate::backend::Stop;
 use crate::error::Result;
-use crate::ir::{ConvOp, Offsets, Term};
-use checked::CheckedConv;
+use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
+use checked::{CheckedConv, is_first};
 use grid::{OutputArea, division, split_evenly};
 use pass::PanelPass;
 use patch::{PatchSize, PatchSource};
@@ -44,34 +44,48 @@ pub(super) fn run(
     stop: &mut Stop,
     compute: &(dyn Fn(&AreaTask, &mut Stop) + Sync),
 ) -> Result<()> {
-    let conv = CheckedConv::new(pool.threads(), memory, weights, op, scratch_offset)?;
+    let precision = weights.precision;
+    let of_one_kind =
+        |a: &ConvFrame<_>, b: &ConvFrame<_>| is_first(&op.layout, precision, a) == is_first(&op.layout, precision, b);
+    let checked = |frames| CheckedConv::new(pool.threads(), memory, weights, op, frames, scratch_offset);
+    let convs: Vec<CheckedConv> = op.frames.chunk_by(of_one_kind).map(checked).collect::<Result<_>>()?;
+    convs.iter().try_for_each(|conv| run_frames(pool, conv, stop, compute))
+}
+
+/// Frames that have areas of the same sizes.
+fn run_frames(
+    pool: &Pool,
+    conv: &CheckedConv,
+    stop: &mut Stop,
+    compute: &(dyn Fn(&AreaTask, &mut Stop) + Sync),
+) -> Result<()> {
     let (units, areas) = (conv.units.len(), conv.grid.areas());
-    let (parts, groups) = division(&op.layout, weights.precision, units, areas, pool.threads());
+    let (parts, groups) = division(&conv.op.layout, conv.weights.precision, units, areas, pool.threads());
     pool.run(areas * parts * groups, stop, &|task, slot, stop| {
         let (unit, group) = (task / groups, task % groups);
         let index = unit / parts;
         let (units, panels) =
             (split_evenly(units, parts, unit % parts), split_evenly(conv.panels * conv.phases(), groups, group));
         let (units, panels) = (units.0..units.1, panels.0..panels.1);
-        compute(&AreaTask { conv: &conv, index, area: conv.grid.area(index), units, panels, slot }, stop);
+        compute(&AreaTask { conv, index, area: conv.grid.area(index), units, panels, slot }, stop);
     })?;
-    write_statistics(pool, &conv, stop)
+    write_statistics(pool, conv, stop)
 }
 
 /// Computes a task in f32.
 pub(super) fn compute_f32<S: Microkernels>(task: &AreaTask, stop: &mut Stop) {
     // SAFETY: by the rules of `AreaTask`. The processor has `S`.
     unsafe {
-        match task.conv.grid.winograd {
-            true => task.run_winograd::<S>(stop),
-            false => task.run_f32::<S>(stop),
+        match task.conv.grid.square {
+            Some(square) => task.run_winograd::<S>(square, stop),
+            None => task.run_f32::<S>(stop),
         }
     }
 }
 
 /// Writes the statistics of all frames, if the operation takes them.
 fn write_statistics(pool: &Pool, conv: &CheckedConv, stop: &mut Stop) -> Result<()> {
-    let frames = if conv.op.statistics { conv.op.frames.len() } else { 0 };
+    let frames = if conv.op.statistics { conv.frames.len() } else { 0 };
     pool.run(frames, stop, &|frame, _, _| combine_moments(conv, frame))
 }
 
@@ -83,7 +97,7 @@ fn combine_moments(conv: &CheckedConv, frame: usize) {
     // SAFETY: the tasks wrote all moments of the frame. Its statistics follow its pixels, as `new` checked, and are
     // zeroed before they are a slice.
     let (moments, into) = unsafe {
-        let into = conv.statistics(conv.op.frames[frame].out.0, conv.output);
+        let into = conv.statistics(conv.frames[frame].out.0, conv.output);
         into.write_bytes(0, len);
         (std::slice::from_raw_parts(conv.moments(frame), count), std::slice::from_raw_parts_mut(into, len))
     };
@@ -116,7 +130,7 @@ impl AreaTask<'_> {
         let conv = self.conv;
         PanelPass {
             conv,
-            frame: &conv.op.frames[frame],
+            frame: &conv.frames[frame],
             area: self.area,
             phase: panel / conv.panels,
             panel: panel % conv.panels,
@@ -138,8 +152,8 @@ impl AreaTask<'_> {
     /// # Safety
     /// The processor has `S`.
     unsafe fn run_f32<S: Microkernels>(&self, stop: &mut Stop) {
-        let frames = &self.conv.op.frames[self.units.clone()];
-        for frame in self.units.clone().filter(|frame| self.conv.op.frames[*frame].terms.is_empty()) {
+        let frames = &self.conv.frames[self.units.clone()];
+        for frame in self.units.clone().filter(|frame| self.conv.frames[*frame].terms.is_empty()) {
             // SAFETY: by this function's contract.
             unsafe { self.write_empty_sum::<S>(frame) };
         }
@@ -183,7 +197,7 @@ impl AreaTask<'_> {
         stop: &mut Stop,
     ) -> bool {
         let (conv, patch) = (self.conv, self.conv.patch(self.slot, 0));
-        let last = number + 1 == conv.op.frames[frame].terms.len();
+        let last = number + 1 == conv.frames[frame].terms.len();
         for panel in self.panels.clone() {
             if stop() {
                 return false;

@@ -2,6 +2,7 @@
 //! The microkernel then knows the stride of pixels at compile time, and a tap is an offset.
 
 use super::grid::{OutputArea, OutputGrid};
+use super::winograd::Square;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
 use crate::backend::cpu::simd::{BLOCK, Simd, SimdOp};
@@ -37,6 +38,11 @@ impl PatchSize {
     /// Stride of blocks of channels, in elements.
     pub fn block<E: Element>(self) -> usize {
         self.rows * self.columns * E::BLOCK
+    }
+
+    /// Rows and columns of squares whose windows the patch covers.
+    pub fn squares(self, square: Square) -> (usize, usize) {
+        ((self.rows - 2) / square.side(), (self.columns - 2) / square.side())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use half::bf16;
 
-use super::grid::{COMPONENTS, uses_winograd};
-use super::winograd::transform_window;
+use super::grid::{is_first_slab, square_of, uses_winograd};
+use super::winograd::Square;
 use crate::backend::cpu::element::{Number, block_channels};
 use crate::backend::cpu::memory::{ALIGN, HostBlock};
 use crate::backend::cpu::simd::{BLOCK, DOT_CHANNELS, PANEL, TILE, WEIGHT_TILE, panel_count, panel_width};
@@ -65,9 +65,15 @@ impl Packing<'_> {
         uses_winograd(self.layout, self.precision)
     }
 
+    /// The squares of a slab, if Winograd's algorithm is used.
+    fn square(&self, slab: usize) -> Option<Square> {
+        let first = is_first_slab(self.layout, slab as u64);
+        square_of(self.layout, self.precision, first).filter(|_| (slab as u64) < self.layout.slabs)
+    }
+
     /// Components of a slab: one unless Winograd's algorithm is used.
     fn components(&self, slab: usize) -> usize {
-        if self.uses_winograd() && (slab as u64) < self.layout.slabs { COMPONENTS * COMPONENTS } else { 1 }
+        self.square(slab).map_or(1, |square| square.components().pow(2))
     }
 
     /// Taps of one phase or component, and input channels, of a slab.
@@ -87,7 +93,8 @@ impl Packing<'_> {
 
     fn slab_start(&self, slab: usize) -> usize {
         let (taps, cin) = self.depth(0);
-        slab * self.phases(0) * self.components(0) * taps * self.tap_size(cin)
+        let components: usize = (0..slab).map(|slab| self.components(slab)).sum();
+        components * self.phases(0) * taps * self.tap_size(cin)
     }
 
     /// Offsets of the bias vectors, gamma, beta and the end.
@@ -160,8 +167,8 @@ impl ConvWeights {
     /// A block of a slab. It is one panel wide, and begins with a block of input channels.
     fn pack(&self, slab: usize, block: &WeightBlock, plain: &[f32]) {
         let (packing, panel) = (self.packing(), block.outputs.start as usize / PANEL);
-        if packing.components(slab) > 1 {
-            return self.pack_components(slab, block, plain);
+        if let Some(square) = packing.square(slab) {
+            return self.pack_components(slab, square, block, plain);
         }
         let (taps, cin) = packing.depth(slab);
         let (first, rows, channels) = (block.inputs.start as usize, block.rows() as usize, block.columns() as usize);
@@ -191,17 +198,20 @@ impl ConvWeights {
     }
 
     /// The same in the Winograd domain.
-    fn pack_components(&self, slab: usize, block: &WeightBlock, plain: &[f32]) {
+    fn pack_components(&self, slab: usize, square: Square, block: &WeightBlock, plain: &[f32]) {
         let (packing, cin, panel) = (self.packing(), self.layout.cin as usize, block.outputs.start as usize / PANEL);
         let (rows, channels) = (block.rows() as usize, block.columns() as usize);
         let width = channels.next_multiple_of(BLOCK);
         let start = packing.slab_start(slab) + packing.panels_before(cin, panel) + block.inputs.start as usize * width;
-        let mut into: [&mut [f32]; COMPONENTS * COMPONENTS] =
-            std::array::from_fn(|component| self.range(start + component * packing.tap_size(cin), rows * width));
+        let components = square.components();
+        let mut into: Vec<&mut [f32]> = (0..components * components)
+            .map(|component| self.range(start + component * packing.tap_size(cin), rows * width))
+            .collect();
         for k in 0..rows {
             let window = std::array::from_fn(|tap| &plain[(tap * rows + k) * channels..][..channels]);
-            let all = transform_window(window);
-            for (into, weights) in into.iter_mut().zip(all.as_flattened()) {
+            let all = square.transform_window(window);
+            let weights = all[..components].iter().flat_map(|row| &row[..components]);
+            for (into, weights) in into.iter_mut().zip(weights) {
                 into[k * width..][..channels].copy_from_slice(&weights[..channels]);
             }
         }

@@ -91,13 +91,6 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp f
             unsafe {
                 let out = tile.out.add(first);
                 let mut sum = [[S::splat(0.0); N]; M];
-                if tile.add {
-                    for (m, sum) in sum.iter_mut().enumerate() {
-                        for (n, sum) in sum.iter_mut().enumerate() {
-                            *sum = S::load(out.add(m * tile.out_step + n * S::LANES));
-                        }
-                    }
-                }
                 let mut w = tile.weights.add(first);
                 let mut patch = tile.patch;
                 let mut left = tile.cin;
@@ -133,7 +126,8 @@ impl<const M: usize, const N: usize, const W: usize, const STEP: usize> SimdOp f
                 }
                 for (m, sum) in sum.iter().enumerate() {
                     for (n, sum) in sum.iter().enumerate() {
-                        S::store(out.add(m * tile.out_step + n * S::LANES), *sum);
+                        let out = out.add(m * tile.out_step + n * S::LANES);
+                        S::store(out, if tile.add { S::add(S::load(out), *sum) } else { *sum });
                     }
                 }
             }

@@ -43,7 +43,8 @@ fn convolution_matches_f64_over_many_areas() {
     for (precision, (window, cin, height, width)) in all {
         let layout = ConvLayout { groups: 2, ..layout(cin, 6, window, Prologue::NormSilu) };
         let areas =
-            crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin), precision).areas();
+            crate::backend::cpu::conv::OutputGrid::new(&layout, FrameShape::new(height, width, cin), precision, false)
+                .areas();
         assert!(areas > 1, "{layout:?}");
         ConvCase::new(precision, layout, height, width, 5).check(&cpus(precision));
     }
@@ -70,13 +71,31 @@ fn pairs_match_f64() {
     }
 }
 
+/// Channels with which all slabs have large squares, and with which only that of the first frame has.
+const LARGE: [(u64, u64); 2] = [(136, 132), (264, 260)];
+
+#[test]
+fn large_squares_match_f64() {
+    let cpus = cpus(Precision::Fp32);
+    for (height, width) in [(1, 1), (2, 9), (5, 4)] {
+        for (cin, cout) in LARGE {
+            let single = layout(cin, cout, Window::Same, Prologue::NormSilu);
+            for layout in [single, ConvLayout { shortcut: Some(33), ..paired(cin, cout) }] {
+                let layout = ConvLayout { groups: 2, ..layout };
+                ConvCase::new(Precision::Fp32, layout, height, width, cin + height).check(&cpus);
+            }
+        }
+    }
+}
+
 #[test]
 fn frames_of_a_pair_have_the_same_bits_alone() {
     for instructions in Instructions::available(Precision::Fp32) {
-        for shortcut in [None, Some(7)] {
-            let layout = ConvLayout { shortcut, groups: 4, ..paired(264, 36) };
+        for (shortcut, (cin, cout)) in [(None, (264, 36)), (Some(7), (264, 36)), (Some(7), LARGE[0]), (None, LARGE[1])]
+        {
+            let layout = ConvLayout { shortcut, groups: 4, ..paired(cin, cout) };
             let mut case = ConvCase::new(Precision::Fp32, layout, 34, 40, 3);
-            let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, Precision::Fp32);
+            let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, Precision::Fp32, false);
             assert!(grid.areas() > 1);
             let expected = bits(&case.run(&cpu(instructions, 1), 6, &mut || false).unwrap());
             for (threads, per_call) in [(1, 1), (2, 1), (2, 2), (3, 3), (16, 4), (5, 5), (2, 6)] {
@@ -104,7 +123,7 @@ fn convolution_bits_depend_on_neither_threads_nor_frames_per_call() {
         for window in [Window::Point, Window::Same, Window::Down, Window::Up] {
             let layout = ConvLayout { shortcut: Some(7), groups: 4, ..layout(264, 36, window, Prologue::NormSilu) };
             let mut case = ConvCase::new(precision, layout, 34, 40, 3);
-            assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision).areas() > 1);
+            assert!(crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision, false).areas() > 1);
             let expected = bits(&case.run(&cpu_in(precision, instructions, 1), 3, &mut || false).unwrap());
             for threads in [1, 2, 3] {
                 for per_call in [1, 3] {
@@ -185,4 +204,10 @@ fn convolution_refuses_invalid_operations() {
     assert!(refused(run(&ConvLayout { slabs: 2, ..layout }, input, good.clone(), 8192)));
     let terms = vec![Term { frame: DeviceOffset(0), slab: 3 }];
     assert!(refused(run(&layout, input, ConvFrame { terms, ..good.clone() }, 8192)));
+    let five = ConvLayout { slabs: 5, window: Window::Same, cin: 16, cout: 16, ..layout };
+    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, ..five }, 4, 4, 3);
+    case.check(std::slice::from_ref(&cpu));
+    let mut case = ConvCase::new(Precision::Fp32, five, 4, 4, 3);
+    case.frames = vec![(vec![(0, 4), (1, 0)], 0, false)];
+    assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
 }

@@ -12,8 +12,6 @@ mod host_stream;
 mod precision;
 mod tensor_copy;
 
-#[cfg(test)]
-pub use crate::testing::prepare;
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};
 pub use host_stream::HostStream;
@@ -92,10 +90,8 @@ pub trait Backend: Send + Sync + 'static {
     fn arithmetic(&self) -> String;
     fn profile(&self) -> DeviceProfile;
     /// The profile with rates that were measured: those in the table at a path, which the backend chooses for `None`.
-    /// What is not there is measured and stored. A backend that measures nothing has its profile.
-    fn tuned_profile(&self, _table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
-        (self.profile(), Vec::new())
-    }
+    /// What is not there is measured and stored.
+    fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>);
     fn sizes(&self) -> &dyn Sizes;
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
     /// which is missing and what to use instead. Asked once, before anything is loaded.

@@ -32,6 +32,3 @@ pub use rows::{Rows, each_rows};
 pub use shape::{AXES, FrameShape, Shape};
 pub use tensor_op::{Affine, BlendTile, Fades, LoadTensor, PersistedRegion, Posterior, StoreTensor};
 pub use view::{TensorDevice, View};
-
-#[cfg(test)]
-pub use crate::testing::SlabSource;

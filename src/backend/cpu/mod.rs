@@ -17,7 +17,11 @@ pub use conv::ConvWeights;
 pub use memory::CpuMemory;
 pub use simd::Instructions;
 
-use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop};
+use std::path::Path;
+
+use super::{
+    Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop, TuningNote,
+};
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
@@ -170,6 +174,11 @@ impl Backend for Cpu {
 
     fn arithmetic(&self) -> String {
         format!("CPU with {:?}", self.instructions)
+    }
+
+    /// Nothing is measured on a CPU.
+    fn tuned_profile(&self, _: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
+        (self.profile(), Vec::new())
     }
 
     fn profile(&self) -> DeviceProfile {

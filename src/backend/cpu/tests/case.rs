@@ -1,8 +1,8 @@
 //! A convolution with its data, and a reference in f64.
 
 use super::*;
-use crate::ir::SlabSource;
 use crate::model::Time;
+use crate::testing::SlabSource;
 
 /// The weights of a convolution in plain form.
 pub(super) struct PlainWeights {
@@ -133,7 +133,7 @@ impl ConvCase {
         let bytes = cpu.conv_scratch(&layout, self.input, per_call as u64);
         let scratch = arena.reserve(bytes);
         let mut memory = arena.build();
-        let conv = crate::backend::prepare(cpu, (&(), 0), &layout, &mut self.weights)?;
+        let conv = crate::testing::prepare(cpu, (&(), 0), &layout, &mut self.weights)?;
         let statistics = layout.cout.is_multiple_of(layout.groups);
         for frames in frames.chunks(per_call) {
             let op = conv_op(layout, self.input, frames, statistics);

@@ -159,7 +159,7 @@ fn runs_again_after_a_stop(precision: Precision, threads: usize) {
     let out = DeviceOffset(arena.reserve(cpu.frame_bytes(output, 4)));
     let scratch = arena.reserve(cpu.conv_scratch(&layout, case.input, 1));
     let mut memory = arena.build();
-    let conv = crate::backend::prepare(&cpu, (&(), 0), &layout, &mut case.weights).unwrap();
+    let conv = crate::testing::prepare(&cpu, (&(), 0), &layout, &mut case.weights).unwrap();
     let terms = vec![Term { frame: input, slab: 0 }];
     let frames = [ConvFrame { terms, bias: 0, residual: Some(residual), out }];
     let op = conv_op(layout, case.input, &frames, true);
@@ -184,7 +184,7 @@ fn convolution_refuses_invalid_operations() {
     let layout = layout(4, 4, Window::Down, Prologue::None);
     let cpu = cpu(Instructions::Auto, 1);
     let mut case = ConvCase::new(Precision::Fp32, layout, 4, 4, 3);
-    let conv = crate::backend::prepare(&cpu, (&(), 0), &layout, &mut case.weights).unwrap();
+    let conv = crate::testing::prepare(&cpu, (&(), 0), &layout, &mut case.weights).unwrap();
     let mut memory = cpu.allocate(1 << 20, PinnedBytes::default()).unwrap();
     let terms = vec![Term { frame: DeviceOffset(0), slab: 0 }];
     let good = ConvFrame { terms, bias: 0, residual: None, out: DeviceOffset(4096) };

@@ -21,7 +21,7 @@ fn memory_comes_from_the_allocator_only() {
     assert!(matches!(&error, Error::Memory(text) if text.contains("777")), "{error}");
     let layout = layout(20, 33, Window::Same, Prologue::NormSilu);
     let mut weights = PlainWeights::new(&layout, Precision::Fp32, &mut Lcg(1));
-    let error = crate::backend::prepare(&cpu, (&(), 0), &layout, &mut weights).err().unwrap();
+    let error = crate::testing::prepare(&cpu, (&(), 0), &layout, &mut weights).err().unwrap();
     let bytes = cpu.weight_bytes(&layout);
     assert!(matches!(&error, Error::Memory(text) if text.contains(&bytes.to_string())), "{error}");
     assert_eq!(asked, bytes);

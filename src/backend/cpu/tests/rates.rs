@@ -168,7 +168,7 @@ fn measure(cpu: &Cpu, layout: ConvLayout, input: FrameShape, instructions: Instr
     let scratch = arena.reserve(cpu.conv_scratch(&layout, input, FRAMES));
     let mut memory = arena.build();
     let weights =
-        [crate::backend::prepare(cpu, (&(), 0), &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random))
+        [crate::testing::prepare(cpu, (&(), 0), &layout, &mut PlainWeights::new(&layout, cpu.precision, &mut random))
             .unwrap()];
     let op = conv_op(layout, input, &frames, true);
     (0..ROUNDS).fold((f64::INFINITY, 0.0), |(time, rate), _| {

@@ -16,7 +16,7 @@ const COMPONENT_BYTES: usize = 2 << 20;
 /// With more squares, patches and sums leave the second-level cache. Half as many large ones where there are several
 /// patches.
 const AREA_SQUARES: usize = 128;
-/// Fewest channels in and out of large squares: their transforms take more of the time then.
+/// Fewest channels in and out of large squares. With fewer, their transforms take too much of the time.
 const LARGE_CHANNELS: u64 = 128;
 /// Most weights of a tap with which all slabs have large squares, which more than double the weights' memory. With more
 /// weights only the slab of the first frame has them.

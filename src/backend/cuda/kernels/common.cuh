@@ -148,12 +148,6 @@ __device__ __forceinline__ uint4 load_once(const void* address) {
     return v;
 }
 
-__device__ __forceinline__ float2 load_pair_once(const void* address) {
-    float2 v;
-    asm volatile("ld.global.L1::no_allocate.v2.f32 {%0, %1}, [%2];" : "=f"(v.x), "=f"(v.y) : "l"(address) : "memory");
-    return v;
-}
-
 /// Non-coherent load. Volatile, so the compiler does not hoist it out of a loop and hold the registers throughout.
 __device__ __forceinline__ float2 load_pair_readonly(const float* address) {
     float2 v;

@@ -1,4 +1,4 @@
-// Parameters of the convolution kernels. `../params.rs` mirrors every struct here, field for field.
+// Parameters of the convolution kernels. `../launch/params.rs` mirrors every struct here, field for field.
 //
 // A convolution is a sum over (term, block of K_BLOCK input channels, plane, tap). Per (term, block, plane) a patch of
 // input pixels with its halo is loaded to shared memory once. Each tap reads that patch at another offset, so the input
@@ -24,7 +24,7 @@ struct Plane {
 
 /// Input frames of one shape, and their weights.
 struct Source {
-    const u8* weights;  // [slab][phase][channel tile][K block][plane][tap] tiles of [TILE_CHANNELS][K_BLOCK], swizzled
+    const u8* weights;  // [slab][phase][channel tile][K block][plane][tap] tiles, in one of two orders (WeightOrder)
     int height, channels;
     int k_blocks, taps;  // taps of one phase
     int rows, pitch;     // patch, in pixels
@@ -58,7 +58,7 @@ struct FrameParams {
     int bias;
     int residual;  // slot, or -1
     int out;       // slot
-    int record;    // conv_wgmma_pair: index of its statistics records
+    int record;    // kernels of pairs: index of its statistics records
 };
 
 struct ConvParams {

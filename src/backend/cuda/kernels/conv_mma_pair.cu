@@ -19,7 +19,7 @@ constexpr int GROUP_THREADS = 128;
 constexpr int PATCH_BYTES = PATCH_PIXELS * STEP_BYTES;
 constexpr int STEP_UNITS = STEP_BYTES / UNIT_BYTES;
 constexpr int TAPS = 9;
-// A pair of ones, and its negative.
+// A pair of ones in f16, and its negative.
 constexpr Pair PLUS_ONE = 0x3C003C00, MINUS_ONE = 0xBC00BC00;
 constexpr int EXCHANGED = 8;  // sums that a thread exchanges at once
 constexpr int SHARED_BYTES = 94624;
@@ -232,11 +232,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
             };
             if (sum == SHORTCUT_SUM) {
                 loader.load(next, stage ^ 1);
-                // One tap.
-                const ColumnWeights<1>& first_tap = reinterpret_cast<const ColumnWeights<1>&>(first);
                 ColumnWeights<1> second_tap;
                 second_tap.load(weights + PRODUCT_TILE_BYTES, 0);
-                add_column<STEP_BYTES>(column(0), first_tap, acc);
+                add_column<STEP_BYTES>(column(0), first.first_tap(), acc);
                 load_next(next.weights + b_lane, next.sum == SHORTCUT_SUM);
                 add_column<STEP_BYTES>(column(0) ^ 32, second_tap, acc);
                 loader.transform(next, stage ^ 1);

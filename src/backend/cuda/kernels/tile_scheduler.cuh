@@ -29,7 +29,6 @@ struct Tile {
 struct FramePair {
     const FrameParams* frame;  // two
 
-    FramePair() = default;
     __device__ __forceinline__ FramePair(const ConvParams& p, const Tile& tile) : frame(p.frame + 2 * tile.frame) {}
     __device__ __forceinline__ bool has(int i) const { return frame[i].terms > 0; }
     __device__ __forceinline__ const FrameParams& any() const { return frame[!has(0)]; }

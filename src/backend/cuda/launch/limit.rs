@@ -12,7 +12,7 @@ const MOST_SECONDS: f64 = 0.3;
 const LONG: u64 = 16;
 /// Terms of an output frame, a shortcut aside: three frames in time.
 const MOST_TERMS: u64 = 3;
-/// Attention reaches about half the rate of convolutions: 180 TFLOP/s on the H200 with `mma.sync`, 414 for `conv_mma`.
+/// Attention reaches about half the rate of convolutions: 190 TFLOP/s on the H200 with `mma.sync`, 414 for `conv_mma`.
 const ATTENTION_COST: u64 = 2;
 
 /// The most multiplications of a launch.

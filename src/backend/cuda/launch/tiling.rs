@@ -120,7 +120,7 @@ pub fn conv_wgmma_tile(grid: FrameShape, rows: &Range<u64>) -> (i32, i32) {
 pub const CONV_PAIR_CLUSTER: u32 = 2;
 pub const CONV_PAIR_BLOCK: (i32, i32) = (8, 16);
 pub const CONV_PAIR_TILE: (i32, i32) = (CONV_PAIR_BLOCK.0, CONV_PAIR_BLOCK.1 * CONV_PAIR_CLUSTER as i32);
-/// Bytes of a pixel in a patch of `conv_wgmma_pair`, and of an output channel in a slab's half of a tile of weights.
+/// Bytes of a pixel in a patch of the kernels of pairs, and of an output channel in a slab's half of a tile of weights.
 pub const PAIR_ROW_BYTES: u64 = ROW_BYTES / 2;
 
 /// Channels that a pixel takes in memory: blocks of the matrix product, and whole 16-byte units in any precision.
@@ -138,7 +138,7 @@ pub fn output_stride(channels: u64) -> u64 {
     if channels <= 3 { channels } else { channel_stride(channels) }
 }
 
-/// How rows of a tile of weights are ordered.
+/// How the bytes of a tile of weights are ordered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WeightOrder {
     /// In the swizzle of matrices in shared memory, for warpgroup products.

@@ -1,9 +1,10 @@
 // Attention with one wide head (up to 512 channels) over all pixels of a frame, with a running softmax.
 //
-// A block computes tiles of 16 queries and loads a few keys and values at a time, one step ahead. Two warps (four in
-// f32) split the channels of a query tile. For the scores, each warp sums its channels of the inner product, and they
-// exchange these sums. For the values, each computes its channels of the output. So a warp's queries (64 registers) and
-// outputs (128; 64 in f32) stay in registers, and shared memory holds keys and values only.
+// A block computes tiles of 16 queries and loads a few keys and values at a time, values one step ahead, keys two. Two
+// warps (four in f32) split the channels of a query tile. For the scores, each warp sums its channels of the inner
+// product, and they exchange these sums. For the values, each computes its channels of the output. So a warp's queries
+// (64 registers) and outputs (128; 64 in f32) stay in registers, and shared memory holds keys, values, and the scores
+// that warps exchange.
 //
 // The scores of a step are computed while the step before is finished. So they are exchanged at the barrier that lets
 // keys and values in, and one warp's products run beside another's exponentials.
@@ -253,7 +254,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
         load_rows(p, in, true, first + KEYS, values + (stage ^ 1) * STAGE);
         load_rows(p, in, false, first + 2 * KEYS, keys + stage * STAGE);
         cp_async_commit();
-        // Behind the last key these are zeros, and nobody reads them.
+        // After the last key these scores are zeros, and nobody reads them.
         float next[KEYS / 8][4];
         compute_scores((stage ^ 1) * STAGE, next);
 

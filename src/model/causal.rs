@@ -221,6 +221,19 @@ mod tests {
         }
     }
 
+    /// Backends compute the first frame in a form of its own, and refuse frames that mix the forms.
+    #[test]
+    fn the_slab_of_the_first_frame_is_alone() {
+        for time in [Time::Causal, Time::Paired] {
+            for frame in 0..12 {
+                let recipe = time.recipe(frame);
+                let found = recipe.terms().iter().any(|(_, slab)| *slab == FIRST_FRAME_SLAB);
+                assert_eq!(found, frame == 0, "{time:?} {frame}");
+                assert!(!found || recipe.terms().len() == 1, "{time:?} {frame}");
+            }
+        }
+    }
+
     #[test]
     fn outputs_are_those_that_the_inputs_suffice_for() {
         for time in [Time::Still, Time::Causal, Time::Paired, Time::Halve, Time::Double] {

@@ -2,16 +2,17 @@
 //! Owns what the process has measured or read. Bits never depend on it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::driver::{driver_version, uuid};
 use super::launch::checksum;
 use super::offload::weights::{PreparedConv, WeightStore};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::{Cuda, JobMemory};
-use crate::backend::{Backend, Residency, RunArgs, TuningNote};
+use crate::backend::{Backend, Residency, RunArgs, Stop, TuningNote};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
@@ -35,31 +36,58 @@ const FEWEST_ROUNDS: usize = 4;
 const PROBE: Duration = Duration::from_millis(4);
 const MOST_REPEATS: usize = 64;
 
-/// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
-/// there, once for all handles of the process. `None` if that fails; the notes say why.
-pub fn measured(gpu: &Cuda, path: Option<&Path>) -> (Option<MeasuredRates>, Vec<TuningNote>) {
-    type Known = (Option<PathBuf>, String, MeasuredRates);
+/// How often a wait for another handle's measurement asks whether to stop.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Rates of a card, once they are known. Locked while they are measured.
+type RateCell = Arc<Mutex<Option<MeasuredRates>>>;
+
+/// Where the process keeps the rates of a card by a table. Cards do not wait for each other.
+fn rate_cell(path: &Option<PathBuf>, card: &str) -> RateCell {
+    type Known = (Option<PathBuf>, String, RateCell);
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock();
+    if let Some((.., cell)) = known.iter().find(|(at, of, _)| at == path && of == card) {
+        return Arc::clone(cell);
+    }
+    let cell = RateCell::default();
+    known.push((path.clone(), card.to_owned(), Arc::clone(&cell)));
+    cell
+}
+
+fn lock<'a, T>(cell: &'a Mutex<T>, stop: &mut Stop) -> Result<MutexGuard<'a, T>> {
+    loop {
+        if stop() {
+            return Err(Error::Cancelled);
+        }
+        if let Some(guard) = cell.try_lock_for(POLL) {
+            return Ok(guard);
+        }
+    }
+}
+
+/// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
+/// there, once for all handles of the process. `None` if that fails; the notes say why. The only error is a stop.
+pub fn measured(gpu: &Cuda, path: Option<&Path>, stop: &mut Stop) -> Result<(Option<MeasuredRates>, Vec<TuningNote>)> {
     let mut notes = Vec::new();
     let mut note = |is_warning, text| notes.push(TuningNote { is_warning, text: format!("autotune: {text}") });
     let path = path.map(Path::to_owned).or_else(rate_table::default_path);
-    let mut known = KNOWN.lock();
     let found = card(gpu).and_then(|card| {
-        if let Some((.., rates)) = known.iter().find(|(at, of, _)| (at, of) == (&path, &card)) {
-            return Ok(*rates);
+        let cell = rate_cell(&path, &card);
+        let mut known = lock(&cell, stop)?;
+        if let Some(rates) = *known {
+            return Ok(rates);
         }
+        let place = path.as_ref().map_or("nowhere".into(), |path| path.display().to_string());
         let stored = path.as_deref().and_then(|path| rate_table::read(path, &card, gpu.rates.copy_contention));
-        let (rates, begun) = match stored {
-            Some(rates) => (rates, None),
+        let rates = match stored {
+            Some(rates) => {
+                note(false, format!("{} were read from {place}", described(&rates)));
+                rates
+            }
             None => {
                 let begun = Instant::now();
-                (measure(gpu)?, Some(begun))
-            }
-        };
-        let place = path.as_ref().map_or("nowhere".into(), |path| path.display().to_string());
-        match begun {
-            None => note(false, format!("{} were read from {place}", described(&rates))),
-            Some(begun) => {
+                let rates = measure(gpu, stop)?;
                 let seconds = begun.elapsed().as_secs_f64();
                 note(false, format!("{} were measured in {seconds:.1} s, for {place}", described(&rates)));
                 match path.as_deref().map(|path| rate_table::store(path, &card, &rates)) {
@@ -67,15 +95,20 @@ pub fn measured(gpu: &Cuda, path: Option<&Path>) -> (Option<MeasuredRates>, Vec<
                     Some(Err(why)) => note(true, format!("{why}; other processes measure again")),
                     None => note(true, "there is no folder for the table; set autotune_path".into()),
                 }
+                rates
             }
-        }
-        known.push((path.clone(), card, rates));
+        };
+        *known = Some(rates);
         Ok(rates)
     });
-    if let Err(why) = &found {
-        note(true, format!("rates could not be measured: {why}; those that follow from the GPU's properties are used"));
+    match found {
+        Ok(rates) => Ok((Some(rates), notes)),
+        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(why) => {
+            note(true, format!("rates could not be measured: {why}; those from the GPU's properties are used"));
+            Ok((None, notes))
+        }
     }
-    (found.ok(), notes)
 }
 
 /// What rates depend on: the card, its driver, and the kernels.
@@ -175,15 +208,21 @@ fn random_values() -> Vec<u16> {
 }
 
 /// Runs operations on random values.
-struct Prober<'a> {
+struct Prober<'a, 'b> {
     gpu: &'a Cuda,
     memory: JobMemory,
     weights: Vec<PreparedConv>,
     buffers: Buffers,
+    stop: &'a mut Stop<'b>,
 }
 
-impl<'a> Prober<'a> {
-    fn new(gpu: &'a Cuda, frames: &ProbeFrames, layouts: &[ConvLayout]) -> Result<Prober<'a>> {
+impl<'a, 'b> Prober<'a, 'b> {
+    fn new(
+        gpu: &'a Cuda,
+        frames: &ProbeFrames,
+        layouts: &[ConvLayout],
+        stop: &'a mut Stop<'b>,
+    ) -> Result<Prober<'a, 'b>> {
         let bytes = frames.bytes(gpu);
         let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
         let total = sizes.iter().sum();
@@ -204,12 +243,18 @@ impl<'a> Prober<'a> {
             })
         };
         let stream = gpu.launcher.queue.stream();
-        memory.block.write_all(stream, fill(INPUTS * frames.frame_bytes))?;
+        for frame in 0..INPUTS {
+            if stop() {
+                return Err(Error::Cancelled);
+            }
+            let start = frames.at(frame).0;
+            memory.block.write_all(stream, fill(frames.frame_bytes).map(|(at, values)| (start + at, values)))?;
+        }
         if let WeightStore::Device(block) = &store {
             block.write_all(stream, fill(total))?;
         }
         let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: (0, 0), staging: [0; 2] };
-        Ok(Prober { gpu, memory, weights, buffers })
+        Ok(Prober { gpu, memory, weights, buffers, stop })
     }
 
     /// Seconds of an operation, from so many in a row.
@@ -217,7 +262,7 @@ impl<'a> Prober<'a> {
         let args = RunArgs { weights: &self.weights, buffers: self.buffers };
         let begun = Instant::now();
         for _ in 0..repeats {
-            self.gpu.run(&mut self.memory, op, &args, &mut || false)?;
+            self.gpu.run(&mut self.memory, op, &args, self.stop)?;
         }
         self.gpu.finish(&mut self.memory, None)?;
         Ok(begun.elapsed().as_secs_f64() / repeats as f64)
@@ -247,7 +292,7 @@ impl<'a> Prober<'a> {
     }
 }
 
-fn measure(gpu: &Cuda) -> Result<MeasuredRates> {
+fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<MeasuredRates> {
     let has_pairs = gpu.profile().pairs.is_some();
     let forms = if has_pairs { &[false, true][..] } else { &[false] };
     let layouts: Vec<ConvLayout> =
@@ -261,7 +306,7 @@ fn measure(gpu: &Cuda) -> Result<MeasuredRates> {
     let mut ops: Vec<_> = (0..).zip(&layouts).map(|(layer, layout)| frames.conv(layer, layout, 2)).collect();
     ops.extend((2..).zip(&layouts[2..]).map(|(layer, layout)| frames.conv(layer, layout, 1)));
     ops.push(frames.norm(0, &layouts[0]));
-    let seconds = Prober::new(gpu, frames, &layouts)?.medians(&ops)?;
+    let seconds = Prober::new(gpu, frames, &layouts, stop)?.medians(&ops)?;
     // Seconds of a product in an output frame of `terms` terms, for `count` frames of both widths from `first` on.
     let product = |first: usize, terms: u64, count: f64| {
         let of = |i: usize| seconds[first + i] / (count * frames.products(CHANNELS[i], terms));

@@ -299,15 +299,15 @@ impl Backend for Cuda {
         profile::device_profile(self.rates, self.precision(), self.kernel_arch())
     }
 
-    fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
-        let (measured, notes) = autotune::measured(self, table);
+    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+        let (measured, notes) = autotune::measured(self, table, stop)?;
         let derived = self.profile();
         let tuned = measured.map(|found| {
             // Whether there are pairs is not the table's to say.
             let pairs = derived.pairs.map(|own| found.pairs.unwrap_or(own));
             DeviceProfile { rates: found.rates, pairs, ..derived }
         });
-        (tuned.unwrap_or(derived), notes)
+        Ok((tuned.unwrap_or(derived), notes))
     }
 
     fn sizes(&self) -> &dyn Sizes {

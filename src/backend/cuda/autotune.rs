@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use super::driver::{driver_version, uuid};
+use super::driver::{DeviceBlock, driver_version, uuid};
 use super::launch::checksum;
 use super::offload::weights::{PreparedConv, WeightStore};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::{Cuda, JobMemory};
-use crate::backend::{Backend, Residency, RunArgs, Stop, TuningNote};
+use crate::backend::{Backend, DeviceAllocator, RunArgs, Stop, TuningNote};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
@@ -226,14 +226,16 @@ impl<'a, 'b> Prober<'a, 'b> {
         let bytes = frames.bytes(gpu);
         let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
         let total = sizes.iter().sum();
-        let store = gpu.allocate_weights(total, Residency::Device)?;
+        // Not from the host's allocator: no plan reports this memory.
+        let block = Arc::new(DeviceBlock::new(gpu.context(), DeviceAllocator::System, total)?);
+        let store = WeightStore::Device(Arc::clone(&block));
         let mut offset = 0;
         let mut weights = Vec::new();
         for (layout, bytes) in layouts.iter().zip(&sizes) {
             weights.push(gpu.allocate_conv(&store, offset, layout)?);
             offset += bytes;
         }
-        let memory = gpu.allocate(bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
+        let memory = gpu.job_memory(DeviceAllocator::System, bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
         let values = random_values();
         let fill = |bytes: u64| {
             let piece = size_of_val(&values[..]) as u64;
@@ -250,9 +252,7 @@ impl<'a, 'b> Prober<'a, 'b> {
             let start = frames.at(frame).0;
             memory.block.write_all(stream, fill(frames.frame_bytes).map(|(at, values)| (start + at, values)))?;
         }
-        if let WeightStore::Device(block) = &store {
-            block.write_all(stream, fill(total))?;
-        }
+        block.write_all(stream, fill(total))?;
         let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: (0, 0), staging: [0; 2] };
         Ok(Prober { gpu, memory, weights, buffers, stop })
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use parking_lot::{Mutex, MutexGuard};
 
 use super::driver::{DeviceBlock, driver_version, uuid};
-use super::launch::checksum;
+use super::launch::{CudaSizes, checksum};
 use super::offload::weights::{PreparedConv, WeightStore};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::{Cuda, JobMemory};
@@ -16,16 +16,19 @@ use crate::backend::{Backend, DeviceAllocator, RunArgs, Stop, TuningNote};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
-    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Term, Window,
+    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
 };
 
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
 const CHANNELS: [u64; 2] = [128, 512];
 const GROUPS: u64 = 32;
-/// Rows of the narrow frames in 16 bits, fewer if memory is short: 66 MiB a frame on an H200. The width is a tile for
-/// each multiprocessor, so that all are busy until the end.
-const ROWS: [u64; 3] = [128, 64, 32];
+/// Rows of the narrow frames in 16 bits, fewer if memory is short. With less than the second, wide frames would have
+/// less than a tile.
+const ROWS: [u64; 2] = [128, 64];
 const TILE_WIDTH: u64 = 16;
+/// The width is a tile for each multiprocessor, so that all are busy until the end, but no more than on an H200: 66 MiB
+/// a frame.
+const MOST_TILES: u32 = 132;
 /// Four input frames, and the pair that is computed from them.
 const INPUTS: u64 = 4;
 const FRAMES: u64 = INPUTS + 2;
@@ -87,13 +90,19 @@ pub fn measured(gpu: &Cuda, path: Option<&Path>, stop: &mut Stop) -> Result<(Opt
             }
             None => {
                 let begun = Instant::now();
-                let rates = measure(gpu, stop)?;
+                let (rates, is_short) = measure(gpu, stop)?;
                 let seconds = begun.elapsed().as_secs_f64();
                 note(false, format!("{} were measured in {seconds:.1} s, for {place}", described(&rates)));
-                match path.as_deref().map(|path| rate_table::store(path, &card, &rates)) {
-                    Some(Ok(())) => {}
-                    Some(Err(why)) => note(true, format!("{why}; other processes measure again")),
+                match path.as_deref() {
+                    _ if is_short => {
+                        note(true, "not stored: too little of the GPU's memory is free to be exact".into())
+                    }
                     None => note(true, "there is no folder for the table; set autotune_path".into()),
+                    Some(path) => {
+                        if let Err(why) = rate_table::store(path, &card, &rates) {
+                            note(true, format!("{why}; other processes measure again"));
+                        }
+                    }
                 }
                 rates
             }
@@ -141,6 +150,12 @@ fn layout(channels: u64, pairs: bool) -> ConvLayout {
     }
 }
 
+/// All that are probed, by width, direct ones first.
+fn layouts(has_pairs: bool) -> Vec<ConvLayout> {
+    let forms = if has_pairs { &[false, true][..] } else { &[false] };
+    forms.iter().flat_map(|pairs| CHANNELS.map(|channels| layout(channels, *pairs))).collect()
+}
+
 /// The memory of all probes: frames of one size whatever their channels, one after the other, then scratch.
 struct ProbeFrames {
     /// Of the narrow frames; wide ones have as many bytes.
@@ -150,10 +165,10 @@ struct ProbeFrames {
 }
 
 impl ProbeFrames {
-    fn new(gpu: &Cuda, rows: u64) -> ProbeFrames {
-        let width = u64::from(gpu.context().gpu.multiprocessors) * TILE_WIDTH;
-        let frames = ProbeFrames { rows: rows * 2 / gpu.precision().bytes(), width, frame_bytes: 0 };
-        let bytes = CHANNELS.map(|channels| gpu.sizes().frame_bytes(frames.shape(channels), GROUPS));
+    fn new(sizes: &CudaSizes, multiprocessors: u32, rows: u64) -> ProbeFrames {
+        let width = u64::from(multiprocessors.min(MOST_TILES)) * TILE_WIDTH;
+        let frames = ProbeFrames { rows: rows * 2 / sizes.precision.bytes(), width, frame_bytes: 0 };
+        let bytes = CHANNELS.map(|channels| sizes.frame_bytes(frames.shape(channels), GROUPS));
         ProbeFrames { frame_bytes: bytes[0].max(bytes[1]), ..frames }
     }
 
@@ -161,8 +176,8 @@ impl ProbeFrames {
         FrameShape::new(self.rows * CHANNELS[0] / channels, self.width, channels)
     }
 
-    fn bytes(&self, gpu: &Cuda) -> u64 {
-        let scratch = |channels| gpu.sizes().conv_scratch(&layout(channels, false), self.shape(channels), 2);
+    fn bytes(&self, sizes: &CudaSizes) -> u64 {
+        let scratch = |channels| sizes.conv_scratch(&layout(channels, false), self.shape(channels), 2);
         FRAMES * self.frame_bytes + CHANNELS.map(scratch).into_iter().max().unwrap_or(0)
     }
 
@@ -223,7 +238,7 @@ impl<'a, 'b> Prober<'a, 'b> {
         layouts: &[ConvLayout],
         stop: &'a mut Stop<'b>,
     ) -> Result<Prober<'a, 'b>> {
-        let bytes = frames.bytes(gpu);
+        let bytes = frames.bytes(&gpu.launcher.sizes);
         let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
         let total = sizes.iter().sum();
         // Not from the host's allocator: no plan reports this memory.
@@ -292,17 +307,17 @@ impl<'a, 'b> Prober<'a, 'b> {
     }
 }
 
-fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<MeasuredRates> {
+/// The rates, and whether memory was short, so that they are less certain.
+fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<(MeasuredRates, bool)> {
     let has_pairs = gpu.profile().pairs.is_some();
-    let forms = if has_pairs { &[false, true][..] } else { &[false] };
-    let layouts: Vec<ConvLayout> =
-        forms.iter().flat_map(|pairs| CHANNELS.map(|channels| layout(channels, *pairs))).collect();
-    let weight_bytes: u64 = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).sum();
+    let (sizes, layouts) = (&gpu.launcher.sizes, layouts(has_pairs));
+    let weight_bytes: u64 = layouts.iter().map(|layout| sizes.weight_bytes(layout)).sum();
     let free = gpu.free_bytes() / 4 * 3;
-    let frames = ROWS.map(|rows| ProbeFrames::new(gpu, rows));
-    let Some(frames) = frames.iter().find(|frames| frames.bytes(gpu) + weight_bytes <= free) else {
+    let frames = ROWS.map(|rows| ProbeFrames::new(sizes, gpu.context().gpu.multiprocessors, rows));
+    let Some(at) = frames.iter().position(|frames| frames.bytes(sizes) + weight_bytes <= free) else {
         return Err(Error::Memory(format!("too little of the GPU's memory is free, {} MiB", gpu.free_bytes() >> 20)));
     };
+    let (frames, is_short) = (&frames[at], at > 0);
     let mut ops: Vec<_> = (0..).zip(&layouts).map(|(layer, layout)| frames.conv(layer, layout, 2)).collect();
     ops.extend((2..).zip(&layouts[2..]).map(|(layer, layout)| frames.conv(layer, layout, 1)));
     ops.push(frames.norm(0, &layouts[0]));
@@ -313,10 +328,10 @@ fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<MeasuredRates> {
         (of(0) + of(1)) / 2.0
     };
     let direct = product(0, 3, 2.0);
-    let passes = 4 * gpu.sizes().frame_bytes(frames.shape(CHANNELS[0]), GROUPS);
+    let passes = 4 * sizes.frame_bytes(frames.shape(CHANNELS[0]), GROUPS);
     let rate = |rate: f64| rounded(rate.clamp(*RATES.start(), *RATES.end()));
     let cost = |seconds: f64| rounded((seconds / direct).clamp(*COSTS.start(), *COSTS.end()));
-    Ok(MeasuredRates {
+    let measured = MeasuredRates {
         rates: Rates {
             products: rate(1.0 / direct),
             memory: rate(passes as f64 / seconds[ops.len() - 1]),
@@ -324,10 +339,30 @@ fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<MeasuredRates> {
             ..gpu.rates
         },
         pairs: has_pairs.then(|| PairCosts { together: cost(product(2, 2, 2.0)), alone: cost(product(4, 2, 1.0)) }),
-    })
+    };
+    Ok((measured, is_short))
 }
 
 /// To four digits, which is more than is known, and which every parser reads back as the same number.
 fn rounded(number: f64) -> f64 {
     format!("{number:.3e}").parse().unwrap_or(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Precision;
+
+    /// What the help of `autotune` says.
+    #[test]
+    fn probes_take_500_mb_at_most() {
+        for (precision, has_pairs) in [(Precision::Fp16, true), (Precision::Bf16, false), (Precision::Fp32, false)] {
+            let sizes = CudaSizes { precision };
+            let frames = ProbeFrames::new(&sizes, 1000, ROWS[0]);
+            let weights: u64 = layouts(has_pairs).iter().map(|layout| sizes.weight_bytes(layout)).sum();
+            let total = frames.bytes(&sizes) + weights;
+            assert!((400_000_000..500_000_000).contains(&total), "{precision:?}: {total}");
+            assert!(frames.frame_bytes.div_ceil(1 << 20) <= 67, "{precision:?}: {}", frames.frame_bytes);
+        }
+    }
 }

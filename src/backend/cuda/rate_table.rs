@@ -1,5 +1,5 @@
-//! The table of measured rates: a small JSON file that processes share. What is damaged, of another format, or of another
-//! card, CUDA version or kernel is not found. A file that is no table is never replaced. Calls no driver.
+//! The table of measured rates: a small JSON file that processes share. What is damaged, of another format, or of
+//! another card, CUDA version or kernel is not found. A file that is no table is never replaced. Calls no driver.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};

@@ -494,7 +494,7 @@ int32_t vvae_decode(vvae *v, const vvae_tensor *latent, const vvae_tensor *video
 // 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
 // NUL. Planned are up to 65536 clips (a stream: 256) of 2^32 frames of 131072 x 131072 pixels, with up to 16384 tiles
 // of all clips together; more is refused. A plan takes a second at most on two cores, and ends within 50 ms of
-// vvae_cancel. [handle]
+// vvae_cancel. With autotune=on the first plan takes about 2 s more. [handle]
 int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_info *out, char *text, uint64_t capacity);
 
 // The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.

@@ -9,6 +9,7 @@ use std::ffi::{CStr, CString, c_char, c_void};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
 use common::safetensors::Folder;
 use common::{Buffer, Vae, create_info, root, small};
@@ -51,6 +52,34 @@ fn child() {
     }
 }
 
+/// A process on the simulated driver: a plan is cancelled while it measures, and so is one that waits for it.
+#[test]
+#[ignore = "a child of the other tests"]
+fn cancelled_child() {
+    if std::env::var_os(SETTINGS).is_none() {
+        return;
+    }
+    let table = PathBuf::from(std::env::var_os("CUDA_CACHE_PATH").unwrap()).join("video-vae/rates.json");
+    let handles = [0, 1].map(|_| {
+        let vae = Vae::open_on(c"cuda:0", &small()).unwrap();
+        vae.configure("autotune", "on").unwrap();
+        vae
+    });
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let plans = handles.each_ref().map(|vae| scope.spawn(|| vae.plan("decode", LATENT).unwrap_err().status));
+        while !plans.iter().all(|plan| plan.is_finished()) {
+            std::thread::sleep(Duration::from_millis(100));
+            handles.iter().for_each(|vae| drop(vae.cancel()));
+        }
+        assert_eq!(plans.map(|plan| plan.join().unwrap()), [VVAE_ERROR_CANCELLED; 2]);
+    });
+    assert!(begun.elapsed() < Duration::from_millis(1500), "{:?}", begun.elapsed());
+    assert!(!table.exists());
+    handles[1].plan("decode", LATENT).unwrap();
+    assert!(table.exists());
+}
+
 /// The simulated driver, and what a process on it does with the driver's cache in `cache`.
 struct Machine(Folder);
 
@@ -81,14 +110,20 @@ impl Machine {
         self.cache().join("video-vae/rates.json")
     }
 
-    /// What the process said: rates of its plans, and lines about `autotune` by handle and level.
-    fn run(&self, settings: &str) -> Said {
+    /// The output of a test of this file, in a process of its own.
+    fn spawn(&self, test: &str, settings: &str) -> String {
         let mut child = Command::new(std::env::current_exe().unwrap());
-        child.args(["--exact", "child", "--ignored", "--nocapture"]).env(SETTINGS, settings);
+        child.args(["--exact", test, "--ignored", "--nocapture"]).env(SETTINGS, settings);
         child.env("LD_LIBRARY_PATH", &self.0.0).env("CUDA_CACHE_PATH", self.cache()).env("HOME", self.cache());
         let output = child.output().unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+        text
+    }
+
+    /// What the process said: rates of its plans, and lines about `autotune` by handle and level.
+    fn run(&self, settings: &str) -> Said {
+        let text = self.spawn("child", settings);
         let lines = |has: &str| text.lines().filter(|line| line.contains(has)).map(str::to_owned).collect::<Vec<_>>();
         let rates = lines(" rates: ").iter().map(|line| line[2..].to_owned()).collect();
         Said { rates, notes: lines(" autotune: ") }
@@ -127,14 +162,14 @@ fn rates_are_measured_once_and_read_afterwards() {
 
     let given = machine.run("autotune=on rates=products=1e12,memory=1e11,copies=1e10");
     assert_eq!(given.rates, vec!["rates: products=1e12,memory=1e11,copies=1e10"; 2]);
-    assert_eq!(machine.run("autotune=on autotune=off").rates.len(), 2);
+    assert_eq!(machine.run("autotune=on autotune=off").notes, Vec::<String>::new());
 }
 
 #[test]
-fn other_precisions_and_damaged_tables_are_measured_again() {
+fn other_precisions_and_formats_are_measured_again() {
     let Some(machine) = Machine::new("autotune-again") else { return };
     std::fs::create_dir(machine.cache().join("video-vae")).unwrap();
-    std::fs::write(machine.table(), b"{\"format\": 1, \"rates\": [{\"card\":").unwrap();
+    std::fs::write(machine.table(), b"{\"format\": 0, \"rates\": [{}]}").unwrap();
     for settings in ["autotune=on", "autotune=on precision=bf16"] {
         let said = machine.run(settings);
         assert!(said.notes.len() == 1 && said.notes[0].contains(" were measured in "), "{said:?}");
@@ -151,6 +186,23 @@ fn a_table_that_cannot_be_written_is_a_warning() {
     assert!(said.notes[1].starts_with("0 2 autotune: autotune_path: /dev/null/rates.json"), "{said:?}");
     assert_eq!(said.rates[0], said.rates[1]);
     assert_eq!(names(&machine.cache()), Vec::<PathBuf>::new(), "the default place is not used");
+}
+
+#[test]
+fn a_file_that_is_no_table_survives() {
+    let Some(machine) = Machine::new("autotune-other") else { return };
+    let path = machine.cache().join("notes.txt");
+    std::fs::write(&path, b"something else").unwrap();
+    let said = machine.run(&format!("autotune=on autotune_path={}", path.display()));
+    assert!(said.notes.len() == 2 && said.notes[1].contains(" exists and is no table"), "{said:?}");
+    assert_eq!(std::fs::read(&path).unwrap(), b"something else");
+}
+
+#[test]
+fn a_cancel_ends_measuring_and_nothing_is_kept() {
+    let Some(machine) = Machine::new("autotune-cancel") else { return };
+    machine.spawn("cancelled_child", "autotune=on");
+    assert!(machine.table().exists());
 }
 
 #[test]

@@ -90,8 +90,8 @@ pub trait Backend: Send + Sync + 'static {
     fn arithmetic(&self) -> String;
     fn profile(&self) -> DeviceProfile;
     /// The profile with rates that were measured: those in the table at a path, which the backend chooses for `None`.
-    /// What is not there is measured and stored.
-    fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>);
+    /// What is not there is measured and stored. Fails if stopped, and only then.
+    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)>;
     fn sizes(&self) -> &dyn Sizes;
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
     /// which is missing and what to use instead. Asked once, before anything is loaded.

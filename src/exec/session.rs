@@ -6,7 +6,7 @@ mod restore;
 use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use once_cell::sync::OnceCell;
 use parking_lot::Mutex;
@@ -101,20 +101,21 @@ impl<B: Backend> Engine<B> {
         Ok(Job { direction, input, cone: Arc::new(cone) })
     }
 
-    /// The device, as the planner sees it.
-    fn target(&self) -> Target<'_> {
-        let (mut profile, groups) = (self.profile(), self.config().groups);
+    /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
+    fn target(&self, cancel: &AtomicBool) -> Result<Target<'_>> {
+        let (mut profile, groups) = (self.profile(cancel)?, self.config().groups);
         profile.rates = self.settings.rates.or(profile.rates);
-        Target::new(profile, self.backend.sizes(), groups)
+        Ok(Target::new(profile, self.backend.sizes(), groups))
     }
 
-    fn profile(&self) -> DeviceProfile {
+    fn profile(&self, cancel: &AtomicBool) -> Result<DeviceProfile> {
         if !self.settings.autotune {
-            return self.backend.profile();
+            return Ok(self.backend.profile());
         }
-        let tune = || self.backend.tuned_profile(self.settings.autotune_path.as_deref());
-        let with_lock = |(profile, notes)| (profile, Mutex::new(notes));
-        self.tuned.get_or_init(|| with_lock(tune())).0
+        let path = self.settings.autotune_path.as_deref();
+        let tune = || self.backend.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed));
+        let tuned = self.tuned.get_or_try_init(|| tune().map(|(profile, notes)| (profile, Mutex::new(notes))))?;
+        Ok(tuned.0)
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -136,7 +137,7 @@ impl<B: Backend> Engine<B> {
         let network = Arc::clone(&self.coder(direction).network);
         let loading = Loading {
             backend: &*self.backend,
-            bytes: WeightBytes::new(&network, offloaded, &self.target()),
+            bytes: WeightBytes::new(&network, offloaded, &self.target(control.cancel)?),
             key,
             path: &self.model.path,
             network: &network,
@@ -169,7 +170,7 @@ impl<B: Backend> Engine<B> {
     fn drive(&self, call: &Call, plan: &Plan, memory: &mut B::Memory, control: &mut Control) -> Result<()> {
         let coder = self.coder(call.direction);
         let weights = coder.weights.as_ref().ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let mut schedule = plan.schedule(&self.target());
+        let mut schedule = plan.schedule(&self.target(control.cancel)?);
         let cone = Arc::clone(&schedule.spec().cone);
         let end = cone.first_input + call.input.shape().frames;
         let total = u64::try_from(work(schedule.spec(), end)).unwrap_or(u64::MAX);
@@ -312,7 +313,7 @@ impl<B: Backend> Session for Engine<B> {
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
         let limits = (self.limit(), self.host_limit());
         let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
-        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target().with_cancel(cancel));
+        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target(cancel)?.with_cancel(cancel));
         check_cancel(cancel)?;
         Ok(vec![timeline])
     }
@@ -357,7 +358,7 @@ impl<B: Backend> Session for Engine<B> {
         let job = Job { direction, input, cone };
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         let (plan, workspace) = self.make_ready(&job, plan, control)?;
-        let schedule = plan.schedule(&self.target());
+        let schedule = plan.schedule(&self.target(control.cancel)?);
         self.streaming(plan, schedule, workspace, self.settings.clone(), input)
     }
 

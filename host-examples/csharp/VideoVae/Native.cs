@@ -731,7 +731,7 @@ namespace VideoVae
         /// 0 frames stand for a stream. `text`, which may be NULL, gets the plan in words, cut to `capacity` bytes with its
         /// NUL. Planned are up to 65536 clips (a stream: 256) of 2^32 frames of 131072 x 131072 pixels, with up to 16384 tiles
         /// of all clips together; more is refused. A plan takes a second at most on two cores, and ends within 50 ms of
-        /// vvae_cancel. [handle]
+        /// vvae_cancel. With autotune=on the first plan takes about 2 s more. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_plan(VaeHandle v, byte* node, long* shape, vvae_plan_info* @out, byte* text, ulong capacity);

@@ -177,8 +177,8 @@ impl Backend for Cpu {
     }
 
     /// Nothing is measured on a CPU.
-    fn tuned_profile(&self, _: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
-        (self.profile(), Vec::new())
+    fn tuned_profile(&self, _: Option<&Path>, _: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+        Ok((self.profile(), Vec::new()))
     }
 
     fn profile(&self) -> DeviceProfile {

@@ -2,29 +2,33 @@
 //! Owns what the process has measured or read. Bits never depend on it.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 
-use super::driver::{driver_version, uuid};
-use super::launch::checksum;
+use super::driver::{DeviceBlock, driver_version, uuid};
+use super::launch::{CudaSizes, checksum};
 use super::offload::weights::{PreparedConv, WeightStore};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::{Cuda, JobMemory};
-use crate::backend::{Backend, Residency, RunArgs, TuningNote};
+use crate::backend::{Backend, DeviceAllocator, RunArgs, Stop, TuningNote};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
-    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Term, Window,
+    PairCosts, PartialSums, PinnedBytes, Prologue, Rates, Sizes, Term, Window,
 };
 
 /// The narrowest and the widest layers of the published model. Rates of the others lie between theirs.
 const CHANNELS: [u64; 2] = [128, 512];
 const GROUPS: u64 = 32;
-/// Rows of the narrow frames in 16 bits, fewer if memory is short: 66 MiB a frame on an H200. The width is a tile for
-/// each multiprocessor, so that all are busy until the end.
-const ROWS: [u64; 3] = [128, 64, 32];
+/// Rows of the narrow frames in 16 bits, fewer if memory is short. With less than the second, wide frames would have
+/// less than a tile.
+const ROWS: [u64; 2] = [128, 64];
 const TILE_WIDTH: u64 = 16;
+/// The width is a tile for each multiprocessor, so that all are busy until the end, but no more than on an H200: 66 MiB
+/// a frame.
+const MOST_TILES: u32 = 132;
 /// Four input frames, and the pair that is computed from them.
 const INPUTS: u64 = 4;
 const FRAMES: u64 = INPUTS + 2;
@@ -35,47 +39,85 @@ const FEWEST_ROUNDS: usize = 4;
 const PROBE: Duration = Duration::from_millis(4);
 const MOST_REPEATS: usize = 64;
 
-/// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
-/// there, once for all handles of the process. `None` if that fails; the notes say why.
-pub fn measured(gpu: &Cuda, path: Option<&Path>) -> (Option<MeasuredRates>, Vec<TuningNote>) {
-    type Known = (Option<PathBuf>, String, MeasuredRates);
+/// How often a wait for another handle's measurement asks whether to stop.
+const POLL: Duration = Duration::from_millis(10);
+
+/// Rates of a card, once they are known. Locked while they are measured.
+type RateCell = Arc<Mutex<Option<MeasuredRates>>>;
+
+/// Where the process keeps the rates of a card by a table. Cards do not wait for each other.
+fn rate_cell(path: &Option<PathBuf>, card: &str) -> RateCell {
+    type Known = (Option<PathBuf>, String, RateCell);
     static KNOWN: Mutex<Vec<Known>> = Mutex::new(Vec::new());
+    let mut known = KNOWN.lock();
+    if let Some((.., cell)) = known.iter().find(|(at, of, _)| at == path && of == card) {
+        return Arc::clone(cell);
+    }
+    let cell = RateCell::default();
+    known.push((path.clone(), card.to_owned(), Arc::clone(&cell)));
+    cell
+}
+
+fn lock<'a, T>(cell: &'a Mutex<T>, stop: &mut Stop) -> Result<MutexGuard<'a, T>> {
+    loop {
+        if stop() {
+            return Err(Error::Cancelled);
+        }
+        if let Some(guard) = cell.try_lock_for(POLL) {
+            return Ok(guard);
+        }
+    }
+}
+
+/// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
+/// there, once for all handles of the process. `None` if that fails; the notes say why. The only error is a stop.
+pub fn measured(gpu: &Cuda, path: Option<&Path>, stop: &mut Stop) -> Result<(Option<MeasuredRates>, Vec<TuningNote>)> {
     let mut notes = Vec::new();
     let mut note = |is_warning, text| notes.push(TuningNote { is_warning, text: format!("autotune: {text}") });
     let path = path.map(Path::to_owned).or_else(rate_table::default_path);
-    let mut known = KNOWN.lock();
     let found = card(gpu).and_then(|card| {
-        if let Some((.., rates)) = known.iter().find(|(at, of, _)| (at, of) == (&path, &card)) {
-            return Ok(*rates);
+        let cell = rate_cell(&path, &card);
+        let mut known = lock(&cell, stop)?;
+        if let Some(rates) = *known {
+            return Ok(rates);
         }
+        let place = path.as_ref().map_or("nowhere".into(), |path| path.display().to_string());
         let stored = path.as_deref().and_then(|path| rate_table::read(path, &card, gpu.rates.copy_contention));
-        let (rates, begun) = match stored {
-            Some(rates) => (rates, None),
+        let rates = match stored {
+            Some(rates) => {
+                note(false, format!("{} were read from {place}", described(&rates)));
+                rates
+            }
             None => {
                 let begun = Instant::now();
-                (measure(gpu)?, Some(begun))
-            }
-        };
-        let place = path.as_ref().map_or("nowhere".into(), |path| path.display().to_string());
-        match begun {
-            None => note(false, format!("{} were read from {place}", described(&rates))),
-            Some(begun) => {
+                let (rates, is_short) = measure(gpu, stop)?;
                 let seconds = begun.elapsed().as_secs_f64();
                 note(false, format!("{} were measured in {seconds:.1} s, for {place}", described(&rates)));
-                match path.as_deref().map(|path| rate_table::store(path, &card, &rates)) {
-                    Some(Ok(())) => {}
-                    Some(Err(why)) => note(true, format!("{why}; other processes measure again")),
+                match path.as_deref() {
+                    _ if is_short => {
+                        note(true, "not stored: too little of the GPU's memory is free to be exact".into())
+                    }
                     None => note(true, "there is no folder for the table; set autotune_path".into()),
+                    Some(path) => {
+                        if let Err(why) = rate_table::store(path, &card, &rates) {
+                            note(true, format!("{why}; other processes measure again"));
+                        }
+                    }
                 }
+                rates
             }
-        }
-        known.push((path.clone(), card, rates));
+        };
+        *known = Some(rates);
         Ok(rates)
     });
-    if let Err(why) = &found {
-        note(true, format!("rates could not be measured: {why}; those that follow from the GPU's properties are used"));
+    match found {
+        Ok(rates) => Ok((Some(rates), notes)),
+        Err(Error::Cancelled) => Err(Error::Cancelled),
+        Err(why) => {
+            note(true, format!("rates could not be measured: {why}; those from the GPU's properties are used"));
+            Ok((None, notes))
+        }
     }
-    (found.ok(), notes)
 }
 
 /// What rates depend on: the card, its driver, and the kernels.
@@ -108,6 +150,12 @@ fn layout(channels: u64, pairs: bool) -> ConvLayout {
     }
 }
 
+/// All that are probed, by width, direct ones first.
+fn layouts(has_pairs: bool) -> Vec<ConvLayout> {
+    let forms = if has_pairs { &[false, true][..] } else { &[false] };
+    forms.iter().flat_map(|pairs| CHANNELS.map(|channels| layout(channels, *pairs))).collect()
+}
+
 /// The memory of all probes: frames of one size whatever their channels, one after the other, then scratch.
 struct ProbeFrames {
     /// Of the narrow frames; wide ones have as many bytes.
@@ -117,10 +165,10 @@ struct ProbeFrames {
 }
 
 impl ProbeFrames {
-    fn new(gpu: &Cuda, rows: u64) -> ProbeFrames {
-        let width = u64::from(gpu.context().gpu.multiprocessors) * TILE_WIDTH;
-        let frames = ProbeFrames { rows: rows * 2 / gpu.precision().bytes(), width, frame_bytes: 0 };
-        let bytes = CHANNELS.map(|channels| gpu.sizes().frame_bytes(frames.shape(channels), GROUPS));
+    fn new(sizes: &CudaSizes, multiprocessors: u32, rows: u64) -> ProbeFrames {
+        let width = u64::from(multiprocessors.min(MOST_TILES)) * TILE_WIDTH;
+        let frames = ProbeFrames { rows: rows * 2 / sizes.precision.bytes(), width, frame_bytes: 0 };
+        let bytes = CHANNELS.map(|channels| sizes.frame_bytes(frames.shape(channels), GROUPS));
         ProbeFrames { frame_bytes: bytes[0].max(bytes[1]), ..frames }
     }
 
@@ -128,8 +176,8 @@ impl ProbeFrames {
         FrameShape::new(self.rows * CHANNELS[0] / channels, self.width, channels)
     }
 
-    fn bytes(&self, gpu: &Cuda) -> u64 {
-        let scratch = |channels| gpu.sizes().conv_scratch(&layout(channels, false), self.shape(channels), 2);
+    fn bytes(&self, sizes: &CudaSizes) -> u64 {
+        let scratch = |channels| sizes.conv_scratch(&layout(channels, false), self.shape(channels), 2);
         FRAMES * self.frame_bytes + CHANNELS.map(scratch).into_iter().max().unwrap_or(0)
     }
 
@@ -175,26 +223,34 @@ fn random_values() -> Vec<u16> {
 }
 
 /// Runs operations on random values.
-struct Prober<'a> {
+struct Prober<'a, 'b> {
     gpu: &'a Cuda,
     memory: JobMemory,
     weights: Vec<PreparedConv>,
     buffers: Buffers,
+    stop: &'a mut Stop<'b>,
 }
 
-impl<'a> Prober<'a> {
-    fn new(gpu: &'a Cuda, frames: &ProbeFrames, layouts: &[ConvLayout]) -> Result<Prober<'a>> {
-        let bytes = frames.bytes(gpu);
+impl<'a, 'b> Prober<'a, 'b> {
+    fn new(
+        gpu: &'a Cuda,
+        frames: &ProbeFrames,
+        layouts: &[ConvLayout],
+        stop: &'a mut Stop<'b>,
+    ) -> Result<Prober<'a, 'b>> {
+        let bytes = frames.bytes(&gpu.launcher.sizes);
         let sizes: Vec<u64> = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).collect();
         let total = sizes.iter().sum();
-        let store = gpu.allocate_weights(total, Residency::Device)?;
+        // Not from the host's allocator: no plan reports this memory.
+        let block = Arc::new(DeviceBlock::new(gpu.context(), DeviceAllocator::System, total)?);
+        let store = WeightStore::Device(Arc::clone(&block));
         let mut offset = 0;
         let mut weights = Vec::new();
         for (layout, bytes) in layouts.iter().zip(&sizes) {
             weights.push(gpu.allocate_conv(&store, offset, layout)?);
             offset += bytes;
         }
-        let memory = gpu.allocate(bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
+        let memory = gpu.job_memory(DeviceAllocator::System, bytes, PinnedBytes { load: 0, store: 0, offloaded: 0 })?;
         let values = random_values();
         let fill = |bytes: u64| {
             let piece = size_of_val(&values[..]) as u64;
@@ -204,12 +260,16 @@ impl<'a> Prober<'a> {
             })
         };
         let stream = gpu.launcher.queue.stream();
-        memory.block.write_all(stream, fill(INPUTS * frames.frame_bytes))?;
-        if let WeightStore::Device(block) = &store {
-            block.write_all(stream, fill(total))?;
+        for frame in 0..INPUTS {
+            if stop() {
+                return Err(Error::Cancelled);
+            }
+            let start = frames.at(frame).0;
+            memory.block.write_all(stream, fill(frames.frame_bytes).map(|(at, values)| (start + at, values)))?;
         }
+        block.write_all(stream, fill(total))?;
         let buffers = Buffers { scratch: FRAMES * frames.frame_bytes, bands: (0, 0), staging: [0; 2] };
-        Ok(Prober { gpu, memory, weights, buffers })
+        Ok(Prober { gpu, memory, weights, buffers, stop })
     }
 
     /// Seconds of an operation, from so many in a row.
@@ -217,7 +277,7 @@ impl<'a> Prober<'a> {
         let args = RunArgs { weights: &self.weights, buffers: self.buffers };
         let begun = Instant::now();
         for _ in 0..repeats {
-            self.gpu.run(&mut self.memory, op, &args, &mut || false)?;
+            self.gpu.run(&mut self.memory, op, &args, self.stop)?;
         }
         self.gpu.finish(&mut self.memory, None)?;
         Ok(begun.elapsed().as_secs_f64() / repeats as f64)
@@ -247,31 +307,31 @@ impl<'a> Prober<'a> {
     }
 }
 
-fn measure(gpu: &Cuda) -> Result<MeasuredRates> {
+/// The rates, and whether memory was short, so that they are less certain.
+fn measure(gpu: &Cuda, stop: &mut Stop) -> Result<(MeasuredRates, bool)> {
     let has_pairs = gpu.profile().pairs.is_some();
-    let forms = if has_pairs { &[false, true][..] } else { &[false] };
-    let layouts: Vec<ConvLayout> =
-        forms.iter().flat_map(|pairs| CHANNELS.map(|channels| layout(channels, *pairs))).collect();
-    let weight_bytes: u64 = layouts.iter().map(|layout| gpu.sizes().weight_bytes(layout)).sum();
+    let (sizes, layouts) = (&gpu.launcher.sizes, layouts(has_pairs));
+    let weight_bytes: u64 = layouts.iter().map(|layout| sizes.weight_bytes(layout)).sum();
     let free = gpu.free_bytes() / 4 * 3;
-    let frames = ROWS.map(|rows| ProbeFrames::new(gpu, rows));
-    let Some(frames) = frames.iter().find(|frames| frames.bytes(gpu) + weight_bytes <= free) else {
+    let frames = ROWS.map(|rows| ProbeFrames::new(sizes, gpu.context().gpu.multiprocessors, rows));
+    let Some(at) = frames.iter().position(|frames| frames.bytes(sizes) + weight_bytes <= free) else {
         return Err(Error::Memory(format!("too little of the GPU's memory is free, {} MiB", gpu.free_bytes() >> 20)));
     };
+    let (frames, is_short) = (&frames[at], at > 0);
     let mut ops: Vec<_> = (0..).zip(&layouts).map(|(layer, layout)| frames.conv(layer, layout, 2)).collect();
     ops.extend((2..).zip(&layouts[2..]).map(|(layer, layout)| frames.conv(layer, layout, 1)));
     ops.push(frames.norm(0, &layouts[0]));
-    let seconds = Prober::new(gpu, frames, &layouts)?.medians(&ops)?;
+    let seconds = Prober::new(gpu, frames, &layouts, stop)?.medians(&ops)?;
     // Seconds of a product in an output frame of `terms` terms, for `count` frames of both widths from `first` on.
     let product = |first: usize, terms: u64, count: f64| {
         let of = |i: usize| seconds[first + i] / (count * frames.products(CHANNELS[i], terms));
         (of(0) + of(1)) / 2.0
     };
     let direct = product(0, 3, 2.0);
-    let passes = 4 * gpu.sizes().frame_bytes(frames.shape(CHANNELS[0]), GROUPS);
+    let passes = 4 * sizes.frame_bytes(frames.shape(CHANNELS[0]), GROUPS);
     let rate = |rate: f64| rounded(rate.clamp(*RATES.start(), *RATES.end()));
     let cost = |seconds: f64| rounded((seconds / direct).clamp(*COSTS.start(), *COSTS.end()));
-    Ok(MeasuredRates {
+    let measured = MeasuredRates {
         rates: Rates {
             products: rate(1.0 / direct),
             memory: rate(passes as f64 / seconds[ops.len() - 1]),
@@ -279,10 +339,30 @@ fn measure(gpu: &Cuda) -> Result<MeasuredRates> {
             ..gpu.rates
         },
         pairs: has_pairs.then(|| PairCosts { together: cost(product(2, 2, 2.0)), alone: cost(product(4, 2, 1.0)) }),
-    })
+    };
+    Ok((measured, is_short))
 }
 
 /// To four digits, which is more than is known, and which every parser reads back as the same number.
 fn rounded(number: f64) -> f64 {
     format!("{number:.3e}").parse().unwrap_or(number)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::Precision;
+
+    /// What the help of `autotune` says.
+    #[test]
+    fn probes_take_500_mb_at_most() {
+        for (precision, has_pairs) in [(Precision::Fp16, true), (Precision::Bf16, false), (Precision::Fp32, false)] {
+            let sizes = CudaSizes { precision };
+            let frames = ProbeFrames::new(&sizes, 1000, ROWS[0]);
+            let weights: u64 = layouts(has_pairs).iter().map(|layout| sizes.weight_bytes(layout)).sum();
+            let total = frames.bytes(&sizes) + weights;
+            assert!((400_000_000..500_000_000).contains(&total), "{precision:?}: {total}");
+            assert!(frames.frame_bytes.div_ceil(1 << 20) <= 67, "{precision:?}: {}", frames.frame_bytes);
+        }
+    }
 }

@@ -109,6 +109,26 @@ impl Cuda {
         &self.launcher.context
     }
 
+    fn job_memory(&self, allocator: DeviceAllocator, bytes: u64, host: PinnedBytes) -> Result<JobMemory> {
+        let context = self.context();
+        // Modules take device memory of the driver's own. No job is left without it once its memory is allocated.
+        context.enter().and_then(|_current| self.launcher.kernels.load_common())?;
+        let block = DeviceBlock::new(context, allocator, bytes)?;
+        let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
+        let staging = Staging::new(context, host)?;
+        let bands = BandPipeline::new(context, host.offloaded)?;
+        Ok(JobMemory {
+            _graphs: self.launcher.queue.graph_guard(),
+            block,
+            staging,
+            bands,
+            operations,
+            next_operation: 0,
+            on_host_stream: false,
+            spans: None,
+        })
+    }
+
     /// Runs one operation: asks whether to stop, makes the context current, and keeps the stream short. A call on the
     /// host's stream fills it instead.
     fn operate(
@@ -299,15 +319,15 @@ impl Backend for Cuda {
         profile::device_profile(self.rates, self.precision(), self.kernel_arch())
     }
 
-    fn tuned_profile(&self, table: Option<&Path>) -> (DeviceProfile, Vec<TuningNote>) {
-        let (measured, notes) = autotune::measured(self, table);
+    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+        let (measured, notes) = autotune::measured(self, table, stop)?;
         let derived = self.profile();
         let tuned = measured.map(|found| {
             // Whether there are pairs is not the table's to say.
             let pairs = derived.pairs.map(|own| found.pairs.unwrap_or(own));
             DeviceProfile { rates: found.rates, pairs, ..derived }
         });
-        (tuned.unwrap_or(derived), notes)
+        Ok((tuned.unwrap_or(derived), notes))
     }
 
     fn sizes(&self) -> &dyn Sizes {
@@ -324,23 +344,7 @@ impl Backend for Cuda {
     }
 
     fn allocate(&self, bytes: u64, host: PinnedBytes) -> Result<JobMemory> {
-        let context = self.context();
-        // Modules take device memory of the driver's own. No job is left without it once its memory is allocated.
-        context.enter().and_then(|_current| self.launcher.kernels.load_common())?;
-        let block = DeviceBlock::new(context, self.allocator, bytes)?;
-        let operations = (0..OPERATIONS_AHEAD).map(|_| Event::new(context)).collect::<Result<_>>()?;
-        let staging = Staging::new(context, host)?;
-        let bands = BandPipeline::new(context, host.offloaded)?;
-        Ok(JobMemory {
-            _graphs: self.launcher.queue.graph_guard(),
-            block,
-            staging,
-            bands,
-            operations,
-            next_operation: 0,
-            on_host_stream: false,
-            spans: None,
-        })
+        self.job_memory(self.allocator, bytes, host)
     }
 
     fn is_pageable(&self, memory: &JobMemory) -> bool {

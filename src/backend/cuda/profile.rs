@@ -1,5 +1,5 @@
 //! What the planner knows about a GPU. Arithmetic and memory rates follow from its properties; copies are measured. With
-//! `autotune` all are.
+//! `autotune` all but the copy contention are.
 
 use std::sync::Arc;
 use std::time::Instant;

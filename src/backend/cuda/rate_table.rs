@@ -1,13 +1,14 @@
-//! The table of measured rates: a small JSON file that processes share. What is damaged, of another format, or of another
-//! card, driver or kernel is not found. Calls no driver.
+//! The table of measured rates: a small JSON file that processes share. What is damaged, of another format, or of
+//! another card, CUDA version or kernel is not found. A file that is no table is never replaced. Calls no driver.
 
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::file::{Replacement, cannot_write};
 use crate::ir::{PairCosts, Rates};
 
@@ -42,7 +43,7 @@ pub fn default_path() -> Option<PathBuf> {
 
 /// The rates of `card`, if they are there. `copy_contention` is not in the table.
 pub fn read(path: &Path, card: &str, copy_contention: f64) -> Option<MeasuredRates> {
-    let entry = entries(path).into_iter().find(|entry| entry["card"] == card)?;
+    let entry = table(path).map(entries)?.into_iter().find(|entry| entry["card"] == card)?;
     let number = |value: &Value, range: &std::ops::RangeInclusive<f64>| value.as_f64().filter(|x| range.contains(x));
     let rate = |name: &str| number(&entry[name], &RATES);
     let pairs = match &entry["pairs"] {
@@ -55,13 +56,18 @@ pub fn read(path: &Path, card: &str, copy_contention: f64) -> Option<MeasuredRat
     Some(MeasuredRates { rates: Rates { products, memory, copies, copy_contention }, pairs })
 }
 
-/// Adds the rates of `card`, in place of older ones. Of two processes that write at once, one may lose its entry.
+/// Adds the rates of `card`, in place of older ones. Of two processes that write at once, one may lose its entry. Fails
+/// if something else than a table is there.
 pub fn store(path: &Path, card: &str, measured: &MeasuredRates) -> Result<()> {
     let MeasuredRates { rates, pairs } = measured;
     let pairs = pairs.map(|costs| json!({ "together": costs.together, "alone": costs.alone }));
     let new = json!({ "card": card, "products": rates.products, "memory": rates.memory, "copies": rates.copies,
         "pairs": pairs });
-    let others = entries(path).into_iter().filter(|entry| entry["card"] != card);
+    // Cards of a process are often measured at the same time.
+    static WRITING: Mutex<()> = Mutex::new(());
+    let _writing = WRITING.lock();
+    let no_table = || Error::Checkpoint(format!("{KEY}: {} exists and is no table", path.display()));
+    let others = entries(table(path).ok_or_else(no_table)?).into_iter().filter(|entry| entry["card"] != card);
     let all: Vec<Value> = std::iter::once(new).chain(others).take(MOST_ENTRIES).collect();
     let fail = |why| cannot_write(KEY, path, &why);
     path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(fail)?;
@@ -70,16 +76,22 @@ pub fn store(path: &Path, card: &str, measured: &MeasuredRates) -> Result<()> {
     file.commit()
 }
 
-/// All entries, newest first; none if the file cannot be read as a table.
-fn entries(path: &Path) -> Vec<Value> {
-    let read = || -> std::io::Result<String> {
-        let mut text = String::new();
-        std::fs::File::open(path)?.take(MOST_BYTES).read_to_string(&mut text).map(|_| text)
-    };
-    // Opening a pipe would wait for its other end.
-    let is_file = std::fs::metadata(path).is_ok_and(|found| found.is_file());
-    let text = if is_file { read().unwrap_or_default() } else { String::new() };
-    let mut table: Value = serde_json::from_str(&text).unwrap_or_default();
+/// What is at a path: null if that is nothing, or an empty file; `None` if it is no table of any format.
+fn table(path: &Path) -> Option<Value> {
+    // Opening a pipe would wait for its other end. What is no file cannot be replaced.
+    if !std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
+        return Some(Value::Null);
+    }
+    let mut text = String::new();
+    std::fs::File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)).ok()?;
+    if text.is_empty() {
+        return Some(Value::Null);
+    }
+    serde_json::from_str(&text).ok().filter(|table: &Value| table["format"].is_number())
+}
+
+/// All entries of this format, newest first.
+fn entries(mut table: Value) -> Vec<Value> {
     if table["format"] != FORMAT {
         return Vec::new();
     }
@@ -95,6 +107,10 @@ mod tests {
     fn measured(products: f64) -> MeasuredRates {
         let rates = Rates { products, memory: 3.612e12, copies: 4.623e10, copy_contention: CONTENTION };
         MeasuredRates { rates, pairs: Some(PairCosts { together: 1.137, alone: 1.95 }) }
+    }
+
+    fn count(path: &Path) -> usize {
+        table(path).map_or(0, |table| entries(table).len())
     }
 
     /// A file in a folder of its own, which is removed at the end.
@@ -130,14 +146,14 @@ mod tests {
         assert_eq!(read(&file.0, "a, another driver", CONTENTION), None);
         store(&file.0, "a", &measured(1e14)).unwrap();
         assert_eq!(read(&file.0, "a", CONTENTION), Some(measured(1e14)));
-        assert_eq!(entries(&file.0).len(), 2);
+        assert_eq!(count(&file.0), 2);
         (0..2 * MOST_ENTRIES).for_each(|i| store(&file.0, &i.to_string(), &measured(1e14)).unwrap());
-        assert_eq!(entries(&file.0).len(), MOST_ENTRIES);
+        assert_eq!(count(&file.0), MOST_ENTRIES);
         assert_eq!(read(&file.0, "a", CONTENTION), None, "the oldest go first");
     }
 
     #[test]
-    fn damaged_and_stale_tables_are_ignored_and_replaced() {
+    fn damaged_tables_are_ignored_and_stale_ones_replaced() {
         let file = TableFile::new("damaged");
         store(&file.0, "a", &measured(3.2e14)).unwrap();
         let whole = std::fs::read_to_string(&file.0).unwrap();
@@ -152,12 +168,19 @@ mod tests {
             assert!(whole.contains(from), "{whole}");
             std::fs::write(&file.0, whole.replace(from, to)).unwrap();
             assert_eq!(read(&file.0, "a", CONTENTION), None, "{to}");
+            store(&file.0, "a", &measured(3.2e14)).unwrap();
+            assert_eq!(read(&file.0, "a", CONTENTION), Some(measured(3.2e14)), "{to}");
         }
-        let cut = (0..whole.trim_end().len()).map(|end| whole.as_bytes()[..end].to_vec());
-        for bytes in cut.chain([vec![0xff; 64], vec![b'['; 4 << 20]]) {
+        let cut = (1..whole.trim_end().len()).map(|end| whole.as_bytes()[..end].to_vec());
+        let others = [&b"notes"[..], b"{}", b"[1]", b"{\"format\": \"pt\"}", &[0xff; 64]].map(<[u8]>::to_vec);
+        for bytes in cut.chain(others).chain([vec![b'['; 4 << 20]]) {
             std::fs::write(&file.0, &bytes).unwrap();
             assert_eq!(read(&file.0, "a", CONTENTION), None, "{}", String::from_utf8_lossy(&bytes));
+            let error = store(&file.0, "a", &measured(3.2e14)).unwrap_err().to_string();
+            assert!(error.starts_with("autotune_path: ") && error.ends_with(" exists and is no table"), "{error}");
+            assert_eq!(std::fs::read(&file.0).unwrap(), bytes, "it is left as it is");
         }
+        std::fs::write(&file.0, b"").unwrap();
         store(&file.0, "a", &measured(3.2e14)).unwrap();
         assert_eq!(read(&file.0, "a", CONTENTION), Some(measured(3.2e14)));
     }
@@ -184,12 +207,12 @@ mod tests {
                 scope.spawn(move || {
                     for i in 0..20 {
                         store(path, &format!("{writer} {i}"), &measured(1e14)).unwrap();
-                        assert!(!entries(path).is_empty(), "no reader sees a part of a table");
+                        assert!(count(path) > 0, "no reader sees a part of a table");
                     }
                 });
             }
         });
-        assert!(!entries(&file.0).is_empty());
+        assert!(count(&file.0) > 0);
         assert_eq!(std::fs::read_dir(file.0.parent().unwrap()).unwrap().count(), 1, "no temporary file is left");
     }
 }

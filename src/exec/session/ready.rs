@@ -106,7 +106,7 @@ impl<B: Backend> Engine<B> {
                 input.described()
             )));
         }
-        let target = self.target().with_cancel(cancel);
+        let target = self.target(cancel)?.with_cancel(cancel);
         let found = workers::with_threads(self.settings.threads, || plan::search(&request, &target));
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };

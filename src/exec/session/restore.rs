@@ -37,7 +37,7 @@ impl<B: Backend> Engine<B> {
         let job = Job { direction, input, cone: Arc::new(cone) };
         let plan = self.saved_plan(&header, &job, control.cancel)?;
         // Before every work item is scheduled: a short state must not cost much.
-        let target = self.target().with_cancel(control.cancel);
+        let target = self.target(control.cancel)?.with_cancel(control.cancel);
         let expected = plan.persisted_bytes(header.loaded, &target).saturating_add(SEAL);
         if state.left() != expected && !target.is_cancelled() {
             let left = state.left();
@@ -73,7 +73,7 @@ impl<B: Backend> Engine<B> {
         }
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(job, limit);
-        let target = self.target().with_cancel(cancel);
+        let target = self.target(cancel)?.with_cancel(cancel);
         let restored = workers::with_threads(self.settings.threads, || plan::restore(&request, &header.plan, &target));
         if target.is_cancelled() {
             return Err(stopped(cancel));

@@ -63,10 +63,11 @@ pub fn checksum(precision: Precision) -> u64 {
     let mut sum = Checksum::default();
     let common = [bundle!("conv_mma" in precision), bundle!("norm" in precision)];
     let own = match precision {
-        Precision::Fp16 => {
-            let pairs = [bundle!("conv_mma_pair" of "fp16"), bundle!("conv_wgmma_pair" of "fp16")];
-            vec![bundle!("conv_wgmma" of "fp16"), pairs[0], pairs[1]]
-        }
+        Precision::Fp16 => vec![
+            bundle!("conv_wgmma" of "fp16"),
+            bundle!("conv_mma_pair" of "fp16"),
+            bundle!("conv_wgmma_pair" of "fp16"),
+        ],
         Precision::Bf16 => vec![bundle!("conv_wgmma" of "bf16")],
         Precision::Fp32 => Vec::new(),
     };

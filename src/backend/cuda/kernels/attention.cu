@@ -190,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
     constexpr int STAGE = KEYS * ROW_BYTES, SCORES = KEYS / 2;
     const u32 keys = smem_address(shared.rows[0]), values = smem_address(shared.rows[1]);
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = lane & 3;
-    const int split = warp % SPLITS;
+    const int query_tile = warp / SPLITS, split = warp % SPLITS;
     const int frame = blockIdx.y;
     const u8* in = p.in + p.in_slot[frame] * p.in_slot_bytes;
     load_rows(p, in, false, 0, keys);
@@ -199,12 +199,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
     load_rows(p, in, false, KEYS, keys + STAGE);
     cp_async_commit();
 
-    // And the query 8 further on.
-    const auto query_of = [&](u32 thread) {
-        return static_cast<int>(p.first_query + blockIdx.x * QUERIES + thread / (32 * SPLITS) * 16 + thread % 32 / 4);
-    };
+    const int query = p.first_query + blockIdx.x * QUERIES + query_tile * 16 + lane / 4;  // and query + 8
     u32 q[WARP_CHANNELS / K_STEP][4];
-    load_queries(p, in, query_of(threadIdx.x), split, t, q);
+    load_queries(p, in, query, split, t, q);
 
     // What this lane passes to ldmatrix: 16 keys of one K step, or 8 keys of two.
     constexpr bool EIGHT_KEYS = KEYS == 8;
@@ -213,29 +210,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
     const u32 key_address = keys + key_row * ROW_BYTES + ((key_unit ^ swizzle(lane, false)) << 4);
     const u32 value_address = values + value_offset(lane, split);
 
-    /// The warp's share of the scores, from its channels. Two sums, as products that follow each other in one would
-    /// wait.
-    const auto compute_scores = [&](u32 stage, float(&s)[KEYS / 8][4]) {
-        float sums[2][KEYS / 8][4] = {};
+    /// The warp's share of the scores, from its channels.
+    const auto add_scores = [&](u32 stage, float(&s)[KEYS / 8][4]) {
+#pragma unroll
+        for (int i = 0; i < SCORES; ++i) s[i / 4][i % 4] = 0.0f;
 #pragma unroll
         for (int k = 0; k < WARP_CHANNELS / K_STEP; ++k) {
             keep_unsplit(q[k]);
             u32 b[4];
             if (EIGHT_KEYS && k % 2 == 0) {
                 ldmatrix_x4(b, (key_address ^ (k % 4 << 5)) + stage + k / 4 * 128);
-                mma(sums[0][0], q[k], b[0], b[1]);
+                mma(s[0], q[k], b[0], b[1]);
                 keep_unsplit(q[k + 1]);
-                mma(sums[1][0], q[k + 1], b[2], b[3]);
+                mma(s[0], q[k + 1], b[2], b[3]);
             }
 #pragma unroll
             for (int n = 0; n < KEYS / 16; ++n) {
                 ldmatrix_x4(b, (key_address ^ (k % 4 << 5)) + stage + n * 16 * ROW_BYTES + k / 4 * 128);
-                mma(sums[k % 2][2 * n], q[k], b[0], b[1]);
-                mma(sums[k % 2][2 * n + 1], q[k], b[2], b[3]);
+                mma(s[2 * n], q[k], b[0], b[1]);
+                mma(s[2 * n + 1], q[k], b[2], b[3]);
             }
         }
-#pragma unroll
-        for (int i = 0; i < SCORES; ++i) s[i / 4][i % 4] = sums[0][i / 4][i % 4] + sums[1][i / 4][i % 4];
     };
 
     float out[WARP_CHANNELS / 8][4] = {};
@@ -243,7 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
     float s[KEYS / 8][4];
     cp_async_wait<1>();
     __syncthreads();
-    compute_scores(0, s);
+    add_scores(0, s);
 #pragma unroll
     for (int i = 0; i < SCORES; ++i) shared.scores[0][warp][i][lane] = s[i / 4][i % 4];
     for (int first = 0, stage = 0; first < p.pixels; first += KEYS, stage ^= 1) {
@@ -256,7 +251,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
         cp_async_commit();
         // After the last key these scores are zeros, and nobody reads them.
         float next[KEYS / 8][4];
-        compute_scores((stage ^ 1) * STAGE, next);
+        add_scores((stage ^ 1) * STAGE, next);
 
 #pragma unroll
         for (int w = 1; w < SPLITS; ++w)
@@ -280,5 +275,5 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) attention(const __grid_
     }
     cp_async_wait<0>();
 
-    store_output(p, frame, query_of(thread_now()), split, t, sum, out);
+    store_output(p, frame, query, split, t, sum, out);
 }

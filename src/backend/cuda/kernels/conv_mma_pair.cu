@@ -232,9 +232,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
             };
             if (sum == SHORTCUT_SUM) {
                 loader.load(next, stage ^ 1);
+                // One tap, the first of the column.
+                const ColumnWeights<1>& first_tap = reinterpret_cast<const ColumnWeights<1>&>(first);
                 ColumnWeights<1> second_tap;
                 second_tap.load(weights + PRODUCT_TILE_BYTES, 0);
-                add_column<STEP_BYTES>(column(0), first.first_tap(), acc);
+                add_column<STEP_BYTES>(column(0), first_tap, acc);
                 load_next(next.weights + b_lane, next.sum == SHORTCUT_SUM);
                 add_column<STEP_BYTES>(column(0) ^ 32, second_tap, acc);
                 loader.transform(next, stage ^ 1);

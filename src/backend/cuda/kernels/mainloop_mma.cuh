@@ -39,13 +39,6 @@ struct ColumnWeights {
             for (int n = 0; n < CHANNEL_BLOCKS / 2; ++n)
                 unit[i][n] = load_readonly(from + i * row_bytes + n * (32 * UNIT_BYTES));
     }
-
-    __device__ __forceinline__ ColumnWeights<1> first_tap() const {
-        ColumnWeights<1> tap;
-#pragma unroll
-        for (int n = 0; n < CHANNEL_BLOCKS / 2; ++n) tap.unit[0][n] = unit[0][n];
-        return tap;
-    }
 };
 
 /// A lane's weights of a tap and step.
@@ -166,7 +159,8 @@ struct UnitWalk {
         const u32 valid = first_channel + unit * UNIT_CHANNELS < source.channels ? from.valid : 0;
         const i64 row_bytes = from.row_bytes;
         const u8* at = from.first + first_channel * ELEMENT_BYTES;
-        const u8* halo = at + ((halo_row() - row()) * row_bytes +
+        // Less than 2^31 bytes apart.
+        const u8* halo = at + ((halo_row() - row()) * from.row_bytes +
                                (halo_col() - col()) * (source.channels * ELEMENT_BYTES * source.stride));
 #pragma unroll
         for (int i = 0; i < COUNT; ++i) {

@@ -38,8 +38,8 @@ const FEWEST_ROUNDS: usize = 4;
 /// A probe repeats its operation until it takes about so long, and the call's own time does not matter.
 const PROBE: Duration = Duration::from_millis(4);
 const MOST_REPEATS: usize = 64;
-/// The part of the probes' rate that whole networks reach: they have narrow layers, ends of launches, and longer heat.
-/// Measured on an H200 from 0.83 to 0.93, with the kernels of 9.0 and of 8.6.
+/// The part of the probes' rate that whole networks reach. They have narrow layers and ends of launches, and they stay
+/// at the power limit. From 0.81 to 0.93 on an H200, with the kernels of 9.0 and of 8.6.
 const NETWORKS_REACH: f64 = 0.88;
 
 /// How often a wait for another handle's measurement asks whether to stop.

@@ -1,5 +1,5 @@
-//! What the planner knows about a GPU. Arithmetic and memory rates follow from its properties; copies are measured. With
-//! `autotune` all but the copy contention are.
+//! What the planner knows about a GPU. Arithmetic and memory rates follow from its properties; copies are measured.
+//! With `autotune` all are, but for the copy contention.
 
 use std::sync::Arc;
 use std::time::Instant;

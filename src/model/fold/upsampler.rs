@@ -1,6 +1,6 @@
-//! The upsampler multiplied out: a 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time and
-//! a causal 3x3x3 convolution become four convolutions with 2 x 2 taps. Slabs share products of a temporal tap and an
-//! unfolded frame, so each is computed once, for a few output channels at a time.
+//! The upsampler multiplied out: a 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time
+//! and a causal 3x3x3 convolution become four convolutions with 2 x 2 taps. Slabs share products of a temporal tap and
+//! an unfolded frame, so each is computed once, for a few output channels at a time.
 
 use super::buffers::{FoldBuffers, FoldBytes};
 use super::product::{self, COLUMNS};

@@ -206,8 +206,8 @@ fn main<E: PackedElement>(
 
 /// For pairs of frames: two slabs of 3 x 3 taps side by side, of which this is the first or the second. [channel
 /// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes.
-/// Swizzled: their 16-byte units by half the output channel. Fragments: see [`in_fragments`]. Here of one channel tile, and
-/// of some K blocks.
+/// Swizzled: their 16-byte units by half the output channel. Fragments: see [`in_fragments`]. Here of one channel
+/// tile, and of some K blocks.
 fn pair_slab<E: PackedElement>(
     order: WeightOrder,
     (rows, columns): (usize, usize),

@@ -67,12 +67,12 @@ asan() {
 }
 
 tsan() {
-    # What several threads share: the handle table, ledgers, worker queue, thread pool, fleet. Then whole calls.
+    # What several threads share: the handle table, ledgers, thread pool, fleet. Then whole calls.
     local flags="-Zsanitizer=thread -Clink-arg=-Wl,--export-dynamic"
     export TSAN_OPTIONS=halt_on_error=1
     RUSTFLAGS=$flags CARGO_TARGET_DIR=$CARGO_TARGET_DIR/tsan \
         cargo +nightly test -q --release --no-default-features -Zbuild-std --target $triple --lib -- \
-        capi:: workers:: ledger:: reserve:: pool:: fleet::
+        capi:: ledger:: reserve:: pool:: fleet::
     RUSTFLAGS=$flags CARGO_TARGET_DIR=$CARGO_TARGET_DIR/tsan VVAE_SOAK_SECONDS=20 \
         cargo +nightly test -q --release --no-default-features -Zbuild-std --target $triple --test abi_cancel \
         --test abi_misuse --test soak
@@ -81,7 +81,7 @@ tsan() {
 # Files are read, so isolation is off. An allocation that is too large for any machine ends the interpreter.
 miri() {
     CARGO_TARGET_DIR=$CARGO_TARGET_DIR/miri MIRIFLAGS=-Zmiri-disable-isolation \
-        cargo +nightly miri test -q --no-default-features --lib -- capi:: ir::view reserve ledger workers pool::tests \
+        cargo +nightly miri test -q --no-default-features --lib -- capi:: ir::view reserve ledger pool::tests \
         --skip vectors_that_are_too_large
 }
 

@@ -19,6 +19,7 @@ pub use precision::Precision;
 pub use tensor_copy::copy as copy_tensor;
 
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Instant;
 
 use crate::error::Result;
@@ -26,11 +27,9 @@ use crate::ir::{
     BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PersistedRegion, PinnedBytes,
     Sizes, StoreTensor, WeightPart,
 };
+use crate::pool::Pool;
 
-/// Asked now and then on the calling thread while an operation runs. `true` ends it with
-/// [`Error::Cancelled`](crate::error::Error::Cancelled). An ended operation may be run again; operations that overwrite
-/// their input are never ended.
-pub type Stop<'a> = dyn FnMut() -> bool + 'a;
+pub use crate::pool::Stop;
 
 /// What operations of a job share.
 #[derive(Clone, Copy)]
@@ -93,6 +92,8 @@ pub trait Backend: Send + Sync + 'static {
     /// What is not there is measured and stored. Fails if stopped, and only then.
     fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)>;
     fn sizes(&self) -> &dyn Sizes;
+    /// The threads that it computes with, for loading and planning too.
+    fn pool(&self) -> Option<&Arc<Pool>>;
     /// Whether kernels exist for these layouts and for attention over these numbers of channels. If not, the error says
     /// which is missing and what to use instead. Asked once, before anything is loaded.
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()>;

@@ -144,7 +144,7 @@ impl<B: Backend> Engine<B> {
             ledger: &self.ledger,
             cancel: control.cancel,
         };
-        let share = loading.share()?;
+        let share = self.with_threads(|| loading.share())?;
         if share.pageable {
             warn_not_pinned(control, share.host_bytes());
         }
@@ -324,7 +324,7 @@ impl<B: Backend> Session for Engine<B> {
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
         let policy = self.settings.on_nonfinite;
-        nonfinite::refuse(policy, call.input, direction, job.cone.first_input, control.cancel)?;
+        self.with_threads(|| nonfinite::refuse(policy, call.input, direction, job.cone.first_input, control.cancel))?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;

@@ -180,7 +180,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Int { auto: true, min: 1, max: 1024, step: 1 },
         default: c"auto",
         unit: c"threads",
-        help: c"Threads that compute and plan on the CPU; auto takes all cores. Entries of a device list that are the CPU share them. Results do not depend on it.",
+        help: c"Threads that compute, load and plan on the CPU; auto takes all cores. Entries of a device list that are the CPU share them. Results do not depend on it.",
         only: None,
         set: |s, v| s.threads = v.number(),
     },

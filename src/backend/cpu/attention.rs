@@ -4,11 +4,11 @@
 
 use super::element::Element;
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
-use super::pool::Pool;
 use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 use crate::ir::{AttentionOp, FrameShape, Offsets};
+use crate::pool::Pool;
 
 /// Keys of a tile: a multiple of a microkernel's pixels. Their values fit in the second-level cache.
 const KEYS: usize = 56;

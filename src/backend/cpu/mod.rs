@@ -8,7 +8,6 @@ mod memory;
 mod noise;
 mod norm;
 mod pixels;
-mod pool;
 mod simd;
 #[cfg(test)]
 mod tests;
@@ -18,6 +17,7 @@ pub use memory::CpuMemory;
 pub use simd::Instructions;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{
     Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Precision, Residency, RunArgs, Stop, TuningNote,
@@ -27,8 +27,8 @@ use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
     Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
+use crate::pool::Pool;
 use element::with_element;
-use pool::Pool;
 use simd::{with_bf16_simd, with_simd};
 
 /// In the Winograd domain, where products take nearly all the time: two a frame together, three alone.
@@ -45,7 +45,7 @@ pub struct CpuOptions {
 }
 
 pub struct Cpu {
-    pool: Pool,
+    pool: Arc<Pool>,
     precision: Precision,
     /// Never `Auto`.
     instructions: Instructions,
@@ -81,7 +81,7 @@ impl Cpu {
             Some(given) => given,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Cpu { pool: Pool::new(threads)?, precision, instructions, allocator: options.allocator })
+        Ok(Cpu { pool: Arc::new(Pool::new(threads)?), precision, instructions, allocator: options.allocator })
     }
 
     pub fn threads(&self) -> usize {
@@ -194,7 +194,7 @@ impl Backend for Cpu {
         let memory = 20e9;
         DeviceProfile {
             rates: Rates { products: products * self.threads() as f64, memory, copies: memory, copy_contention: 0.0 },
-            busy_pixels: 1 << 14,
+            busy_pixels: if self.precision == Precision::Bf16 { 1 << 16 } else { 1 << 14 },
             chunk_frames: 8,
             column_step: 1,
             fuses_norm: true,
@@ -208,6 +208,10 @@ impl Backend for Cpu {
 
     fn sizes(&self) -> &dyn Sizes {
         self
+    }
+
+    fn pool(&self) -> Option<&Arc<Pool>> {
+        Some(&self.pool)
     }
 
     fn check_layers(&self, _: &[ConvLayout], _: &[u64]) -> Result<()> {

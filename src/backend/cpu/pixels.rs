@@ -7,10 +7,10 @@ use half::{bf16, f16};
 use super::element::{Element, Number};
 use super::memory::{CpuMemory, SharedPointer};
 use super::noise;
-use super::pool::Pool;
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 use crate::ir::{BlendTile, DType, LoadTensor, StoreTensor, TensorDevice, View};
+use crate::pool::Pool;
 
 /// Rows of a task: enough elements to be worth a task.
 fn rows_per_task(elements_per_row: usize) -> usize {

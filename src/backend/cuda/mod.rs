@@ -37,6 +37,7 @@ use crate::ir::{
     FetchOp, FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes,
     Rates, Sizes, StoreTensor, WeightPart,
 };
+use crate::pool::Pool;
 
 /// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
 const OPERATIONS_AHEAD: usize = 8;
@@ -332,6 +333,10 @@ impl Backend for Cuda {
 
     fn sizes(&self) -> &dyn Sizes {
         &self.launcher.sizes
+    }
+
+    fn pool(&self) -> Option<&Arc<Pool>> {
+        None
     }
 
     fn check_layers(&self, layouts: &[ConvLayout], attention: &[u64]) -> Result<()> {

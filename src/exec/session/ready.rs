@@ -13,7 +13,7 @@ use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
 use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
-use crate::{reserve, workers};
+use crate::{pool, reserve};
 
 /// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
 const MARGIN: u64 = 256 << 20;
@@ -42,6 +42,11 @@ pub(super) struct Job {
 }
 
 impl<B: Backend> Engine<B> {
+    /// Runs `work` on as many threads as the host allows: the backend's own, if it computes with some.
+    pub(super) fn with_threads<R>(&self, work: impl FnOnce() -> R) -> R {
+        pool::with_threads(self.backend.pool(), self.settings.threads, work)
+    }
+
     /// Bytes that a job may take: all that this session holds already may be used again.
     pub(super) fn limit(&self) -> u64 {
         let free = self.sharing.device_bytes(self.backend.free_bytes(), &self.ledger);
@@ -107,7 +112,7 @@ impl<B: Backend> Engine<B> {
             )));
         }
         let target = self.target(cancel)?.with_cancel(cancel);
-        let found = workers::with_threads(self.settings.threads, || plan::search(&request, &target));
+        let found = self.with_threads(|| plan::search(&request, &target));
         found.map_err(|why| {
             let PlanError::TooLarge { smallest: tiled, smallest_exact: exact } = why else { return stopped(cancel) };
             let (limit, input) = (Bytes(limit), input.described());

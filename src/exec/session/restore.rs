@@ -12,7 +12,7 @@ use crate::exec::state::{PIECE, SEAL, SealedReader, StateHeader, StateOwner, ref
 use crate::exec::stream::{in_pieces, region_of};
 use crate::exec::{Control, FrameStream, check};
 use crate::plan::{self, Bytes, Plan};
-use crate::{reserve, workers};
+use crate::reserve;
 
 impl<B: Backend> Engine<B> {
     pub(super) fn restore(
@@ -74,7 +74,7 @@ impl<B: Backend> Engine<B> {
         let (limit, host_limit) = (self.limit(), self.host_limit());
         let request = self.request(job, limit);
         let target = self.target(cancel)?.with_cancel(cancel);
-        let restored = workers::with_threads(self.settings.threads, || plan::restore(&request, &header.plan, &target));
+        let restored = self.with_threads(|| plan::restore(&request, &header.plan, &target));
         if target.is_cancelled() {
             return Err(stopped(cancel));
         }

@@ -16,11 +16,11 @@ use std::ops::Range;
 
 use super::memory::CpuMemory;
 use super::norm;
-use super::pool::Pool;
 use super::simd::Microkernels;
 use crate::backend::Stop;
 use crate::error::Result;
 use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
+use crate::pool::Pool;
 use checked::{CheckedConv, is_first};
 use grid::{OutputArea, division, split_evenly};
 use pass::PanelPass;

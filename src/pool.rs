@@ -1,0 +1,436 @@
+//! The threads of the library. A backend that computes on the CPU keeps a pool, whose threads sleep between operations
+//! and end with it. Loading and planning use the same pool, or one of their own for as long as they take.
+
+use std::any::Any;
+use std::cell::RefCell;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::{JoinHandle, available_parallelism};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::error::{Error, Result};
+use crate::float_mode;
+use crate::reserve;
+
+/// Asked now and then on the calling thread while an operation runs. `true` ends it with [`Error::Cancelled`]. An ended
+/// operation may be run again; operations that overwrite their input are never ended.
+pub type Stop<'a> = dyn FnMut() -> bool + 'a;
+
+/// Runs task `task` on the thread with number `slot`. Long tasks poll `stop` and return early if it is `true`.
+pub type Task<'a> = dyn Fn(usize, usize, &mut Stop) + Sync + 'a;
+
+/// Below this many elements, starting threads costs more than they save.
+const WORTH_A_THREAD: usize = 1 << 17;
+
+/// The most threads of loading and planning. Each costs memory, and more than this save little time.
+pub const MOST_THREADS: usize = 16;
+
+/// Items that a thread takes before it lets other users of a pool have their turn.
+const TURN: usize = 16;
+
+#[derive(Default)]
+pub struct Pool {
+    shared: Arc<PoolShared>,
+    workers: Vec<JoinHandle<()>>,
+    /// One operation at a time: handles share a pool, and an operation has one scratch area per slot.
+    turn: Mutex<()>,
+}
+
+#[derive(Default)]
+struct PoolShared {
+    state: Mutex<PoolState>,
+    work: Condvar,
+    idle: Condvar,
+}
+
+#[derive(Default)]
+struct PoolState {
+    batch: Option<BatchPointer>,
+    /// Counts batches, so that a worker joins each at most once.
+    round: u64,
+    active: usize,
+    quit: bool,
+}
+
+/// A batch on the stack of the thread that runs it.
+#[derive(Clone, Copy)]
+struct BatchPointer(*const TaskBatch<'static>);
+
+// SAFETY: a `TaskBatch` may be shared between threads, and `Pool::run` keeps it alive until no worker is active.
+unsafe impl Send for BatchPointer {}
+
+struct TaskBatch<'a> {
+    run: &'a Task<'a>,
+    tasks: usize,
+    next: AtomicUsize,
+    halt: AtomicBool,
+    panic: Mutex<Option<Box<dyn Any + Send>>>,
+}
+
+impl TaskBatch<'_> {
+    /// Runs tasks until none are left. Never unwinds.
+    fn take_part(&self, slot: usize, stop: &mut Stop) {
+        let end = catch_unwind(AssertUnwindSafe(|| {
+            loop {
+                if stop() {
+                    return self.halt.store(true, Ordering::Relaxed);
+                }
+                let task = self.next.fetch_add(1, Ordering::Relaxed);
+                if task >= self.tasks {
+                    return;
+                }
+                (self.run)(task, slot, &mut || {
+                    if stop() {
+                        self.halt.store(true, Ordering::Relaxed);
+                    }
+                    self.halt.load(Ordering::Relaxed)
+                });
+            }
+        }));
+        if let Err(panic) = end {
+            self.halt.store(true, Ordering::Relaxed);
+            self.panic.lock().get_or_insert(panic);
+        }
+    }
+}
+
+impl Pool {
+    /// A pool of `threads` threads, including the caller of [`Pool::run`].
+    pub fn new(threads: usize) -> Result<Pool> {
+        let mut pool = Pool::default();
+        while pool.threads() < threads {
+            if !reserve::has_room_for_a_thread() {
+                return Err(reserve::exhausted());
+            }
+            let slot = pool.threads();
+            let started = pool.start_thread(Crew::Alone);
+            started.map_err(|why| Error::Device(format!("cannot start thread {slot} of {threads}: {why}")))?;
+        }
+        Ok(pool)
+    }
+
+    /// The same for work that needs no pool afterwards. If the system refuses a thread, the others do its share.
+    fn for_now(threads: usize) -> Pool {
+        let mut pool = Pool::default();
+        while pool.threads() < threads && reserve::has_room_for_a_thread() {
+            if pool.start_thread(Crew::New { most: usize::MAX }).is_err() {
+                break;
+            }
+        }
+        pool
+    }
+
+    /// Tasks of the thread run their own items as `crew` says.
+    fn start_thread(&mut self, crew: Crew) -> std::io::Result<()> {
+        let (shared, slot) = (Arc::clone(&self.shared), self.threads());
+        let worker = std::thread::Builder::new().name(format!("video-vae-{slot}")).spawn(move || {
+            float_mode::set_default();
+            CREW.set(crew);
+            serve(&shared, slot);
+        })?;
+        self.workers.push(worker);
+        Ok(())
+    }
+
+    pub fn threads(&self) -> usize {
+        self.workers.len() + 1
+    }
+
+    /// Runs tasks 0 to `tasks` in any order. Slots are below the number of threads and the number of tasks.
+    pub fn run(&self, tasks: usize, stop: &mut Stop, run: &Task) -> Result<()> {
+        let turn = self.turn.lock();
+        let batch =
+            TaskBatch { run, tasks, next: AtomicUsize::new(0), halt: AtomicBool::new(false), panic: Mutex::new(None) };
+        let alone = self.workers.is_empty() || tasks < 2;
+        if !alone {
+            let mut state = self.shared.state.lock();
+            state.batch = Some(BatchPointer((&raw const batch).cast()));
+            state.round += 1;
+            self.shared.work.notify_all();
+        }
+        batch.take_part(0, &mut || stop() || batch.halt.load(Ordering::Relaxed));
+        if !alone {
+            let mut state = self.shared.state.lock();
+            state.batch = None;
+            self.shared.idle.wait_while(&mut state, |state| state.active > 0);
+        }
+        drop(turn);
+        if let Some(panic) = batch.panic.into_inner() {
+            resume_unwind(panic);
+        }
+        if batch.halt.into_inner() { Err(Error::Cancelled) } else { Ok(()) }
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        self.shared.state.lock().quit = true;
+        self.shared.work.notify_all();
+        for worker in self.workers.drain(..) {
+            let _ = worker.join();
+        }
+    }
+}
+
+fn serve(shared: &PoolShared, slot: usize) {
+    let mut seen = 0;
+    let mut state = shared.state.lock();
+    loop {
+        shared.work.wait_while(&mut state, |state| !state.quit && (state.batch.is_none() || state.round == seen));
+        if state.quit {
+            return;
+        }
+        seen = state.round;
+        let Some(BatchPointer(batch)) = state.batch else { continue };
+        state.active += 1;
+        drop(state);
+        // SAFETY: `Pool::run` waits until `active` is zero before the batch goes out of scope. `active` was raised
+        // under the same lock that the batch was read under.
+        let batch = unsafe { &*batch };
+        if slot < batch.tasks {
+            batch.take_part(slot, &mut || batch.halt.load(Ordering::Relaxed));
+        }
+        state = shared.state.lock();
+        state.active -= 1;
+        if state.active == 0 {
+            shared.idle.notify_all();
+        }
+    }
+}
+
+/// Which threads [`for_each`] uses.
+#[derive(Clone)]
+enum Crew {
+    /// New ones, together with the calling thread at most so many.
+    New { most: usize },
+    /// Those of a pool.
+    Pool(Arc<Pool>),
+    /// The calling thread only: it works for a pool now.
+    Alone,
+}
+
+thread_local! {
+    static CREW: RefCell<Crew> = const { RefCell::new(Crew::New { most: usize::MAX }) };
+}
+
+/// Runs `work`, in which [`for_each`] uses `pool`; or if there is none, at most `most` threads. `None`: all cores.
+pub fn with_threads<R>(pool: Option<&Arc<Pool>>, most: Option<u64>, work: impl FnOnce() -> R) -> R {
+    with_crew(
+        match pool {
+            Some(pool) => Crew::Pool(Arc::clone(pool)),
+            None => Crew::New { most: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)) },
+        },
+        work,
+    )
+}
+
+fn with_crew<R>(crew: Crew, work: impl FnOnce() -> R) -> R {
+    struct Before(Crew);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            CREW.set(std::mem::replace(&mut self.0, Crew::Alone));
+        }
+    }
+    let _before = Before(CREW.replace(crew));
+    work()
+}
+
+/// Threads for work on this many elements, including the calling one.
+pub fn threads_for(elements: usize) -> usize {
+    if elements < WORTH_A_THREAD { 1 } else { threads() }
+}
+
+/// Threads for long work.
+fn threads() -> usize {
+    let most = match CREW.with_borrow(Crew::clone) {
+        Crew::New { most } => available_parallelism().map_or(1, usize::from).min(most),
+        Crew::Pool(pool) => pool.threads(),
+        Crew::Alone => 1,
+    };
+    most.clamp(1, MOST_THREADS)
+}
+
+/// Maps each item by long work, and keeps their order.
+pub fn map<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    map_on(threads(), items, || (), |(), item| work(item))
+}
+
+/// Maps each item as [`for_each`] visits it, and keeps their order.
+pub fn map_on<T: Send, S, R: Send>(
+    threads: usize,
+    items: Vec<T>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) -> R + Sync,
+) -> Vec<R> {
+    let mut made: Vec<Option<R>> = items.iter().map(|_| None).collect();
+    let items = items.into_iter().zip(&mut made).collect();
+    for_each(threads, items, state, |state, (item, made)| *made = Some(work(state, item)));
+    made.into_iter().map(|made| made.expect("every item is done")).collect()
+}
+
+/// Runs `work` on each item, on at most `threads` threads, of which the calling one is the first. Every thread has its own
+/// state, such as a buffer. Results must not depend on which thread does an item.
+pub fn for_each<T: Send, S>(
+    threads: usize,
+    items: Vec<T>,
+    state: impl Fn() -> S + Sync,
+    work: impl Fn(&mut S, T) + Sync,
+) {
+    let (threads, count) = (threads.min(items.len()), items.len());
+    let queue = Mutex::new(items.into_iter());
+    let run = |most: usize| {
+        let mut state = state();
+        for _ in 0..most {
+            let Some(item) = queue.lock().next() else { return };
+            work(&mut state, item);
+        }
+    };
+    let run_on = |pool: &Pool, most: usize| {
+        let finished = pool.run(threads, &mut || false, &|_, _, _| run(most));
+        finished.expect("nothing stops it");
+    };
+    match CREW.with_borrow(Crew::clone) {
+        _ if threads < 2 => run(count),
+        Crew::Alone => run(count),
+        Crew::New { .. } => run_on(&Pool::for_now(threads), count),
+        Crew::Pool(pool) => with_crew(Crew::Alone, || {
+            while queue.lock().len() > 0 {
+                run_on(&pool, TURN);
+            }
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::thread::ThreadId;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_on_a_valid_slot() {
+        for threads in [1, 2, 3, 8] {
+            let pool = Pool::new(threads).unwrap();
+            for tasks in [0, 1, 2, 100] {
+                let ran: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
+                pool.run(tasks, &mut || false, &|task, slot, _| {
+                    assert!(slot < threads && slot < tasks);
+                    ran[task].fetch_add(1, Ordering::Relaxed);
+                })
+                .unwrap();
+                assert!(ran.iter().all(|n| n.load(Ordering::Relaxed) == 1));
+            }
+        }
+    }
+
+    #[test]
+    fn stopped_batch_leaves_the_pool_usable() {
+        let pool = Pool::new(2).unwrap();
+        let [asked, ran] = [const { AtomicUsize::new(0) }; 2];
+        let end = pool.run(1_000_000, &mut || asked.fetch_add(1, Ordering::Relaxed) >= 10, &|_, _, stop| {
+            let turn = ran.fetch_add(1, Ordering::Relaxed);
+            // Only the calling thread asks the host. The other one waits for it, however late it is scheduled.
+            while turn > 100 * (1 + asked.load(Ordering::Relaxed)) && !stop() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(end, Err(Error::Cancelled));
+        assert!(ran.into_inner() < 10_000);
+        assert_eq!(pool.run(5, &mut || false, &|_, _, _| ()), Ok(()));
+    }
+
+    #[test]
+    fn task_sees_the_stop_of_another_thread() {
+        let pool = Pool::new(2).unwrap();
+        let started = AtomicUsize::new(0);
+        let end = pool.run(2, &mut || started.load(Ordering::Relaxed) == 2, &|_, _, stop| {
+            started.fetch_add(1, Ordering::Relaxed);
+            while !stop() {
+                std::thread::yield_now();
+            }
+        });
+        assert_eq!(end, Err(Error::Cancelled));
+    }
+
+    #[test]
+    fn panic_reaches_the_caller_and_leaves_the_pool_usable() {
+        let pool = Pool::new(3).unwrap();
+        for bad in [0, 7, 63] {
+            let end = catch_unwind(AssertUnwindSafe(|| {
+                pool.run(64, &mut || false, &|task, _, _| assert_ne!(task, bad, "task of the test")).unwrap();
+            }));
+            let panic = end.unwrap_err();
+            assert!(panic.downcast_ref::<String>().unwrap().contains("task of the test"));
+            pool.run(64, &mut || false, &|_, _, _| ()).unwrap();
+        }
+    }
+
+    #[test]
+    fn threads_are_joined_when_the_pool_is_dropped() {
+        let alive = Arc::new(());
+        let pool = Pool::new(4).unwrap();
+        let shared = Arc::downgrade(&pool.shared);
+        let held = Arc::clone(&alive);
+        pool.run(64, &mut || false, &|_, _, _| assert!(Arc::strong_count(&held) > 0)).unwrap();
+        drop(pool);
+        assert_eq!(shared.strong_count(), 0, "a running thread would hold the shared state");
+    }
+
+    #[test]
+    fn for_each_runs_every_item_once() {
+        let pool = Arc::new(Pool::new(3).unwrap());
+        for (threads, pool) in [1, 2, 3].into_iter().flat_map(|threads| [(threads, None), (threads, Some(&pool))]) {
+            let done = Mutex::new(Vec::new());
+            let all = || for_each(threads, (0..100).collect(), || (), |(), item| done.lock().push(item));
+            with_threads(pool, None, all);
+            let mut done = done.into_inner();
+            done.sort_unstable();
+            assert_eq!(done, (0..100).collect::<Vec<i32>>());
+        }
+    }
+
+    /// The threads that [`map`] uses. The first items wait until `expected` threads have one, so that no thread is too
+    /// late for its share.
+    fn threads_of_map(expected: usize) -> HashSet<ThreadId> {
+        let (seen, changed) = (Mutex::new(HashSet::new()), Condvar::new());
+        map((0..40).collect(), |_: i32| {
+            let mut seen = seen.lock();
+            seen.insert(std::thread::current().id());
+            changed.notify_all();
+            changed.wait_while_for(&mut seen, |seen| seen.len() < expected, Duration::from_secs(60));
+        });
+        seen.into_inner()
+    }
+
+    #[test]
+    fn map_uses_no_more_threads_than_allowed() {
+        let here = std::thread::current().id();
+        assert_eq!(with_threads(None, Some(1), || threads_of_map(1)), [here].into());
+        let most = threads();
+        assert_eq!(with_threads(None, Some(2), || threads_of_map(most.min(2))).len(), most.min(2));
+        assert_eq!(with_threads(None, None, || threads_of_map(most)).len(), most);
+        let stopped = catch_unwind(|| with_threads(None, Some(1), || panic!("a panic")));
+        assert!(stopped.is_err());
+        assert_eq!(threads(), most, "a panic leaves no limit behind");
+    }
+
+    #[test]
+    fn map_uses_the_threads_of_a_pool() {
+        let pool = Arc::new(Pool::new(3).unwrap());
+        let mut of_pool: HashSet<ThreadId> = pool.workers.iter().map(|worker| worker.thread().id()).collect();
+        of_pool.insert(std::thread::current().id());
+        assert_eq!(with_threads(Some(&pool), Some(1), || threads_of_map(3)), of_pool);
+        // Items of an item stay on its thread, because the pool is busy with it.
+        let nested = with_threads(Some(&pool), None, || map(vec![(); 8], |()| threads_of_map(1).len()));
+        assert_eq!(nested, [1; 8]);
+    }
+
+    #[test]
+    fn map_keeps_the_order_of_items() {
+        assert_eq!(map((0..100).collect(), |item: i32| 2 * item), (0..200).step_by(2).collect::<Vec<i32>>());
+    }
+}

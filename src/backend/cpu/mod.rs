@@ -194,6 +194,7 @@ impl Backend for Cpu {
         let memory = 20e9;
         DeviceProfile {
             rates: Rates { products: products * self.threads() as f64, memory, copies: memory, copy_contention: 0.0 },
+            // In bf16 a task prepares each patch once for the frames of a chunk, and reads weights once for a few of them.
             busy_pixels: if self.precision == Precision::Bf16 { 1 << 16 } else { 1 << 14 },
             chunk_frames: 8,
             column_step: 1,

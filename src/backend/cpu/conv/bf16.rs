@@ -11,17 +11,10 @@ use super::patch::{self, PatchSize, PatchSource};
 use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
-use crate::backend::cpu::simd::{
-    AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, PANEL, TILE, TermProduct, WEIGHT_TILE, panel_width,
-};
+use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, PANEL, TILE, WEIGHT_TILE, panel_width};
 use crate::ir::{ConvFrame, Offsets, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
-
-/// Terms of a frame: three slabs and a shortcut.
-const MOST_TERMS: usize = 4;
-/// Most weights of all terms of a panel that stay in the second-level cache beside patches.
-const TERMS_BYTES: usize = 512 << 10;
 
 /// Computes a task in bf16.
 pub(in crate::backend::cpu) fn compute_bf16<S: Bf16Kernels>(task: &AreaTask, stop: &mut Stop) {
@@ -33,55 +26,6 @@ pub(in crate::backend::cpu) fn compute_bf16<S: Bf16Kernels>(task: &AreaTask, sto
 struct Patch {
     key: PatchKey,
     size: PatchSize,
-}
-
-/// Frames of a run whose terms have the same slabs, so that they share each read of weights.
-struct AlikeFrames {
-    count: usize,
-    numbers: [usize; RUN],
-}
-
-/// What is multiplied for a term of some frames.
-#[derive(Clone, Copy)]
-struct TermInput {
-    patches: [*const bf16; RUN],
-    size: PatchSize,
-    /// Elements from one position of a tile to the next.
-    step: usize,
-    blocks: usize,
-    taps: usize,
-    /// Of a panel, and those that are needed after it.
-    weights: *const bf16,
-    next: Option<*const bf16>,
-}
-
-impl TermInput {
-    const NONE: TermInput = TermInput {
-        patches: [std::ptr::null(); RUN],
-        size: PatchSize { rows: 0, columns: 0 },
-        step: 0,
-        blocks: 0,
-        taps: 0,
-        weights: std::ptr::null(),
-        next: None,
-    };
-
-    /// The product with half a panel of weights, number `turn.0` of those with this panel. It prefetches its share of the
-    /// next `turn.1` halves.
-    fn product<'a>(&self, taps: &'a [usize], half: usize, turn: (usize, usize)) -> TermProduct<'a> {
-        let steps = self.blocks * self.taps;
-        let weights = self.weights.wrapping_add(half * steps * WEIGHT_TILE);
-        let (before, all) = (turn.0 * steps * AHEAD, turn.1 * steps * WEIGHT_TILE);
-        TermProduct {
-            at: [std::ptr::null(); MOST_TILES],
-            step: self.step,
-            block: self.size.block::<bf16>(),
-            blocks: self.blocks,
-            taps,
-            weights,
-            ahead: self.next.filter(|_| before < all).map_or(weights, |next| next.wrapping_add(before)),
-        }
-    }
 }
 
 impl AreaTask<'_> {
@@ -112,25 +56,25 @@ impl AreaTask<'_> {
         more: bool,
         patches: &mut [Option<Patch>; PATCHES],
     ) {
-        let frames = &self.conv.frames[run.clone()];
+        let conv = self.conv;
+        let frames = &conv.frames[run.clone()];
         let tiles = self.tiles();
-        let slabs = |number: usize| frames[number].terms.iter().map(|term| term.slab);
-        let has_all = self.has_room_for_patches(frames, panel / self.conv.panels);
-        let mut done = [false; RUN];
-        for first in 0..frames.len() {
-            let mut alike = AlikeFrames { count: 0, numbers: [0; RUN] };
-            let is_alike = |number: usize| number == first || has_all && slabs(number).eq(slabs(first));
-            for number in (first..frames.len()).filter(|number| is_alike(*number)) {
-                if !std::mem::replace(&mut done[number], true) {
-                    alike.numbers[alike.count] = number;
-                    alike.count += 1;
-                }
-            }
-            let terms = if alike.count > 0 { frames[first].terms.len() } else { 0 };
-            let together = if has_all { self.terms_together(terms) } else { 1 };
-            for i in (0..terms).step_by(together) {
+        let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
+        let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);
+        let first_of = |i: usize| frames.iter().find_map(|frame| frame.terms.get(i));
+        for i in 0..terms {
+            let next = match first_of(i + 1) {
+                Some(term) => Some(self.weights(panel, term)),
+                None => first_of(0).filter(|_| more).map(|term| self.weights(panel + 1, term)),
+            };
+            for (number, frame) in frames.iter().enumerate() {
+                let Some(term) = frame.terms.get(i) else { continue };
                 // SAFETY: by this function's contract. The slot has room for the patches and the sums.
-                unsafe { self.add_products::<S>(panel, more, frames, &alike, i..terms.min(i + together), patches) };
+                unsafe {
+                    let patch = self.kept_patch::<S>(frames, term, panel / conv.panels, patches);
+                    let ahead = next.map(|next| (next, number * 2 * tiles.tiles.div_ceil(MOST_TILES)));
+                    self.add_products::<S>(panel, term, patch, ahead, sums(number), i > 0);
+                }
             }
         }
         for (number, frame) in frames.iter().enumerate() {
@@ -138,10 +82,10 @@ impl AreaTask<'_> {
             // SAFETY: as above.
             unsafe {
                 if frame.terms.is_empty() {
-                    self.sums(number).write_bytes(0, tiles.tiles * TILE * PANEL);
+                    sums(number).write_bytes(0, tiles.tiles * TILE * PANEL);
                 }
                 for y in 0..self.area.height {
-                    pass.finish_row::<S, bf16>(y, Some(self.sums(number).add(y * tiles.pitch * PANEL)));
+                    pass.finish_row::<S, bf16>(y, Some(sums(number).add(y * tiles.pitch * PANEL)));
                 }
             }
         }
@@ -205,104 +149,68 @@ impl AreaTask<'_> {
         unsafe { patch::windowed::<S, bf16>(&source, &conv.grid, area, into) }
     }
 
-    /// Terms whose products are added while the sums are in tiles: all, if their weights leave room for patches in the
-    /// second-level cache.
-    fn terms_together(&self, terms: usize) -> usize {
-        let layout = &self.conv.op.layout;
-        let panel = (layout.window.side() * layout.window.side() * layout.cin) as usize * PANEL * size_of::<bf16>();
-        if terms * panel <= TERMS_BYTES { terms.clamp(1, MOST_TERMS) } else { 1 }
-    }
-
-    /// Whether the slot has room for the patches of all terms of some frames.
-    fn has_room_for_patches(&self, frames: &[ConvFrame<Offsets>], phase: usize) -> bool {
-        let mut keys = [None; PATCHES];
-        frames.iter().flat_map(|frame| &frame.terms).all(|term| {
-            let key = Some(self.key(term, phase));
-            let place = keys.iter_mut().find(|place| place.is_none() || **place == key);
-            place.map(|place| *place = key).is_some()
-        })
-    }
-
-    /// Adds the products of some terms to the sums of frames. The first term replaces the sums. `more`: the next panel
-    /// follows.
+    /// The products of a term, added to the sums or written to them. `ahead` are the weights that are needed after its,
+    /// and the number of blocks that have prefetched some of them.
     ///
     /// # Safety
-    /// As [`AreaTask::run_bf16`].
+    /// As [`AreaTask::run_bf16`]; the patch is the term's.
     unsafe fn add_products<S: Bf16Kernels>(
         &self,
         panel: usize,
-        more: bool,
-        frames: &[ConvFrame<Offsets>],
-        alike: &AlikeFrames,
-        terms: Range<usize>,
-        patches: &mut [Option<Patch>; PATCHES],
+        term: &Term<Offsets>,
+        (patch, size): (*const bf16, PatchSize),
+        ahead: Option<(*const bf16, usize)>,
+        sums: *mut f32,
+        add: bool,
     ) {
-        let (conv, tiles) = (self.conv, self.tiles());
-        let numbers = &alike.numbers[..alike.count];
-        let of_first = &frames[numbers[0]].terms;
-        let mut inputs = [TermInput::NONE; MOST_TERMS];
-        let mut taps = [[0; 9]; MOST_TERMS];
-        for (i, (input, taps)) in terms.clone().zip(inputs.iter_mut().zip(&mut taps)) {
-            // SAFETY: by this function's contract.
-            unsafe {
-                for (patch, number) in input.patches.iter_mut().zip(numbers) {
-                    let term = &frames[*number].terms[i];
-                    (*patch, input.size) = self.kept_patch::<S>(frames, term, panel / conv.panels, patches);
-                }
-            }
-            // The terms that follow, or those of the next panel.
-            let next = match of_first.get(i + terms.len()) {
-                Some(term) => Some(self.weights(panel, term)),
-                None => more.then(|| self.weights(panel + 1, &of_first[i % terms.len()])),
-            };
-            (input.weights, input.next) = (self.weights(panel, &of_first[i]), next);
-            self.find_taps(panel, &of_first[i], input, taps);
-        }
-        let (channels, _) = panel_width(conv.op.layout.cout as usize, panel % conv.panels);
-        let (all, halves) = (alike.count * tiles.tiles, channels.div_ceil(TILE));
-        let groups = all.div_ceil(MOST_TILES);
-        for (group, half) in (0..groups).flat_map(|group| (0..halves).map(move |half| (group, half))) {
-            let (first, end) = split_evenly(all, groups, group);
-            let mut sums = [std::ptr::null_mut(); MOST_TILES];
-            let mut products = [TermProduct::NONE; MOST_TERMS];
-            for (product, (input, taps)) in products.iter_mut().zip(inputs.iter().zip(&taps)).take(terms.len()) {
-                *product = input.product(&taps[..input.taps], half, (group * halves + half, halves));
-            }
-            for (i, tile) in (first..end).enumerate() {
-                let (frame, tile) = (tile / tiles.tiles, tile % tiles.tiles);
-                let (y, x) = (tile * TILE / tiles.pitch, tile * TILE % tiles.pitch);
-                for (product, input) in products.iter_mut().zip(&inputs).take(terms.len()) {
-                    product.at[i] = input.patches[frame].wrapping_add((y * input.size.columns + x) * input.step);
-                }
-                sums[i] = self.sums(numbers[frame]).wrapping_add(tile * TILE * PANEL + half * TILE);
-            }
-            // SAFETY: the tiles are inside the sums, their positions and taps inside the patches or just past them.
-            unsafe {
-                S::product(&BlockProduct {
-                    terms: &products[..terms.len()],
-                    tiles: end - first,
-                    sums,
-                    add: terms.start > 0,
-                });
-            }
-        }
-    }
-
-    /// Finds the taps of a term in its patches.
-    fn find_taps(&self, panel: usize, term: &Term<Offsets>, input: &mut TermInput, taps: &mut [usize; 9]) {
-        let (layout, phase) = (&self.conv.op.layout, panel / self.conv.panels);
+        let (layout, tiles) = (&self.conv.op.layout, self.tiles());
+        let (phase, (channels, _)) =
+            (panel / self.conv.panels, panel_width(layout.cout as usize, panel % self.conv.panels));
         let (cin, side, stride, r, s) = match layout.shortcut {
             Some(cin) if self.conv.is_shortcut(term) => (cin, 1, 1, 0, 0),
             _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, phase / 2, phase % 2),
         };
+        let mut taps = [0; 9];
         for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
-            taps[i * side + j] = ((r + i) * input.size.columns + s + j) * BLOCK;
+            taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;
         }
-        (input.blocks, input.taps, input.step) = ((cin as usize).div_ceil(BLOCK), side * side, stride * BLOCK);
-    }
-
-    /// The sums of a frame of the run: [position][one panel of channels].
-    fn sums(&self, number: usize) -> *mut f32 {
-        self.conv.sums(self.slot).wrapping_add(number * self.conv.grid.sum_floats())
+        let (blocks, halves) = ((cin as usize).div_ceil(BLOCK), channels.div_ceil(TILE));
+        let weights = self.weights(panel, term);
+        let (steps, groups) = (blocks * side * side, tiles.tiles.div_ceil(MOST_TILES));
+        // Where in the patch the next tile of the sums begins.
+        let (mut y, mut x) = (0, 0);
+        let mut next_tile = || {
+            let at = patch.wrapping_add((y * size.columns + x) * stride * BLOCK);
+            x += TILE;
+            while x >= tiles.pitch {
+                (y, x) = (y + 1, x - tiles.pitch);
+            }
+            at
+        };
+        for group in 0..groups {
+            let (first, end) = split_evenly(tiles.tiles, groups, group);
+            let mut at = [patch; MOST_TILES];
+            at[..end - first].fill_with(&mut next_tile);
+            for half in 0..halves {
+                let weights = weights.wrapping_add(half * steps * WEIGHT_TILE);
+                let ahead = ahead.map(|(next, before)| (next, (before + group * halves + half) * steps * AHEAD));
+                let ahead = ahead.filter(|(_, at)| *at < halves * steps * WEIGHT_TILE);
+                // SAFETY: the tiles are inside the sums, their positions and taps inside the patch or just past it.
+                unsafe {
+                    S::product(&BlockProduct {
+                        at,
+                        tiles: end - first,
+                        step: stride * BLOCK,
+                        block: size.block::<bf16>(),
+                        blocks,
+                        taps: &taps[..side * side],
+                        weights,
+                        ahead: ahead.map_or(weights, |(next, at)| next.wrapping_add(at)),
+                        out: sums.add(first * TILE * PANEL + half * TILE),
+                        add,
+                    });
+                }
+            }
+        }
     }
 }

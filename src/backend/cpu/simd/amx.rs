@@ -5,7 +5,7 @@ use std::arch::asm;
 use std::arch::x86_64::__cpuid_count;
 use std::sync::OnceLock;
 
-use super::bf16::{AHEAD, Bf16Kernels, BlockProduct, WEIGHT_TILE};
+use super::bf16::{AHEAD, Bf16Kernels, BlockProduct, TILE, WEIGHT_TILE};
 use super::microkernel::PANEL;
 use super::x86::Amx;
 
@@ -109,16 +109,15 @@ macro_rules! tile_product {
             unsafe {
                 if block.add {
                     $(asm!(concat!("tileloadd tmm", $tile, ", [{0} + {1}]"),
-                        in(reg) block.sums[$tile], in(reg) ROW,
+                        in(reg) block.out.add($tile * TILE * PANEL), in(reg) ROW,
                         options(nostack, readonly, preserves_flags));)*
                 } else {
                     $(asm!(concat!("tilezero tmm", $tile), options(nostack, nomem, preserves_flags));)*
                 }
-                for (term, channels) in block.terms.iter().flat_map(|term| (0..term.blocks).map(move |c| (term, c))) {
-                    let first = channels * term.taps.len();
-                    let (mut weights, mut ahead) = (term.weights.wrapping_add(first * WEIGHT_TILE), term.ahead.wrapping_add(first * AHEAD));
-                    for tap in term.taps {
-                        let offset = channels * term.block + tap;
+                let (mut weights, mut ahead) = (block.weights, block.ahead);
+                for channels in 0..block.blocks {
+                    for tap in block.taps {
+                        let offset = channels * block.block + tap;
                         asm!(
                             "tileloadd tmm6, [{w} + {row}]",
                             $(concat!("tileloadd tmm7, [{", stringify!($at), "} + {step}]"),
@@ -129,8 +128,8 @@ macro_rules! tile_product {
                             ".irp line, 0, 1, 2, 3, 4, 5, 6, 7",
                             "prefetcht1 [{ahead} + 64 * \\line]",
                             ".endr",
-                            $($at = in(reg) term.at[$tile].wrapping_add(offset),)*
-                            step = in(reg) term.step * 2,
+                            $($at = in(reg) block.at[$tile].wrapping_add(offset),)*
+                            step = in(reg) block.step * 2,
                             w = in(reg) weights,
                             row = in(reg) 64usize,
                             ahead = in(reg) ahead,
@@ -140,7 +139,7 @@ macro_rules! tile_product {
                         ahead = ahead.wrapping_add(AHEAD);
                     }
                 }
-                $(asm!(concat!("tilestored [{0} + {1}], tmm", $tile), in(reg) block.sums[$tile],
+                $(asm!(concat!("tilestored [{0} + {1}], tmm", $tile), in(reg) block.out.add($tile * TILE * PANEL),
                     in(reg) ROW, options(nostack, preserves_flags));)*
             }
         }

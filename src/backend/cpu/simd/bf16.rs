@@ -16,21 +16,11 @@ pub const WEIGHT_TILE: usize = TILE * TILE * 2;
 /// Most tiles of positions that share a read of weights: with their sums in AMX tiles, two are left for operands.
 pub const MOST_TILES: usize = 6;
 
-/// A few tiles of positions times half a panel of some terms. Strides are in elements.
+/// A few tiles of positions times half a panel of a term. Strides are in elements.
 pub struct BlockProduct<'a> {
-    pub terms: &'a [TermProduct<'a>],
-    pub tiles: usize,
-    /// Of each tile: [position][`PANEL`].
-    pub sums: [*mut f32; MOST_TILES],
-    /// Whether to add to the sums.
-    pub add: bool,
-}
-
-/// One term of a [`BlockProduct`].
-#[derive(Clone, Copy)]
-pub struct TermProduct<'a> {
-    /// The first position of each tile in the first block of channels of its patch.
+    /// The first position of each tile in the patch's first block of channels.
     pub at: [*const bf16; MOST_TILES],
+    pub tiles: usize,
     /// Stride of a tile's positions.
     pub step: usize,
     /// Stride of blocks of channels.
@@ -43,21 +33,13 @@ pub struct TermProduct<'a> {
     /// Where to prefetch weights for later, [`AHEAD`] elements for each block and tap. They need not be there.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "AMX alone prefetches"))]
     pub ahead: *const bf16,
+    /// [position][`PANEL`]
+    pub out: *mut f32,
+    /// Whether to add to the values in `out`.
+    pub add: bool,
 }
 
-impl TermProduct<'_> {
-    pub const NONE: TermProduct<'static> = TermProduct {
-        at: [std::ptr::null(); MOST_TILES],
-        step: 0,
-        block: 0,
-        blocks: 0,
-        taps: &[],
-        weights: std::ptr::null(),
-        ahead: std::ptr::null(),
-    };
-}
-
-/// Elements of [`TermProduct::ahead`]: a share of a tile that leaves time for the products.
+/// Elements of [`BlockProduct::ahead`]: a share of a tile that leaves time for the products.
 pub const AHEAD: usize = 8 * 32;
 
 /// An instruction set that multiplies bf16.
@@ -116,7 +98,7 @@ impl PairProducts<'_> {
         for first in (0..TILE).step_by(M) {
             // SAFETY: inside the tile's positions and the panel, by this function's contract.
             unsafe {
-                let out = block.sums[tile].add(first * PANEL);
+                let out = block.out.add((tile * TILE + first) * PANEL);
                 let mut sum = [[S::splat(0.0); N]; M];
                 if block.add {
                     for (m, sum) in sum.iter_mut().enumerate() {
@@ -125,14 +107,12 @@ impl PairProducts<'_> {
                         }
                     }
                 }
-                for term in block.terms {
-                    let mut weights = term.weights;
-                    for channels in 0..term.blocks {
-                        let at = term.at[tile].add(channels * term.block + first * term.step);
-                        for tap in term.taps {
-                            pair_products::<S, M, N>(&mut sum, at.add(*tap), term.step, weights);
-                            weights = weights.wrapping_add(WEIGHT_TILE);
-                        }
+                let mut weights = block.weights;
+                for channels in 0..block.blocks {
+                    let at = block.at[tile].add(channels * block.block + first * block.step);
+                    for tap in block.taps {
+                        pair_products::<S, M, N>(&mut sum, at.add(*tap), block.step, weights);
+                        weights = weights.wrapping_add(WEIGHT_TILE);
                     }
                 }
                 for (m, sum) in sum.iter().enumerate() {

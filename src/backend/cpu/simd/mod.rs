@@ -14,7 +14,7 @@ mod x86;
 
 use crate::backend::Precision;
 
-pub(super) use bf16::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, TILE, TermProduct, WEIGHT_TILE};
+pub(super) use bf16::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, TILE, WEIGHT_TILE};
 pub(super) use microkernel::{
     BLOCK, DOT_CHANNELS, DOT_PIXELS, MicroTile, Microkernels, OuterProduct, PANEL, dot_tile, panel_count, panel_width,
 };

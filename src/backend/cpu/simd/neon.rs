@@ -173,7 +173,7 @@ impl Bf16Kernels for NeonBf16 {
 unsafe fn products_8x8(block: &BlockProduct, tile: usize, position: usize, channel: usize) {
     // SAFETY: inside the tile's positions and the panel, by this function's contract.
     unsafe {
-        let out = block.sums[tile].add(position * PANEL + channel);
+        let out = block.out.add((tile * TILE + position) * PANEL + channel);
         // Four channels of a position, and of the next one.
         let rows = |i: usize, j: usize| [out.add(2 * i * PANEL + 4 * j), out.add((2 * i + 1) * PANEL + 4 * j)];
         let mut sum = [[vdupq_n_f32(0.0); 4]; 4];
@@ -186,16 +186,14 @@ unsafe fn products_8x8(block: &BlockProduct, tile: usize, position: usize, chann
                 }
             }
         }
-        for term in block.terms {
-            let mut weights = term.weights.add(2 * channel);
-            for channels in 0..term.blocks {
-                let at = term.at[tile].add(channels * term.block + position * term.step);
-                for tap in term.taps {
-                    for pair in (0..TILE).step_by(2) {
-                        multiply(&mut sum, at.add(*tap + 2 * pair), term.step, weights.add(pair * 2 * TILE));
-                    }
-                    weights = weights.wrapping_add(WEIGHT_TILE);
+        let mut weights = block.weights.add(2 * channel);
+        for channels in 0..block.blocks {
+            let at = block.at[tile].add(channels * block.block + position * block.step);
+            for tap in block.taps {
+                for pair in (0..TILE).step_by(2) {
+                    multiply(&mut sum, at.add(*tap + 2 * pair), block.step, weights.add(pair * 2 * TILE));
                 }
+                weights = weights.wrapping_add(WEIGHT_TILE);
             }
         }
         for (i, sum) in sum.iter().enumerate() {

@@ -62,7 +62,7 @@ const COPIES_REACHED: f64 = 0.92;
 /// Copy contention: what copies cost the arithmetic, as a part of their time. Measured from 0.03 to 0.1.
 const COPY_CONTENTION: f64 = 0.06;
 /// So many bytes that a copy's latency does not matter.
-const PROBE_BYTES: u64 = 32 << 20;
+const PROBE_BYTES: u64 = 16 << 20;
 /// Others may use the bus: the fastest of these is its rate.
 const PROBES: usize = 6;
 

@@ -7,6 +7,8 @@ use crate::model::checkpoint::FileTensor;
 
 /// Output channels at a time: enough to write whole cache lines, few enough to stay in cache.
 const COLUMNS: usize = 16;
+/// Of a kernel: 3 x 3 x 3.
+const MOST_TAPS: usize = 27;
 
 /// The type of folded weights: f32 for a backend, f64 for tests of the values before rounding.
 pub(super) trait Rounded: Copy + Default + Send {
@@ -55,7 +57,23 @@ pub(super) fn read(
 
 /// A block of a slab of a convolution without a folded 1x1x1: the sum over the temporal `taps`. `kernels` are as
 /// [`read`] reads them, `area` the taps of a frame; `into` has the order tap, input channel, output channel.
-pub(super) fn sum<T: Rounded>(
+pub(super) fn sum<T: Rounded>(kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the instructions.
+        return unsafe { sum_avx2(kernels, size, taps, into) };
+    }
+    sum_columns(kernels, size, taps, into);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn sum_avx2<T: Rounded>(kernels: &[f32], size: (usize, usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
+    sum_columns(kernels, size, taps, into);
+}
+
+#[inline(always)]
+fn sum_columns<T: Rounded>(
     kernels: &[f32],
     (rows, columns, area): (usize, usize, usize),
     taps: &[(usize, f64)],
@@ -64,23 +82,36 @@ pub(super) fn sum<T: Rounded>(
     let run = kernels.len() / columns;
     let volume = run / rows;
     debug_assert!(kernels.len() == rows * columns * volume && into.len() == area * rows * columns);
-    for column in (0..columns).step_by(COLUMNS) {
-        let kernels = &kernels[column * run..];
-        let width = COLUMNS.min(columns - column);
+    assert!(volume <= MOST_TAPS && taps.iter().all(|(tap, _)| (tap + 1) * area <= volume));
+    // Of the output channels at hand: [tap][output channel].
+    let mut values = [[0.0; COLUMNS]; MOST_TAPS];
+    for (column, kernels) in kernels.chunks(COLUMNS * run).enumerate().map(|(at, part)| (at * COLUMNS, part)) {
+        let width = kernels.len() / run;
         for row in 0..rows {
+            for (c, kernel) in kernels.chunks_exact(run).enumerate() {
+                let kernel = &kernel[row * volume..][..volume];
+                for (tap, _) in taps {
+                    let frame = tap * area..(tap + 1) * area;
+                    values[frame.clone()].iter_mut().zip(&kernel[frame]).for_each(|(to, value)| to[c] = *value);
+                }
+            }
             for position in 0..area {
                 let into = &mut into[(position * rows + row) * columns + column..][..width];
-                gather(kernels, row * volume + position, run, taps, area, into);
+                let sums = sum_taps(&values[position..], area, taps);
+                into.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::round(sum));
             }
         }
     }
 }
 
-/// Element c of `row` becomes the sum over taps of the value at `start + c * run + tap * area`.
-fn gather<T: Rounded>(values: &[f32], start: usize, run: usize, taps: &[(usize, f64)], area: usize, row: &mut [T]) {
-    let at = |c: usize, (tap, factor): (usize, f64)| f64::from(values[start + c * run + tap * area]) * factor;
-    match *taps {
-        [tap] => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(at(c, tap))),
-        _ => row.iter_mut().enumerate().for_each(|(c, to)| *to = T::round(taps.iter().map(|tap| at(c, *tap)).sum())),
+/// The sum over the temporal `taps`, which are `area` values apart.
+#[inline(always)]
+fn sum_taps(values: &[[f32; COLUMNS]], area: usize, taps: &[(usize, f64)]) -> [f64; COLUMNS] {
+    let scaled = |(tap, factor): (usize, f64)| values[tap * area].map(|value| f64::from(value) * factor);
+    let Some((first, others)) = taps.split_first() else { return [0.0; COLUMNS] };
+    let mut sums = scaled(*first);
+    for tap in others {
+        sums.iter_mut().zip(scaled(*tap)).for_each(|(sum, value)| *sum += value);
     }
+    sums
 }

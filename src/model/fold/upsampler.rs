@@ -127,11 +127,18 @@ impl<'a> Upsampler<'a> {
         self.conv.weight.read(first * run, bytes, kernels)?;
         let conv = reserve::grown("folding", conv, run * COLUMNS)?;
         let conv = conv.as_chunks_mut::<COLUMNS>().0;
-        for channel in 0..self.cin {
-            for tap in 0..KERNEL_TAPS {
-                let value = |column| f64::from(kernels[column * run + channel * KERNEL_TAPS + tap]);
-                conv[tap * self.cin + channel] =
-                    std::array::from_fn(|column| if column < width { value(column) } else { 0.0 });
+        // Taps are so far apart that the cache has no room for a line of each. So a few channels are reordered apart.
+        let mut values = [[[0.0; COLUMNS]; CONV_CHANNELS]; KERNEL_TAPS];
+        for first in (0..self.cin).step_by(CONV_CHANNELS) {
+            let channels = CONV_CHANNELS.min(self.cin - first);
+            for (column, kernels) in kernels.chunks_exact(run).enumerate() {
+                let kernels = &kernels[first * KERNEL_TAPS..][..channels * KERNEL_TAPS];
+                for (channel, kernel) in kernels.as_chunks::<KERNEL_TAPS>().0.iter().enumerate() {
+                    kernel.iter().zip(&mut values).for_each(|(value, tap)| tap[channel][column] = f64::from(*value));
+                }
+            }
+            for (values, conv) in values.iter().zip(conv.chunks_exact_mut(self.cin)) {
+                conv[first..first + channels].copy_from_slice(&values[..channels]);
             }
         }
         Ok(())
@@ -215,6 +222,8 @@ impl<'a> Upsampler<'a> {
 
 /// Rows of the 1x1x1 convolution that are read at a time.
 const UPSCALE_ROWS: usize = 64;
+/// Channels of the 3x3x3 convolution that are reordered at a time.
+const CONV_CHANNELS: usize = 4;
 
 fn frames_of(time: Time) -> u64 {
     if time == Time::Double { 2 } else { 1 }

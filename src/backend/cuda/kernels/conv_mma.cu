@@ -68,8 +68,78 @@ struct PatchCursor {
     }
 };
 
+/// What a lane passes to ldmatrix: a column of the warp's first row, and a unit of a product.
+struct LanePixel {
+    u32 address;  // of the pixel in the patch
+    int col, unit;
+
+    /// The unit that it has `taps` columns further right.
+    __device__ __forceinline__ u32 at(int taps) const { return address + ((unit ^ ((col + taps) & 7)) << 4); }
+};
+
+typedef float Accumulators[WARP_ROWS][CHANNEL_BLOCKS][4];
+
+/// Products of a patch, tap by tap. Weights are loaded a step ahead.
+struct TapProducts {
+    StepWeights weights;
+
+    __device__ __forceinline__ void load(const u8* from) { weights.load(from); }
+
+    /// `from`: the patch's weights; `next`: those of the patch that follows.
+    __device__ __forceinline__ void add(int rows, int cols, LanePixel pixel, const u8* from, const u8* next,
+                                        Accumulators& acc) {
+        const int taps = rows * cols;
+#pragma unroll 1
+        for (int tap = 0, col = 0; tap < taps; ++tap) {
+            const u32 a = pixel.at(col);
+#pragma unroll STEP_UNROLL
+            for (int step = 0; step < STEPS; ++step) {
+                const bool last = step + 1 == STEPS && tap + 1 == taps;
+                from = last ? next : from + STEP_TILE_BYTES;
+                StepWeights following;
+                following.load(from);
+                add_column<ROW_BYTES>(a ^ (step << 6), weights.product[0], acc);
+                add_column<ROW_BYTES>(a ^ (step << 6) ^ 32, weights.product[1], acc);
+                weights = following;
+            }
+            pixel.address += ROW_BYTES;
+            if (++col == cols) {
+                col = 0;
+                pixel.address += (PATCH_PITCH - cols) * ROW_BYTES;
+            }
+        }
+    }
+};
+
+/// Products of a patch with 2 x 2 taps, column by column: both taps of a column share the reads of the patch. Weights
+/// are loaded a product ahead.
+struct ColumnProducts {
+    static constexpr int SIDE = 2, TAP_ROW_BYTES = SIDE * WEIGHT_TILE_BYTES;
+    ColumnWeights<SIDE> first;
+
+    __device__ __forceinline__ void load(const u8* from) { first.load(from, TAP_ROW_BYTES); }
+
+    __device__ __forceinline__ void add(int, int, LanePixel pixel, const u8* from, const u8* next, Accumulators& acc) {
+#pragma unroll 1
+        for (int col = 0; col < SIDE; ++col) {
+            const u32 a = pixel.at(col) + col * ROW_BYTES;
+            // Unrolled, it spills.
+#pragma unroll 1
+            for (int step = 0; step < STEPS; ++step) {
+                ColumnWeights<SIDE> second;
+                second.load(from + PRODUCT_TILE_BYTES, TAP_ROW_BYTES);
+                add_column<ROW_BYTES>(a ^ (step << 6), first, acc);
+                const bool last = step + 1 == STEPS && col + 1 == SIDE;
+                from = last ? next : from + STEP_TILE_BYTES;
+                first.load(from, TAP_ROW_BYTES);
+                add_column<ROW_BYTES>(a ^ (step << 6) ^ 32, second, acc);
+            }
+        }
+    }
+};
+
 /// `PARTIAL`: sums may start from partial sums of another launch, and may be stored as such.
-template <bool PARTIAL>
+template <bool PARTIAL, class Products>
 __device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ __align__(128) u8 memory[];
     __shared__ WarpMoments<WARP_CHANNELS / 4> moments[THREADS / 32];
@@ -82,7 +152,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     PatchCursor next(p, tile, frame);
     next.load(stage);
     cp_async_commit();
-    float acc[WARP_ROWS][CHANNEL_BLOCKS][4];
+    Accumulators acc;
     const int2 first_pixel = make_int2(tile.x + lane / 4, tile.y + warp_row);
     const EpilogueMma<2 * WARP_ROWS> epilogue = {p,    tile,        frame,
                                                  lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
@@ -90,40 +160,20 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
     if (PARTIAL) epilogue.load_partial(value);
     else epilogue.load_bias(value);
 
-    // What this lane passes to ldmatrix: a column of the warp's first row, and a unit of a product.
     const int a_col = lane & 15, a_unit = lane >> 4;
     const u32 a_lane = (warp_row * PATCH_PITCH + a_col) * ROW_BYTES;
     const int b_lane = lane_weights(warp_channel, lane);
-    StepWeights weights;
-    weights.load(next.weights + b_lane);
+    Products products;
+    products.load(next.weights + b_lane);
     while (!next.done()) {
-        const int cols = next.patch().cols, taps = next.patch().rows * cols;
-        const u8* step_weights = next.weights + b_lane;
+        const int rows = next.patch().rows, cols = next.patch().cols;
+        const u8* const weights = next.weights + b_lane;
         next.advance();
         cp_async_wait<0>();
         __syncthreads();
         next.load(other);
         cp_async_commit();
-        u32 pixel = stage + a_lane;
-#pragma unroll 1
-        for (int tap = 0, col = 0; tap < taps; ++tap) {
-            const u32 a = pixel + ((a_unit ^ ((a_col + col) & 7)) << 4);
-#pragma unroll STEP_UNROLL
-            for (int step = 0; step < STEPS; ++step) {
-                const bool last = step + 1 == STEPS && tap + 1 == taps;
-                step_weights = last ? next.weights + b_lane : step_weights + STEP_TILE_BYTES;
-                StepWeights following;
-                following.load(step_weights);
-                add_column<ROW_BYTES>(a ^ (step << 6), weights.product[0], acc);
-                add_column<ROW_BYTES>(a ^ (step << 6) ^ 32, weights.product[1], acc);
-                weights = following;
-            }
-            pixel += ROW_BYTES;
-            if (++col == cols) {
-                col = 0;
-                pixel += (PATCH_PITCH - cols) * ROW_BYTES;
-            }
-        }
+        products.add(rows, cols, LanePixel{stage + a_lane, a_col, a_unit}, weights, next.weights + b_lane, acc);
         const u32 used = stage;
         stage = other, other = used;
     }
@@ -145,10 +195,17 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_mma(const __grid_constant__ ConvParams p) {
-    convolve<false>(p);
+    convolve<false, TapProducts>(p);
 }
+
+#ifndef VVAE_FP32
+/// For the window Up.
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM) conv_mma_up(const __grid_constant__ ConvParams p) {
+    convolve<false, ColumnProducts>(p);
+}
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS_PER_SM)
     conv_mma_partial(const __grid_constant__ ConvParams p) {
-    convolve<true>(p);
+    convolve<true, TapProducts>(p);
 }

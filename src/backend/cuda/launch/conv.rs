@@ -70,7 +70,9 @@ impl Launcher {
             }
             (ConvKernel::Main, _) => {
                 let threads = tiling::conv_mma_threads(sizes.precision);
-                ConvVariant { kernel: of(&kernels.conv_mma), tile: tiling::CONV_TILE, threads, wgmma: false }
+                let up = kernels.conv_mma_up.as_ref().filter(|_| layout.window == Window::Up);
+                let kernel = up.cloned().unwrap_or_else(|| of(&kernels.conv_mma));
+                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
             }
         })
     }

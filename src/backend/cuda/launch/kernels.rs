@@ -21,6 +21,8 @@ pub struct Kernels {
     pub conv_wgmma: Option<ConvKernels>,
     /// The same for compute capability 8.0 and later.
     pub conv_mma: ConvKernels,
+    /// `conv_mma` for the window `Up`. Products of f32 leave no registers for it.
+    pub conv_mma_up: Option<Kernel>,
     /// Pairs of frames by Winograd in time: `conv_wgmma_pair` where there is `conv_wgmma`, else `conv_mma_pair`.
     pub conv_pair: Option<Kernel>,
     pub conv_in: Kernel,
@@ -110,6 +112,7 @@ impl Kernels {
         Kernels {
             conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
             conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED),
+            conv_mma_up: (precision != Precision::Fp32).then(|| conv.kernel(c"conv_mma_up", tiling::CONV_MMA_SHARED)),
             // What pairs lose in bf16 is not known: sums of two frames have 8 bits there.
             conv_pair: (precision == Precision::Fp16).then(conv_pair),
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),

@@ -172,6 +172,55 @@ fn in_fragments<E>(k: usize, n: usize) -> usize {
     (load * 2 + block % 2) * 2 * word + half * word + k % word
 }
 
+/// Packs rows of input channels, each of up to 128 output channels, into tiles.
+struct RowPacking<E> {
+    /// Bytes of input channels that an output channel has in a swizzled tile.
+    row_bytes: usize,
+    /// By which output channels shift the units of a swizzled tile.
+    swizzle: fn(usize) -> usize,
+    order: WeightOrder,
+    /// Places in a step of [`WeightOrder::Fragments`]: [input channel][output channel].
+    places: Vec<u16>,
+    rounded: [[E; COLUMNS]; UNIT / 2],
+}
+
+impl<E: PackedElement> RowPacking<E> {
+    fn new(order: WeightOrder, row_bytes: usize, swizzle: fn(usize) -> usize) -> RowPacking<E> {
+        let step = if order == WeightOrder::Fragments { PAIR_ROW_BYTES as usize / size_of::<E>() } else { 0 };
+        let places = (0..step * COLUMNS).map(|at| in_fragments::<E>(at / COLUMNS, at % COLUMNS) as u16).collect();
+        RowPacking { row_bytes, swizzle, order, places, rounded: [[E::default(); COLUMNS]; UNIT / 2] }
+    }
+
+    /// `from`: rows of `columns` output channels, at most as many as `into` has.
+    fn pack(&mut self, columns: usize, from: &[f32], into: &mut [E]) {
+        let (row, unit) = (self.row_bytes / size_of::<E>(), UNIT / size_of::<E>());
+        for (at, rows) in from.chunks(unit * columns).enumerate() {
+            self.rounded.iter_mut().skip(rows.len() / columns).for_each(|rounded| rounded.fill(E::default()));
+            for (rounded, row) in self.rounded.iter_mut().zip(rows.chunks_exact(columns)) {
+                E::round_all(row, &mut rounded[..columns]);
+            }
+            match self.order {
+                WeightOrder::Swizzled => {
+                    for (n, into) in into.chunks_exact_mut(row).enumerate().take(columns) {
+                        let into = &mut into[(at ^ (self.swizzle)(n)) * unit..][..unit];
+                        into.iter_mut().zip(&self.rounded).for_each(|(to, rounded)| *to = rounded[n]);
+                    }
+                }
+                WeightOrder::Fragments => {
+                    let step = self.places.len() / COLUMNS;
+                    let into = &mut into[at * unit / step * step * COLUMNS..][..step * COLUMNS];
+                    let places = self.places.chunks_exact(COLUMNS).skip(at * unit % step);
+                    for (rounded, places) in self.rounded.iter().take(unit).zip(places) {
+                        for (value, place) in rounded[..columns].iter().zip(places) {
+                            into[usize::from(*place)] = *value;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// [phase][channel tile][K block][tap] tiles of 128 output channels and a K block of input channels. Here of one
 /// channel tile, and of some K blocks. A K block is a row of 128 bytes. Swizzled: its 16-byte units by the output
 /// channel. Fragments: steps of 64 bytes of input channels, see [`in_fragments`].
@@ -182,25 +231,13 @@ fn main<E: PackedElement>(
     plain: &[f32],
     packed: &mut [E],
 ) {
-    let (k_block, unit) = (ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
-    let (k_blocks, taps, step) = (rows.div_ceil(k_block), tap_order(window), k_block / 2);
-    let mut rounded = [E::default(); COLUMNS];
-    let rounded = &mut rounded[..columns];
+    let k_block = ROW_BYTES as usize / size_of::<E>();
+    let (k_blocks, taps) = (rows.div_ceil(k_block), tap_order(window));
+    let mut packing = RowPacking::new(order, ROW_BYTES as usize, |n| n & 7);
     for (index, into) in packed.chunks_exact_mut(k_block * COLUMNS).enumerate() {
         let (phase, first, tap) = (index / taps.len() / k_blocks, index / taps.len() % k_blocks, index % taps.len());
         let from = &plain[(phase * taps.len() + taps[tap] as usize) * rows * columns..][..rows * columns];
-        let from = from.chunks_exact(columns).skip(first * k_block).take(k_block);
-        for (k, row) in from.enumerate() {
-            E::round_all(row, rounded);
-            let step_tile = k / step * step * COLUMNS;
-            for (n, value) in rounded.iter().enumerate() {
-                let at = match order {
-                    WeightOrder::Swizzled => n * k_block + ((k / unit) ^ (n & 7)) * unit + k % unit,
-                    WeightOrder::Fragments => step_tile + in_fragments::<E>(k % step, n),
-                };
-                into[at] = *value;
-            }
-        }
+        packing.pack(columns, rows_of(from, columns, first * k_block, k_block), into);
     }
 }
 
@@ -215,25 +252,21 @@ fn pair_slab<E: PackedElement>(
     plain: &[f32],
     packed: &mut [E],
 ) {
-    let (row, unit) = (PAIR_ROW_BYTES as usize / size_of::<E>(), UNIT / size_of::<E>());
+    let row = PAIR_ROW_BYTES as usize / size_of::<E>();
     let taps = Window::Same.taps() as usize;
-    let mut rounded = [E::default(); COLUMNS];
-    let rounded = &mut rounded[..columns];
+    let mut packing = RowPacking::new(order, PAIR_ROW_BYTES as usize, |n| (n / 2) & 3);
     for (index, both) in packed.chunks_exact_mut(2 * row * COLUMNS).enumerate() {
         let (step, tap) = (index / taps, index % taps);
         let into = &mut both[usize::from(second) * row * COLUMNS..][..row * COLUMNS];
-        let from = plain[tap * rows * columns..][..rows * columns].chunks_exact(columns).skip(step * row).take(row);
-        for (k, from) in from.enumerate() {
-            E::round_all(from, rounded);
-            for (n, value) in rounded.iter().enumerate() {
-                let at = match order {
-                    WeightOrder::Swizzled => n * row + ((k / unit) ^ ((n / 2) & 3)) * unit + k % unit,
-                    WeightOrder::Fragments => in_fragments::<E>(k, n),
-                };
-                into[at] = *value;
-            }
-        }
+        let from = &plain[tap * rows * columns..][..rows * columns];
+        packing.pack(columns, rows_of(from, columns, step * row, row), into);
     }
+}
+
+/// Rows `first` to `first + most`, as far as there are any.
+fn rows_of(plain: &[f32], columns: usize, first: usize, most: usize) -> &[f32] {
+    let rows = plain.len() / columns;
+    &plain[first.min(rows) * columns..(first + most).min(rows) * columns]
 }
 
 /// For the convolution from pixels: [padded output channel][tap][4].

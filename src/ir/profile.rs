@@ -65,6 +65,8 @@ pub struct DeviceProfile {
     pub fuses_norm: bool,
     /// Whether convolutions behind norms compute pairs of frames: see [`super::PAIR_SLABS`].
     pub pairs: Option<PairCosts>,
+    /// Products of convolutions that take as long as one of attention.
+    pub attention_cost: f64,
     /// True if a convolution may write its output over its residual.
     pub adds_in_place: bool,
     /// True if frames and weights can be offloaded to host memory, and convolutions run in bands.
@@ -76,12 +78,6 @@ pub struct DeviceProfile {
 }
 
 impl DeviceProfile {
-    /// Products of convolutions that take as long as one of attention. GPUs, the devices that offload, reach half of the
-    /// rate there: 1.9 with the kernels of 9.0 on an H200, 2.2 with those of 8.6.
-    pub fn attention_cost(&self) -> f64 {
-        if self.offloads { 2.0 } else { 1.0 }
-    }
-
     /// What the device takes for a block of `bytes`.
     pub fn block_bytes(&self, bytes: u64) -> u64 {
         bytes.checked_next_multiple_of(self.block_granularity).unwrap_or(u64::MAX)

@@ -117,7 +117,7 @@ impl CostModel<'_> {
             Op::Fetch(fetch) => {
                 (0.0, self.target.fetched_bytes(&self.network.layers[fetch.layer].layout, fetch.into.slabs))
             }
-            Op::Attention(_) => (computing * self.target.profile.attention_cost(), 0),
+            Op::Attention(_) => (computing * self.target.profile.attention_cost, 0),
             Op::Load(_) | Op::Blend(_) | Op::Store(_) => (computing, 0),
         };
         Estimate { seconds, moved, waited: 0.0 }

@@ -9,7 +9,7 @@
 //! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
 //! - [`ir`]: shapes, operations and device profiles, the words that plan, exec and backend share.
-//! - [`error`], [`checksum`], [`safetensors`], `file`, `pool`, `float_mode`, `reserve`: used by all of them.
+//! - [`error`], [`checksum`], [`safetensors`], `file`, `float_mode`, `reserve`, `thread_pool`: used by all of them.
 
 pub mod backend;
 pub mod capi;
@@ -22,11 +22,11 @@ pub mod ir;
 pub mod model;
 pub mod node;
 pub mod plan;
-mod pool;
 mod reserve;
 pub mod safetensors;
 #[cfg(test)]
 mod testing;
+mod thread_pool;
 
 // Tests of this crate count allocations with one of their own.
 #[cfg(not(test))]

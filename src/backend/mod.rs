@@ -27,9 +27,9 @@ use crate::ir::{
     BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PersistedRegion, PinnedBytes,
     Sizes, StoreTensor, WeightPart,
 };
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
-pub use crate::pool::Stop;
+pub use crate::thread_pool::Stop;
 
 /// What operations of a job share.
 #[derive(Clone, Copy)]

@@ -8,7 +8,7 @@ use crate::backend::NonFinite;
 use crate::error::{Error, Result};
 use crate::ir::{DType, TensorDevice, View};
 use crate::model::Direction;
-use crate::pool;
+use crate::thread_pool;
 
 /// Refuses an input in host memory of which a value is not finite, if such values are errors.
 pub fn refuse(policy: OnNonFinite, input: &View, direction: Direction, first: u64, cancel: &AtomicBool) -> Result<()> {
@@ -64,7 +64,7 @@ fn first_in(view: &View, cancel: &AtomicBool) -> Option<(u64, u64)> {
     let (axes, total) = (frame_axes(view), shape.batch * shape.frames);
     let (next, first) = (AtomicU64::new(0), AtomicU64::new(u64::MAX));
     let elements = usize::try_from(shape.channels * shape.height * shape.width * total).unwrap_or(usize::MAX);
-    let threads = pool::threads_for(elements);
+    let threads = thread_pool::threads_for(elements);
     let search = |(): &mut (), ()| loop {
         let index = next.fetch_add(1, Ordering::Relaxed);
         // Indices rise, so the first one found ends the search for all threads once they are past it.
@@ -84,7 +84,7 @@ fn first_in(view: &View, cancel: &AtomicBool) -> Option<(u64, u64)> {
             first.fetch_min(index, Ordering::Relaxed);
         }
     };
-    pool::for_each(threads, vec![(); threads], || (), search);
+    thread_pool::for_each(threads, vec![(); threads], || (), search);
     let first = first.into_inner();
     (first < total).then(|| (first % shape.batch, first / shape.batch))
 }

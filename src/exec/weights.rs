@@ -17,7 +17,7 @@ use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights};
 use crate::model::{Checkpoint, Direction, Network};
 use crate::plan::WeightBytes;
-use crate::{pool, reserve};
+use crate::{reserve, thread_pool};
 
 /// The prepared convolutions of one network, in the order of its layers.
 pub struct Weights<B: Backend> {
@@ -141,7 +141,7 @@ impl PartsInFlight {
         }
         // Buffers that count take a quarter of what the weights take, or those of one part.
         let room = if B::HOST_MEMORY { weight_bytes(backend, network) / 4 } else { u64::MAX };
-        let count = (room / largest.total().max(1)).min(parts).clamp(1, pool::MOST_THREADS as u64);
+        let count = (room / largest.total().max(1)).min(parts).clamp(1, thread_pool::MOST_THREADS as u64);
         let list = parts * size_of::<(LayerId, WeightPart)>() as u64;
         PartsInFlight { count: count as usize, bytes: list + count * largest.total() }
     }
@@ -241,8 +241,8 @@ impl<B: Backend> Loading<'_, B> {
                 failure.lock().get_or_insert(why);
             }
         };
-        let threads = in_flight.min(pool::threads_for(usize::MAX));
-        pool::for_each(threads, parts, Default::default, write);
+        let threads = in_flight.min(thread_pool::threads_for(usize::MAX));
+        thread_pool::for_each(threads, parts, Default::default, write);
         failure.into_inner().map_or(Ok(()), Err)
     }
 }

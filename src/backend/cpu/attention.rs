@@ -8,7 +8,7 @@ use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, Sim
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 use crate::ir::{AttentionOp, FrameShape, Offsets};
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
 /// Keys of a tile: a multiple of a microkernel's pixels. Their values fit in the second-level cache.
 const KEYS: usize = 56;

@@ -27,7 +27,7 @@ use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
     Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 use element::with_element;
 use simd::{with_bf16_simd, with_simd};
 
@@ -194,7 +194,7 @@ impl Backend for Cpu {
         let memory = 20e9;
         DeviceProfile {
             rates: Rates { products: products * self.threads() as f64, memory, copies: memory, copy_contention: 0.0 },
-            // In bf16 a task prepares each patch once for the frames of a chunk, and reads weights once for a few of them.
+            // In bf16 the frames of a chunk share patches, and a few of them each read of weights.
             busy_pixels: if self.precision == Precision::Bf16 { 1 << 16 } else { 1 << 14 },
             chunk_frames: 8,
             column_step: 1,

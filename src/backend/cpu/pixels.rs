@@ -10,7 +10,7 @@ use super::noise;
 use crate::backend::Stop;
 use crate::error::{Error, Result};
 use crate::ir::{BlendTile, DType, LoadTensor, StoreTensor, TensorDevice, View};
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
 /// Rows of a task: enough elements to be worth a task.
 fn rows_per_task(elements_per_row: usize) -> usize {

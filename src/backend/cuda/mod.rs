@@ -37,7 +37,7 @@ use crate::ir::{
     FetchOp, FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes,
     Rates, Sizes, StoreTensor, WeightPart,
 };
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 
 /// The most operations in the stream. Enough to keep the GPU busy, few enough that a cancel acts soon.
 const OPERATIONS_AHEAD: usize = 8;

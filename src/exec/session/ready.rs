@@ -13,7 +13,7 @@ use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
 use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
-use crate::{pool, reserve};
+use crate::{reserve, thread_pool};
 
 /// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
 const MARGIN: u64 = 256 << 20;
@@ -44,7 +44,7 @@ pub(super) struct Job {
 impl<B: Backend> Engine<B> {
     /// Runs `work` on as many threads as the host allows: the backend's own, if it computes with some.
     pub(super) fn with_threads<R>(&self, work: impl FnOnce() -> R) -> R {
-        pool::with_threads(self.backend.pool(), self.settings.threads, work)
+        thread_pool::with_threads(self.backend.pool(), self.settings.threads, work)
     }
 
     /// Bytes that a job may take: all that this session holds already may be used again.

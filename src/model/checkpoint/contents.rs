@@ -5,8 +5,8 @@ use super::header::{self, CheckpointHeader, TensorEntry};
 use super::names::{self, ShapesByName};
 use super::source::{PIECE, Source};
 use crate::model::config::Config;
-use crate::pool;
 use crate::safetensors::{Check, quoted};
+use crate::thread_pool;
 
 /// A checkpoint's configuration and its tensors, sorted by their current names.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ impl Contents {
             elements += entry.elements();
             units.extend(entry.range.clone().step_by(UNIT as usize).map(|start| (index, start)));
         }
-        let found = pool::map_on(
-            pool::threads_for(elements as usize),
+        let found = thread_pool::map_on(
+            thread_pool::threads_for(elements as usize),
             units,
             || Box::new([0; PIECE]),
             |buffer, (index, start)| {

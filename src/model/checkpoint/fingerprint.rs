@@ -10,7 +10,7 @@ use super::open::Checkpoint;
 use super::source::PIECE;
 use crate::checksum::Checksum;
 use crate::error::Result;
-use crate::pool;
+use crate::thread_pool;
 
 /// The fingerprint of a file. The first [`Fingerprint::get`] reads the whole file.
 #[derive(Debug)]
@@ -49,8 +49,8 @@ impl Checkpoint {
             units.extend(range.clone().step_by(UNIT as usize).map(|start| start..range.end.min(start + UNIT)));
         }
         let bytes: u64 = units.iter().map(|unit| unit.end - unit.start).sum();
-        let sums = pool::map_on(
-            pool::threads_for(bytes as usize / size_of::<u64>()),
+        let sums = thread_pool::map_on(
+            thread_pool::threads_for(bytes as usize / size_of::<u64>()),
             units,
             || Box::new([0; PIECE]),
             |buffer, unit| {

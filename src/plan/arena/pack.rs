@@ -7,7 +7,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::trace::LifetimeTrace;
-use crate::pool;
+use crate::thread_pool;
 
 /// Slices that differ from later ones, from the first one with an output frame on.
 const WARM_UP: usize = 2;
@@ -62,7 +62,7 @@ impl PackedLayout {
         let perfect = AtomicUsize::new(usize::MAX);
         let first_tries = tries.div_ceil(FIRST_TRIES);
         for tries in [first_tries, tries - first_tries] {
-            starts = pool::map(starts, |mut start| {
+            starts = thread_pool::map(starts, |mut start| {
                 let turn = start.turn;
                 let lost = || perfect.load(Ordering::Relaxed) < turn || cancelled();
                 start.improve(&places, &interferes, trace.peak_bytes(), tries, lost);

@@ -15,7 +15,7 @@ use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, offlo
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
-use crate::pool;
+use crate::thread_pool;
 
 /// Policies per full-resolution chunk size that are looked at closely.
 const MAX_PROMISING: usize = 3;
@@ -79,7 +79,7 @@ impl<'a> Search<'a> {
     /// result does not depend on timing.
     fn each<T: Send, R: Send>(&self, items: Vec<T>, find: impl Fn(&Search, T) -> R + Sync) -> Vec<R> {
         let Search { request, limit, ref grid, ref offloaded_weights, target, smallest } = *self;
-        let found = pool::map(items, |item| {
+        let found = thread_pool::map(items, |item| {
             let met = RefCell::default();
             let (grid, offloaded_weights) = (grid.clone(), Arc::clone(offloaded_weights));
             let search = Search { request, limit, grid, offloaded_weights, target, smallest: &met };

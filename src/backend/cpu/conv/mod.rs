@@ -20,7 +20,7 @@ use super::simd::Microkernels;
 use crate::backend::Stop;
 use crate::error::Result;
 use crate::ir::{ConvFrame, ConvOp, Offsets, Term};
-use crate::pool::Pool;
+use crate::thread_pool::Pool;
 use checked::{CheckedConv, is_first};
 use grid::{OutputArea, division, split_evenly};
 use pass::PanelPass;

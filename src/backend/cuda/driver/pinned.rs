@@ -9,7 +9,7 @@ use super::context::Context;
 use super::error::{check, host_memory_exhausted, is_device_lost};
 use super::stream::synchronise_all;
 use crate::error::{Error, Result};
-use crate::pool::{for_each, threads_for};
+use crate::thread_pool::{for_each, threads_for};
 
 /// A block of pinned host memory; or of pageable memory, where the system allows no more to be pinned. It has to be
 /// dropped before the streams that copy from and to it.

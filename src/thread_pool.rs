@@ -105,7 +105,7 @@ impl Pool {
                 return Err(reserve::exhausted());
             }
             let slot = pool.threads();
-            let started = pool.start_thread(Crew::Alone);
+            let started = pool.start_thread(Executor::Alone);
             started.map_err(|why| Error::Device(format!("cannot start thread {slot} of {threads}: {why}")))?;
         }
         Ok(pool)
@@ -115,19 +115,19 @@ impl Pool {
     fn for_now(threads: usize) -> Pool {
         let mut pool = Pool::default();
         while pool.threads() < threads && reserve::has_room_for_a_thread() {
-            if pool.start_thread(Crew::New { most: usize::MAX }).is_err() {
+            if pool.start_thread(Executor::New { most: usize::MAX }).is_err() {
                 break;
             }
         }
         pool
     }
 
-    /// Tasks of the thread run their own items as `crew` says.
-    fn start_thread(&mut self, crew: Crew) -> std::io::Result<()> {
+    /// Tasks of the thread run their own items as `executor` says.
+    fn start_thread(&mut self, executor: Executor) -> std::io::Result<()> {
         let (shared, slot) = (Arc::clone(&self.shared), self.threads());
         let worker = std::thread::Builder::new().name(format!("video-vae-{slot}")).spawn(move || {
             float_mode::set_default();
-            CREW.set(crew);
+            EXECUTOR.set(executor);
             serve(&shared, slot);
         })?;
         self.workers.push(worker);
@@ -202,7 +202,7 @@ fn serve(shared: &PoolShared, slot: usize) {
 
 /// Which threads [`for_each`] uses.
 #[derive(Clone)]
-enum Crew {
+enum Executor {
     /// New ones, together with the calling thread at most so many.
     New { most: usize },
     /// Those of a pool.
@@ -212,28 +212,28 @@ enum Crew {
 }
 
 thread_local! {
-    static CREW: RefCell<Crew> = const { RefCell::new(Crew::New { most: usize::MAX }) };
+    static EXECUTOR: RefCell<Executor> = const { RefCell::new(Executor::New { most: usize::MAX }) };
 }
 
 /// Runs `work`, in which [`for_each`] uses `pool`; or if there is none, at most `most` threads. `None`: all cores.
 pub fn with_threads<R>(pool: Option<&Arc<Pool>>, most: Option<u64>, work: impl FnOnce() -> R) -> R {
-    with_crew(
+    with_executor(
         match pool {
-            Some(pool) => Crew::Pool(Arc::clone(pool)),
-            None => Crew::New { most: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)) },
+            Some(pool) => Executor::Pool(Arc::clone(pool)),
+            None => Executor::New { most: most.map_or(usize::MAX, |most| usize::try_from(most).unwrap_or(usize::MAX)) },
         },
         work,
     )
 }
 
-fn with_crew<R>(crew: Crew, work: impl FnOnce() -> R) -> R {
-    struct Before(Crew);
+fn with_executor<R>(executor: Executor, work: impl FnOnce() -> R) -> R {
+    struct Before(Executor);
     impl Drop for Before {
         fn drop(&mut self) {
-            CREW.set(std::mem::replace(&mut self.0, Crew::Alone));
+            EXECUTOR.set(std::mem::replace(&mut self.0, Executor::Alone));
         }
     }
-    let _before = Before(CREW.replace(crew));
+    let _before = Before(EXECUTOR.replace(executor));
     work()
 }
 
@@ -244,10 +244,10 @@ pub fn threads_for(elements: usize) -> usize {
 
 /// Threads for long work.
 fn threads() -> usize {
-    let most = match CREW.with_borrow(Crew::clone) {
-        Crew::New { most } => available_parallelism().map_or(1, usize::from).min(most),
-        Crew::Pool(pool) => pool.threads(),
-        Crew::Alone => 1,
+    let most = match EXECUTOR.with_borrow(Executor::clone) {
+        Executor::New { most } => available_parallelism().map_or(1, usize::from).min(most),
+        Executor::Pool(pool) => pool.threads(),
+        Executor::Alone => 1,
     };
     most.clamp(1, MOST_THREADS)
 }
@@ -291,11 +291,11 @@ pub fn for_each<T: Send, S>(
         let finished = pool.run(threads, &mut || false, &|_, _, _| run(most));
         finished.expect("nothing stops it");
     };
-    match CREW.with_borrow(Crew::clone) {
+    match EXECUTOR.with_borrow(Executor::clone) {
         _ if threads < 2 => run(count),
-        Crew::Alone => run(count),
-        Crew::New { .. } => run_on(&Pool::for_now(threads), count),
-        Crew::Pool(pool) => with_crew(Crew::Alone, || {
+        Executor::Alone => run(count),
+        Executor::New { .. } => run_on(&Pool::for_now(threads), count),
+        Executor::Pool(pool) => with_executor(Executor::Alone, || {
             while queue.lock().len() > 0 {
                 run_on(&pool, TURN);
             }

@@ -237,8 +237,9 @@ fn networks<B: Backend>(backend: &B, config: &Config, cache: CacheFormat) -> Res
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
     let networks = Direction::ALL.map(|direction| {
-        let network = Network::new(config, direction);
-        let network = if backend.profile().pairs.is_some() { network.with_pairs() } else { network };
+        let (network, profile) = (Network::new(config, direction), backend.profile());
+        let network = if profile.pairs.is_some() { network.with_pairs() } else { network };
+        let network = if profile.pairs_upsamplers { network.with_upsampler_pairs() } else { network };
         Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

@@ -65,7 +65,9 @@ pub enum Prologue {
 /// first. Those with slabs 0 and 1 are the same in both frames of a pair. The third has the frame's own slab.
 ///
 /// With d1 and d2 the shared inputs, d0 the oldest and d3 the newest: the first frame is the sum of slab 0 (d1 + d2),
-/// slab 1 (d2 - d1) and slab 2 (d0 - d2); the second of slab 0 (d1 + d2), slab 1 (d1 - d2) and slab 3 (d1 - d3).
+/// slab 1 (d2 - d1) and slab 2 (d0 - d2); the second of slab 0 (d1 + d2), slab 1 (d1 - d2) and slab 3 (d1 - d3). With
+/// [`Window::Up`] frames are not normalised, and their sums might leave the range of a 16-bit float. So each sum and
+/// difference is halved there, and the slabs are twice as large.
 pub const PAIR_SLABS: u8 = 4;
 /// The own slabs: of a pair's first frame, whose first term it is; of its second frame, whose last term it is.
 pub const OWN_SLABS: [u8; 2] = [2, 3];

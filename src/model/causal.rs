@@ -2,7 +2,7 @@
 //! A clip is padded by repeating its first frame. Taps on repetitions are summed at load time, into slabs for the first
 //! frames: frame 0 costs one tap instead of three, so a still image is a two-dimensional network.
 
-use crate::ir::{FIRST_FRAME_SLAB, OWN_SLABS, PAIR_SLABS};
+use crate::ir::{FIRST_FRAME_SLAB, OWN_SLABS, PAIR_SLABS, Window};
 
 /// One summand of a slab: the temporal tap of the 3x3x3 convolution (0 is the oldest frame, 2 the newest), and the
 /// frame offset of a folded 1x1x1 convolution before it (0 without one).
@@ -22,7 +22,8 @@ pub enum Time {
     ///     first frame: m1 + m2 + g0 (d0 - d2)        second frame: m1 - m2 - g2 (d1 - d3)
     ///
     /// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames'
-    /// numbers in the clip, and either frame can be computed alone with the same products.
+    /// numbers in the clip, and either frame can be computed alone with the same products. With [`Window::Up`] the sums
+    /// and differences of frames are halved, and the slabs of pairs are twice as large.
     Paired,
     /// Kernel 3, stride 2: output f reads inputs 2f - 2, 2f - 1 and 2f.
     Halve,
@@ -34,6 +35,8 @@ pub enum Time {
 const CAUSAL: [&[Product]; 5] = [&[(0, 0)], &[(1, 0)], &[(2, 0)], &[(0, 0), (1, 0)], &[(0, 0), (1, 0), (2, 0)]];
 const PAIRED: [&[Product]; 5] = [CAUSAL[4], CAUSAL[4], CAUSAL[0], CAUSAL[2], CAUSAL[4]];
 const PAIRED_FACTORS: [&[f64]; 5] = [&[0.5, 0.5, 0.5], &[0.5, -0.5, 0.5], &[1.0], &[-1.0], ONES];
+/// With halved sums of frames.
+const HALVED_PAIR_FACTORS: [&[f64]; 5] = [ONES, &[1.0, -1.0, 1.0], &[2.0], &[-2.0], ONES];
 const ONES: &[f64] = &[1.0; 3];
 const HALVE: [&[Product]; 4] = [CAUSAL[0], CAUSAL[1], CAUSAL[2], CAUSAL[4]];
 const DOUBLE: [&[Product]; 7] = [
@@ -91,9 +94,10 @@ impl Time {
     }
 
     /// What each product of a slab is multiplied by.
-    pub fn factors(self, slab: usize) -> &'static [f64] {
-        match self {
-            Time::Paired => PAIRED_FACTORS[slab],
+    pub fn factors(self, window: Window, slab: usize) -> &'static [f64] {
+        match (self, window) {
+            (Time::Paired, Window::Up) => HALVED_PAIR_FACTORS[slab],
+            (Time::Paired, _) => PAIRED_FACTORS[slab],
             _ => &ONES[..self.slabs()[slab].len()],
         }
     }
@@ -203,11 +207,12 @@ mod tests {
     fn pairs_have_the_sums_of_the_definition() {
         let taps = [3.0, -5.0, 7.0];
         let input = |frame: u64| (frame * frame) as f64 + 2.0;
-        let slab = |slab: usize| {
-            let products = Time::Paired.slabs()[slab].iter().zip(Time::Paired.factors(slab));
-            products.map(|((tap, _), factor)| taps[*tap] * factor).sum::<f64>()
-        };
-        for frame in 0..12 {
+        for (frame, window) in (0..12).flat_map(|frame| [(frame, Window::Same), (frame, Window::Up)]) {
+            let slab = |slab: usize| {
+                let products = Time::Paired.slabs()[slab].iter().zip(Time::Paired.factors(window, slab));
+                let halved = if window == Window::Up && slab < usize::from(PAIR_SLABS) { 0.5 } else { 1.0 };
+                products.map(|((tap, _), factor)| taps[*tap] * factor * halved).sum::<f64>()
+            };
             let expected: f64 =
                 history(Time::Causal, frame).iter().zip(taps).map(|((t, _), tap)| input(*t) * tap).sum();
             let d: Vec<(f64, u8)> = Time::Paired.recipe(frame).terms().iter().map(|(t, s)| (input(*t), *s)).collect();

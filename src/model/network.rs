@@ -58,6 +58,12 @@ pub struct Layer {
 }
 
 impl Layer {
+    /// From now on by Winograd F(2,3) in time.
+    fn compute_pairs(&mut self) {
+        (self.time, self.layout.pairs) = (Time::Paired, true);
+        self.layout.slabs = Time::Paired.slabs().len() as u64;
+    }
+
     pub fn affine(&self) -> impl Iterator<Item = &NamedWeights> {
         self.norm.iter().chain(&self.weights)
     }
@@ -116,14 +122,23 @@ impl Network {
     /// are normalised, so sums of two frames stay in the range of a 16-bit float.
     pub fn with_pairs(mut self) -> Network {
         for layer in self.pairable_layers() {
-            let layer = &mut self.layers[layer];
-            (layer.time, layer.layout.pairs) = (Time::Paired, true);
-            layer.layout.slabs = Time::Paired.slabs().len() as u64;
+            self.layers[layer].compute_pairs();
         }
         self
     }
 
-    /// The same with [`CacheFormat::U8`] in those layers. What follows a norm and SiLU loses little in 8 bits.
+    /// The same with [`Time::Paired`] also in upsamplers of these stages that leave time as it is.
+    pub fn with_upsampler_pairs(mut self) -> Network {
+        for head in self.stages_of_pairs().map(|stage| stage.head).collect::<Vec<LayerId>>() {
+            let layer = &mut self.layers[head];
+            if layer.layout.window == Window::Up && layer.time == Time::Causal {
+                layer.compute_pairs();
+            }
+        }
+        self
+    }
+
+    /// The same with [`CacheFormat::U8`] in those layers of residual blocks. What follows a norm and SiLU loses little in 8 bits.
     pub fn with_u8_caches(mut self) -> Network {
         self.pairable_layers().into_iter().for_each(|layer| self.layers[layer].cache = CacheFormat::U8);
         self
@@ -131,10 +146,14 @@ impl Network {
 
     /// The residual blocks' layers in stages with two or more frames a latent.
     fn pairable_layers(&self) -> Vec<LayerId> {
-        let rates = self.later_stage_frames(self.latent_rate());
-        let stages = self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1);
-        let blocks = stages.flat_map(|(stage, _)| &stage.blocks);
+        let blocks = self.stages_of_pairs().flat_map(|stage| &stage.blocks);
         blocks.filter(|block| matches!(block, Block::Residual { .. })).flat_map(Block::layers).collect()
+    }
+
+    /// Stages with two or more frames a latent.
+    fn stages_of_pairs(&self) -> impl Iterator<Item = &Stage> {
+        let rates = self.later_stage_frames(self.latent_rate());
+        self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1).map(|(stage, _)| stage)
     }
 
     /// Whether frames of a stage share products by pairs.

@@ -200,6 +200,7 @@ impl Backend for Cpu {
             column_step: 1,
             fuses_norm: true,
             pairs: (self.precision == Precision::Fp32).then_some(PAIR_COSTS),
+            pairs_upsamplers: false,
             attention_cost: 1.0,
             adds_in_place: false,
             offloads: false,

@@ -23,7 +23,7 @@ fn pair_costs(precision: Precision, arch: KernelArch) -> Option<PairCosts> {
     let wgmma = PairCosts { together: 1.15, alone: 1.95 };
     // Pairs as measured there. By count, half of the warps have nothing to do in half of the time of a frame alone.
     let mma = PairCosts { together: 1.15, alone: 2.1 };
-    (precision == Precision::Fp16).then_some(if arch.has_wgmma() { wgmma } else { mma })
+    (precision != Precision::Fp32).then_some(if arch.has_wgmma() { wgmma } else { mma })
 }
 
 /// The profile of any GPU with these rates and kernels. Needs no device.
@@ -35,6 +35,8 @@ pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> D
         column_step: COLUMN_STEP,
         fuses_norm: false,
         pairs: pair_costs(precision, arch),
+        // By warpgroup products it takes as long as without pairs, as each patch serves few products.
+        pairs_upsamplers: precision != Precision::Fp32 && !arch.has_wgmma(),
         attention_cost: ATTENTION_COST,
         adds_in_place: true,
         offloads: true,

@@ -70,7 +70,7 @@ impl<'a> LayerWeights<'a> {
         taps::read(weight, (block, volume), bytes, kernels)?;
         let area = self.layout.window.taps() as usize;
         for slab in block.slabs(&self.layout) {
-            let taps = taps_of(self.products(slab), self.time.factors(slab as usize));
+            let taps = taps_of(self.products(slab), self.time.factors(self.layout.window, slab as usize));
             taps::sum(kernels, (rows, columns, area), &taps, plain);
             each(slab, plain)?;
         }

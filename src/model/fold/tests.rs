@@ -89,12 +89,15 @@ type Folded = (Vec<Vec<f64>>, Vec<Vec<f64>>);
 /// The slabs of an output frame, and the sum of input frames that each is applied to.
 fn slab_inputs(layer: &Layer, frame: u64) -> Vec<(u8, Vec<(u64, f64)>)> {
     let terms = layer.time.recipe(frame).terms().to_vec();
+    // Upsamplers halve sums of frames.
+    let half = if layer.layout.window == Window::Up { 0.5 } else { 1.0 };
+    let (sum, difference) = (|x, y| vec![(x, half), (y, half)], |x, y| vec![(x, half), (y, -half)]);
     match (layer.layout.pairs, &terms[..]) {
         (true, &[(d0, 2), (d1, 0), (d2, 1)]) => {
-            vec![(0, vec![(d1, 1.0), (d2, 1.0)]), (1, vec![(d2, 1.0), (d1, -1.0)]), (2, vec![(d0, 1.0), (d2, -1.0)])]
+            vec![(0, sum(d1, d2)), (1, difference(d2, d1)), (2, difference(d0, d2))]
         }
         (true, &[(d1, 0), (d2, 1), (d3, 3)]) => {
-            vec![(0, vec![(d1, 1.0), (d2, 1.0)]), (1, vec![(d1, 1.0), (d2, -1.0)]), (3, vec![(d1, 1.0), (d3, -1.0)])]
+            vec![(0, sum(d1, d2)), (1, difference(d1, d2)), (3, difference(d1, d3))]
         }
         _ => terms.into_iter().map(|(frame, slab)| (slab, vec![(frame, 1.0)])).collect(),
     }
@@ -206,7 +209,7 @@ fn folded_convolutions_match_their_definition() {
     let mut seen = Vec::new();
     for direction in Direction::ALL {
         let plain = Network::new(&config(), direction);
-        for layer in plain.clone().layers.into_iter().chain(plain.with_pairs().layers) {
+        for layer in plain.clone().layers.into_iter().chain(plain.with_pairs().with_upsampler_pairs().layers) {
             if layer.layout.window == Window::Point {
                 continue;
             }
@@ -240,6 +243,7 @@ fn folded_convolutions_match_their_definition() {
         (Window::Same, Time::Causal, true),
         (Window::Same, Time::Paired, false),
         (Window::Same, Time::Paired, true),
+        (Window::Up, Time::Paired, false),
     ] {
         assert!(seen.contains(&kind), "{kind:?} was not tested");
     }

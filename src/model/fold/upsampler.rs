@@ -81,17 +81,18 @@ impl<'a> Upsampler<'a> {
                 self.multiply(*of, upscale, conv, into);
             }
             for (slab, of) in slabs.iter().enumerate() {
-                let places: Vec<usize> = of
+                let factors = time.factors(Window::Up, slab);
+                let places: Vec<(usize, f64)> = of
                     .iter()
-                    .filter_map(|product| all.binary_search(product).ok())
-                    .map(|at| at * TAPS * padded)
+                    .zip(factors)
+                    .filter_map(|(product, factor)| Some((all.binary_search(product).ok()? * TAPS * padded, *factor)))
                     .collect();
                 for row in 0..TAPS * rows {
                     let at = row / rows * padded + row % rows;
                     let into = &mut plain[(slab * TAPS * rows + row) * columns + first..][..width];
                     let mut sums = [0.0; COLUMNS];
-                    for place in &places {
-                        sums.iter_mut().zip(&products[place + at]).for_each(|(sum, product)| *sum += product);
+                    for (place, factor) in &places {
+                        sums.iter_mut().zip(&products[place + at]).for_each(|(sum, product)| *sum += factor * product);
                     }
                     into.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::round(sum));
                 }

@@ -73,6 +73,14 @@ __device__ __forceinline__ Pair add_product2(Pair x, Pair y, Pair z) {
     return sum;
 }
 
+__device__ __forceinline__ Pair multiply2(Pair x, Pair y) {
+    Pair product;
+    asm("fma.rn." VVAE_TYPE "x2 %0, %1, %2, %3;" : "=r"(product) : "r"(x), "r"(y), "r"(0x80008000u));
+    return product;
+}
+
+__device__ __forceinline__ Pair negate2(Pair x) { return x ^ 0x80008000u; }
+
 /// `op` of each pair of two units.
 template <class Op>
 __device__ __forceinline__ uint4 zip(uint4 x, uint4 y, Op op) {

@@ -27,7 +27,7 @@ NVIDIA = Path(sysconfig.get_paths()["purelib"]) / "nvidia"
 # Preprocessor definitions that select the element type.
 PRECISIONS = {"fp16": [], "bf16": ["-DVVAE_BF16"], "fp32": ["-DVVAE_FP32"]}
 # Files that exist for some precisions only.
-ONLY_FOR = {"conv_wgmma": ["fp16", "bf16"], "conv_wgmma_pair": ["fp16"], "conv_mma_pair": ["fp16"], "attention_wgmma": ["fp16", "bf16"]}
+ONLY_FOR = {name: ["fp16", "bf16"] for name in ["conv_wgmma", "conv_wgmma_pair", "conv_mma_pair", "attention_wgmma"]}
 # Files for one architecture only. All others are compiled for the first common one, and run on all later ones.
 ARCHITECTURES = {"conv_wgmma": ["90a"], "conv_wgmma_pair": ["90a"], "attention_wgmma": ["90a"]}
 COMMON_ARCHITECTURES = ["80", "86", "89", "90", "100", "120"]

@@ -11,6 +11,9 @@
 // A group loads a step of channels of two patches. Each thread adds or subtracts the units that it has loaded. Groups
 // wait for each other in the exchange only, so one multiplies while the other loads. Blocks are persistent: the next
 // tile's first patches arrive before the epilogue. `p.frames` counts pairs.
+//
+// With the window Up the input is not normalised. Sums of two frames might leave the range of f16, so they are halved;
+// the weights are packed twice as large.
 #include "epilogue_mma.cuh"
 #include "mainloop_mma.cuh"
 
@@ -18,15 +21,19 @@ constexpr int THREADS = 256;
 constexpr int GROUP_THREADS = 128;
 constexpr int PATCH_BYTES = PATCH_PIXELS * STEP_BYTES;
 constexpr int STEP_UNITS = STEP_BYTES / UNIT_BYTES;
-constexpr int TAPS = 9;
-// A pair of ones in f16, and its negative.
-constexpr Pair PLUS_ONE = 0x3C003C00, MINUS_ONE = 0xBC00BC00;
 constexpr int EXCHANGED = 8;  // sums that a thread exchanges at once
 constexpr int SHARED_BYTES = 94624;
 
-// Columns of taps before which a group loads and transforms its next patches.
-constexpr int LOAD_COL = 0, TRANSFORM_COL = 2;
-constexpr int TAP_ROW_BYTES = 3 * WEIGHT_TILE_BYTES;
+/// What depends on the window: Same has 3 x 3 taps, Up 2 x 2 for each phase.
+template <int SIDE>
+struct PairWindow {
+    static constexpr bool UP = SIDE == 2;
+    static constexpr int TAPS = SIDE * SIDE, TAP_ROW_BYTES = SIDE * WEIGHT_TILE_BYTES;
+    // Columns of taps before which a group loads and transforms its next patches.
+    static constexpr int LOAD_COL = 0, TRANSFORM_COL = SIDE - 1;
+
+    static __device__ __forceinline__ int phase(const Tile& tile) { return UP ? tile.phase : 0; }
+};
 
 /// What the products of a step add: to m1 or m2, to one frame, or the shortcut to one frame.
 enum Sum { SHARED, OWN, SHORTCUT_SUM };
@@ -48,6 +55,7 @@ struct PairShared {
 static_assert(sizeof(PairShared) == SHARED_BYTES, "dynamic shared memory of a launch");
 
 /// Goes through the steps of a group's tiles.
+template <class Window>
 struct StepCursor {
     const ConvParams& p;
     Tile& tile;  // of the warp, in shared memory
@@ -80,14 +88,15 @@ struct StepCursor {
             return;
         }
         // Two slabs lie side by side, a step's tile of each in turn.
-        const i64 first = (sum == OWN ? p.channel_tiles : 0) + tile.channel_tile;
-        weights = p.source[0].weights + first * p.source[0].k_blocks * TAPS * (2 * WEIGHT_TILE_BYTES) +
+        const int phase = (sum == OWN ? p.phases : 0) + Window::phase(tile);
+        const i64 first = phase * p.channel_tiles + tile.channel_tile;
+        weights = p.source[0].weights + first * p.source[0].k_blocks * Window::TAPS * (2 * WEIGHT_TILE_BYTES) +
                   group * STEP_TILE_BYTES;
     }
 
     /// True if a tile ends.
     __device__ __forceinline__ bool advance() {
-        weights += sum == SHORTCUT_SUM ? STEP_TILE_BYTES : TAPS * WEIGHT_TILE_BYTES;
+        weights += sum == SHORTCUT_SUM ? STEP_TILE_BYTES : Window::TAPS * WEIGHT_TILE_BYTES;
         if (++step < source().k_blocks * STEPS) return false;
         const FrameParams& own = pair().frame[group];
         if (own.terms > 0 && (sum == SHARED || (sum == OWN && own.slot[SHORTCUT_TERM] >= 0))) {
@@ -107,11 +116,13 @@ struct StepCursor {
                          : sum == OWN        ? 2 * operand
                                              : pair().has(0) + (operand ^ group);
         const InputFrame input = input_frame(p, frame, term, tile);
-        return units.locate(source(), source().plane[0], p.part[input.part], input.slot, tile);
+        const Plane& plane = source().plane[Window::phase(tile)];
+        return units.locate(source(), plane, p.part[input.part], input.slot, tile);
     }
 };
 
 /// Loads and transforms this thread's units of the patches of a step.
+template <class Window>
 struct PatchLoader {
     const ConvParams& p;
     u32 shared;  // address of the group's memory
@@ -119,7 +130,7 @@ struct PatchLoader {
     __device__ __forceinline__ u32 patch(int stage) const { return shared + stage * PATCH_BYTES; }
     __device__ __forceinline__ u32 other() const { return shared + 2 * PATCH_BYTES; }
 
-    __device__ __forceinline__ void load(const StepCursor& at, int stage) const {
+    __device__ __forceinline__ void load(const StepCursor<Window>& at, int stage) const {
         if (!at.done()) {
             const u32 thread = thread_now() % GROUP_THREADS;
             const PairUnits units(thread);
@@ -136,11 +147,12 @@ struct PatchLoader {
     }
 
     /// Waits for what this thread has loaded, and transforms it in place.
-    __device__ __forceinline__ void transform(const StepCursor& at, int stage) const {
+    __device__ __forceinline__ void transform(const StepCursor<Window>& at, int stage) const {
         cp_async_wait<0>();
         if (at.done() || at.sum == SHORTCUT_SUM) return;
         const PairUnits units(thread_now() % GROUP_THREADS);
-        const Pair sign = at.sum == SHARED && at.group == 0 ? PLUS_ONE : MINUS_ONE;
+        const float factor = Window::UP ? 0.5f : 1.0f;
+        const Pair scale = pack2(factor, factor), sign = at.sum == SHARED && at.group == 0 ? scale : negate2(scale);
         // Several at a time, so that their loads overlap.
         constexpr int BATCH = 3;
 #pragma unroll
@@ -154,7 +166,9 @@ struct PatchLoader {
             }
 #pragma unroll
             for (int i = 0; i < BATCH; ++i) {
-                const uint4 sum = zip(x[i], y[i], [=](Pair a, Pair b) { return add_product2(a, b, sign); });
+                const uint4 sum = zip(x[i], y[i], [=](Pair a, Pair b) {
+                    return add_product2(Window::UP ? multiply2(a, scale) : a, b, sign);
+                });
                 if (units.has(first + i)) store_shared_unit(patch(stage) + units.place(first + i), sum);
             }
         }
@@ -188,7 +202,9 @@ __device__ __forceinline__ void exchange_sums(PairShared& shared, int group, int
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __grid_constant__ ConvParams p) {
+template <int SIDE>
+__device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
+    using Window = PairWindow<SIDE>;
     extern __shared__ __align__(128) u8 memory[];
     PairShared& shared = *reinterpret_cast<PairShared*>(memory);
     // The shuffle tells the compiler that a warp's numbers are the same in all its lanes.
@@ -196,16 +212,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
     const int warp_channel = warp % CHANNEL_WARPS * WARP_CHANNELS;
     const int a_col = lane & 15, a_unit = lane >> 4;
     const int b_lane = lane_weights(warp_channel, lane);
-    const PatchLoader loader = {p, smem_address(&shared.group[group])};
+    const PatchLoader<Window> loader = {p, smem_address(&shared.group[group])};
 
-    StepCursor next(p, shared.tile[warp], group);
+    StepCursor<Window> next(p, shared.tile[warp], group);
     loader.load(next, 0);
     loader.transform(next, 0);
     int stage = 0;
     float acc[TILE_ROWS][CHANNEL_BLOCKS][4];
+    const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
+    const auto epilogue_of = [&](const Tile& tile, const FrameParams& frame) {
+        return EpilogueMma<2 * TILE_ROWS>{p,    tile,
+                                          frame, lane,
+                                          make_int2(tile.x + lane / 4, tile.y),
+                                          tile.channel_tile * TILE_CHANNELS + warp_channel};
+    };
     while (!next.done()) {
-        ColumnWeights<3> first, second;  // of the products of a step
-        first.load(next.weights + b_lane, TAP_ROW_BYTES);
+        ColumnWeights<SIDE> first, second;  // of the products of a step
+        first.load(next.weights + b_lane, Window::TAP_ROW_BYTES);
         // m1 is in both frames' sums, so it starts from the bias.
         const float* bias = bias_of(p, next.pair().any(), next.tile, 0) + next.tile.channel_tile * TILE_CHANNELS;
 #pragma unroll
@@ -215,6 +238,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
 #pragma unroll
             for (int m = 0; m < TILE_ROWS; ++m) acc[m][n][0] = acc[m][n][2] = v.x, acc[m][n][1] = acc[m][n][3] = v.y;
         }
+        if (Window::UP && group == 0) epilogue_of(next.tile, next.pair().any()).load_edge_bias(value);
         bool end = false;
 #pragma unroll 1
         while (!end) {
@@ -228,9 +252,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
                 return patch + col * STEP_BYTES + ((a_unit ^ (((a_col + col) >> 1) & 3)) << 4);
             };
             const auto load_next = [&](const u8* from, bool of_shortcut) {
-                first.load(from, of_shortcut ? 0 : TAP_ROW_BYTES);  // a shortcut has one tap
+                first.load(from, of_shortcut ? 0 : Window::TAP_ROW_BYTES);  // a shortcut has one tap
             };
-            if (sum == SHORTCUT_SUM) {
+            if (!Window::UP && sum == SHORTCUT_SUM) {
                 loader.load(next, stage ^ 1);
                 // One tap, the first of the column.
                 const ColumnWeights<1>& first_tap = reinterpret_cast<const ColumnWeights<1>&>(first);
@@ -242,13 +266,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
                 loader.transform(next, stage ^ 1);
             } else {
 #pragma unroll 1
-                for (int col = 0; col < 3; ++col) {
-                    if (col == LOAD_COL) loader.load(next, stage ^ 1);
-                    if (col == TRANSFORM_COL) loader.transform(next, stage ^ 1);
-                    second.load(weights + PRODUCT_TILE_BYTES, TAP_ROW_BYTES);
+                for (int col = 0; col < SIDE; ++col) {
+                    if (col == Window::LOAD_COL) loader.load(next, stage ^ 1);
+                    if (col == Window::TRANSFORM_COL) loader.transform(next, stage ^ 1);
+                    second.load(weights + PRODUCT_TILE_BYTES, Window::TAP_ROW_BYTES);
                     add_column<STEP_BYTES>(column(col), first, acc);
-                    weights = col < 2 ? weights + WEIGHT_TILE_BYTES : next.weights + b_lane;
-                    load_next(weights, col == 2 && next.sum == SHORTCUT_SUM);
+                    weights = col + 1 < SIDE ? weights + WEIGHT_TILE_BYTES : next.weights + b_lane;
+                    load_next(weights, col + 1 == SIDE && next.sum == SHORTCUT_SUM);
                     add_column<STEP_BYTES>(column(col) ^ 32, second, acc);
                 }
             }
@@ -260,12 +284,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
         const Tile tile(p, next.index - gridDim.x, TILE_ROWS, TILE_COLS);
         const FrameParams& frame = p.frame[2 * tile.frame + group];
         if (frame.terms == 0) continue;
-        const int2 first_pixel = make_int2(tile.x + lane / 4, tile.y);
-        const EpilogueMma<2 * TILE_ROWS> epilogue = {
-            p, tile, frame, lane, first_pixel, tile.channel_tile * TILE_CHANNELS + warp_channel};
-        const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
         auto& moments = shared.moments[warp];
-        epilogue.store(value, p.records ? &moments : nullptr);
+        epilogue_of(tile, frame).store(value, p.records ? &moments : nullptr);
         if (p.records) {
             __syncwarp();
             if (lane < WARP_CHANNELS / 4)
@@ -274,4 +294,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __g
             __syncwarp();
         }
     }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair(const __grid_constant__ ConvParams p) {
+    convolve_pairs<3>(p);
+}
+
+/// For the window Up.
+extern "C" __global__ void __launch_bounds__(THREADS, 1) conv_mma_pair_up(const __grid_constant__ ConvParams p) {
+    convolve_pairs<2>(p);
 }

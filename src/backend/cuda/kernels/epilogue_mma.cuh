@@ -58,17 +58,21 @@ struct EpilogueMma {
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i) acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
         }
-        if (p.phases == 4) {
+        if (p.phases == 4) load_edge_bias(acc);
+    }
+
+    /// The same for pixels with another bias, at the edges of an image with Up.
+    template <class Acc>
+    __device__ __forceinline__ void load_edge_bias(Acc acc) const {
 #pragma unroll
-            for (int i = 0; i < PIXELS; ++i) {
-                const int edge = bias_edge(p, tile, pixel_of(i));
-                if (edge == 0) continue;
+        for (int i = 0; i < PIXELS; ++i) {
+            const int edge = bias_edge(p, tile, pixel_of(i));
+            if (edge == 0) continue;
 #pragma unroll
-                for (int block = 0; block < BLOCKS; ++block) {
-                    const float* bias = bias_of(p, frame, tile, edge);
-                    const float2 v = load_pair_readonly(bias + channel + block_channel(block, lane));
-                    acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
-                }
+            for (int block = 0; block < BLOCKS; ++block) {
+                const float* bias = bias_of(p, frame, tile, edge);
+                const float2 v = load_pair_readonly(bias + channel + block_channel(block, lane));
+                acc(i, block, 0) = v.x, acc(i, block, 1) = v.y;
             }
         }
     }

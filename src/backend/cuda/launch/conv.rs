@@ -56,7 +56,9 @@ impl Launcher {
             }
             _ if pairs => {
                 let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let (kernel, wgmma) = (kernels.conv_pair.clone().ok_or_else(missing)?, kernels.conv_wgmma.is_some());
+                let up = layout.window == Window::Up;
+                let kernel = if up { &kernels.conv_mma_pair_up } else { &kernels.conv_pair };
+                let (kernel, wgmma) = (kernel.clone().ok_or_else(missing)?, kernels.conv_wgmma.is_some());
                 let (tile, threads) = match wgmma {
                     true => (tiling::CONV_PAIR_TILE, tiling::CONV_WGMMA_THREADS),
                     false => (tiling::CONV_TILE, tiling::CONV_MMA_PAIR_THREADS),

@@ -25,6 +25,8 @@ pub struct Kernels {
     pub conv_mma_up: Option<Kernel>,
     /// Pairs of frames by Winograd in time: `conv_wgmma_pair` where there is `conv_wgmma`, else `conv_mma_pair`.
     pub conv_pair: Option<Kernel>,
+    /// `conv_mma_pair` for the window `Up`. By warpgroup products it would gain nothing.
+    pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
     pub conv_in_norm: Kernel,
@@ -60,20 +62,41 @@ macro_rules! bundle {
     };
 }
 
+/// What exists for elements of two bytes only.
+struct TwoByteBundles {
+    conv_wgmma: Bundle,
+    conv_wgmma_pair: Bundle,
+    conv_mma_pair: Bundle,
+    attention_wgmma: Bundle,
+}
+
+impl TwoByteBundles {
+    fn of(precision: Precision) -> Option<TwoByteBundles> {
+        macro_rules! bundles {
+            ($folder:literal) => {
+                Some(TwoByteBundles {
+                    conv_wgmma: bundle!("conv_wgmma" of $folder),
+                    conv_wgmma_pair: bundle!("conv_wgmma_pair" of $folder),
+                    conv_mma_pair: bundle!("conv_mma_pair" of $folder),
+                    attention_wgmma: bundle!("attention_wgmma" of $folder),
+                })
+            };
+        }
+        match precision {
+            Precision::Fp16 => bundles!("fp16"),
+            Precision::Bf16 => bundles!("bf16"),
+            Precision::Fp32 => None,
+        }
+    }
+}
+
 /// Of the embedded kernels that decide how fast a precision is.
 pub fn checksum(precision: Precision) -> u64 {
     let mut sum = Checksum::default();
     let common = [bundle!("conv_mma" in precision), bundle!("norm" in precision)];
-    let own = match precision {
-        Precision::Fp16 => vec![
-            bundle!("conv_wgmma" of "fp16"),
-            bundle!("conv_mma_pair" of "fp16"),
-            bundle!("conv_wgmma_pair" of "fp16"),
-        ],
-        Precision::Bf16 => vec![bundle!("conv_wgmma" of "bf16")],
-        Precision::Fp32 => Vec::new(),
-    };
-    common.iter().chain(&own).for_each(|bundle| sum.add(bundle.bytes()));
+    let own = TwoByteBundles::of(precision)
+        .map(|bundles| [bundles.conv_wgmma, bundles.conv_mma_pair, bundles.conv_wgmma_pair]);
+    common.iter().chain(own.iter().flatten()).for_each(|bundle| sum.add(bundle.bytes()));
     sum.value()
 }
 
@@ -86,19 +109,15 @@ impl Kernels {
         let (norm, attention) = (module(bundle!("norm" in precision)), module(bundle!("attention" in precision)));
         let cache = module(bundle!("cache_u8" in precision));
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
-        let wgmma = match precision {
-            Precision::Fp16 => Some([bundle!("conv_wgmma" of "fp16"), bundle!("attention_wgmma" of "fp16")]),
-            Precision::Bf16 => Some([bundle!("conv_wgmma" of "bf16"), bundle!("attention_wgmma" of "bf16")]),
-            Precision::Fp32 => None,
+        let two_bytes = TwoByteBundles::of(precision);
+        let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
+        let wgmma = on_hopper.map(|bundles| module(bundles.conv_wgmma));
+        let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
+        let wgmma_pair = |bundles: &TwoByteBundles| {
+            module(bundles.conv_wgmma_pair).kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED)
         };
-        let [wgmma, attention_wgmma] = match wgmma.filter(|_| gpu.kernel_arch().has_wgmma()) {
-            Some(both) => both.map(|bundle| Some(module(bundle))),
-            None => [None, None],
-        };
-        let conv_pair = || match wgmma.is_some() {
-            true => module(bundle!("conv_wgmma_pair" of "fp16")).kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED),
-            false => module(bundle!("conv_mma_pair" of "fp16")).kernel(c"conv_mma_pair", tiling::CONV_MMA_PAIR_SHARED),
-        };
+        let mma_pairs = two_bytes.as_ref().filter(|_| wgmma.is_none()).map(|bundles| module(bundles.conv_mma_pair));
+        let mma_pair = |name| mma_pairs.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
         let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {
             plain: module.kernel(plain, shared),
             partial_sums: module.kernel(sums, shared),
@@ -113,8 +132,8 @@ impl Kernels {
             conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
             conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED),
             conv_mma_up: (precision != Precision::Fp32).then(|| conv.kernel(c"conv_mma_up", tiling::CONV_MMA_SHARED)),
-            // What pairs lose in bf16 is not known: sums of two frames have 8 bits there.
-            conv_pair: (precision == Precision::Fp16).then(conv_pair),
+            conv_pair: on_hopper.map(wgmma_pair).or_else(|| mma_pair(c"conv_mma_pair")),
+            conv_mma_pair_up: mma_pair(c"conv_mma_pair_up"),
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
             conv_in_silu: conv_in.kernel(c"conv_in_silu", tiling::conv_in_shared(precision)),

@@ -123,7 +123,7 @@ impl<'a> BlockPacking<'a> {
             ConvKernel::Main if !self.block.shortcut && self.is_paired(slab) => {
                 let first = (slab - slab % 2) as usize * self.slab_elements;
                 let packed = &mut packed[first..][..2 * self.slab_elements];
-                pair_slab(self.order, size, slab % 2 == 1, plain, packed);
+                pair_slab(self.order, self.window, size, slab % 2 == 1, plain, packed);
             }
             ConvKernel::Main => main(self.order, self.window, size, plain, &mut packed[at..][..self.slab_elements]),
         }
@@ -151,7 +151,7 @@ impl<'a> BlockPacking<'a> {
             };
             (0..phases).filter(move |_| slabs > 0).map(move |phase| {
                 let elements = self.slab_elements / phases as usize;
-                let from = slab as usize * self.slab_elements + phase as usize * elements;
+                let from = slab as usize * self.slab_elements + phase as usize * slabs * elements;
                 let block = (phase * tiles + tile) * k_blocks + before;
                 (slab * slab_bytes + slabs as u64 * block * bytes, from..from + slabs * elements)
             })
@@ -241,24 +241,26 @@ fn main<E: PackedElement>(
     }
 }
 
-/// For pairs of frames: two slabs of 3 x 3 taps side by side, of which this is the first or the second. [channel
-/// tile][half of a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes.
-/// Swizzled: their 16-byte units by half the output channel. Fragments: see [`in_fragments`]. Here of one channel
-/// tile, and of some K blocks.
+/// For pairs of frames: two slabs side by side, of which this is the first or the second. [phase][channel tile][half of
+/// a K block][tap][slab][128 output channels][half of a K block of input channels]. Rows have 64 bytes. Swizzled: their
+/// 16-byte units by half the output channel. Fragments: see [`in_fragments`]. Here of one channel tile, and of some K
+/// blocks.
 fn pair_slab<E: PackedElement>(
     order: WeightOrder,
+    window: Window,
     (rows, columns): (usize, usize),
     second: bool,
     plain: &[f32],
     packed: &mut [E],
 ) {
     let row = PAIR_ROW_BYTES as usize / size_of::<E>();
-    let taps = Window::Same.taps() as usize;
+    // Taps are in reading order in both windows that have pairs.
+    let (taps, steps) = ((window.side() * window.side()) as usize, 2 * rows.div_ceil(2 * row));
     let mut packing = RowPacking::new(order, PAIR_ROW_BYTES as usize, |n| (n / 2) & 3);
     for (index, both) in packed.chunks_exact_mut(2 * row * COLUMNS).enumerate() {
-        let (step, tap) = (index / taps, index % taps);
+        let (phase, step, tap) = (index / taps / steps, index / taps % steps, index % taps);
         let into = &mut both[usize::from(second) * row * COLUMNS..][..row * COLUMNS];
-        let from = &plain[tap * rows * columns..][..rows * columns];
+        let from = &plain[(phase * taps + tap) * rows * columns..][..rows * columns];
         packing.pack(columns, rows_of(from, columns, step * row, row), into);
     }
 }
@@ -390,10 +392,12 @@ mod tests {
                 assert_eq!(packed.len() as u64, window.taps() * 2 * 4 * TILE_CHANNELS * 32);
                 assert_each_once(&packed, count);
             }
-            let count = (9 * cin * cout) as usize;
-            let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, Window::Same) };
-            let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
-            assert_each_once(&packed(order, &pairs, &slabs), 4 * count);
+            for window in [Window::Same, Window::Up] {
+                let count = (window.taps() * cin * cout) as usize;
+                let pairs = ConvLayout { slabs: 4, pairs: true, ..layout(cin, cout, window) };
+                let slabs: Vec<Vec<f32>> = numbered(4 * count).chunks(count).map(<[f32]>::to_vec).collect();
+                assert_each_once(&packed(order, &pairs, &slabs), 4 * count);
+            }
             let pixels = layout(3, 20, Window::Same);
             assert_each_once(&packed(order, &pixels, &[numbered(9 * 3 * 20)]), 9 * 3 * 20);
             let pixels = ConvLayout { prologue: Prologue::NormSilu, ..layout(40, 3, Window::Same) };

@@ -8,7 +8,7 @@ const FRAMES: usize = 6;
 const SHORTCUT_SLAB: u64 = 3;
 
 /// The slabs of `Time::Paired` of the weights of three taps.
-struct PairedWeights(RandomWeights);
+struct PairedWeights(RandomWeights, Window);
 
 impl SlabSource for PairedWeights {
     fn slab(&mut self, slab: u64, into: &mut [f32]) {
@@ -17,7 +17,7 @@ impl SlabSource for PairedWeights {
         }
         let mut tap_weights = vec![0.0; into.len()];
         into.fill(0.0);
-        let products = Time::Paired.slabs()[slab as usize].iter().zip(Time::Paired.factors(slab as usize));
+        let products = Time::Paired.slabs()[slab as usize].iter().zip(Time::Paired.factors(self.1, slab as usize));
         for ((tap, _), factor) in products {
             self.0.slab(*tap as u64, &mut tap_weights);
             into.iter_mut().zip(&tap_weights).for_each(|(sum, weight)| *sum += weight * *factor as f32);
@@ -41,7 +41,7 @@ impl PairCase {
     /// Returns the output frames, and their bytes with their statistics.
     fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
         let (layout, input) = (&self.layout, self.input);
-        let output = input.with_channels(layout.cout);
+        let output = layout.window.output(input, layout.cout);
         let shortcut_shape = input.with_channels(layout.shortcut.unwrap_or(1));
         let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
         let bytes = |shape| sizes.frame_bytes(shape, layout.groups);
@@ -59,7 +59,12 @@ impl PairCase {
         let store = backend.allocate_weights(weight_bytes, Residency::Device).unwrap();
         let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
         let conv = match layout.pairs {
-            true => crate::testing::prepare(backend, (&store, FRAME_ALIGN), layout, &mut PairedWeights(plain)),
+            true => crate::testing::prepare(
+                backend,
+                (&store, FRAME_ALIGN),
+                layout,
+                &mut PairedWeights(plain, layout.window),
+            ),
             false => crate::testing::prepare(backend, (&store, FRAME_ALIGN), layout, &mut plain),
         };
         let weights = [conv.unwrap()];
@@ -74,7 +79,9 @@ impl PairCase {
                 if layout.shortcut.is_some() {
                     terms.push((shortcuts[t], layout.slabs as u8));
                 }
-                frame(&terms, 0, (t % 2 == 0).then_some(residuals[t]), outs[t])
+                // Upsamplers have no residual.
+                let residual = (t % 2 == 0 && layout.window != Window::Up).then_some(residuals[t]);
+                frame(&terms, 0, residual, outs[t])
             });
             let frames = frames.collect();
             job.run(conv_op(layout, input, frames, true, PartialSums::NONE), &weights);
@@ -91,21 +98,32 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
     let cpu = Cpu::new(CpuOptions::default()).unwrap();
     for gpu in gpus().iter().filter(|gpu| gpu.profile().pairs.is_some()) {
         for (height, width) in [(1, 1), (7, 5), (16, 16), (18, 34), (37, 53), (130, 200)] {
-            for (cin, cout, shortcut) in
-                [(8, 8, None), (16, 24, Some(24)), (64, 64, None), (72, 128, Some(80)), (128, 136, None)]
-            {
-                let base = ConvLayout { shortcut, biases: 1, ..layout(cin, cout, Window::Same, Prologue::None) };
+            let (same, up) = (Window::Same, Window::Up);
+            for (cin, cout, window, shortcut) in [
+                (8, 8, same, None),
+                (16, 24, same, Some(24)),
+                (64, 64, same, None),
+                (72, 128, same, Some(80)),
+                (128, 136, same, None),
+                (8, 8, up, None),
+                (24, 40, up, None),
+                (64, 64, up, None),
+                (128, 192, up, None),
+            ] {
+                if window == up && !gpu.profile().pairs_upsamplers {
+                    continue;
+                }
+                let base = ConvLayout { shortcut, biases: 1, ..layout(cin, cout, window, Prologue::None) };
                 let input = FrameShape::new(height, width, cin);
                 let slabs = Time::Paired.slabs().len() as u64;
                 let paired = PairCase { layout: ConvLayout { pairs: true, slabs, ..base }, input };
                 let whole = std::slice::from_ref(&(0..FRAMES));
                 let (expected, _) = PairCase { layout: base, input }.run(&cpu, whole);
                 let (found, bits) = paired.run(gpu, whole);
-                let what = format!("{cin} to {cout}, {height}x{width} in {}", name(gpu));
-                let error = relative_error(&found, &expected);
-                assert!(error < 2e-3, "{what}: {error:.1e}");
+                let what = format!("{window:?} {cin} to {cout}, {height}x{width}");
+                assert_close(std::slice::from_ref(gpu), 2e-3, &what, &expected, |_| found.clone());
                 for launches in [&[0..1, 1..2, 2..3, 3..4, 4..5, 5..6][..], &[0..2, 2..4, 4..6], &[0..3, 3..6]] {
-                    assert!(paired.run(gpu, launches).1 == bits, "{what}: launches of {launches:?}");
+                    assert!(paired.run(gpu, launches).1 == bits, "{what} in {}: launches of {launches:?}", name(gpu));
                 }
             }
         }

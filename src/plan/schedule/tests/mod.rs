@@ -48,7 +48,7 @@ fn request(direction: Direction, input: Shape) -> Request {
 impl Request {
     /// The same with pairs of frames that share products.
     fn with_pairs(self) -> Request {
-        Request { network: Arc::new(Network::clone(&self.network).with_pairs()), ..self }
+        Request { network: Arc::new(Network::clone(&self.network).with_pairs().with_upsampler_pairs()), ..self }
     }
 
     fn plan(&self, device: &Device) -> Result<Plan, PlanError> {

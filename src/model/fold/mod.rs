@@ -1,7 +1,9 @@
 //! The algebra done once at load time: folds a checkpoint's tensors into the weights of convolutions, block by block.
-//! Everything is summed and multiplied in f64 and rounded once. Must not know how a backend packs weights.
+//! Everything is summed and multiplied in f64 and rounded once. Instruction sets may differ in the last bit of f64, where
+//! upsamplers are multiplied out. Must not know how a backend packs weights.
 
 mod buffers;
+mod points;
 mod product;
 mod taps;
 #[cfg(test)]

@@ -297,6 +297,32 @@ fn wide_upsamplers_match_their_definition() {
 }
 
 #[test]
+fn buffers_take_no_more_than_was_counted() {
+    let checkpoint = checkpoint(&config(), DType::F32);
+    for direction in Direction::ALL {
+        for layer in Network::new(&config(), direction).layers {
+            let weights = LayerWeights::new(&checkpoint, &layer).unwrap();
+            let blocks = WeightBlock::all(&layer.layout, 5, 4).into_iter().chain(WeightBlock::all(&layer.layout, 9, 9));
+            for block in blocks {
+                let mut buffers = FoldBuffers::<f32>::default();
+                weights.fold(&block, &mut buffers, &mut |_, _| Ok(())).unwrap();
+                let counted = bytes(&layer, &WeightPart::Block(block));
+                for (name, taken, counted) in [
+                    ("bytes", buffers.bytes.capacity(), counted.bytes),
+                    ("kernels", 4 * buffers.kernels.capacity(), counted.kernels),
+                    ("upscale", 4 * buffers.upscale.capacity(), counted.upscale),
+                    ("conv", 8 * buffers.conv.capacity(), counted.conv),
+                    ("products", 8 * buffers.products.capacity(), counted.products),
+                    ("plain", 4 * buffers.plain.capacity(), counted.plain),
+                ] {
+                    assert!(taken as u64 <= counted, "{name} of {:?}: {taken} bytes of {counted}", layer.weights);
+                }
+            }
+        }
+    }
+}
+
+#[test]
 fn layer_of_another_network_is_refused() {
     let checkpoint = checkpoint(&config(), DType::F16);
     let other = Config { channels: vec![3, 6, 6], ..config() };

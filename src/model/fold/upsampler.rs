@@ -1,9 +1,10 @@
 //! The upsampler multiplied out: a 1x1x1 convolution to 4 or 8 times the channels, the unfolding into space and time
 //! and a causal 3x3x3 convolution become four convolutions with 2 x 2 taps. Slabs share products of a temporal tap and
-//! an unfolded frame, so each is computed once, for a few output channels at a time.
+//! an unfolded frame, so each is computed once, for a few output channels at a time and at the [`points`] of space.
 
-use super::buffers::{FoldBuffers, FoldBytes};
-use super::product::{self, COLUMNS};
+use super::buffers::{ALIGNMENT_BYTES, FoldBuffers, FoldBytes, aligned};
+use super::points::{self, POINTS, PixelPoints};
+use super::product::{self, COLUMNS, ROWS, TERMS};
 use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, Window};
@@ -11,13 +12,14 @@ use crate::model::causal::{Product, Time};
 use crate::reserve;
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
-const KERNEL: usize = 3;
-const KERNEL_TAPS: usize = KERNEL * KERNEL * KERNEL;
+pub(super) const KERNEL: usize = 3;
+const KERNEL_AREA: usize = KERNEL * KERNEL;
+const KERNEL_TAPS: usize = KERNEL * KERNEL_AREA;
 /// Rows and columns of an unfolded pixel, and of the taps of an output phase.
-const SIDE: usize = 2;
-const PHASES: usize = SIDE * SIDE;
-/// Taps of all phases.
-const TAPS: usize = Window::Up.taps() as usize;
+pub(super) const SIDE: usize = 2;
+pub(super) const PHASES: usize = SIDE * SIDE;
+/// Taps of all phases, and points of both directions.
+pub(super) const TAPS: usize = Window::Up.taps() as usize;
 
 pub(super) struct Upsampler<'a> {
     upscale: &'a WeightAndBias<'a>,
@@ -31,7 +33,7 @@ pub(super) struct Upsampler<'a> {
 /// The kernel offsets in one direction that tap `tap` of output phase `phase` sums, each with the phase of the unfolded
 /// pixel that it reads. Kernel offset d of output row 2y + phase reads unfolded row 2y + phase + d, which is row
 /// `(phase + d) mod 2` of small row `y + (phase + d) div 2`.
-fn offsets(phase: usize, tap: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
+pub(super) fn offsets(phase: usize, tap: usize) -> impl Iterator<Item = (usize, usize)> + Clone {
     (0..KERNEL).filter_map(move |offset| {
         let unfolded = (phase + offset) as isize - 1;
         let small = phase as isize + tap as isize - 1;
@@ -66,7 +68,7 @@ impl<'a> Upsampler<'a> {
         each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
     ) -> Result<()> {
         let (rows, columns) = (block.rows() as usize, block.columns() as usize);
-        let padded = rows.next_multiple_of(product::ROWS);
+        let padded = rows.next_multiple_of(ROWS);
         let (slabs, all) = (time.slabs(), distinct(time));
         self.read_upscale(block, padded, buffers)?;
         reserve::grown("weights", &mut buffers.plain, slabs.len() * TAPS * rows * columns)?;
@@ -74,12 +76,11 @@ impl<'a> Upsampler<'a> {
             let width = COLUMNS.min(columns - first);
             self.read_conv(block.outputs.start as usize + first, width, buffers)?;
             let FoldBuffers { upscale, conv, products, plain, .. } = buffers;
-            let products = reserve::grown("folding", products, all.len() * TAPS * padded * COLUMNS)?;
+            let products = aligned(products, all.len() * TAPS * padded * COLUMNS)?;
             products.fill(0.0);
-            let (conv, products) = (conv.as_chunks().0, products.as_chunks_mut::<COLUMNS>().0);
-            for (of, into) in all.iter().zip(products.chunks_exact_mut(TAPS * padded)) {
-                self.multiply(*of, upscale, conv, into);
-            }
+            let products = products.as_chunks_mut::<COLUMNS>().0;
+            self.multiply(&all, upscale, aligned(conv, self.conv_values())?, products);
+            products.chunks_exact_mut(TAPS * padded).for_each(points::interpolate);
             for (slab, of) in slabs.iter().enumerate() {
                 let factors = time.factors(Window::Up, slab);
                 let places: Vec<(usize, f64)> = of
@@ -102,66 +103,96 @@ impl<'a> Upsampler<'a> {
         slabs.enumerate().try_for_each(|(slab, plain)| each(slab as u64, plain))
     }
 
-    /// The 1x1x1 convolution: [unfolded row and column][unfolded frame][unfolded channel][input channel of the block].
+    /// The 1x1x1 convolution: for every [`TERMS`] unfolded channels, [unfolded frame][tile of input channels][phase]
+    /// [unfolded channel][input channel].
     fn read_upscale<T>(&self, block: &WeightBlock, padded: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
-        let (rows, first) = (block.rows() as usize, block.inputs.start as usize);
+        let (rows, first, tiles) = (block.rows() as usize, block.inputs.start as usize, padded / ROWS);
         let FoldBuffers { bytes, kernels, upscale, .. } = buffers;
         let upscale = reserve::grown("folding", upscale, PHASES * self.frames * self.cin * padded)?;
+        let upscale = upscale.as_chunks_mut::<ROWS>().0;
+        let parts = PHASES * self.frames;
         // Whole rows of the file, because each read takes a microsecond, and few at a time.
-        let kernels = reserve::grown("folding", kernels, UPSCALE_ROWS * self.cin)?;
-        for (at, into) in upscale.chunks_mut(UPSCALE_ROWS * padded).enumerate() {
-            let kernels = &mut kernels[..into.len() / padded * self.cin];
-            self.upscale.weight.read(at * UPSCALE_ROWS * self.cin, bytes, kernels)?;
-            for (row, into) in kernels.chunks_exact(self.cin).zip(into.chunks_exact_mut(padded)) {
-                into.iter_mut().zip(&row[first..first + rows]).for_each(|(to, value)| *to = f64::from(*value));
-                into[rows..].fill(0.0);
+        let kernels = reserve::grown("folding", kernels, TERMS * self.cin)?;
+        for (group, into) in upscale.chunks_mut(TERMS * parts * tiles).enumerate() {
+            let terms = into.len() / (parts * tiles);
+            let kernels = &mut kernels[..terms * self.cin];
+            for part in 0..parts {
+                let (phase, frame) = (part / self.frames, part % self.frames);
+                self.upscale.weight.read((part * self.cin + group * TERMS) * self.cin, bytes, kernels)?;
+                for tile in 0..tiles {
+                    let width = ROWS.min(rows - tile * ROWS);
+                    let into = &mut into[((frame * tiles + tile) * PHASES + phase) * terms..][..terms];
+                    for (row, into) in kernels.chunks_exact(self.cin).zip(into) {
+                        into[..width].copy_from_slice(&row[first + tile * ROWS..][..width]);
+                        into[width..].fill(0.0);
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    /// The 3x3x3 convolution to `width` output channels: [tap][unfolded channel][output channel].
+    /// The 3x3x3 convolution to `width` output channels: for every [`TERMS`] unfolded channels, [point][frame][unfolded
+    /// channel][output channel].
     fn read_conv<T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
         let FoldBuffers { bytes, kernels, conv, .. } = buffers;
         let run = self.cin * KERNEL_TAPS;
         let kernels = reserve::grown("folding", kernels, width * run)?;
         self.conv.weight.read(first * run, bytes, kernels)?;
-        let conv = reserve::grown("folding", conv, run * COLUMNS)?;
-        let conv = conv.as_chunks_mut::<COLUMNS>().0;
+        let conv = aligned(conv, self.conv_values())?;
         // Taps are so far apart that the cache has no room for a line of each. So a few channels are reordered apart.
         let mut values = [[[0.0; COLUMNS]; CONV_CHANNELS]; KERNEL_TAPS];
-        for first in (0..self.cin).step_by(CONV_CHANNELS) {
-            let channels = CONV_CHANNELS.min(self.cin - first);
-            for (column, kernels) in kernels.chunks_exact(run).enumerate() {
-                let kernels = &kernels[first * KERNEL_TAPS..][..channels * KERNEL_TAPS];
-                for (channel, kernel) in kernels.as_chunks::<KERNEL_TAPS>().0.iter().enumerate() {
-                    kernel.iter().zip(&mut values).for_each(|(value, tap)| tap[channel][column] = f64::from(*value));
+        let mut at_points = [[[0.0; COLUMNS]; CONV_CHANNELS]; TAPS];
+        for (group, conv) in conv.as_chunks_mut().0.chunks_mut(TAPS * KERNEL * TERMS).enumerate() {
+            let terms = conv.len() / (TAPS * KERNEL);
+            for first in (0..terms).step_by(CONV_CHANNELS) {
+                let channels = CONV_CHANNELS.min(terms - first);
+                for (column, kernels) in kernels.chunks_exact(run).enumerate() {
+                    let kernels = &kernels[(group * TERMS + first) * KERNEL_TAPS..][..channels * KERNEL_TAPS];
+                    for (channel, kernel) in kernels.as_chunks::<KERNEL_TAPS>().0.iter().enumerate() {
+                        for (value, tap) in kernel.iter().zip(&mut values) {
+                            tap[channel][column] = f64::from(*value);
+                        }
+                    }
                 }
-            }
-            for (values, conv) in values.iter().zip(conv.chunks_exact_mut(self.cin)) {
-                conv[first..first + channels].copy_from_slice(&values[..channels]);
+                for (frame, taps) in values.as_chunks::<KERNEL_AREA>().0.iter().enumerate() {
+                    points::evaluate_kernels(taps, &mut at_points);
+                    for (values, conv) in at_points.iter().zip(conv.chunks_exact_mut(KERNEL * terms)) {
+                        conv[frame * terms + first..][..channels].copy_from_slice(&values[..channels]);
+                    }
+                }
             }
         }
         Ok(())
     }
 
-    /// Every tap of every phase: [tap][input channel][output channel].
-    fn multiply(
-        &self,
-        (kernel_frame, frame): Product,
-        upscale: &[f64],
-        conv: &[[f64; COLUMNS]],
-        into: &mut [[f64; COLUMNS]],
-    ) {
-        let padded = into.len() / TAPS;
-        for (index, into) in into.chunks_exact_mut(padded).enumerate() {
-            let digit = |place: usize| index >> place & 1;
-            for (kernel_row, row) in offsets(digit(3), digit(1)) {
-                for (kernel_column, column) in offsets(digit(2), digit(0)) {
-                    let tap = (kernel_frame * KERNEL + kernel_row) * KERNEL + kernel_column;
-                    let unfolded = (row * SIDE + column) * self.frames + frame;
-                    let upscale = &upscale[unfolded * self.cin * padded..][..self.cin * padded];
-                    product::add(upscale, &conv[tap * self.cin..][..self.cin], into);
+    /// Of the 3x3x3 convolution to a few output channels, at every point.
+    fn conv_values(&self) -> usize {
+        TAPS * KERNEL * self.cin * COLUMNS
+    }
+
+    /// Adds every product at every point: [product][point][input channel][output channel].
+    fn multiply(&self, all: &[Product], upscale: &[f32], conv: &[f64], into: &mut [[f64; COLUMNS]]) {
+        let padded = into.len() / (all.len() * TAPS);
+        let tiles = padded / ROWS;
+        let parts = PHASES * self.frames;
+        let upscale = upscale.as_chunks().0[..parts * self.cin * tiles].chunks(TERMS * parts * tiles);
+        let conv = conv.as_chunks().0.chunks(TAPS * KERNEL * TERMS);
+        let mut at_points = PixelPoints::default();
+        for (upscale, conv) in upscale.zip(conv) {
+            let terms = conv.len() / (TAPS * KERNEL);
+            for (at, pixels) in upscale.chunks_exact(PHASES * terms).enumerate() {
+                let (frame, tile) = (at / tiles, at % tiles);
+                for row in 0..POINTS {
+                    points::evaluate_pixels(pixels, row, &mut at_points);
+                    for (column, left) in at_points.0.iter().enumerate() {
+                        let point = points::place(row, column);
+                        for (product, (kernel_frame, _)) in all.iter().enumerate().filter(|(_, of)| of.1 == frame) {
+                            let right = &conv[(point * KERNEL + kernel_frame) * terms..][..terms];
+                            let into = &mut into[(product * TAPS + point) * padded..].as_chunks_mut().0[tile];
+                            product::add(&left[..terms], right, into);
+                        }
+                    }
                 }
             }
         }
@@ -221,8 +252,6 @@ impl<'a> Upsampler<'a> {
     }
 }
 
-/// Rows of the 1x1x1 convolution that are read at a time.
-const UPSCALE_ROWS: usize = 64;
 /// Channels of the 3x3x3 convolution that are reordered at a time.
 const CONV_CHANNELS: usize = 4;
 
@@ -231,15 +260,15 @@ fn frames_of(time: Time) -> u64 {
 }
 
 pub(super) fn fold_bytes(layout: &ConvLayout, time: Time, block: &WeightBlock) -> FoldBytes {
-    let (cin, rows) = (layout.cin, block.rows().next_multiple_of(product::ROWS as u64));
+    let (cin, rows) = (layout.cin, block.rows().next_multiple_of(ROWS as u64));
     let (columns, taps, kernel) = (COLUMNS as u64, TAPS as u64, KERNEL_TAPS as u64);
-    let kernels = 4 * cin * (kernel * columns.min(block.columns())).max(UPSCALE_ROWS as u64);
+    let kernels = 4 * cin * (kernel * columns.min(block.columns())).max(TERMS as u64);
     FoldBytes {
         bytes: kernels,
         kernels,
-        upscale: 8 * PHASES as u64 * frames_of(time) * cin * rows,
-        conv: 8 * cin * kernel * columns,
-        products: 8 * distinct(time).len() as u64 * taps * rows * columns,
+        upscale: 4 * PHASES as u64 * frames_of(time) * cin * rows,
+        conv: 8 * taps * KERNEL as u64 * cin * columns + ALIGNMENT_BYTES,
+        products: 8 * distinct(time).len() as u64 * taps * rows * columns + ALIGNMENT_BYTES,
         plain: 4 * layout.slabs * block.slab_elements(layout),
         ..FoldBytes::default()
     }

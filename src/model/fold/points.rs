@@ -1,0 +1,237 @@
+//! Toom-Cook: the coefficients of a product of polynomials from its values at points. In one direction, let k0 to k2 be
+//! the offsets of the 3x3x3 kernel and u0, u1 the phases of an unfolded pixel. The taps of both output phases are
+//! coefficients:
+//!
+//!     (k0 + k1 x + k2 x²) (u1 + u0 x) = k0 u1  +  (k0 u0 + k1 u1) x  +  (k1 u0 + k2 u1) x²  +  k2 u0 x³
+//!                           phase, tap: 0, 0      1, 0                  0, 1                   1, 1
+//!
+//! The values at 0, -1, 1 and infinity (the leading coefficients) take a matrix product each, four instead of six. In
+//! both directions of space that is 16 instead of 36. In time there is nothing to gain: the slabs of the first frames
+//! need products of their own, all six of them.
+//!
+//! Points are ordered like what takes their place: 0, -1, 1, infinity become tap 0 of phase 0, tap 1 of phase 0, tap 0 of
+//! phase 1, tap 1 of phase 1.
+
+use super::product::{COLUMNS, ROWS, TERMS};
+use super::upsampler::{KERNEL, PHASES, SIDE, TAPS};
+
+/// In one direction.
+pub(super) const POINTS: usize = 4;
+
+/// The place of a point of rows and one of columns among those of both: that of the result, with its digits in the order
+/// phase row, phase column, tap row, tap column.
+#[inline(always)]
+pub(super) fn place(row: usize, column: usize) -> usize {
+    (row & 2) << 2 | (column & 2) << 1 | (row & 1) << 1 | column & 1
+}
+
+/// What an unfolded pixel has at each of the points.
+#[inline(always)]
+fn of_pixel(u0: f64, u1: f64) -> [f64; POINTS] {
+    [u1, u1 - u0, u1 + u0, u0]
+}
+
+/// What a kernel has at each of the points.
+#[inline(always)]
+fn of_kernel([k0, k1, k2]: [f64; KERNEL]) -> [f64; POINTS] {
+    [k0, k0 + k2 - k1, k0 + k2 + k1, k2]
+}
+
+/// The coefficients of the product that has these values at the points.
+#[inline(always)]
+fn coefficients([zero, minus, plus, infinity]: [f64; POINTS]) -> [f64; POINTS] {
+    [zero, (plus + minus) * 0.5 - zero, (plus - minus) * 0.5 - infinity, infinity]
+}
+
+/// [point of columns][term][input channel], from the start of a cache line.
+#[repr(align(64))]
+pub(super) struct PixelPoints(pub [[[f64; ROWS]; TERMS]; POINTS]);
+
+impl Default for PixelPoints {
+    fn default() -> PixelPoints {
+        PixelPoints([[[0.0; ROWS]; TERMS]; POINTS])
+    }
+}
+
+/// Unfolded pixels at the point `row` of rows and every point of columns. `pixels` is [phase][term][input channel], of at
+/// most [`TERMS`] terms.
+pub(super) fn evaluate_pixels(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            // SAFETY: the processor has the instructions.
+            return unsafe { evaluate_pixels_avx512(pixels, row, into) };
+        }
+        if std::arch::is_x86_feature_detected!("avx2") {
+            // SAFETY: as above.
+            return unsafe { evaluate_pixels_avx2(pixels, row, into) };
+        }
+    }
+    evaluate_each_pixel(pixels, row, into);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn evaluate_pixels_avx512(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+    evaluate_each_pixel(pixels, row, into);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn evaluate_pixels_avx2(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+    evaluate_each_pixel(pixels, row, into);
+}
+
+#[inline(always)]
+fn evaluate_each_pixel(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+    match row {
+        0 => evaluate_columns::<0>(pixels, into),
+        1 => evaluate_columns::<1>(pixels, into),
+        2 => evaluate_columns::<2>(pixels, into),
+        _ => evaluate_columns::<3>(pixels, into),
+    }
+}
+
+#[inline(always)]
+fn evaluate_columns<const ROW: usize>(pixels: &[[f32; ROWS]], into: &mut PixelPoints) {
+    let pixels = pixels.as_flattened();
+    let values = pixels.len() / PHASES;
+    let (top, bottom) = pixels.split_at(SIDE * values);
+    let ((top_left, top_right), (bottom_left, bottom_right)) = (top.split_at(values), bottom.split_at(values));
+    let [zero, minus, plus, infinity] = into.0.each_mut().map(|point| &mut point.as_flattened_mut()[..values]);
+    for at in 0..values {
+        let left = of_pixel(f64::from(top_left[at]), f64::from(bottom_left[at]))[ROW];
+        let right = of_pixel(f64::from(top_right[at]), f64::from(bottom_right[at]))[ROW];
+        [zero[at], minus[at], plus[at], infinity[at]] = of_pixel(left, right);
+    }
+}
+
+/// Every point of both directions from the taps of a frame: [row and column][channel][output channel].
+pub(super) fn evaluate_kernels<const N: usize>(
+    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the instructions.
+        return unsafe { evaluate_kernels_avx2(taps, into) };
+    }
+    evaluate_each_kernel(taps, into);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn evaluate_kernels_avx2<const N: usize>(
+    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+) {
+    evaluate_each_kernel(taps, into);
+}
+
+#[inline(always)]
+fn evaluate_each_kernel<const N: usize>(
+    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+) {
+    for channel in 0..N {
+        for lane in 0..COLUMNS {
+            let tap = |row: usize, column: usize| taps[row * KERNEL + column][channel][lane];
+            let at_rows = |column| of_kernel([tap(0, column), tap(1, column), tap(2, column)]);
+            let columns = [at_rows(0), at_rows(1), at_rows(2)];
+            for row in 0..POINTS {
+                let values = of_kernel([columns[0][row], columns[1][row], columns[2][row]]);
+                for column in 0..POINTS {
+                    into[place(row, column)][channel][lane] = values[column];
+                }
+            }
+        }
+    }
+}
+
+/// Turns products at the points into the taps of all phases, in place: [tap][input channel][output channel].
+pub(super) fn interpolate(products: &mut [[f64; COLUMNS]]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the instructions.
+        return unsafe { interpolate_avx2(products) };
+    }
+    interpolate_rows(products);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn interpolate_avx2(products: &mut [[f64; COLUMNS]]) {
+    interpolate_rows(products);
+}
+
+#[inline(always)]
+fn interpolate_rows(products: &mut [[f64; COLUMNS]]) {
+    let channels = products.len() / TAPS;
+    // Apart from the products, whose places depend on the number of channels, lanes become vectors.
+    let (mut values, mut taps) = ([[0.0; COLUMNS]; TAPS], [[0.0; COLUMNS]; TAPS]);
+    for channel in 0..channels {
+        for point in 0..TAPS {
+            values[point] = products[point * channels + channel];
+        }
+        for lane in 0..COLUMNS {
+            let value = |row, column| values[place(row, column)][lane];
+            let of_row = |row| coefficients([value(row, 0), value(row, 1), value(row, 2), value(row, 3)]);
+            let rows = [of_row(0), of_row(1), of_row(2), of_row(3)];
+            for column in 0..POINTS {
+                let of_column = coefficients([rows[0][column], rows[1][column], rows[2][column], rows[3][column]]);
+                for row in 0..POINTS {
+                    taps[place(row, column)][lane] = of_column[row];
+                }
+            }
+        }
+        for tap in 0..TAPS {
+            products[tap * channels + channel] = taps[tap];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::product;
+    use super::super::upsampler::offsets;
+    use super::*;
+    use crate::testing::Lcg;
+    use std::array::from_fn;
+
+    #[test]
+    fn interpolated_products_are_the_taps_of_all_phases() {
+        const CHANNELS: usize = 3;
+        let mut random = Lcg(7);
+        let taps: [[[f64; COLUMNS]; CHANNELS]; KERNEL * KERNEL] =
+            from_fn(|_| from_fn(|_| from_fn(|_| f64::from(random.next()))));
+        let pixels: [[f32; ROWS]; PHASES * CHANNELS] = from_fn(|_| from_fn(|_| random.next()));
+
+        let (mut kernels, mut left) = ([[[0.0; COLUMNS]; CHANNELS]; TAPS], PixelPoints::default());
+        let mut found = [[[0.0; COLUMNS]; ROWS]; TAPS];
+        evaluate_kernels(&taps, &mut kernels);
+        for row in 0..POINTS {
+            evaluate_pixels(&pixels, row, &mut left);
+            for column in 0..POINTS {
+                let point = place(row, column);
+                product::add(&left.0[column][..CHANNELS], &kernels[point], &mut found[point]);
+            }
+        }
+        interpolate(found.as_flattened_mut());
+
+        for (index, found) in found.iter().enumerate() {
+            let digit = |place: usize| index >> place & 1;
+            let mut expected = [[0.0; COLUMNS]; ROWS];
+            for (kernel_row, row) in offsets(digit(3), digit(1)) {
+                for (kernel_column, column) in offsets(digit(2), digit(0)) {
+                    let tap = &taps[kernel_row * KERNEL + kernel_column];
+                    let pixels = pixels[(row * SIDE + column) * CHANNELS..][..CHANNELS].iter();
+                    let pixels: Vec<[f64; ROWS]> = pixels.map(|pixel| pixel.map(f64::from)).collect();
+                    product::add(&pixels, tap, &mut expected);
+                }
+            }
+            for (found, expected) in found.as_flattened().iter().zip(expected.as_flattened()) {
+                assert!((found - expected).abs() < 1e-14, "tap {index}: {found} instead of {expected}");
+            }
+        }
+    }
+}

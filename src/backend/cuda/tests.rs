@@ -190,7 +190,12 @@ impl<'a, B: Poison> KernelJob<'a, B> {
 
     /// Loads frames of random values.
     fn load_random(&mut self, random: &mut Lcg, shape: FrameShape, frames: &[DeviceOffset]) {
-        let values = random.fill(shape.elements() as usize * frames.len());
+        self.load_random_times(1.0, random, shape, frames);
+    }
+
+    fn load_random_times(&mut self, factor: f32, random: &mut Lcg, shape: FrameShape, frames: &[DeviceOffset]) {
+        let mut values = random.fill(shape.elements() as usize * frames.len());
+        values.iter_mut().for_each(|value| *value *= factor);
         let from = view(&values, dims(shape, frames));
         (0..).zip(frames).for_each(|(t, into)| self.load(&plain_load(&from, t, shape, *into)));
         self.finish();

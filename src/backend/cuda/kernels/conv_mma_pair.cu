@@ -221,8 +221,10 @@ __device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
     float acc[TILE_ROWS][CHANNEL_BLOCKS][4];
     const auto value = [&](int i, int block, int e) -> float& { return acc[i / 2][block][2 * (i % 2) + e]; };
     const auto epilogue_of = [&](const Tile& tile, const FrameParams& frame) {
-        return EpilogueMma<2 * TILE_ROWS>{p,    tile,
-                                          frame, lane,
+        return EpilogueMma<2 * TILE_ROWS>{p,
+                                          tile,
+                                          frame,
+                                          lane,
                                           make_int2(tile.x + lane / 4, tile.y),
                                           tile.channel_tile * TILE_CHANNELS + warp_channel};
     };

@@ -199,7 +199,7 @@ impl Backend for Cpu {
             chunk_frames: 8,
             column_step: 1,
             fuses_norm: true,
-            pairs: (self.precision == Precision::Fp32).then_some(PAIR_COSTS),
+            pairs: Some(PAIR_COSTS),
             attention_cost: 1.0,
             adds_in_place: false,
             offloads: false,

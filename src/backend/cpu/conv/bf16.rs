@@ -79,7 +79,11 @@ impl AreaTask<'_> {
     unsafe fn run_units<S: Bf16Kernels>(&self, patches: &mut [Option<Patch>; PATCHES], stop: &mut Stop) {
         for unit in &self.conv.units[self.units.clone()] {
             let steps = match *unit {
-                FrameUnit::Single(_) => Vec::new(),
+                FrameUnit::Single(_) => {
+                    // Patches that a pair has kept have no borders.
+                    *patches = [None; PATCHES];
+                    Vec::new()
+                }
                 // SAFETY: by this function's contract.
                 FrameUnit::Pair(pair) => unsafe { self.prepare_pair::<S>(pair, patches) },
             };
@@ -112,10 +116,9 @@ impl AreaTask<'_> {
         let at = |place: usize| conv.patch(self.slot, place).cast::<bf16>();
         let inputs = conv.pair_inputs(pair);
         let keys = inputs.map(|term| term.map(|term| self.key(term, 0)));
-        let kept =
-            |key: Option<PatchKey>| patches.iter().position(|patch| key.is_some() && patch.map(|p| p.key) == key);
+        let place_of = |key: PatchKey| patches[..PRODUCTS].iter().position(|patch| patch.is_some_and(|p| p.key == key));
         let kept = KeptInputs {
-            from: [keys[0], keys[1]].map(|key| kept(key).map(|place| at(place).cast_const())),
+            from: [keys[0], keys[1]].map(|key| key.and_then(place_of).map(|place| at(place).cast_const())),
             into: [0, 1].map(|i| keys[i + 2].map(|_| at(i))),
         };
         // SAFETY: the slot has room for a table of each input and for all patches.

@@ -42,8 +42,9 @@ const BF16_AREA_COST: f64 = 2.0;
 const PROLOGUE_COST: f64 = 40.0;
 const BF16_PROLOGUE_COST: f64 = 250.0;
 
-/// Whether a convolution is computed by Winograd's algorithm. With few channels the sums are too short to pay for it,
-/// but only this algorithm computes pairs. AMX multiplies faster than vectors transform, so bf16 does without.
+/// Whether a convolution is computed by Winograd's algorithm along rows and columns. With few channels the sums are too
+/// short to pay for it, but in f32 only this algorithm computes pairs. AMX multiplies faster than vectors transform, so
+/// bf16 does without.
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
     let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);

@@ -244,95 +244,85 @@ impl<E: Element> PairRow<'_, E> {
     /// As [`SimdOp::run`].
     #[inline(always)]
     unsafe fn combine<S: Simd, const NORM: bool, const SILU: bool, const FIRST: bool, const SECOND: bool>(&self) {
+        let ([kept0, kept1], [keep2, keep3]) = (self.kept.from, self.kept.into);
+        let [into0, into1, into2, into3] = self.into;
         for channel in (0..self.channels.next_multiple_of(E::BLOCK)).step_by(S::LANES) {
-            let at = channel / E::BLOCK * self.block + channel % E::BLOCK;
             // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
             unsafe {
+                let d0 = self.channels_of::<S, NORM>(if FIRST { 0 } else { 1 }, channel);
+                let d1 = self.channels_of::<S, NORM>(1, channel);
+                let d2 = self.channels_of::<S, NORM>(2, channel);
+                let d3 = self.channels_of::<S, NORM>(if SECOND { 3 } else { 2 }, channel);
+                // Where the vector is in the patches.
+                let mut at = channel / E::BLOCK * self.block + channel % E::BLOCK;
                 for pixel in 0..self.pixels {
-                    let into = at + pixel * E::BLOCK;
                     // All are read before any is kept: the patches may be the same.
-                    let d0 = if FIRST { self.older::<S, NORM, SILU>(0, pixel, channel, into) } else { S::splat(0.0) };
-                    let d1 = self.older::<S, NORM, SILU>(1, pixel, channel, into);
-                    let d2 = self.newer::<S, NORM, SILU>(2, pixel, channel, into);
-                    E::store::<S>(self.into[1].add(into), S::add(d1, d2));
-                    E::store::<S>(self.into[2].add(into), S::sub(d2, d1));
+                    let value0 = match kept0 {
+                        _ if !FIRST => S::splat(0.0),
+                        Some(kept) => E::load::<S>(kept.wrapping_add(at)),
+                        None => d0.value::<SILU>(pixel),
+                    };
+                    let value1 = match kept1 {
+                        Some(kept) => E::load::<S>(kept.wrapping_add(at)),
+                        None => d1.value::<SILU>(pixel),
+                    };
+                    let value2 = d2.value::<SILU>(pixel);
+                    E::store::<S>(into1.wrapping_add(at), S::add(value1, value2));
+                    E::store::<S>(into2.wrapping_add(at), S::sub(value2, value1));
+                    if let Some(keep) = keep2 {
+                        E::store::<S>(keep.wrapping_add(at), value2);
+                    }
                     if FIRST {
-                        E::store::<S>(self.into[0].add(into), S::sub(d0, d2));
+                        E::store::<S>(into0.wrapping_add(at), S::sub(value0, value2));
                     }
                     if SECOND {
-                        let d3 = self.newer::<S, NORM, SILU>(3, pixel, channel, into);
-                        E::store::<S>(self.into[3].add(into), S::sub(d1, d3));
+                        let value3 = d3.value::<SILU>(pixel);
+                        E::store::<S>(into3.wrapping_add(at), S::sub(value1, value3));
+                        if let Some(keep) = keep3 {
+                            E::store::<S>(keep.wrapping_add(at), value3);
+                        }
                     }
+                    at = at.wrapping_add(E::BLOCK);
                 }
             }
         }
     }
 
-    /// One vector of channels of a pixel of d0 or d1, which is `at` in a patch.
-    ///
-    /// # Safety
-    /// As [`PairRow::value`].
-    #[inline(always)]
-    unsafe fn older<S: Simd, const NORM: bool, const SILU: bool>(
-        &self,
-        i: usize,
-        pixel: usize,
-        channel: usize,
-        at: usize,
-    ) -> S::V {
-        // SAFETY: by this function's contract.
-        unsafe {
-            match self.kept.from[i] {
-                Some(kept) => E::load::<S>(kept.add(at)),
-                None => self.value::<S, NORM, SILU>(i, pixel, channel),
-            }
-        }
-    }
-
-    /// The same of d2 or d3, which is kept.
-    ///
-    /// # Safety
-    /// As [`PairRow::value`].
-    #[inline(always)]
-    unsafe fn newer<S: Simd, const NORM: bool, const SILU: bool>(
-        &self,
-        i: usize,
-        pixel: usize,
-        channel: usize,
-        at: usize,
-    ) -> S::V {
-        // SAFETY: by this function's contract.
-        unsafe {
-            let value = self.value::<S, NORM, SILU>(i, pixel, channel);
-            if let Some(kept) = self.kept.into[i - 2] {
-                E::store::<S>(kept.add(at), value);
-            }
-            value
-        }
-    }
-
-    /// One vector of channels of a pixel of frame `i`, after the prologue, rounded.
+    /// A vector of channels of frame `i`.
     ///
     /// # Safety
     /// The frame is there, and as [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn value<S: Simd, const NORM: bool, const SILU: bool>(
-        &self,
-        i: usize,
-        pixel: usize,
-        channel: usize,
-    ) -> S::V {
-        let Some(from) = self.from[i] else { return S::splat(0.0) };
-        let from = from.wrapping_add(pixel * self.channels + channel);
+    unsafe fn channels_of<S: Simd, const NORM: bool>(&self, i: usize, channel: usize) -> FrameChannels<S, E, NORM> {
+        let from = self.from[i].unwrap_or(std::ptr::null()).wrapping_add(channel);
         // SAFETY: by this function's contract.
-        unsafe {
-            let value = if channel + S::LANES <= self.channels {
-                E::load::<S>(from)
-            } else {
-                load_padded::<S, E>(from, self.channels.saturating_sub(channel))
-            };
-            E::rounded::<S>(normalise::<S, E, NORM, SILU>(value, table_vectors::<S, NORM>(self.tables[i], channel)))
-        }
+        let table = unsafe { table_vectors::<S, NORM>(self.tables[i], channel) };
+        FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table }
+    }
+}
+
+/// A vector of channels of all pixels of a run.
+struct FrameChannels<S: Simd, E, const NORM: bool> {
+    from: *const E,
+    /// Stride of pixels.
+    step: usize,
+    /// Channels that the frame has from there on.
+    there: usize,
+    table: [S::V; 3],
+}
+
+impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
+    /// The vector of one pixel after the prologue, rounded.
+    ///
+    /// # Safety
+    /// The run has the pixel.
+    #[inline(always)]
+    unsafe fn value<const SILU: bool>(&self, pixel: usize) -> S::V {
+        let from = self.from.wrapping_add(pixel.wrapping_mul(self.step));
+        // SAFETY: by this function's contract.
+        let value =
+            unsafe { if self.there >= S::LANES { E::load::<S>(from) } else { load_padded::<S, E>(from, self.there) } };
+        E::rounded::<S>(normalise::<S, E, NORM, SILU>(value, self.table))
     }
 }
 

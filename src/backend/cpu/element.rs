@@ -50,6 +50,8 @@ pub(super) trait Element: Number + Send + Sync + 'static {
     /// # Safety
     /// `into` has room for a vector's values, and the processor has `S`.
     unsafe fn store<S: Simd>(into: *mut Self, v: S::V);
+    /// A vector as it would be after a store and a load.
+    fn rounded<S: Simd>(v: S::V) -> S::V;
     /// As precise as the element.
     fn silu<S: Simd>(v: S::V) -> S::V;
 }
@@ -64,6 +66,10 @@ impl Element for f32 {
     unsafe fn store<S: Simd>(into: *mut f32, v: S::V) {
         // SAFETY: by this function's contract.
         unsafe { S::store(into, v) }
+    }
+    #[inline(always)]
+    fn rounded<S: Simd>(v: S::V) -> S::V {
+        v
     }
     #[inline(always)]
     fn silu<S: Simd>(v: S::V) -> S::V {
@@ -81,6 +87,15 @@ impl Element for bf16 {
     unsafe fn store<S: Simd>(into: *mut bf16, v: S::V) {
         // SAFETY: by this function's contract.
         unsafe { S::store_bf16(into, v) }
+    }
+    #[inline(always)]
+    fn rounded<S: Simd>(v: S::V) -> S::V {
+        let mut values = [bf16::ZERO; <bf16 as Element>::BLOCK];
+        // SAFETY: no vector is wider than a block.
+        unsafe {
+            S::store_bf16(values.as_mut_ptr(), v);
+            S::load_bf16(values.as_ptr())
+        }
     }
     #[inline(always)]
     fn silu<S: Simd>(v: S::V) -> S::V {

@@ -1,18 +1,22 @@
 //! Convolutions in bf16. A task goes through the frames of one area with some panels of output channels. It keeps the
 //! patches of the last frames, because each serves up to three output frames. A few frames share each read of weights.
 //! An output is a sum in f32, in the order of terms, blocks of channels, taps and channels.
+//!
+//! The frames of a pair share two sums of products. Their sum and their difference are then the sums of the two frames,
+//! to which the own products of each and its shortcut are added. A frame alone has the same products in the same order.
 
 use std::ops::Range;
 
 use half::bf16;
 
-use super::grid::{PATCHES, RUN, SumTiles, split_evenly};
-use super::patch::{self, PatchSize, PatchSource};
+use super::grid::{PAIR_INPUTS, PATCHES, RUN, SumTiles, split_evenly};
+use super::patch::{self, KeptInputs, PatchSize, PatchSource};
+use super::winograd::ShareProducts;
 use super::{AreaTask, PatchKey};
 use crate::backend::Stop;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::simd::{AHEAD, Bf16Kernels, BlockProduct, MOST_TILES, PANEL, TILE, WEIGHT_TILE, panel_width};
-use crate::ir::{ConvFrame, Offsets, Term};
+use crate::ir::{ConvFrame, FrameUnit, Offsets, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
@@ -28,11 +32,34 @@ struct Patch {
     size: PatchSize,
 }
 
+/// Where the patches of a pair are: d2 and d3, which the next pair reads; those of its products; its shortcuts.
+const PRODUCTS: usize = 2;
+const SHORTCUTS: usize = PRODUCTS + PAIR_INPUTS;
+const _: () = assert!(SHORTCUTS + 2 <= PATCHES && RUN >= 2);
+
+/// Products of a patch and the weights of a term, which are added to a sum or begin it.
+struct Step<'a> {
+    patch: usize,
+    size: PatchSize,
+    term: &'a Term<Offsets>,
+    sum: usize,
+    add: bool,
+}
+
+/// The frames of a pair that are there, each with its number in the pair.
+fn frames_of(pair: [Option<usize>; 2]) -> impl Iterator<Item = (usize, usize)> {
+    pair.into_iter().enumerate().filter_map(|(number, frame)| Some((number, frame?)))
+}
+
 impl AreaTask<'_> {
     /// # Safety
     /// The processor has `S`, and this thread its tiles.
     unsafe fn run_bf16<S: Bf16Kernels>(&self, stop: &mut Stop) {
         let mut patches = [None; PATCHES];
+        if self.conv.op.layout.pairs {
+            // SAFETY: by this function's contract.
+            return unsafe { self.run_units::<S>(&mut patches, stop) };
+        }
         for first in self.units.clone().step_by(RUN) {
             for panel in self.panels.clone() {
                 if stop() {
@@ -42,6 +69,107 @@ impl AreaTask<'_> {
                 // SAFETY: by this function's contract.
                 unsafe { self.panel_of_run::<S>(run, panel, panel + 1 < self.panels.end, &mut patches) };
             }
+        }
+    }
+
+    /// Single frames and pairs, one after the other.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_bf16`].
+    unsafe fn run_units<S: Bf16Kernels>(&self, patches: &mut [Option<Patch>; PATCHES], stop: &mut Stop) {
+        for unit in &self.conv.units[self.units.clone()] {
+            let steps = match *unit {
+                FrameUnit::Single(_) => {
+                    // Patches that a pair has kept have no borders.
+                    *patches = [None; PATCHES];
+                    Vec::new()
+                }
+                // SAFETY: by this function's contract.
+                FrameUnit::Pair(pair) => unsafe { self.prepare_pair::<S>(pair, patches) },
+            };
+            for panel in self.panels.clone() {
+                if stop() {
+                    return;
+                }
+                let more = panel + 1 < self.panels.end;
+                // SAFETY: by this function's contract.
+                unsafe {
+                    match *unit {
+                        FrameUnit::Single(frame) => self.panel_of_run::<S>(frame..frame + 1, panel, more, patches),
+                        FrameUnit::Pair(pair) => self.panel_of_pair::<S>(pair, panel, more, &steps),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Prepares the patches of a pair, or of one frame of it.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_bf16`].
+    unsafe fn prepare_pair<S: Bf16Kernels>(
+        &self,
+        pair: [Option<usize>; 2],
+        patches: &mut [Option<Patch>; PATCHES],
+    ) -> Vec<Step<'_>> {
+        let conv = self.conv;
+        let at = |place: usize| conv.patch(self.slot, place).cast::<bf16>();
+        let inputs = conv.pair_inputs(pair);
+        let keys = inputs.map(|term| term.map(|term| self.key(term, 0)));
+        let place_of = |key: PatchKey| patches[..PRODUCTS].iter().position(|patch| patch.is_some_and(|p| p.key == key));
+        let kept = KeptInputs {
+            from: [keys[0], keys[1]].map(|key| key.and_then(place_of).map(|place| at(place).cast_const())),
+            into: [0, 1].map(|i| keys[i + 2].map(|_| at(i))),
+        };
+        // SAFETY: the slot has room for a table of each input and for all patches.
+        let size = unsafe {
+            let sources = [0, 1, 2, 3].map(|i| inputs[i].map(|term| conv.source(term, 0, self.slot, i)));
+            let into = [0, 1, 2, 3].map(|i| at(PRODUCTS + i));
+            patch::windowed_pair::<S, bf16>(&sources, &conv.grid, self.area, kept, into)
+        };
+        *patches = [None; PATCHES];
+        for (patch, key) in patches.iter_mut().zip(&keys[2..]) {
+            *patch = key.map(|key| Patch { key, size });
+        }
+        let mut steps = Vec::with_capacity(PAIR_INPUTS + 2);
+        for (i, sum, add) in [(1, 0, false), (2, 1, false), (0, 0, true), (3, 1, true)] {
+            steps.extend(inputs[i].map(|term| Step { patch: PRODUCTS + i, size, term, sum, add }));
+        }
+        for (sum, frame) in frames_of(pair) {
+            for term in &conv.frames[frame].terms[3..] {
+                let patch = SHORTCUTS + sum;
+                // SAFETY: by this function's contract; the slot has room for the patch.
+                let size = unsafe { self.prepare_bf16_patch::<S>(term, 0, at(patch)) };
+                steps.push(Step { patch, size, term, sum, add: true });
+            }
+        }
+        steps
+    }
+
+    /// One panel of a pair, or of one frame of it. `more`: the next panel follows.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_bf16`]; the patches are prepared.
+    unsafe fn panel_of_pair<S: Bf16Kernels>(&self, pair: [Option<usize>; 2], panel: usize, more: bool, steps: &[Step]) {
+        for (number, step) in steps.iter().enumerate() {
+            let next = match steps.get(number + 1) {
+                Some(next) => Some(self.weights(panel, next.term)),
+                None => more.then(|| self.weights(panel + 1, steps[0].term)),
+            };
+            // SAFETY: by this function's contract. The slot has room for the sums of both frames.
+            unsafe {
+                let patch = self.conv.patch(self.slot, step.patch).cast_const().cast();
+                let ahead = next.map(|next| (next, 0));
+                self.add_products::<S>(panel, step.term, (patch, step.size), ahead, self.sums(step.sum), step.add);
+                if number == 1 {
+                    let floats = self.tiles().tiles * TILE * PANEL;
+                    S::enter(ShareProducts { first: self.sums(0), second: self.sums(1), floats });
+                }
+            }
+        }
+        for (sum, frame) in frames_of(pair) {
+            // SAFETY: by this function's contract.
+            unsafe { self.finish::<S>(frame, panel, self.sums(sum)) };
         }
     }
 
@@ -59,7 +187,6 @@ impl AreaTask<'_> {
         let conv = self.conv;
         let frames = &conv.frames[run.clone()];
         let tiles = self.tiles();
-        let sums = |frame: usize| conv.sums(self.slot).wrapping_add(frame * conv.grid.sum_floats());
         let terms = frames.iter().map(|frame| frame.terms.len()).max().unwrap_or(0);
         let first_of = |i: usize| frames.iter().find_map(|frame| frame.terms.get(i));
         for i in 0..terms {
@@ -73,22 +200,36 @@ impl AreaTask<'_> {
                 unsafe {
                     let patch = self.kept_patch::<S>(frames, term, panel / conv.panels, patches);
                     let ahead = next.map(|next| (next, number * 2 * tiles.tiles.div_ceil(MOST_TILES)));
-                    self.add_products::<S>(panel, term, patch, ahead, sums(number), i > 0);
+                    self.add_products::<S>(panel, term, patch, ahead, self.sums(number), i > 0);
                 }
             }
         }
         for (number, frame) in frames.iter().enumerate() {
-            let pass = self.pass(run.start + number, panel);
             // SAFETY: as above.
             unsafe {
                 if frame.terms.is_empty() {
-                    sums(number).write_bytes(0, tiles.tiles * TILE * PANEL);
+                    self.sums(number).write_bytes(0, tiles.tiles * TILE * PANEL);
                 }
-                for y in 0..self.area.height {
-                    pass.finish_row::<S, bf16>(y, Some(sums(number).add(y * tiles.pitch * PANEL)));
-                }
+                self.finish::<S>(run.start + number, panel, self.sums(number));
             }
         }
+    }
+
+    /// The epilogue of a frame.
+    ///
+    /// # Safety
+    /// As [`AreaTask::run_bf16`]; the sums are complete.
+    unsafe fn finish<S: Bf16Kernels>(&self, frame: usize, panel: usize, sums: *const f32) {
+        let (pass, pitch) = (self.pass(frame, panel), self.tiles().pitch);
+        for y in 0..self.area.height {
+            // SAFETY: by this function's contract.
+            unsafe { pass.finish_row::<S, bf16>(y, Some(sums.add(y * pitch * PANEL))) };
+        }
+    }
+
+    /// The sums of one panel of a frame that is computed together with others.
+    fn sums(&self, frame: usize) -> *mut f32 {
+        self.conv.sums(self.slot).wrapping_add(frame * self.conv.grid.sum_floats())
     }
 
     /// The weights of a term. Panels are numbered through all phases.

@@ -89,7 +89,7 @@ pub struct CheckedConv<'a> {
     pub output: FrameShape,
     /// Panels of one phase.
     pub panels: usize,
-    /// Frames that are computed together: in the Winograd domain pairs too.
+    /// Frames that are computed together: where the layout has pairs, pairs too.
     pub units: Vec<FrameUnit>,
     base: SharedPointer,
     scratch_offset: u64,
@@ -133,10 +133,7 @@ impl<'a> CheckedConv<'a> {
         }
         let base = SharedPointer::new(memory.block.start().cast());
         let panels = panel_count(layout.cout as usize);
-        let units = match grid.square {
-            Some(_) => FrameUnit::of(layout, frames),
-            None => (0..frames.len()).map(FrameUnit::Single).collect(),
-        };
+        let units = FrameUnit::of(layout, frames);
         Ok(CheckedConv { op, frames, weights, grid, output, panels, units, base, scratch_offset, scratch })
     }
 
@@ -152,6 +149,12 @@ impl<'a> CheckedConv<'a> {
 
     pub fn is_shortcut(&self, term: &Term<Offsets>) -> bool {
         u64::from(term.slab) == self.op.layout.slabs
+    }
+
+    /// The terms of the input frames d0 to d3 of a pair, of those that the frames of it have that are there.
+    pub fn pair_inputs(&self, [first, second]: [Option<usize>; 2]) -> [Option<&'a Term<Offsets>>; PAIR_INPUTS] {
+        let term = |frame: Option<usize>, number: usize| frame.map(|frame| &self.frames[frame].terms[number]);
+        [term(first, 0), term(first, 1).or(term(second, 0)), term(first, 2).or(term(second, 1)), term(second, 2)]
     }
 
     /// The frame of a term. A shortcut has a pixel for every pixel of the output; other terms have a prologue.
@@ -268,6 +271,9 @@ fn check_frame(
     }
     if u64::from(frame.bias) >= layout.biases {
         return Err(fail(op, "a frame names a bias that does not exist"));
+    }
+    if frame.terms.iter().filter(|term| u64::from(term.slab) == layout.slabs).count() > 1 {
+        return Err(fail(op, "a frame has more than one shortcut"));
     }
     for term in frame.terms.iter() {
         let bytes = match layout.shortcut {

@@ -4,7 +4,7 @@
 
 use super::AreaTask;
 use super::grid::split_evenly;
-use super::patch::{self, PatchSize};
+use super::patch::{self, KeptInputs, PatchSize};
 use super::winograd::{GROUP, InputTransform, OutputTransform, ShareProducts, Square};
 use crate::backend::Stop;
 use crate::backend::cpu::simd::{BLOCK, MicroTile, Microkernels, PANEL};
@@ -112,15 +112,12 @@ impl AreaTask<'_> {
     /// As [`AreaTask::run_winograd`].
     unsafe fn run_pair<S: Microkernels>(&self, pair: [Option<usize>; 2], square: Square, stop: &mut Stop) -> bool {
         let (conv, area) = (self.conv, self.area.in_squares(square));
-        let term = |frame: Option<usize>, number: usize| frame.map(|frame| &conv.frames[frame].terms[number]);
-        let [first, second] = pair;
-        let inputs =
-            [term(first, 0), term(first, 1).or(term(second, 0)), term(first, 2).or(term(second, 1)), term(second, 2)];
+        let inputs = conv.pair_inputs(pair);
         // SAFETY: the slot has room for a table of each input and for all patches.
         let size = unsafe {
             let sources = [0, 1, 2, 3].map(|i| inputs[i].map(|term| conv.source(term, 0, self.slot, i)));
             let into = [0, 1, 2, 3].map(|i| conv.patch(self.slot, i));
-            patch::windowed_pair::<S>(&sources, &conv.grid, area, into)
+            patch::windowed_pair::<S, f32>(&sources, &conv.grid, area, KeptInputs::NONE, into)
         };
         let mut pass = Pass {
             steps: vec![Step { patch: 1, slab: 0, sum: 0, add: false }, Step { patch: 2, slab: 1, sum: 1, add: false }],

@@ -26,7 +26,8 @@ const LARGE_WEIGHTS: u64 = 256 * 256;
 const PATCH_BYTES: usize = 1 << 20;
 /// Frames that a task in bf16 computes together.
 pub const RUN: usize = 3;
-/// Patches that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts.
+/// Patches that a task in bf16 keeps: those of a run and of two frames before, and the run's shortcuts. A pair has six,
+/// and two shortcuts.
 pub const PATCHES: usize = 2 * RUN + 2;
 /// In bf16 the patches of a run, of two frames before, and a panel of weights should fit in the second-level cache.
 const BF16_CACHE_BYTES: usize = 1400 << 10;
@@ -41,8 +42,9 @@ const BF16_AREA_COST: f64 = 2.0;
 const PROLOGUE_COST: f64 = 40.0;
 const BF16_PROLOGUE_COST: f64 = 250.0;
 
-/// Whether a convolution is computed by Winograd's algorithm. With few channels the sums are too short to pay for it,
-/// but only this algorithm computes pairs. AMX multiplies faster than vectors transform, so bf16 does without.
+/// Whether a convolution is computed by Winograd's algorithm along rows and columns. With few channels the sums are too
+/// short to pay for it, but in f32 only this algorithm computes pairs. AMX multiplies faster than vectors transform, so
+/// bf16 does without.
 pub fn uses_winograd(layout: &ConvLayout, precision: Precision) -> bool {
     let rest = layout.cout as usize % PANEL;
     let pays = layout.cin as usize >= BLOCK && (rest == 0 || rest > DOT_CHANNELS);
@@ -309,9 +311,14 @@ pub fn division(
 ) -> (usize, usize) {
     let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
     let prologue = if precision == Precision::Bf16 { BF16_PROLOGUE_COST } else { PROLOGUE_COST };
-    // The patches of a task, in products of a panel: those of its units. Frames share them with two frames before.
+    // The patches of a task, in products of a panel: those of its units. Frames share them with two frames before, pairs with one
+    // pair.
     let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
-    let before = if uses_winograd(layout, precision) { 0 } else { 2 };
+    let before = match layout.pairs {
+        _ if uses_winograd(layout, precision) => 0,
+        true => 1,
+        false => 2,
+    };
     let time = |(parts, groups): (usize, usize)| {
         let (run, rounds) = (units.div_ceil(parts), (areas * parts * groups).div_ceil(threads));
         rounds as f64 * (run as f64 * panels.div_ceil(groups) as f64 + (run + before) as f64 * patch)

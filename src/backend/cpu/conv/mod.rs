@@ -118,7 +118,7 @@ pub(super) struct AreaTask<'a> {
     conv: &'a CheckedConv<'a>,
     index: usize,
     area: OutputArea,
-    /// In the Winograd domain a unit is a frame or a pair. Elsewhere it is a frame and has the frame's index.
+    /// Where the layout has pairs, a unit is a frame or a pair. Elsewhere it is a frame and has the frame's index.
     units: Range<usize>,
     panels: Range<usize>,
     slot: usize,

@@ -5,7 +5,7 @@ use super::grid::{OutputArea, OutputGrid};
 use super::winograd::Square;
 use crate::backend::cpu::element::Element;
 use crate::backend::cpu::norm::{Normalise, normalise, normalise_with, table_vectors};
-use crate::backend::cpu::simd::{BLOCK, Simd, SimdOp};
+use crate::backend::cpu::simd::{Simd, SimdOp};
 use crate::ir::Prologue;
 
 /// Channels of the largest block.
@@ -68,12 +68,14 @@ pub unsafe fn windowed<S: Simd, E: Element>(
 /// d1 - d3. See [`PAIR_SLABS`](crate::ir::PAIR_SLABS).
 ///
 /// # Safety
-/// As [`windowed`]. The second and third source are there, and frames and prologues of all are alike.
-pub unsafe fn windowed_pair<S: Simd>(
-    sources: &[Option<PatchSource<f32>>; 4],
+/// As [`windowed`]. The second and third source are there, and frames and prologues of all are alike. The patches of
+/// [`KeptInputs`] are of the same area, and apart from `into`.
+pub unsafe fn windowed_pair<S: Simd, E: Element>(
+    sources: &[Option<PatchSource<E>>; 4],
     grid: &OutputGrid,
     area: OutputArea,
-    into: [*mut f32; 4],
+    kept: KeptInputs<E>,
+    into: [*mut E; 4],
 ) -> PatchSize {
     let size = PatchSize { rows: grid.input_span(area.height), columns: grid.input_span(area.width) };
     let (top, left) = (area.top as isize - grid.before as isize, area.left as isize - grid.before as isize);
@@ -82,17 +84,22 @@ pub unsafe fn windowed_pair<S: Simd>(
     for line in lines(shared, top, left, size) {
         // SAFETY: as in `fill`.
         unsafe {
-            let into = into.map(|into| into.add(line.row * size.columns * BLOCK));
+            let row = line.row * size.columns * E::BLOCK;
             for (into, _) in into.iter().zip(present).filter(|(_, present)| *present) {
-                line.clear(*into, shared.channels, size);
+                line.clear(into.add(row), shared.channels, size);
             }
             if line.first < line.end {
+                let at = row + line.first * E::BLOCK;
                 S::enter(PairRow {
                     from: sources.each_ref().map(|source| source.as_ref().map(|source| line.start(source))),
                     pixels: line.end - line.first,
                     channels: shared.channels,
-                    into: into.map(|into| into.add(line.first * BLOCK)),
-                    block: size.block::<f32>(),
+                    kept: KeptInputs {
+                        from: kept.from.map(|from| from.map(|from| from.add(at))),
+                        into: kept.into.map(|into| into.map(|into| into.add(at))),
+                    },
+                    into: into.map(|into| into.add(at)),
+                    block: size.block::<E>(),
                     prologue: shared.prologue,
                     tables: sources.each_ref().map(|source| source.as_ref().map_or(&[][..], |source| source.table)),
                 });
@@ -100,6 +107,19 @@ pub unsafe fn windowed_pair<S: Simd>(
         }
     }
     size
+}
+
+/// Normalised input frames of a pair in patches without borders, so that each is normalised once.
+#[derive(Clone, Copy)]
+pub struct KeptInputs<E> {
+    /// Patches that have d0 and d1.
+    pub from: [Option<*const E>; 2],
+    /// Patches that are to have d2 and d3, which are the next pair's d0 and d1. They may be those of `from`.
+    pub into: [Option<*mut E>; 2],
+}
+
+impl<E> KeptInputs<E> {
+    pub const NONE: KeptInputs<E> = KeptInputs { from: [None; 2], into: [None; 2] };
 }
 
 /// The patch of `size` whose first pixel is (`top`, `left`).
@@ -184,17 +204,18 @@ impl PatchLine {
 }
 
 /// A run of pixels of a pair's input frames d0 to d3, normalised and combined: see [`windowed_pair`].
-struct PairRow<'a> {
-    from: [Option<*const f32>; 4],
+struct PairRow<'a, E> {
+    from: [Option<*const E>; 4],
     pixels: usize,
     channels: usize,
-    into: [*mut f32; 4],
+    kept: KeptInputs<E>,
+    into: [*mut E; 4],
     block: usize,
     prologue: Prologue,
     tables: [&'a [f32]; 4],
 }
 
-impl SimdOp for PairRow<'_> {
+impl<E: Element> SimdOp for PairRow<'_, E> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: by this function's contract.
@@ -202,7 +223,7 @@ impl SimdOp for PairRow<'_> {
     }
 }
 
-impl Normalise for PairRow<'_> {
+impl<E: Element> Normalise for PairRow<'_, E> {
     #[inline(always)]
     unsafe fn run_with<S: Simd, const NORM: bool, const SILU: bool>(&self) {
         // SAFETY: by this function's contract.
@@ -216,58 +237,92 @@ impl Normalise for PairRow<'_> {
     }
 }
 
-impl PairRow<'_> {
+impl<E: Element> PairRow<'_, E> {
     /// `FIRST` and `SECOND`: which frames of the pair are computed.
     ///
     /// # Safety
     /// As [`SimdOp::run`].
     #[inline(always)]
     unsafe fn combine<S: Simd, const NORM: bool, const SILU: bool, const FIRST: bool, const SECOND: bool>(&self) {
-        for channel in (0..self.channels.next_multiple_of(BLOCK)).step_by(S::LANES) {
-            let at = channel / BLOCK * self.block + channel % BLOCK;
+        let ([kept0, kept1], [keep2, keep3]) = (self.kept.from, self.kept.into);
+        let [into0, into1, into2, into3] = self.into;
+        for channel in (0..self.channels.next_multiple_of(E::BLOCK)).step_by(S::LANES) {
             // SAFETY: pixels of the run and their channels; the tables are padded to whole blocks.
             unsafe {
+                let d0 = self.channels_of::<S, NORM>(if FIRST { 0 } else { 1 }, channel);
+                let d1 = self.channels_of::<S, NORM>(1, channel);
+                let d2 = self.channels_of::<S, NORM>(2, channel);
+                let d3 = self.channels_of::<S, NORM>(if SECOND { 3 } else { 2 }, channel);
+                // Where the vector is in the patches.
+                let mut at = channel / E::BLOCK * self.block + channel % E::BLOCK;
                 for pixel in 0..self.pixels {
-                    let into = at + pixel * BLOCK;
-                    let d1 = self.value::<S, NORM, SILU>(1, pixel, channel);
-                    let d2 = self.value::<S, NORM, SILU>(2, pixel, channel);
-                    S::store(self.into[1].add(into), S::add(d1, d2));
-                    S::store(self.into[2].add(into), S::sub(d2, d1));
+                    // All are read before any is kept: the patches may be the same.
+                    let value0 = match kept0 {
+                        _ if !FIRST => S::splat(0.0),
+                        Some(kept) => E::load::<S>(kept.wrapping_add(at)),
+                        None => d0.value::<SILU>(pixel),
+                    };
+                    let value1 = match kept1 {
+                        Some(kept) => E::load::<S>(kept.wrapping_add(at)),
+                        None => d1.value::<SILU>(pixel),
+                    };
+                    let value2 = d2.value::<SILU>(pixel);
+                    E::store::<S>(into1.wrapping_add(at), S::add(value1, value2));
+                    E::store::<S>(into2.wrapping_add(at), S::sub(value2, value1));
+                    if let Some(keep) = keep2 {
+                        E::store::<S>(keep.wrapping_add(at), value2);
+                    }
                     if FIRST {
-                        let d0 = self.value::<S, NORM, SILU>(0, pixel, channel);
-                        S::store(self.into[0].add(into), S::sub(d0, d2));
+                        E::store::<S>(into0.wrapping_add(at), S::sub(value0, value2));
                     }
                     if SECOND {
-                        let d3 = self.value::<S, NORM, SILU>(3, pixel, channel);
-                        S::store(self.into[3].add(into), S::sub(d1, d3));
+                        let value3 = d3.value::<SILU>(pixel);
+                        E::store::<S>(into3.wrapping_add(at), S::sub(value1, value3));
+                        if let Some(keep) = keep3 {
+                            E::store::<S>(keep.wrapping_add(at), value3);
+                        }
                     }
+                    at = at.wrapping_add(E::BLOCK);
                 }
             }
         }
     }
 
-    /// One vector of channels of a pixel of frame `i`, after the prologue.
+    /// A vector of channels of frame `i`.
     ///
     /// # Safety
     /// The frame is there, and as [`SimdOp::run`].
     #[inline(always)]
-    unsafe fn value<S: Simd, const NORM: bool, const SILU: bool>(
-        &self,
-        i: usize,
-        pixel: usize,
-        channel: usize,
-    ) -> S::V {
-        let Some(from) = self.from[i] else { return S::splat(0.0) };
-        let from = from.wrapping_add(pixel * self.channels + channel);
+    unsafe fn channels_of<S: Simd, const NORM: bool>(&self, i: usize, channel: usize) -> FrameChannels<S, E, NORM> {
+        let from = self.from[i].unwrap_or(std::ptr::null()).wrapping_add(channel);
         // SAFETY: by this function's contract.
-        unsafe {
-            let value = if channel + S::LANES <= self.channels {
-                S::load(from)
-            } else {
-                load_padded::<S>(from, self.channels.saturating_sub(channel))
-            };
-            normalise::<S, f32, NORM, SILU>(value, table_vectors::<S, NORM>(self.tables[i], channel))
-        }
+        let table = unsafe { table_vectors::<S, NORM>(self.tables[i], channel) };
+        FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table }
+    }
+}
+
+/// A vector of channels of all pixels of a run.
+struct FrameChannels<S: Simd, E, const NORM: bool> {
+    from: *const E,
+    /// Stride of pixels.
+    step: usize,
+    /// Channels that the frame has from there on.
+    there: usize,
+    table: [S::V; 3],
+}
+
+impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
+    /// The vector of one pixel after the prologue, rounded.
+    ///
+    /// # Safety
+    /// The run has the pixel.
+    #[inline(always)]
+    unsafe fn value<const SILU: bool>(&self, pixel: usize) -> S::V {
+        let from = self.from.wrapping_add(pixel.wrapping_mul(self.step));
+        // SAFETY: by this function's contract.
+        let value =
+            unsafe { if self.there >= S::LANES { E::load::<S>(from) } else { load_padded::<S, E>(from, self.there) } };
+        E::rounded::<S>(normalise::<S, E, NORM, SILU>(value, self.table))
     }
 }
 
@@ -276,14 +331,14 @@ impl PairRow<'_> {
 /// # Safety
 /// `from` has `left` values.
 #[inline(always)]
-unsafe fn load_padded<S: Simd>(from: *const f32, left: usize) -> S::V {
-    let mut values = [0.0f32; BLOCK];
+unsafe fn load_padded<S: Simd, E: Element>(from: *const E, left: usize) -> S::V {
+    let mut values = [E::of(0.0); MOST_CHANNELS];
     for (i, value) in values.iter_mut().enumerate().take(left) {
         // SAFETY: by this function's contract.
         *value = unsafe { *from.add(i) };
     }
     // SAFETY: no vector is wider than a block.
-    unsafe { S::load(values.as_ptr()) }
+    unsafe { E::load::<S>(values.as_ptr()) }
 }
 
 /// A run of pixels, normalised and split into blocks.

@@ -168,6 +168,7 @@ impl ConvCase {
         let prepared: Vec<Vec<f64>> = (0..self.inputs.len())
             .map(|i| (0..self.input.elements() as usize).map(|at| self.prologue(i, at)).collect())
             .collect();
+        let (products, bf16) = (self.products(terms), self.precision == Precision::Bf16);
         let mut sums = Vec::new();
         for y in 0..output.height as i64 {
             for x in 0..output.width as i64 {
@@ -180,9 +181,9 @@ impl ConvCase {
                     if *add {
                         push(f64::from(self.residual[at]));
                     }
-                    for (input, slab, factor) in self.products(terms) {
-                        let slab = &self.weights.slabs[usize::from(slab)];
-                        if input == usize::MAX {
+                    for (inputs, slab) in &products {
+                        let slab = &self.weights.slabs[usize::from(*slab)];
+                        if inputs[0].0 == usize::MAX {
                             let channels = layout.shortcut.unwrap() as usize;
                             for k in 0..channels {
                                 let v = self.shortcut[(at / cout) * channels + k];
@@ -200,7 +201,12 @@ impl ConvCase {
                             for k in 0..cin {
                                 let w =
                                     slab[((phase * layout.window.side().pow(2) as usize + tap) * cin + k) * cout + c];
-                                push(factor * prepared[input][pixel * cin + k] * f64::from(w));
+                                let of = |(input, factor): &(usize, f64)| factor * prepared[*input][pixel * cin + k];
+                                let value = inputs.iter().map(of).sum::<f64>();
+                                push(
+                                    if bf16 { f64::from(rounded(self.precision, value as f32)) } else { value }
+                                        * f64::from(w),
+                                );
                             }
                         }
                     }
@@ -211,20 +217,19 @@ impl ConvCase {
         sums
     }
 
-    /// Terms as (input, slab, factor): those of pairs are sums and differences of inputs.
-    fn products(&self, terms: &[(usize, u8)]) -> Vec<(usize, u8, f64)> {
+    /// Terms as (inputs and their factors, slab): those of pairs are sums and differences of inputs.
+    fn products(&self, terms: &[(usize, u8)]) -> Vec<(Vec<(usize, f64)>, u8)> {
+        let both = |a: usize, b: usize, sign: f64| vec![(a, 1.0), (b, sign)];
         match (self.layout.pairs, terms) {
             (true, [(d0, 2), (d1, 0), (d2, 1), rest @ ..]) => {
-                let pair =
-                    vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d2, 1, 1.0), (*d1, 1, -1.0), (*d0, 2, 1.0), (*d2, 2, -1.0)];
+                let pair = vec![(both(*d1, *d2, 1.0), 0), (both(*d2, *d1, -1.0), 1), (both(*d0, *d2, -1.0), 2)];
                 [pair, self.products(rest)].concat()
             }
             (true, [(d1, 0), (d2, 1), (d3, 3), rest @ ..]) => {
-                let pair =
-                    vec![(*d1, 0, 1.0), (*d2, 0, 1.0), (*d1, 1, 1.0), (*d2, 1, -1.0), (*d1, 3, 1.0), (*d3, 3, -1.0)];
+                let pair = vec![(both(*d1, *d2, 1.0), 0), (both(*d1, *d2, -1.0), 1), (both(*d1, *d3, -1.0), 3)];
                 [pair, self.products(rest)].concat()
             }
-            _ => terms.iter().map(|(input, slab)| (*input, *slab, 1.0)).collect(),
+            _ => terms.iter().map(|(input, slab)| (vec![(*input, 1.0)], *slab)).collect(),
         }
     }
 

@@ -58,7 +58,13 @@ fn paired(cin: u64, cout: u64) -> ConvLayout {
 
 #[test]
 fn pairs_match_f64() {
-    let cpus = cpus(Precision::Fp32);
+    for precision in [Precision::Fp32, Precision::Bf16] {
+        pairs_match_f64_in(precision);
+    }
+}
+
+fn pairs_match_f64_in(precision: Precision) {
+    let cpus = cpus(precision);
     let channels = [(1, 1, 1), (3, 16, 1), (16, 3, 1), (10, 24, 2), (35, 70, 5), (48, 48, 16)];
     let mut seed = 1;
     for (height, width) in [(1, 1), (2, 2), (1, 13), (13, 1), (3, 15), (7, 29)] {
@@ -66,7 +72,7 @@ fn pairs_match_f64() {
             seed += 1;
             let shortcut = [None, Some(5), Some(33)][seed as usize % 3];
             let layout = ConvLayout { shortcut, groups, ..paired(cin, cout) };
-            ConvCase::new(Precision::Fp32, layout, height, width, seed).check(&cpus);
+            ConvCase::new(precision, layout, height, width, seed).check(&cpus);
         }
     }
 }
@@ -90,17 +96,20 @@ fn large_squares_match_f64() {
 
 #[test]
 fn frames_of_a_pair_have_the_same_bits_alone() {
-    for instructions in Instructions::available(Precision::Fp32) {
-        for (shortcut, (cin, cout)) in [(None, (264, 36)), (Some(7), (264, 36)), (Some(7), LARGE[0]), (None, LARGE[1])]
-        {
+    for (precision, instructions) in sets() {
+        let small = [(None, (264, 36)), (Some(7), (264, 36))];
+        let large = [(Some(7), LARGE[0]), (None, LARGE[1])];
+        let squares = if precision == Precision::Fp32 { &large[..] } else { &[] };
+        for (shortcut, (cin, cout)) in small.iter().chain(squares).copied() {
             let layout = ConvLayout { shortcut, groups: 4, ..paired(cin, cout) };
-            let mut case = ConvCase::new(Precision::Fp32, layout, 34, 40, 3);
-            let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, Precision::Fp32, false);
+            let mut case = ConvCase::new(precision, layout, 34, 40, 3);
+            let grid = crate::backend::cpu::conv::OutputGrid::new(&layout, case.input, precision, false);
             assert!(grid.areas() > 1);
-            let expected = bits(&case.run(&cpu(instructions, 1), 6, &mut || false).unwrap());
+            let expected = bits(&case.run(&cpu_in(precision, instructions, 1), 6, &mut || false).unwrap());
             for (threads, per_call) in [(1, 1), (2, 1), (2, 2), (3, 3), (16, 4), (5, 5), (2, 6)] {
-                let got = bits(&case.run(&cpu(instructions, threads), per_call, &mut || false).unwrap());
-                assert!(got == expected, "{instructions:?}, {threads} threads, {per_call} a call");
+                let cpu = cpu_in(precision, instructions, threads);
+                let got = bits(&case.run(&cpu, per_call, &mut || false).unwrap());
+                assert!(got == expected, "{precision:?} {instructions:?}, {threads} threads, {per_call} a call");
             }
         }
     }
@@ -209,5 +218,8 @@ fn convolution_refuses_invalid_operations() {
     case.check(std::slice::from_ref(&cpu));
     let mut case = ConvCase::new(Precision::Fp32, five, 4, 4, 3);
     case.frames = vec![(vec![(0, 4), (1, 0)], 0, false)];
+    assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
+    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, shortcut: Some(4), ..five }, 4, 4, 3);
+    case.frames = vec![(vec![(0, 0), (usize::MAX, 3), (usize::MAX, 3)], 0, false)];
     assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
 }

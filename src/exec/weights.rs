@@ -14,7 +14,7 @@ use crate::backend::{Backend, Precision, Residency};
 use crate::error::{Result, check_cancel};
 use crate::ir::{LayerId, TensorDevice, WeightPart, Window};
 use crate::model::checkpoint::FileIdentity;
-use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights};
+use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights, ProductType};
 use crate::model::{Checkpoint, Direction, Network};
 use crate::plan::WeightBytes;
 use crate::{reserve, thread_pool};
@@ -219,8 +219,13 @@ impl<B: Backend> Loading<'_, B> {
     /// Folds and packs the parts of all layers on all cores, at most `in_flight` at a time.
     fn write(&self, checkpoint: &Checkpoint, convs: &[B::Conv], in_flight: usize) -> Result<()> {
         let Loading { backend, network, .. } = self;
-        let layers = network.layers.iter();
-        let sources = layers.map(|layer| LayerWeights::new(checkpoint, layer)).collect::<Result<Vec<_>>>()?;
+        // The error of f32 products is far below that of rounding to 16 bits.
+        let product_type = match backend.precision() {
+            Precision::Fp16 | Precision::Bf16 => ProductType::F32,
+            Precision::Fp32 => ProductType::F64,
+        };
+        let sources = network.layers.iter().map(|layer| LayerWeights::new(checkpoint, layer, product_type));
+        let sources = sources.collect::<Result<Vec<_>>>()?;
         let mut parts: Vec<(LayerId, WeightPart)> = Vec::new();
         for (id, layer) in network.layers.iter().enumerate() {
             parts.extend(backend.weight_parts(&layer.layout).into_iter().map(|part| (id, part)));

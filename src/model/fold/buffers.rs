@@ -1,19 +1,19 @@
 //! The memory that folding takes, kept by each thread from block to block.
 
+use super::product::Element;
 use crate::error::Result;
 use crate::reserve;
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
-/// What [`aligned`] takes beside the values.
-pub(super) const ALIGNMENT_BYTES: u64 = (LINE - size_of::<f64>()) as u64;
+/// A cache line. Vectors that lie in two are loaded at half the rate.
+#[derive(Clone, Copy, Default)]
+#[repr(align(64))]
+pub(super) struct Line(#[allow(dead_code)] [u64; 8]);
 
-/// The first `count` values of a buffer, grown where it has fewer. They begin with a cache line, because vectors that lie in two
-/// are loaded at half the rate.
-pub(super) fn aligned(buffer: &mut Vec<f64>, count: usize) -> Result<&mut [f64]> {
-    let buffer = reserve::grown("folding", buffer, count + LINE / size_of::<f64>() - 1)?;
-    let first = buffer.as_ptr().align_offset(LINE);
-    Ok(&mut buffer[first..][..count])
+/// The first `count` values of a buffer, grown where it has fewer. They begin with a cache line.
+pub(super) fn aligned<E: Element>(buffer: &mut Vec<Line>, count: usize) -> Result<&mut [E]> {
+    let lines = reserve::grown("folding", buffer, (count * size_of::<E>()).div_ceil(size_of::<Line>()))?;
+    // SAFETY: the lines have room for them and a larger alignment, and any bits are values.
+    Ok(unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), count) })
 }
 
 /// Buffers for folding a block. They grow to what the largest block needs.
@@ -25,8 +25,8 @@ pub struct FoldBuffers<T = f32> {
     pub(super) kernels: Vec<f32>,
     /// Of an upsampler: the 1x1x1 convolution, the 3x3x3 one at every point, and their products.
     pub(super) upscale: Vec<f32>,
-    pub(super) conv: Vec<f64>,
-    pub(super) products: Vec<f64>,
+    pub(super) conv: Vec<Line>,
+    pub(super) products: Vec<Line>,
     /// A block of a slab, or of every slab.
     pub(super) plain: Vec<T>,
 }

@@ -12,7 +12,7 @@
 //! Points are ordered like what takes their place: 0, -1, 1, infinity become tap 0 of phase 0, tap 1 of phase 0, tap 0 of
 //! phase 1, tap 1 of phase 1.
 
-use super::product::{COLUMNS, ROWS, TERMS};
+use super::product::{COLUMNS, Element, ROWS, TERMS};
 use super::upsampler::{KERNEL, PHASES, SIDE, TAPS};
 
 /// In one direction.
@@ -27,35 +27,36 @@ pub(super) fn place(row: usize, column: usize) -> usize {
 
 /// What an unfolded pixel has at each of the points.
 #[inline(always)]
-fn of_pixel(u0: f64, u1: f64) -> [f64; POINTS] {
+fn of_pixel<E: Element>(u0: E, u1: E) -> [E; POINTS] {
     [u1, u1 - u0, u1 + u0, u0]
 }
 
 /// What a kernel has at each of the points.
 #[inline(always)]
-fn of_kernel([k0, k1, k2]: [f64; KERNEL]) -> [f64; POINTS] {
+fn of_kernel<E: Element>([k0, k1, k2]: [E; KERNEL]) -> [E; POINTS] {
     [k0, k0 + k2 - k1, k0 + k2 + k1, k2]
 }
 
 /// The coefficients of the product that has these values at the points.
 #[inline(always)]
-fn coefficients([zero, minus, plus, infinity]: [f64; POINTS]) -> [f64; POINTS] {
-    [zero, (plus + minus) * 0.5 - zero, (plus - minus) * 0.5 - infinity, infinity]
+fn coefficients<E: Element>([zero, minus, plus, infinity]: [E; POINTS]) -> [E; POINTS] {
+    let half = E::from(0.5);
+    [zero, (plus + minus) * half - zero, (plus - minus) * half - infinity, infinity]
 }
 
 /// [point of columns][term][input channel], from the start of a cache line.
 #[repr(align(64))]
-pub(super) struct PixelPoints(pub [[[f64; ROWS]; TERMS]; POINTS]);
+pub(super) struct PixelPoints<E>(pub [[[E; ROWS]; TERMS]; POINTS]);
 
-impl Default for PixelPoints {
-    fn default() -> PixelPoints {
-        PixelPoints([[[0.0; ROWS]; TERMS]; POINTS])
+impl<E: Element> Default for PixelPoints<E> {
+    fn default() -> PixelPoints<E> {
+        PixelPoints([[[E::default(); ROWS]; TERMS]; POINTS])
     }
 }
 
 /// Unfolded pixels at the point `row` of rows and every point of columns. `pixels` is [phase][term][input channel], of at
 /// most [`TERMS`] terms.
-pub(super) fn evaluate_pixels(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+pub(super) fn evaluate_pixels<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     #[cfg(target_arch = "x86_64")]
     {
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -72,44 +73,44 @@ pub(super) fn evaluate_pixels(pixels: &[[f32; ROWS]], row: usize, into: &mut Pix
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn evaluate_pixels_avx512(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+fn evaluate_pixels_avx512<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     evaluate_each_pixel(pixels, row, into);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn evaluate_pixels_avx2(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+fn evaluate_pixels_avx2<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     evaluate_each_pixel(pixels, row, into);
 }
 
 #[inline(always)]
-fn evaluate_each_pixel(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints) {
+fn evaluate_each_pixel<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     match row {
-        0 => evaluate_columns::<0>(pixels, into),
-        1 => evaluate_columns::<1>(pixels, into),
-        2 => evaluate_columns::<2>(pixels, into),
-        _ => evaluate_columns::<3>(pixels, into),
+        0 => evaluate_columns::<E, 0>(pixels, into),
+        1 => evaluate_columns::<E, 1>(pixels, into),
+        2 => evaluate_columns::<E, 2>(pixels, into),
+        _ => evaluate_columns::<E, 3>(pixels, into),
     }
 }
 
 #[inline(always)]
-fn evaluate_columns<const ROW: usize>(pixels: &[[f32; ROWS]], into: &mut PixelPoints) {
+fn evaluate_columns<E: Element, const ROW: usize>(pixels: &[[f32; ROWS]], into: &mut PixelPoints<E>) {
     let pixels = pixels.as_flattened();
     let values = pixels.len() / PHASES;
     let (top, bottom) = pixels.split_at(SIDE * values);
     let ((top_left, top_right), (bottom_left, bottom_right)) = (top.split_at(values), bottom.split_at(values));
     let [zero, minus, plus, infinity] = into.0.each_mut().map(|point| &mut point.as_flattened_mut()[..values]);
     for at in 0..values {
-        let left = of_pixel(f64::from(top_left[at]), f64::from(bottom_left[at]))[ROW];
-        let right = of_pixel(f64::from(top_right[at]), f64::from(bottom_right[at]))[ROW];
+        let left = of_pixel(E::from(top_left[at]), E::from(bottom_left[at]))[ROW];
+        let right = of_pixel(E::from(top_right[at]), E::from(bottom_right[at]))[ROW];
         [zero[at], minus[at], plus[at], infinity[at]] = of_pixel(left, right);
     }
 }
 
 /// Every point of both directions from the taps of a frame: [row and column][channel][output channel].
-pub(super) fn evaluate_kernels<const N: usize>(
-    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
-    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+pub(super) fn evaluate_kernels<E: Element, const N: usize>(
+    taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
@@ -121,17 +122,17 @@ pub(super) fn evaluate_kernels<const N: usize>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn evaluate_kernels_avx2<const N: usize>(
-    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
-    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+fn evaluate_kernels_avx2<E: Element, const N: usize>(
+    taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
     evaluate_each_kernel(taps, into);
 }
 
 #[inline(always)]
-fn evaluate_each_kernel<const N: usize>(
-    taps: &[[[f64; COLUMNS]; N]; KERNEL * KERNEL],
-    into: &mut [[[f64; COLUMNS]; N]; TAPS],
+fn evaluate_each_kernel<E: Element, const N: usize>(
+    taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
+    into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
     for channel in 0..N {
         for lane in 0..COLUMNS {
@@ -149,7 +150,7 @@ fn evaluate_each_kernel<const N: usize>(
 }
 
 /// Turns products at the points into the taps of all phases, in place: [tap][input channel][output channel].
-pub(super) fn interpolate(products: &mut [[f64; COLUMNS]]) {
+pub(super) fn interpolate<E: Element>(products: &mut [[E; COLUMNS]]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has the instructions.
@@ -160,15 +161,15 @@ pub(super) fn interpolate(products: &mut [[f64; COLUMNS]]) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn interpolate_avx2(products: &mut [[f64; COLUMNS]]) {
+fn interpolate_avx2<E: Element>(products: &mut [[E; COLUMNS]]) {
     interpolate_rows(products);
 }
 
 #[inline(always)]
-fn interpolate_rows(products: &mut [[f64; COLUMNS]]) {
+fn interpolate_rows<E: Element>(products: &mut [[E; COLUMNS]]) {
     let channels = products.len() / TAPS;
     // Apart from the products, whose places depend on the number of channels, lanes become vectors.
-    let (mut values, mut taps) = ([[0.0; COLUMNS]; TAPS], [[0.0; COLUMNS]; TAPS]);
+    let (mut values, mut taps) = ([[E::default(); COLUMNS]; TAPS], [[E::default(); COLUMNS]; TAPS]);
     for channel in 0..channels {
         for point in 0..TAPS {
             values[point] = products[point * channels + channel];
@@ -213,7 +214,7 @@ mod tests {
             evaluate_pixels(&pixels, row, &mut left);
             for column in 0..POINTS {
                 let point = place(row, column);
-                product::add(&left.0[column][..CHANNELS], &kernels[point], &mut found[point]);
+                product::add(&left.0[column][..CHANNELS], [&kernels[point]], [&mut found[point]]);
             }
         }
         interpolate(found.as_flattened_mut());
@@ -226,7 +227,7 @@ mod tests {
                     let tap = &taps[kernel_row * KERNEL + kernel_column];
                     let pixels = pixels[(row * SIDE + column) * CHANNELS..][..CHANNELS].iter();
                     let pixels: Vec<[f64; ROWS]> = pixels.map(|pixel| pixel.map(f64::from)).collect();
-                    product::add(&pixels, tap, &mut expected);
+                    product::add(&pixels, [tap], [&mut expected]);
                 }
             }
             for (found, expected) in found.as_flattened().iter().zip(expected.as_flattened()) {

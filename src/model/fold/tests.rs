@@ -1,5 +1,6 @@
 //! Folded weights, applied by recipe, against the definition of the layer.
 
+use super::buffers::Line;
 use super::*;
 use crate::ir::{DType, Prologue};
 use crate::model::checkpoint::testing::checkpoint;
@@ -214,7 +215,7 @@ fn folded_convolutions_match_their_definition() {
                 continue;
             }
             seen.push((layer.layout.window, layer.time, layer.layout.shortcut.is_some()));
-            let weights = LayerWeights::new(&checkpoint, &layer).unwrap();
+            let weights = LayerWeights::new(&checkpoint, &layer, ProductType::F64).unwrap();
             let (exact, rounded) = (folded::<f64>(&weights), folded::<f32>(&weights));
             // A downsampler needs even sizes.
             let sizes = match layer.layout.window {
@@ -257,7 +258,7 @@ fn projections_are_concatenated_with_scaled_queries() {
     let mut attention = network.layers.iter().filter(|layer| layer.layout.window == Window::Point);
     let (qkv, project) = (attention.next().unwrap(), attention.next().unwrap());
     assert_eq!(qkv.layout.prologue, Prologue::Norm);
-    let weights = LayerWeights::new(&checkpoint, qkv).unwrap();
+    let weights = LayerWeights::new(&checkpoint, qkv, ProductType::F64).unwrap();
     let (slabs, biases) = folded::<f64>(&weights);
     for (part, name) in ["to_q", "to_k", "to_v"].into_iter().enumerate() {
         let scale = if part == 0 { 1.0 / f64::from(c as u32).sqrt() } else { 1.0 };
@@ -278,7 +279,7 @@ fn projections_are_concatenated_with_scaled_queries() {
         assert_eq!(found.map(f64::from), *expected);
     }
 
-    let (slabs, biases) = folded::<f64>(&LayerWeights::new(&checkpoint, project).unwrap());
+    let (slabs, biases) = folded::<f64>(&LayerWeights::new(&checkpoint, project, ProductType::F64).unwrap());
     let (_, weight) = read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.weight");
     assert!((0..c * c).all(|at| slabs[0][at] == weight[at % c * c + at / c]));
     assert_eq!(biases[0], read(&checkpoint, "decoder.mid_block.attentions.0.to_out.0.bias").1);
@@ -290,10 +291,33 @@ fn wide_upsamplers_match_their_definition() {
     let checkpoint = checkpoint(&wide, DType::F16);
     let network = Network::new(&wide, Direction::Decode);
     let layer = network.layers.iter().find(|layer| layer.layout.window == Window::Up).unwrap();
-    let folded = folded::<f64>(&LayerWeights::new(&checkpoint, layer).unwrap());
+    let folded = folded::<f64>(&LayerWeights::new(&checkpoint, layer, ProductType::F64).unwrap());
     let x = PlainClip::noise([2, 1, 2, 134]);
     let expected = definition(&checkpoint, layer, &x);
     assert_near(&apply(layer, &folded, &x, expected.size), &expected, 1e-12, "wide upsampler");
+}
+
+#[test]
+fn f32_products_of_upsamplers_are_near_those_in_f64() {
+    let wide = Config { channels: vec![134, 134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
+    let checkpoint = checkpoint(&wide, DType::F16);
+    let plain = Network::new(&wide, Direction::Decode);
+    let mut seen = Vec::new();
+    for layer in plain.clone().layers.into_iter().chain(plain.with_upsampler_pairs().layers) {
+        if layer.layout.window != Window::Up || seen.contains(&layer.time) {
+            continue;
+        }
+        seen.push(layer.time);
+        let fold = |product_type| folded::<f64>(&LayerWeights::new(&checkpoint, &layer, product_type).unwrap());
+        let ((found, _), (expected, _)) = (fold(ProductType::F32), fold(ProductType::F64));
+        let (found, expected) = (found.concat(), expected.concat());
+        let most = expected.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
+        let error = found.iter().zip(&expected).fold(0.0, |most: f64, (f, e)| most.max((f - e).abs())) / most;
+        assert!(error > 0.0 && error < 2e-6, "{:?}: off by {error}", layer.time);
+    }
+    for time in [Time::Double, Time::Causal, Time::Paired] {
+        assert!(seen.contains(&time), "{time:?} was not tested");
+    }
 }
 
 #[test]
@@ -301,9 +325,10 @@ fn buffers_take_no_more_than_was_counted() {
     let checkpoint = checkpoint(&config(), DType::F32);
     for direction in Direction::ALL {
         for layer in Network::new(&config(), direction).layers {
-            let weights = LayerWeights::new(&checkpoint, &layer).unwrap();
             let blocks = WeightBlock::all(&layer.layout, 5, 4).into_iter().chain(WeightBlock::all(&layer.layout, 9, 9));
-            for block in blocks {
+            let types = [ProductType::F32, ProductType::F64];
+            for (block, product_type) in blocks.flat_map(|block| types.map(|of| (block.clone(), of))) {
+                let weights = LayerWeights::new(&checkpoint, &layer, product_type).unwrap();
                 let mut buffers = FoldBuffers::<f32>::default();
                 weights.fold(&block, &mut buffers, &mut |_, _| Ok(())).unwrap();
                 let counted = bytes(&layer, &WeightPart::Block(block));
@@ -311,8 +336,8 @@ fn buffers_take_no_more_than_was_counted() {
                     ("bytes", buffers.bytes.capacity(), counted.bytes),
                     ("kernels", 4 * buffers.kernels.capacity(), counted.kernels),
                     ("upscale", 4 * buffers.upscale.capacity(), counted.upscale),
-                    ("conv", 8 * buffers.conv.capacity(), counted.conv),
-                    ("products", 8 * buffers.products.capacity(), counted.products),
+                    ("conv", size_of::<Line>() * buffers.conv.capacity(), counted.conv),
+                    ("products", size_of::<Line>() * buffers.products.capacity(), counted.products),
                     ("plain", 4 * buffers.plain.capacity(), counted.plain),
                 ] {
                     assert!(taken as u64 <= counted, "{name} of {:?}: {taken} bytes of {counted}", layer.weights);
@@ -327,6 +352,7 @@ fn layer_of_another_network_is_refused() {
     let checkpoint = checkpoint(&config(), DType::F16);
     let other = Config { channels: vec![3, 6, 6], ..config() };
     let network = Network::new(&other, Direction::Decode);
-    let errors = network.layers.iter().filter_map(|layer| LayerWeights::new(&checkpoint, layer).err());
+    let errors =
+        network.layers.iter().filter_map(|layer| LayerWeights::new(&checkpoint, layer, ProductType::F64).err());
     assert!(errors.map(|e| matches!(e, Error::Internal(_))).reduce(|a, b| a && b).unwrap());
 }

@@ -2,9 +2,11 @@
 //! and a causal 3x3x3 convolution become four convolutions with 2 x 2 taps. Slabs share products of a temporal tap and
 //! an unfolded frame, so each is computed once, for a few output channels at a time and at the [`points`] of space.
 
-use super::buffers::{ALIGNMENT_BYTES, FoldBuffers, FoldBytes, aligned};
+use std::array::from_fn;
+
+use super::buffers::{FoldBuffers, FoldBytes, aligned};
 use super::points::{self, POINTS, PixelPoints};
-use super::product::{self, COLUMNS, ROWS, TERMS};
+use super::product::{self, COLUMNS, Element, ROWS, TERMS};
 use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, Window};
@@ -46,12 +48,9 @@ fn outermost(phase: usize) -> usize {
     if phase == 0 { 0 } else { KERNEL - 1 }
 }
 
-/// The products of every slab, each once.
-fn distinct(time: Time) -> Vec<Product> {
-    let mut all = time.slabs().concat();
-    all.sort_unstable();
-    all.dedup();
-    all
+/// The place of a product among those of every temporal tap and unfolded frame. Slabs need all of them.
+fn product_index((tap, frame): Product) -> usize {
+    frame * KERNEL + tap
 }
 
 impl<'a> Upsampler<'a> {
@@ -60,7 +59,8 @@ impl<'a> Upsampler<'a> {
         Upsampler { upscale, conv, frames: upscale.bias.elements() / (PHASES * cin), cin, cout }
     }
 
-    pub fn fold<T: Rounded>(
+    /// Multiplied in `E`, summed in f64.
+    pub fn fold<E: Element, T: Rounded>(
         &self,
         block: &WeightBlock,
         time: Time,
@@ -69,31 +69,30 @@ impl<'a> Upsampler<'a> {
     ) -> Result<()> {
         let (rows, columns) = (block.rows() as usize, block.columns() as usize);
         let padded = rows.next_multiple_of(ROWS);
-        let (slabs, all) = (time.slabs(), distinct(time));
+        let slabs = time.slabs();
         self.read_upscale(block, padded, buffers)?;
         reserve::grown("weights", &mut buffers.plain, slabs.len() * TAPS * rows * columns)?;
         for first in (0..columns).step_by(COLUMNS) {
             let width = COLUMNS.min(columns - first);
-            self.read_conv(block.outputs.start as usize + first, width, buffers)?;
+            self.read_conv::<E, T>(block.outputs.start as usize + first, width, buffers)?;
             let FoldBuffers { upscale, conv, products, plain, .. } = buffers;
-            let products = aligned(products, all.len() * TAPS * padded * COLUMNS)?;
-            products.fill(0.0);
+            let products = aligned(products, self.frames * KERNEL * TAPS * padded * COLUMNS)?;
+            products.fill(E::default());
             let products = products.as_chunks_mut::<COLUMNS>().0;
-            self.multiply(&all, upscale, aligned(conv, self.conv_values())?, products);
+            self.multiply(upscale, aligned(conv, self.conv_values())?, products);
             products.chunks_exact_mut(TAPS * padded).for_each(points::interpolate);
             for (slab, of) in slabs.iter().enumerate() {
                 let factors = time.factors(Window::Up, slab);
-                let places: Vec<(usize, f64)> = of
-                    .iter()
-                    .zip(factors)
-                    .filter_map(|(product, factor)| Some((all.binary_search(product).ok()? * TAPS * padded, *factor)))
-                    .collect();
+                let place = |product: &Product| product_index(*product) * TAPS * padded;
+                let places: Vec<(usize, f64)> =
+                    of.iter().zip(factors).map(|(product, factor)| (place(product), *factor)).collect();
                 for row in 0..TAPS * rows {
                     let at = row / rows * padded + row % rows;
                     let into = &mut plain[(slab * TAPS * rows + row) * columns + first..][..width];
                     let mut sums = [0.0; COLUMNS];
                     for (place, factor) in &places {
-                        sums.iter_mut().zip(&products[place + at]).for_each(|(sum, product)| *sum += factor * product);
+                        let products = products[place + at].map(Into::<f64>::into);
+                        sums.iter_mut().zip(products).for_each(|(sum, product)| *sum += factor * product);
                     }
                     into.iter_mut().zip(sums).for_each(|(to, sum)| *to = T::round(sum));
                 }
@@ -134,15 +133,15 @@ impl<'a> Upsampler<'a> {
 
     /// The 3x3x3 convolution to `width` output channels: for every [`TERMS`] unfolded channels, [point][frame][unfolded
     /// channel][output channel].
-    fn read_conv<T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
+    fn read_conv<E: Element, T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
         let FoldBuffers { bytes, kernels, conv, .. } = buffers;
         let run = self.cin * KERNEL_TAPS;
         let kernels = reserve::grown("folding", kernels, width * run)?;
         self.conv.weight.read(first * run, bytes, kernels)?;
         let conv = aligned(conv, self.conv_values())?;
         // Taps are so far apart that the cache has no room for a line of each. So a few channels are reordered apart.
-        let mut values = [[[0.0; COLUMNS]; CONV_CHANNELS]; KERNEL_TAPS];
-        let mut at_points = [[[0.0; COLUMNS]; CONV_CHANNELS]; TAPS];
+        let mut values = [[[E::default(); COLUMNS]; CONV_CHANNELS]; KERNEL_TAPS];
+        let mut at_points = [[[E::default(); COLUMNS]; CONV_CHANNELS]; TAPS];
         for (group, conv) in conv.as_chunks_mut().0.chunks_mut(TAPS * KERNEL * TERMS).enumerate() {
             let terms = conv.len() / (TAPS * KERNEL);
             for first in (0..terms).step_by(CONV_CHANNELS) {
@@ -151,7 +150,7 @@ impl<'a> Upsampler<'a> {
                     let kernels = &kernels[(group * TERMS + first) * KERNEL_TAPS..][..channels * KERNEL_TAPS];
                     for (channel, kernel) in kernels.as_chunks::<KERNEL_TAPS>().0.iter().enumerate() {
                         for (value, tap) in kernel.iter().zip(&mut values) {
-                            tap[channel][column] = f64::from(*value);
+                            tap[channel][column] = E::from(*value);
                         }
                     }
                 }
@@ -172,13 +171,13 @@ impl<'a> Upsampler<'a> {
     }
 
     /// Adds every product at every point: [product][point][input channel][output channel].
-    fn multiply(&self, all: &[Product], upscale: &[f32], conv: &[f64], into: &mut [[f64; COLUMNS]]) {
-        let padded = into.len() / (all.len() * TAPS);
-        let tiles = padded / ROWS;
+    fn multiply<E: Element>(&self, upscale: &[f32], conv: &[E], into: &mut [[E; COLUMNS]]) {
+        let into = into.as_chunks_mut().0;
+        let tiles = into.len() / (self.frames * KERNEL * TAPS);
         let parts = PHASES * self.frames;
         let upscale = upscale.as_chunks().0[..parts * self.cin * tiles].chunks(TERMS * parts * tiles);
         let conv = conv.as_chunks().0.chunks(TAPS * KERNEL * TERMS);
-        let mut at_points = PixelPoints::default();
+        let mut at_points = PixelPoints::<E>::default();
         for (upscale, conv) in upscale.zip(conv) {
             let terms = conv.len() / (TAPS * KERNEL);
             for (at, pixels) in upscale.chunks_exact(PHASES * terms).enumerate() {
@@ -187,11 +186,10 @@ impl<'a> Upsampler<'a> {
                     points::evaluate_pixels(pixels, row, &mut at_points);
                     for (column, left) in at_points.0.iter().enumerate() {
                         let point = points::place(row, column);
-                        for (product, (kernel_frame, _)) in all.iter().enumerate().filter(|(_, of)| of.1 == frame) {
-                            let right = &conv[(point * KERNEL + kernel_frame) * terms..][..terms];
-                            let into = &mut into[(product * TAPS + point) * padded..].as_chunks_mut().0[tile];
-                            product::add(&left[..terms], right, into);
-                        }
+                        let right: [_; KERNEL] = from_fn(|tap| &conv[(point * KERNEL + tap) * terms..][..terms]);
+                        let place = |tap| (product_index((tap, frame)) * TAPS + point) * tiles + tile;
+                        let into = into.get_disjoint_mut(from_fn(place)).expect("taps have places of their own");
+                        product::add(&left[..terms], right, into);
                     }
                 }
             }
@@ -263,12 +261,13 @@ pub(super) fn fold_bytes(layout: &ConvLayout, time: Time, block: &WeightBlock) -
     let (cin, rows) = (layout.cin, block.rows().next_multiple_of(ROWS as u64));
     let (columns, taps, kernel) = (COLUMNS as u64, TAPS as u64, KERNEL_TAPS as u64);
     let kernels = 4 * cin * (kernel * columns.min(block.columns())).max(TERMS as u64);
+    // No product has a larger type than f64.
     FoldBytes {
         bytes: kernels,
         kernels,
         upscale: 4 * PHASES as u64 * frames_of(time) * cin * rows,
-        conv: 8 * taps * KERNEL as u64 * cin * columns + ALIGNMENT_BYTES,
-        products: 8 * distinct(time).len() as u64 * taps * rows * columns + ALIGNMENT_BYTES,
+        conv: 8 * taps * KERNEL as u64 * cin * columns,
+        products: 8 * frames_of(time) * KERNEL as u64 * taps * rows * columns,
         plain: 4 * layout.slabs * block.slab_elements(layout),
         ..FoldBytes::default()
     }

@@ -30,10 +30,11 @@ const EXAMPLES: &str = "Examples:
 /// Measures whole calls from host memory to host memory: f32 latents and 8-bit interleaved RGB. Each case has a handle
 /// of its own, one run to warm up, and is given as the median of the repeats. FLOP are counted on the network as
 /// published, with nothing folded, so that they compare with other implementations; work that is saved shows as speed.
-/// The second rate counts what is computed after folding; on a GPU it is also given as a part of the rate of a large
-/// matrix product (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine
-/// has cuBLAS ($VVAE_CUBLAS may name it). "estimated" is the plan's time as a part of the measured one. On the CPU
-/// every case is measured in fp32 and in bf16, unless --set precision names one.
+/// The second rate counts the folded network; on a GPU it is also given as a part of the rate of a large matrix product
+/// (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine has cuBLAS
+/// ($VVAE_CUBLAS may name it). Winograd's algorithm computes less than it counts, so it can pass 100 %. "estimated" is
+/// the plan's time as a part of the measured one. On the CPU every case is measured in fp32 and in bf16, unless --set
+/// precision names one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {

@@ -239,7 +239,7 @@ fn networks<B: Backend>(backend: &B, config: &Config, cache: CacheFormat) -> Res
     let networks = Direction::ALL.map(|direction| {
         let (network, profile) = (Network::new(config, direction), backend.profile());
         let network = if profile.pairs.is_some() { network.with_pairs() } else { network };
-        let network = if profile.pairs_upsamplers { network.with_upsampler_pairs() } else { network };
+        let network = if profile.upsampler_pairs { network.with_upsampler_pairs() } else { network };
         Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

@@ -65,8 +65,8 @@ pub struct DeviceProfile {
     pub fuses_norm: bool,
     /// Whether convolutions behind norms compute pairs of frames: see [`super::PAIR_SLABS`].
     pub pairs: Option<PairCosts>,
-    /// Whether upsamplers compute them too.
-    pub pairs_upsamplers: bool,
+    /// Whether upsamplers that do not double time compute pairs too.
+    pub upsampler_pairs: bool,
     /// Products of convolutions that take as long as one of attention.
     pub attention_cost: f64,
     /// True if a convolution may write its output over its residual.

@@ -127,7 +127,8 @@ impl Network {
         self
     }
 
-    /// The same with [`Time::Paired`] also in upsamplers of these stages that leave time as it is.
+    /// The same with [`Time::Paired`] in upsamplers that do not double time, in stages with two or more frames a
+    /// latent.
     pub fn with_upsampler_pairs(mut self) -> Network {
         for head in self.stages_of_pairs().map(|stage| stage.head).collect::<Vec<LayerId>>() {
             let layer = &mut self.layers[head];
@@ -138,7 +139,8 @@ impl Network {
         self
     }
 
-    /// The same with [`CacheFormat::U8`] in those layers of residual blocks. What follows a norm and SiLU loses little in 8 bits.
+    /// The same with [`CacheFormat::U8`] in the residual blocks of these stages. What follows a norm and SiLU loses
+    /// little in 8 bits.
     pub fn with_u8_caches(mut self) -> Network {
         self.pairable_layers().into_iter().for_each(|layer| self.layers[layer].cache = CacheFormat::U8);
         self

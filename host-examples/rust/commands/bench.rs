@@ -32,9 +32,9 @@ const EXAMPLES: &str = "Examples:
 /// published, with nothing folded, so that they compare with other implementations; work that is saved shows as speed.
 /// The second rate counts the folded network; on a GPU it is also given as a part of the rate of a large matrix product
 /// (8192 x 8192, f16 with f32 sums) that cuBLAS reaches on the same card just before, if this machine has cuBLAS
-/// ($VVAE_CUBLAS may name it). Winograd's algorithm computes less than it counts, so it can pass 100 %. "estimated" is
-/// the plan's time as a part of the measured one. On the CPU every case is measured in fp32 and in bf16, unless --set
-/// precision names one.
+/// ($VVAE_CUBLAS may name it). Winograd's algorithm computes fewer products than are counted, so this part can exceed
+/// 100 %. "estimated" is the plan's time as a part of the measured one. On the CPU every case is measured in fp32 and
+/// in bf16, unless --set precision names one.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Bench {

@@ -202,7 +202,7 @@ impl Backend for Cpu {
             column_step: 1,
             fuses_norm: true,
             pairs: Some(if self.precision == Precision::Bf16 { BF16_PAIR_COSTS } else { PAIR_COSTS }),
-            pairs_upsamplers: false,
+            upsampler_pairs: false,
             attention_cost: 1.0,
             adds_in_place: false,
             offloads: false,

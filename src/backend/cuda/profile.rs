@@ -35,8 +35,8 @@ pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> D
         column_step: COLUMN_STEP,
         fuses_norm: false,
         pairs: pair_costs(precision, arch),
-        // By warpgroup products it takes as long as without pairs, as each patch serves few products.
-        pairs_upsamplers: precision != Precision::Fp32 && !arch.has_wgmma(),
+        // By warpgroup products an upsampler takes as long in pairs as without: a patch serves few products.
+        upsampler_pairs: precision != Precision::Fp32 && !arch.has_wgmma(),
         attention_cost: ATTENTION_COST,
         adds_in_place: true,
         offloads: true,

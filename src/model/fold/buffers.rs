@@ -1,6 +1,6 @@
 //! The memory that folding takes, kept by each thread from block to block.
 
-use super::product::Element;
+use super::product::Real;
 use crate::error::Result;
 use crate::reserve;
 
@@ -10,7 +10,7 @@ use crate::reserve;
 pub(super) struct Line(#[allow(dead_code)] [u64; 8]);
 
 /// The first `count` values of a buffer, grown where it has fewer. They begin with a cache line.
-pub(super) fn aligned<E: Element>(buffer: &mut Vec<Line>, count: usize) -> Result<&mut [E]> {
+pub(super) fn aligned<E: Real>(buffer: &mut Vec<Line>, count: usize) -> Result<&mut [E]> {
     let lines = reserve::grown("folding", buffer, (count * size_of::<E>()).div_ceil(size_of::<Line>()))?;
     // SAFETY: the lines have room for them and a larger alignment, and any bits are values.
     Ok(unsafe { std::slice::from_raw_parts_mut(lines.as_mut_ptr().cast(), count) })

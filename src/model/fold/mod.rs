@@ -1,7 +1,6 @@
 //! The algebra done once at load time: folds a checkpoint's tensors into the weights of convolutions, block by block.
-//! Everything is summed and multiplied in f64 and rounded once, except upsamplers, which may be multiplied out in f32
-//! ([`ProductType`]). Their products may differ in the last bit between instruction sets. Must not know how a backend packs
-//! weights.
+//! Everything is summed and multiplied in f64 and rounded once, except upsamplers, which may be multiplied out in f32.
+//! Must not know how a backend packs weights.
 
 mod buffers;
 mod points;
@@ -22,7 +21,8 @@ use crate::reserve;
 use taps::{Rounded, WeightAndBias, taps_of};
 use upsampler::Upsampler;
 
-/// The type that upsamplers are multiplied out in.
+/// The type that upsamplers are multiplied out in. On processors without fused multiplication the last bit of a product
+/// may be another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ProductType {
     /// Takes half the time. Errors are below 1e-6 of the largest weight: for weights that are rounded to 16 bits.

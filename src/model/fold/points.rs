@@ -1,45 +1,42 @@
-//! Toom-Cook: the coefficients of a product of polynomials from its values at points. In one direction, let k0 to k2 be
-//! the offsets of the 3x3x3 kernel and u0, u1 the phases of an unfolded pixel. The taps of both output phases are
-//! coefficients:
-//!
-//!     (k0 + k1 x + k2 x²) (u1 + u0 x) = k0 u1  +  (k0 u0 + k1 u1) x  +  (k1 u0 + k2 u1) x²  +  k2 u0 x³
-//!                           phase, tap: 0, 0      1, 0                  0, 1                   1, 1
-//!
-//! The values at 0, -1, 1 and infinity (the leading coefficients) take a matrix product each, four instead of six. In
-//! both directions of space that is 16 instead of 36. In time there is nothing to gain: the slabs of the first frames
-//! need products of their own, all six of them.
-//!
-//! Points are ordered like what takes their place: 0, -1, 1, infinity become tap 0 of phase 0, tap 1 of phase 0, tap 0 of
-//! phase 1, tap 1 of phase 1.
+//! Toom-Cook: the taps of an upsampler are coefficients of a product of polynomials, computed from its values at a few
+//! points. Each point takes a matrix product: 16 instead of 36 in both directions of space.
 
-use super::product::{COLUMNS, Element, ROWS, TERMS};
+use super::product::{COLUMNS, ROWS, Real, TERMS};
 use super::upsampler::{KERNEL, PHASES, SIDE, TAPS};
 
-/// In one direction.
+/// In one direction. Let k0 to k2 be the offsets of the 3x3x3 kernel and u0, u1 the phases of an unfolded pixel. The
+/// taps of both output phases are coefficients:
+///
+///     (k0 + k1 x + k2 x²) (u1 + u0 x) = k0 u1  +  (k0 u0 + k1 u1) x  +  (k1 u0 + k2 u1) x²  +  k2 u0 x³
+///                           phase, tap: 0, 0      1, 0                  0, 1                   1, 1
+///
+/// The points are 0, -1, 1 and infinity (the leading coefficients): four products instead of six. In time there is
+/// nothing to gain: the slabs of the first frames need all six. A point has the number of the coefficient that replaces
+/// it, 2 * phase + tap.
 pub(super) const POINTS: usize = 4;
 
-/// The place of a point of rows and one of columns among those of both: that of the result, with its digits in the order
-/// phase row, phase column, tap row, tap column.
+/// The number of a point of rows and a point of columns. Its bits are phase row, phase column, tap row and tap column,
+/// as in a slab.
 #[inline(always)]
 pub(super) fn place(row: usize, column: usize) -> usize {
     (row & 2) << 2 | (column & 2) << 1 | (row & 1) << 1 | column & 1
 }
 
-/// What an unfolded pixel has at each of the points.
+/// Values of an unfolded pixel's polynomial at the points.
 #[inline(always)]
-fn of_pixel<E: Element>(u0: E, u1: E) -> [E; POINTS] {
+fn of_pixel<E: Real>(u0: E, u1: E) -> [E; POINTS] {
     [u1, u1 - u0, u1 + u0, u0]
 }
 
-/// What a kernel has at each of the points.
+/// Values of a kernel's polynomial at the points.
 #[inline(always)]
-fn of_kernel<E: Element>([k0, k1, k2]: [E; KERNEL]) -> [E; POINTS] {
+fn of_kernel<E: Real>([k0, k1, k2]: [E; KERNEL]) -> [E; POINTS] {
     [k0, k0 + k2 - k1, k0 + k2 + k1, k2]
 }
 
 /// The coefficients of the product that has these values at the points.
 #[inline(always)]
-fn coefficients<E: Element>([zero, minus, plus, infinity]: [E; POINTS]) -> [E; POINTS] {
+fn coefficients<E: Real>([zero, minus, plus, infinity]: [E; POINTS]) -> [E; POINTS] {
     let half = E::from(0.5);
     [zero, (plus + minus) * half - zero, (plus - minus) * half - infinity, infinity]
 }
@@ -48,15 +45,15 @@ fn coefficients<E: Element>([zero, minus, plus, infinity]: [E; POINTS]) -> [E; P
 #[repr(align(64))]
 pub(super) struct PixelPoints<E>(pub [[[E; ROWS]; TERMS]; POINTS]);
 
-impl<E: Element> Default for PixelPoints<E> {
+impl<E: Real> Default for PixelPoints<E> {
     fn default() -> PixelPoints<E> {
         PixelPoints([[[E::default(); ROWS]; TERMS]; POINTS])
     }
 }
 
-/// Unfolded pixels at the point `row` of rows and every point of columns. `pixels` is [phase][term][input channel], of at
-/// most [`TERMS`] terms.
-pub(super) fn evaluate_pixels<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
+/// Unfolded pixels at the point `row` of rows and every point of columns. `pixels` is [phase][term][input channel], of
+/// at most [`TERMS`] terms.
+pub(super) fn evaluate_pixels<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     #[cfg(target_arch = "x86_64")]
     {
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -73,18 +70,18 @@ pub(super) fn evaluate_pixels<E: Element>(pixels: &[[f32; ROWS]], row: usize, in
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn evaluate_pixels_avx512<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
+fn evaluate_pixels_avx512<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     evaluate_each_pixel(pixels, row, into);
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn evaluate_pixels_avx2<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
+fn evaluate_pixels_avx2<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     evaluate_each_pixel(pixels, row, into);
 }
 
 #[inline(always)]
-fn evaluate_each_pixel<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
+fn evaluate_each_pixel<E: Real>(pixels: &[[f32; ROWS]], row: usize, into: &mut PixelPoints<E>) {
     match row {
         0 => evaluate_columns::<E, 0>(pixels, into),
         1 => evaluate_columns::<E, 1>(pixels, into),
@@ -94,7 +91,7 @@ fn evaluate_each_pixel<E: Element>(pixels: &[[f32; ROWS]], row: usize, into: &mu
 }
 
 #[inline(always)]
-fn evaluate_columns<E: Element, const ROW: usize>(pixels: &[[f32; ROWS]], into: &mut PixelPoints<E>) {
+fn evaluate_columns<E: Real, const ROW: usize>(pixels: &[[f32; ROWS]], into: &mut PixelPoints<E>) {
     let pixels = pixels.as_flattened();
     let values = pixels.len() / PHASES;
     let (top, bottom) = pixels.split_at(SIDE * values);
@@ -108,7 +105,7 @@ fn evaluate_columns<E: Element, const ROW: usize>(pixels: &[[f32; ROWS]], into: 
 }
 
 /// Every point of both directions from the taps of a frame: [row and column][channel][output channel].
-pub(super) fn evaluate_kernels<E: Element, const N: usize>(
+pub(super) fn evaluate_kernels<E: Real, const N: usize>(
     taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
     into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
@@ -122,7 +119,7 @@ pub(super) fn evaluate_kernels<E: Element, const N: usize>(
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn evaluate_kernels_avx2<E: Element, const N: usize>(
+fn evaluate_kernels_avx2<E: Real, const N: usize>(
     taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
     into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
@@ -130,7 +127,7 @@ fn evaluate_kernels_avx2<E: Element, const N: usize>(
 }
 
 #[inline(always)]
-fn evaluate_each_kernel<E: Element, const N: usize>(
+fn evaluate_each_kernel<E: Real, const N: usize>(
     taps: &[[[E; COLUMNS]; N]; KERNEL * KERNEL],
     into: &mut [[[E; COLUMNS]; N]; TAPS],
 ) {
@@ -150,7 +147,7 @@ fn evaluate_each_kernel<E: Element, const N: usize>(
 }
 
 /// Turns products at the points into the taps of all phases, in place: [tap][input channel][output channel].
-pub(super) fn interpolate<E: Element>(products: &mut [[E; COLUMNS]]) {
+pub(super) fn interpolate<E: Real>(products: &mut [[E; COLUMNS]]) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has the instructions.
@@ -161,12 +158,12 @@ pub(super) fn interpolate<E: Element>(products: &mut [[E; COLUMNS]]) {
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn interpolate_avx2<E: Element>(products: &mut [[E; COLUMNS]]) {
+fn interpolate_avx2<E: Real>(products: &mut [[E; COLUMNS]]) {
     interpolate_rows(products);
 }
 
 #[inline(always)]
-fn interpolate_rows<E: Element>(products: &mut [[E; COLUMNS]]) {
+fn interpolate_rows<E: Real>(products: &mut [[E; COLUMNS]]) {
     let channels = products.len() / TAPS;
     // Apart from the products, whose places depend on the number of channels, lanes become vectors.
     let (mut values, mut taps) = ([[E::default(); COLUMNS]; TAPS], [[E::default(); COLUMNS]; TAPS]);

@@ -1,6 +1,5 @@
-//! The matrix product of folding, in f32 or f64. Its factors are sums of a few values of the file, so a product of two need
-//! not be exact even in f64: without fused multiplication the last bit of a sum may be another. Every sum has the same
-//! order.
+//! The matrix product of folding, in f32 or f64. Its factors are sums of a few values of the file, so products are not
+//! exact: without fused multiplication the last bit of a sum may be another. Every sum has the same order.
 
 use std::ops::{Add, AddAssign, Mul, Sub};
 
@@ -16,7 +15,7 @@ pub(super) const TERMS: usize = 64;
 ///
 /// # Safety
 /// Every bit pattern is a value.
-pub(super) unsafe trait Element:
+pub(super) unsafe trait Real:
     Copy + Default + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + AddAssign + From<f32> + Into<f64>
 {
     /// `self * factor + term`, rounded once.
@@ -38,7 +37,7 @@ pub(super) unsafe trait Element:
 pub(super) type Tile<E> = [[E; COLUMNS]; ROWS];
 
 // SAFETY: any bits are a number or a NaN.
-unsafe impl Element for f32 {
+unsafe impl Real for f32 {
     #[inline(always)]
     fn mul_add(self, factor: f32, term: f32) -> f32 {
         self.mul_add(factor, term)
@@ -56,7 +55,7 @@ unsafe impl Element for f32 {
 }
 
 // SAFETY: as above.
-unsafe impl Element for f64 {
+unsafe impl Real for f64 {
     #[inline(always)]
     fn mul_add(self, factor: f64, term: f64) -> f64 {
         self.mul_add(factor, term)
@@ -76,11 +75,7 @@ unsafe impl Element for f64 {
 }
 
 /// Adds the products of `left`, transposed, and each of `right`.
-pub(super) fn add<E: Element, const N: usize>(
-    left: &[[E; ROWS]],
-    right: [&[[E; COLUMNS]]; N],
-    into: [&mut Tile<E>; N],
-) {
+pub(super) fn add<E: Real, const N: usize>(left: &[[E; ROWS]], right: [&[[E; COLUMNS]]; N], into: [&mut Tile<E>; N]) {
     #[cfg(target_arch = "x86_64")]
     {
         if std::arch::is_x86_feature_detected!("avx512f") {
@@ -146,12 +141,12 @@ fn add_f64_avx512(left: &[[f64; ROWS]], right: &[[f64; COLUMNS]], into: &mut Til
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn add_avx2<E: Element, const N: usize>(left: &[[E; ROWS]], right: [&[[E; COLUMNS]]; N], into: [&mut Tile<E>; N]) {
+fn add_avx2<E: Real, const N: usize>(left: &[[E; ROWS]], right: [&[[E; COLUMNS]]; N], into: [&mut Tile<E>; N]) {
     add_each::<E, N, true>(left, right, into);
 }
 
 #[inline(always)]
-fn add_each<E: Element, const N: usize, const FUSED: bool>(
+fn add_each<E: Real, const N: usize, const FUSED: bool>(
     left: &[[E; ROWS]],
     right: [&[[E; COLUMNS]]; N],
     into: [&mut Tile<E>; N],
@@ -167,7 +162,7 @@ fn add_each<E: Element, const N: usize, const FUSED: bool>(
 
 /// `HELD` rows at a time.
 #[inline(always)]
-fn add_rows<E: Element, const HELD: usize, const FUSED: bool>(
+fn add_rows<E: Real, const HELD: usize, const FUSED: bool>(
     left: &[[E; ROWS]],
     right: &[[E; COLUMNS]],
     into: &mut Tile<E>,
@@ -195,7 +190,7 @@ mod tests {
     const PRODUCTS: usize = 3;
 
     /// `value` must have products that are exact in `E`; their sums need not be.
-    fn every_instruction_set_gives_the_same_bits<E: Element + PartialEq + std::fmt::Debug>(value: fn(usize) -> f32) {
+    fn every_instruction_set_gives_the_same_bits<E: Real + PartialEq + std::fmt::Debug>(value: fn(usize) -> f32) {
         let value = |i| E::from(value(i));
         let left: [[E; ROWS]; 37] = from_fn(|t| from_fn(|r| value(t * ROWS + r)));
         let right: [[[E; COLUMNS]; 37]; PRODUCTS] = from_fn(|p| from_fn(|t| from_fn(|c| value(t * 17 + c + 5 + p))));
@@ -209,7 +204,7 @@ mod tests {
             }
         }
         expected.as_flattened_mut().as_flattened_mut().iter_mut().for_each(|sum| *sum += E::from(1.0));
-        for add in [add::<E, PRODUCTS>, add_each::<E, PRODUCTS, false>] {
+        for add in [add::<E, PRODUCTS>, add_each::<E, PRODUCTS, true>, add_each::<E, PRODUCTS, false>] {
             let mut found = [[[E::from(1.0); COLUMNS]; ROWS]; PRODUCTS];
             add(&left, right, found.each_mut());
             assert_eq!(found, expected);

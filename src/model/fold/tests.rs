@@ -313,7 +313,7 @@ fn f32_products_of_upsamplers_are_near_those_in_f64() {
         let (found, expected) = (found.concat(), expected.concat());
         let most = expected.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let error = found.iter().zip(&expected).fold(0.0, |most: f64, (f, e)| most.max((f - e).abs())) / most;
-        assert!(error > 0.0 && error < 2e-6, "{:?}: off by {error}", layer.time);
+        assert!(error > 0.0 && error < 1e-6, "{:?}: off by {error}", layer.time);
     }
     for time in [Time::Double, Time::Causal, Time::Paired] {
         assert!(seen.contains(&time), "{time:?} was not tested");

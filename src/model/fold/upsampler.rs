@@ -6,7 +6,7 @@ use std::array::from_fn;
 
 use super::buffers::{FoldBuffers, FoldBytes, aligned};
 use super::points::{self, POINTS, PixelPoints};
-use super::product::{self, COLUMNS, Element, ROWS, TERMS};
+use super::product::{self, COLUMNS, ROWS, Real, TERMS};
 use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, Window};
@@ -60,7 +60,7 @@ impl<'a> Upsampler<'a> {
     }
 
     /// Multiplied in `E`, summed in f64.
-    pub fn fold<E: Element, T: Rounded>(
+    pub fn fold<E: Real, T: Rounded>(
         &self,
         block: &WeightBlock,
         time: Time,
@@ -133,7 +133,7 @@ impl<'a> Upsampler<'a> {
 
     /// The 3x3x3 convolution to `width` output channels: for every [`TERMS`] unfolded channels, [point][frame][unfolded
     /// channel][output channel].
-    fn read_conv<E: Element, T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
+    fn read_conv<E: Real, T>(&self, first: usize, width: usize, buffers: &mut FoldBuffers<T>) -> Result<()> {
         let FoldBuffers { bytes, kernels, conv, .. } = buffers;
         let run = self.cin * KERNEL_TAPS;
         let kernels = reserve::grown("folding", kernels, width * run)?;
@@ -171,7 +171,7 @@ impl<'a> Upsampler<'a> {
     }
 
     /// Adds every product at every point: [product][point][input channel][output channel].
-    fn multiply<E: Element>(&self, upscale: &[f32], conv: &[E], into: &mut [[E; COLUMNS]]) {
+    fn multiply<E: Real>(&self, upscale: &[f32], conv: &[E], into: &mut [[E; COLUMNS]]) {
         let into = into.as_chunks_mut().0;
         let tiles = into.len() / (self.frames * KERNEL * TAPS);
         let parts = PHASES * self.frames;

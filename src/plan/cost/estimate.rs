@@ -139,14 +139,18 @@ impl CostModel<'_> {
             }
             _ => return work as f64,
         };
-        let later = (frames - usize::from(starts_clip)) as f64;
+        let later = frames - usize::from(starts_clip);
         let first = if starts_clip { frame_work(self.network, layer, input, 1) } else { 0 };
-        let cost = match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs) {
-            Some(costs) if later == 1.0 => costs.alone,
+        first as f64 + work as f64 * later as f64 / (frames.max(1) as f64) * self.pair_cost(layer, later as u64)
+    }
+
+    /// What products of a layer take, for each of `frames` frames that are computed together.
+    fn pair_cost(&self, layer: LayerId, frames: u64) -> f64 {
+        match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs) {
+            Some(costs) if frames == 1 => costs.alone,
             Some(costs) => costs.together,
             None => 1.0,
-        };
-        first as f64 + work as f64 * later / (frames.max(1) as f64) * cost
+        }
     }
 
     /// Bytes from host memory and to it.
@@ -191,20 +195,22 @@ impl CostModel<'_> {
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
         let computing = layer_work(self.network, layer, input).saturating_mul(frames) as f64 / products
             + self.passes(input, frames as usize);
-        let recomputed = layer_work(self.network, head.0, head.1).saturating_mul(CACHE_FRAMES);
+        let recomputed = layer_work(self.network, head.0, head.1).saturating_mul(CACHE_FRAMES) as f64
+            * self.pair_cost(head.0, CACHE_FRAMES);
         let moving = self.moving(cache, cache);
         OffloadCost {
             offloaded: (moving - computing).max(0.0),
             moving,
             copying: self.passes(input, CACHE_FRAMES as usize),
-            recomputed: recomputed as f64 / products + self.passes(input, CACHE_FRAMES as usize),
+            recomputed: recomputed / products + self.passes(input, CACHE_FRAMES as usize),
         }
     }
 
     fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
         conv.rematerialise.as_ref().map_or(0.0, |by| {
-            let work = layer_work(self.network, by.layer, by.input).saturating_mul(conv.rematerialised_frames() as u64);
-            work as f64 / self.target.profile.rates.products
+            let frames = conv.rematerialised_frames() as u64;
+            let work = layer_work(self.network, by.layer, by.input).saturating_mul(frames) as f64;
+            work * self.pair_cost(by.layer, frames) / self.target.profile.rates.products
         })
     }
 

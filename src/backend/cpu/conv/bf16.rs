@@ -32,13 +32,14 @@ struct Patch {
     size: PatchSize,
 }
 
-/// Where the patches of a pair are: d2 and d3, which the next pair reads; those of its products; its shortcuts.
-const PRODUCTS: usize = 2;
-const SHORTCUTS: usize = PRODUCTS + PAIR_INPUTS;
+/// The patches of a pair: so many are kept, d2 and d3, which the next pair reads; then those of its products; then its
+/// shortcuts.
+const KEPT: usize = 2;
+const SHORTCUTS: usize = KEPT + PAIR_INPUTS;
 const _: () = assert!(SHORTCUTS + 2 <= PATCHES && RUN >= 2);
 
 /// Products of a patch and the weights of a term, which are added to a sum or begin it.
-struct Step<'a> {
+struct PairStep<'a> {
     patch: usize,
     size: PatchSize,
     term: &'a Term<Offsets>,
@@ -111,12 +112,12 @@ impl AreaTask<'_> {
         &self,
         pair: [Option<usize>; 2],
         patches: &mut [Option<Patch>; PATCHES],
-    ) -> Vec<Step<'_>> {
+    ) -> Vec<PairStep<'_>> {
         let conv = self.conv;
         let at = |place: usize| conv.patch(self.slot, place).cast::<bf16>();
         let inputs = conv.pair_inputs(pair);
         let keys = inputs.map(|term| term.map(|term| self.key(term, 0)));
-        let place_of = |key: PatchKey| patches[..PRODUCTS].iter().position(|patch| patch.is_some_and(|p| p.key == key));
+        let place_of = |key: PatchKey| patches[..KEPT].iter().position(|patch| patch.is_some_and(|p| p.key == key));
         let kept = KeptInputs {
             from: [keys[0], keys[1]].map(|key| key.and_then(place_of).map(|place| at(place).cast_const())),
             into: [0, 1].map(|i| keys[i + 2].map(|_| at(i))),
@@ -124,7 +125,7 @@ impl AreaTask<'_> {
         // SAFETY: the slot has room for a table of each input and for all patches.
         let size = unsafe {
             let sources = [0, 1, 2, 3].map(|i| inputs[i].map(|term| conv.source(term, 0, self.slot, i)));
-            let into = [0, 1, 2, 3].map(|i| at(PRODUCTS + i));
+            let into = [0, 1, 2, 3].map(|i| at(KEPT + i));
             patch::windowed_pair::<S, bf16>(&sources, &conv.grid, self.area, kept, into)
         };
         *patches = [None; PATCHES];
@@ -133,14 +134,14 @@ impl AreaTask<'_> {
         }
         let mut steps = Vec::with_capacity(PAIR_INPUTS + 2);
         for (i, sum, add) in [(1, 0, false), (2, 1, false), (0, 0, true), (3, 1, true)] {
-            steps.extend(inputs[i].map(|term| Step { patch: PRODUCTS + i, size, term, sum, add }));
+            steps.extend(inputs[i].map(|term| PairStep { patch: KEPT + i, size, term, sum, add }));
         }
         for (sum, frame) in frames_of(pair) {
             for term in &conv.frames[frame].terms[3..] {
                 let patch = SHORTCUTS + sum;
                 // SAFETY: by this function's contract; the slot has room for the patch.
                 let size = unsafe { self.prepare_bf16_patch::<S>(term, 0, at(patch)) };
-                steps.push(Step { patch, size, term, sum, add: true });
+                steps.push(PairStep { patch, size, term, sum, add: true });
             }
         }
         steps
@@ -150,7 +151,22 @@ impl AreaTask<'_> {
     ///
     /// # Safety
     /// As [`AreaTask::run_bf16`]; the patches are prepared.
-    unsafe fn panel_of_pair<S: Bf16Kernels>(&self, pair: [Option<usize>; 2], panel: usize, more: bool, steps: &[Step]) {
+    unsafe fn panel_of_pair<S: Bf16Kernels>(
+        &self,
+        pair: [Option<usize>; 2],
+        panel: usize,
+        more: bool,
+        steps: &[PairStep],
+    ) {
+        let floats = self.tiles().tiles * TILE * PANEL;
+        if panel_width(self.conv.op.layout.cout as usize, panel % self.conv.panels).1 < PANEL {
+            // Products leave the other half of a panel as it is, and sums and differences are of whole panels.
+            // SAFETY: the slot has room for the sums of both frames.
+            unsafe {
+                self.sums(0).write_bytes(0, floats);
+                self.sums(1).write_bytes(0, floats);
+            }
+        }
         for (number, step) in steps.iter().enumerate() {
             let next = match steps.get(number + 1) {
                 Some(next) => Some(self.weights(panel, next.term)),
@@ -162,7 +178,6 @@ impl AreaTask<'_> {
                 let ahead = next.map(|next| (next, 0));
                 self.add_products::<S>(panel, step.term, (patch, step.size), ahead, self.sums(step.sum), step.add);
                 if number == 1 {
-                    let floats = self.tiles().tiles * TILE * PANEL;
                     S::enter(ShareProducts { first: self.sums(0), second: self.sums(1), floats });
                 }
             }

@@ -116,6 +116,9 @@ impl<'a> CheckedConv<'a> {
         if layout.window == Window::Down && (input.height % 2 != 0 || input.width % 2 != 0) {
             return Err(fail(op, "the height and width of the input must be even"));
         }
+        if layout.pairs && layout.window != Window::Same {
+            return Err(fail(op, "pairs of frames have another window than Same"));
+        }
         if op.statistics && (layout.groups == 0 || !layout.cout.is_multiple_of(layout.groups)) {
             return Err(fail(op, "the groups do not divide the output's channels"));
         }
@@ -151,7 +154,7 @@ impl<'a> CheckedConv<'a> {
         u64::from(term.slab) == self.op.layout.slabs
     }
 
-    /// The terms of the input frames d0 to d3 of a pair, of those that the frames of it have that are there.
+    /// The terms of a pair's input frames d0 to d3; `None` for one that only a missing frame reads.
     pub fn pair_inputs(&self, [first, second]: [Option<usize>; 2]) -> [Option<&'a Term<Offsets>>; PAIR_INPUTS] {
         let term = |frame: Option<usize>, number: usize| frame.map(|frame| &self.frames[frame].terms[number]);
         [term(first, 0), term(first, 1).or(term(second, 0)), term(first, 2).or(term(second, 1)), term(second, 2)]
@@ -272,8 +275,8 @@ fn check_frame(
     if u64::from(frame.bias) >= layout.biases {
         return Err(fail(op, "a frame names a bias that does not exist"));
     }
-    if frame.terms.iter().filter(|term| u64::from(term.slab) == layout.slabs).count() > 1 {
-        return Err(fail(op, "a frame has more than one shortcut"));
+    if frame.terms.iter().rev().skip(1).any(|term| u64::from(term.slab) == layout.slabs) {
+        return Err(fail(op, "a shortcut is not the last term of a frame"));
     }
     for term in frame.terms.iter() {
         let bytes = match layout.shortcut {

@@ -311,8 +311,8 @@ pub fn division(
 ) -> (usize, usize) {
     let panels = panel_count(layout.cout as usize) * layout.window.phases() as usize;
     let prologue = if precision == Precision::Bf16 { BF16_PROLOGUE_COST } else { PROLOGUE_COST };
-    // The patches of a task, in products of a panel: those of its units. Frames share them with two frames before, pairs with one
-    // pair.
+    // The patches of a task, in products of a panel: those of its units. Frames share them with two frames before,
+    // pairs with one pair.
     let patch = prologue / (layout.window.side() * layout.window.side()) as f64 / PANEL as f64;
     let before = match layout.pairs {
         _ if uses_winograd(layout, precision) => 0,

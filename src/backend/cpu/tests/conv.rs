@@ -220,6 +220,11 @@ fn convolution_refuses_invalid_operations() {
     case.frames = vec![(vec![(0, 4), (1, 0)], 0, false)];
     assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
     let mut case = ConvCase::new(Precision::Fp32, ConvLayout { slabs: 3, shortcut: Some(4), ..five }, 4, 4, 3);
-    case.frames = vec![(vec![(0, 0), (usize::MAX, 3), (usize::MAX, 3)], 0, false)];
+    for terms in [vec![(0, 0), (usize::MAX, 3), (usize::MAX, 3)], vec![(usize::MAX, 3), (0, 0)]] {
+        case.frames = vec![(terms, 0, false)];
+        assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
+    }
+    let mut case = ConvCase::new(Precision::Fp32, ConvLayout { window: Window::Up, pairs: true, ..five }, 4, 4, 3);
+    case.frames = vec![(vec![(0, 4)], 0, false)];
     assert!(refused(case.run(&cpu, 1, &mut || false).map(|_| ())));
 }

@@ -25,7 +25,7 @@ pub struct Kernels {
     pub conv_mma_up: Option<Kernel>,
     /// Pairs of frames by Winograd in time: `conv_wgmma_pair` where there is `conv_wgmma`, else `conv_mma_pair`.
     pub conv_pair: Option<Kernel>,
-    /// `conv_mma_pair` for the window `Up`. By warpgroup products it would gain nothing.
+    /// `conv_mma_pair` for the window `Up`. By warpgroup products an upsampler would take as long in pairs as without.
     pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
@@ -116,8 +116,9 @@ impl Kernels {
         let wgmma_pair = |bundles: &TwoByteBundles| {
             module(bundles.conv_wgmma_pair).kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED)
         };
-        let mma_pairs = two_bytes.as_ref().filter(|_| wgmma.is_none()).map(|bundles| module(bundles.conv_mma_pair));
-        let mma_pair = |name| mma_pairs.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
+        let mma_pair_module =
+            two_bytes.as_ref().filter(|_| wgmma.is_none()).map(|bundles| module(bundles.conv_mma_pair));
+        let mma_pair = |name| mma_pair_module.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
         let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {
             plain: module.kernel(plain, shared),
             partial_sums: module.kernel(sums, shared),

@@ -113,7 +113,7 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
                 (64, 64, up, None),
                 (128, 192, up, None),
             ] {
-                if window == up && !gpu.profile().pairs_upsamplers {
+                if window == up && !gpu.profile().upsampler_pairs {
                     continue;
                 }
                 let base = ConvLayout { shortcut, biases: 1, ..layout(cin, cout, window, Prologue::None) };

@@ -43,7 +43,7 @@ impl Device {
             column_step: 32,
             fuses_norm: !self.separate_norms,
             pairs: None,
-            pairs_upsamplers: false,
+            upsampler_pairs: false,
             attention_cost: 1.0,
             adds_in_place: self.separate_norms,
             offloads: self.copies.is_some(),

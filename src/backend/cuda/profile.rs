@@ -28,15 +28,16 @@ fn pair_costs(precision: Precision, arch: KernelArch) -> Option<PairCosts> {
 
 /// The profile of any GPU with these rates and kernels. Needs no device.
 pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> DeviceProfile {
+    let pairs = pair_costs(precision, arch);
     DeviceProfile {
         rates,
         busy_pixels: BUSY_PIXELS,
         chunk_frames: CHUNK_FRAMES,
         column_step: COLUMN_STEP,
         fuses_norm: false,
-        pairs: pair_costs(precision, arch),
+        pairs,
         // By warpgroup products an upsampler takes as long in pairs as without: a patch serves few products.
-        upsampler_pairs: precision != Precision::Fp32 && !arch.has_wgmma(),
+        upsampler_pairs: pairs.is_some() && !arch.has_wgmma(),
         attention_cost: ATTENTION_COST,
         adds_in_place: true,
         offloads: true,

@@ -18,7 +18,7 @@ pub(super) const POINTS: usize = 4;
 /// The number of a point of rows and a point of columns. Its bits are phase row, phase column, tap row and tap column,
 /// as in a slab.
 #[inline(always)]
-pub(super) fn place(row: usize, column: usize) -> usize {
+pub(super) fn index(row: usize, column: usize) -> usize {
     (row & 2) << 2 | (column & 2) << 1 | (row & 1) << 1 | column & 1
 }
 
@@ -139,7 +139,7 @@ fn evaluate_each_kernel<E: Real, const N: usize>(
             for row in 0..POINTS {
                 let values = of_kernel([columns[0][row], columns[1][row], columns[2][row]]);
                 for column in 0..POINTS {
-                    into[place(row, column)][channel][lane] = values[column];
+                    into[index(row, column)][channel][lane] = values[column];
                 }
             }
         }
@@ -172,13 +172,13 @@ fn interpolate_rows<E: Real>(products: &mut [[E; COLUMNS]]) {
             values[point] = products[point * channels + channel];
         }
         for lane in 0..COLUMNS {
-            let value = |row, column| values[place(row, column)][lane];
+            let value = |row, column| values[index(row, column)][lane];
             let of_row = |row| coefficients([value(row, 0), value(row, 1), value(row, 2), value(row, 3)]);
             let rows = [of_row(0), of_row(1), of_row(2), of_row(3)];
             for column in 0..POINTS {
                 let of_column = coefficients([rows[0][column], rows[1][column], rows[2][column], rows[3][column]]);
                 for row in 0..POINTS {
-                    taps[place(row, column)][lane] = of_column[row];
+                    taps[index(row, column)][lane] = of_column[row];
                 }
             }
         }
@@ -210,7 +210,7 @@ mod tests {
         for row in 0..POINTS {
             evaluate_pixels(&pixels, row, &mut left);
             for column in 0..POINTS {
-                let point = place(row, column);
+                let point = index(row, column);
                 product::add(&left.0[column][..CHANNELS], [&kernels[point]], [&mut found[point]]);
             }
         }

@@ -185,7 +185,7 @@ impl<'a> Upsampler<'a> {
                 for row in 0..POINTS {
                     points::evaluate_pixels(pixels, row, &mut at_points);
                     for (column, left) in at_points.0.iter().enumerate() {
-                        let point = points::place(row, column);
+                        let point = points::index(row, column);
                         let right: [_; KERNEL] = from_fn(|tap| &conv[(point * KERNEL + tap) * terms..][..terms]);
                         let place = |tap| (product_index((tap, frame)) * TAPS + point) * tiles + tile;
                         let into = into.get_disjoint_mut(from_fn(place)).expect("taps have places of their own");

@@ -11,7 +11,8 @@ use std::sync::Arc;
 
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{
-    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, OWN_SLABS, Op, PartialSums, PinnedBytes, Shape,
+    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, OWN_SLABS, Op, PairCosts, PartialSums,
+    PinnedBytes, Shape,
 };
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
@@ -101,6 +102,23 @@ fn assert_same_frames(base: Request, frames: u64) {
 }
 
 /// Both frames of a pair are in one operation, unless chunks have one frame.
+/// Of a cache that is made again from the head's input instead of being offloaded.
+#[test]
+fn recomputed_upsamplers_count_the_cost_of_pairs() {
+    let request = request(Direction::Decode, clip(Direction::Decode, 1, 5)).with_pairs();
+    let network = &request.network;
+    let stage = network.stages.iter().find(|stage| network.layers[stage.head].layout.pairs).unwrap();
+    let layer = stage.blocks[0].layers()[0];
+    let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
+    let seconds = |together: f64| {
+        let mut target = SLOW_COPIES.target();
+        target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
+        let costs = CostModel { network, target };
+        costs.offload_cost(layer, shape(layer), 2, (stage.head, shape(stage.head))).recomputed
+    };
+    assert!(seconds(2.0) > seconds(1.0));
+}
+
 #[test]
 fn chunks_have_whole_pairs() {
     for direction in Direction::ALL {

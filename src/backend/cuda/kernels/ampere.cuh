@@ -32,6 +32,12 @@ __device__ __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) {
                  : "r"(address));
 }
 
+__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address));
+}
+
 __device__ __forceinline__ u32 load_shared_u32(u32 address) {
     u32 word;
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(word) : "r"(address));

@@ -71,12 +71,6 @@ __device__ __forceinline__ void set_probabilities(u32 (&probability)[STEPS][4], 
     probability[n / 2][n % 2 * 2 + r] = pack2(a, b);
 }
 
-__device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-                 : "r"(address));
-}
-
 /// What this lane passes to ldmatrix: key and unit of 8 channels.
 __device__ __forceinline__ u32 value_offset(int lane, int split) {
     return (lane & 15) * ROW_BYTES +

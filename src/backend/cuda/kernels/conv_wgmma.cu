@@ -20,7 +20,6 @@ __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int
     PipelineState<Shared::PATCH_STAGES> patches;
     PipelineState<Shared::WEIGHT_STAGES> weights;
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    int parity = 0;
     float acc[2][64];
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
@@ -41,11 +40,8 @@ __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int
         const bool residual = frame.residual >= 0;
         if (residual && group == 1) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
         if (residual) epilogue.add_residual(acc, weights);
-        auto* moments = p.records ? shared.moments[parity] + 4 * group : nullptr;
-        epilogue.store(acc, frame, moments);
-        if (moments) epilogue.store_group_record(moments);
+        epilogue.store(acc, frame, epilogue.group_record());
         if (residual && group == 0) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
-        parity ^= 1;
     }
     tma_store_wait_read();
 }

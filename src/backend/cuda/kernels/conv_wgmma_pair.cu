@@ -25,22 +25,22 @@ __device__ __forceinline__ void consume(const ConvParams& p, PairShared& shared,
         const int2 corner = make_int2(tile.x + BLOCK_COLS * group, tile.y);
         const EpilogueWgmma<PairShared> epilogue = {p, shared, tile, group, warp, lane, corner};
         const FramePair pair(p, tile);
-        auto* moments = p.records ? shared.moments[parity] : nullptr;  // [frame][warpgroup][warp]
+        float2 (*moments)[CONSUMERS][TILE_CHANNELS / 4] = shared.moments[parity];
         epilogue.prefetch_bias(pair.any());
-        mainloop.accumulate(p, pair, acc);
-        epilogue.wait_bias();
+        mainloop.accumulate(p, pair, acc, [&](float (&sum)[1][64]) {
+            epilogue.wait_bias();
+            epilogue.add_bias(sum);
+        });
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (!pair.has(i)) continue;
-            epilogue.add_bias(acc[i]);
             if (pair.frame[i].residual >= 0) epilogue.add_residual(acc[i], mainloop.weights);
-            epilogue.store(acc[i], pair.frame[i], moments ? moments + 4 * (CONSUMERS * i + group) : nullptr);
+            epilogue.store(acc[i], pair.frame[i], p.records ? moments[i][group] : nullptr);
         }
-        if (moments) {
+        if (p.records) {
             named_barrier(1 + CONSUMERS, 128 * CONSUMERS);
             // One warp of each warpgroup writes the record of a frame.
-            if (warp == 0 && pair.has(group))
-                epilogue.store_pair_record(pair.frame[group], moments + 4 * CONSUMERS * group);
+            if (warp == 0 && pair.has(group)) epilogue.store_pair_record(pair.frame[group], moments[group]);
         }
         parity ^= 1;
     });

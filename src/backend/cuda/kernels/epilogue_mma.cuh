@@ -150,7 +150,7 @@ struct EpilogueMma {
         for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
             for (int b = 0; b < BLOCKS; ++b) x[i][b] = pack2(acc(i, b, 0), acc(i, b, 1));
-        if (moments) reduce_moments_of_units(x, valid, lane, 0, *moments);
+        if (moments) reduce_moments(x, valid, lane, 0, *moments);
         PixelWalk<u8> at = {out, column_bytes() * scale, row_bytes() * scale * scale};
 #pragma unroll
         for (int i = 0; i < PIXELS; ++i) {

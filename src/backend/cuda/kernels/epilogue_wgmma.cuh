@@ -4,6 +4,7 @@
 #pragma once
 #include "epilogue.cuh"
 #include "mainloop_wgmma.cuh"
+#include "statistics_wgmma.cuh"
 
 template <class Shared>
 struct EpilogueWgmma {
@@ -120,34 +121,32 @@ struct EpilogueWgmma {
     /// Adds two boxes, 64 channels each. The consumers of a pair of frames read half of each box.
     __device__ __forceinline__ void add_residual(Sums& acc, WeightPipe& pipe) const {
         const int first = 2 * warp * GROUP_COLS + (Shared::FRAMES == 2 ? BLOCK_COLS * group : 0);
-        // This lane reads 4 bytes of each 16-byte unit of a pixel's swizzled row.
-        const u32 lane_offset = (first + lane / 4) * ROW_BYTES + lane % 4 * 4;
 #pragma unroll
         for (int box = 0; box < 2; ++box) {
             mbarrier_wait(smem_address(&shared.weights_full[pipe.stage]), pipe.parity);
-            const u8* residual = shared.weights[pipe.stage] + lane_offset;
+            const u32 pixels = smem_address(shared.weights[pipe.stage]) + (first + lane % 8) * ROW_BYTES;
 #pragma unroll
             for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
-                for (int unit = 0; unit < 8; ++unit) {
-                    const u32 row = (i % 2 * 16 + i / 2 * 8) * ROW_BYTES;
-                    const float2 v =
-                        unpack2(*reinterpret_cast<const u32*>(residual + row + ((unit ^ (lane / 4)) << 4)));
-                    add_residual_to(value(acc, i, box * 8 + unit, 0), v.x);
-                    add_residual_to(value(acc, i, box * 8 + unit, 1), v.y);
+                for (int g = 0; g < 2; ++g) {
+                    u32 x[4];  // of 32 channels
+                    ldmatrix_x4(x, pixels + (i % 2 * GROUP_COLS + i / 2 * BLOCK_COLS) * ROW_BYTES +
+                                       ((4 * g + lane / 8) ^ (lane % 8)) * UNIT_BYTES);
+#pragma unroll
+                    for (int b = 0; b < 4; ++b) {
+                        const float2 v = unpack2(x[b]);
+                        add_residual_to(value(acc, i, 8 * box + 4 * g + b, 0), v.x);
+                        add_residual_to(value(acc, i, 8 * box + 4 * g + b, 1), v.y);
+                    }
                 }
             skip_residual_box(pipe);
         }
     }
 
-    /// Rounds and stores 64 channels at a time, and reduces the moments of the rounded values unless `moments` is null:
-    /// those of this warpgroup's warps.
-    __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame,
-                                          WarpMoments<TILE_CHANNELS / 4>* moments) const {
+    /// Rounds and stores 64 channels at a time, and writes mean and M2 of each quad of rounded values to `moments`, unless
+    /// it is null.
+    __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame, float2* moments) const {
         const bool storing_thread = warp == 0 && lane == 0;
-        u32 valid = 0;
-#pragma unroll
-        for (int i = 0; i < PIXELS; ++i) valid |= (pixel_of(i).y < p.height && pixel_of(i).x < p.width) << i;
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
             u32 x[2][PIXELS][4];  // [32 channels][pixel][8 channels]
@@ -181,24 +180,26 @@ struct EpilogueWgmma {
             // Also where there is nothing to store: what may be in flight is counted in groups.
             if (storing_thread) tma_store_commit();
             if (moments) {
-#pragma unroll
-                for (int g = 0; g < 2; ++g) reduce_moments(x[g], valid, lane, 16 * half + 8 * g, moments[warp]);
+                const QuadMoments quad = box_moments<BLOCK_COLS * BLOCKS>(out, warp, lane, p.height - corner.y,
+                                                                          p.width - corner.x);
+                if (quad.valid) moments[half * K_BLOCK / 4 + quad.quad] = quad.moments;
             }
         }
     }
 
-    /// The record of this warpgroup's pixels.
-    __device__ __forceinline__ void store_group_record(const WarpMoments<TILE_CHANNELS / 4>* moments) const {
-        sync_warpgroup();
-        if (warp == 0)
-            store_record<4, 2>(p, tile, tile.frame, moments, lane, corner.x, corner.y,
-                               tile.channel_tile * TILE_CHANNELS);
+    /// The record of this warpgroup's pixels, at the first channel of the tile; null for none.
+    __device__ __forceinline__ float2* group_record() const {
+        if (!p.records || corner.y >= p.height || corner.x >= p.width) return nullptr;
+        return record_at(p, tile, tile.frame, corner.x, corner.y) + tile.channel_tile * TILE_CHANNELS / 4;
     }
 
     /// The record of a frame of a pair, whose pixels both warpgroups have.
     __device__ __forceinline__ void store_pair_record(const FrameParams& frame,
-                                                      const WarpMoments<TILE_CHANNELS / 4>* moments) const {
-        store_record<4, 2, CONSUMERS>(p, tile, frame.record, moments, lane, tile.x, tile.y,
-                                      tile.channel_tile * TILE_CHANNELS);
+                                                      const float2 (&moments)[CONSUMERS][TILE_CHANNELS / 4]) const {
+        if (tile.y >= p.height || tile.x >= p.width) return;
+        const int left = min(p.width - tile.x, GROUP_COLS), right = max(0, left - BLOCK_COLS);
+        const float rows = 4 * min(p.height - tile.y, GROUP_ROWS);
+        record_at(p, tile, frame.record, tile.x, tile.y)[tile.channel_tile * TILE_CHANNELS / 4 + lane] =
+            merge_moments(moments[0][lane], rows * (left - right), moments[1][lane], rows * right);
     }
 };

@@ -34,7 +34,7 @@ struct PairShared {
     u64 newer_loaded, newer_empty;
     u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
     float bias[CONSUMERS][1][TILE_CHANNELS];
-    WarpMoments<TILE_CHANNELS / 4> moments[2][2 * 4 * CONSUMERS];  // [parity of the tile][frame][warp]
+    float2 moments[2][2][CONSUMERS][TILE_CHANNELS / 4];  // [parity of the tile][frame][warpgroup]: mean and M2 of quads
 
     /// The other blocks of the cluster may load the next tile here, too.
     static __device__ __forceinline__ void release_weights(u32 barrier, int lane) {
@@ -328,10 +328,13 @@ struct PairMainloop {
         drain();
     }
 
-    /// The sums of a tile.
-    __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, float (&acc)[2][1][64]) {
+    /// The sums of a tile. `add_bias(sum)` is called with m1, which is in both frames' sums.
+    template <class AddBias>
+    __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, float (&acc)[2][1][64],
+                                               AddBias add_bias) {
         add_patches<true, true, true>(p.source[0], acc);
         drain();
+        add_bias(acc[0]);
 #pragma unroll
         for (int e = 0; e < 64; ++e) sum_and_difference(acc[0][0][e], acc[1][0][e]);
         const bool shortcut = pair.any().slot[SHORTCUT_TERM] >= 0;

@@ -25,8 +25,7 @@ struct Shared {
     // Consumers wait for `full`: the copy has arrived. The producer waits for `empty`: all consumer warps are done.
     u64 patch_full[PATCH_STAGES], patch_empty[PATCH_STAGES];
     u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
-    float bias[CONSUMERS][4][TILE_CHANNELS];                   // [warpgroup][edge]
-    WarpMoments<TILE_CHANNELS / 4> moments[2][4 * CONSUMERS];  // [parity of the tile][warp]
+    float bias[CONSUMERS][4][TILE_CHANNELS];  // [warpgroup][edge]
 
     static __device__ __forceinline__ void release_weights(u32 barrier, int lane) {
         if (lane == 0) mbarrier_arrive(barrier);

@@ -40,28 +40,11 @@ __device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 vali
         }
 }
 
-/// Reduces what a warp stores, in mma fragments: `x[i][b]` is this lane's pair in block b of 8 channels, at its pixel
-/// i. Bit i of `valid`: pixel i is inside the image. Pixel 0 of lane 0 is inside if any pixel of the warp is.
+/// Reduces what a warp stores: `x[i]` is four pairs of its pixel i that this lane has, whole units of adjacent channels.
+/// Blocks 2h and 2h+1 are one quad. Bit i of `valid`: pixel i is inside the image. Pixel 0 of lane 0 is inside if any
+/// pixel of the warp is.
 template <int PIXELS, int QUADS>
 __device__ __forceinline__ void reduce_moments(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
-                                               WarpMoments<QUADS>& moments) {
-    float pivot[4], moment[8] = {};
-#pragma unroll
-    for (int b = 0; b < 4; ++b) pivot[b] = __shfl_sync(~0u, unpack2(x[0][b]).x, lane & 2);
-    add_moments(x, valid, [&](int b) { return pivot[b]; }, moment);
-    float total = reduce8(moment, lane);
-    total += __shfl_xor_sync(~0u, total, 1);
-    const int t = lane & 3, quad = first_quad + (lane >> 2 & 3) * 2 + (t >> 1);
-    if ((t & 1) == 0) (lane < 16 ? moments.sum : moments.squares)[quad] = total;
-    if (lane < 4 && (t & 1) == 0) {
-#pragma unroll
-        for (int b = 0; b < 4; ++b) moments.pivot[first_quad + 2 * b + (t >> 1)] = pivot[b];
-    }
-}
-
-/// The same numbers if a lane's four pairs are whole units of adjacent channels. Then blocks 2h and 2h+1 are one quad.
-template <int PIXELS, int QUADS>
-__device__ __forceinline__ void reduce_moments_of_units(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
                                                         WarpMoments<QUADS>& moments) {
     const int t = lane & 3;
     const auto quad = [&](int h) { return first_quad + (UNIT_CHANNELS == 8 ? 2 * t + h : 4 * h + t); };
@@ -78,22 +61,26 @@ __device__ __forceinline__ void reduce_moments_of_units(const Pair (&x)[PIXELS][
     }
 }
 
+/// The record of the pixels from (x, y) of the tile grid on, of the launch's output frame `frame`: a quad each.
+__device__ __forceinline__ float2* record_at(const ConvParams& p, const Tile& tile, int frame, int x, int y) {
+    const int rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS, cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
+    const i64 record =
+        (static_cast<i64>(frame * p.phases + tile.phase) * rows + y / RECORD_ROWS) * cols + x / RECORD_COLS;
+    return p.records + record * (p.channel_tiles * TILE_CHANNELS / 4);
+}
+
 /// Merges the moments of `WARPS` warps, stacked vertically with `ROWS` rows each, and writes the record of the launch's
-/// output frame `frame` at (x, y) of the tile grid. `SIDES` such stacks are side by side.
-template <int WARPS, int ROWS, int SIDES = 1, int QUADS>
+/// output frame `frame` at (x, y) of the tile grid.
+template <int WARPS, int ROWS, int QUADS>
 __device__ __forceinline__ void store_record(const ConvParams& p, const Tile& tile, int frame,
                                              const WarpMoments<QUADS>* moments, int quad, int x, int y,
                                              int first_channel) {
-    constexpr int ALL = WARPS * SIDES, SIDE_COLS = RECORD_COLS / SIDES;
     if (y >= p.height || x >= p.width) return;
-    const int record_rows = (p.height + RECORD_ROWS - 1) / RECORD_ROWS,
-              record_cols = (p.width + RECORD_COLS - 1) / RECORD_COLS;
     const float cols = min(p.width - x, RECORD_COLS) * 4;
-    float n[ALL], mean[ALL], m2[ALL], total = 0.0f;
+    float n[WARPS], mean[WARPS], m2[WARPS], total = 0.0f;
 #pragma unroll
-    for (int w = 0; w < ALL; ++w) {
-        const float side_cols = SIDES == 1 ? cols : max(0, min(p.width - (x + w / WARPS * SIDE_COLS), SIDE_COLS)) * 4;
-        n[w] = max(0, min(p.height - (y + w % WARPS * ROWS), ROWS)) * side_cols;
+    for (int w = 0; w < WARPS; ++w) {
+        n[w] = max(0, min(p.height - (y + w * ROWS), ROWS)) * cols;
         const float sum = moments[w].sum[quad], offset = n[w] > 0.0f ? __fdividef(sum, n[w]) : 0.0f;
         mean[w] = n[w] > 0.0f ? moments[w].pivot[quad] + offset : 0.0f;
         m2[w] = n[w] > 0.0f ? fmaxf(moments[w].squares[quad] - sum * offset, 0.0f) : 0.0f;
@@ -101,9 +88,6 @@ __device__ __forceinline__ void store_record(const ConvParams& p, const Tile& ti
     }
     float2 merged = make_float2(__fdividef(total, min(p.height - y, RECORD_ROWS) * cols), 0.0f);
 #pragma unroll
-    for (int w = 0; w < ALL; ++w) merged.y += m2[w] + n[w] * (mean[w] - merged.x) * (mean[w] - merged.x);
-    const i64 record =
-        (static_cast<i64>(frame * p.phases + tile.phase) * record_rows + y / RECORD_ROWS) * record_cols +
-        x / RECORD_COLS;
-    p.records[record * (p.channel_tiles * TILE_CHANNELS / 4) + first_channel / 4 + quad] = merged;
+    for (int w = 0; w < WARPS; ++w) merged.y += m2[w] + n[w] * (mean[w] - merged.x) * (mean[w] - merged.x);
+    record_at(p, tile, frame, x, y)[first_channel / 4 + quad] = merged;
 }

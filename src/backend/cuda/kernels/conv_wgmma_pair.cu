@@ -31,12 +31,13 @@ __device__ __forceinline__ void consume(const ConvParams& p, PairShared& shared,
             epilogue.wait_bias();
             epilogue.add_bias(sum);
         });
+        // Both residuals first: then the weights of the next tile can be loaded.
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            if (!pair.has(i)) continue;
+        for (int i = 0; i < 2; ++i)
             if (pair.frame[i].residual >= 0) epilogue.add_residual(acc[i], mainloop.weights);
-            epilogue.store(acc[i], pair.frame[i], p.records ? moments[i][group] : nullptr);
-        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i)
+            if (pair.has(i)) epilogue.store(acc[i], pair.frame[i], p.records ? moments[i][group] : nullptr);
         if (p.records) {
             named_barrier(1 + CONSUMERS, 128 * CONSUMERS);
             // One warp of each warpgroup writes the record of a frame.

@@ -143,47 +143,56 @@ struct EpilogueWgmma {
         }
     }
 
-    /// Rounds and stores 64 channels at a time, and writes mean and M2 of each quad of rounded values to `moments`, unless
-    /// it is null.
+    /// Rounds and stores as many boxes of 64 channels at a time as there is room for. Writes mean and M2 of each quad of
+    /// rounded values to `moments`, unless it is null.
     __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame, float2* moments) const {
         const bool storing_thread = warp == 0 && lane == 0;
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            u32 x[2][PIXELS][4];  // [32 channels][pixel][8 channels]
+        for (int first = 0; first < 2; first += OUT_BOXES) {
+            u32 x[OUT_BOXES][2][PIXELS][4];  // [box][32 channels][pixel][8 channels]
 #pragma unroll
-            for (int g = 0; g < 2; ++g)
+            for (int i = 0; i < PIXELS; ++i)
 #pragma unroll
-                for (int i = 0; i < PIXELS; ++i)
-#pragma unroll
-                    for (int b = 0; b < 4; ++b) {
-                        const int block = 8 * half + 4 * g + b;
-                        x[g][i][b] = pack2(value(acc, i, block, 0), value(acc, i, block, 1));
-                    }
-            const u32 out = smem_address(shared.out[group]) + half % OUT_BOXES * OUT_BYTES;
-            if (storing_thread) tma_store_wait_read<OUT_BOXES - 1>();
+                for (int block = 0; block < 8 * OUT_BOXES; ++block)
+                    x[block / 8][block / 4 % 2][i][block % 4] =
+                        pack2(value(acc, i, 8 * first + block, 0), value(acc, i, 8 * first + block, 1));
+            const u32 boxes = smem_address(shared.out[group]);
+            if (storing_thread) tma_store_wait_read();
             sync_warpgroup();
 #pragma unroll
-            for (int g = 0; g < 2; ++g)
+            for (int box = 0; box < OUT_BOXES; ++box)
 #pragma unroll
-                for (int i = 0; i < PIXELS; ++i) {
-                    const int pixel = (2 * warp + i % 2) * BLOCK_COLS * BLOCKS + i / 2 * BLOCK_COLS + lane % 8;
-                    stmatrix_x4(out + pixel * ROW_BYTES + ((4 * g + lane / 8) ^ (lane % 8)) * 16, x[g][i]);
-                }
+                for (int g = 0; g < 2; ++g)
+#pragma unroll
+                    for (int i = 0; i < PIXELS; ++i) {
+                        const int pixel = (2 * warp + i % 2) * BLOCK_COLS * BLOCKS + i / 2 * BLOCK_COLS + lane % 8;
+                        stmatrix_x4(boxes + box * OUT_BYTES + pixel * ROW_BYTES +
+                                        ((4 * g + lane / 8) ^ (lane % 8)) * UNIT_BYTES,
+                                    x[box][g][i]);
+                    }
             fence_async_proxy();
             sync_warpgroup();
-            const int channel = tile.channel_tile * TILE_CHANNELS + half * K_BLOCK;
-            if (storing_thread && channel < p.cout) {
-                // With Up, a tile column makes two output columns, which the tensor map treats as adjacent channels.
-                const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
-                tma_store_5d(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, frame.out, out);
+            if (storing_thread) {
+#pragma unroll
+                for (int box = 0; box < OUT_BOXES; ++box) {
+                    const int channel = tile.channel_tile * TILE_CHANNELS + (first + box) * K_BLOCK;
+                    // With Up, a tile column makes two output columns, which the tensor map treats as adjacent channels.
+                    const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
+                    if (channel < p.cout)
+                        tma_store_5d(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, frame.out,
+                                     boxes + box * OUT_BYTES);
+                }
+                tma_store_commit();
             }
-            // Also where there is nothing to store: what may be in flight is counted in groups.
-            if (storing_thread) tma_store_commit();
-            if (moments) {
-                const QuadMoments quad = box_moments<BLOCK_COLS * BLOCKS>(out, warp, lane, p.height - corner.y,
-                                                                          p.width - corner.x);
-                if (quad.valid) moments[half * K_BLOCK / 4 + quad.quad] = quad.moments;
-            }
+            if (!moments) continue;
+            BoxSums<BLOCK_COLS * BLOCKS> sums[OUT_BOXES];
+#pragma unroll
+            for (int box = 0; box < OUT_BOXES; ++box)
+                sums[box].add(boxes + box * OUT_BYTES, warp, lane, p.height - corner.y, p.width - corner.x);
+#pragma unroll
+            for (int box = 0; box < OUT_BOXES; ++box)
+                sums[box].store_moments(warp, lane, p.height - corner.y, p.width - corner.x,
+                                        moments + (first + box) * K_BLOCK / 4);
         }
     }
 

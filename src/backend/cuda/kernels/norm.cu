@@ -22,11 +22,12 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
     if (threadIdx.x % 32 == 0) scratch[threadIdx.x / 32] = value;
     __syncthreads();
     float total = 0.0f;
-    for (int i = 0; i < blockDim.x / 32; ++i) total += scratch[i];
+    for (int i = 0; i < THREADS / 32; ++i) total += scratch[i];
     return total;
 }
 
-/// One block per group and frame, two passes over records in L2. The frame's shape fixes the order of summation.
+/// One block per group and frame. The frame's shape fixes the order of summation. A thread reads its records once and takes
+/// moments about the first of their means, so little cancels.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid_constant__ FinalizeParams p) {
     __shared__ float scratch[THREADS / 32];
     const int group = blockIdx.x, frame = blockIdx.y;
@@ -34,22 +35,37 @@ extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid
     const int count = p.phases * rows * cols;
     const float2* records = p.records + static_cast<i64>(frame) * count * p.quads + group * p.group_quads;
     const float total = 4.0f * p.group_quads * p.phases * p.height * p.width;
-    const auto elements = [&](int record) {
-        const int col = record % cols, row = record / cols % rows;
-        return 4.0f * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, p.width - RECORD_COLS * col);
-    };
-    float sum = 0.0f;
-    for (int record = threadIdx.x; record < count; record += blockDim.x)
-        for (int quad = 0; quad < p.group_quads; ++quad)
-            sum += __ldg(records + static_cast<i64>(record) * p.quads + quad).x * elements(record);
-    const float mean = block_sum(sum, scratch) / total;
-    float squares = 0.0f;
-    for (int record = threadIdx.x; record < count; record += blockDim.x)
-        for (int quad = 0; quad < p.group_quads; ++quad) {
-            const float2 part = __ldg(records + static_cast<i64>(record) * p.quads + quad);
-            squares += part.y + (part.x - mean) * (part.x - mean) * elements(record);
+    const int next_col = THREADS % cols, next_row = THREADS / cols % rows;  // from a record of this thread to its next
+    const float pivot = threadIdx.x < count ? __ldg(records + static_cast<i64>(threadIdx.x) * p.quads).x : 0.0f;
+    float elements = 0.0f, sum = 0.0f, squares = 0.0f;
+    for (int quad = 0; quad < p.group_quads; ++quad) {
+        int col = threadIdx.x % cols, row = threadIdx.x / cols % rows;
+        constexpr int LOADS = 8;  // in flight
+        for (int record = threadIdx.x; record < count; record += LOADS * THREADS) {
+            float2 part[LOADS];
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i)
+                if (record + i * THREADS < count)
+                    part[i] = __ldg(records + static_cast<i64>(record + i * THREADS) * p.quads + quad);
+#pragma unroll
+            for (int i = 0; i < LOADS; ++i) {
+                if (record + i * THREADS >= count) break;
+                const float part_elements =
+                    4 * min(RECORD_ROWS, p.height - RECORD_ROWS * row) * min(RECORD_COLS, p.width - RECORD_COLS * col);
+                const float difference = part[i].x - pivot, weighted = difference * part_elements;
+                elements += part_elements;
+                sum += weighted;
+                squares += fmaf(weighted, difference, part[i].y);
+                col += next_col, row += next_row;
+                if (col >= cols) col -= cols, ++row;
+                if (row >= rows) row -= rows;
+            }
         }
-    const float variance = block_sum(squares, scratch) / total;
+    }
+    const float mean = block_sum(fmaf(pivot, elements, sum), scratch) / total;
+    const float offset = elements > 0.0f ? sum / elements : 0.0f, distance = pivot + offset - mean;
+    const float variance =
+        block_sum(fmaxf(squares - sum * offset, 0.0f) + elements * distance * distance, scratch) / total;
     if (threadIdx.x == 0)
         p.statistics[p.slot[frame] * p.stride + group] = make_float2(mean, 1.0f / sqrtf(variance + p.eps));
 }

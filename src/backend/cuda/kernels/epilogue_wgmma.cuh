@@ -143,8 +143,8 @@ struct EpilogueWgmma {
         }
     }
 
-    /// Rounds and stores as many boxes of 64 channels at a time as there is room for. Writes mean and M2 of each quad of
-    /// rounded values to `moments`, unless it is null.
+    /// Rounds and stores as many boxes of 64 channels at a time as there is room for. Writes mean and M2 of each quad
+    /// of rounded values to `moments`, unless it is null.
     __device__ __forceinline__ void store(Sums& acc, const FrameParams& frame, float2* moments) const {
         const bool storing_thread = warp == 0 && lane == 0;
 #pragma unroll
@@ -176,7 +176,8 @@ struct EpilogueWgmma {
 #pragma unroll
                 for (int box = 0; box < OUT_BOXES; ++box) {
                     const int channel = tile.channel_tile * TILE_CHANNELS + (first + box) * K_BLOCK;
-                    // With Up, a tile column makes two output columns, which the tensor map treats as adjacent channels.
+                    // With Up, a tile column makes two output columns, which the tensor map treats as adjacent
+                    // channels.
                     const int side = p.phases == 4 ? (tile.phase & 1) * p.cout : 0;
                     if (channel < p.cout)
                         tma_store_5d(&p.out_map, side + channel, corner.x, tile.phase >> 1, corner.y, frame.out,

@@ -26,8 +26,8 @@ __device__ __forceinline__ float block_sum(float value, float* scratch) {
     return total;
 }
 
-/// One block per group and frame. The frame's shape fixes the order of summation. A thread reads its records once and takes
-/// moments about the first of their means, so little cancels.
+/// One block per group and frame. The frame's shape fixes the order of summation. A thread reads its records once and
+/// takes moments about the first of their means, so little cancels.
 extern "C" __global__ void __launch_bounds__(THREADS) norm_finalize(const __grid_constant__ FinalizeParams p) {
     __shared__ float scratch[THREADS / 32];
     const int group = blockIdx.x, frame = blockIdx.y;

@@ -40,12 +40,12 @@ __device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 vali
         }
 }
 
-/// Reduces what a warp stores: `x[i]` is four pairs of its pixel i that this lane has, whole units of adjacent channels.
-/// Blocks 2h and 2h+1 are one quad. Bit i of `valid`: pixel i is inside the image. Pixel 0 of lane 0 is inside if any
-/// pixel of the warp is.
+/// Reduces what a warp stores: `x[i]` is four pairs of its pixel i that this lane has, whole units of adjacent
+/// channels. Blocks 2h and 2h+1 are one quad. Bit i of `valid`: pixel i is inside the image. Pixel 0 of lane 0 is
+/// inside if any pixel of the warp is.
 template <int PIXELS, int QUADS>
 __device__ __forceinline__ void reduce_moments(const Pair (&x)[PIXELS][4], u32 valid, int lane, int first_quad,
-                                                        WarpMoments<QUADS>& moments) {
+                                               WarpMoments<QUADS>& moments) {
     const int t = lane & 3;
     const auto quad = [&](int h) { return first_quad + (UNIT_CHANNELS == 8 ? 2 * t + h : 4 * h + t); };
     float pivot[2], moment[8] = {};

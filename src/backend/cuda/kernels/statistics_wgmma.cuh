@@ -12,8 +12,8 @@ constexpr Pair ONES = 0x3c003c00, HALVES = 0x38003800;
 
 /// Sums over the pixels of a box. Warp w of a warpgroup has channels 16w to 16w+15. `COLS`: pixels in a row of the box.
 ///
-/// With channels as rows and pixels as columns, a matrix times ones has the sums, and a matrix times its transpose has the
-/// squares on its diagonal. A pivot is subtracted first, so that little cancels. It is one of the quad's values.
+/// With channels as rows and pixels as columns, a matrix times ones has the sums, and a matrix times its transpose has
+/// the squares on its diagonal. A pivot is subtracted first, so that little cancels. It is one of the quad's values.
 /// Differences are halved: so they stay in the range of f16.
 template <int COLS>
 struct BoxSums {
@@ -25,8 +25,8 @@ struct BoxSums {
     /// The first `rows` x `cols` pixels of the box.
     __device__ __forceinline__ void add(u32 box, int warp, int lane, int rows, int cols) {
         // A lane names one of 8 pixels of one of four 8 x 8 matrices.
-        const u32 pixels = box + (lane / 16 * 8 + lane % 8) * ROW_BYTES +
-                           ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * UNIT_BYTES;
+        const u32 pixels =
+            box + (lane / 16 * 8 + lane % 8) * ROW_BYTES + ((2 * warp + lane / 8 % 2) ^ (lane % 8)) * UNIT_BYTES;
         const auto inside = [&](int col) { return (col < cols ? 0xffffu : 0u) | (col + 1 < cols ? 0xffff0000u : 0u); };
         const int col = lane % 4 * 2;
         const u32 inside_cols[2] = {inside(col), inside(COLS == 16 ? col + 8 : col)};
@@ -66,9 +66,8 @@ struct BoxSums {
         if (!takes_squares || (g & 3)) return;
         const float n = 4 * max(0, min(rows, RECORD_ROWS)) * max(0, min(cols, COLS));
         const float offset = n > 0.0f ? __fdividef(sum, n) : 0.0f;
-        moments[4 * warp + 2 * takes_upper + (g >> 2)] =
-            make_float2(2.0f * (offset - unpack2(takes_upper ? shift[1] : shift[0]).x),
-                        4.0f * fmaxf(total - sum * offset, 0.0f));
+        moments[4 * warp + 2 * takes_upper + (g >> 2)] = make_float2(
+            2.0f * (offset - unpack2(takes_upper ? shift[1] : shift[0]).x), 4.0f * fmaxf(total - sum * offset, 0.0f));
     }
 };
 

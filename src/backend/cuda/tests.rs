@@ -7,6 +7,7 @@ mod large;
 mod pairs;
 mod partial_sums;
 mod short_launches;
+mod statistics;
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -83,6 +84,8 @@ fn assert_close(gpus: &[Cuda], most: f64, what: &str, right: &[f32], find: impl 
 struct RandomWeights {
     seed: u64,
     scale: f32,
+    /// Mean and half the range of the biases.
+    bias: (f32, f32),
 }
 
 impl SlabSource for RandomWeights {
@@ -92,7 +95,7 @@ impl SlabSource for RandomWeights {
     }
     fn bias(&mut self, bias: u64, into: &mut [f32]) {
         let mut random = Lcg(self.seed ^ bias << 40);
-        into.iter_mut().for_each(|b| *b = random.next());
+        into.iter_mut().for_each(|b| *b = self.bias.0 + self.bias.1 * random.next());
     }
     fn norm(&mut self, gamma: &mut [f32], beta: &mut [f32]) {
         let mut random = Lcg(self.seed ^ 7);
@@ -103,7 +106,7 @@ impl SlabSource for RandomWeights {
 
 fn weights(layout: &ConvLayout, seed: u64) -> RandomWeights {
     let fan_in = layout.cin * layout.window.side() * layout.window.side() * layout.slabs.min(3);
-    RandomWeights { seed, scale: (3.0 / fan_in as f32).sqrt() }
+    RandomWeights { seed, scale: (3.0 / fan_in as f32).sqrt(), bias: (0.0, 1.0) }
 }
 
 /// Random weights, not at the beginning of their block.

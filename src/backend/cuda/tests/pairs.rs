@@ -3,7 +3,7 @@
 use super::*;
 use crate::model::Time;
 
-const FRAMES: usize = 6;
+pub(super) const FRAMES: usize = 6;
 /// Of the three taps of the CPU.
 const SHORTCUT_SLAB: u64 = 3;
 
@@ -32,16 +32,18 @@ impl SlabSource for PairedWeights {
 }
 
 /// A convolution of a clip, its frames divided among launches.
-struct PairCase {
-    layout: ConvLayout,
-    input: FrameShape,
+pub(super) struct PairCase {
+    pub layout: ConvLayout,
+    pub input: FrameShape,
     /// Of the random input. Weights are divided by its root, so that neither they nor sums leave the range of f16.
-    factor: f32,
+    pub factor: f32,
+    /// Mean and half the range of the biases.
+    pub bias: (f32, f32),
 }
 
 impl PairCase {
     /// Returns the output frames, and their bytes with their statistics.
-    fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
+    pub fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
         let (layout, input) = (&self.layout, self.input);
         let output = layout.window.output(input, layout.cout);
         let shortcut_shape = input.with_channels(layout.shortcut.unwrap_or(1));
@@ -61,6 +63,7 @@ impl PairCase {
         let store = backend.allocate_weights(weight_bytes, Residency::Device).unwrap();
         let mut plain = weights(&ConvLayout { slabs: 3, ..*layout }, 6);
         plain.scale /= self.factor.sqrt();
+        plain.bias = self.bias;
         let conv = match layout.pairs {
             true => crate::testing::prepare(
                 backend,
@@ -120,10 +123,10 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
                 let input = FrameShape::new(height, width, cin);
                 let slabs = Time::Paired.slabs().len() as u64;
                 // Upsamplers read frames that are not normalised. Sums of two of these would be infinite in f16.
-                let factor = if window == up { 4e4 } else { 1.0 };
-                let paired = PairCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor };
+                let (factor, bias) = (if window == up { 4e4 } else { 1.0 }, (0.0, 1.0));
+                let paired = PairCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor, bias };
                 let whole = std::slice::from_ref(&(0..FRAMES));
-                let (expected, _) = PairCase { layout: base, input, factor }.run(&cpu, whole);
+                let (expected, _) = PairCase { layout: base, input, factor, bias }.run(&cpu, whole);
                 let (found, bits) = paired.run(gpu, whole);
                 let what = format!("{window:?} {cin} to {cout}, {height}x{width}");
                 assert_close(std::slice::from_ref(gpu), 2e-3, &what, &expected, |_| found.clone());

@@ -1,0 +1,64 @@
+//! The statistics that convolutions leave for the next norm, against those of the frames that they have stored.
+
+use super::pairs::{FRAMES, PairCase};
+use super::*;
+use crate::backend::Precision;
+use crate::backend::cuda::launch::tiling::EPSILON;
+use crate::model::Time;
+
+/// Mean and 1 / deviation of each group of a frame's channels. `values` are [channel][frame][pixel].
+fn expected(values: &[f32], frame: usize, shape: FrameShape, groups: u64) -> Vec<[f64; 2]> {
+    let pixels = shape.pixels() as usize;
+    let group_channels = (shape.channels / groups) as usize;
+    let group = |group: usize| {
+        let channels = group * group_channels..(group + 1) * group_channels;
+        let of_channel = |channel: usize| &values[(channel * FRAMES + frame) * pixels..][..pixels];
+        let values = || channels.clone().flat_map(of_channel).map(|value| f64::from(*value));
+        let count = (group_channels * pixels) as f64;
+        let mean = values().sum::<f64>() / count;
+        let variance = values().map(|value| (value - mean).powi(2)).sum::<f64>() / count;
+        [mean, 1.0 / (variance + f64::from(EPSILON)).sqrt()]
+    };
+    (0..groups as usize).map(group).collect()
+}
+
+/// Values far from zero must not cancel, and differences of large ones must not leave the range of f16.
+#[test]
+fn statistics_are_those_of_the_frames() {
+    for gpu in &gpus() {
+        let most = match gpu.precision() {
+            Precision::Fp32 | Precision::Fp16 => 1e-3,
+            Precision::Bf16 => 8e-3,
+        };
+        for (height, width) in [(1, 1), (7, 5), (8, 16), (18, 34), (37, 53)] {
+            for (bias, pairs) in
+                [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)].map(|bias| [(bias, false), (bias, true)]).concat()
+            {
+                if pairs && gpu.profile().pairs.is_none() {
+                    continue;
+                }
+                let base = ConvLayout { biases: 1, ..layout(64, 128, Window::Same, Prologue::None) };
+                let slabs = if pairs { Time::Paired.slabs().len() as u64 } else { base.slabs };
+                let layout = ConvLayout { pairs, slabs, ..base };
+                let input = FrameShape::new(height, width, layout.cin);
+                let case = PairCase { layout, input, factor: 1.0, bias };
+                let (values, frames) = case.run(gpu, std::slice::from_ref(&(0..FRAMES)));
+                let output = layout.window.output(input, layout.cout);
+                for (t, bytes) in frames.iter().enumerate() {
+                    let found = bytes[gpu.launcher.sizes.data_bytes(output) as usize..]
+                        .chunks_exact(4)
+                        .map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap())));
+                    let found: Vec<f64> = found.take(2 * layout.groups as usize).collect();
+                    for (group, right) in expected(&values, t, output, layout.groups).iter().enumerate() {
+                        let [mean, scale] = [found[2 * group], found[2 * group + 1]];
+                        let what = format!("{height}x{width}, bias {bias:?}, pairs {pairs}, frame {t}, group {group}");
+                        let what = format!("{what} in {}: {mean}, {scale} for {right:?}", name(gpu));
+                        let distance = (mean - right[0]).abs() * right[1];
+                        assert!(distance <= most + 1e-6 * right[0].abs() * right[1], "{what}");
+                        assert!((scale / right[1] - 1.0).abs() <= most, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}

@@ -243,8 +243,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
             for (int b = 0; b < BLOCKS; ++b) x[k][b] = pack2(acc[k / 2][b][k % 2 * 2], acc[k / 2][b][k % 2 * 2 + 1]);
         }
         if (OUTPUT == Output::PLAIN && p.records)
-            reduce_moments(x, valid, lane, warp_channel / 4,
-                                    shared.moments[i / PASSES][first_pair + i % PASSES]);
+            reduce_moments(x, valid, lane, warp_channel / 4, shared.moments[i / PASSES][first_pair + i % PASSES]);
 #pragma unroll
         for (int k = 0; k < 2 * PAIR_ROWS; ++k) {
             if (OUTPUT != Output::PLAIN)

@@ -101,6 +101,7 @@ pub unsafe fn windowed_pair<S: Simd, E: Element>(
                     into: into.map(|into| into.add(at)),
                     block: size.block::<E>(),
                     prologue: shared.prologue,
+                    row: shared.width * shared.channels,
                     tables: sources.each_ref().map(|source| source.as_ref().map_or(&[][..], |source| source.table)),
                 });
             }
@@ -148,6 +149,7 @@ pub unsafe fn fill<S: Simd, E: Element>(
                     block: size.block::<E>(),
                     prologue: source.prologue,
                     table: source.table,
+                    row: source.spread * source.width * source.spread * source.channels,
                 });
             }
         }
@@ -213,6 +215,8 @@ struct PairRow<'a, E> {
     block: usize,
     prologue: Prologue,
     tables: [&'a [f32]; 4],
+    /// Stride of rows: the next one is prefetched, because the processor foresees a row's pixels, but not its beginning.
+    row: usize,
 }
 
 impl<E: Element> SimdOp for PairRow<'_, E> {
@@ -297,7 +301,8 @@ impl<E: Element> PairRow<'_, E> {
         let from = self.from[i].unwrap_or(std::ptr::null()).wrapping_add(channel);
         // SAFETY: by this function's contract.
         let table = unsafe { table_vectors::<S, NORM>(self.tables[i], channel) };
-        FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table }
+        let ahead = if channel.is_multiple_of(E::BLOCK) { self.row } else { 0 };
+        FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table, ahead }
     }
 }
 
@@ -309,6 +314,8 @@ struct FrameChannels<S: Simd, E, const NORM: bool> {
     /// Channels that the frame has from there on.
     there: usize,
     table: [S::V; 3],
+    /// From there to what is prefetched; 0 where no cache line begins.
+    ahead: usize,
 }
 
 impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
@@ -319,6 +326,7 @@ impl<S: Simd, E: Element, const NORM: bool> FrameChannels<S, E, NORM> {
     #[inline(always)]
     unsafe fn value<const SILU: bool>(&self, pixel: usize) -> S::V {
         let from = self.from.wrapping_add(pixel.wrapping_mul(self.step));
+        S::prefetch_later(from.wrapping_add(self.ahead).cast());
         // SAFETY: by this function's contract.
         let value =
             unsafe { if self.there >= S::LANES { E::load::<S>(from) } else { load_padded::<S, E>(from, self.there) } };
@@ -351,6 +359,8 @@ struct DirectRow<'a, E> {
     block: usize,
     prologue: Prologue,
     table: &'a [f32],
+    /// Stride of rows; the next one is prefetched.
+    row: usize,
 }
 
 impl<E: Element> SimdOp for DirectRow<'_, E> {
@@ -371,6 +381,7 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
                 let from = self.from.add(pixel * self.from_step);
                 let into = self.into.add(pixel * E::BLOCK);
                 for channel in (0..whole).step_by(E::BLOCK) {
+                    S::prefetch_later(from.wrapping_add(self.row + channel).cast());
                     let into = into.add(channel / E::BLOCK * self.block);
                     self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, into);
                 }

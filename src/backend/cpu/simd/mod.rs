@@ -65,6 +65,7 @@ impl Instructions {
         let avx512 = [("AVX-512F", is_x86_feature_detected!("avx512f"))];
         let bf16 = [
             ("AVX-512BW", is_x86_feature_detected!("avx512bw")),
+            ("AVX-512DQ", is_x86_feature_detected!("avx512dq")),
             ("AVX-512VL", is_x86_feature_detected!("avx512vl")),
             ("AVX512-BF16", is_x86_feature_detected!("avx512bf16")),
         ];

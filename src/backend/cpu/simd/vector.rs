@@ -75,6 +75,18 @@ pub trait Simd: Copy + Send + Sync + 'static {
     fn rough_reciprocal(a: Self::V) -> Self::V {
         Self::reciprocal(a)
     }
+    /// `2^a` to 1e-4 for `a` from -115 to 115; below that nearly 0, above it at least 2^115. NaN stays NaN.
+    #[inline(always)]
+    fn rough_exp2(a: Self::V) -> Self::V {
+        let a = Self::min(Self::splat(115.0), Self::max(Self::splat(-115.0), a));
+        let n = Self::round(a);
+        // 2^r from -0.5 to 0.5.
+        let r = Self::sub(a, n);
+        let mut p = Self::splat(0.055_171_66);
+        p = Self::fma(p, r, Self::splat(0.242_611_13));
+        p = Self::fma(p, r, Self::splat(0.693_261));
+        Self::scale(Self::fma(p, r, Self::splat(0.999_928_1)), n)
+    }
 }
 
 /// `e^x` to a relative error of about 1e-7; `x` is clamped to -87 to 88. NaN stays NaN.
@@ -105,14 +117,6 @@ pub fn silu<S: Simd>(x: S::V) -> S::V {
 /// `x / (1 + e^-x)` to at least 11 bits, for results that are rounded to bf16.
 #[inline(always)]
 pub fn rough_silu<S: Simd>(x: S::V) -> S::V {
-    let t = S::mul(x, S::splat(-std::f32::consts::LOG2_E));
-    let t = S::min(S::splat(115.0), S::max(S::splat(-115.0), t));
-    let n = S::round(t);
-    let r = S::sub(t, n);
-    // 2^r from -0.5 to 0.5, to 1e-4.
-    let mut p = S::splat(0.055_171_66);
-    p = S::fma(p, r, S::splat(0.242_611_13));
-    p = S::fma(p, r, S::splat(0.693_261));
-    p = S::fma(p, r, S::splat(0.999_928_1));
-    S::mul(x, S::rough_reciprocal(S::add(S::splat(1.0), S::scale(p, n))))
+    let e = S::rough_exp2(S::mul(x, S::splat(-std::f32::consts::LOG2_E)));
+    S::mul(x, S::rough_reciprocal(S::add(S::splat(1.0), e)))
 }

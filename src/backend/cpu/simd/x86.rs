@@ -172,7 +172,7 @@ avx512_set! {
 macro_rules! native_bf16_set {
     ($set:ident) => {
         avx512_set! {
-            $set, "avx512f,avx512bw,avx512vl,avx512bf16,avx2,fma",
+            $set, "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma",
             pairs(__m512bh);
             load_bf16(from) =
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()))));
@@ -181,6 +181,13 @@ macro_rules! native_bf16_set {
             splat_pair(from) =
                 std::mem::transmute::<__m512i, __m512bh>(_mm512_set1_epi32(from.cast::<i32>().read_unaligned()));
             dot_pairs(a, b, sum) = _mm512_dpbf16_ps(sum, a, b);
+            rough_exp2(a) = {
+                // 2^r from 0 to 1. Scaling takes the integer part of `a` itself, whatever its size.
+                let r = _mm512_reduce_ps::<{ _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC }>(a);
+                let p = _mm512_fmadd_ps(_mm512_set1_ps(0.078_024_51), r, _mm512_set1_ps(0.226_067_19));
+                let p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.695_833_56));
+                _mm512_scalef_ps(_mm512_fmadd_ps(p, r, _mm512_set1_ps(0.999_925_26)), a)
+            };
         }
     };
 }

@@ -1,8 +1,7 @@
-//! Attention with a running softmax, transposed: scores are [key][query] and sums [channel][query], for 32 queries.
+//! Attention in f32 with a running softmax, transposed: scores are [key][query] and sums [channel][query], for 32 queries.
 //! So scores are the weights of the second product, the softmax is a vector over queries, and only queries need a
 //! transposition. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
 
-use super::element::Element;
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
 use crate::backend::Stop;
@@ -56,7 +55,7 @@ pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u
     AttentionScratch::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
 }
 
-pub(super) fn run<S: Microkernels, E: Element>(
+pub(super) fn run<S: Microkernels>(
     pool: &Pool,
     memory: &mut CpuMemory,
     op: &AttentionOp<Offsets>,
@@ -70,8 +69,8 @@ pub(super) fn run<S: Microkernels, E: Element>(
     let bytes = scratch_bytes(shape, frames as u64, pool.threads());
     memory.block.region("scratch of attention", scratch_offset, bytes)?;
     for (input, output) in &op.frames {
-        memory.block.region("input of attention", input.0, shape.elements() * 3 * E::BYTES)?;
-        memory.block.region("output of attention", output.0, shape.elements() * E::BYTES)?;
+        memory.block.region("input of attention", input.0, shape.elements() * 3 * 4)?;
+        memory.block.region("output of attention", output.0, shape.elements() * 4)?;
     }
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
@@ -89,8 +88,8 @@ pub(super) fn run<S: Microkernels, E: Element>(
         let at = |offset: u64| base.get().wrapping_byte_add(offset as usize);
         let queries = Queries {
             layout,
-            input: at(op.frames[frame].0.0).cast::<E>(),
-            output: at(op.frames[frame].1.0).cast(),
+            input: at(op.frames[frame].0.0),
+            output: at(op.frames[frame].1.0),
             scratch: at(scratch_offset + slot as u64 * layout.bytes()),
             pixels,
             first,
@@ -102,17 +101,17 @@ pub(super) fn run<S: Microkernels, E: Element>(
 }
 
 /// `count` queries of a frame, from `first` on.
-struct Queries<E> {
+struct Queries {
     layout: AttentionScratch,
-    input: *const E,
-    output: *mut E,
+    input: *const f32,
+    output: *mut f32,
     scratch: *mut f32,
     pixels: usize,
     first: usize,
     count: usize,
 }
 
-impl<E: Element> Queries<E> {
+impl Queries {
     /// # Safety
     /// The pointers are valid for the frame and the scratch; the processor has `S`.
     unsafe fn attend<S: Microkernels>(&self, stop: &mut Stop) {
@@ -168,7 +167,7 @@ impl<E: Element> Queries<E> {
                 let from = self.input.add((self.first + query.min(self.count - 1)) * 3 * channels);
                 let scale = if query < self.count { 1.0 } else { 0.0 };
                 for c in 0..channels {
-                    *into.add(c * PANEL) = (*from.add(c)).value() * scale;
+                    *into.add(c * PANEL) = *from.add(c) * scale;
                 }
             }
         }
@@ -188,7 +187,7 @@ impl<E: Element> Queries<E> {
                     let into = std::slice::from_raw_parts_mut(into.add(c * KEYS + pixel * BLOCK), BLOCK);
                     into.fill(0.0);
                     for (c, value) in (c..channels).zip(into) {
-                        *value = (*from.add(c)).value();
+                        *value = *from.add(c);
                     }
                 }
             }
@@ -235,7 +234,7 @@ impl<E: Element> Queries<E> {
                 let into = self.output.add((self.first + query) * channels);
                 let total = *totals.add(query);
                 for c in 0..channels {
-                    *into.add(c) = E::of(*sums.add(c * PANEL) / total);
+                    *into.add(c) = *sums.add(c * PANEL) / total;
                 }
             }
         }

@@ -2,6 +2,7 @@
 //! May touch host memory through [`memory`] only. Must not know models, plans or clips.
 
 mod attention;
+mod attention_bf16;
 mod conv;
 mod element;
 mod memory;
@@ -114,7 +115,10 @@ impl Sizes for Cpu {
     }
 
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64 {
-        attention::scratch_bytes(shape, frames, self.threads())
+        match self.precision {
+            Precision::Bf16 => attention_bf16::scratch_bytes(shape, self.threads()),
+            _ => attention::scratch_bytes(shape, frames, self.threads()),
+        }
     }
 
     fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandContents) -> Option<u64> {
@@ -304,10 +308,16 @@ impl Backend for Cpu {
             Op::Conv(op) => self.conv(memory, op, args, stop),
             Op::Attention(op) => {
                 let scratch = args.buffers.scratch;
-                with_simd!(self.instructions, S => with_element!(
-                    self.precision,
-                    E => attention::run::<S, E>(&self.pool, memory, op, scratch, stop)
-                ))
+                match self.precision {
+                    Precision::Bf16 => with_bf16_simd!(
+                        self.instructions,
+                        S => attention_bf16::run::<S>(&self.pool, memory, op, scratch, stop)
+                    ),
+                    _ => with_simd!(
+                        self.instructions,
+                        S => attention::run::<S>(&self.pool, memory, op, scratch, stop)
+                    ),
+                }
             }
             Op::Normalise(_) => Err(not_planned("a norm of its own")),
             Op::BandedConv(_) => Err(not_planned("a banded convolution")),

@@ -3,6 +3,8 @@
 mod attention;
 mod case;
 mod conv;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod network_rate;
 mod options;
 mod pixels;
 #[cfg(all(target_os = "linux", target_pointer_width = "64"))]

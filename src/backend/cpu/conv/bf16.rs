@@ -20,6 +20,10 @@ use crate::ir::{ConvFrame, FrameUnit, Offsets, Term};
 
 const BLOCK: usize = <bf16 as Element>::BLOCK;
 
+/// Products of all convolutions in bf16, for measurements; those of positions in the halo are not counted.
+#[cfg(test)]
+pub(in crate::backend::cpu) static PRODUCTS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+
 /// Computes a task in bf16.
 pub(in crate::backend::cpu) fn compute_bf16<S: Bf16Kernels>(task: &AreaTask, stop: &mut Stop) {
     // SAFETY: by the rules of `AreaTask`. The processor has `S`.
@@ -326,6 +330,11 @@ impl AreaTask<'_> {
             Some(cin) if self.conv.is_shortcut(term) => (cin, 1, 1, 0, 0),
             _ => (layout.cin, layout.window.side() as usize, self.conv.grid.stride, phase / 2, phase % 2),
         };
+        #[cfg(test)]
+        PRODUCTS.fetch_add(
+            (self.area.pixels() * channels * cin as usize * side * side) as u64,
+            std::sync::atomic::Ordering::Relaxed,
+        );
         let mut taps = [0; 9];
         for (i, j) in (0..side).flat_map(|i| (0..side).map(move |j| (i, j))) {
             taps[i * side + j] = ((r + i) * size.columns + s + j) * BLOCK;

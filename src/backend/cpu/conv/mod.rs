@@ -26,6 +26,8 @@ use grid::{OutputArea, division, split_evenly};
 use pass::PanelPass;
 use patch::{PatchSize, PatchSource};
 
+#[cfg(all(test, target_os = "linux", target_arch = "x86_64"))]
+pub(super) use bf16::PRODUCTS;
 pub(super) use bf16::compute_bf16;
 pub(super) use checked::scratch_bytes;
 #[cfg(test)]

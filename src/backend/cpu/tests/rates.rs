@@ -9,7 +9,7 @@ use crate::backend::cpu::conv::products_per_pixel;
 use crate::backend::cpu::simd::{Simd, SimdOp, with_simd};
 
 /// Nanoseconds that this thread has computed.
-fn processor_time() -> f64 {
+pub fn processor_time() -> f64 {
     const CLOCK_THREAD_CPUTIME_ID: i32 = 3;
     unsafe extern "C" {
         fn clock_gettime(clock: i32, time: *mut [i64; 2]) -> i32;
@@ -31,7 +31,7 @@ fn least(tries: usize, mut work: impl FnMut()) -> f64 {
 }
 
 /// Of a layer and the processor's own rate, in turns.
-const ROUNDS: usize = 8;
+pub const ROUNDS: usize = 8;
 /// Output frames of a layer.
 const FRAMES: u64 = 4;
 /// Of a measurement of the processor's own rate.
@@ -59,7 +59,7 @@ impl SimdOp for MultiplyAdds {
 }
 
 /// Products a second of the multiply-add or tile instructions alone.
-fn peak(instructions: Instructions) -> f64 {
+pub fn peak(instructions: Instructions) -> f64 {
     #[cfg(target_arch = "x86_64")]
     if instructions == Instructions::Amx {
         use crate::backend::cpu::simd::{Amx, Bf16Kernels};

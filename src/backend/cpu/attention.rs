@@ -1,7 +1,8 @@
-//! Attention in f32 with a running softmax, transposed: scores are [key][query] and sums [channel][query], for 32 queries.
-//! So scores are the weights of the second product, the softmax is a vector over queries, and only queries need a
-//! transposition. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
+//! Attention in f32 with a running softmax, transposed: scores are [key][query] and sums [channel][query], for 32
+//! queries. So scores are the weights of the second product, the softmax is a vector over queries, and only queries
+//! need a transposition. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
 
+use super::element::Element;
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::simd::{BLOCK, MicroTile, Microkernels, OuterProduct, PANEL, Simd, SimdOp, exp};
 use crate::backend::Stop;
@@ -55,6 +56,25 @@ pub(super) fn scratch_bytes(shape: FrameShape, frames: u64, threads: usize) -> u
     AttentionScratch::new(shape).bytes() * (threads as u64).min(frames * shape.pixels().div_ceil(PANEL as u64))
 }
 
+/// Refuses empty frames, and frames and scratch outside of their block. `element`: bytes of an element.
+pub(super) fn check(
+    memory: &CpuMemory,
+    op: &AttentionOp<Offsets>,
+    (scratch_offset, scratch_bytes): (u64, u64),
+    element: u64,
+) -> Result<()> {
+    let shape = op.shape;
+    if shape.elements() == 0 {
+        return Err(Error::Internal(format!("attention over an empty frame of shape {shape:?}")));
+    }
+    memory.block.region("scratch of attention", scratch_offset, scratch_bytes)?;
+    for (input, output) in &op.frames {
+        memory.block.region("input of attention", input.0, shape.elements() * 3 * element)?;
+        memory.block.region("output of attention", output.0, shape.elements() * element)?;
+    }
+    Ok(())
+}
+
 pub(super) fn run<S: Microkernels>(
     pool: &Pool,
     memory: &mut CpuMemory,
@@ -63,15 +83,7 @@ pub(super) fn run<S: Microkernels>(
     stop: &mut Stop,
 ) -> Result<()> {
     let (shape, frames) = (op.shape, op.frames.len());
-    if shape.elements() == 0 {
-        return Err(Error::Internal(format!("attention over an empty frame of shape {shape:?}")));
-    }
-    let bytes = scratch_bytes(shape, frames as u64, pool.threads());
-    memory.block.region("scratch of attention", scratch_offset, bytes)?;
-    for (input, output) in &op.frames {
-        memory.block.region("input of attention", input.0, shape.elements() * 3 * 4)?;
-        memory.block.region("output of attention", output.0, shape.elements() * 4)?;
-    }
+    check(memory, op, (scratch_offset, scratch_bytes(shape, frames as u64, pool.threads())), f32::BYTES)?;
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
     let pixels = shape.pixels() as usize;

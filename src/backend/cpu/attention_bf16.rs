@@ -1,14 +1,15 @@
-//! Attention in bf16, on the products of convolutions. Keys and values are packed as their weights, once a frame. A task
+//! Attention in bf16, by the products of convolutions. Keys and values of a frame are packed as weights, once. A task
 //! has some tiles of queries and goes through the keys with a running softmax: scores in f32, then probabilities in
 //! bf16. Every query reads the keys in the same tiles and order, so sharing a task changes no bit.
 
 use half::bf16;
 
+use super::attention;
 use super::element::{Element, Number};
 use super::memory::{ALIGN, CpuMemory, SharedPointer};
 use super::simd::{Bf16Kernels, BlockProduct, MOST_TILES, PANEL, Simd, SimdOp, TILE, WEIGHT_TILE};
 use crate::backend::Stop;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::ir::{AttentionOp, FrameShape, Offsets};
 use crate::thread_pool::Pool;
 
@@ -76,14 +77,7 @@ pub(super) fn run<S: Bf16Kernels>(
     stop: &mut Stop,
 ) -> Result<()> {
     let shape = op.shape;
-    if shape.elements() == 0 {
-        return Err(Error::Internal(format!("attention over an empty frame of shape {shape:?}")));
-    }
-    memory.block.region("scratch of attention", scratch_offset, scratch_bytes(shape, pool.threads()))?;
-    for (input, output) in &op.frames {
-        memory.block.region("input of attention", input.0, shape.elements() * 3 * bf16::BYTES)?;
-        memory.block.region("output of attention", output.0, shape.elements() * bf16::BYTES)?;
-    }
+    attention::check(memory, op, (scratch_offset, scratch_bytes(shape, pool.threads())), bf16::BYTES)?;
     let base = SharedPointer::new(memory.block.start().cast());
     let layout = AttentionScratch::new(shape);
     let (panels, tiles) = (layout.keys / PANEL, layout.tiles());

@@ -27,6 +27,13 @@ pub struct PatchSource<'a, E> {
     pub phase: (usize, usize),
 }
 
+impl<E> PatchSource<'_, E> {
+    /// Elements of the frame from one row of the patch to the next.
+    fn row_stride(&self) -> usize {
+        self.spread * self.width * self.spread * self.channels
+    }
+}
+
 /// The size of a patch in pixels.
 #[derive(Clone, Copy)]
 pub struct PatchSize {
@@ -101,7 +108,7 @@ pub unsafe fn windowed_pair<S: Simd, E: Element>(
                     into: into.map(|into| into.add(at)),
                     block: size.block::<E>(),
                     prologue: shared.prologue,
-                    row: shared.width * shared.channels,
+                    row_stride: shared.row_stride(),
                     tables: sources.each_ref().map(|source| source.as_ref().map_or(&[][..], |source| source.table)),
                 });
             }
@@ -149,7 +156,7 @@ pub unsafe fn fill<S: Simd, E: Element>(
                     block: size.block::<E>(),
                     prologue: source.prologue,
                     table: source.table,
-                    row: source.spread * source.width * source.spread * source.channels,
+                    row_stride: source.row_stride(),
                 });
             }
         }
@@ -215,8 +222,8 @@ struct PairRow<'a, E> {
     block: usize,
     prologue: Prologue,
     tables: [&'a [f32]; 4],
-    /// Stride of rows: the next one is prefetched, because the processor foresees a row's pixels, but not its beginning.
-    row: usize,
+    /// The next row is prefetched: the processor foresees the pixels of a row, but not where the next one begins.
+    row_stride: usize,
 }
 
 impl<E: Element> SimdOp for PairRow<'_, E> {
@@ -301,7 +308,7 @@ impl<E: Element> PairRow<'_, E> {
         let from = self.from[i].unwrap_or(std::ptr::null()).wrapping_add(channel);
         // SAFETY: by this function's contract.
         let table = unsafe { table_vectors::<S, NORM>(self.tables[i], channel) };
-        let ahead = if channel.is_multiple_of(E::BLOCK) { self.row } else { 0 };
+        let ahead = if channel.is_multiple_of(E::BLOCK) { self.row_stride } else { 0 };
         FrameChannels { from, step: self.channels, there: self.channels.saturating_sub(channel), table, ahead }
     }
 }
@@ -359,8 +366,8 @@ struct DirectRow<'a, E> {
     block: usize,
     prologue: Prologue,
     table: &'a [f32],
-    /// Stride of rows; the next one is prefetched.
-    row: usize,
+    /// The next row is prefetched.
+    row_stride: usize,
 }
 
 impl<E: Element> SimdOp for DirectRow<'_, E> {
@@ -381,7 +388,7 @@ impl<E: Element> Normalise for DirectRow<'_, E> {
                 let from = self.from.add(pixel * self.from_step);
                 let into = self.into.add(pixel * E::BLOCK);
                 for channel in (0..whole).step_by(E::BLOCK) {
-                    S::prefetch_later(from.wrapping_add(self.row + channel).cast());
+                    S::prefetch_later(from.wrapping_add(self.row_stride + channel).cast());
                     let into = into.add(channel / E::BLOCK * self.block);
                     self.normalise_block::<S, NORM, SILU>(from.add(channel), channel, into);
                 }

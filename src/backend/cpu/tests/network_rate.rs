@@ -1,11 +1,11 @@
-//! The whole network in bf16 beside the rate of AMX, in one run. For `docs/measurements.md`, with a checkpoint of the real
-//! size such as `vvae bench --random` makes:
+//! The whole network in bf16 beside the rate of AMX, in one run. For `docs/measurements.md`, with a checkpoint of the
+//! real size such as `vvae bench --random` makes:
 //! `VVAE_RATES_WEIGHTS=... cargo test --release --lib network_rate -- --ignored --nocapture`
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use super::rates::{ROUNDS, peak, processor_time};
+use super::rates::{PRODUCTS_OF_FOUR_TILES, ROUNDS, multiply_tiles, peak, processor_time};
 use super::*;
 use crate::backend::cpu::conv::PRODUCTS;
 use crate::backend::cpu::simd::{Amx, Bf16Kernels};
@@ -14,10 +14,9 @@ use crate::ir::{DType, Shape, TensorDevice, View};
 use crate::model::Direction;
 use crate::node;
 
-/// Products a second of the tile instructions on numbers as random as those of a network, for as long as a run takes. The
-/// processor lowers its clock then, which [`peak`], on zeros and for a moment, does not show.
+/// Products a second of the tile instructions on random numbers, for as long as a run takes. The processor lowers its
+/// clock then. [`peak`] does not show that: it takes a moment, and multiplies zeros.
 fn sustained() -> f64 {
-    const PRODUCTS_OF_FOUR: usize = 4 * 16 * 16 * 32;
     let numbers: Vec<half::bf16> = Lcg(3).fill(4 * 512).into_iter().map(half::bf16::from_f32).collect();
     let mut count = 0;
     let start = processor_time();
@@ -34,15 +33,9 @@ fn sustained() -> f64 {
             );
             while processor_time() - start < 1e8 {
                 for _ in 0..1000 {
-                    std::arch::asm!(
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        "tdpbf16ps tmm1, tmm4, tmm7",
-                        "tdpbf16ps tmm2, tmm5, tmm6",
-                        "tdpbf16ps tmm3, tmm5, tmm7",
-                        options(nostack, nomem, preserves_flags)
-                    );
+                    multiply_tiles();
                 }
-                count += 1000 * PRODUCTS_OF_FOUR;
+                count += 1000 * PRODUCTS_OF_FOUR_TILES;
             }
         }
     };

@@ -58,6 +58,28 @@ impl SimdOp for MultiplyAdds {
     }
 }
 
+/// Products of [`multiply_tiles`].
+#[cfg(target_arch = "x86_64")]
+pub const PRODUCTS_OF_FOUR_TILES: usize = 4 * 16 * 16 * 32;
+
+/// Four tile products that do not depend on each other.
+///
+/// # Safety
+/// The tiles are configured.
+#[cfg(target_arch = "x86_64")]
+pub unsafe fn multiply_tiles() {
+    // SAFETY: by this function's contract; tiles 0 to 3 hold sums that nobody reads.
+    unsafe {
+        std::arch::asm!(
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            options(nostack, nomem, preserves_flags)
+        );
+    }
+}
+
 /// Products a second of the multiply-add or tile instructions alone.
 pub fn peak(instructions: Instructions) -> f64 {
     #[cfg(target_arch = "x86_64")]
@@ -66,19 +88,11 @@ pub fn peak(instructions: Instructions) -> f64 {
         let work = || {
             for _ in 0..STEPS / 16 {
                 // SAFETY: the tiles are configured; what they hold does not matter.
-                unsafe {
-                    std::arch::asm!(
-                        "tdpbf16ps tmm0, tmm4, tmm6",
-                        "tdpbf16ps tmm1, tmm4, tmm7",
-                        "tdpbf16ps tmm2, tmm5, tmm6",
-                        "tdpbf16ps tmm3, tmm5, tmm7",
-                        options(nostack, nomem, preserves_flags)
-                    );
-                }
+                unsafe { multiply_tiles() };
             }
         };
         // SAFETY: the processor has AMX: the backend was made with it.
-        return (4 * 16 * 16 * 32 * (STEPS / 16)) as f64 / least(20, || unsafe { Amx::with_tiles(work) });
+        return (PRODUCTS_OF_FOUR_TILES * (STEPS / 16)) as f64 / least(20, || unsafe { Amx::with_tiles(work) });
     }
     with_simd!(instructions, S => {
         // SAFETY: the processor has the set: the backend was made with it.

@@ -11,7 +11,7 @@ struct EpilogueWgmma {
     static constexpr int BLOCKS = 2 / Shared::FRAMES;  // of 8 x 8 pixels, side by side, in each frame
     static constexpr int PIXELS = 2 * BLOCKS;          // of a lane in each frame
     static constexpr int OUT_BYTES = 8 * 8 * BLOCKS * ROW_BYTES;
-    static constexpr int OUT_BOXES = sizeof(Shared::out[0]) / OUT_BYTES;  // stores in flight
+    static constexpr int OUT_BOXES = sizeof(Shared::out[0]) / OUT_BYTES;  // staged at a time
     using Sums = float[BLOCKS][64];                                       // of one frame
     using WeightPipe = PipelineState<Shared::WEIGHT_STAGES>;
 

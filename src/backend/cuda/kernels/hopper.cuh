@@ -110,11 +110,8 @@ __device__ __forceinline__ void tma_store_5d(const void* map, int c0, int c1, in
 /// Ends a group of TMA stores, which may be empty.
 __device__ __forceinline__ void tma_store_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
-/// Waits until all but the last `PENDING` groups of TMA stores of this thread have read their shared memory.
-template <int PENDING = 0>
-__device__ __forceinline__ void tma_store_wait_read() {
-    asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(PENDING) : "memory");
-}
+/// Waits until all TMA stores of this thread have read their shared memory.
+__device__ __forceinline__ void tma_store_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /// Stores four 8 x 8 matrices from mma fragments. Lane 8k+r passes the address of row r of matrix k.
 __device__ __forceinline__ void stmatrix_x4(u32 address, const u32 (&x)[4]) {

@@ -24,16 +24,17 @@ struct WarpMoments {
     float pivot[QUADS], sum[QUADS], squares[QUADS];
 };
 
-/// Adds the pairs of each block to `moment[block]`, and their squares to `moment[4 + block]`.
-template <int PIXELS, class Pivot>
-__device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 valid, Pivot pivot, float (&moment)[8]) {
+/// Adds the pairs of each block to `moment[block]`, and their squares to `moment[4 + block]`. Two blocks have a pivot.
+template <int PIXELS>
+__device__ __forceinline__ void add_moments(const Pair (&x)[PIXELS][4], u32 valid, const float (&pivot)[2],
+                                            float (&moment)[8]) {
 #pragma unroll
     for (int i = 0; i < PIXELS; ++i)
         if (valid >> i & 1) {
 #pragma unroll
             for (int b = 0; b < 4; ++b) {
                 const float2 v = unpack2(x[i][b]);
-                const float u = v.x - pivot(b), w = v.y - pivot(b);
+                const float u = v.x - pivot[b / 2], w = v.y - pivot[b / 2];
                 moment[b] += u + w;
                 moment[4 + b] = fmaf(u, u, fmaf(w, w, moment[4 + b]));
             }
@@ -51,7 +52,7 @@ __device__ __forceinline__ void reduce_moments(const Pair (&x)[PIXELS][4], u32 v
     float pivot[2], moment[8] = {};
 #pragma unroll
     for (int h = 0; h < 2; ++h) pivot[h] = __shfl_sync(~0u, unpack2(x[0][2 * h]).x, t);
-    add_moments(x, valid, [&](int b) { return pivot[b / 2]; }, moment);
+    add_moments(x, valid, pivot, moment);
     float total = reduce8(moment, lane);
     total += __shfl_xor_sync(~0u, total, 4);
     if ((lane & 4) == 0) (lane < 16 ? moments.sum : moments.squares)[quad(lane >> 3 & 1)] = total;

@@ -101,7 +101,6 @@ fn assert_same_frames(base: Request, frames: u64) {
     }
 }
 
-/// Both frames of a pair are in one operation, unless chunks have one frame.
 /// Of a cache that is made again from the head's input instead of being offloaded.
 #[test]
 fn recomputed_upsamplers_count_the_cost_of_pairs() {
@@ -119,6 +118,7 @@ fn recomputed_upsamplers_count_the_cost_of_pairs() {
     assert!(seconds(2.0) > seconds(1.0));
 }
 
+/// Both frames of a pair are in one operation, unless chunks have one frame.
 #[test]
 fn chunks_have_whole_pairs() {
     for direction in Direction::ALL {

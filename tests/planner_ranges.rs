@@ -40,11 +40,12 @@ fn work(plan: &Plan, target: &Target) -> f64 {
 fn a_cut_costs_few_frames_also_within_limits() {
     let config = published();
     let sizes = CudaSizes { precision: Precision::Fp16 };
-    let target = Target::new(device_profile(H200, Precision::Fp16, KernelArch::HOPPER), &sizes, config.groups);
+    let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
+    let target = Target::new(profile, &sizes, config.groups);
     for (direction, first, counts, video_frames, most) in
         [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
     {
-        let network = Arc::new(Network::new(&config, direction).with_pairs());
+        let network = Arc::new(Network::new(&config, direction).for_device(&profile));
         for limit in [139, 8] {
             let started = Instant::now();
             let plans = counts.map(|count| search(&request(&network, first, count, limit), &target).unwrap());

@@ -133,9 +133,10 @@ mod pictures {
     /// The timeline of a job on an H200, as `vvae_plan_timeline` tells it.
     fn timeline(direction: Direction, input: Shape, limit: u64) -> Value {
         let config = published();
-        let network = Arc::new(Network::new(&config, direction).with_pairs());
+        let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
+        let network = Arc::new(Network::new(&config, direction).for_device(&profile));
         let sizes = CudaSizes { precision: Precision::Fp16 };
-        let target = Target::new(device_profile(H200, Precision::Fp16, KernelArch::HOPPER), &sizes, config.groups);
+        let target = Target::new(profile, &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
         let timeline = plan.timeline("NVIDIA H200", (limit, HOST_BYTES), &target);

@@ -237,9 +237,7 @@ fn networks<B: Backend>(backend: &B, config: &Config, cache: CacheFormat) -> Res
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
     let networks = Direction::ALL.map(|direction| {
-        let (network, profile) = (Network::new(config, direction), backend.profile());
-        let network = if profile.pairs.is_some() { network.with_pairs() } else { network };
-        let network = if profile.upsampler_pairs { network.with_upsampler_pairs() } else { network };
+        let network = Network::new(config, direction).for_device(&backend.profile());
         Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

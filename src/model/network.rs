@@ -3,7 +3,7 @@
 
 use super::causal::Time;
 use super::config::Config;
-use crate::ir::{CacheFormat, ConvLayout, FrameShape, LayerId, Prologue, Shape, Window};
+use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, Prologue, Shape, Window};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Direction {
@@ -116,6 +116,12 @@ impl Network {
             Direction::Encode => network.encoder(),
             Direction::Decode => network.decoder(),
         }
+    }
+
+    /// The same in the form that a device computes: with [`Time::Paired`] where its kernels share products.
+    pub fn for_device(self, profile: &DeviceProfile) -> Network {
+        let network = if profile.pairs.is_some() { self.with_pairs() } else { self };
+        if profile.upsampler_pairs { network.with_upsampler_pairs() } else { network }
     }
 
     /// The same with [`Time::Paired`] in the residual blocks of stages with two or more frames a latent. Their inputs

@@ -36,8 +36,7 @@ pub fn device_profile(rates: Rates, precision: Precision, arch: KernelArch) -> D
         column_step: COLUMN_STEP,
         fuses_norm: false,
         pairs,
-        // By warpgroup products an upsampler takes as long in pairs as without: a patch serves few products.
-        upsampler_pairs: pairs.is_some() && !arch.has_wgmma(),
+        upsampler_pairs: pairs.is_some(),
         attention_cost: ATTENTION_COST,
         adds_in_place: true,
         offloads: true,

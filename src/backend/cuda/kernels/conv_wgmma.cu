@@ -13,23 +13,24 @@ static_assert(128 * PRODUCER_REGISTERS + 256 * CONSUMER_REGISTERS <= THREADS * R
               "setmaxnreg.inc would wait for registers forever");
 static_assert(THREADS * REGISTERS + CORESIDENT_THREADS * CORESIDENT_REGISTERS <= 65536,
               "no room for a co-resident block");
-static_assert(sizeof(Shared) + 1023 < SHARED_BYTES, "dynamic shared memory of a launch, with alignment");
+static_assert(sizeof(ConvShared<false>) + 1023 < SHARED_BYTES && sizeof(ConvShared<true>) + 1023 < SHARED_BYTES,
+              "dynamic shared memory of a launch, with alignment");
 
-template <bool PARTIAL>
-__device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int group) {
-    PipelineState<Shared::PATCH_STAGES> patches;
-    PipelineState<Shared::WEIGHT_STAGES> weights;
+template <bool DOWN>
+__device__ __forceinline__ void consume(const ConvParams& p, ConvShared<DOWN>& shared, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
+    ConvMainloop<DOWN> mainloop = {shared, group, lane};
     float acc[2][64];
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
         const FrameParams& frame = p.frame[tile.frame];
-        const EpilogueWgmma<Shared> epilogue = {p, shared, tile, group, warp, lane, group_corner(p, tile, group)};
+        const EpilogueWgmma<ConvShared<DOWN>> epilogue = {
+            p, shared, tile, group, warp, lane, group_corner(p, tile, group)};
         // Sums do not start from the bias: writes to accumulators would serialise the products in flight.
         epilogue.prefetch_bias(frame);
-        if constexpr (PARTIAL) epilogue.load_partial(acc);
-        accumulate<PARTIAL>(p, shared, tile, group, lane, patches, weights, acc);
-        if (PARTIAL && epilogue.store_partial(acc)) {
+        if constexpr (DOWN) epilogue.load_partial(acc);
+        mainloop.accumulate(p, tile, acc);
+        if (DOWN && epilogue.store_partial(acc)) {
             cp_async_wait_all();  // the unused bias must land before the next tile's goes to the same place
             continue;
         }
@@ -38,18 +39,21 @@ __device__ __forceinline__ void consume(const ConvParams& p, Shared& shared, int
         epilogue.add_bias(acc);
         // Residual boxes arrive in order. Each warpgroup must release those of the other one too.
         const bool residual = frame.residual >= 0;
-        if (residual && group == 1) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
-        if (residual) epilogue.add_residual(acc, weights);
+        if (residual && group == 1)
+            epilogue.skip_residual_box(mainloop.weights), epilogue.skip_residual_box(mainloop.weights);
+        if (residual) epilogue.add_residual(acc, mainloop.weights);
         epilogue.store(acc, frame, epilogue.group_record());
-        if (residual && group == 0) epilogue.skip_residual_box(weights), epilogue.skip_residual_box(weights);
+        if (residual && group == 0)
+            epilogue.skip_residual_box(mainloop.weights), epilogue.skip_residual_box(mainloop.weights);
     }
     tma_store_wait_read();
 }
 
-/// `PARTIAL`: sums may start from partial sums of another launch, and may be stored as such.
-template <bool PARTIAL>
+/// `DOWN`: sums may start from partial sums of another launch, and may be stored as such.
+template <bool DOWN>
 __device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ u8 memory[];
+    using Shared = ConvShared<DOWN>;
     Shared& shared = *reinterpret_cast<Shared*>(memory + (-smem_address(memory) & 1023));
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) {
@@ -70,7 +74,7 @@ __device__ __forceinline__ void convolve(const ConvParams& p) {
         if (threadIdx.x == 32) produce_weights(p, shared);
     } else {
         warpgroup_reg_alloc<CONSUMER_REGISTERS>();
-        consume<PARTIAL>(p, shared, warp / 4 - 1);
+        consume(p, shared, warp / 4 - 1);
     }
 }
 
@@ -78,6 +82,6 @@ extern "C" __global__ void __maxnreg__(REGISTERS) conv_wgmma(const __grid_consta
     convolve<false>(p);
 }
 
-extern "C" __global__ void __maxnreg__(REGISTERS) conv_wgmma_partial(const __grid_constant__ ConvParams p) {
+extern "C" __global__ void __maxnreg__(REGISTERS) conv_wgmma_down(const __grid_constant__ ConvParams p) {
     convolve<true>(p);
 }

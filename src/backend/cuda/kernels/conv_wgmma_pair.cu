@@ -13,17 +13,19 @@ static_assert(128 * PRODUCER_REGISTERS + 256 * CONSUMER_REGISTERS <= THREADS * R
               "setmaxnreg.inc would wait for registers forever");
 static_assert(THREADS * REGISTERS + CORESIDENT_THREADS * CORESIDENT_REGISTERS <= 65536,
               "no room for a co-resident block");
-static_assert(sizeof(PairShared) + 1023 < SHARED_BYTES, "dynamic shared memory of a launch, with alignment");
+static_assert(sizeof(PairShared<false>) + 1023 < SHARED_BYTES && sizeof(PairShared<true>) + 1023 < SHARED_BYTES,
+              "dynamic shared memory of a launch, with alignment");
 static_assert(TRANSFORMING_WARPS == 2, "warps 2 and 3 of the producing warpgroup");
 
-__device__ __forceinline__ void consume(const ConvParams& p, PairShared& shared, int group) {
+template <bool UP>
+__device__ __forceinline__ void consume(const ConvParams& p, PairShared<UP>& shared, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    PairMainloop mainloop = {shared, group, lane};
+    PairMainloop<UP> mainloop = {shared, group, lane};
     int parity = 0;
     float acc[2][1][64];
     for_each_pair_tile(p, [&](const Tile& tile) {
         const int2 corner = make_int2(tile.x + BLOCK_COLS * group, tile.y);
-        const EpilogueWgmma<PairShared> epilogue = {p, shared, tile, group, warp, lane, corner};
+        const EpilogueWgmma<PairShared<UP>> epilogue = {p, shared, tile, group, warp, lane, corner};
         const FramePair pair(p, tile);
         float2 (*moments)[CONSUMERS][TILE_CHANNELS / 4] = shared.moments[parity];
         epilogue.prefetch_bias(pair.any());
@@ -48,15 +50,18 @@ __device__ __forceinline__ void consume(const ConvParams& p, PairShared& shared,
     tma_store_wait_read();
 }
 
-__device__ __forceinline__ void init_barriers(PairShared& shared) {
-    for (int i = 0; i < PairShared::PATCH_STAGES; ++i) {
+template <bool UP>
+__device__ __forceinline__ void init_barriers(PairShared<UP>& shared) {
+    for (int i = 0; i < PairShared<UP>::PATCH_STAGES; ++i) {
         mbarrier_init(smem_address(&shared.patch_loaded[i]), 1);
         mbarrier_init(smem_address(&shared.patch_ready[i]), TRANSFORMING_WARPS);
         mbarrier_init(smem_address(&shared.patch_empty[i]), 4 * CONSUMERS);
     }
-    mbarrier_init(smem_address(&shared.newer_loaded), 1);
-    mbarrier_init(smem_address(&shared.newer_empty), TRANSFORMING_WARPS);
-    for (int i = 0; i < PairShared::WEIGHT_STAGES; ++i) {
+    for (int i = 0; i < PairShared<UP>::NEWER_STAGES; ++i) {
+        mbarrier_init(smem_address(&shared.newer_loaded[i]), 1);
+        mbarrier_init(smem_address(&shared.newer_empty[i]), TRANSFORMING_WARPS);
+    }
+    for (int i = 0; i < PairShared<UP>::WEIGHT_STAGES; ++i) {
         mbarrier_init(smem_address(&shared.weights_full[i]), 1);
         mbarrier_init(smem_address(&shared.weights_empty[i]), 4 * CONSUMERS * PAIR_CLUSTER);
     }
@@ -64,10 +69,10 @@ __device__ __forceinline__ void init_barriers(PairShared& shared) {
     fence_async_proxy();
 }
 
-extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
-    conv_wgmma_pair(const __grid_constant__ ConvParams p) {
+template <bool UP>
+__device__ __forceinline__ void convolve_pairs(const ConvParams& p) {
     extern __shared__ u8 memory[];
-    PairShared& shared = *reinterpret_cast<PairShared*>(memory + (-smem_address(memory) & 1023));
+    PairShared<UP>& shared = *reinterpret_cast<PairShared<UP>*>(memory + (-smem_address(memory) & 1023));
     const int warp = threadIdx.x / 32;
     if (threadIdx.x == 0) init_barriers(shared);
     cluster_sync();
@@ -82,4 +87,14 @@ extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
     }
     // Another block may still write to this one's shared memory or arrive at its barriers.
     cluster_sync();
+}
+
+extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
+    conv_wgmma_pair(const __grid_constant__ ConvParams p) {
+    convolve_pairs<false>(p);
+}
+
+extern "C" __global__ void __maxnreg__(REGISTERS) __cluster_dims__(PAIR_CLUSTER)
+    conv_wgmma_pair_up(const __grid_constant__ ConvParams p) {
+    convolve_pairs<true>(p);
 }

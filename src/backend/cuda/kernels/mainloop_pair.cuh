@@ -10,8 +10,12 @@
 // A stage holds 32 channels of two patches, a tile of weights 32 channels of two slabs. So products of both sums take
 // turns, and none waits for the one before. Patches are loaded as they are. The transforming warps add and subtract
 // them in place.
+//
+// With the window Up the input is not normalised. Sums of two frames might leave the range of f16, so they are halved;
+// the weights are packed twice as large.
 #pragma once
 #include "mainloop_wgmma.cuh"
+#include "statistics_wgmma.cuh"
 
 constexpr int PAIR_CLUSTER = 2;        // adjacent blocks, which share each tile of weights
 constexpr int PAIR_CHANNELS = 32;      // of a patch
@@ -19,21 +23,27 @@ constexpr int PAIR_ROW_BYTES = 64;     // of a pixel in a patch
 constexpr int TRANSFORMING_WARPS = 2;  // of the producing warpgroup
 constexpr int SLAB_TILE_BYTES = TILE_CHANNELS * PAIR_ROW_BYTES;  // of one of the two slabs in a weight tile
 
+/// `UP`: 2 x 2 taps for each phase, else 3 x 3.
+template <bool UP>
 struct PairShared {
     static constexpr int FRAMES = 2;
     static constexpr int PATCH_STAGES = 3;
     static constexpr int WEIGHT_STAGES = 5;
-    static constexpr int PATCH_BYTES = 23 * 512;  // 10 x 18 pixels, rounded up to the swizzle's 512 bytes
+    // 9 x 17 or 10 x 18 pixels, rounded up to the swizzle's 512 bytes.
+    static constexpr int PATCH_BYTES = (UP ? 20 : 23) * 512;
+    // A patch of few taps serves few products. So the next one is loaded while this one is subtracted.
+    static constexpr int NEWER_STAGES = UP ? 2 : 1;
+    static constexpr int EDGES = UP ? 4 : 1;  // biases of a tile
 
     u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
     u8 out[CONSUMERS][WEIGHT_TILE_BYTES];
     u8 patch[PATCH_STAGES][2][PATCH_BYTES];
-    u8 newer[2][PATCH_BYTES];  // patches of d2 and d3, to be subtracted from those of d0 and d1
+    u8 newer[NEWER_STAGES][2][PATCH_BYTES];  // patches of d2 and d3, to be subtracted from those of d0 and d1
     // `loaded`: the copies have arrived. `ready`: the patches are transformed. `empty`: nobody reads them any more.
     u64 patch_loaded[PATCH_STAGES], patch_ready[PATCH_STAGES], patch_empty[PATCH_STAGES];
-    u64 newer_loaded, newer_empty;
+    u64 newer_loaded[NEWER_STAGES], newer_empty[NEWER_STAGES];
     u64 weights_full[WEIGHT_STAGES], weights_empty[WEIGHT_STAGES];
-    float bias[CONSUMERS][1][TILE_CHANNELS];
+    float bias[CONSUMERS][EDGES][TILE_CHANNELS];
     float2 moments[2][2][CONSUMERS][TILE_CHANNELS / 4];  // [parity of the tile][frame][warpgroup]: mean and M2 of quads
 
     /// The other blocks of the cluster may load the next tile here, too.
@@ -58,24 +68,25 @@ __device__ __forceinline__ int pair_steps(const Source& source) {
 }
 
 /// The thread that loads patches.
+template <bool UP>
 struct PairPatchProducer {
     const ConvParams& p;
-    PairShared& shared;
-    PipelineState<PairShared::PATCH_STAGES> patches = {};
-    PipelineState<1> newer = {};
+    PairShared<UP>& shared;
+    PipelineState<PairShared<UP>::PATCH_STAGES> patches = {};
+    PipelineState<PairShared<UP>::NEWER_STAGES> newer = {};
 
     /// A step of one term of each frame. Frames without a term load nothing.
     __device__ __forceinline__ void load(const Tile& tile, const Source& source, int step,
                                          const FrameParams* const (&frame)[2], const int (&term)[2],
-                                         u8 (&to)[2][PairShared::PATCH_BYTES], u32 loaded) const {
+                                         u8 (&to)[2][PairShared<UP>::PATCH_BYTES], u32 loaded) const {
+        const Plane& plane = source.plane[UP ? tile.phase : 0];
         mbarrier_arrive_expect_tx(loaded, source.patch_bytes * ((frame[0] != nullptr) + (frame[1] != nullptr)));
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             if (!frame[i]) continue;
             const InputFrame input = input_frame(p, *frame[i], term[i], tile);
             tma_load_4d(smem_address(to[i]), &p.input_map[input.part], step * PAIR_CHANNELS,
-                        tile.x + source.plane[0].dx - p.part[input.part].first_column, tile.y + source.plane[0].dy,
-                        input.slot, loaded);
+                        tile.x + plane.dx - p.part[input.part].first_column, tile.y + plane.dy, input.slot, loaded);
         }
     }
 
@@ -89,14 +100,16 @@ struct PairPatchProducer {
 
     __device__ __forceinline__ void load_newer(const Tile& tile, const Source& source, int step,
                                                const FrameParams* const (&frame)[2]) {
-        mbarrier_wait(smem_address(&shared.newer_empty), newer.parity ^ 1);
-        load(tile, source, step, frame, {2, 2}, shared.newer, smem_address(&shared.newer_loaded));
+        const int stage = newer.stage;
+        mbarrier_wait(smem_address(&shared.newer_empty[stage]), newer.parity ^ 1);
+        load(tile, source, step, frame, {2, 2}, shared.newer[stage], smem_address(&shared.newer_loaded[stage]));
         newer.advance();
     }
 };
 
-__device__ __forceinline__ void produce_pair_patches(const ConvParams& p, PairShared& shared) {
-    PairPatchProducer producer = {p, shared};
+template <bool UP>
+__device__ __forceinline__ void produce_pair_patches(const ConvParams& p, PairShared<UP>& shared) {
+    PairPatchProducer<UP> producer = {p, shared};
     for_each_pair_tile(p, [&](const Tile& tile) {
         const FramePair pair(p, tile);
         const FrameParams* any = &pair.any();
@@ -116,11 +129,19 @@ __device__ __forceinline__ void produce_pair_patches(const ConvParams& p, PairSh
 }
 
 /// The warps that transform patches in shared memory. A unit has the same place in every patch.
+template <bool UP>
 struct PairTransform {
-    PairShared& shared;
+    PairShared<UP>& shared;
     int thread, units;
-    PipelineState<PairShared::PATCH_STAGES> patches = {};
-    PipelineState<1> newer = {};
+    PipelineState<PairShared<UP>::PATCH_STAGES> patches = {};
+    PipelineState<PairShared<UP>::NEWER_STAGES> newer = {};
+
+    static __device__ __forceinline__ Pair sum(Pair x, Pair y) {
+        return UP ? add_product2(multiply2(x, HALVES), y, HALVES) : add2(x, y);
+    }
+    static __device__ __forceinline__ Pair difference(Pair x, Pair y) {
+        return UP ? add_product2(multiply2(x, HALVES), y, negate2(HALVES)) : subtract2(x, y);
+    }
 
     /// Calls `transform(x, y)` for each unit of the two patches of the next stage.
     template <class Transform>
@@ -142,21 +163,21 @@ struct PairTransform {
     __device__ __forceinline__ void sum_and_difference() {
         next_stage([&](int, uint4& x, uint4& y) {
             const uint4 d1 = x, d2 = y;
-            x = zip(d1, d2, add2);
-            y = zip(d2, d1, subtract2);
+            x = zip(d1, d2, sum);
+            y = zip(d2, d1, difference);
         });
     }
 
     /// d0 - d2 and d1 - d3.
     __device__ __forceinline__ void differences() {
-        mbarrier_wait(smem_address(&shared.newer_loaded), newer.parity);
-        const uint4* const d2 = reinterpret_cast<const uint4*>(shared.newer[0]);
-        const uint4* const d3 = reinterpret_cast<const uint4*>(shared.newer[1]);
+        mbarrier_wait(smem_address(&shared.newer_loaded[newer.stage]), newer.parity);
+        const uint4* const d2 = reinterpret_cast<const uint4*>(shared.newer[newer.stage][0]);
+        const uint4* const d3 = reinterpret_cast<const uint4*>(shared.newer[newer.stage][1]);
         next_stage([&](int at, uint4& x, uint4& y) {
-            x = zip(x, d2[at], subtract2);
-            y = zip(y, d3[at], subtract2);
+            x = zip(x, d2[at], difference);
+            y = zip(y, d3[at], difference);
         });
-        if (thread % 32 == 0) mbarrier_arrive(smem_address(&shared.newer_empty));
+        if (thread % 32 == 0) mbarrier_arrive(smem_address(&shared.newer_empty[newer.stage]));
         newer.advance();
     }
 
@@ -165,8 +186,9 @@ struct PairTransform {
     }
 };
 
-__device__ __forceinline__ void transform_patches(const ConvParams& p, PairShared& shared, int thread) {
-    PairTransform transform = {shared, thread, p.source[0].patch_bytes / UNIT_BYTES};
+template <bool UP>
+__device__ __forceinline__ void transform_patches(const ConvParams& p, PairShared<UP>& shared, int thread) {
+    PairTransform<UP> transform = {shared, thread, p.source[0].patch_bytes / UNIT_BYTES};
     for_each_pair_tile(p, [&](const Tile& tile) {
         const int steps = pair_steps(p.source[0]);
         for (int step = 0; step < steps; ++step) transform.sum_and_difference();
@@ -177,9 +199,10 @@ __device__ __forceinline__ void transform_patches(const ConvParams& p, PairShare
 }
 
 /// The thread that loads weights.
+template <bool UP>
 struct PairWeightProducer {
-    PairShared& shared;
-    PipelineState<PairShared::WEIGHT_STAGES> pipe = {};
+    PairShared<UP>& shared;
+    PipelineState<PairShared<UP>::WEIGHT_STAGES> pipe = {};
 
     /// Waits until the stage is free, and calls `load(to, full)` to fill it.
     template <class Load>
@@ -201,8 +224,9 @@ struct PairWeightProducer {
 };
 
 /// Weights of a tile, then its residual.
-__device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairShared& shared) {
-    PairWeightProducer producer = {shared};
+template <bool UP>
+__device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairShared<UP>& shared) {
+    PairWeightProducer<UP> producer = {shared};
     for_each_pair_tile(p, [&](const Tile& tile) {
         const FramePair pair(p, tile);
         const Source& source = p.source[0];
@@ -210,8 +234,9 @@ __device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairSh
         const u32 first = pair.has(0) ? 0 : SLAB_TILE_BYTES;
         const u32 bytes = pair.has(0) && pair.has(1) ? WEIGHT_TILE_BYTES : SLAB_TILE_BYTES;
         for (int half = 0; half < 2; ++half) {
-            const u8* from = weight_tiles(p, source, false, 2 * half, tile) +
-                             static_cast<i64>(tile.channel_tile) * source.k_blocks * source.taps * WEIGHT_TILE_BYTES;
+            const i64 first_tile =
+                ((UP ? half * p.phases + tile.phase : half) * p.channel_tiles + tile.channel_tile) * 2;
+            const u8* from = source.weights + first_tile * source.k_blocks * source.taps * WEIGHT_TILE_BYTES;
 #pragma unroll 1
             for (int i = 0; i < tiles; ++i)
                 producer.load_tile(from + static_cast<i64>(i) * WEIGHT_TILE_BYTES, half ? first : 0,
@@ -235,11 +260,13 @@ __device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairSh
 }
 
 /// The consumer's side of both pipelines.
+template <bool UP>
 struct PairMainloop {
-    PairShared& shared;
+    using Shared = PairShared<UP>;
+    Shared& shared;
     int group, lane;
-    PipelineState<PairShared::PATCH_STAGES> patches = {};
-    PipelineState<PairShared::WEIGHT_STAGES> weights = {};
+    PipelineState<Shared::PATCH_STAGES> patches = {};
+    PipelineState<Shared::WEIGHT_STAGES> weights = {};
     // `empty` barriers to arrive at once the products in flight have read the stage.
     u32 used_weights = 0, used_patch = 0;
     // The next tap in the patch, and how to go on from it.
@@ -260,7 +287,7 @@ struct PairMainloop {
     template <bool FIRST, bool SECOND, int ROW>
     __device__ __forceinline__ void add_tap(int scale_d, int b0, int b1, float (&acc)[2][1][64]) {
         const u64 b = matrix_at(matrix_descriptor<ROW>(8 * ROW), smem_address(shared.weights[weights.stage]));
-        constexpr int SECOND_PATCH = PairShared::PATCH_BYTES / 16;
+        constexpr int SECOND_PATCH = Shared::PATCH_BYTES / 16;
         mbarrier_wait(smem_address(&shared.weights_full[weights.stage]), weights.parity);
         wgmma_fence();
 #pragma unroll
@@ -282,7 +309,7 @@ struct PairMainloop {
     }
 
     __device__ __forceinline__ void release_used() {
-        if (used_weights) PairShared::release_weights(used_weights, lane);
+        if (used_weights) Shared::release_weights(used_weights, lane);
         if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
         used_weights = used_patch = 0;
     }

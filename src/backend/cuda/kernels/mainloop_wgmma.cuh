@@ -13,11 +13,14 @@ constexpr int NEXT_PIXEL = ROW_BYTES / 16;  // next row of a matrix, in units of
 // Boxes of 8 x 16 pixels by 64 channels, two per consumer. A box has the size of a weight tile.
 constexpr int RESIDUAL_BOXES = 4;
 
-struct Shared {
+/// `DOWN`: the patches of the window Down. They serve few taps each, so more of them are in flight.
+template <bool DOWN>
+struct ConvShared {
     static constexpr int FRAMES = 1;
-    static constexpr int PATCH_STAGES = 2;
-    static constexpr int WEIGHT_STAGES = 6;
-    static constexpr int PATCH_BYTES = 43 * 1024;  // 10 x 34 pixels, rounded up to the swizzle's 1024 bytes
+    static constexpr int PATCH_STAGES = DOWN ? 3 : 2;
+    static constexpr int WEIGHT_STAGES = DOWN ? 4 : 6;
+    // 9 x 33 or 10 x 34 pixels, rounded up to the swizzle's 1024 bytes.
+    static constexpr int PATCH_BYTES = (DOWN ? 38 : 43) * 1024;
 
     u8 patch[PATCH_STAGES][PATCH_BYTES];
     u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
@@ -42,8 +45,9 @@ __device__ __forceinline__ int2 group_corner(const ConvParams& p, const Tile& ti
                              : make_int2(tile.x + GROUP_COLS * group, tile.y);
 }
 
-__device__ __forceinline__ void produce_patches(const ConvParams& p, Shared& shared) {
-    PipelineState<Shared::PATCH_STAGES> pipe;
+template <bool DOWN>
+__device__ __forceinline__ void produce_patches(const ConvParams& p, ConvShared<DOWN>& shared) {
+    PipelineState<ConvShared<DOWN>::PATCH_STAGES> pipe;
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
         for_each_patch(p, tile, [&](const PatchStep& step) {
@@ -59,8 +63,9 @@ __device__ __forceinline__ void produce_patches(const ConvParams& p, Shared& sha
 }
 
 /// Weights of a tile, then its residual.
-__device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& shared) {
-    PipelineState<Shared::WEIGHT_STAGES> pipe;
+template <bool DOWN>
+__device__ __forceinline__ void produce_weights(const ConvParams& p, ConvShared<DOWN>& shared) {
+    PipelineState<ConvShared<DOWN>::WEIGHT_STAGES> pipe;
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);
         for_each_patch(p, tile, [&](const PatchStep& step) {
@@ -90,17 +95,22 @@ __device__ __forceinline__ void produce_weights(const ConvParams& p, Shared& sha
     }
 }
 
-/// The sum of a tile's products. With `PARTIAL` it starts from `acc`. Then `acc` is written before the first product,
-/// and ptxas would serialise products in flight across taps (C7515); so every tap is waited for.
-template <bool PARTIAL>
-__device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, const Tile& tile, int group, int lane,
-                                           PipelineState<Shared::PATCH_STAGES>& patches,
-                                           PipelineState<Shared::WEIGHT_STAGES>& weights, float (&acc)[2][64]) {
-    int scale_d = PARTIAL;  // 0: the first product overwrites `acc`
-    const u64 weights_descriptor = matrix_descriptor(8 * ROW_BYTES);
-    u32 used_weights = 0,
-        used_patch = 0;  // `empty` barriers to arrive at once the products in flight have read the stage
-    for_each_patch(p, tile, [&](const PatchStep& step) {
+/// The consumer's side of both pipelines.
+template <bool DOWN>
+struct ConvMainloop {
+    using Shared = ConvShared<DOWN>;
+    Shared& shared;
+    int group, lane;
+    PipelineState<Shared::PATCH_STAGES> patches = {};
+    PipelineState<Shared::WEIGHT_STAGES> weights = {};
+    // `empty` barriers to arrive at once the products in flight have read the stage.
+    u32 used_weights = 0, used_patch = 0;
+
+    /// Adds the products of all taps of a patch. Those of `IN_FLIGHT` taps may be in flight.
+    template <int IN_FLIGHT>
+    __device__ __forceinline__ void add_patch(const ConvParams& p, const PatchStep& step, int& scale_d,
+                                              float (&acc)[2][64]) {
+        const u64 weights_descriptor = matrix_descriptor(8 * ROW_BYTES);
         const int pitch = step.source.pitch, rows = step.plane.rows, cols = step.plane.cols;
         const int first = group * (p.tile_rows == 16 ? GROUP_ROWS * pitch : GROUP_COLS);
         u64 a = matrix_at(matrix_descriptor(pitch * ROW_BYTES),
@@ -118,19 +128,28 @@ __device__ __forceinline__ void accumulate(const ConvParams& p, Shared& shared, 
                     scale_d = 1;
                 }
                 wgmma_commit();
-                wgmma_wait<PARTIAL ? 0 : 1>();
-                if (lane == 0 && used_weights) mbarrier_arrive(used_weights);
-                if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
+                wgmma_wait<IN_FLIGHT>();
+                release_used();
                 used_weights = smem_address(&shared.weights_empty[weights.stage]);
-                used_patch = 0;
                 weights.advance();
             }
         used_patch = smem_address(&shared.patch_empty[patches.stage]);
         patches.advance();
-    });
-    wgmma_wait<0>();
-    if (lane == 0) {
-        mbarrier_arrive(used_weights);
-        mbarrier_arrive(used_patch);
     }
-}
+
+    __device__ __forceinline__ void release_used() {
+        if (lane == 0 && used_weights) mbarrier_arrive(used_weights);
+        if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
+        used_weights = used_patch = 0;
+    }
+
+    /// The sum of a tile's products. With `DOWN` it starts from `acc`. Then plain instructions have written `acc`, and
+    /// ptxas would serialise products in flight across taps (C7515). So the taps of the first patch are waited for.
+    __device__ __forceinline__ void accumulate(const ConvParams& p, const Tile& tile, float (&acc)[2][64]) {
+        int scale_d = DOWN;  // 0: the first product overwrites `acc`
+        if constexpr (DOWN) add_patch<0>(p, first_patch(p, tile), scale_d, acc);
+        for_each_patch(p, tile, [&](const PatchStep& step) { add_patch<1>(p, step, scale_d, acc); }, DOWN);
+        wgmma_wait<0>();
+        release_used();
+    }
+};

@@ -67,9 +67,9 @@ struct PatchStep {
     int k_block;
 };
 
-/// Calls `visit(step)` for each patch of a tile, in the order of the sum.
+/// Calls `visit(step)` for each patch of a tile, in the order of the sum, but for the first `skipped`.
 template <class Visit>
-__device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& tile, Visit visit) {
+__device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& tile, Visit visit, int skipped = 0) {
     const FrameParams& frame = p.frame[tile.frame];
     const int terms = frame.terms + (frame.slot[SHORTCUT_TERM] >= 0);
     for (int i = 0; i < terms; ++i) {
@@ -82,8 +82,16 @@ __device__ __forceinline__ void for_each_patch(const ConvParams& p, const Tile& 
         for (int k_block = 0; k_block < source.k_blocks; ++k_block)
             for (int j = 0; j < source.planes; ++j) {
                 const Plane& plane = source.plane[first + j];
-                visit(PatchStep{source, plane, weights, input, k_block});
+                if (skipped > 0) --skipped;
+                else visit(PatchStep{source, plane, weights, input, k_block});
                 weights += plane.rows * plane.cols * WEIGHT_TILE_BYTES;
             }
     }
+}
+
+__device__ __forceinline__ PatchStep first_patch(const ConvParams& p, const Tile& tile) {
+    const FrameParams& frame = p.frame[tile.frame];
+    const Source& source = p.source[0];
+    return {source, source.plane[tile.phase * source.planes], weight_tiles(p, source, false, frame.slab[0], tile),
+            input_frame(p, frame, 0, tile), 0};
 }

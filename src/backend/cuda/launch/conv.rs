@@ -38,11 +38,9 @@ impl Launcher {
         next: Prologue,
         pairs: bool,
     ) -> Result<ConvVariant> {
-        let (kernels, sizes) = (&self.kernels, self.sizes);
-        // By layout alone, also for launches without partial sums: the order of additions must not depend on them.
-        let sums = tiling::passes_partial_sums(layout);
-        let of = |both: &ConvKernels| if sums { both.partial_sums.clone() } else { both.plain.clone() };
-        Ok(match (ConvKernel::of(layout)?, &kernels.conv_wgmma) {
+        let (kernels, up) = (&self.kernels, layout.window == Window::Up);
+        let wgmma = kernels.conv_wgmma.as_ref().filter(|_| self.weight_order(layout) == WeightOrder::Swizzled);
+        Ok(match (ConvKernel::of(layout)?, wgmma) {
             (ConvKernel::In, _) => {
                 let kernel = match next {
                     Prologue::None => kernels.conv_in.clone(),
@@ -54,27 +52,33 @@ impl Launcher {
             _ if next != Prologue::None => {
                 return Err(Error::Internal("a convolution of many channels cannot normalise its output".into()));
             }
-            _ if pairs => {
+            (_, Some(wgmma)) if pairs => {
+                let kernel = if up { wgmma.pair_up.clone() } else { wgmma.pair.clone() };
+                ConvVariant { kernel, tile: tiling::CONV_PAIR_TILE, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+            }
+            (_, None) if pairs => {
                 let missing = || Error::Internal("pairs of frames were planned, but no kernel computes them".into());
-                let up = layout.window == Window::Up;
-                let kernel = if up { &kernels.conv_mma_pair_up } else { &kernels.conv_pair };
-                let (kernel, wgmma) = (kernel.clone().ok_or_else(missing)?, kernels.conv_wgmma.is_some());
-                let (tile, threads) = match wgmma {
-                    true => (tiling::CONV_PAIR_TILE, tiling::CONV_WGMMA_THREADS),
-                    false => (tiling::CONV_TILE, tiling::CONV_MMA_PAIR_THREADS),
-                };
-                ConvVariant { kernel, tile, threads, wgmma }
+                let kernel = if up { &kernels.conv_mma_pair_up } else { &kernels.conv_mma_pair };
+                let (kernel, threads) = (kernel.clone().ok_or_else(missing)?, tiling::CONV_MMA_PAIR_THREADS);
+                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
             }
             (ConvKernel::Out, _) => return Err(Error::Internal("a convolution to pixels needs partial sums".into())),
-            (ConvKernel::Main, Some(both)) if self.weight_order(layout) == WeightOrder::Swizzled => {
+            (ConvKernel::Main, Some(wgmma)) => {
+                let kernel = if layout.window == Window::Down { wgmma.down.clone() } else { wgmma.plain.clone() };
                 let tile = tiling::conv_wgmma_tile(grid, rows);
-                ConvVariant { kernel: of(both), tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
+                ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
-            (ConvKernel::Main, _) => {
-                let threads = tiling::conv_mma_threads(sizes.precision);
-                let up = kernels.conv_mma_up.as_ref().filter(|_| layout.window == Window::Up);
-                let kernel = up.cloned().unwrap_or_else(|| of(&kernels.conv_mma));
-                ConvVariant { kernel, tile: tiling::CONV_TILE, threads, wgmma: false }
+            (ConvKernel::Main, None) => {
+                let ConvKernels { plain, partial_sums } = &kernels.conv_mma;
+                let kernel = match &kernels.conv_mma_up {
+                    Some(conv_mma_up) if up => conv_mma_up,
+                    // By layout alone, also for launches without partial sums: the order of additions must not depend
+                    // on them.
+                    _ if tiling::passes_partial_sums(layout) => partial_sums,
+                    _ => plain,
+                };
+                let threads = tiling::conv_mma_threads(self.sizes.precision);
+                ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false }
             }
         })
     }

@@ -53,7 +53,8 @@ fn parameter_structs_are_as_large_as_the_kernels_expect() {
         let kernels = ptx_parameters(precision);
         for (kernel, found) in &kernels {
             let expected = match kernel.as_str() {
-                "conv_wgmma" | "conv_wgmma_partial" | "conv_wgmma_pair" => layout::<ConvParams>(),
+                "conv_wgmma" | "conv_wgmma_down" => layout::<ConvParams>(),
+                "conv_wgmma_pair" | "conv_wgmma_pair_up" => layout::<ConvParams>(),
                 "conv_mma" | "conv_mma_partial" | "conv_mma_up" => layout::<ConvParams>(),
                 "conv_mma_pair" | "conv_mma_pair_up" => layout::<ConvParams>(),
                 "conv_in" | "conv_in_norm" | "conv_in_silu" => layout::<ConvParams>(),

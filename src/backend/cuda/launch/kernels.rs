@@ -1,6 +1,5 @@
 //! The kernels of a precision, from the bundles that are embedded in the library.
 
-use std::ffi::CStr;
 use std::sync::Arc;
 
 use super::tiling;
@@ -15,17 +14,26 @@ pub struct ConvKernels {
     pub partial_sums: Kernel,
 }
 
+/// Convolutions of many channels for compute capability 9.0: tensor copies and warpgroup products.
+pub struct WgmmaKernels {
+    pub plain: Kernel,
+    /// For the window `Down`, with partial sums in and out.
+    pub down: Kernel,
+    /// Pairs of frames by Winograd in time.
+    pub pair: Kernel,
+    /// The same for the window `Up`.
+    pub pair_up: Kernel,
+}
+
 /// Every kernel of a precision. Modules are loaded when one of their kernels is first used.
 pub struct Kernels {
-    /// Convolution of many channels for compute capability 9.0: tensor copies and warpgroup products.
-    pub conv_wgmma: Option<ConvKernels>,
+    pub conv_wgmma: Option<WgmmaKernels>,
     /// The same for compute capability 8.0 and later.
     pub conv_mma: ConvKernels,
-    /// `conv_mma` for the window `Up`. Products of f32 leave no registers for it.
+    /// For the window `Up`. Products of f32 leave no registers for it.
     pub conv_mma_up: Option<Kernel>,
-    /// Pairs of frames by Winograd in time: `conv_wgmma_pair` where there is `conv_wgmma`, else `conv_mma_pair`.
-    pub conv_pair: Option<Kernel>,
-    /// `conv_mma_pair` for the window `Up`. By warpgroup products an upsampler would take as long in pairs as without.
+    /// Pairs of frames, and these for the window `Up`.
+    pub conv_mma_pair: Option<Kernel>,
     pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,
     /// The same, with the next layer's norm applied to the output.
@@ -111,29 +119,31 @@ impl Kernels {
         let (conv, pixels) = (module(bundle!("conv_mma" in precision)), module(bundle!("pixels" in precision)));
         let two_bytes = TwoByteBundles::of(precision);
         let on_hopper = two_bytes.as_ref().filter(|_| gpu.kernel_arch().has_wgmma());
-        let wgmma = on_hopper.map(|bundles| module(bundles.conv_wgmma));
+        let conv_wgmma = on_hopper.map(|bundles| {
+            let (conv, pair) = (module(bundles.conv_wgmma), module(bundles.conv_wgmma_pair));
+            let kernel = |module: &Arc<Module>, name| module.kernel(name, tiling::CONV_WGMMA_SHARED);
+            WgmmaKernels {
+                plain: kernel(&conv, c"conv_wgmma"),
+                down: kernel(&conv, c"conv_wgmma_down"),
+                pair: kernel(&pair, c"conv_wgmma_pair"),
+                pair_up: kernel(&pair, c"conv_wgmma_pair_up"),
+            }
+        });
         let attention_wgmma = on_hopper.map(|bundles| module(bundles.attention_wgmma));
-        let wgmma_pair = |bundles: &TwoByteBundles| {
-            module(bundles.conv_wgmma_pair).kernel(c"conv_wgmma_pair", tiling::CONV_WGMMA_SHARED)
-        };
-        let mma_pair_module =
-            two_bytes.as_ref().filter(|_| wgmma.is_none()).map(|bundles| module(bundles.conv_mma_pair));
+        let mma_pair_module = two_bytes.as_ref().map(|bundles| module(bundles.conv_mma_pair));
         let mma_pair = |name| mma_pair_module.as_ref().map(|module| module.kernel(name, tiling::CONV_MMA_PAIR_SHARED));
-        let both = |module: &Arc<Module>, [plain, sums]: [&'static CStr; 2], shared: u32| ConvKernels {
-            plain: module.kernel(plain, shared),
-            partial_sums: module.kernel(sums, shared),
-        };
         // `conv_mma` has no persistent blocks that others would have to share a multiprocessor with.
-        let co_resident = |module: &Arc<Module>, name| match wgmma.is_some() {
+        let co_resident = |module: &Arc<Module>, name| match conv_wgmma.is_some() {
             true => module.co_resident_kernel(name),
             false => module.kernel(name, 0),
         };
-        let wgmma_names = [c"conv_wgmma", c"conv_wgmma_partial"];
         Kernels {
-            conv_wgmma: wgmma.as_ref().map(|module| both(module, wgmma_names, tiling::CONV_WGMMA_SHARED)),
-            conv_mma: both(&conv, [c"conv_mma", c"conv_mma_partial"], tiling::CONV_MMA_SHARED),
+            conv_mma: ConvKernels {
+                plain: conv.kernel(c"conv_mma", tiling::CONV_MMA_SHARED),
+                partial_sums: conv.kernel(c"conv_mma_partial", tiling::CONV_MMA_SHARED),
+            },
             conv_mma_up: (precision != Precision::Fp32).then(|| conv.kernel(c"conv_mma_up", tiling::CONV_MMA_SHARED)),
-            conv_pair: on_hopper.map(wgmma_pair).or_else(|| mma_pair(c"conv_mma_pair")),
+            conv_mma_pair: mma_pair(c"conv_mma_pair"),
             conv_mma_pair_up: mma_pair(c"conv_mma_pair_up"),
             conv_in: conv_in.kernel(c"conv_in", tiling::conv_in_shared(precision)),
             conv_in_norm: conv_in.kernel(c"conv_in_norm", tiling::conv_in_shared(precision)),
@@ -153,6 +163,7 @@ impl Kernels {
             load: pixels.kernel(c"load", 0),
             store: pixels.kernel(c"store", 0),
             blend: pixels.kernel(c"blend", 0),
+            conv_wgmma,
         }
     }
 

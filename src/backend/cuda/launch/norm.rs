@@ -92,7 +92,8 @@ impl Launcher {
             Prologue::NormSilu => &self.kernels.norm_silu,
             Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
         };
-        let blocks = (self.context.gpu.multiprocessors * 16 / frames).max(1);
+        // Nine blocks of `norm_silu` fit on a multiprocessor. Two rounds of them, and none that is half empty.
+        let blocks = (self.context.gpu.multiprocessors * 18 / frames).max(1);
         // A thread for each unit of a pixel.
         let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
         let threads = CO_RESIDENT_THREADS.max(units);

@@ -34,7 +34,8 @@ fn check(gpu: &Cuda, case: &PairCase, most: f64) {
         assert!(found.len() >= 2 * right.len());
         for (group, (found, right)) in found.chunks_exact(2).zip(&right).enumerate() {
             let FrameShape { height, width, .. } = case.input;
-            let what = format!("{height}x{width}, bias {:?}, pairs {}", case.bias, case.layout.pairs);
+            let ConvLayout { window, pairs, .. } = case.layout;
+            let what = format!("{window:?} {height}x{width}, bias {:?}, pairs {pairs}", case.bias);
             let what = format!("{what}, frame {t}, group {group} in {}: {found:?} for {right:?}", name(gpu));
             let distance = (found[0] - right[0]).abs() * right[1];
             assert!(distance <= most + 1e-6 * right[0].abs() * right[1], "{what}");
@@ -46,19 +47,28 @@ fn check(gpu: &Cuda, case: &PairCase, most: f64) {
 /// Values far from zero must not cancel, and differences of large ones must not leave the range of f16.
 #[test]
 fn statistics_are_those_of_the_frames() {
-    let base = ConvLayout { biases: 1, ..layout(64, 128, Window::Same, Prologue::None) };
-    let paired = ConvLayout { pairs: true, slabs: Time::Paired.slabs().len() as u64, ..base };
     for gpu in &gpus() {
         let most = match gpu.precision() {
             Precision::Fp32 | Precision::Fp16 => 1e-3,
             Precision::Bf16 => 8e-3,
         };
-        for (height, width) in [(1, 1), (7, 5), (8, 16), (18, 34), (37, 53)] {
-            for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
-                let input = FrameShape::new(height, width, base.cin);
-                check(gpu, &PairCase { layout: base, input, factor: 1.0, bias }, most);
-                if gpu.profile().pairs.is_some() {
-                    check(gpu, &PairCase { layout: paired, input, factor: 1.0, bias }, most);
+        for window in [Window::Same, Window::Up, Window::Down] {
+            let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
+            let paired = ConvLayout { pairs: true, slabs: Time::Paired.slabs().len() as u64, ..base };
+            let profile = gpu.profile();
+            let has_pairs = match window {
+                Window::Up => profile.upsampler_pairs,
+                _ => window == Window::Same && profile.pairs.is_some(),
+            };
+            // Of one pixel, Down leaves none.
+            let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
+            for (height, width) in [smallest, (7, 5), (8, 16), (18, 34), (37, 53)] {
+                for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
+                    let input = FrameShape::new(height, width, base.cin);
+                    check(gpu, &PairCase { layout: base, input, factor: 1.0, bias }, most);
+                    if has_pairs {
+                        check(gpu, &PairCase { layout: paired, input, factor: 1.0, bias }, most);
+                    }
                 }
             }
         }

@@ -17,7 +17,7 @@ use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::backend::{Backend, Precision};
 use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
-use video_vae::model::{Cone, Direction, FrameRange, Network};
+use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
 use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 
 const PLAN_LIMIT: Duration = Duration::from_secs(1);
@@ -105,16 +105,21 @@ impl Sizes for Cancelling<'_> {
 struct Device {
     profile: DeviceProfile,
     sizes: Box<dyn Sizes>,
+    networks: [Arc<Network>; 2],
 }
 
-fn devices() -> [Device; 2] {
+impl Device {
+    fn new(config: &Config, profile: DeviceProfile, sizes: Box<dyn Sizes>) -> Device {
+        let network = |direction| Arc::new(Network::new(config, direction).for_device(&profile));
+        Device { profile, sizes, networks: [Direction::Encode, Direction::Decode].map(network) }
+    }
+}
+
+fn devices(config: &Config) -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
-    let gpu = CudaSizes { precision: Precision::Fp16 };
-    let profile = cpu.profile();
-    [
-        Device { profile, sizes: Box::new(cpu) },
-        Device { profile: device_profile(H200, Precision::Fp16, KernelArch::HOPPER), sizes: Box::new(gpu) },
-    ]
+    let (profile, gpu) =
+        (device_profile(H200, Precision::Fp16, KernelArch::HOPPER), CudaSizes { precision: Precision::Fp16 });
+    [Device::new(config, cpu.profile(), Box::new(cpu)), Device::new(config, profile, Box::new(gpu))]
 }
 
 /// The hard ones first, then random ones.
@@ -208,13 +213,12 @@ fn measure(request: &Request, device: &Device, groups: u64, share: f64) -> (Dura
 fn plans_are_found_within_a_second_and_cancelled_within_50_ms() {
     let plans: usize = std::env::var("VVAE_PLANS").map_or(150, |plans| plans.parse().expect("a number"));
     let config = published();
-    let networks =
-        [Direction::Encode, Direction::Decode].map(|direction| Arc::new(Network::new(&config, direction).with_pairs()));
-    let (devices, mut random) = (devices(), Random(17));
+    let (devices, mut random) = (devices(&config), Random(17));
     let (mut slowest, mut latest, mut found, mut total) = (Vec::new(), Duration::ZERO, 0, Duration::ZERO);
     for number in 0..plans {
-        let (request, share) = (request(number / 2, &networks, &mut random), random.below(1000) as f64 / 1000.0);
         let device = if number < 30 { number % 2 } else { usize::from(!random.one_in(3)) };
+        let request = request(number / 2, &devices[device].networks, &mut random);
+        let share = random.below(1000) as f64 / 1000.0;
         let mut best = measure(&request, &devices[device], config.groups, share);
         // Other programs may have held the cores.
         for _ in 0..3 {

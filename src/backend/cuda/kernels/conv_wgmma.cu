@@ -1,4 +1,5 @@
-// Convolution for compute capability 9.0a: TMA, mbarrier pipelines, warpgroup matrix products.
+// Convolution for compute capability 9.0a: TMA, mbarrier pipelines, warpgroup matrix products. conv_wgmma_down is for
+// the window Down, conv_wgmma for all others.
 //
 // A tile is 16 x 16 (or 8 x 32) pixels by 128 output channels; blocks are persistent. Warpgroup 0 produces: warp 0
 // loads patches, warp 1 weights. Warpgroups 1 and 2 consume: each computes 8 x 16 pixels, as two blocks of 8 x 8. Eight
@@ -15,6 +16,9 @@ static_assert(THREADS * REGISTERS + CORESIDENT_THREADS * CORESIDENT_REGISTERS <=
               "no room for a co-resident block");
 static_assert(sizeof(ConvShared<false>) + 1023 < SHARED_BYTES && sizeof(ConvShared<true>) + 1023 < SHARED_BYTES,
               "dynamic shared memory of a launch, with alignment");
+static_assert(10 * 34 * ROW_BYTES <= ConvShared<false>::PATCH_BYTES &&
+                  9 * 33 * ROW_BYTES <= ConvShared<true>::PATCH_BYTES,
+              "a patch of the larger tile");
 
 template <bool DOWN>
 __device__ __forceinline__ void consume(const ConvParams& p, ConvShared<DOWN>& shared, int group) {
@@ -49,7 +53,7 @@ __device__ __forceinline__ void consume(const ConvParams& p, ConvShared<DOWN>& s
     tma_store_wait_read();
 }
 
-/// `DOWN`: sums may start from partial sums of another launch, and may be stored as such.
+/// `DOWN`: see ConvShared.
 template <bool DOWN>
 __device__ __forceinline__ void convolve(const ConvParams& p) {
     extern __shared__ u8 memory[];

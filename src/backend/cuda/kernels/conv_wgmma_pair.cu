@@ -1,4 +1,5 @@
 // Pairs of output frames by Winograd F(2,3) in time, for compute capability 9.0a. See mainloop_pair.cuh.
+// conv_wgmma_pair_up is for the window Up, conv_wgmma_pair for the window Same.
 //
 // A tile is 8 x 16 pixels of both frames by 128 output channels. Blocks are persistent, in clusters of two adjacent
 // tiles. Warpgroup 0 produces: warp 0 loads patches, warp 1 loads weights, warps 2 and 3 transform patches. Warpgroups
@@ -15,6 +16,9 @@ static_assert(THREADS * REGISTERS + CORESIDENT_THREADS * CORESIDENT_REGISTERS <=
               "no room for a co-resident block");
 static_assert(sizeof(PairShared<false>) + 1023 < SHARED_BYTES && sizeof(PairShared<true>) + 1023 < SHARED_BYTES,
               "dynamic shared memory of a launch, with alignment");
+static_assert(10 * 18 * PAIR_ROW_BYTES <= PairShared<false>::PATCH_BYTES &&
+                  9 * 17 * PAIR_ROW_BYTES <= PairShared<true>::PATCH_BYTES,
+              "a patch");
 static_assert(TRANSFORMING_WARPS == 2, "warps 2 and 3 of the producing warpgroup");
 
 template <bool UP>

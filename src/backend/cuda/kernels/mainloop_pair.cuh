@@ -1,4 +1,4 @@
-// Mainloop of conv_wgmma_pair: two adjacent output frames by Winograd F(2,3) in time.
+// Mainloop of conv_wgmma_pair and conv_wgmma_pair_up: two adjacent output frames by Winograd F(2,3) in time.
 //
 //     m0 = U0 (d0 - d2)    m1 = U1 (d1 + d2)    m2 = U2 (d2 - d1)    m3 = U3 (d1 - d3)
 //     first frame = m0 + m1 + m2        second frame = m1 - m2 - m3
@@ -15,7 +15,7 @@
 // the weights are packed twice as large.
 #pragma once
 #include "mainloop_wgmma.cuh"
-#include "statistics_wgmma.cuh"
+#include "statistics_wgmma.cuh"  // HALVES
 
 constexpr int PAIR_CLUSTER = 2;        // adjacent blocks, which share each tile of weights
 constexpr int PAIR_CHANNELS = 32;      // of a patch
@@ -31,9 +31,9 @@ struct PairShared {
     static constexpr int WEIGHT_STAGES = 5;
     // 9 x 17 or 10 x 18 pixels, rounded up to the swizzle's 512 bytes.
     static constexpr int PATCH_BYTES = (UP ? 20 : 23) * 512;
-    // A patch of few taps serves few products. So the next one is loaded while this one is subtracted.
+    // The products of four taps end before the next frame to be subtracted could arrive. So two are in flight.
     static constexpr int NEWER_STAGES = UP ? 2 : 1;
-    static constexpr int EDGES = UP ? 4 : 1;  // biases of a tile
+    static constexpr int EDGES = UP ? 4 : 1;  // each has a bias
 
     u8 weights[WEIGHT_STAGES][WEIGHT_TILE_BYTES];  // weight tiles, then the residual boxes of a tile
     u8 out[CONSUMERS][WEIGHT_TILE_BYTES];

@@ -1,4 +1,5 @@
-// Mainloop of conv_wgmma: shared memory, the two producer threads that fill it, and the products of the consumers.
+// Mainloop of conv_wgmma and conv_wgmma_down: shared memory, the two producer threads that fill it, and the products of
+// the consumers.
 #pragma once
 #include "hopper.cuh"
 #include "statistics.cuh"
@@ -13,7 +14,8 @@ constexpr int NEXT_PIXEL = ROW_BYTES / 16;  // next row of a matrix, in units of
 // Boxes of 8 x 16 pixels by 64 channels, two per consumer. A box has the size of a weight tile.
 constexpr int RESIDUAL_BOXES = 4;
 
-/// `DOWN`: the patches of the window Down. They serve few taps each, so more of them are in flight.
+/// `DOWN`: for the window Down. Its patches serve few taps, so three are in flight. Its sums may start from partial
+/// sums of another launch, and may be stored as such.
 template <bool DOWN>
 struct ConvShared {
     static constexpr int FRAMES = 1;
@@ -146,9 +148,9 @@ struct ConvMainloop {
     /// The sum of a tile's products. With `DOWN` it starts from `acc`. Then plain instructions have written `acc`, and
     /// ptxas would serialise products in flight across taps (C7515). So the taps of the first patch are waited for.
     __device__ __forceinline__ void accumulate(const ConvParams& p, const Tile& tile, float (&acc)[2][64]) {
-        int scale_d = DOWN;  // 0: the first product overwrites `acc`
+        int scale_d = DOWN ? 1 : 0;  // 0: the first product overwrites `acc`
         if constexpr (DOWN) add_patch<0>(p, first_patch(p, tile), scale_d, acc);
-        for_each_patch(p, tile, [&](const PatchStep& step) { add_patch<1>(p, step, scale_d, acc); }, DOWN);
+        for_each_patch(p, tile, [&](const PatchStep& step) { add_patch<1>(p, step, scale_d, acc); }, DOWN ? 1 : 0);
         wgmma_wait<0>();
         release_used();
     }

@@ -28,11 +28,11 @@ pub struct WgmmaKernels {
 /// Every kernel of a precision. Modules are loaded when one of their kernels is first used.
 pub struct Kernels {
     pub conv_wgmma: Option<WgmmaKernels>,
-    /// The same for compute capability 8.0 and later.
+    /// Convolutions of many channels, from compute capability 8.0 on.
     pub conv_mma: ConvKernels,
-    /// For the window `Up`. Products of f32 leave no registers for it.
+    /// `conv_mma` for the window `Up`. Products of f32 leave no registers for it.
     pub conv_mma_up: Option<Kernel>,
-    /// Pairs of frames, and these for the window `Up`.
+    /// Pairs of frames by Winograd in time, and the same for the window `Up`.
     pub conv_mma_pair: Option<Kernel>,
     pub conv_mma_pair_up: Option<Kernel>,
     pub conv_in: Kernel,

@@ -10,6 +10,9 @@ use crate::backend::cuda::driver::DeviceBlock;
 use crate::error::Result;
 use crate::ir::{ConvLayout, DeviceOffset, FrameShape, Prologue, Sizes};
 
+/// By registers nine blocks of `norm_silu` fit on a multiprocessor. So these are two full rounds.
+const BLOCKS_A_MULTIPROCESSOR: u32 = 18;
+
 /// Rows of frames to normalise, and the bytes from one frame's rows to the next's at the destination.
 pub struct NormRows {
     pub rows: Range<u64>,
@@ -92,8 +95,7 @@ impl Launcher {
             Prologue::NormSilu => &self.kernels.norm_silu,
             Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
         };
-        // Nine blocks of `norm_silu` fit on a multiprocessor. Two rounds of them, and none that is half empty.
-        let blocks = (self.context.gpu.multiprocessors * 18 / frames).max(1);
+        let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
         // A thread for each unit of a pixel.
         let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
         let threads = CO_RESIDENT_THREADS.max(units);

@@ -208,9 +208,15 @@ impl CostModel<'_> {
 
     fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
         conv.rematerialise.as_ref().map_or(0.0, |by| {
-            let frames = conv.rematerialised_frames() as u64;
-            let work = layer_work(self.network, by.layer, by.input).saturating_mul(frames) as f64;
-            work * self.pair_cost(by.layer, frames) / self.target.profile.rates.products
+            // The first frame of a clip has one term and no partner.
+            let first = conv.frames.first().filter(|frame| frame.terms.len() == 1).map_or(0, |frame| {
+                let read = conv.fresh.first().into_iter().chain(frame.shortcut.as_ref().map(|(at, _)| at));
+                read.filter(|frame| frame.is_rematerialised()).count() as u64
+            });
+            let later = conv.rematerialised_frames() as u64 - first;
+            let first = frame_work(self.network, by.layer, by.input, 1).saturating_mul(first) as f64;
+            let work = layer_work(self.network, by.layer, by.input).saturating_mul(later) as f64;
+            (first + work * self.pair_cost(by.layer, later)) / self.target.profile.rates.products
         })
     }
 

@@ -2,7 +2,7 @@
 
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
-use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, FrameRef, FrameShape, LayerId, Location, Op};
+use crate::ir::{BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameRef, FrameShape, LayerId, Location, Op};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -133,10 +133,7 @@ impl CostModel<'_> {
                 let starts = conv.partial_sums.before.is_none() && conv.frames.first().is_some_and(|f| terms(f) == 1);
                 (conv.layer, conv.input, conv.frames.len(), starts)
             }
-            Op::BandedConv(conv) => {
-                let starts = conv.frames.first().is_some_and(|frame| frame.terms.len() == 1);
-                (conv.layer, conv.input, conv.frames.len(), starts)
-            }
+            Op::BandedConv(conv) => (conv.layer, conv.input, conv.frames.len(), first_of_clip(conv).is_some()),
             _ => return work as f64,
         };
         let later = frames - usize::from(starts_clip);
@@ -208,8 +205,7 @@ impl CostModel<'_> {
 
     fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
         conv.rematerialise.as_ref().map_or(0.0, |by| {
-            // The first frame of a clip has one term and no partner.
-            let first = conv.frames.first().filter(|frame| frame.terms.len() == 1).map_or(0, |frame| {
+            let first = first_of_clip(conv).map_or(0, |frame| {
                 let read = conv.fresh.first().into_iter().chain(frame.shortcut.as_ref().map(|(at, _)| at));
                 read.filter(|frame| frame.is_rematerialised()).count() as u64
             });
@@ -256,4 +252,9 @@ impl CostModel<'_> {
         }
         (2 * frames as u64).saturating_mul(self.target.frame_bytes(shape)) as f64 / self.target.profile.rates.memory
     }
+}
+
+/// The first frame of the operation, if it is the first of a clip. That one has one term and no partner.
+fn first_of_clip<L: Location>(conv: &BandedConvOp<L>) -> Option<&BandedFrame<L>> {
+    conv.frames.first().filter(|frame| frame.terms.len() == 1)
 }

@@ -23,7 +23,7 @@ static_assert(10 * 34 * ROW_BYTES <= ConvShared<false>::PATCH_BYTES &&
 template <bool DOWN>
 __device__ __forceinline__ void consume(const ConvParams& p, ConvShared<DOWN>& shared, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    ConvMainloop<DOWN> mainloop = {shared, group, lane};
+    ConvMainloop<DOWN> mainloop = {{shared, group, lane}};
     float acc[2][64];
     for (int index = blockIdx.x; index < Tile::count(p); index += gridDim.x) {
         const Tile tile = tile_at(p, index);

@@ -24,7 +24,7 @@ static_assert(TRANSFORMING_WARPS == 2, "warps 2 and 3 of the producing warpgroup
 template <bool UP>
 __device__ __forceinline__ void consume(const ConvParams& p, PairShared<UP>& shared, int group) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    PairMainloop<UP> mainloop = {shared, group, lane};
+    PairMainloop<UP> mainloop = {{shared, group, lane}};
     int parity = 0;
     float acc[2][1][64];
     for_each_pair_tile(p, [&](const Tile& tile) {

@@ -259,16 +259,12 @@ __device__ __forceinline__ void produce_pair_weights(const ConvParams& p, PairSh
     });
 }
 
-/// The consumer's side of both pipelines.
 template <bool UP>
-struct PairMainloop {
+struct PairMainloop : ConsumerPipelines<PairShared<UP>> {
     using Shared = PairShared<UP>;
-    Shared& shared;
-    int group, lane;
-    PipelineState<Shared::PATCH_STAGES> patches = {};
-    PipelineState<Shared::WEIGHT_STAGES> weights = {};
-    // `empty` barriers to arrive at once the products in flight have read the stage.
-    u32 used_weights = 0, used_patch = 0;
+    using Pipelines = ConsumerPipelines<Shared>;
+    using Pipelines::group, Pipelines::patches, Pipelines::shared, Pipelines::used_patch, Pipelines::used_weights,
+        Pipelines::weights;
     // The next tap in the patch, and how to go on from it.
     u64 a = 0;
     int taps = 0, col = 0, cols = 0, next_row = 0;
@@ -298,7 +294,7 @@ struct PairMainloop {
         }
         wgmma_commit();
         wgmma_wait<1>();
-        release_used();
+        this->release_used();
         used_weights = smem_address(&shared.weights_empty[weights.stage]);
         weights.advance();
         a += PAIR_ROW_BYTES / 16;
@@ -306,18 +302,6 @@ struct PairMainloop {
         if (--taps > 0) return;
         used_patch = smem_address(&shared.patch_empty[patches.stage]);
         patches.advance();
-    }
-
-    __device__ __forceinline__ void release_used() {
-        if (used_weights) Shared::release_weights(used_weights, lane);
-        if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
-        used_weights = used_patch = 0;
-    }
-
-    /// Waits for all products.
-    __device__ __forceinline__ void drain() {
-        wgmma_wait<0>();
-        release_used();
     }
 
     /// All taps of all patches. The first tap stands before the loop over the others: where a loop begins, products in
@@ -352,7 +336,7 @@ struct PairMainloop {
     __device__ __forceinline__ void add_own_terms(const ConvParams& p, bool shortcut, float (&acc)[2][1][64]) {
         add_patches<FIRST, SECOND, false>(p.source[0], acc);
         if (shortcut) add_shortcut<FIRST, SECOND>(p.source[1], acc);
-        drain();
+        this->drain();
     }
 
     /// The sums of a tile. `add_bias(sum)` is called with m1, which is in both frames' sums.
@@ -360,7 +344,7 @@ struct PairMainloop {
     __device__ __forceinline__ void accumulate(const ConvParams& p, const FramePair& pair, float (&acc)[2][1][64],
                                                AddBias add_bias) {
         add_patches<true, true, true>(p.source[0], acc);
-        drain();
+        this->drain();
         add_bias(acc[0]);
 #pragma unroll
         for (int e = 0; e < 64; ++e) sum_and_difference(acc[0][0][e], acc[1][0][e]);

@@ -98,15 +98,33 @@ __device__ __forceinline__ void produce_weights(const ConvParams& p, ConvShared<
 }
 
 /// The consumer's side of both pipelines.
-template <bool DOWN>
-struct ConvMainloop {
-    using Shared = ConvShared<DOWN>;
+template <class Shared>
+struct ConsumerPipelines {
     Shared& shared;
     int group, lane;
     PipelineState<Shared::PATCH_STAGES> patches = {};
     PipelineState<Shared::WEIGHT_STAGES> weights = {};
     // `empty` barriers to arrive at once the products in flight have read the stage.
     u32 used_weights = 0, used_patch = 0;
+
+    __device__ __forceinline__ void release_used() {
+        if (used_weights) Shared::release_weights(used_weights, lane);
+        if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
+        used_weights = used_patch = 0;
+    }
+
+    /// Waits for all products.
+    __device__ __forceinline__ void drain() {
+        wgmma_wait<0>();
+        release_used();
+    }
+};
+
+template <bool DOWN>
+struct ConvMainloop : ConsumerPipelines<ConvShared<DOWN>> {
+    using Pipelines = ConsumerPipelines<ConvShared<DOWN>>;
+    using Pipelines::group, Pipelines::patches, Pipelines::shared, Pipelines::used_patch, Pipelines::used_weights,
+        Pipelines::weights;
 
     /// Adds the products of all taps of a patch. Those of `IN_FLIGHT` taps may be in flight.
     template <int IN_FLIGHT>
@@ -131,18 +149,12 @@ struct ConvMainloop {
                 }
                 wgmma_commit();
                 wgmma_wait<IN_FLIGHT>();
-                release_used();
+                this->release_used();
                 used_weights = smem_address(&shared.weights_empty[weights.stage]);
                 weights.advance();
             }
         used_patch = smem_address(&shared.patch_empty[patches.stage]);
         patches.advance();
-    }
-
-    __device__ __forceinline__ void release_used() {
-        if (lane == 0 && used_weights) mbarrier_arrive(used_weights);
-        if (lane == 0 && used_patch) mbarrier_arrive(used_patch);
-        used_weights = used_patch = 0;
     }
 
     /// The sum of a tile's products. With `DOWN` it starts from `acc`. Then plain instructions have written `acc`, and
@@ -151,7 +163,6 @@ struct ConvMainloop {
         int scale_d = DOWN ? 1 : 0;  // 0: the first product overwrites `acc`
         if constexpr (DOWN) add_patch<0>(p, first_patch(p, tile), scale_d, acc);
         for_each_patch(p, tile, [&](const PatchStep& step) { add_patch<1>(p, step, scale_d, acc); }, DOWN ? 1 : 0);
-        wgmma_wait<0>();
-        release_used();
+        this->drain();
     }
 };

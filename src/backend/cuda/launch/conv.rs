@@ -3,7 +3,6 @@
 use std::ops::Range;
 
 use super::conv_params::{ConvBand, ConvLaunch, ConvParamsBuilder, LaunchedFrames};
-use super::kernels::ConvKernels;
 use super::launcher::{Launcher, WeightPointers};
 use super::limit::conv_products;
 use super::params::ConvParams;
@@ -69,13 +68,12 @@ impl Launcher {
                 ConvVariant { kernel, tile, threads: tiling::CONV_WGMMA_THREADS, wgmma: true }
             }
             (ConvKernel::Main, None) => {
-                let ConvKernels { plain, partial_sums } = &kernels.conv_mma;
                 let kernel = match &kernels.conv_mma_up {
                     Some(conv_mma_up) if up => conv_mma_up,
                     // By layout alone, also for launches without partial sums: the order of additions must not depend
                     // on them.
-                    _ if tiling::passes_partial_sums(layout) => partial_sums,
-                    _ => plain,
+                    _ if tiling::passes_partial_sums(layout) => &kernels.conv_mma_partial,
+                    _ => &kernels.conv_mma,
                 };
                 let threads = tiling::conv_mma_threads(self.sizes.precision);
                 ConvVariant { kernel: kernel.clone(), tile: tiling::CONV_TILE, threads, wgmma: false }

@@ -8,12 +8,6 @@ use crate::backend::cuda::driver::{Bundle, Context, Kernel, Module};
 use crate::checksum::Checksum;
 use crate::error::Result;
 
-/// A convolution, and the same with partial sums in and out.
-pub struct ConvKernels {
-    pub plain: Kernel,
-    pub partial_sums: Kernel,
-}
-
 /// Convolutions of many channels for compute capability 9.0: tensor copies and warpgroup products.
 pub struct WgmmaKernels {
     pub plain: Kernel,
@@ -29,7 +23,9 @@ pub struct WgmmaKernels {
 pub struct Kernels {
     pub conv_wgmma: Option<WgmmaKernels>,
     /// Convolutions of many channels, from compute capability 8.0 on.
-    pub conv_mma: ConvKernels,
+    pub conv_mma: Kernel,
+    /// The same with partial sums in and out.
+    pub conv_mma_partial: Kernel,
     /// `conv_mma` for the window `Up`. Products of f32 leave no registers for it.
     pub conv_mma_up: Option<Kernel>,
     /// Pairs of frames by Winograd in time, and the same for the window `Up`.
@@ -138,10 +134,8 @@ impl Kernels {
             false => module.kernel(name, 0),
         };
         Kernels {
-            conv_mma: ConvKernels {
-                plain: conv.kernel(c"conv_mma", tiling::CONV_MMA_SHARED),
-                partial_sums: conv.kernel(c"conv_mma_partial", tiling::CONV_MMA_SHARED),
-            },
+            conv_mma: conv.kernel(c"conv_mma", tiling::CONV_MMA_SHARED),
+            conv_mma_partial: conv.kernel(c"conv_mma_partial", tiling::CONV_MMA_SHARED),
             conv_mma_up: (precision != Precision::Fp32).then(|| conv.kernel(c"conv_mma_up", tiling::CONV_MMA_SHARED)),
             conv_mma_pair: mma_pair(c"conv_mma_pair"),
             conv_mma_pair_up: mma_pair(c"conv_mma_pair_up"),

@@ -32,7 +32,7 @@ impl SlabSource for PairedWeights {
 }
 
 /// A convolution of a clip, its frames divided among launches.
-pub(super) struct PairCase {
+pub(super) struct ClipCase {
     pub layout: ConvLayout,
     pub input: FrameShape,
     /// Of the random input. Weights are divided by its root, so that neither they nor sums leave the range of f16.
@@ -41,7 +41,7 @@ pub(super) struct PairCase {
     pub bias: (f32, f32),
 }
 
-impl PairCase {
+impl ClipCase {
     /// Returns the output frames, and their bytes with their statistics.
     pub fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
         let (layout, input) = (&self.layout, self.input);
@@ -124,9 +124,9 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
                 let slabs = Time::Paired.slabs().len() as u64;
                 // Upsamplers read frames that are not normalised. Sums of two of these would be infinite in f16.
                 let (factor, bias) = (if window == up { 4e4 } else { 1.0 }, (0.0, 1.0));
-                let paired = PairCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor, bias };
+                let paired = ClipCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor, bias };
                 let whole = std::slice::from_ref(&(0..FRAMES));
-                let (expected, _) = PairCase { layout: base, input, factor, bias }.run(&cpu, whole);
+                let (expected, _) = ClipCase { layout: base, input, factor, bias }.run(&cpu, whole);
                 let (found, bits) = paired.run(gpu, whole);
                 let what = format!("{window:?} {cin} to {cout}, {height}x{width}");
                 assert_close(std::slice::from_ref(gpu), 2e-3, &what, &expected, |_| found.clone());

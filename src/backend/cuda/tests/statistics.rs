@@ -1,6 +1,6 @@
 //! The statistics that convolutions leave for the next norm, against those of the frames that they have stored.
 
-use super::pairs::{FRAMES, PairCase};
+use super::pairs::{ClipCase, FRAMES};
 use super::*;
 use crate::backend::Precision;
 use crate::backend::cuda::launch::tiling::EPSILON;
@@ -23,7 +23,7 @@ fn expected(values: &[f32], frame: usize, shape: FrameShape, groups: u64) -> Vec
 }
 
 /// Compares the statistics of all frames of a case. `most`: the largest relative error.
-fn check(gpu: &Cuda, case: &PairCase, most: f64) {
+fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
     let (values, frames) = case.run(gpu, std::slice::from_ref(&(0..FRAMES)));
     let groups = case.layout.groups;
     let output = case.layout.window.output(case.input, case.layout.cout);
@@ -66,9 +66,9 @@ fn statistics_are_those_of_the_frames() {
             for (height, width) in [smallest, (7, 5), (8, 16), (18, 34), (37, 53)] {
                 for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
                     let input = FrameShape::new(height, width, base.cin);
-                    check(gpu, &PairCase { layout: base, input, factor: 1.0, bias }, most);
+                    check(gpu, &ClipCase { layout: base, input, factor: 1.0, bias }, most);
                     if has_pairs {
-                        check(gpu, &PairCase { layout: paired, input, factor: 1.0, bias }, most);
+                        check(gpu, &ClipCase { layout: paired, input, factor: 1.0, bias }, most);
                     }
                 }
             }

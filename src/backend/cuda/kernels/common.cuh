@@ -29,8 +29,10 @@ typedef u32 Pair;
 
 #ifdef VVAE_BF16
 #define VVAE_TYPE "bf16"
+constexpr Pair ONES = 0x3f803f80, HALVES = 0x3f003f00;
 #else
 #define VVAE_TYPE "f16"
+constexpr Pair ONES = 0x3c003c00, HALVES = 0x38003800;
 #endif
 
 /// Rounds both to nearest even. `lo` goes to the lower address.

@@ -15,7 +15,6 @@
 // the weights are packed twice as large.
 #pragma once
 #include "mainloop_wgmma.cuh"
-#include "statistics_wgmma.cuh"  // HALVES
 
 constexpr int PAIR_CLUSTER = 2;        // adjacent blocks, which share each tile of weights
 constexpr int PAIR_CHANNELS = 32;      // of a patch

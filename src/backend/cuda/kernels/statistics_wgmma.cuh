@@ -4,12 +4,6 @@
 #include "ampere.cuh"
 #include "statistics.cuh"
 
-#ifdef VVAE_BF16
-constexpr Pair ONES = 0x3f803f80, HALVES = 0x3f003f00;
-#else
-constexpr Pair ONES = 0x3c003c00, HALVES = 0x38003800;
-#endif
-
 /// Sums over the pixels of a box. Warp w of a warpgroup has channels 16w to 16w+15. `COLS`: pixels in a row of the box.
 ///
 /// With channels as rows and pixels as columns, a matrix times ones has the sums, and a matrix times its transpose has

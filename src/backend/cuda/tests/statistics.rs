@@ -45,33 +45,45 @@ fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
 }
 
 /// Values far from zero must not cancel, and differences of large ones must not leave the range of f16.
-#[test]
-fn statistics_are_those_of_the_frames() {
+fn check_window(window: Window) {
+    let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
+    let paired = ConvLayout { pairs: true, slabs: Time::Paired.slabs().len() as u64, ..base };
+    // Of one pixel, Down leaves none.
+    let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
     for gpu in &gpus() {
         let most = match gpu.precision() {
             Precision::Fp32 | Precision::Fp16 => 1e-3,
             Precision::Bf16 => 8e-3,
         };
-        for window in [Window::Same, Window::Up, Window::Down] {
-            let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
-            let paired = ConvLayout { pairs: true, slabs: Time::Paired.slabs().len() as u64, ..base };
-            let profile = gpu.profile();
-            let has_pairs = match window {
-                Window::Same => profile.pairs.is_some(),
-                Window::Up => profile.upsampler_pairs,
-                _ => false,
-            };
-            // Of one pixel, Down leaves none.
-            let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
-            for (height, width) in [smallest, (7, 5), (8, 16), (18, 34), (37, 53)] {
-                for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
-                    let input = FrameShape::new(height, width, base.cin);
-                    check(gpu, &ClipCase { layout: base, input, factor: 1.0, bias }, most);
-                    if has_pairs {
-                        check(gpu, &ClipCase { layout: paired, input, factor: 1.0, bias }, most);
-                    }
+        let profile = gpu.profile();
+        let has_pairs = match window {
+            Window::Same => profile.pairs.is_some(),
+            Window::Up => profile.upsampler_pairs,
+            _ => false,
+        };
+        for (height, width) in [smallest, (7, 5), (8, 16), (18, 34), (37, 53)] {
+            for bias in [(0.0, 1.0), (1000.0, 1.0), (0.0, 5e4)] {
+                let input = FrameShape::new(height, width, base.cin);
+                check(gpu, &ClipCase { layout: base, input, factor: 1.0, bias }, most);
+                if has_pairs {
+                    check(gpu, &ClipCase { layout: paired, input, factor: 1.0, bias }, most);
                 }
             }
         }
     }
+}
+
+#[test]
+fn statistics_are_those_of_the_frames() {
+    check_window(Window::Same);
+}
+
+#[test]
+fn statistics_of_upsamplers_are_those_of_the_frames() {
+    check_window(Window::Up);
+}
+
+#[test]
+fn statistics_of_downsamplers_are_those_of_the_frames() {
+    check_window(Window::Down);
 }

@@ -43,6 +43,14 @@ pub struct OffloadCost {
     pub copying: f64,
 }
 
+/// The head of a layer's stage.
+pub struct StageHead {
+    pub layer: LayerId,
+    pub input: FrameShape,
+    /// Outputs that the layer rematerialises in a chunk.
+    pub rematerialised: u64,
+}
+
 impl OffloadCost {
     pub fn times(self, chunks: f64) -> OffloadCost {
         OffloadCost {
@@ -179,27 +187,24 @@ impl CostModel<'_> {
         (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up.saturating_add(down))
     }
 
-    /// The cost of taking the cache of `layer` off the device, for one chunk; `head` is that of its stage, with its
-    /// input.
-    pub fn offload_cost(
-        &self,
-        layer: LayerId,
-        input: FrameShape,
-        frames: u64,
-        head: (LayerId, FrameShape),
-    ) -> OffloadCost {
+    /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
+    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, head: &StageHead) -> OffloadCost {
         let products = self.target.profile.rates.products;
+        let seconds = |layer: LayerId, input: FrameShape, frames: u64| {
+            let work = layer_work(self.network, layer, input).saturating_mul(frames);
+            work as f64 * self.pair_cost(layer, frames) / products
+        };
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
-        let computing = layer_work(self.network, layer, input).saturating_mul(frames) as f64 / products
+        let computing = seconds(layer, input, frames)
+            + seconds(head.layer, head.input, head.rematerialised)
             + self.passes(input, frames as usize);
-        let recomputed = layer_work(self.network, head.0, head.1).saturating_mul(CACHE_FRAMES) as f64
-            * self.pair_cost(head.0, CACHE_FRAMES);
         let moving = self.moving(cache, cache);
+        let copying = self.passes(input, CACHE_FRAMES as usize);
         OffloadCost {
             offloaded: (moving - computing).max(0.0),
             moving,
-            copying: self.passes(input, CACHE_FRAMES as usize),
-            recomputed: recomputed / products + self.passes(input, CACHE_FRAMES as usize),
+            copying,
+            recomputed: seconds(head.layer, head.input, CACHE_FRAMES) + copying,
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
 use crate::model::Network;
-use crate::plan::cost::{CostModel, OffloadCost, Target, stage_pixels};
+use crate::plan::cost::{CostModel, OffloadCost, StageHead, Target, stage_pixels};
 use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
 use crate::plan::request::Request;
 
@@ -98,6 +98,13 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     policies
 }
 
+/// The layers that read rematerialised frames.
+fn rematerialising_layers(network: &Network, policy: &SchedulePolicy) -> Vec<LayerId> {
+    let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
+    let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));
+    stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
+}
+
 /// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached
 /// frame.
 pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
@@ -105,9 +112,12 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
     let costs = CostModel { network, target: *target };
     let shapes = network.input_shapes(request.input_frame());
     let frames = network.later_stage_frames(network.config.time_scale());
+    let readers = rematerialising_layers(network, policy);
     let cost = |(stage, layer): (usize, LayerId)| {
         let head = network.stages[stage].head;
-        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], (head, shapes[head]));
+        let others = if readers.contains(&layer) { policy.chunks[stage] - policy.materialised[stage] } else { 0 };
+        let head = StageHead { layer: head, input: shapes[head], rematerialised: others };
+        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &head);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
         (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)
     };
@@ -121,9 +131,7 @@ pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Targe
         (0..network.stages.len()).filter_map(|stage| recomputable_layer(network, stage)).collect();
     // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one
     // reason.
-    let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
-    let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));
-    let readers: Vec<LayerId> = stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect();
+    let readers = rematerialising_layers(network, policy);
     let mut policy = policy.clone();
     for (layer, cost, _) in offload_costs(request, &policy, target) {
         let recompute = recomputable.contains(&layer) && !readers.contains(&layer) && cost.recomputed < cost.offloaded;

@@ -16,7 +16,7 @@ use crate::ir::{
 };
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
-use crate::plan::cost::{CostModel, Estimate, WeightArrivals, work};
+use crate::plan::cost::{CostModel, Estimate, OffloadCost, StageHead, WeightArrivals, work};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
@@ -101,21 +101,32 @@ fn assert_same_frames(base: Request, frames: u64) {
     }
 }
 
-/// Of a cache that is made again from the head's input instead of being offloaded.
-#[test]
-fn recomputed_upsamplers_count_the_cost_of_pairs() {
+/// The cost of offloading the cache of the first layer behind an upsampler of pairs.
+fn offload_cost(together: f64, rematerialised: u64) -> OffloadCost {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 5)).with_pairs();
     let network = &request.network;
     let stage = network.stages.iter().find(|stage| network.layers[stage.head].layout.pairs).unwrap();
     let layer = stage.blocks[0].layers()[0];
     let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
-    let seconds = |together: f64| {
-        let mut target = SLOW_COPIES.target();
-        target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
-        let costs = CostModel { network, target };
-        costs.offload_cost(layer, shape(layer), 2, (stage.head, shape(stage.head))).recomputed
-    };
-    assert!(seconds(2.0) > seconds(1.0));
+    let mut target = SLOW_COPIES.target();
+    target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
+    let head = StageHead { layer: stage.head, input: shape(stage.head), rematerialised };
+    CostModel { network, target }.offload_cost(layer, shape(layer), 2, &head)
+}
+
+/// Of a cache that is made again from the head's input instead of being offloaded.
+#[test]
+fn recomputed_upsamplers_count_the_cost_of_pairs() {
+    assert!(offload_cost(2.0, 0).recomputed > offload_cost(1.0, 0).recomputed);
+}
+
+/// What a layer computes hides copies: pairs of frames, and frames that it rematerialises.
+#[test]
+fn layers_that_compute_more_wait_less_for_their_cache() {
+    let [direct, paired, rematerialising] = [(1.0, 0), (2.0, 0), (1.0, 2)].map(|(cost, more)| offload_cost(cost, more));
+    assert_eq!(direct.moving, rematerialising.moving);
+    assert!(paired.offloaded < direct.offloaded);
+    assert!(rematerialising.offloaded < direct.offloaded);
 }
 
 /// Both frames of a pair are in one operation, unless chunks have one frame.

@@ -152,8 +152,11 @@ impl CostModel<'_> {
     /// What products of a layer take, for each of `frames` frames that are computed together.
     fn pair_cost(&self, layer: LayerId, frames: u64) -> f64 {
         match self.target.profile.pairs.filter(|_| self.network.layers[layer].layout.pairs) {
-            Some(costs) if frames == 1 => costs.alone,
-            Some(costs) => costs.together,
+            // Of an odd number, one is alone.
+            Some(costs) => {
+                let alone = (frames % 2) as f64 / frames.max(1) as f64;
+                costs.together * (1.0 - alone) + costs.alone * alone
+            }
             None => 1.0,
         }
     }

@@ -12,6 +12,9 @@ use crate::plan::request::Request;
 /// longer slices queue more frames at every stage.
 const MAX_PLANNED_SLICE: u64 = 4;
 const SLICE_SHARE: u64 = 8;
+/// Frames of a chunk that is tried though it cuts pairs. One frame of three is alone and takes longer, but a cache moves
+/// less often than with two.
+const CUT_PAIRS: u64 = 3;
 
 /// Policies with everything resident, from the fastest to the smallest.
 pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<SchedulePolicy>> {
@@ -67,6 +70,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     let largest = pixels.iter().copied().max().unwrap_or(1);
     let rates = network.later_stage_frames(network.config.time_scale());
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
+    let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
     let mut policies: Vec<SchedulePolicy> = Vec::new();
     for slice in 1..=MAX_PLANNED_SLICE {
         let slice = request.slice.unwrap_or(slice) * network.latent_rate();
@@ -81,14 +85,16 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
             // No more than a slice brings.
             let chunks = pixels.iter().zip(network.later_stage_frames(slice));
             let chunks = chunks.map(|(pixels, frames)| chunk(pixels).clamp(1, allowed.min(frames)));
-            let chunks = whole_pairs(network, chunks);
+            let chunks: Vec<u64> = chunks.collect();
             // Or no more at a quarter of the resolution than the chunks at half of it feed, so that none are queued.
             let mut matched = chunks.clone();
             if let [Some(half), Some(quarter)] = [4, 16].map(|share| pixels.iter().position(|p| p * share == largest)) {
                 matched[quarter] = chunks[quarter].min((chunks[half] * rates[quarter]).div_ceil(rates[half]));
             }
-            let matched = whole_pairs(network, matched.into_iter());
-            for policy in [chunks, matched].map(|chunks| SchedulePolicy::resident(network, slice, chunks)) {
+            let whole = [&chunks, &matched].map(|chunks| whole_pairs(network, chunks.iter().copied()));
+            let cut = [chunks, matched].into_iter().filter(|_| most == CUT_PAIRS && may_cut_pairs);
+            for chunks in whole.into_iter().chain(cut) {
+                let policy = SchedulePolicy::resident(network, slice, chunks);
                 if !policies.contains(&policy) {
                     policies.push(policy);
                 }

@@ -69,7 +69,7 @@ def peers(data: dict) -> str:
 def limits(data: dict) -> str:
     """Time as a multiple of that without a limit, over the limit."""
     left, right, top, bottom = 90, 900, 90, 350
-    most_gib, least, most = 20, 0.96, 1.3
+    most_gib, least, most = 25, 0.95, 1.7
     body = [text(20, 30, data["title"], "h"), text(20, 52, data["machine"], "s")]
 
     def x(gib: float) -> float:
@@ -81,7 +81,7 @@ def limits(data: dict) -> str:
     for gib in range(0, most_gib + 1, 5):
         body.append(f'<path class="g" d="M{x(gib)} {bottom}v6"/>')
         body.append(text(x(gib), bottom + 22, f"{gib} GiB", "s", "middle"))
-    for ratio in (1.0, 1.1, 1.2, 1.3):
+    for ratio in (1.0, 1.2, 1.4, 1.6):
         body.append(f'<path class="g" d="M{left} {y(ratio)}H{right}"/>')
         body.append(text(left - 8, y(ratio) + 4, f"{ratio:.1f}x", "s", "end"))
     body.append(text(right, bottom + 44, "memory_limit (the last point of a line: no limit, and what it takes)", "s", "end"))

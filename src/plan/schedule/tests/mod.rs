@@ -155,6 +155,26 @@ fn chunks_have_whole_pairs() {
     }
 }
 
+/// Three frames at a time: a chunk has a pair, and a frame whose partner is in the chunk before or after.
+#[test]
+fn banded_chunks_that_cut_pairs_change_no_frame() {
+    for direction in Direction::ALL {
+        let clip = request(direction, clip(direction, 1, 23)).with_pairs();
+        let expected = run(&clip.plan(&SEPARATE).unwrap(), &SEPARATE);
+        let (network, device) = (&clip.network, &FAST_COPIES);
+        let stream = Request { input: Shape { frames: 0, ..clip.input }, ..clip.clone() };
+        let chunks = vec![3; network.stages.len()];
+        let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
+        offload_caches(&mut policy, network, device);
+        let last = network.stages.len() - 1;
+        let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(last, 1));
+        for policy in [Some(policy), rematerialising].into_iter().flatten() {
+            let plan = stream.restore(&SavedPlan { policy, tiles: None }, device).expect("a valid plan");
+            assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");
+        }
+    }
+}
+
 #[test]
 fn separate_norms_run_in_any_slices_and_chunks() {
     for (direction, pairs) in Direction::ALL.into_iter().flat_map(|direction| [(direction, false), (direction, true)]) {

@@ -18,7 +18,7 @@ use crate::plan::tiles::Grid;
 use crate::thread_pool;
 
 /// Policies per full-resolution chunk size that are looked at closely.
-const MAX_PROMISING: usize = 3;
+const MAX_PROMISING: usize = 5;
 /// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
 /// whose lower bound is below this share of the limit; the last one takes what is left.
 const MAX_PACKED: usize = 8;
@@ -249,7 +249,7 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per full-resolution chunk size, keeps the three fastest policies that fit with every cache offloaded; and of
+    /// Per full-resolution chunk size, keeps the fastest policies that fit with every cache offloaded; and of
     /// each, variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);

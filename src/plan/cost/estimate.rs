@@ -161,6 +161,12 @@ impl CostModel<'_> {
         }
     }
 
+    /// The arithmetic of `frames` output frames, none of which is the first of a clip.
+    fn convolving(&self, layer: LayerId, input: FrameShape, frames: u64) -> f64 {
+        let work = layer_work(self.network, layer, input).saturating_mul(frames) as f64;
+        work * self.pair_cost(layer, frames) / self.target.profile.rates.products
+    }
+
     /// Bytes from host memory and to it.
     pub fn moved_by<L: Location>(&self, op: &Op<L>) -> (u64, u64) {
         match op {
@@ -192,14 +198,9 @@ impl CostModel<'_> {
 
     /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
     pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, head: &StageHead) -> OffloadCost {
-        let products = self.target.profile.rates.products;
-        let seconds = |layer: LayerId, input: FrameShape, frames: u64| {
-            let work = layer_work(self.network, layer, input).saturating_mul(frames);
-            work as f64 * self.pair_cost(layer, frames) / products
-        };
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
-        let computing = seconds(layer, input, frames)
-            + seconds(head.layer, head.input, head.rematerialised)
+        let computing = self.convolving(layer, input, frames)
+            + self.convolving(head.layer, head.input, head.rematerialised)
             + self.passes(input, frames as usize);
         let moving = self.moving(cache, cache);
         let copying = self.passes(input, CACHE_FRAMES as usize);
@@ -207,7 +208,7 @@ impl CostModel<'_> {
             offloaded: (moving - computing).max(0.0),
             moving,
             copying,
-            recomputed: seconds(head.layer, head.input, CACHE_FRAMES) + copying,
+            recomputed: self.convolving(head.layer, head.input, CACHE_FRAMES) + copying,
         }
     }
 
@@ -219,8 +220,7 @@ impl CostModel<'_> {
             });
             let later = conv.rematerialised_frames() as u64 - first;
             let first = frame_work(self.network, by.layer, by.input, 1).saturating_mul(first) as f64;
-            let work = layer_work(self.network, by.layer, by.input).saturating_mul(later) as f64;
-            (first + work * self.pair_cost(by.layer, later)) / self.target.profile.rates.products
+            first / self.target.profile.rates.products + self.convolving(by.layer, by.input, later)
         })
     }
 

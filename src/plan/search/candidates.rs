@@ -12,8 +12,8 @@ use crate::plan::request::Request;
 /// longer slices queue more frames at every stage.
 const MAX_PLANNED_SLICE: u64 = 4;
 const SLICE_SHARE: u64 = 8;
-/// Frames of a chunk that is tried though it cuts pairs. One frame of three is alone and takes longer, but a cache moves
-/// less often than with two.
+/// Frames of a chunk that is also tried as it is, though it cuts pairs. One frame of three is alone and takes longer. But
+/// a cache moves less often than with two.
 const CUT_PAIRS: u64 = 3;
 
 /// Policies with everything resident, from the fastest to the smallest.
@@ -121,8 +121,11 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
     let readers = rematerialising_layers(network, policy);
     let cost = |(stage, layer): (usize, LayerId)| {
         let head = network.stages[stage].head;
-        let others = if readers.contains(&layer) { policy.chunks[stage] - policy.materialised[stage] } else { 0 };
-        let head = StageHead { layer: head, input: shapes[head], rematerialised: others };
+        let rematerialised = match readers.contains(&layer) {
+            true => policy.chunks[stage] - policy.materialised[stage],
+            false => 0,
+        };
+        let head = StageHead { layer: head, input: shapes[head], rematerialised };
         let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &head);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
         (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)

@@ -26,8 +26,8 @@ fn pair_costs(precision: Precision, arch: KernelArch) -> Option<PairCosts> {
     (precision != Precision::Fp32).then_some(if arch.has_wgmma() { wgmma } else { mma })
 }
 
-/// Of [`DeviceProfile::attention_cost`]. An H200 has 1.0 to 1.4 with `attention_wgmma`, the more the smaller the frames,
-/// and 2.2 with the kernels of 8.6.
+/// Of [`DeviceProfile::attention_cost`]. An H200 has 1.0 to 1.4 with `attention_wgmma`, more for smaller frames. With
+/// the kernels of 8.6 it has 2.2.
 fn attention_cost(precision: Precision, arch: KernelArch) -> f64 {
     if precision != Precision::Fp32 && arch.has_wgmma() { 1.2 } else { 2.2 }
 }

@@ -12,8 +12,8 @@ use crate::plan::request::Request;
 /// longer slices queue more frames at every stage.
 const MAX_PLANNED_SLICE: u64 = 4;
 const SLICE_SHARE: u64 = 8;
-/// Frames of a chunk that is also tried as it is, though it cuts pairs. One frame of three is alone and takes longer. But
-/// a cache moves less often than with two.
+/// Frames of a chunk that is also tried as it is, though it cuts pairs. One frame of three is alone and takes longer.
+/// But a cache moves less often than with two.
 const CUT_PAIRS: u64 = 3;
 
 /// Policies with everything resident, from the fastest to the smallest.

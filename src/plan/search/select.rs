@@ -249,8 +249,8 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per full-resolution chunk size, keeps the fastest policies that fit with every cache offloaded. Of each there are
-    /// variants with fewer materialised frames, which leave more room for caches.
+    /// Per full-resolution chunk size, keeps the fastest policies that fit with every cache offloaded. Of each there
+    /// are variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);

@@ -68,8 +68,8 @@ fn describe(plan: &Plan, target: &Target) -> String {
     let caches: Vec<String> = policy.caches.iter().map(cache).collect();
     let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
     format!(
-        "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} caches {} outputs \
-         {} weights {}",
+        "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} hidden {:?} \
+         caches {} outputs {} weights {}",
         report.device_bytes,
         report.host_bytes,
         plan.seconds(),
@@ -79,6 +79,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
         policy.slice,
         policy.chunks,
         policy.materialised,
+        policy.hidden,
         caches.join(","),
         count(&policy.offloaded_outputs),
         count(&policy.offloaded_weights),

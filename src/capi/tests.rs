@@ -146,6 +146,7 @@ fn plan() -> PlanReport {
         slice_frames: 4,
         chunk_frames: vec![1],
         rematerialised_frames: vec![0],
+        rematerialised_hidden: vec![0],
         tiles: (1, 2),
         tile_size: (8, 4),
         tile_overlap: 0,

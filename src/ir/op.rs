@@ -182,12 +182,15 @@ pub struct BandedConvOp<L: Location> {
     pub statistics: bool,
 }
 
-/// How to compute the rematerialised inputs of an operation: by another layer, which has no norm.
+/// How to compute the rematerialised inputs of an operation: by another layer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rematerialise<L: Location> {
     pub layer: LayerId,
     pub layout: ConvLayout,
     pub input: FrameShape,
+    /// The frames that terms name, if the layer has a norm: they are normalised per band. Their shape is that of the
+    /// operation's input.
+    pub sources: Vec<L::Device>,
     pub frames: Vec<RematerialisedFrame<L>>,
 }
 
@@ -205,8 +208,9 @@ pub struct BandContents {
     /// Cached frames with a host part, and the columns of that part.
     pub cached: u64,
     pub host_columns: u64,
-    /// Rematerialised inputs.
+    /// Rematerialised inputs, and the frames that are normalised to compute them.
     pub rematerialised: u64,
+    pub sources: u64,
     pub outputs: u64,
     /// Inputs of shortcuts that are not resident.
     pub shortcuts: u64,
@@ -226,6 +230,7 @@ impl<L: Location> BandedConvOp<L> {
             band.rematerialised = self.fresh.iter().filter(|frame| frame.is_rematerialised()).count() as u64;
             band.fresh = self.fresh.len() as u64 - band.rematerialised;
         }
+        band.sources = self.rematerialise.as_ref().map_or(0, |by| by.sources.len() as u64);
         band.cached = self.cached.iter().filter(|frame| frame.host.is_some()).count() as u64;
         if band.cached > 0 {
             band.host_columns = self.columns.host_width();
@@ -373,8 +378,9 @@ impl<L: Location> BandedConvOp<L> {
             let frame = |frame: &RematerialisedFrame<L>| -> Result<RematerialisedFrame<Offsets>> {
                 Ok(RematerialisedFrame { terms: relocate_terms(&frame.terms, to)?, bias: frame.bias })
             };
+            let sources = by.sources.iter().map(|at| to.device(*at)).collect::<Result<_>>()?;
             let frames = by.frames.iter().map(frame).collect::<Result<_>>()?;
-            Ok(Rematerialise { layer: by.layer, layout: by.layout, input: by.input, frames })
+            Ok(Rematerialise { layer: by.layer, layout: by.layout, input: by.input, sources, frames })
         };
         let cache_writes = self.cache_writes.iter().map(|(i, at)| Ok((*i, at.relocate(to)?)));
         let statistics_writes = self.statistics_writes.iter().map(|(i, at)| Ok((*i, to.device(*at)?)));

@@ -272,7 +272,7 @@ impl Plan {
             layer.cache == CacheFormat::U8 && *policy != CachePolicy::Resident
         };
         let cache = if layers.into_iter().any(rounds) { CacheFormat::U8 } else { CacheFormat::Exact };
-        let chunks = policy.chunks.iter().zip(&policy.materialised);
+        let fewer = |kept: &[u64]| policy.chunks.iter().zip(kept).map(|(chunk, kept)| chunk - kept).collect();
         PlanReport {
             direction: network.direction,
             range: self.spec.cone.range,
@@ -288,7 +288,8 @@ impl Plan {
             workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
             slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
-            rematerialised_frames: chunks.map(|(chunk, materialised)| chunk - materialised).collect(),
+            rematerialised_frames: fewer(&policy.materialised),
+            rematerialised_hidden: fewer(&policy.hidden),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),

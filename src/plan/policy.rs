@@ -2,11 +2,15 @@
 //!
 //! Owns the policy and the questions about a network that limit it. Knows no memory and no device.
 
-use crate::ir::{LayerId, Prologue, SplitColumns, Window};
-use crate::model::{Block, Layer, Network, Time};
+use crate::ir::{CacheFormat, LayerId, Prologue, SplitColumns, Window};
+use crate::model::{Block, Direction, Layer, Network, Time};
 
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
+
+/// Hidden frames that are materialised if any is rematerialised. Then those read no cached frame: the first layer has
+/// replaced its cache already.
+pub const LEAST_HIDDEN: u64 = CACHE_FRAMES;
 
 /// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
 /// long. The planner itself never chooses more.
@@ -55,6 +59,9 @@ pub struct SchedulePolicy {
     pub chunks: Vec<u64>,
     /// Of these, how many outputs of the stage's head are materialised. The others are rematerialised for each reader.
     pub materialised: Vec<u64>,
+    /// Of these, how many hidden frames of a block are materialised, where both its layers run in bands and it has no
+    /// shortcut. The others are rematerialised for the second layer. At least [`LEAST_HIDDEN`], or all.
+    pub hidden: Vec<u64>,
     /// Of each layer.
     pub caches: Vec<CachePolicy>,
     /// Of each layer, whether its output is offloaded. Its readers then run in bands. Still images only.
@@ -70,6 +77,7 @@ impl SchedulePolicy {
         SchedulePolicy {
             slice,
             materialised: chunks.clone(),
+            hidden: chunks.clone(),
             chunks,
             caches: vec![CachePolicy::Resident; layers],
             offloaded_outputs: vec![false; layers],
@@ -96,6 +104,29 @@ impl SchedulePolicy {
         policy.materialised[stage] = frames;
         policy
     }
+
+    /// The same with at most `frames` hidden frames of a stage's blocks materialised.
+    pub fn with_hidden(&self, stage: usize, frames: u64) -> SchedulePolicy {
+        let mut policy = self.clone();
+        policy.hidden[stage] = frames.min(policy.chunks[stage]);
+        policy
+    }
+}
+
+/// The stage with the widest frames.
+pub fn widest_stage(network: &Network) -> usize {
+    match network.direction {
+        Direction::Encode => 0,
+        Direction::Decode => network.stages.len() - 1,
+    }
+}
+
+/// Whether hidden frames of a block can be rematerialised: its input stays until the second layer adds to it. Rounded
+/// frames are not normalised again.
+pub fn rematerialises_hidden(network: &Network, block: &Block) -> bool {
+    let [first, second] = block.layers().map(|layer| &network.layers[layer]);
+    let residual = matches!(block, Block::Residual { .. }) && second.layout.shortcut.is_none();
+    residual && [first, second].into_iter().all(|layer| can_offload_cache(layer) && layer.cache == CacheFormat::Exact)
 }
 
 /// Whether a layer's cache can leave the device, if partial sums do not replace it. Only convolutions with a norm run

@@ -34,6 +34,8 @@ pub struct PlanReport {
     pub chunk_frames: Vec<u64>,
     /// Of these, how many are rematerialised for each reader.
     pub rematerialised_frames: Vec<u64>,
+    /// And how many hidden frames of a block are.
+    pub rematerialised_hidden: Vec<u64>,
     /// Rows and columns of tiles; (1, 1) when untiled.
     pub tiles: (u64, u64),
     /// Size and overlap of a tile in pixels; the whole image and 0 when untiled.
@@ -142,13 +144,8 @@ impl fmt::Display for PlanReport {
                 false => writeln!(f, " ({}; {} moved per frame)", offloaded.join(", "), Bytes(self.moved_per_frame))?,
             }
         }
-        let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).map(|(frames, rematerialised)| {
-            match rematerialised {
-                1.. => format!("{frames} ({rematerialised} of them rematerialised in bands)"),
-                _ => frames.to_string(),
-            }
-        });
-        let chunks: Vec<String> = chunks.collect();
+        let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).zip(&self.rematerialised_hidden);
+        let chunks: Vec<String> = chunks.map(|((frames, made), hidden)| chunk_text(*frames, *made, *hidden)).collect();
         writeln!(
             f,
             "slices of {}; frames per chunk of each stage: {}",
@@ -175,6 +172,13 @@ impl fmt::Display for PlanReport {
         }
         write!(f, "rates: {}", self.rates)
     }
+}
+
+/// The frames of a chunk, and which of them are rematerialised.
+fn chunk_text(frames: u64, rematerialised: u64, hidden: u64) -> String {
+    let parts = [(rematerialised, "in bands"), (hidden, "within blocks")].into_iter().filter(|(count, _)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, how)| format!("{count} of them rematerialised {how}")).collect();
+    if parts.is_empty() { frames.to_string() } else { format!("{frames} ({})", parts.join(", ")) }
 }
 
 /// "1 frame" or "2 frames".

@@ -12,7 +12,7 @@ use crate::plan::{CachePolicy, SavedPlan, SchedulePolicy, Spacing, TileSize};
 
 const MAGIC: [u8; 8] = *b"vvae\0st\x1a";
 /// How a state is written. Raise it with any change to this header.
-const FORMAT: u64 = 10;
+const FORMAT: u64 = 11;
 /// What a saved plan persists, and the bits it gives. Raise it with either; releases that change neither share states.
 /// `tests/stream_state_golden.rs` fails if the persisted regions change.
 const REVISION: u64 = 1;
@@ -119,10 +119,12 @@ impl StateHeader {
         body.number(seed);
         let SavedPlan { policy, tiles } = &self.plan;
         // Streams offload no outputs.
-        let SchedulePolicy { slice, chunks, materialised, caches, offloaded_outputs: _, offloaded_weights } = policy;
+        let SchedulePolicy { slice, chunks, materialised, hidden, caches, offloaded_outputs: _, offloaded_weights } =
+            policy;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
         body.numbers(materialised.iter().copied());
+        body.numbers(hidden.iter().copied());
         body.numbers(caches.iter().map(|cache| index(&CACHES, *cache)));
         body.numbers(offloaded_weights.iter().map(|offloaded| u64::from(*offloaded)));
         body.numbers(tiles.iter().flat_map(|tiles| {
@@ -179,7 +181,7 @@ impl StateHeader {
             seed: body.number()?,
         };
         let slice = body.number()?;
-        let (chunks, materialised) = (body.numbers()?, body.numbers()?);
+        let (chunks, materialised, hidden) = (body.numbers()?, body.numbers()?, body.numbers()?);
         let caches = body.list(|body| body.choice(CACHES))?;
         let offloaded_weights = body.list(|body| body.choice([false, true]))?;
         let tiles = match body.number()? {
@@ -198,7 +200,8 @@ impl StateHeader {
         }
         let input = Shape::new(batch, channels, 0, height, width);
         let offloaded_outputs = vec![false; caches.len()];
-        let policy = SchedulePolicy { slice, chunks, materialised, caches, offloaded_outputs, offloaded_weights };
+        let policy =
+            SchedulePolicy { slice, chunks, materialised, hidden, caches, offloaded_outputs, offloaded_weights };
         Ok(StateHeader { model, direction, input, numbers, plan: SavedPlan { policy, tiles }, first, loaded })
     }
 }

@@ -42,11 +42,9 @@ impl<'a> BufferBytes<'a> {
                 self.record_conv(conv.layer, &layout, conv.input, conv.frames.len() as u64);
                 self.record_bands(conv.layer, layout, conv.input, conv.band_contents());
                 let for_statistics = conv.frames.iter().any(|frame| frame.out.is_rematerialised());
-                let rematerialised = match &conv.rematerialise {
-                    Some(by) => Some((by.layout, by.input)),
-                    None => for_statistics.then_some((layout, conv.input)),
-                };
-                if let Some((layout, input)) = rematerialised {
+                let rematerialised = conv.rematerialise.as_ref().map(|by| (by.layout, by.input));
+                for (layout, input) in rematerialised.into_iter().chain(for_statistics.then_some((layout, conv.input)))
+                {
                     let whole = sizes.tensor_map_headroom(layout.window.output(input, layout.cout));
                     self.headroom = self.headroom.max(whole);
                 }

@@ -43,11 +43,11 @@ pub struct OffloadCost {
     pub copying: f64,
 }
 
-/// The head of a layer's stage.
-pub struct StageHead {
+/// The layer that can compute the input of a layer again: the head of its stage, or the first layer of its block.
+pub struct Producer {
     pub layer: LayerId,
     pub input: FrameShape,
-    /// Outputs that the layer rematerialises in a chunk.
+    /// Its outputs that are rematerialised in a chunk.
     pub rematerialised: u64,
 }
 
@@ -180,7 +180,8 @@ impl CostModel<'_> {
         let (up, down) = self.moved(conv);
         let resident = FrameShape { width: conv.columns.resident_width(), ..conv.input };
         let rematerialised = conv.fresh.iter().filter(|frame| frame.is_rematerialised()).count();
-        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised);
+        let sources = conv.rematerialise.as_ref().map_or(0, |by| by.sources.len());
+        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised + sources);
         let passes = fresh
             + match conv.format {
                 // Resident parts of the cache are read in place.
@@ -197,10 +198,10 @@ impl CostModel<'_> {
     }
 
     /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
-    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, head: &StageHead) -> OffloadCost {
+    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, by: &Producer) -> OffloadCost {
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
         let computing = self.convolving(layer, input, frames)
-            + self.convolving(head.layer, head.input, head.rematerialised)
+            + self.convolving(by.layer, by.input, by.rematerialised)
             + self.passes(input, frames as usize);
         let moving = self.moving(cache, cache);
         let copying = self.passes(input, CACHE_FRAMES as usize);
@@ -208,7 +209,7 @@ impl CostModel<'_> {
             offloaded: (moving - computing).max(0.0),
             moving,
             copying,
-            recomputed: self.convolving(head.layer, head.input, CACHE_FRAMES) + copying,
+            recomputed: self.convolving(by.layer, by.input, CACHE_FRAMES) + copying,
         }
     }
 

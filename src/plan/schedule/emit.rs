@@ -5,19 +5,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
+use super::layer_cache::{LayerCache, SlotRef, all_resident, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FetchedWeights, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut,
     PartialSumsSize, Rematerialise, Term, Window,
 };
-use crate::model::{Cone, Network};
+use crate::model::{Block, Cone, Network};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CachePolicy, SchedulePolicy};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, rematerialises_hidden};
 
-/// In place of a first cached frame: no frame is cached.
+/// In place of a first frame: there is none.
 pub const NONE: u64 = u64::MAX;
 
 /// What is added to a convolution's sum beside its own inputs.
@@ -49,12 +49,14 @@ pub struct LayerOutputs<'a> {
     pub frames: Range<u64>,
     pub addend: Addend<'a>,
     pub first_cached: u64,
+    /// The first frame of those that are computed for their statistics only.
+    pub first_rematerialised: u64,
 }
 
 impl LayerOutputs<'_> {
     /// With nothing added.
     pub fn plain(layer: LayerId, frames: Range<u64>, first_cached: u64) -> LayerOutputs<'static> {
-        LayerOutputs { layer, frames, addend: Addend::None, first_cached }
+        LayerOutputs { layer, frames, addend: Addend::None, first_cached, first_rematerialised: NONE }
     }
 }
 
@@ -79,7 +81,7 @@ pub struct Emitter {
     pub chunk_end: u64,
     /// True for the last chunk of a stage: nothing needs to be cached.
     pub last_chunk: bool,
-    /// How the current stage's head rematerialises frames for the first block.
+    /// How frames are rematerialised for the current block: by the stage's head, or by the block's first layer.
     pub rematerialise: Option<Rematerialise<Slots>>,
     /// The recomputed cache of the stage's first layer.
     pub recomputed: Vec<SlotRef>,
@@ -97,6 +99,19 @@ impl Emitter {
 
     pub fn is_banded(&self, layer: LayerId) -> bool {
         self.policy.caches[layer] != CachePolicy::Resident
+    }
+
+    /// Where the materialised hidden frames of a block end. All are materialised where some wait for a later chunk.
+    pub fn hidden_end(&self, stage: usize, block: &Block, frames: &Range<u64>, x: &[SlotRef]) -> u64 {
+        let can = |layer: LayerId| {
+            let none_waits = self.waiting[layer].is_empty() && self.cone.outputs(layer, frames) == *frames;
+            self.is_banded(layer) && none_waits
+        };
+        let can = block.layers().into_iter().all(can) && all_resident(x).is_some();
+        match can && rematerialises_hidden(&self.network, block) {
+            true => frames.end.min(frames.start + self.policy.hidden[stage]),
+            false => frames.end,
+        }
     }
 
     /// The inputs of a layer that waited for its first output. `None` if there is no output yet: then these wait too.

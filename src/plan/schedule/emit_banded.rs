@@ -102,9 +102,12 @@ impl Emitter {
             return frames.map(|_| self.offloaded_frame(layer, arenas)).collect();
         }
         let own = overwritable.filter(|_| self.sizes.normalised[layer] == Some(self.sizes.outputs[layer]));
-        let own = own.as_ref().map(|own| &own[own.len() - frames.count()..]);
-        let outputs = self.outputs(of, of.addend.residuals().or(own), &mut arenas.device);
-        outputs.into_iter().map(FrameRef::Resident).collect()
+        let own = own.as_ref().map(|own| &own[own.len() - frames.clone().count()..]);
+        let rematerialised = of.first_rematerialised.min(frames.end)..frames.end;
+        let of = LayerOutputs { frames: frames.start..rematerialised.start, ..of.clone() };
+        let outputs = self.outputs(&of, of.addend.residuals().or(own), &mut arenas.device);
+        let outputs = outputs.into_iter().map(FrameRef::Resident);
+        outputs.chain(self.rematerialised_outputs(rematerialised, &mut arenas.device)).collect()
     }
 
     /// The outputs of a stage's head in host memory. Its inputs are read in place.
@@ -116,13 +119,25 @@ impl Emitter {
 
     /// The statistics of a stage head's outputs. Readers rematerialise the outputs themselves.
     pub fn head_rematerialised(&mut self, head: LayerId, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
-        let mut statistics = || to.arenas.device.take(self.sizes.statistics, SlotKind::Packed);
-        let count = (frames.end - frames.start) as usize;
-        let outputs = (0..count).map(|index| FrameRef::Rematerialised { index, statistics: statistics() });
-        let outputs: Vec<SlotRef> = outputs.collect();
+        let outputs = self.rematerialised_outputs(frames.clone(), &mut to.arenas.device);
         self.head_banded(head, frames.clone(), &outputs, to);
-        self.rematerialise = Some(self.rematerialised_by(head, frames));
+        self.rematerialise = Some(self.rematerialised_by_head(head, frames));
         outputs
+    }
+
+    /// Outputs that are computed for their statistics only.
+    fn rematerialised_outputs(&self, frames: Range<u64>, arena: &mut Arena) -> Vec<SlotRef> {
+        let mut statistics = || arena.take(self.sizes.statistics, SlotKind::Packed);
+        frames.enumerate().map(|(index, _)| FrameRef::Rematerialised { index, statistics: statistics() }).collect()
+    }
+
+    /// Prepares to rematerialise the hidden frames `frames` of a block. `x`: the block's input, which ends with the same
+    /// frame.
+    pub fn rematerialise_hidden(&mut self, first: LayerId, frames: Range<u64>, x: &[Slot]) {
+        let number = frames.end - x.len() as u64;
+        let oldest = self.network.layers[first].time.oldest(frames.start);
+        let by = self.rematerialised_by(first, frames, |frame| x[(frame - number) as usize]);
+        self.rematerialise = Some(Rematerialise { sources: x[(oldest - number) as usize..].to_vec(), ..by });
     }
 
     fn head_banded(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
@@ -163,19 +178,30 @@ impl Emitter {
         self.recomputed = frames.collect();
         if !self.recomputed.is_empty() {
             let frames = first - self.recomputed.len() as u64..first;
-            self.rematerialise = Some(self.rematerialised_by(head, frames));
+            self.rematerialise = Some(self.rematerialised_by_head(head, frames));
         }
     }
 
-    /// How a stage's head computes these output frames again.
-    fn rematerialised_by(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
-        let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
+    fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
+        let inputs = self.caches[head].inputs();
+        self.rematerialised_by(head, frames, |frame| inputs.at(frame))
+    }
+
+    /// How a layer computes these output frames again. `input`: where each input frame is.
+    fn rematerialised_by(
+        &self,
+        layer: LayerId,
+        frames: Range<u64>,
+        input: impl Fn(u64) -> Slot,
+    ) -> Rematerialise<Slots> {
+        let facts = &self.network.layers[layer];
         let frames = frames.take_while(|_| !self.is_rehearsal).map(|frame| {
             let recipe = facts.time.recipe(frame);
-            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: inputs.at(*t), slab: *slab });
+            let terms = recipe.terms().iter().map(|(t, slab)| Term { frame: input(*t), slab: *slab });
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
-        Rematerialise { layer: head, layout: facts.layout, input: self.sizes.inputs[head], frames: frames.collect() }
+        let (layout, input, frames) = (facts.layout, self.sizes.inputs[layer], frames.collect());
+        Rematerialise { layer, layout, input, sources: Vec::new(), frames }
     }
 
     fn offloaded_frame(&self, layer: LayerId, arenas: &mut Arenas) -> SlotRef {

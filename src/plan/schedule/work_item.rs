@@ -309,7 +309,7 @@ impl WorkItem {
         let (first_block, rest) = layers.blocks.split_first().expect("a stage has blocks");
         let mut x = self.head_and_first_block(stage, first_block, frames.clone(), to);
         for (i, block) in rest.iter().enumerate() {
-            x = self.block(block, frames.clone(), x, self.first_cached_input(stage, i + 2), to);
+            x = self.block((stage, block), frames.clone(), x, self.first_cached_input(stage, i + 2), to);
         }
         match (layers.tail, network.stages.get(stage + 1)) {
             (Some(tail), _) => {
@@ -376,13 +376,12 @@ impl WorkItem {
                 let end = frames.end.saturating_sub(self.reread(stage));
                 self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
             }
-            return self.block(first_block, frames, x, first_cached, to);
+            return self.block((stage, first_block), frames, x, first_cached, to);
         }
         let oldest = self.network().layers[head].time.oldest(materialised);
         self.emitter.caches[head].inputs_mut().drop_before(oldest, &mut to.arenas.device);
         x.extend(self.emitter.head_rematerialised(head, materialised..frames.end, to));
-        let out = self.block(first_block, frames.clone(), x, first_cached, to);
-        self.emitter.rematerialise = None;
+        let out = self.block((stage, first_block), frames.clone(), x, first_cached, to);
         self.emitter.drop_inputs_before(head, frames.end, &mut to.arenas.device);
         out
     }
@@ -390,7 +389,7 @@ impl WorkItem {
     /// A block's outputs. Consumes `x`. Output frames from `first_cached` on stay cached.
     fn block(
         &mut self,
-        block: &Block,
+        (stage, block): (usize, &Block),
         frames: Range<u64>,
         x: Vec<SlotRef>,
         first_cached: u64,
@@ -410,7 +409,12 @@ impl WorkItem {
                 };
                 let h_cached = h_cached.min(emitter.first_waiting_frame(second));
                 let [h_frames, out_frames] = [first, second].map(|layer| emitter.cone.outputs(layer, &frames));
-                let h = emitter.conv(&LayerOutputs::plain(first, h_frames, h_cached), &x, to);
+                let hidden = emitter.hidden_end(stage, block, &frames, &x)..frames.end;
+                let h = LayerOutputs::plain(first, h_frames, h_cached);
+                let h = emitter.conv(&LayerOutputs { first_rematerialised: hidden.start, ..h }, &x, to);
+                if !hidden.is_empty() {
+                    emitter.rematerialise_hidden(first, hidden, &resident(&x));
+                }
                 let added = &x[x.len() - out_frames.clone().count()..];
                 let (residuals, addend);
                 if has_shortcut {
@@ -419,7 +423,7 @@ impl WorkItem {
                     residuals = resident(added);
                     addend = Addend::Residual(&residuals);
                 }
-                let outputs = LayerOutputs { layer: second, frames: out_frames, addend, first_cached };
+                let outputs = LayerOutputs { addend, ..LayerOutputs::plain(second, out_frames, first_cached) };
                 emitter.conv_consuming(&outputs, h, to)
             }
             Block::Attention { qkv, project } => {
@@ -428,10 +432,11 @@ impl WorkItem {
                 let mixed = emitter.attention(project, resident(&projections), to);
                 let residuals = resident(&x);
                 let addend = Addend::Residual(&residuals);
-                let outputs = LayerOutputs { layer: project, frames: own, addend, first_cached };
+                let outputs = LayerOutputs { addend, ..LayerOutputs::plain(project, own, first_cached) };
                 emitter.conv_consuming(&outputs, mixed, to)
             }
         };
+        self.emitter.rematerialise = None;
         drop_frames(x, to.arenas);
         out
     }

@@ -4,8 +4,11 @@ use std::sync::Arc;
 
 use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
 use crate::model::Network;
-use crate::plan::cost::{CostModel, OffloadCost, StageHead, Target, stage_pixels};
-use crate::plan::policy::{CachePolicy, SchedulePolicy, head_is_transient, recomputable_layer};
+use crate::plan::cost::{CostModel, OffloadCost, Producer, Target, stage_pixels};
+use crate::plan::policy::{
+    CachePolicy, LEAST_HIDDEN, SchedulePolicy, head_is_transient, recomputable_layer, rematerialises_hidden,
+    widest_stage,
+};
 use crate::plan::request::Request;
 
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices;
@@ -61,8 +64,8 @@ pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<
 
 /// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of
 /// them.
-pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<SchedulePolicy> {
-    let network = &*request.network;
+pub fn banded_policies(request: &Request, target: &Target) -> Vec<SchedulePolicy> {
+    let (network, profile) = (&*request.network, &target.profile);
     if request.is_still() {
         return vec![SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()])];
     }
@@ -71,6 +74,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     let rates = network.later_stage_frames(network.config.time_scale());
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
     let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
+    let hidden = hidden_stage(request, target);
     let mut policies: Vec<SchedulePolicy> = Vec::new();
     for slice in 1..=MAX_PLANNED_SLICE {
         let slice = request.slice.unwrap_or(slice) * network.latent_rate();
@@ -95,8 +99,11 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
             let cut = [chunks, matched].into_iter().filter(|_| most == CUT_PAIRS && may_cut_pairs);
             for chunks in whole.into_iter().chain(cut) {
                 let policy = SchedulePolicy::resident(network, slice, chunks);
-                if !policies.contains(&policy) {
-                    policies.push(policy);
+                let fewer = hidden.map(|stage| policy.with_hidden(stage, LEAST_HIDDEN));
+                for policy in [Some(policy), fewer].into_iter().flatten() {
+                    if !policies.contains(&policy) {
+                        policies.push(policy);
+                    }
                 }
             }
         }
@@ -111,6 +118,13 @@ fn rematerialising_layers(network: &Network, policy: &SchedulePolicy) -> Vec<Lay
     stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
 }
 
+/// The layer that rematerialises hidden frames for a block's second layer, and how many.
+fn hidden_by(network: &Network, policy: &SchedulePolicy, stage: usize, second: LayerId) -> Option<(LayerId, u64)> {
+    let block = network.stages[stage].blocks.iter().find(|block| block.layers()[1] == second)?;
+    let rematerialised = policy.chunks[stage] - policy.hidden[stage];
+    (rematerialised > 0 && rematerialises_hidden(network, block)).then_some((block.layers()[0], rematerialised))
+}
+
 /// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached
 /// frame.
 pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
@@ -120,13 +134,14 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
     let frames = network.later_stage_frames(network.config.time_scale());
     let readers = rematerialising_layers(network, policy);
     let cost = |(stage, layer): (usize, LayerId)| {
-        let head = network.stages[stage].head;
-        let rematerialised = match readers.contains(&layer) {
+        let by_head = match readers.contains(&layer) {
             true => policy.chunks[stage] - policy.materialised[stage],
             false => 0,
         };
-        let head = StageHead { layer: head, input: shapes[head], rematerialised };
-        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &head);
+        let by_head = (network.stages[stage].head, by_head);
+        let (producer, rematerialised) = hidden_by(network, policy, stage, layer).unwrap_or(by_head);
+        let producer = Producer { layer: producer, input: shapes[producer], rematerialised };
+        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &producer);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
         (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)
     };
@@ -161,6 +176,16 @@ pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target
 /// The decoder's stage with the widest frames, if the outputs of its head can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
     Some(request.network.stages.len() - 1).filter(|stage| can_rematerialise(request, *stage, target))
+}
+
+/// The stage with the widest frames, if hidden frames of its blocks can be rematerialised.
+pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
+    let (network, stage) = (&*request.network, widest_stage(&request.network));
+    let shapes = network.input_shapes(request.input_frame());
+    let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
+    let banded = |layer: LayerId| target.sizes.band_bytes(&network.layers[layer].layout, shapes[layer], contents);
+    let mut blocks = network.stages[stage].blocks.iter().filter(|block| rematerialises_hidden(network, block));
+    (target.profile.offloads && blocks.any(|block| banded(block.layers()[0]).is_some())).then_some(stage)
 }
 
 /// Whether the outputs of a stage's head can be rematerialised for their readers.

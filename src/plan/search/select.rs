@@ -8,10 +8,9 @@ use super::candidates::{
     all_offloaded, banded_policies, offload_costs, rematerialising_stage, whole_pairs, without_caches,
 };
 use crate::ir::{BandContents, LayerId};
-use crate::model::Direction;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, offloadable_outputs};
+use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, offloadable_outputs, widest_stage};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -253,15 +252,13 @@ impl<'a> Search<'a> {
     /// are variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
-        let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
+        let banded = banded_policies(self.request, &self.target).into_iter().step_by(effort);
         let found = self.each(banded.collect(), |search, policy| {
-            let frames = match search.request.network.direction {
-                Direction::Encode => policy.chunks[0],
-                Direction::Decode => policy.chunks[policy.chunks.len() - 1],
-            };
+            let widest = widest_stage(&search.request.network);
+            let frames = (policy.chunks[widest], policy.hidden[widest]);
             (frames, search.most_materialised(policy, stage))
         });
-        let mut by_frames: BTreeMap<u64, Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
+        let mut by_frames: BTreeMap<(u64, u64), Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         found.into_iter().for_each(|(frames, policy)| by_frames.entry(frames).or_default().extend(policy));
         by_frames
             .into_values()

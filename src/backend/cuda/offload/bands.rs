@@ -11,13 +11,13 @@ use super::division::{self, BandRows, BandSteps, Division, InFlightBand, host_fr
 use super::weights::PreparedConv;
 use crate::backend::RunArgs;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
-use crate::backend::cuda::launch::tiling::ConvKernel;
+use crate::backend::cuda::launch::tiling::{ConvKernel, HALO};
 use crate::backend::cuda::launch::{
     ConvBand, ConvLaunch, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames,
     U8Copy, U8Rows, WeightPointers, tiling,
 };
 use crate::error::{Error, Result};
-use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums};
+use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums, Term};
 
 /// How far the band in a buffer is.
 struct BandBuffer {
@@ -370,9 +370,13 @@ impl BandedConv<'_> {
             && ConvKernel::of(&by.layout)? == ConvKernel::In
         {
             let norm = NextNorm { weights: self.weights, layout: &op.layout, statistics: &known };
-            return self.rematerialise(&outs, &rows.rematerialised, Some(norm));
+            return self.rematerialise(*buffer, &outs, &rows.rematerialised, Some(norm));
         }
-        self.rematerialise(&outs, &rows.rematerialised, None)?;
+        // A part of a source has the rows of a band.
+        let step = if division.sources.is_empty() { op.input.height } else { division.layout.rows };
+        for top in rows.rematerialised.clone().step_by(step as usize) {
+            self.rematerialise(*buffer, &outs, &(top..(top + step).min(rows.rematerialised.end)), None)?;
+        }
         for (i, at) in op.fresh.iter().enumerate() {
             let FrameRef::Rematerialised { statistics, .. } = *at else { continue };
             let skipped = rows.rematerialised.start - rows.input.start;
@@ -391,6 +395,7 @@ impl BandedConv<'_> {
     /// Makes these rows of frames, (index, virtual begin) each.
     fn rematerialise(
         &self,
+        buffer: usize,
         outs: &[(usize, DeviceOffset)],
         rows: &Range<u64>,
         next_norm: Option<NextNorm>,
@@ -399,17 +404,31 @@ impl BandedConv<'_> {
             return Err(Error::Internal("a frame is to be rematerialised, but no layer makes it".into()));
         };
         let (layout, input) = (&by.layout, by.input);
+        let weights = self.args.weights[by.layer].pointers()?;
+        let normalised = self.division.normalised_sources(buffer);
+        let input_rows = match normalised.is_empty() {
+            true => 0..input.height,
+            false => rows.start.saturating_sub(HALO)..(rows.end + HALO).min(input.height),
+        };
+        if !normalised.is_empty() {
+            let rows = NormRows { rows: input_rows.clone(), out_bytes: self.division.layout.input };
+            self.launcher.norm(self.block, &weights, (layout, input), &normalised, Some(rows))?;
+        }
+        let read = |frame: DeviceOffset| {
+            let source = normalised.iter().find(|(from, _)| *from == frame);
+            source.map_or(frame, |(_, part)| *part)
+        };
         let made = outs.iter().map(|(index, out)| {
             let frame = &by.frames[*index];
-            ConvFrame { terms: frame.terms.clone(), bias: frame.bias, residual: None, out: *out }
+            let terms = frame.terms.iter().map(|term| Term { frame: read(term.frame), slab: term.slab });
+            ConvFrame { terms: terms.collect(), bias: frame.bias, residual: None, out: *out }
         });
         let made: Vec<ConvFrame<Offsets>> = made.collect();
         let per_row = tiling::output_rows(layout);
         let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
         let conv = ConvLaunch { layout, input, statistics: false, scratch, partial_sums };
         let rows = rows.start / per_row..rows.end / per_row;
-        let band = ConvBand { rows, next_norm, ..ConvBand::whole(layout, input) };
-        let weights = self.args.weights[by.layer].pointers()?;
+        let band = ConvBand { rows, input_rows, next_norm, ..ConvBand::whole(layout, input) };
         self.launcher.conv_band(self.block, &weights, &conv, &made, &band).map(|_| ())
     }
 
@@ -461,7 +480,7 @@ impl BandedConv<'_> {
             self.norm_in_place((frame, pixels), statistics)?;
         }
         if !shortcuts.is_empty() {
-            self.rematerialise(&shortcuts, &rows.own, None)?;
+            self.rematerialise(*buffer, &shortcuts, &rows.own, None)?;
         }
         queue.stream().record(&self.buffer(band).ready)
     }

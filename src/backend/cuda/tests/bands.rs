@@ -158,6 +158,7 @@ fn run_chunks(
             layer: 0,
             layout: *head,
             input: pixels,
+            sources: Vec::new(),
             frames: (first - before..first).map(makes).collect(),
         };
         let op = Op::BandedConv(Box::new(BandedConvOp {
@@ -236,6 +237,122 @@ fn rematerialised_frames_are_normalised_as_whole_frames() {
             let whole = outputs(&gpu, (&head, &layer), (70, 165), None);
             let banded = outputs(&gpu, (&head, &layer), (70, 165), Some(Cache::Recomputed));
             assert!(banded == whole, "{channels} channels in {groups} groups, {}", name(&gpu));
+        }
+    }
+}
+
+/// The outputs of a residual block, with their statistics. `hidden`: how many hidden frames are materialised if it runs
+/// in bands; `None` for whole frames.
+fn block_outputs(
+    gpu: &Cuda,
+    head: &ConvLayout,
+    layer: &ConvLayout,
+    size: (u64, u64),
+    hidden: Option<usize>,
+) -> Vec<Vec<u8>> {
+    let (pixels, input) = (FrameShape::new(size.0, size.1, head.cin), FrameShape::new(size.0, size.1, layer.cin));
+    // Layer 0 makes the block's input, with statistics. Layers 1 and 2 are the block.
+    let weights = [prepare(gpu, head, 5), prepare(gpu, layer, 6), prepare(gpu, layer, 7)];
+    let sizes = gpu.sizes();
+    let bytes = |shape: FrameShape| sizes.frame_bytes(shape, layer.groups);
+    let mut places = BlockPlaces::default();
+    let mut frames = |shape: FrameShape| places.frames(bytes(shape), FRAMES);
+    let (raw, x, normalised, h) = (frames(pixels), frames(input), frames(input), frames(input));
+    let statistics = frames(FrameShape::new(0, 0, 1));
+    let most = FRAMES as u64;
+    let contents = BandContents {
+        fresh: most,
+        rematerialised: most,
+        sources: most,
+        outputs: 1,
+        streamed_outputs: 1,
+        ..BandContents::default()
+    };
+    let room = Room {
+        scratch: sizes.conv_scratch(layer, input, most).max(sizes.conv_scratch(head, pixels, most)),
+        staging: sizes.staging_bytes(pixels).max(sizes.staging_bytes(input)),
+        bands: sizes.band_bytes(layer, input, contents).unwrap(),
+        offloaded: 0,
+    };
+    let mut job = KernelJob::new(gpu, places, room);
+    job.load_random(&mut Lcg(99), pixels, &raw);
+    let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
+        recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()
+    };
+    let conv = |layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>| {
+        let (layout, partial_sums) = (*layout, PartialSums::NONE);
+        Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
+    };
+    let made = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, x[t])).collect();
+    job.run(conv(0, head, pixels, made), &weights);
+    let Some(hidden) = hidden else {
+        for (number, from, out, residual) in [(1, &x, &h, None), (2, &h, &x, Some(&x))] {
+            let pairs = from.iter().copied().zip(normalised.iter().copied()).collect();
+            let layout = *layer;
+            job.run(
+                Op::Normalise(NormaliseOp { layer: number, layout, weights: None, shape: input, frames: pairs }),
+                &weights,
+            );
+            let made = |t: usize| frame(&terms(&normalised, t), 1, residual.map(|x: &Vec<DeviceOffset>| x[t]), out[t]);
+            job.run(conv(number, layer, input, (0..FRAMES).map(made).collect()), &weights);
+        }
+        return job.read(&x, bytes(input));
+    };
+    let hidden_frame = |t: usize| match t.checked_sub(hidden) {
+        None => FrameRef::Resident(h[t]),
+        Some(index) => FrameRef::Rematerialised { index, statistics: statistics[t] },
+    };
+    let resident = |of: &[DeviceOffset]| of.iter().map(|at| FrameRef::Resident(*at)).collect::<Vec<_>>();
+    let makes = |t: usize| RematerialisedFrame { terms: as_terms(&terms(&x, t)), bias: 1 };
+    let rematerialise = Rematerialise {
+        layer: 1,
+        layout: *layer,
+        input,
+        sources: x[hidden - CACHE_FRAMES..].to_vec(),
+        frames: (hidden..FRAMES).map(makes).collect(),
+    };
+    let all_hidden: Vec<FrameRef<Offsets>> = (0..FRAMES).map(hidden_frame).collect();
+    for (number, fresh, outs, rematerialise) in
+        [(1, resident(&x), all_hidden.clone(), None), (2, all_hidden, resident(&x), Some(rematerialise))]
+    {
+        let banded = |t: usize| {
+            let residual = (number == 2).then(|| x[t]);
+            BandedFrame { terms: recipe(t), shortcut: None, bias: 1, residual, out: outs[t] }
+        };
+        let op = BandedConvOp {
+            layer: number,
+            layout: *layer,
+            weights: None,
+            input,
+            cached: Vec::new(),
+            fresh,
+            cache_writes: Vec::new(),
+            columns: SplitColumns::all_resident(input.width),
+            format: CacheFormat::Exact,
+            rounded: Vec::new(),
+            statistics_writes: Vec::new(),
+            frames: (0..FRAMES).map(banded).collect(),
+            rematerialise,
+            statistics: true,
+        };
+        job.run(Op::BandedConv(Box::new(op)), &weights);
+    }
+    job.read(&x, bytes(input))
+}
+
+#[test]
+fn rematerialised_hidden_frames_change_no_bit() {
+    for gpu in gpus() {
+        for (channels, groups) in [(128, 32), (40, 10)] {
+            let head = ConvLayout { groups, ..layout(3, channels, Window::Same, Prologue::None) };
+            let layer = ConvLayout { groups, ..layout(channels, channels, Window::Same, Prologue::NormSilu) };
+            for size in [(70, 77), (150, 165)] {
+                let whole = block_outputs(&gpu, &head, &layer, size, None);
+                for hidden in [CACHE_FRAMES, 3, FRAMES - 1] {
+                    let banded = block_outputs(&gpu, &head, &layer, size, Some(hidden));
+                    assert!(banded == whole, "{channels} channels, {size:?}, {hidden} materialised, {}", name(&gpu));
+                }
+            }
         }
     }
 }

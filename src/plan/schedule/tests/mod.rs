@@ -16,9 +16,9 @@ use crate::ir::{
 };
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
-use crate::plan::cost::{CostModel, Estimate, OffloadCost, StageHead, WeightArrivals, work};
+use crate::plan::cost::{CostModel, Estimate, OffloadCost, Producer, WeightArrivals, work};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, widest_stage};
 use crate::plan::request::{PlanError, Request};
 use crate::plan::schedule::{Next, Schedule};
 use crate::plan::search::{self, SavedPlan};
@@ -110,7 +110,7 @@ fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost 
     let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
     let mut target = SLOW_COPIES.target();
     target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
-    let head = StageHead { layer: stage.head, input: shape(stage.head), rematerialised };
+    let head = Producer { layer: stage.head, input: shape(stage.head), rematerialised };
     CostModel { network, target }.offload_cost(layer, shape(layer), frames, &head)
 }
 
@@ -180,8 +180,11 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
         let last = network.stages.len() - 1;
+        let widest = widest_stage(network);
         let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(last, 1));
-        for policy in [Some(policy), rematerialising].into_iter().flatten() {
+        let hidden = policy.with_hidden(widest, 2);
+        let both = rematerialising.as_ref().map(|policy| policy.with_hidden(widest, 2));
+        for policy in [Some(policy), Some(hidden), rematerialising, both].into_iter().flatten() {
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, device).expect("a valid plan");
             assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");
         }
@@ -204,7 +207,7 @@ fn separate_norms_run_in_any_slices_and_chunks() {
 #[test]
 fn offloaded_and_recomputed_caches_change_no_frame() {
     for (direction, pairs) in Direction::ALL.into_iter().flat_map(|direction| [(direction, false), (direction, true)]) {
-        let (mut seen, mut rematerialised) = (HashSet::new(), 0);
+        let (mut seen, mut rematerialised, mut hidden) = (HashSet::new(), 0, 0);
         for frames in [2, 14] {
             let free = request(direction, clip(direction, 2, frames));
             let free = if pairs { free.with_pairs() } else { free };
@@ -219,6 +222,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                         assert!(plan.device_bytes() <= limit);
                         seen.extend(plan.spec.policy.caches.iter().copied());
                         rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
+                        hidden += u32::from(plan.spec.policy.hidden != plan.spec.policy.chunks);
                         assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?}");
                         assert_eq!(
                             u128::from(work_of(&plan, &device)),
@@ -242,6 +246,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
         assert!(seen.iter().any(split), "{direction:?}: {seen:?}");
         assert!(seen.contains(&CachePolicy::Recomputed), "{direction:?}: {seen:?}");
         assert!(direction == Direction::Encode || rematerialised > 0);
+        assert!(hidden > 0, "{direction:?}, pairs: {pairs}");
     }
 }
 

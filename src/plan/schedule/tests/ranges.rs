@@ -1,7 +1,7 @@
 //! Ranges: the same frames as in a run of the whole clip, from no more work than they depend on.
 
 use super::*;
-use crate::plan::policy::{head_is_transient, recomputable_layer};
+use crate::plan::policy::{head_is_transient, recomputable_layer, widest_stage};
 
 /// (clip, frame, content) of each stored frame.
 type Stored = Vec<(u64, u64, u64)>;
@@ -228,6 +228,9 @@ fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
                 policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { CachePolicy::HOST };
                 if rematerialise && head_is_transient(&stream.network, stage) {
                     policy.materialised[stage] = policy.chunks[stage] / 2;
+                }
+                if rematerialise && widest_stage(&stream.network) == stage {
+                    policy.hidden[stage] = 2.min(policy.chunks[stage]);
                 }
             }
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");

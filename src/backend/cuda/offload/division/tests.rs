@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::backend::Precision;
 use crate::backend::cuda::launch::tiling::COLUMN_STEP;
-use crate::ir::{CacheFormat, ConvLayout, Sizes, SplitColumns, Window};
+use crate::ir::{CacheFormat, ConvLayout, Rematerialise, Sizes, SplitColumns, Window};
 
 const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
 
@@ -48,6 +48,8 @@ enum FreshCase {
     Host,
     /// All but the first.
     Rematerialised,
+    /// All but the first two, from frames that outputs overwrite.
+    Hidden,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,6 +87,25 @@ impl SymbolicRun<'_> {
     ) {
         self.memory.read(kind, input, rows.clone(), |row| at(&self.division, from, row));
         self.memory.write(kind, input, rows, bytes, |row| at(&self.division, to, row));
+    }
+
+    /// As many rows at a time as a part has.
+    fn normalise_sources(&mut self, band: &InFlightBand) {
+        let (division, made) = (&self.division, &band.rows.rematerialised);
+        let (height, row) = (division.op.input.height, SIZES.row_bytes(division.op.input));
+        for top in made.clone().step_by(division.layout.rows as usize) {
+            let end = (top + division.layout.rows).min(made.end);
+            let read = top.saturating_sub(HALO)..(end + HALO).min(height);
+            for (i, (from, part)) in division.normalised_sources(band.buffer).into_iter().enumerate() {
+                self.memory.read("source", i, read.clone(), |r| from.0 + r * row);
+                let at = |r: u64| part.0 + (r - read.start) * row;
+                self.memory.write("normalised", i, read.clone(), row, at);
+                assert!(part.0 >= division.buffer(band.buffer) && at(read.end) <= division.buffer(band.buffer + 1));
+            }
+            for (i, (_, part)) in division.normalised_sources(band.buffer).into_iter().enumerate() {
+                self.memory.read("normalised", i, read.clone(), |r| part.0 + (r - read.start) * row);
+            }
+        }
     }
 
     /// Restores cached frames, and rounds fresh ones.
@@ -152,6 +173,7 @@ impl BandSteps for SymbolicRun<'_> {
                 }
                 FrameRef::Offloaded { .. } => (band.rows.input.clone(), 0..0),
                 FrameRef::Rematerialised { .. } => {
+                    self.normalise_sources(&band);
                     let made = &band.rows.rematerialised;
                     let whole = |r: u64| r.is_multiple_of(REMATERIALISED_LEAD) || r == op.input.height;
                     assert!(whole(made.start) && whole(made.end), "{made:?}");
@@ -301,9 +323,12 @@ fn check(
         _ if i < recomputed => rematerialised(i),
         FreshCase::Host => offloaded(9 + i),
         FreshCase::Rematerialised if i > recomputed => rematerialised(i - 1),
+        FreshCase::Hidden if i > recomputed + 1 => rematerialised(i - 2),
         _ => FrameRef::Resident(put("raw", i, row)),
     };
     let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
+    let sources = (0..count).filter(|_| fresh == FreshCase::Hidden).map(|i| put("source", i, row));
+    let sources: Vec<DeviceOffset> = sources.collect();
     let rounded: Vec<usize> = if format == CacheFormat::U8 { (0..inputs.len() - 1).collect() } else { Vec::new() };
     let banded_frame = |i| {
         let shortcut = layout.shortcut.map(|_| match i % 3 {
@@ -313,6 +338,7 @@ fn check(
         });
         let out = match fresh {
             FreshCase::InPlace => inputs[recomputed + i],
+            FreshCase::Hidden => FrameRef::Resident(sources[i]),
             _ if out_offloaded => offloaded(30 + i),
             _ => FrameRef::Resident(put("out", usize::MAX, row)),
         };
@@ -327,7 +353,15 @@ fn check(
     };
     let frames = (0..count).map(banded_frame).collect();
     let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(all_cached).collect();
+    let hidden = (fresh == FreshCase::Hidden && count > 2).then(|| Rematerialise {
+        layer: 1,
+        layout,
+        input,
+        sources: sources.clone(),
+        frames: Vec::new(),
+    });
     let op = BandedConvOp {
+        rematerialise: hidden,
         cached,
         cache_writes,
         fresh: inputs,
@@ -381,7 +415,10 @@ fn pipeline_finds_every_row_that_a_band_reads() {
     for height in [2, 16, 18, 52, 100, 160, 262] {
         for count in [1, 2, 3, 5] {
             for cache in [None, Host, Resident, Split, Recomputed] {
-                for fresh in [FreshCase::Device, FreshCase::InPlace, FreshCase::Host, FreshCase::Rematerialised] {
+                let all = [FreshCase::Device, FreshCase::InPlace, FreshCase::Host, FreshCase::Rematerialised];
+                // One operation rematerialises for one reason.
+                let hidden = (cache != Recomputed).then_some(FreshCase::Hidden);
+                for fresh in all.into_iter().chain(hidden) {
                     for (out_offloaded, room) in [(false, 1), (true, 1), (false, 3)] {
                         for format in [CacheFormat::Exact, CacheFormat::U8] {
                             check(height, count, (cache, format), fresh, out_offloaded, room);

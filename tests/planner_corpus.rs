@@ -68,7 +68,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
     let caches: Vec<String> = policy.caches.iter().map(cache).collect();
     let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
     format!(
-        "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} hidden {:?} \
+        "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} materialised_hidden {:?} \
          caches {} outputs {} weights {}",
         report.device_bytes,
         report.host_bytes,
@@ -79,7 +79,7 @@ fn describe(plan: &Plan, target: &Target) -> String {
         policy.slice,
         policy.chunks,
         policy.materialised,
-        policy.hidden,
+        policy.materialised_hidden,
         caches.join(","),
         count(&policy.offloaded_outputs),
         count(&policy.offloaded_weights),

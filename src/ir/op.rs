@@ -188,8 +188,8 @@ pub struct Rematerialise<L: Location> {
     pub layer: LayerId,
     pub layout: ConvLayout,
     pub input: FrameShape,
-    /// The frames that terms name, if the layer has a norm: they are normalised per band. Their shape is that of the
-    /// operation's input.
+    /// Empty if the layer has no norm. Else every frame that terms name; each band normalises the rows it needs. They
+    /// have the shape of the operation's input.
     pub sources: Vec<L::Device>,
     pub frames: Vec<RematerialisedFrame<L>>,
 }

@@ -272,7 +272,9 @@ impl Plan {
             layer.cache == CacheFormat::U8 && *policy != CachePolicy::Resident
         };
         let cache = if layers.into_iter().any(rounds) { CacheFormat::U8 } else { CacheFormat::Exact };
-        let fewer = |kept: &[u64]| policy.chunks.iter().zip(kept).map(|(chunk, kept)| chunk - kept).collect();
+        let rematerialised = |materialised: &[u64]| -> Vec<u64> {
+            policy.chunks.iter().zip(materialised).map(|(chunk, materialised)| chunk - materialised).collect()
+        };
         PlanReport {
             direction: network.direction,
             range: self.spec.cone.range,
@@ -288,8 +290,8 @@ impl Plan {
             workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
             slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
-            rematerialised_frames: fewer(&policy.materialised),
-            rematerialised_hidden: fewer(&policy.hidden),
+            rematerialised_frames: rematerialised(&policy.materialised),
+            rematerialised_hidden: rematerialised(&policy.materialised_hidden),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),

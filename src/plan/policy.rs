@@ -8,9 +8,9 @@ use crate::model::{Block, Direction, Layer, Network, Time};
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
 
-/// Hidden frames that are materialised if any is rematerialised. Then those read no cached frame: the first layer has
-/// replaced its cache already.
-pub const LEAST_HIDDEN: u64 = CACHE_FRAMES;
+/// The fewest hidden frames that are materialised. The others then read only frames of their chunk: the first layer has
+/// already overwritten its cache.
+pub const MIN_MATERIALISED_HIDDEN: u64 = CACHE_FRAMES;
 
 /// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
 /// long. The planner itself never chooses more.
@@ -60,8 +60,8 @@ pub struct SchedulePolicy {
     /// Of these, how many outputs of the stage's head are materialised. The others are rematerialised for each reader.
     pub materialised: Vec<u64>,
     /// Of these, how many hidden frames of a block are materialised, where both its layers run in bands and it has no
-    /// shortcut. The others are rematerialised for the second layer. At least [`LEAST_HIDDEN`], or all.
-    pub hidden: Vec<u64>,
+    /// shortcut. The others are rematerialised for the second layer. At least [`MIN_MATERIALISED_HIDDEN`], or all.
+    pub materialised_hidden: Vec<u64>,
     /// Of each layer.
     pub caches: Vec<CachePolicy>,
     /// Of each layer, whether its output is offloaded. Its readers then run in bands. Still images only.
@@ -77,7 +77,7 @@ impl SchedulePolicy {
         SchedulePolicy {
             slice,
             materialised: chunks.clone(),
-            hidden: chunks.clone(),
+            materialised_hidden: chunks.clone(),
             chunks,
             caches: vec![CachePolicy::Resident; layers],
             offloaded_outputs: vec![false; layers],
@@ -106,23 +106,23 @@ impl SchedulePolicy {
     }
 
     /// The same with at most `frames` hidden frames of a stage's blocks materialised.
-    pub fn with_hidden(&self, stage: usize, frames: u64) -> SchedulePolicy {
+    pub fn with_materialised_hidden(&self, stage: usize, frames: u64) -> SchedulePolicy {
         let mut policy = self.clone();
-        policy.hidden[stage] = frames.min(policy.chunks[stage]);
+        policy.materialised_hidden[stage] = frames.min(policy.chunks[stage]);
         policy
     }
 }
 
-/// The stage with the widest frames.
-pub fn widest_stage(network: &Network) -> usize {
+/// The stage whose frames have the pixels of the video.
+pub fn full_resolution_stage(network: &Network) -> usize {
     match network.direction {
         Direction::Encode => 0,
         Direction::Decode => network.stages.len() - 1,
     }
 }
 
-/// Whether hidden frames of a block can be rematerialised: its input stays until the second layer adds to it. Rounded
-/// frames are not normalised again.
+/// Whether hidden frames of a block can be rematerialised: its input stays until the second layer adds to it. Not with
+/// caches in 8 bits: the first layer then reads some inputs rounded, and would read others.
 pub fn rematerialises_hidden(network: &Network, block: &Block) -> bool {
     let [first, second] = block.layers().map(|layer| &network.layers[layer]);
     let residual = matches!(block, Block::Residual { .. }) && second.layout.shortcut.is_none();

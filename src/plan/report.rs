@@ -34,7 +34,7 @@ pub struct PlanReport {
     pub chunk_frames: Vec<u64>,
     /// Of these, how many are rematerialised for each reader.
     pub rematerialised_frames: Vec<u64>,
-    /// And how many hidden frames of a block are.
+    /// And of these, how many hidden frames of a block are.
     pub rematerialised_hidden: Vec<u64>,
     /// Rows and columns of tiles; (1, 1) when untiled.
     pub tiles: (u64, u64),
@@ -145,7 +145,8 @@ impl fmt::Display for PlanReport {
             }
         }
         let chunks = self.chunk_frames.iter().zip(&self.rematerialised_frames).zip(&self.rematerialised_hidden);
-        let chunks: Vec<String> = chunks.map(|((frames, made), hidden)| chunk_text(*frames, *made, *hidden)).collect();
+        let chunks = chunks.map(|((frames, outputs), hidden)| chunk_text(*frames, *outputs, *hidden));
+        let chunks: Vec<String> = chunks.collect();
         writeln!(
             f,
             "slices of {}; frames per chunk of each stage: {}",
@@ -175,10 +176,11 @@ impl fmt::Display for PlanReport {
 }
 
 /// The frames of a chunk, and which of them are rematerialised.
-fn chunk_text(frames: u64, rematerialised: u64, hidden: u64) -> String {
-    let parts = [(rematerialised, "in bands"), (hidden, "within blocks")].into_iter().filter(|(count, _)| *count > 0);
-    let parts: Vec<String> = parts.map(|(count, how)| format!("{count} of them rematerialised {how}")).collect();
-    if parts.is_empty() { frames.to_string() } else { format!("{frames} ({})", parts.join(", ")) }
+fn chunk_text(frames: u64, outputs: u64, hidden: u64) -> String {
+    let parts = [(outputs, "output", "of the head"), (hidden, "hidden frame", "of each block")];
+    let parts = parts.into_iter().filter(|(count, ..)| *count > 0);
+    let parts: Vec<String> = parts.map(|(count, what, of)| format!("{} {of}", counted(count, what))).collect();
+    if parts.is_empty() { frames.to_string() } else { format!("{frames} (rematerialised: {})", parts.join(", ")) }
 }
 
 /// "1 frame" or "2 frames".

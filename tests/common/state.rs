@@ -48,10 +48,11 @@ impl Fields {
             (numbers[first + 1..first + 1 + count].to_vec(), first + 1 + count)
         };
         // Model and direction; batch, channels, height, width; four settings; slice.
-        let (chunks, next) = list(11);
-        let (_, next) = list(next);
-        let (_, next) = list(next);
-        let (_, next) = list(next);
+        let (chunks, mut next) = list(11);
+        // Materialised outputs of heads and hidden frames; cache policies and offloaded weights.
+        for _ in 0..4 {
+            (_, next) = list(next);
+        }
         let (tiles, next) = list(next);
         // The first output frame, and the next input frame.
         assert_eq!(numbers[next] + 16, end, "the header has changed");

@@ -119,12 +119,19 @@ impl StateHeader {
         body.number(seed);
         let SavedPlan { policy, tiles } = &self.plan;
         // Streams offload no outputs.
-        let SchedulePolicy { slice, chunks, materialised, hidden, caches, offloaded_outputs: _, offloaded_weights } =
-            policy;
+        let SchedulePolicy {
+            slice,
+            chunks,
+            materialised,
+            materialised_hidden,
+            caches,
+            offloaded_outputs: _,
+            offloaded_weights,
+        } = policy;
         body.number(*slice);
         body.numbers(chunks.iter().copied());
         body.numbers(materialised.iter().copied());
-        body.numbers(hidden.iter().copied());
+        body.numbers(materialised_hidden.iter().copied());
         body.numbers(caches.iter().map(|cache| index(&CACHES, *cache)));
         body.numbers(offloaded_weights.iter().map(|offloaded| u64::from(*offloaded)));
         body.numbers(tiles.iter().flat_map(|tiles| {
@@ -181,7 +188,7 @@ impl StateHeader {
             seed: body.number()?,
         };
         let slice = body.number()?;
-        let (chunks, materialised, hidden) = (body.numbers()?, body.numbers()?, body.numbers()?);
+        let (chunks, materialised, materialised_hidden) = (body.numbers()?, body.numbers()?, body.numbers()?);
         let caches = body.list(|body| body.choice(CACHES))?;
         let offloaded_weights = body.list(|body| body.choice([false, true]))?;
         let tiles = match body.number()? {
@@ -200,8 +207,15 @@ impl StateHeader {
         }
         let input = Shape::new(batch, channels, 0, height, width);
         let offloaded_outputs = vec![false; caches.len()];
-        let policy =
-            SchedulePolicy { slice, chunks, materialised, hidden, caches, offloaded_outputs, offloaded_weights };
+        let policy = SchedulePolicy {
+            slice,
+            chunks,
+            materialised,
+            materialised_hidden,
+            caches,
+            offloaded_outputs,
+            offloaded_weights,
+        };
         Ok(StateHeader { model, direction, input, numbers, plan: SavedPlan { policy, tiles }, first, loaded })
     }
 }

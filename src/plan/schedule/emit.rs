@@ -5,7 +5,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::layer_cache::{LayerCache, SlotRef, all_resident, drop_frames, resident};
+use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{
@@ -101,15 +101,16 @@ impl Emitter {
         self.policy.caches[layer] != CachePolicy::Resident
     }
 
-    /// Where the materialised hidden frames of a block end. All are materialised where some wait for a later chunk.
-    pub fn hidden_end(&self, stage: usize, block: &Block, frames: &Range<u64>, x: &[SlotRef]) -> u64 {
+    /// Where the materialised hidden frames of a block end. All are materialised while a range fills its cone.
+    pub fn hidden_end(&self, stage: usize, block: &Block, frames: &Range<u64>) -> u64 {
+        let hidden = self.policy.materialised_hidden[stage];
         let can = |layer: LayerId| {
             let none_waits = self.waiting[layer].is_empty() && self.cone.outputs(layer, frames) == *frames;
             self.is_banded(layer) && none_waits
         };
-        let can = block.layers().into_iter().all(can) && all_resident(x).is_some();
-        match can && rematerialises_hidden(&self.network, block) {
-            true => frames.end.min(frames.start + self.policy.hidden[stage]),
+        let can = block.layers().into_iter().all(can) && rematerialises_hidden(&self.network, block);
+        match can && hidden < self.policy.chunks[stage] {
+            true => frames.end.min(frames.start + hidden),
             false => frames.end,
         }
     }

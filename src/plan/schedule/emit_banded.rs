@@ -103,9 +103,11 @@ impl Emitter {
         }
         let own = overwritable.filter(|_| self.sizes.normalised[layer] == Some(self.sizes.outputs[layer]));
         let own = own.as_ref().map(|own| &own[own.len() - frames.clone().count()..]);
+        let over = of.addend.residuals().or(own);
         let rematerialised = of.first_rematerialised.min(frames.end)..frames.end;
-        let of = LayerOutputs { frames: frames.start..rematerialised.start, ..of.clone() };
-        let outputs = self.outputs(&of, of.addend.residuals().or(own), &mut arenas.device);
+        let materialised = LayerOutputs { frames: frames.start..rematerialised.start, ..of.clone() };
+        let over = over.map(|over| &over[..materialised.frames.clone().count()]);
+        let outputs = self.outputs(&materialised, over, &mut arenas.device);
         let outputs = outputs.into_iter().map(FrameRef::Resident);
         outputs.chain(self.rematerialised_outputs(rematerialised, &mut arenas.device)).collect()
     }
@@ -134,10 +136,10 @@ impl Emitter {
     /// Prepares to rematerialise the hidden frames `frames` of a block. `x`: the block's input, which ends with the same
     /// frame.
     pub fn rematerialise_hidden(&mut self, first: LayerId, frames: Range<u64>, x: &[Slot]) {
-        let number = frames.end - x.len() as u64;
+        let first_input = frames.end - x.len() as u64;
         let oldest = self.network.layers[first].time.oldest(frames.start);
-        let by = self.rematerialised_by(first, frames, |frame| x[(frame - number) as usize]);
-        self.rematerialise = Some(Rematerialise { sources: x[(oldest - number) as usize..].to_vec(), ..by });
+        let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
+        self.rematerialise = Some(Rematerialise { sources: x[(oldest - first_input) as usize..].to_vec(), ..by });
     }
 
     fn head_banded(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {

@@ -409,7 +409,7 @@ impl WorkItem {
                 };
                 let h_cached = h_cached.min(emitter.first_waiting_frame(second));
                 let [h_frames, out_frames] = [first, second].map(|layer| emitter.cone.outputs(layer, &frames));
-                let hidden = emitter.hidden_end(stage, block, &frames, &x)..frames.end;
+                let hidden = emitter.hidden_end(stage, block, &frames)..frames.end;
                 let h = LayerOutputs::plain(first, h_frames, h_cached);
                 let h = emitter.conv(&LayerOutputs { first_rematerialised: hidden.start, ..h }, &x, to);
                 if !hidden.is_empty() {

@@ -6,8 +6,8 @@ use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Producer, Target, stage_pixels};
 use crate::plan::policy::{
-    CachePolicy, LEAST_HIDDEN, SchedulePolicy, head_is_transient, recomputable_layer, rematerialises_hidden,
-    widest_stage,
+    CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy, full_resolution_stage, head_is_transient, recomputable_layer,
+    rematerialises_hidden,
 };
 use crate::plan::request::Request;
 
@@ -64,8 +64,8 @@ pub fn whole_pairs(network: &Network, chunks: impl Iterator<Item = u64>) -> Vec<
 
 /// Policies for banded layers. Bands cost little memory and gain by many frames: their cache is moved once for all of
 /// them.
-pub fn banded_policies(request: &Request, target: &Target) -> Vec<SchedulePolicy> {
-    let (network, profile) = (&*request.network, &target.profile);
+pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<SchedulePolicy> {
+    let network = &*request.network;
     if request.is_still() {
         return vec![SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()])];
     }
@@ -74,7 +74,6 @@ pub fn banded_policies(request: &Request, target: &Target) -> Vec<SchedulePolicy
     let rates = network.later_stage_frames(network.config.time_scale());
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
     let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
-    let hidden = hidden_stage(request, target);
     let mut policies: Vec<SchedulePolicy> = Vec::new();
     for slice in 1..=MAX_PLANNED_SLICE {
         let slice = request.slice.unwrap_or(slice) * network.latent_rate();
@@ -99,16 +98,20 @@ pub fn banded_policies(request: &Request, target: &Target) -> Vec<SchedulePolicy
             let cut = [chunks, matched].into_iter().filter(|_| most == CUT_PAIRS && may_cut_pairs);
             for chunks in whole.into_iter().chain(cut) {
                 let policy = SchedulePolicy::resident(network, slice, chunks);
-                let fewer = hidden.map(|stage| policy.with_hidden(stage, LEAST_HIDDEN));
-                for policy in [Some(policy), fewer].into_iter().flatten() {
-                    if !policies.contains(&policy) {
-                        policies.push(policy);
-                    }
+                if !policies.contains(&policy) {
+                    policies.push(policy);
                 }
             }
         }
     }
     policies
+}
+
+/// A policy as it is, and with as few hidden frames of `stage` materialised as can be.
+pub fn fewer_hidden(policy: SchedulePolicy, stage: Option<usize>) -> impl Iterator<Item = SchedulePolicy> {
+    let fewer = stage.map(|stage| policy.with_materialised_hidden(stage, MIN_MATERIALISED_HIDDEN));
+    let fewer = fewer.filter(|fewer| *fewer != policy);
+    [Some(policy), fewer].into_iter().flatten()
 }
 
 /// The layers that read rematerialised frames.
@@ -121,7 +124,7 @@ fn rematerialising_layers(network: &Network, policy: &SchedulePolicy) -> Vec<Lay
 /// The layer that rematerialises hidden frames for a block's second layer, and how many.
 fn hidden_by(network: &Network, policy: &SchedulePolicy, stage: usize, second: LayerId) -> Option<(LayerId, u64)> {
     let block = network.stages[stage].blocks.iter().find(|block| block.layers()[1] == second)?;
-    let rematerialised = policy.chunks[stage] - policy.hidden[stage];
+    let rematerialised = policy.chunks[stage] - policy.materialised_hidden[stage];
     (rematerialised > 0 && rematerialises_hidden(network, block)).then_some((block.layers()[0], rematerialised))
 }
 
@@ -175,17 +178,19 @@ pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target
 
 /// The decoder's stage with the widest frames, if the outputs of its head can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
-    Some(request.network.stages.len() - 1).filter(|stage| can_rematerialise(request, *stage, target))
+    let stage = full_resolution_stage(&request.network);
+    Some(stage).filter(|stage| can_rematerialise(request, *stage, target))
 }
 
-/// The stage with the widest frames, if hidden frames of its blocks can be rematerialised.
+/// The stage at full resolution, if hidden frames of its blocks can be rematerialised.
 pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
-    let (network, stage) = (&*request.network, widest_stage(&request.network));
+    let (network, stage) = (&*request.network, full_resolution_stage(&request.network));
     let shapes = network.input_shapes(request.input_frame());
     let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
     let banded = |layer: LayerId| target.sizes.band_bytes(&network.layers[layer].layout, shapes[layer], contents);
-    let mut blocks = network.stages[stage].blocks.iter().filter(|block| rematerialises_hidden(network, block));
-    (target.profile.offloads && blocks.any(|block| banded(block.layers()[0]).is_some())).then_some(stage)
+    let blocks = network.stages[stage].blocks.iter().filter(|block| rematerialises_hidden(network, block));
+    let can: Vec<bool> = blocks.map(|block| banded(block.layers()[0]).is_some()).collect();
+    (target.profile.offloads && !can.is_empty() && can.iter().all(|can| *can)).then_some(stage)
 }
 
 /// Whether the outputs of a stage's head can be rematerialised for their readers.

@@ -7,7 +7,7 @@ use super::candidates::{can_rematerialise, hidden_stage};
 use crate::ir::CacheFormat;
 use crate::plan::cost::{Target, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, LEAST_HIDDEN, SchedulePolicy, recomputable_layer};
+use crate::plan::policy::{CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy, recomputable_layer};
 use crate::plan::request::{MAX_WORK_ITEMS, Request};
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Grid, TileSize};
@@ -51,7 +51,7 @@ fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool
     let slice = policy.slice > 0 && policy.slice.is_multiple_of(rate) && policy.slice / rate <= MAX_SAVED_SLICE;
     let lengths = policy.chunks.len() == stages
         && policy.materialised.len() == stages
-        && policy.hidden.len() == stages
+        && policy.materialised_hidden.len() == stages
         && policy.caches.len() == layers
         && policy.offloaded_weights.len() == layers
         && policy.offloaded_outputs == vec![false; layers];
@@ -77,10 +77,11 @@ fn is_valid(request: &Request, policy: &SchedulePolicy, target: &Target) -> bool
         && (0..stages).all(|stage| hidden_is_valid(request, policy, stage, target))
 }
 
-/// Weights of a layer that rematerialises are resident: those at full resolution are.
+/// Only at full resolution, where weights are always resident: a layer that rematerialises cannot fetch its own.
 fn hidden_is_valid(request: &Request, policy: &SchedulePolicy, stage: usize, target: &Target) -> bool {
-    let (hidden, chunk) = (policy.hidden[stage], policy.chunks[stage]);
-    hidden == chunk || (LEAST_HIDDEN..chunk).contains(&hidden) && hidden_stage(request, target) == Some(stage)
+    let (hidden, chunk) = (policy.materialised_hidden[stage], policy.chunks[stage]);
+    hidden == chunk
+        || (MIN_MATERIALISED_HIDDEN..chunk).contains(&hidden) && hidden_stage(request, target) == Some(stage)
 }
 
 /// Readers of rematerialised frames run in bands, and their own cache is not recomputed.

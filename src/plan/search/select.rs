@@ -5,18 +5,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    all_offloaded, banded_policies, offload_costs, rematerialising_stage, whole_pairs, without_caches,
+    all_offloaded, banded_policies, fewer_hidden, hidden_stage, offload_costs, rematerialising_stage, whole_pairs,
+    without_caches,
 };
 use crate::ir::{BandContents, LayerId};
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, offloadable_outputs, widest_stage};
+use crate::plan::policy::{
+    CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, full_resolution_stage, offloadable_outputs,
+};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
 use crate::thread_pool;
 
-/// Policies per full-resolution chunk size that are looked at closely.
+/// Policies that are looked at closely, per number of full-resolution frames and of materialised hidden frames.
 const MAX_PROMISING: usize = 5;
 /// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
 /// whose lower bound is below this share of the limit; the last one takes what is left.
@@ -248,14 +251,16 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per full-resolution chunk size, keeps the fastest policies that fit with every cache offloaded. Of each there
+    /// Per number of full-resolution frames and of materialised hidden frames, keeps the fastest policies that fit with every cache offloaded. Of each there
     /// are variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
-        let banded = banded_policies(self.request, &self.target).into_iter().step_by(effort);
+        let hidden = hidden_stage(self.request, &self.target);
+        let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
+        let banded = banded.flat_map(|policy| fewer_hidden(policy, hidden));
         let found = self.each(banded.collect(), |search, policy| {
-            let widest = widest_stage(&search.request.network);
-            let frames = (policy.chunks[widest], policy.hidden[widest]);
+            let full = full_resolution_stage(&search.request.network);
+            let frames = (policy.chunks[full], policy.materialised_hidden[full]);
             (frames, search.most_materialised(policy, stage))
         });
         let mut by_frames: BTreeMap<(u64, u64), Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();

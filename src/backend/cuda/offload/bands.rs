@@ -11,13 +11,16 @@ use super::division::{self, BandRows, BandSteps, Division, InFlightBand, host_fr
 use super::weights::PreparedConv;
 use crate::backend::RunArgs;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
-use crate::backend::cuda::launch::tiling::{ConvKernel, HALO};
+use crate::backend::cuda::launch::tiling::ConvKernel;
 use crate::backend::cuda::launch::{
     ConvBand, ConvLaunch, ConvParams, CudaSizes, Launcher, NextNorm, NormRows, RowCopy, RowPitches, SplitFrames,
     U8Copy, U8Rows, WeightPointers, tiling,
 };
 use crate::error::{Error, Result};
-use crate::ir::{BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums, Term};
+use crate::ir::{
+    BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums,
+    RematerialisedFrame, Term,
+};
 
 /// How far the band in a buffer is.
 struct BandBuffer {
@@ -372,7 +375,7 @@ impl BandedConv<'_> {
             let norm = NextNorm { weights: self.weights, layout: &op.layout, statistics: &known };
             return self.rematerialise(*buffer, &outs, &rows.rematerialised, Some(norm));
         }
-        // A part of a source has the rows of a band.
+        // A source's part holds a band and its halo. The first band also makes the lead below it, in a launch of its own.
         let step = if division.sources.is_empty() { op.input.height } else { division.layout.rows };
         for top in rows.rematerialised.clone().step_by(step as usize) {
             self.rematerialise(*buffer, &outs, &(top..(top + step).min(rows.rematerialised.end)), None)?;
@@ -392,7 +395,7 @@ impl BandedConv<'_> {
         self.launcher.norm_in_place(self.block, &self.weights, (&op.layout, op.input), frame, statistics)
     }
 
-    /// Makes these rows of frames, (index, virtual begin) each.
+    /// Computes these rows of frames, (index, virtual begin) each. Normalises the rows of sources that they read.
     fn rematerialise(
         &self,
         buffer: usize,
@@ -406,24 +409,18 @@ impl BandedConv<'_> {
         let (layout, input) = (&by.layout, by.input);
         let weights = self.args.weights[by.layer].pointers()?;
         let normalised = self.division.normalised_sources(buffer);
-        let input_rows = match normalised.is_empty() {
-            true => 0..input.height,
-            false => rows.start.saturating_sub(HALO)..(rows.end + HALO).min(input.height),
-        };
+        let mut input_rows = 0..input.height;
         if !normalised.is_empty() {
+            input_rows = tiling::with_halo(rows, input.height);
             let rows = NormRows { rows: input_rows.clone(), out_bytes: self.division.layout.input };
             self.launcher.norm(self.block, &weights, (layout, input), &normalised, Some(rows))?;
         }
-        let read = |frame: DeviceOffset| {
-            let source = normalised.iter().find(|(from, _)| *from == frame);
-            source.map_or(frame, |(_, part)| *part)
-        };
         let made = outs.iter().map(|(index, out)| {
-            let frame = &by.frames[*index];
-            let terms = frame.terms.iter().map(|term| Term { frame: read(term.frame), slab: term.slab });
-            ConvFrame { terms: terms.collect(), bias: frame.bias, residual: None, out: *out }
+            let RematerialisedFrame { terms, bias } = &by.frames[*index];
+            let terms = terms.iter().map(|term| Ok(Term { frame: read_at(term.frame, &normalised)?, ..*term }));
+            Ok(ConvFrame { terms: terms.collect::<Result<_>>()?, bias: *bias, residual: None, out: *out })
         });
-        let made: Vec<ConvFrame<Offsets>> = made.collect();
+        let made = made.collect::<Result<Vec<ConvFrame<Offsets>>>>()?;
         let per_row = tiling::output_rows(layout);
         let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
         let conv = ConvLaunch { layout, input, statistics: false, scratch, partial_sums };
@@ -514,5 +511,15 @@ impl BandedConv<'_> {
             }
         }
         host.download.record(&buffer.offloaded)
+    }
+}
+
+/// Where a frame that rematerialises others is read: in place, or normalised, if there are normalised ones.
+fn read_at(frame: DeviceOffset, normalised: &[(DeviceOffset, DeviceOffset)]) -> Result<DeviceOffset> {
+    let source = normalised.iter().find(|(from, _)| *from == frame);
+    match source {
+        Some((_, part)) => Ok(*part),
+        None if normalised.is_empty() => Ok(frame),
+        None => Err(Error::Internal("a frame is to be rematerialised from one that is not normalised".into())),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, HALO, REMATERIALISED_LEAD};
+use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, REMATERIALISED_LEAD};
 use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -23,7 +23,7 @@ pub struct BandRows {
 impl BandRows {
     pub fn new(top: u64, rows: u64, height: u64, above: Option<&BandRows>) -> BandRows {
         let own = top..(top + rows).min(height);
-        let input = top.saturating_sub(HALO)..(own.end + HALO).min(height);
+        let input = tiling::with_halo(&own, height);
         let made = above.map_or(0, |above| above.rematerialised.end);
         let rematerialised = made..(own.end + REMATERIALISED_LEAD).min(height);
         BandRows { own, input, rematerialised }

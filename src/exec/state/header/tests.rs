@@ -25,7 +25,7 @@ fn header() -> StateHeader {
                 slice: 3,
                 chunks: vec![1, 8, 4],
                 materialised: vec![1, 8, 0],
-                hidden: vec![1, 8, 2],
+                materialised_hidden: vec![1, 8, 2],
                 caches: vec![
                     CachePolicy::Resident,
                     CachePolicy::HOST,

@@ -18,7 +18,7 @@ use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, OffloadCost, Producer, WeightArrivals, work};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, widest_stage};
+use crate::plan::policy::{CachePolicy, SchedulePolicy, full_resolution_stage};
 use crate::plan::request::{PlanError, Request};
 use crate::plan::schedule::{Next, Schedule};
 use crate::plan::search::{self, SavedPlan};
@@ -180,10 +180,10 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
         let last = network.stages.len() - 1;
-        let widest = widest_stage(network);
+        let widest = full_resolution_stage(network);
         let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(last, 1));
-        let hidden = policy.with_hidden(widest, 2);
-        let both = rematerialising.as_ref().map(|policy| policy.with_hidden(widest, 2));
+        let hidden = policy.with_materialised_hidden(widest, 2);
+        let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(widest, 2));
         for policy in [Some(policy), Some(hidden), rematerialising, both].into_iter().flatten() {
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, device).expect("a valid plan");
             assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");
@@ -222,7 +222,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                         assert!(plan.device_bytes() <= limit);
                         seen.extend(plan.spec.policy.caches.iter().copied());
                         rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
-                        hidden += u32::from(plan.spec.policy.hidden != plan.spec.policy.chunks);
+                        hidden += u32::from(plan.spec.policy.materialised_hidden != plan.spec.policy.chunks);
                         assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?}");
                         assert_eq!(
                             u128::from(work_of(&plan, &device)),

@@ -1,7 +1,7 @@
 //! Ranges: the same frames as in a run of the whole clip, from no more work than they depend on.
 
 use super::*;
-use crate::plan::policy::{head_is_transient, recomputable_layer, widest_stage};
+use crate::plan::policy::{full_resolution_stage, head_is_transient, recomputable_layer};
 
 /// (clip, frame, content) of each stored frame.
 type Stored = Vec<(u64, u64, u64)>;
@@ -229,8 +229,8 @@ fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
                 if rematerialise && head_is_transient(&stream.network, stage) {
                     policy.materialised[stage] = policy.chunks[stage] / 2;
                 }
-                if rematerialise && widest_stage(&stream.network) == stage {
-                    policy.hidden[stage] = 2.min(policy.chunks[stage]);
+                if rematerialise && full_resolution_stage(&stream.network) == stage {
+                    policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
                 }
             }
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");

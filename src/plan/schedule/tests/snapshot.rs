@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicBool;
 
 use super::symbols::Symbols;
 use super::*;
-use crate::plan::policy::{head_is_transient, recomputable_layer, widest_stage};
+use crate::plan::policy::{full_resolution_stage, head_is_transient, recomputable_layer};
 
 /// Copies the persisted slots of one schedule to those of another.
 fn carry_over(from: (&Schedule, &Symbols), to: &Schedule) -> Symbols {
@@ -116,13 +116,13 @@ fn offloaded_and_recomputed_caches_are_restored_at_any_frame() {
                 if rematerialise && head_is_transient(&stream.network, stage) {
                     policy.materialised[stage] = policy.chunks[stage] / 2;
                 }
-                if rematerialise && widest_stage(&stream.network) == stage {
-                    policy.hidden[stage] = 2.min(policy.chunks[stage]);
+                if rematerialise && full_resolution_stage(&stream.network) == stage {
+                    policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
                 }
             }
             assert!(every > 1 || rematerialise || policy.caches.contains(&CachePolicy::Recomputed));
             assert!(direction == Direction::Encode || !rematerialise || policy.materialised != policy.chunks);
-            assert!(!rematerialise || policy.hidden != policy.chunks);
+            assert!(!rematerialise || policy.materialised_hidden != policy.chunks);
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");
             assert!(plan.pinned().offloaded > 0);
             check_plan(&stream, &plan, &FAST_COPIES, 26);
@@ -149,7 +149,7 @@ fn an_invalid_saved_plan_is_refused() {
         assert!(!valid(SchedulePolicy { materialised, ..policy.clone() }, None));
     }
     for hidden in [vec![], vec![1; stages], vec![9; stages], vec![2; stages], vec![2; stages + 1]] {
-        assert!(!valid(SchedulePolicy { hidden, ..policy.clone() }, None));
+        assert!(!valid(SchedulePolicy { materialised_hidden: hidden, ..policy.clone() }, None));
     }
     for caches in [
         vec![],

@@ -95,7 +95,7 @@ impl SymbolicRun<'_> {
         let (height, row) = (division.op.input.height, SIZES.row_bytes(division.op.input));
         for top in made.clone().step_by(division.layout.rows as usize) {
             let end = (top + division.layout.rows).min(made.end);
-            let read = top.saturating_sub(HALO)..(end + HALO).min(height);
+            let read = tiling::with_halo(&(top..end), height);
             for (i, (from, part)) in division.normalised_sources(band.buffer).into_iter().enumerate() {
                 self.memory.read("source", i, read.clone(), |r| from.0 + r * row);
                 let at = |r: u64| part.0 + (r - read.start) * row;
@@ -163,6 +163,7 @@ impl BandSteps for SymbolicRun<'_> {
                 self.share((kind, i), shared.clone(), host_row, [above, &band], at);
             }
         }
+        self.normalise_sources(&band);
         for (i, fresh) in op.fresh.iter().enumerate() {
             let input = op.cached.len() + i;
             let at = |division: &Division, band: &InFlightBand, row| division.fresh_row(band, i, row);
@@ -173,7 +174,6 @@ impl BandSteps for SymbolicRun<'_> {
                 }
                 FrameRef::Offloaded { .. } => (band.rows.input.clone(), 0..0),
                 FrameRef::Rematerialised { .. } => {
-                    self.normalise_sources(&band);
                     let made = &band.rows.rematerialised;
                     let whole = |r: u64| r.is_multiple_of(REMATERIALISED_LEAD) || r == op.input.height;
                     assert!(whole(made.start) && whole(made.end), "{made:?}");

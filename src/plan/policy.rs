@@ -35,6 +35,13 @@ impl CachePolicy {
     /// On the device, while the layer runs in bands.
     pub const DEVICE: CachePolicy = CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES };
 
+    /// The fewest shares that keep this part of each row resident, or more. Rows are split at multiples of `step`.
+    pub fn shares_for(part: f64, width: u64, step: u64) -> u8 {
+        let columns = (part * width as f64 / step as f64).ceil() as u64 * step;
+        let shares = (columns * u64::from(CachePolicy::SHARES)).div_ceil(width.max(1));
+        shares.min(u64::from(CachePolicy::SHARES)) as u8
+    }
+
     /// Whether any of the cache is in host memory.
     pub fn uses_host(self) -> bool {
         matches!(self, CachePolicy::Offloaded { resident_shares } if resident_shares < CachePolicy::SHARES)
@@ -166,4 +173,25 @@ pub fn offloadable_outputs(network: &Network) -> Vec<LayerId> {
         head.into_iter().chain(residual.map(|block| block.layers()[0])).collect::<Vec<_>>()
     };
     (0..network.stages.len()).flat_map(in_stage).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shares_keep_as_many_columns_as_asked_and_no_step_more() {
+        for (width, step) in [(1920, 32), (960, 32), (512, 32), (77, 32), (33, 1)] {
+            for part in [0.0, 0.01, 0.3, 0.734, 0.99, 1.0] {
+                let resident_shares = CachePolicy::shares_for(part, width, step);
+                let columns = CachePolicy::Offloaded { resident_shares }.columns(width, step).split();
+                let (wanted, share) = (part * width as f64, width.div_ceil(u64::from(CachePolicy::SHARES)));
+                assert!(columns as f64 >= wanted, "{columns} of {width} for {part}");
+                assert!(
+                    columns == width || (columns as f64) < wanted + (step + share) as f64,
+                    "{columns} for {wanted}"
+                );
+            }
+        }
+    }
 }

@@ -67,7 +67,7 @@ const PRODUCTS_REACHED: f64 = 0.6;
 /// The part of the memory's rate that passes over frames reach, likewise.
 const MEMORY_REACHED: f64 = 0.75;
 /// The part of the bus's rate that bands reach, likewise: the engine pauses between copies.
-const COPIES_REACHED: f64 = 0.92;
+const COPIES_REACHED: f64 = 0.97;
 /// Copy contention: what copies cost the arithmetic, as a part of their time. Measured from 0.03 to 0.1.
 const COPY_CONTENTION: f64 = 0.06;
 /// So many bytes that a copy's latency does not matter.

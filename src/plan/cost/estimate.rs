@@ -194,7 +194,12 @@ impl CostModel<'_> {
             };
         let computing = computing + self.rematerialising(conv) + passes;
         let moving = self.moving(up, down);
-        (computing.max(moving) + self.target.profile.rates.copy_contention * moving, up.saturating_add(down))
+        (self.slowed(computing, moving).max(moving), up.saturating_add(down))
+    }
+
+    /// The time of arithmetic beside copies that take `moving`.
+    fn slowed(&self, computing: f64, moving: f64) -> f64 {
+        computing + self.target.profile.rates.copy_contention * moving
     }
 
     /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
@@ -206,7 +211,7 @@ impl CostModel<'_> {
         let moving = self.moving(cache, cache);
         let copying = self.passes(input, CACHE_FRAMES as usize);
         OffloadCost {
-            offloaded: (moving - computing).max(0.0),
+            offloaded: (moving - self.slowed(computing, moving)).max(0.0),
             moving,
             copying,
             recomputed: self.convolving(by.layer, by.input, CACHE_FRAMES) + copying,

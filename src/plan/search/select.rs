@@ -8,7 +8,7 @@ use super::candidates::{
     all_offloaded, banded_policies, fewer_hidden, hidden_stage, offload_costs, rematerialising_stage, whole_pairs,
     without_caches,
 };
-use crate::ir::{BandContents, LayerId};
+use crate::ir::{BandContents, DeviceProfile, LayerId, Rates};
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{
@@ -313,14 +313,15 @@ impl<'a> Search<'a> {
     /// Steps of residency by seconds saved per byte: (gain, layer, resident shares).
     fn residency_gains(&self, policy: &SchedulePolicy) -> Vec<(f64, LayerId, u8)> {
         const SHARES: f64 = CachePolicy::SHARES as f64;
-        let contention = self.target.profile.rates.copy_contention;
+        let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
+        let shapes = self.request.network.input_shapes(self.request.input_frame());
         let mut gains: Vec<(f64, LayerId, u8)> = Vec::new();
         for (layer, cost, bytes) in offload_costs(self.request, policy, &self.target) {
             match policy.caches[layer] {
                 CachePolicy::HOST => {
                     // Resident columns are copied within the device; the rest can move during that time.
-                    let waiting = cost.offloaded / (cost.moving + cost.copying);
-                    let shares = (waiting * SHARES).ceil() as u8;
+                    let waiting = cost.offloaded / ((1.0 - contention) * cost.moving + cost.copying);
+                    let shares = CachePolicy::shares_for(waiting, shapes[layer].width, column_step);
                     let resident = f64::from(shares) / SHARES;
                     // More than that only reduces copy contention.
                     if shares > 0 {

@@ -188,9 +188,9 @@ pub struct Rematerialise<L: Location> {
     pub layer: LayerId,
     pub layout: ConvLayout,
     pub input: FrameShape,
-    /// Empty if the layer has no norm. Else every frame that terms name; each band normalises the rows it needs. They
-    /// have the shape of the operation's input.
-    pub sources: Vec<L::Device>,
+    /// Every frame that terms name, if the layer is a block's first: each band normalises the rows it needs. They have
+    /// the shape of the operation's input. Empty if it is a stage's head, which has no norm.
+    pub block_inputs: Vec<L::Device>,
     pub frames: Vec<RematerialisedFrame<L>>,
 }
 
@@ -210,7 +210,7 @@ pub struct BandContents {
     pub host_columns: u64,
     /// Rematerialised inputs, and the frames that are normalised to compute them.
     pub rematerialised: u64,
-    pub sources: u64,
+    pub block_inputs: u64,
     pub outputs: u64,
     /// Inputs of shortcuts that are not resident.
     pub shortcuts: u64,
@@ -230,7 +230,7 @@ impl<L: Location> BandedConvOp<L> {
             band.rematerialised = self.fresh.iter().filter(|frame| frame.is_rematerialised()).count() as u64;
             band.fresh = self.fresh.len() as u64 - band.rematerialised;
         }
-        band.sources = self.rematerialise.as_ref().map_or(0, |by| by.sources.len() as u64);
+        band.block_inputs = self.rematerialise.as_ref().map_or(0, |by| by.block_inputs.len() as u64);
         band.cached = self.cached.iter().filter(|frame| frame.host.is_some()).count() as u64;
         if band.cached > 0 {
             band.host_columns = self.columns.host_width();
@@ -378,9 +378,9 @@ impl<L: Location> BandedConvOp<L> {
             let frame = |frame: &RematerialisedFrame<L>| -> Result<RematerialisedFrame<Offsets>> {
                 Ok(RematerialisedFrame { terms: relocate_terms(&frame.terms, to)?, bias: frame.bias })
             };
-            let sources = by.sources.iter().map(|at| to.device(*at)).collect::<Result<_>>()?;
+            let block_inputs = by.block_inputs.iter().map(|at| to.device(*at)).collect::<Result<_>>()?;
             let frames = by.frames.iter().map(frame).collect::<Result<_>>()?;
-            Ok(Rematerialise { layer: by.layer, layout: by.layout, input: by.input, sources, frames })
+            Ok(Rematerialise { layer: by.layer, layout: by.layout, input: by.input, block_inputs, frames })
         };
         let cache_writes = self.cache_writes.iter().map(|(i, at)| Ok((*i, at.relocate(to)?)));
         let statistics_writes = self.statistics_writes.iter().map(|(i, at)| Ok((*i, to.device(*at)?)));

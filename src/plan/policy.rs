@@ -129,7 +129,7 @@ pub fn full_resolution_stage(network: &Network) -> usize {
 }
 
 /// Whether hidden frames of a block can be rematerialised: its input stays until the second layer adds to it. Not with
-/// caches in 8 bits: the first layer then reads some inputs rounded, and would read others.
+/// caches in 8 bits: the first layer then reads some inputs rounded, and would not read them so again.
 pub fn rematerialises_hidden(network: &Network, block: &Block) -> bool {
     let [first, second] = block.layers().map(|layer| &network.layers[layer]);
     let residual = matches!(block, Block::Residual { .. }) && second.layout.shortcut.is_none();

@@ -44,7 +44,7 @@ pub struct OffloadCost {
 }
 
 /// The layer that can compute the input of a layer again: the head of its stage, or the first layer of its block.
-pub struct Producer {
+pub struct Rematerialiser {
     pub layer: LayerId,
     pub input: FrameShape,
     /// Its outputs that are rematerialised in a chunk.
@@ -180,8 +180,8 @@ impl CostModel<'_> {
         let (up, down) = self.moved(conv);
         let resident = FrameShape { width: conv.columns.resident_width(), ..conv.input };
         let rematerialised = conv.fresh.iter().filter(|frame| frame.is_rematerialised()).count();
-        let sources = conv.rematerialise.as_ref().map_or(0, |by| by.sources.len());
-        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised + sources);
+        let block_inputs = conv.rematerialise.as_ref().map_or(0, |by| by.block_inputs.len());
+        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised + block_inputs);
         let passes = fresh
             + match conv.format {
                 // Resident parts of the cache are read in place.
@@ -203,7 +203,7 @@ impl CostModel<'_> {
     }
 
     /// The cost of taking the cache of `layer` off the device, for one chunk of `frames` frames.
-    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, by: &Producer) -> OffloadCost {
+    pub fn offload_cost(&self, layer: LayerId, input: FrameShape, frames: u64, by: &Rematerialiser) -> OffloadCost {
         let cache = CACHE_FRAMES * self.target.cached_bytes(input, self.network.layers[layer].cache);
         let computing = self.convolving(layer, input, frames)
             + self.convolving(by.layer, by.input, by.rematerialised)

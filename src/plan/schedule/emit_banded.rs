@@ -133,13 +133,12 @@ impl Emitter {
         frames.enumerate().map(|(index, _)| FrameRef::Rematerialised { index, statistics: statistics() }).collect()
     }
 
-    /// Prepares to rematerialise the hidden frames `frames` of a block. `x`: the block's input, which ends with the same
-    /// frame.
+    /// Prepares to rematerialise these hidden frames of a block. `x`: the block's input. It ends with the same frame.
     pub fn rematerialise_hidden(&mut self, first: LayerId, frames: Range<u64>, x: &[Slot]) {
         let first_input = frames.end - x.len() as u64;
         let oldest = self.network.layers[first].time.oldest(frames.start);
         let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
-        self.rematerialise = Some(Rematerialise { sources: x[(oldest - first_input) as usize..].to_vec(), ..by });
+        self.rematerialise = Some(Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by });
     }
 
     fn head_banded(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
@@ -203,7 +202,7 @@ impl Emitter {
             RematerialisedFrame { terms: terms.collect(), bias: recipe.bias }
         });
         let (layout, input, frames) = (facts.layout, self.sizes.inputs[layer], frames.collect());
-        Rematerialise { layer, layout, input, sources: Vec::new(), frames }
+        Rematerialise { layer, layout, input, block_inputs: Vec::new(), frames }
     }
 
     fn offloaded_frame(&self, layer: LayerId, arenas: &mut Arenas) -> SlotRef {

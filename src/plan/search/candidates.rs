@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
 use crate::model::Network;
-use crate::plan::cost::{CostModel, OffloadCost, Producer, Target, stage_pixels};
+use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target, stage_pixels};
 use crate::plan::policy::{
     CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy, full_resolution_stage, head_is_transient, recomputable_layer,
     rematerialises_hidden,
@@ -142,9 +142,9 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
             false => 0,
         };
         let by_head = (network.stages[stage].head, by_head);
-        let (producer, rematerialised) = hidden_by(network, policy, stage, layer).unwrap_or(by_head);
-        let producer = Producer { layer: producer, input: shapes[producer], rematerialised };
-        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &producer);
+        let (by, rematerialised) = hidden_by(network, policy, stage, layer).unwrap_or(by_head);
+        let by = Rematerialiser { layer: by, input: shapes[by], rematerialised };
+        let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &by);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
         (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)
     };
@@ -176,10 +176,9 @@ pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target
     policy
 }
 
-/// The decoder's stage with the widest frames, if the outputs of its head can be rematerialised.
+/// The stage at full resolution, if the outputs of its head can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
-    let stage = full_resolution_stage(&request.network);
-    Some(stage).filter(|stage| can_rematerialise(request, *stage, target))
+    Some(full_resolution_stage(&request.network)).filter(|stage| can_rematerialise(request, *stage, target))
 }
 
 /// The stage at full resolution, if hidden frames of its blocks can be rematerialised.

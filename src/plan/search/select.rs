@@ -251,8 +251,9 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per number of full-resolution frames and of materialised hidden frames, keeps the fastest policies that fit with every cache offloaded. Of each there
-    /// are variants with fewer materialised frames, which leave more room for caches.
+    /// Per number of full-resolution frames and of materialised hidden frames, keeps the fastest policies that fit with
+    /// every cache offloaded. Of each there are variants with fewer materialised frames, which leave more room for
+    /// caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
         let hidden = hidden_stage(self.request, &self.target);

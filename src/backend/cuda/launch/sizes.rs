@@ -205,7 +205,7 @@ impl BandLayout {
     /// A band buffer with all of them.
     pub fn bytes(&self, contents: BandContents) -> u64 {
         let BandContents { fresh, cached, rematerialised, shortcuts, streamed_outputs, .. } = contents;
-        (fresh + contents.restored + contents.sources) * self.input
+        (fresh + contents.restored + contents.block_inputs) * self.input
             + cached * self.cached
             + contents.written * self.written
             + rematerialised * self.rematerialised

@@ -219,16 +219,16 @@ const BAND_FRAME_PIXELS: u64 = 1 << 16;
 const BAND_ROWS: u64 = 16;
 /// Rows above and below a band that a 3x3 convolution reads.
 pub const HALO: u64 = 1;
-/// Rows of a frame, with those above and below that a 3x3 convolution reads for them.
-pub fn with_halo(rows: &Range<u64>, height: u64) -> Range<u64> {
-    rows.start.saturating_sub(HALO)..(rows.end + HALO).min(height)
-}
-
 /// Rows below a band that are rematerialised with it, so that the next band begins at whole tiles of the producing
 /// layer.
 pub const REMATERIALISED_LEAD: u64 = 16;
 /// Bands in flight: one is fetched, one computed, one given back.
 pub const BANDS_IN_FLIGHT: u64 = 3;
+
+/// Rows of a frame, with those above and below that a 3x3 convolution reads for them.
+pub fn with_halo(rows: &Range<u64>, height: u64) -> Range<u64> {
+    rows.start.saturating_sub(HALO)..(rows.end + HALO).min(height)
+}
 
 /// Rows that a band of `frames` frames wants. `shape` is that of the input. Enough to keep the GPU busy, and few enough
 /// that bands overlap.

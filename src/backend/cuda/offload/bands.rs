@@ -375,8 +375,8 @@ impl BandedConv<'_> {
             let norm = NextNorm { weights: self.weights, layout: &op.layout, statistics: &known };
             return self.rematerialise(*buffer, &outs, &rows.rematerialised, Some(norm));
         }
-        // A source's part holds a band and its halo. The first band also makes the lead below it, in a launch of its own.
-        let step = if division.sources.is_empty() { op.input.height } else { division.layout.rows };
+        // The part of a block's input holds a band and its halo. So the lead of the first band is a launch of its own.
+        let step = if division.block_inputs.is_empty() { op.input.height } else { division.layout.rows };
         for top in rows.rematerialised.clone().step_by(step as usize) {
             self.rematerialise(*buffer, &outs, &(top..(top + step).min(rows.rematerialised.end)), None)?;
         }
@@ -395,7 +395,7 @@ impl BandedConv<'_> {
         self.launcher.norm_in_place(self.block, &self.weights, (&op.layout, op.input), frame, statistics)
     }
 
-    /// Computes these rows of frames, (index, virtual begin) each. Normalises the rows of sources that they read.
+    /// Computes these rows of frames, (index, virtual begin) each. Normalises what they read of a block's input.
     fn rematerialise(
         &self,
         buffer: usize,
@@ -408,7 +408,7 @@ impl BandedConv<'_> {
         };
         let (layout, input) = (&by.layout, by.input);
         let weights = self.args.weights[by.layer].pointers()?;
-        let normalised = self.division.normalised_sources(buffer);
+        let normalised = self.division.normalised_block_inputs(buffer);
         let mut input_rows = 0..input.height;
         if !normalised.is_empty() {
             input_rows = tiling::with_halo(rows, input.height);

@@ -95,7 +95,7 @@ pub struct Division<'a> {
     /// Offset of the part of each input as it is, cached ones first. Cached ones have it if they are restored.
     pub inputs: Vec<Option<u64>>,
     /// Offset of the part of each frame that is normalised to rematerialise inputs.
-    pub sources: Vec<u64>,
+    pub block_inputs: Vec<u64>,
     /// Offset of the part that comes from host memory, of each cached frame.
     pub host_parts: Vec<Option<u64>>,
     /// Offset of the part that goes to host memory in 8 bits, of each new cached frame.
@@ -114,7 +114,8 @@ impl<'a> Division<'a> {
             Some(end - bytes)
         };
         let (mut inputs, mut host_parts, mut written) = (Vec::new(), Vec::new(), Vec::new());
-        let sources = op.rematerialise.iter().flat_map(|by| &by.sources).filter_map(|_| next(layout.input)).collect();
+        let block_inputs =
+            op.rematerialise.iter().flat_map(|by| &by.block_inputs).filter_map(|_| next(layout.input)).collect();
         if op.layout.prologue != Prologue::None {
             host_parts.extend(op.cached.iter().map(|cached| cached.host.and_then(|_| next(layout.cached))));
             let is_restored = op.format == CacheFormat::U8;
@@ -144,7 +145,7 @@ impl<'a> Division<'a> {
         });
         let outs = outs.collect();
         let output = op.layout.window.output(op.input, op.layout.cout);
-        Ok(Division { op, bands, layout, output, sizes, inputs, sources, host_parts, written, shortcuts, outs })
+        Ok(Division { op, bands, layout, output, sizes, inputs, block_inputs, host_parts, written, shortcuts, outs })
     }
 
     /// Where a band buffer begins.
@@ -216,9 +217,9 @@ impl<'a> Division<'a> {
     }
 
     /// Frames that are normalised to rematerialise inputs, and where their rows go.
-    pub fn normalised_sources(&self, buffer: usize) -> Vec<(DeviceOffset, DeviceOffset)> {
-        let frames = self.op.rematerialise.iter().flat_map(|by| &by.sources).copied();
-        frames.zip(self.sources.iter().map(|part| DeviceOffset(self.buffer(buffer) + part))).collect()
+    pub fn normalised_block_inputs(&self, buffer: usize) -> Vec<(DeviceOffset, DeviceOffset)> {
+        let frames = self.op.rematerialise.iter().flat_map(|by| &by.block_inputs).copied();
+        frames.zip(self.block_inputs.iter().map(|part| DeviceOffset(self.buffer(buffer) + part))).collect()
     }
 
     pub fn has_norm(&self) -> bool {

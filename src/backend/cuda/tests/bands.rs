@@ -25,6 +25,17 @@ fn recipe(frame: usize) -> Vec<(usize, u8)> {
     (first..=frame).map(|t| (t, (t + CACHE_FRAMES - frame) as u8)).collect()
 }
 
+/// The same by where these frames are.
+fn terms(of: &[DeviceOffset], frame: usize) -> Vec<(DeviceOffset, u8)> {
+    recipe(frame).into_iter().map(|(t, slab)| (of[t], slab)).collect()
+}
+
+/// A convolution of whole frames, with statistics.
+fn conv(layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>) -> Op<Offsets> {
+    let (layout, partial_sums) = (*layout, PartialSums::NONE);
+    Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
+}
+
 /// Values as a cache in 8 bits gives them back. [channel][frame][row][column]
 fn rounded(values: &[f32], shape: FrameShape) -> Vec<f32> {
     const LEAST: f32 = -0.2786;
@@ -89,13 +100,6 @@ fn run_chunks(
     };
     let mut job = KernelJob::new(gpu, places, room);
     job.load_random(&mut Lcg(99), pixels, &raw);
-    let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
-        recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()
-    };
-    let conv = |layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>| {
-        let (layout, partial_sums) = (*layout, PartialSums::NONE);
-        Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
-    };
     let frames = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, made[t])).collect();
     job.run(conv(0, head, pixels, frames), &weights);
 
@@ -158,7 +162,7 @@ fn run_chunks(
             layer: 0,
             layout: *head,
             input: pixels,
-            sources: Vec::new(),
+            block_inputs: Vec::new(),
             frames: (first - before..first).map(makes).collect(),
         };
         let op = Op::BandedConv(Box::new(BandedConvOp {
@@ -263,7 +267,7 @@ fn block_outputs(
     let contents = BandContents {
         fresh: most,
         rematerialised: most,
-        sources: most,
+        block_inputs: most,
         outputs: 1,
         streamed_outputs: 1,
         ..BandContents::default()
@@ -276,13 +280,6 @@ fn block_outputs(
     };
     let mut job = KernelJob::new(gpu, places, room);
     job.load_random(&mut Lcg(99), pixels, &raw);
-    let terms = |of: &[DeviceOffset], t: usize| -> Vec<(DeviceOffset, u8)> {
-        recipe(t).into_iter().map(|(t, slab)| (of[t], slab)).collect()
-    };
-    let conv = |layer: LayerId, layout: &ConvLayout, input: FrameShape, frames: Vec<ConvFrame<Offsets>>| {
-        let (layout, partial_sums) = (*layout, PartialSums::NONE);
-        Op::Conv(ConvOp { layer, layout, weights: None, input, frames, statistics: true, partial_sums })
-    };
     let made = (0..FRAMES).map(|t| frame(&terms(&raw, t), 0, None, x[t])).collect();
     job.run(conv(0, head, pixels, made), &weights);
     let Some(hidden) = hidden else {
@@ -308,7 +305,7 @@ fn block_outputs(
         layer: 1,
         layout: *layer,
         input,
-        sources: x[hidden - CACHE_FRAMES..].to_vec(),
+        block_inputs: x[hidden - CACHE_FRAMES..].to_vec(),
         frames: (hidden..FRAMES).map(makes).collect(),
     };
     let all_hidden: Vec<FrameRef<Offsets>> = (0..FRAMES).map(hidden_frame).collect();

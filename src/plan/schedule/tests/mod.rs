@@ -16,7 +16,7 @@ use crate::ir::{
 };
 use crate::model::{Cone, Config, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
-use crate::plan::cost::{CostModel, Estimate, OffloadCost, Producer, WeightArrivals, work};
+use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals, work};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy, full_resolution_stage};
 use crate::plan::request::{PlanError, Request};
@@ -110,7 +110,7 @@ fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost 
     let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
     let mut target = SLOW_COPIES.target();
     target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
-    let head = Producer { layer: stage.head, input: shape(stage.head), rematerialised };
+    let head = Rematerialiser { layer: stage.head, input: shape(stage.head), rematerialised };
     CostModel { network, target }.offload_cost(layer, shape(layer), frames, &head)
 }
 
@@ -179,11 +179,10 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let chunks = vec![3; network.stages.len()];
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
-        let last = network.stages.len() - 1;
-        let widest = full_resolution_stage(network);
-        let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(last, 1));
-        let hidden = policy.with_materialised_hidden(widest, 2);
-        let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(widest, 2));
+        let full = full_resolution_stage(network);
+        let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(full, 1));
+        let hidden = policy.with_materialised_hidden(full, 2);
+        let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(full, 2));
         for policy in [Some(policy), Some(hidden), rematerialising, both].into_iter().flatten() {
             let plan = stream.restore(&SavedPlan { policy, tiles: None }, device).expect("a valid plan");
             assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");

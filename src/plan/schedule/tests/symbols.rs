@@ -77,7 +77,7 @@ impl Sizes for Device {
     }
     fn band_bytes(&self, _: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
         let BandContents { fresh, cached, host_columns, rematerialised, shortcuts, streamed_outputs, .. } = contents;
-        let parts = fresh + rematerialised + shortcuts + streamed_outputs + contents.restored + contents.sources;
+        let parts = fresh + rematerialised + shortcuts + streamed_outputs + contents.restored + contents.block_inputs;
         let (cached, outputs) = (cached + contents.written, contents.outputs);
         let rows = (48 / outputs).max(1);
         self.copies.map(|_| (parts * input.width + cached * host_columns) * rows * input.channels)
@@ -270,7 +270,7 @@ impl Symbols {
                     false => at(slot),
                 };
                 let terms = by.frames[index].terms.iter();
-                assert!(terms.clone().all(|term| !normalised || by.sources.contains(&term.frame)));
+                assert!(terms.clone().all(|term| !normalised || by.block_inputs.contains(&term.frame)));
                 let terms: Sum = terms.map(|term| (input(term.frame), term.slab)).collect();
                 let content = hash((by.layer, terms, by.frames[index].bias, None::<u64>));
                 assert_eq!(at(statistics), statistics_of(content));

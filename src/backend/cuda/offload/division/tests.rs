@@ -90,19 +90,19 @@ impl SymbolicRun<'_> {
     }
 
     /// As many rows at a time as a part has.
-    fn normalise_sources(&mut self, band: &InFlightBand) {
+    fn normalise_block_inputs(&mut self, band: &InFlightBand) {
         let (division, made) = (&self.division, &band.rows.rematerialised);
         let (height, row) = (division.op.input.height, SIZES.row_bytes(division.op.input));
         for top in made.clone().step_by(division.layout.rows as usize) {
             let end = (top + division.layout.rows).min(made.end);
             let read = tiling::with_halo(&(top..end), height);
-            for (i, (from, part)) in division.normalised_sources(band.buffer).into_iter().enumerate() {
-                self.memory.read("source", i, read.clone(), |r| from.0 + r * row);
+            for (i, (from, part)) in division.normalised_block_inputs(band.buffer).into_iter().enumerate() {
+                self.memory.read("block input", i, read.clone(), |r| from.0 + r * row);
                 let at = |r: u64| part.0 + (r - read.start) * row;
                 self.memory.write("normalised", i, read.clone(), row, at);
                 assert!(part.0 >= division.buffer(band.buffer) && at(read.end) <= division.buffer(band.buffer + 1));
             }
-            for (i, (_, part)) in division.normalised_sources(band.buffer).into_iter().enumerate() {
+            for (i, (_, part)) in division.normalised_block_inputs(band.buffer).into_iter().enumerate() {
                 self.memory.read("normalised", i, read.clone(), |r| part.0 + (r - read.start) * row);
             }
         }
@@ -163,7 +163,7 @@ impl BandSteps for SymbolicRun<'_> {
                 self.share((kind, i), shared.clone(), host_row, [above, &band], at);
             }
         }
-        self.normalise_sources(&band);
+        self.normalise_block_inputs(&band);
         for (i, fresh) in op.fresh.iter().enumerate() {
             let input = op.cached.len() + i;
             let at = |division: &Division, band: &InFlightBand, row| division.fresh_row(band, i, row);
@@ -327,8 +327,8 @@ fn check(
         _ => FrameRef::Resident(put("raw", i, row)),
     };
     let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
-    let sources = (0..count).filter(|_| fresh == FreshCase::Hidden).map(|i| put("source", i, row));
-    let sources: Vec<DeviceOffset> = sources.collect();
+    let block_inputs = (0..count).filter(|_| fresh == FreshCase::Hidden).map(|i| put("block input", i, row));
+    let block_inputs: Vec<DeviceOffset> = block_inputs.collect();
     let rounded: Vec<usize> = if format == CacheFormat::U8 { (0..inputs.len() - 1).collect() } else { Vec::new() };
     let banded_frame = |i| {
         let shortcut = layout.shortcut.map(|_| match i % 3 {
@@ -338,7 +338,7 @@ fn check(
         });
         let out = match fresh {
             FreshCase::InPlace => inputs[recomputed + i],
-            FreshCase::Hidden => FrameRef::Resident(sources[i]),
+            FreshCase::Hidden => FrameRef::Resident(block_inputs[i]),
             _ if out_offloaded => offloaded(30 + i),
             _ => FrameRef::Resident(put("out", usize::MAX, row)),
         };
@@ -357,7 +357,7 @@ fn check(
         layer: 1,
         layout,
         input,
-        sources: sources.clone(),
+        block_inputs: block_inputs.clone(),
         frames: Vec::new(),
     });
     let op = BandedConvOp {

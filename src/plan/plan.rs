@@ -59,7 +59,8 @@ const POOLED_SLICES: usize = STEADY_SLICES + 1;
 const INTERLEAVED_ENDINGS: u64 = 3;
 
 impl Plan {
-    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet.
+    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet. Exact if all are
+    /// pooled.
     pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
         let network = Arc::clone(&request.network);
         let frames = request.input_end();
@@ -69,7 +70,8 @@ impl Plan {
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
         let slices = if is_long { spec.filling_slices(frames) + STEADY_SLICES } else { usize::MAX };
-        let schedule = Schedule::rehearsal(spec.one_clip(), frames, Arenas::default(), target);
+        let arenas = Arenas::default().emptied(is_too_long_to_pack(&spec, frames));
+        let schedule = Schedule::rehearsal(spec.one_clip(), frames, arenas, target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != slice.slice {
@@ -120,7 +122,7 @@ impl Plan {
             return self;
         }
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
-        let all_pooled = self.is_too_long_to_pack();
+        let all_pooled = is_too_long_to_pack(&self.spec, self.frames);
         let spec = self.spec.one_clip();
         let slices = match (periodic, all_pooled) {
             (true, true) => filling + POOLED_SLICES,
@@ -145,11 +147,6 @@ impl Plan {
     #[cfg(test)]
     pub fn is_periodic(&self) -> bool {
         is_periodic(&self.spec, self.frames)
-    }
-
-    fn is_too_long_to_pack(&self) -> bool {
-        let slice = self.spec.policy.slice.min(self.frames.unwrap_or(u64::MAX) - self.spec.cone.first_input);
-        slice > MAX_PACKED_LATENTS * self.spec.network.latent_rate()
     }
 
     /// Ends of the input that stand for all ends of a long job: a partial last slice must find room too.
@@ -301,6 +298,12 @@ impl Plan {
             division: None,
         }
     }
+}
+
+/// Whether packing would take too long, so that all frames are pooled.
+fn is_too_long_to_pack(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
+    let slice = spec.policy.slice.min(frames.unwrap_or(u64::MAX) - spec.cone.first_input);
+    slice > MAX_PACKED_LATENTS * spec.network.latent_rate()
 }
 
 /// The largest part of a frame that is loaded at a time.

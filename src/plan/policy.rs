@@ -118,6 +118,14 @@ impl SchedulePolicy {
         policy.materialised_hidden[stage] = frames.min(policy.chunks[stage]);
         policy
     }
+
+    /// Of a whole chunk, the hidden frames of a block that are rematerialised.
+    pub fn rematerialised_hidden(&self, network: &Network, stage: usize, block: &Block) -> u64 {
+        match rematerialises_hidden(network, block) {
+            true => self.chunks[stage] - self.materialised_hidden[stage],
+            false => 0,
+        }
+    }
 }
 
 /// The stage whose frames have the pixels of the video.

@@ -15,7 +15,7 @@ use crate::ir::{
 use crate::model::{Block, Cone, Network};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, rematerialises_hidden};
+use crate::plan::policy::{CachePolicy, SchedulePolicy};
 
 /// In place of a first frame: there is none.
 pub const NONE: u64 = u64::MAX;
@@ -103,14 +103,13 @@ impl Emitter {
 
     /// Where the materialised hidden frames of a block end. All are materialised while a range fills its cone.
     pub fn hidden_end(&self, stage: usize, block: &Block, frames: &Range<u64>) -> u64 {
-        let hidden = self.policy.materialised_hidden[stage];
+        let rematerialises = self.policy.rematerialised_hidden(&self.network, stage, block) > 0;
         let can = |layer: LayerId| {
             let none_waits = self.waiting[layer].is_empty() && self.cone.outputs(layer, frames) == *frames;
             self.is_banded(layer) && none_waits
         };
-        let can = block.layers().into_iter().all(can) && rematerialises_hidden(&self.network, block);
-        match can && hidden < self.policy.chunks[stage] {
-            true => frames.end.min(frames.start + hidden),
+        match rematerialises && block.layers().into_iter().all(can) {
+            true => frames.end.min(frames.start + self.policy.materialised_hidden[stage]),
             false => frames.end,
         }
     }

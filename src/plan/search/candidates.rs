@@ -124,8 +124,8 @@ fn rematerialising_layers(network: &Network, policy: &SchedulePolicy) -> Vec<Lay
 /// The layer that rematerialises hidden frames for a block's second layer, and how many.
 fn hidden_by(network: &Network, policy: &SchedulePolicy, stage: usize, second: LayerId) -> Option<(LayerId, u64)> {
     let block = network.stages[stage].blocks.iter().find(|block| block.layers()[1] == second)?;
-    let rematerialised = policy.chunks[stage] - policy.materialised_hidden[stage];
-    (rematerialised > 0 && rematerialises_hidden(network, block)).then_some((block.layers()[0], rematerialised))
+    let rematerialised = policy.rematerialised_hidden(network, stage, block);
+    (rematerialised > 0).then_some((block.layers()[0], rematerialised))
 }
 
 /// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached

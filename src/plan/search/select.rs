@@ -19,7 +19,7 @@ use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
 use crate::thread_pool;
 
-/// Policies that are looked at closely, per number of full-resolution frames and of materialised hidden frames.
+/// Policies that are looked at closely, of those with equal frames at full resolution: all, materialised, and hidden.
 const MAX_PROMISING: usize = 5;
 /// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
 /// whose lower bound is below this share of the limit; the last one takes what is left.
@@ -29,8 +29,8 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
-/// About how many latent frames of a long slice are rehearsed; the rest are counted as periods.
-const LONG_SLICE: u64 = 48;
+/// A slice that is too long to pack takes as long as one of this many latent frames: whole periods are counted.
+const LONG_SLICE: u64 = 12;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
 /// Weights below this fraction of the limit are not worth a second search.
@@ -139,7 +139,7 @@ impl<'a> Search<'a> {
         let latents = match self.request.slice {
             None => USUAL_SLICE,
             Some(slice) if slice <= MAX_PACKED_LATENTS => slice,
-            Some(slice) => (2 * slice).min(LONG_SLICE),
+            Some(_) => LONG_SLICE,
         };
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
@@ -251,21 +251,20 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Per number of full-resolution frames and of materialised hidden frames, keeps the fastest policies that fit with
-    /// every cache offloaded. Of each there are variants with fewer materialised frames, which leave more room for
-    /// caches.
+    /// Of policies with equal frames at full resolution, keeps the fastest that fit with every cache offloaded. Of each
+    /// there are variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
         let hidden = hidden_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
         let banded = banded.flat_map(|policy| fewer_hidden(policy, hidden));
-        let found = self.each(banded.collect(), |search, policy| {
-            let full = full_resolution_stage(&search.request.network);
-            let frames = (policy.chunks[full], policy.materialised_hidden[full]);
-            (frames, search.most_materialised(policy, stage))
-        });
-        let mut by_frames: BTreeMap<(u64, u64), Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
-        found.into_iter().for_each(|(frames, policy)| by_frames.entry(frames).or_default().extend(policy));
+        let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
+        let full = full_resolution_stage(&self.request.network);
+        let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
+        for (rank, policy) in found.into_iter().flatten() {
+            let frames = [&policy.chunks, &policy.materialised_hidden, &policy.materialised].map(|of| of[full]);
+            by_frames.entry(frames).or_default().push((rank, policy));
+        }
         by_frames
             .into_values()
             .flat_map(fastest_and_smaller)

@@ -133,7 +133,7 @@ impl<'a> Search<'a> {
             None => 1,
             Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
             // Tiles of several sizes take more than one of a size each.
-            Some(grid) => 2 * 9.min(grid.tiles()),
+            Some(grid) => 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
         let latents = match self.request.slice {

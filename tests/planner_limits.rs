@@ -38,12 +38,11 @@ fn more_memory_does_not_make_a_stream_slower() {
     }
 }
 
-/// Slices of 8 latent frames are not packed. They take more memory, but no more time where there is enough of it.
+/// Slices of 8 latent frames are not packed, so they take more memory. Within 10 GiB they take little more time.
 #[test]
 fn long_slices_use_the_memory_they_may_take() {
     let [(_, short), (plan, long)] = [4, 8].map(|slice| decode(201, 10.0, Some(slice)));
     assert!(plan.exact && long < 1.25 * short, "{short} s with short slices\n{plan}");
-    assert!(plan.chunk_frames[3] >= 4 && plan.rematerialised_hidden[3] > 0, "{plan}");
     let [(_, with_less), (_, with_more)] = [8.0, 16.0].map(|gib| decode(201, gib, Some(8)));
     assert!(with_more < long && long < with_less, "{with_less}, {long}, {with_more} s\n{plan}");
 }

@@ -19,7 +19,8 @@ use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
 use crate::thread_pool;
 
-/// Policies that are looked at closely, of those with equal frames at full resolution: all, materialised, and hidden.
+/// Policies that are looked at closely, of those with the same frames at full resolution: all, materialised, and
+/// materialised hidden ones.
 const MAX_PROMISING: usize = 5;
 /// Plans that are packed per pass to see whether they fit. Most fit at the first or second try. A pass takes plans
 /// whose lower bound is below this share of the limit; the last one takes what is left.
@@ -29,7 +30,7 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
-/// A slice that is too long to pack takes as long as one of this many latent frames: whole periods are counted.
+/// A slice that is too long to pack takes about as long as one of this many latent frames: whole periods are counted.
 const LONG_SLICE: u64 = 12;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
@@ -132,7 +133,7 @@ impl<'a> Search<'a> {
         let tiles = match &self.grid {
             None => 1,
             Some(grid) if grid.is_uniform() => 3.min(grid.tiles()),
-            // Tiles of several sizes take more than one of a size each.
+            // Of rows and of columns, the first, the second and the last are rehearsed.
             Some(grid) => 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
@@ -251,7 +252,7 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Of policies with equal frames at full resolution, keeps the fastest that fit with every cache offloaded. Of each
+    /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Of each
     /// there are variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);

@@ -14,11 +14,9 @@ use std::sync::Arc;
 use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::{Rates, Shape};
+use video_vae::ir::Rates;
 use video_vae::model::{Direction, Network};
-use video_vae::plan::{CachePolicy, Plan, Request, Target, search};
-
-const GIB: f64 = (1u64 << 30) as f64;
+use video_vae::plan::{CachePolicy, Plan, Target, search};
 
 /// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
 type SizedJobs = (u64, u64, &'static [(u64, f64)]);
@@ -47,15 +45,6 @@ const JOBS: [SizedJobs; 6] = [
     (2160, 3840, &[(1, 0.0), (1, 4.0), (21, 0.0), (21, 24.0), (21, 16.0), (21, 6.0)]),
     (4320, 7680, &[(1, 0.0), (1, 16.0)]),
 ];
-
-fn request(network: &Arc<Network>, frames: u64, height: u64, width: u64, limit: f64) -> Request {
-    let input = match network.direction {
-        Direction::Encode => Shape::new(1, 3, frames, height, width),
-        Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
-    };
-    let whole = planner::request(network, input);
-    if limit == 0.0 { whole } else { Request { limit: (limit * GIB) as u64, ..whole } }
-}
 
 fn describe(plan: &Plan, target: &Target) -> String {
     let (report, saved) = (plan.report(), plan.schedule(target).spec().saved_plan());
@@ -100,7 +89,7 @@ fn corpus() -> String {
             let jobs =
                 JOBS.iter().flat_map(|(height, width, jobs)| jobs.iter().map(move |job| (*height, *width, *job)));
             for (height, width, (frames, limit)) in jobs {
-                let request = request(&network, frames, height, width, limit);
+                let request = planner::limited(&network, [frames, height, width], limit);
                 let name = if direction == Direction::Encode { "encode" } else { "decode" };
                 let answer = match search(&request, &target) {
                     Err(none) => format!("{none:?}"),

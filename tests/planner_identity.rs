@@ -314,8 +314,8 @@ fn rematerialised_wide_frames_change_no_bit() {
     });
 }
 
-/// Most channels are at full resolution, so that its caches take most of the memory. Rates are fixed, so that the plans do
-/// not depend on the GPU.
+/// Most channels are at full resolution, so that its caches take most of the memory. Rates are fixed, so that the plans
+/// do not depend on the GPU.
 #[test]
 fn rematerialised_hidden_frames_change_no_bit() {
     on_every_gpu(|| {

@@ -9,11 +9,8 @@ use std::sync::Arc;
 use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::Shape;
 use video_vae::model::{Direction, Network};
 use video_vae::plan::{PlanReport, Request, Target, search};
-
-const GIB: f64 = (1u64 << 30) as f64;
 
 /// The plan of decoding 1080p video, and its seconds. 0 frames are a stream, which counts as a clip.
 fn decode(frames: u64, gib: f64, slice: Option<u64>) -> (PlanReport, f64) {
@@ -21,9 +18,8 @@ fn decode(frames: u64, gib: f64, slice: Option<u64>) -> (PlanReport, f64) {
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let target = Target::new(profile, &sizes, config.groups);
     let network = Arc::new(Network::new(&config, Direction::Decode).for_device(&profile));
-    let whole = planner::request(&network, Shape::new(1, 16, frames.div_ceil(4), 135, 240));
-    let limited = Request { limit: (gib * GIB) as u64, slice, ..whole };
-    let plan = search(&limited, &target).unwrap();
+    let request = Request { slice, ..planner::limited(&network, [frames, 1080, 1920], gib) };
+    let plan = search(&request, &target).unwrap();
     (plan.report(), plan.seconds())
 }
 

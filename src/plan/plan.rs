@@ -59,8 +59,8 @@ const POOLED_SLICES: usize = STEADY_SLICES + 1;
 const INTERLEAVED_ENDINGS: u64 = 3;
 
 impl Plan {
-    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet. Exact if all are
-    /// pooled.
+    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet. If all are pooled, it is
+    /// exact.
     pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
         let network = Arc::clone(&request.network);
         let frames = request.input_end();

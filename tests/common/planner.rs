@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use video_vae::ir::{Rates, Shape};
-use video_vae::model::{Cone, Config, FrameRange, Network};
+use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
 use video_vae::plan::Request;
 
 /// Products and memory as its kernels reach them, copies as bands do.
@@ -14,6 +14,16 @@ pub const HOST_BYTES: u64 = 110 << 30;
 /// The sizes of the published checkpoint.
 pub fn published() -> Config {
     Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 }
+}
+
+/// A whole clip of so many pixels within a limit in GiB; 0 is the whole device. 0 frames are a stream.
+pub fn limited(network: &Arc<Network>, [frames, height, width]: [u64; 3], gib: f64) -> Request {
+    let input = match network.direction {
+        Direction::Encode => Shape::new(1, 3, frames, height, width),
+        Direction::Decode => Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8),
+    };
+    let whole = request(network, input);
+    if gib == 0.0 { whole } else { Request { limit: (gib * (1u64 << 30) as f64) as u64, ..whole } }
 }
 
 /// A whole clip with all of the memory.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ir::{BandContents, CacheFormat, DeviceProfile, LayerId};
+use crate::ir::{BandContents, CacheFormat, DeviceProfile, FrameShape, LayerId};
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target, stage_pixels};
 use crate::plan::policy::{
@@ -185,19 +185,22 @@ pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize
 pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
     let (network, stage) = (&*request.network, full_resolution_stage(&request.network));
     let shapes = network.input_shapes(request.input_frame());
-    let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
-    let banded = |layer: LayerId| target.sizes.band_bytes(&network.layers[layer].layout, shapes[layer], contents);
     let blocks = network.stages[stage].blocks.iter().filter(|block| rematerialises_hidden(network, block));
-    let can: Vec<bool> = blocks.map(|block| banded(block.layers()[0]).is_some()).collect();
-    (target.profile.offloads && !can.is_empty() && can.iter().all(|can| *can)).then_some(stage)
+    let firsts: Vec<LayerId> = blocks.map(|block| block.layers()[0]).collect();
+    let can = firsts.iter().all(|first| can_stream_outputs(network, *first, shapes[*first], target));
+    (target.profile.offloads && !firsts.is_empty() && can).then_some(stage)
 }
 
 /// Whether the outputs of a stage's head can be rematerialised for their readers.
 pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bool {
     let network = &*request.network;
     let head = network.stages[stage].head;
-    let contents = BandContents { outputs: 1, streamed_outputs: 1, ..BandContents::default() };
-    let shape = network.input_shapes(request.input_frame())[head];
-    let banded = target.sizes.band_bytes(&network.layers[head].layout, shape, contents);
-    target.profile.offloads && head_is_transient(network, stage) && banded.is_some()
+    let input = network.input_shapes(request.input_frame())[head];
+    target.profile.offloads && head_is_transient(network, stage) && can_stream_outputs(network, head, input, target)
+}
+
+/// Whether a layer can run in bands whose outputs are not resident.
+pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, target: &Target) -> bool {
+    let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
+    target.sizes.band_bytes(&network.layers[layer].layout, input, contents).is_some()
 }

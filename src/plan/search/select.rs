@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    all_offloaded, banded_policies, fewer_hidden, hidden_stage, offload_costs, rematerialising_stage, whole_pairs,
-    without_caches,
+    all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
+    rematerialising_stage, whole_pairs, without_caches,
 };
-use crate::ir::{BandContents, DeviceProfile, LayerId, Rates};
+use crate::ir::{DeviceProfile, LayerId, Rates};
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
 use crate::plan::policy::{
@@ -252,8 +252,8 @@ impl<'a> Search<'a> {
         Some(found).filter(|found| self.fits(found))
     }
 
-    /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Of each
-    /// there are variants with fewer materialised frames, which leave more room for caches.
+    /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Each
+    /// has variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
         let stage = rematerialising_stage(self.request, &self.target);
         let hidden = hidden_stage(self.request, &self.target);
@@ -347,12 +347,9 @@ impl<'a> Search<'a> {
         }
         let network = &*self.request.network;
         let shapes = network.input_shapes(self.request.input_frame());
-        let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
         let mut order: Vec<(u64, LayerId)> = offloadable_outputs(network)
             .into_iter()
-            .filter(|layer| {
-                self.target.sizes.band_bytes(&network.layers[*layer].layout, shapes[*layer], contents).is_some()
-            })
+            .filter(|layer| can_stream_outputs(network, *layer, shapes[*layer], &self.target))
             .map(|layer| {
                 let layout = &network.layers[layer].layout;
                 (self.target.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)

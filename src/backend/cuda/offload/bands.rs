@@ -516,8 +516,7 @@ impl BandedConv<'_> {
 
 /// Where a frame that rematerialises others is read: in place, or normalised, if there are normalised ones.
 fn read_at(frame: DeviceOffset, normalised: &[(DeviceOffset, DeviceOffset)]) -> Result<DeviceOffset> {
-    let source = normalised.iter().find(|(from, _)| *from == frame);
-    match source {
+    match normalised.iter().find(|(from, _)| *from == frame) {
         Some((_, part)) => Ok(*part),
         None if normalised.is_empty() => Ok(frame),
         None => Err(Error::Internal("a frame is to be rematerialised from one that is not normalised".into())),

@@ -122,6 +122,30 @@ fn periods_of_a_long_slice_are_counted_exactly() {
     assert!(ops[1] < ops[0], "{ops:?}");
 }
 
+/// The search compares long slices by their rehearsals, so these must be what the plans take.
+#[test]
+fn the_rehearsal_of_a_long_slice_is_what_its_plan_takes() {
+    for direction in Direction::ALL {
+        for device in [FUSED, SEPARATE, FAST_COPIES] {
+            for (slice, chunks) in [(7, [1, 2, 1, 1]), (9, [2, 4, 3, 1]), (23, [8, 8, 5, 2])] {
+                for slices in [0, 1, 3, 9] {
+                    // 0 frames are a stream. The last slice is shorter than the others.
+                    let latents = if slices == 0 { 0 } else { slices * slice + slice / 2 };
+                    let frames = if direction == Direction::Encode && latents > 0 { 4 * latents + 1 } else { latents };
+                    let request = request(direction, clip(direction, 1, frames));
+                    for policy in policies(&request, slice, &chunks, &device) {
+                        let spec = spec(&request, policy, None, ItemOrder::SliceBySlice);
+                        let rehearsed = Plan::rehearse(&request, spec, &device.target());
+                        let bytes = [rehearsed.device_bytes(), rehearsed.host_bytes()];
+                        let packed = rehearsed.packed(&device.target());
+                        assert_eq!([packed.device_bytes(), packed.host_bytes()], bytes, "{:?}", packed.spec.policy);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// A slice of thousands of frames is no more work than a short one.
 #[test]
 fn rehearsals_do_not_grow_with_slices_or_work_items() {

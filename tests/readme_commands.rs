@@ -24,6 +24,7 @@ const COMMANDS: &[(&str, &str, How)] = &[
     ("README.md", "cargo run --release --example vvae -- demo", Test("command_vvae", "demo_reaches_its_quality")),
     ("README.md", "cargo run --release --example vvae -- --help", Test("command_vvae", "help_is_complete")),
     ("README.md", "cargo build --release", CARGO),
+    ("README.md", "cargo test --release", CARGO),
     ("README.md", "cc -Iinclude demo.c", Test("readme", "readme_c_program_compiles_and_runs")),
     ("README.md", "cmake -S host-examples/cpp", Test("host_cpp", "readme_programs_run")),
     ("README.md", "host-examples/csharp/run.sh roundtrip", Test("host_csharp", "tests_and_sample_under_mono")),
@@ -148,4 +149,16 @@ fn every_readme_command_is_accounted_for() {
             Not(reason) => println!("not run: {file}: {start}: {reason}"),
         }
     }
+}
+
+/// The README's section "Two commands" is the demo and the tests, and `.ci/run` runs the tests by the same command.
+#[test]
+fn ci_runs_the_readme_s_test_command() {
+    let readme = std::fs::read_to_string(root().join("README.md")).unwrap();
+    let section = readme.split("## Two commands\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
+    let [demo, tests]: [String; 2] = commands(section).try_into().expect("two commands");
+    assert_eq!(demo, "cargo run --release --example vvae -- demo");
+    let script = std::fs::read_to_string(root().join(".ci/run")).unwrap();
+    let last = script.lines().rev().find(|line| !line.trim().is_empty() && !line.starts_with('#')).unwrap();
+    assert_eq!(last.trim(), tests, "the last command of .ci/run");
 }

@@ -6,6 +6,7 @@ pub mod checkpoint;
 pub mod cone;
 pub mod config;
 pub mod fold;
+pub mod graph;
 pub mod network;
 
 pub use causal::{Recipe, Time, pair_of};

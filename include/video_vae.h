@@ -58,7 +58,7 @@
 // A tensor's shape, strides, type or device do not fit the call.
 #define VVAE_ERROR_TENSOR -2
 
-// A file cannot be read or written, or is no checkpoint or saved state of this model.
+// A file cannot be read or written, or is no checkpoint of this model.
 #define VVAE_ERROR_CHECKPOINT -3
 
 // The device named does not exist or cannot be used.
@@ -578,7 +578,11 @@ int32_t vvae_stream_open(vvae *v, const char *node, const int64_t *shape, vvae_s
 
 // Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
 // vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
-// vvae_stream_open. Since ABI 1.5. [handle]
+// vvae_stream_open. [handle]
+//
+// This is how a stream is resumed, in this process or another: `first` is the number of frames that were pulled. With
+// the same checkpoint, device and parameters the bits are those of a stream that was not interrupted. The host keeps
+// its input from the frame on that vvae_range_inputs says; `clip_frames` may be any clip that has frame `first`.
 int32_t vvae_stream_open_at(vvae *v, const char *node, const int64_t *shape, int64_t first, vvae_stream **s);
 
 // Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
@@ -593,33 +597,6 @@ int32_t vvae_stream_pull(vvae_stream *s, const vvae_tensor *out, const vvae_run_
 
 // Closes a stream and frees its memory. NULL does nothing. [handle]
 int32_t vvae_stream_close(vvae_stream *s);
-
-// ---- State: a stream that is saved, and restored later or elsewhere ----
-//
-// A state is the position of a stream and its causal caches, with the frames of a slice that is not complete yet. It
-// can be saved after a pull returned VVAE_AGAIN and before the clip is ended; otherwise VVAE_ERROR_STATE. Saving does
-// not change the stream. A state is about as large as the stream's memory: 15 GB at 1080p. The first of these calls on
-// a handle reads the checkpoint again, to identify it by its contents. vvae_cancel stops each of these calls.
-//
-// Writes the state to `state`, which has room for `capacity` bytes. `*size` is the number of bytes needed. With
-// `state` NULL nothing is written. Too little room is VVAE_ERROR_ARGUMENT. [handle]
-int32_t vvae_stream_save(vvae_stream *s, void *state, uint64_t capacity, uint64_t *size);
-
-// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
-// file is refused. [handle]
-int32_t vvae_stream_save_file(vvae_stream *s, const char *path);
-
-// Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,
-// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
-// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
-// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
-// the bytes. A state may come from anybody: whatever it claims, it is answered within a second, and nothing beyond
-// the limits is allocated. [handle]
-int32_t vvae_stream_restore(vvae *v, const void *state, uint64_t size, vvae_stream **s);
-
-// Restores a stream from a file. [handle]
-int32_t vvae_stream_restore_file(vvae *v, const char *path, vvae_stream **s);
 
 // ---- Discovery ----
 //

@@ -203,17 +203,6 @@ public:
         return pulled;
     }
 
-    // Where it is, for Vae::restore to go on from; it goes on itself too. Pull until VVAE_AGAIN before.
-    std::vector<uint8_t> save() {
-        uint64_t size = 0;
-        detail::check(vvae_stream_save(stream_.get(), nullptr, 0, &size));
-        std::vector<uint8_t> state(static_cast<std::size_t>(size));
-        detail::check(vvae_stream_save(stream_.get(), state.data(), size, &size));
-        return state;
-    }
-
-    void save_file(const std::string &path) { detail::check(vvae_stream_save_file(stream_.get(), path.c_str())); }
-
     vvae_stream *raw() const noexcept { return stream_.get(); }
 
 private:
@@ -328,23 +317,11 @@ public:
         return text;
     }
 
-    // With `first` the output begins with that frame of the clip, and the input where range_inputs says.
+    // With `first` the output begins with that frame of the clip, and the input where range_inputs says for a count of
+    // 0. So a clip is resumed, with the same bits: `first` is the number of frames that were pulled.
     Stream stream(const char *node, const Shape &shape, int64_t first = 0) {
         vvae_stream *s = nullptr;
         detail::check(vvae_stream_open_at(raw(), node, shape.data(), first, &s));
-        return Stream(s);
-    }
-
-    // A stream that goes on where the saved one was.
-    Stream restore(const std::vector<uint8_t> &state) {
-        vvae_stream *s = nullptr;
-        detail::check(vvae_stream_restore(raw(), state.data(), state.size(), &s));
-        return Stream(s);
-    }
-
-    Stream restore_file(const std::string &path) {
-        vvae_stream *s = nullptr;
-        detail::check(vvae_stream_restore_file(raw(), path.c_str(), &s));
         return Stream(s);
     }
 

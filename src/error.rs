@@ -12,7 +12,7 @@ pub enum Error {
     Argument(String),
     /// A tensor's shape, strides, type or device do not fit the call.
     Tensor(String),
-    /// A file cannot be read or written, or is not a checkpoint or saved state of this model.
+    /// A file cannot be read or written, or is not a checkpoint of this model.
     Checkpoint(String),
     /// The device named does not exist or cannot be used.
     Device(String),

@@ -50,13 +50,6 @@ impl Write for Replacement {
     }
 }
 
-/// Writes a whole file.
-pub fn replace(path: &Path, write: impl FnOnce(&mut Replacement) -> Result<()>) -> Result<()> {
-    let mut file = Replacement::new("path", path)?;
-    write(&mut file)?;
-    file.commit()
-}
-
 /// A file that is removed when dropped, unless the path was cleared.
 #[derive(Debug)]
 struct Temporary(PathBuf);

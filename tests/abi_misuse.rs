@@ -142,8 +142,6 @@ fn all_refuse(v: *mut vvae, status: i32, words: &[&str]) {
     says(failure!(v, vvae_decode_range(v, &latent, 2, 0, &video, null())));
     says(failure!(v, vvae_plan_range(v, node, VIDEO.as_ptr(), 0, 1, &mut sized(), null_mut(), 0)));
     says(failure!(v, vvae_plan_timeline(v, node, VIDEO.as_ptr(), null_mut(), 0, &mut 0)));
-    says(failure!(v, vvae_stream_restore(v, VIDEO.as_ptr().cast(), 40, &mut s)));
-    says(failure!(v, vvae_stream_restore_file(v, c"no such file".as_ptr(), &mut s)));
     says(failure!(v, vvae_model_info(v, &mut sized())));
     says(failure!(v, vvae_memory(v, &mut sized())));
     says(failure!(v, vvae_handle_device(v, 0, &mut sized())));
@@ -169,13 +167,11 @@ fn invalid_handles_are_refused() {
     // SAFETY: null is allowed.
     assert_eq!(unsafe { (api().vvae_free)(null_mut()) }, VVAE_OK);
 
-    let (mut count, mut size, frames) = (7, 7, video().tensor());
+    let (mut count, frames) = (7, video().tensor());
     for s in [s, closed.cast(), without_provenance_mut(48 << 40)] {
         let words = ["is not an open stream"];
         failure!(null_mut(), vvae_stream_push(s, &frames, &mut count)).says(VVAE_ERROR_STATE, &words);
         failure!(null_mut(), vvae_stream_pull(s, &frames, null(), &mut count)).says(VVAE_ERROR_STATE, &words);
-        failure!(null_mut(), vvae_stream_save(s, null_mut(), 0, &mut size)).says(VVAE_ERROR_STATE, &words);
-        failure!(null_mut(), vvae_stream_save_file(s, c"nowhere".as_ptr())).says(VVAE_ERROR_STATE, &words);
         failure!(null_mut(), vvae_stream_close(s)).says(VVAE_ERROR_STATE, &words);
     }
     failure!(null_mut(), vvae_stream_push(null_mut(), null(), &mut count)).says(VVAE_ERROR_ARGUMENT, &["s is null"]);

@@ -48,8 +48,7 @@ fn bodies_of_the_fuzz_targets_hold() {
     let rounds = std::env::var("VVAE_FUZZ_ROUNDS").ok().map(|rounds| rounds.parse::<u64>().expect("a number"));
     let only = std::env::var("VVAE_FUZZ_TARGET").ok();
     // About five seconds each.
-    let usual =
-        [("checkpoint", 1500), ("state", 800), ("configure", 20_000), ("plan", 300), ("structs", 4000), ("calls", 400)];
+    let usual = [("checkpoint", 1500), ("configure", 20_000), ("plan", 300), ("structs", 4000), ("calls", 400)];
     for (target, usual) in usual {
         if only.as_ref().is_some_and(|only| only != target) {
             continue;

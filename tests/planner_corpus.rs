@@ -47,13 +47,13 @@ const JOBS: [SizedJobs; 6] = [
 ];
 
 fn describe(plan: &Plan, target: &Target) -> String {
-    let (report, saved) = (plan.report(), plan.schedule(target).spec().saved_plan());
+    let (report, schedule) = (plan.report(), plan.schedule(target));
     let cache = |policy: &CachePolicy| match policy {
         CachePolicy::Resident => "R".to_string(),
         CachePolicy::Recomputed => "C".to_string(),
         CachePolicy::Offloaded { resident_shares } => format!("O{resident_shares}"),
     };
-    let policy = &saved.policy;
+    let policy = &schedule.spec().policy;
     let caches: Vec<String> = policy.caches.iter().map(cache).collect();
     let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
     format!(

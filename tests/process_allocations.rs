@@ -28,10 +28,10 @@ struct Counts {
 
 /// Runs the C program over `places` places.
 fn count(folder: &Folder, weights: &Path, [kind, how, places]: [&str; 3]) -> Counts {
-    let (library, state) = (library_path(), folder.0.join("state"));
+    let (library, trace) = (library_path(), folder.0.join("trace"));
     let mut run = Command::new(folder.0.join("failing_calls"));
     // Only kinds that fail calls of the driver load one.
-    run.env("LD_LIBRARY_PATH", &folder.0).args([library.as_path(), weights, &state]).args([kind, how, places]);
+    run.env("LD_LIBRARY_PATH", &folder.0).args([library.as_path(), weights, &trace]).args([kind, how, places]);
     let run = run.output().unwrap();
     let said = String::from_utf8_lossy(&run.stdout).into_owned();
     println!("{kind} {how}: {said}");

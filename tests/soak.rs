@@ -1,4 +1,4 @@
-//! Random work on several handles at once: shapes, limits, cancels, streams, states, ranges, device lists, threads, and
+//! Random work on several handles at once: shapes, limits, cancels, streams, ranges, device lists, threads, and
 //! caches in 8 bits on a GPU. Every result has the right bits, and the process ends with the memory, descriptors and
 //! threads it began with.
 //!
@@ -102,7 +102,7 @@ struct Worker<'a> {
     clips: &'a [Clip],
     tally: Tally,
     vae: Vae,
-    /// The device list has several entries: streams cannot be saved.
+    /// Whether the device list has several entries.
     several: bool,
     /// What the handle was configured with, its last job, and the steps that its handle has done, for a report.
     settings: BTreeMap<&'static str, &'static str>,
@@ -203,7 +203,7 @@ impl Worker<'_> {
         }
     }
 
-    /// A clip in pieces, saved and restored on the way, sometimes not finished.
+    /// A clip in pieces, resumed on the way, sometimes not finished.
     fn stream(&mut self) {
         let (node, clip) = self.job();
         let (input, right) = self.clips[clip].ends(node);
@@ -235,12 +235,12 @@ impl Worker<'_> {
                     _ => {}
                 }
             }
-            if !self.several && next < input.shape[2] && self.random.one_in(3) {
-                let Some(state) = self.tally.note(stream.save()) else { continue };
-                self.job += ", saved";
-                let Some(restored) = self.tally.note(vae.restore(&state)) else { continue };
-                self.job += ", restored";
-                stream = restored;
+            if next < input.shape[2] && self.random.one_in(3) {
+                let whole = input.shape[2];
+                let Some((from, _)) = self.tally.note(vae.range_inputs(node, whole, done, 0)) else { return };
+                let Some(resumed) = self.tally.note(vae.stream_at(node, input.shape, done)) else { continue };
+                self.job += &format!(", resumed at {done}");
+                (stream, next) = (resumed, from);
             }
         }
     }

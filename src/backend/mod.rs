@@ -24,8 +24,8 @@ use std::time::Instant;
 
 use crate::error::Result;
 use crate::ir::{
-    BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PersistedRegion, PinnedBytes,
-    Sizes, StoreTensor, WeightPart,
+    BlendTile, Buffers, ConvLayout, ConvSource, DeviceProfile, LoadTensor, Offsets, Op, PinnedBytes, Sizes,
+    StoreTensor, WeightPart,
 };
 use crate::thread_pool::Pool;
 
@@ -113,10 +113,6 @@ pub trait Backend: Send + Sync + 'static {
     fn finish(&self, memory: &mut Self::Memory, host: Option<HostStream>) -> Result<()>;
     /// What loads and stores have met since the last answer. Complete after [`Backend::finish`] without a stream.
     fn take_nonfinite(&self, memory: &mut Self::Memory) -> NonFinite;
-    /// Copies raw bytes out, after the operations that write them. Parts start at multiples of 64 bytes.
-    fn read(&self, memory: &mut Self::Memory, from: PersistedRegion, into: &mut [u8]) -> Result<()>;
-    /// Copies raw bytes in, after the operations that use the region.
-    fn write(&self, memory: &mut Self::Memory, to: PersistedRegion, from: &[u8]) -> Result<()>;
 
     /// Memory for `bytes` of weights. Where the device's memory is the host's, each convolution allocates its own.
     fn allocate_weights(&self, bytes: u64, residency: Residency) -> Result<Self::Store>;

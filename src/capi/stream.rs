@@ -9,7 +9,7 @@ use super::table;
 use super::types::*;
 use super::{guard, tensor};
 use crate::error::Result;
-use crate::exec::{Control, FrameStream, Outputs, Pull, Session};
+use crate::exec::{Outputs, Pull};
 
 /// ---- Streams: a clip of any length at constant memory ----
 ///
@@ -44,7 +44,11 @@ pub unsafe extern "C" fn vvae_stream_open(
 
 /// Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
 /// vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
-/// vvae_stream_open. Since ABI 1.5. [handle]
+/// vvae_stream_open. [handle]
+///
+/// This is how a stream is resumed, in this process or another: `first` is the number of frames that were pulled. With
+/// the same checkpoint, device and parameters the bits are those of a stream that was not interrupted. The host keeps
+/// its input from the frame on that vvae_range_inputs says; `clip_frames` may be any clip that has frame `first`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_open_at(
     v: *mut vvae,
@@ -57,16 +61,24 @@ pub unsafe extern "C" fn vvae_stream_open_at(
     unsafe { open_at(v, node, shape, first, s) }
 }
 
+/// Writes a new stream to `s`; NULL if there is none.
+///
 /// # Safety
 /// The pointers are as the header asks.
 unsafe fn open_at(v: *mut vvae, node: *const c_char, shape: *const i64, first: i64, s: *mut *mut vvae_stream) -> i32 {
-    // SAFETY: the caller's promise.
-    unsafe {
-        open(v, s, |session, control| {
-            let (direction, shape) = node_and_shape(node, shape, true)?;
-            session.open_stream(direction, shape, unsigned("first", first)?, control)
-        })
-    }
+    guard::exclusive(v, |handle, open| {
+        check_place("s", s, "the stream")?;
+        // SAFETY: the caller's promise.
+        unsafe { s.write_unaligned(std::ptr::null_mut()) };
+        // SAFETY: the caller's promise.
+        let (direction, shape) = unsafe { node_and_shape(node, shape, true) }?;
+        let stream = open.session.open_stream(direction, shape, unsigned("first", first)?, &handle.control())?;
+        let id = table::insert_stream(handle.clone());
+        open.streams.insert(id, stream);
+        // SAFETY: as above.
+        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
+        Ok(VVAE_OK)
+    })
 }
 
 /// Pushes input frames: video for encode, latents for decode. `*taken` is the number of frames taken from the front.
@@ -131,28 +143,6 @@ pub unsafe extern "C" fn vvae_stream_close(s: *mut vvae_stream) -> i32 {
         return VVAE_OK;
     }
     guard::close_stream(s)
-}
-
-/// Writes a new stream to `s`; NULL if there is none.
-///
-/// # Safety
-/// `s` is null or can be written to.
-pub(super) unsafe fn open(
-    v: *mut vvae,
-    s: *mut *mut vvae_stream,
-    make: impl FnOnce(&mut dyn Session, &Control) -> Result<Box<dyn FrameStream>>,
-) -> i32 {
-    guard::exclusive(v, |handle, open| {
-        check_place("s", s, "the stream")?;
-        // SAFETY: the caller's promise.
-        unsafe { s.write_unaligned(std::ptr::null_mut()) };
-        let stream = make(&mut *open.session, &handle.control())?;
-        let id = table::insert_stream(handle.clone());
-        open.streams.insert(id, stream);
-        // SAFETY: as above.
-        unsafe { s.write_unaligned(std::ptr::without_provenance_mut(id)) };
-        Ok(VVAE_OK)
-    })
 }
 
 /// Sets a count to 0, which is right if the call fails.

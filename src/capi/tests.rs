@@ -2,7 +2,6 @@
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_char, c_void};
-use std::io::{Read, Write};
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -71,12 +70,14 @@ impl Session for Mock {
         }
         if control.cancel.load(Ordering::Relaxed) { Err(Error::Cancelled) } else { Ok(plan()) }
     }
-    fn open_stream(&mut self, _: Direction, _: Shape, _: u64, _: &Control) -> Result<Box<dyn FrameStream>> {
+    fn open_stream(&mut self, _: Direction, _: Shape, _: u64, control: &Control) -> Result<Box<dyn FrameStream>> {
+        if let Some(v) = CANCELLED_HANDLE.get() {
+            // SAFETY: null, or a handle.
+            unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };
+        }
+        crate::error::check_cancel(control.cancel)?;
         self.alive.fetch_add(1, Ordering::SeqCst);
         Ok(Box::new(MockStream(self.alive.clone())))
-    }
-    fn restore_stream(&mut self, _: &mut dyn Read, _: u64, _: &Control) -> Result<Box<dyn FrameStream>> {
-        panic!("a panic in a state");
     }
     fn ledger(&self) -> Arc<Ledger> {
         self.ledger.clone()
@@ -89,7 +90,7 @@ impl Session for Mock {
 struct MockStream(Arc<AtomicU32>);
 
 thread_local! {
-    /// The handle that is cancelled as soon as a save has begun.
+    /// The handle that is cancelled as soon as a stream is being opened.
     static CANCELLED_HANDLE: Cell<Option<usize>> = const { Cell::new(None) };
 }
 
@@ -112,19 +113,6 @@ impl FrameStream for MockStream {
     }
     fn pull(&mut self, _: &Outputs, _: &mut Control, _: &mut u64) -> Result<Pull> {
         Ok(Pull::Ended)
-    }
-    fn state_bytes(&mut self) -> Result<u64> {
-        if let Some(v) = CANCELLED_HANDLE.get() {
-            // SAFETY: null, or a handle.
-            unsafe { vvae_cancel(std::ptr::without_provenance_mut(v)) };
-        }
-        Ok(4)
-    }
-    fn save(&mut self, _: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
-        match cancel.load(Ordering::Relaxed) {
-            true => Err(Error::Cancelled),
-            false => panic!("a panic in a save"),
-        }
     }
 }
 
@@ -266,26 +254,6 @@ fn a_panic_in_a_stream_breaks_its_handle() {
     assert_eq!((free(v), close(s)), (VVAE_OK, VVAE_ERROR_STATE), "the stream goes with its handle");
 }
 
-#[test]
-fn a_panic_in_a_state_stops_at_the_boundary_and_leaves_no_file() {
-    let path = std::env::temp_dir().join(format!("vvae-panic-{}.state", std::process::id()));
-    let text = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
-    let v = Mock::open(&Arc::default(), None, false);
-    let mut s = open_stream(v);
-    // SAFETY: a stream and a text.
-    assert_eq!(unsafe { vvae_stream_save_file(s, text.as_ptr()) }, VVAE_ERROR_INTERNAL);
-    assert!(error(v).contains("a panic in a save"));
-    let name = path.file_name().unwrap().to_str().unwrap();
-    let left = std::fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name());
-    assert_eq!(left.filter(|left| left.to_str().is_some_and(|left| left.starts_with(name))).count(), 0);
-    assert_eq!(free(v), VVAE_OK);
-    let v = Mock::open(&Arc::default(), None, false);
-    // SAFETY: four bytes.
-    assert_eq!(unsafe { vvae_stream_restore(v, [0u8; 4].as_ptr().cast(), 4, &mut s) }, VVAE_ERROR_INTERNAL);
-    assert!(s.is_null() && error(v).contains("a panic in a state"));
-    assert_eq!(free(v), VVAE_OK);
-}
-
 /// Does, from within a run, what is refused there and what is not.
 unsafe extern "C" fn meddle(v: *mut c_void, _: u64, _: u64, stage: *const c_char) -> i32 {
     let v = v.cast::<vvae>();
@@ -323,11 +291,10 @@ fn a_callback_may_look_and_cancel_but_not_run() {
 #[test]
 fn a_cancel_right_after_the_start_of_a_call_acts() {
     let v = Mock::open(&Arc::default(), None, false);
-    let s = open_stream(v);
+    let (input, mut s) = ([1, 3, 0, 8, 8], null_mut());
     CANCELLED_HANDLE.set(Some(v.addr()));
-    let (mut state, mut size) = ([0u8; 4], 0);
-    // SAFETY: a stream and a buffer as long as said.
-    let status = unsafe { vvae_stream_save(s, state.as_mut_ptr().cast(), 4, &mut size) };
+    // SAFETY: a handle, a text, a shape and where the stream goes.
+    let status = unsafe { vvae_stream_open(v, c"encode".as_ptr(), input.as_ptr(), &mut s) };
     CANCELLED_HANDLE.set(None);
     assert_eq!((status, free(v)), (VVAE_ERROR_CANCELLED, VVAE_OK));
 }

@@ -20,7 +20,7 @@ pub const VVAE_END: i32 = 2;
 pub const VVAE_ERROR_ARGUMENT: i32 = -1;
 /// A tensor's shape, strides, type or device do not fit the call.
 pub const VVAE_ERROR_TENSOR: i32 = -2;
-/// A file cannot be read or written, or is no checkpoint or saved state of this model.
+/// A file cannot be read or written, or is no checkpoint of this model.
 pub const VVAE_ERROR_CHECKPOINT: i32 = -3;
 /// The device named does not exist or cannot be used.
 pub const VVAE_ERROR_DEVICE: i32 = -4;

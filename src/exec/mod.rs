@@ -9,7 +9,6 @@ mod overlap;
 mod runner;
 mod session;
 mod settings;
-mod state;
 mod stream;
 mod trace;
 mod weights;
@@ -21,7 +20,6 @@ pub use settings::{Latent, Limit, OnNonFinite, PixelRange, Settings, Tiling};
 pub use trace::Trace;
 
 use std::fmt;
-use std::io::{Read, Write};
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
@@ -170,8 +168,6 @@ pub trait Session: Send {
         first: u64,
         control: &Control,
     ) -> Result<Box<dyn FrameStream>>;
-    /// A stream that continues from the `bytes` bytes that [`FrameStream::save`] wrote.
-    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>>;
     /// What it holds, in figures that can be read while a call runs.
     fn ledger(&self) -> Arc<Ledger>;
     fn trim(&mut self, what: Trim);
@@ -208,10 +204,6 @@ pub trait FrameStream: Send {
     /// Works until `output` is full or more input is needed. `written` is the number of frames written, also when the
     /// call was cancelled; the next pull goes on from there.
     fn pull(&mut self, into: &Outputs, control: &mut Control, written: &mut u64) -> Result<Pull>;
-    /// Bytes that [`FrameStream::save`] would write now.
-    fn state_bytes(&mut self) -> Result<u64>;
-    /// Writes its state. Only while nothing is left to pull and more may be pushed.
-    fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()>;
 }
 
 /// An entry of a list of devices, as the host names it.

@@ -36,8 +36,9 @@ pub struct HostTensors<'a> {
 /// A run that does not keep to its plan, with all that the plan was made from.
 fn unplanned(why: &Error, spec: &ScheduleSpec) -> Error {
     let (node, batch, input, range) = (spec.network.direction.name(), spec.batch, spec.input, spec.cone.range);
-    let plan = spec.saved_plan();
-    Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan:?}"))
+    let (policy, tiles) = (&spec.policy, spec.grid.as_ref().map(|grid| grid.size));
+    let plan = format!("{policy:?}, {tiles:?}");
+    Error::Internal(format!("{why}; please report this: {node} of {batch} x {input:?}, {range:?}, {plan}"))
 }
 
 /// Everything that operations are run with.

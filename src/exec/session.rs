@@ -1,9 +1,7 @@
 //! A model on a device: the [`Session`] behind a handle.
 
 mod ready;
-mod restore;
 
-use std::io::Read;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,17 +20,18 @@ use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Ses
 use crate::backend::{Backend, TuningNote};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
-use crate::model::checkpoint::Fingerprint;
+use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Config, Direction, Network};
-use crate::plan::{Bytes, Next, Plan, PlanReport, Schedule, Target, WeightBytes, op_work, work};
+use crate::plan::{Bytes, Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     place: TensorDevice,
-    /// The file, and its fingerprint once that is asked for.
-    model: Arc<Fingerprint>,
+    /// The checkpoint, and what its file was when it was opened.
+    path: PathBuf,
+    file: FileIdentity,
     allocators: Allocators,
     make: MakeBackend<B>,
     backend: Arc<B>,
@@ -68,7 +67,8 @@ impl<B: Backend> Engine<B> {
             networks(&*backend, checkpoint.config(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
-            model: Arc::new(Fingerprint::new(path, checkpoint.identity().clone())),
+            file: checkpoint.identity().clone(),
+            path,
             allocators,
             backend,
             make,
@@ -126,7 +126,7 @@ impl<B: Backend> Engine<B> {
         }
         self.tell_idle();
         let key = WeightsKey {
-            file: self.model.identity.clone(),
+            file: self.file.clone(),
             place: self.place,
             precision: self.backend.precision(),
             arithmetic: self.backend.arithmetic(),
@@ -139,7 +139,7 @@ impl<B: Backend> Engine<B> {
             backend: &*self.backend,
             bytes: WeightBytes::new(&network, offloaded, &self.target(control.cancel)?),
             key,
-            path: &self.model.path,
+            path: &self.path,
             network: &network,
             ledger: &self.ledger,
             cancel: control.cancel,
@@ -201,24 +201,6 @@ impl<B: Backend> Engine<B> {
             watch.advance(work)?;
         }
         Ok(())
-    }
-
-    /// A stream that continues `schedule`, with the weights that are loaded.
-    fn streaming(
-        &self,
-        plan: Plan,
-        schedule: Schedule,
-        workspace: Workspace<B>,
-        settings: Settings,
-        input: Shape,
-    ) -> Result<Box<dyn FrameStream>> {
-        let weights = self.coder(schedule.spec().network.direction).weights.clone();
-        let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
-        let (backend, model) = (Arc::clone(&self.backend), Arc::clone(&self.model));
-        let stream =
-            Streaming::new(backend, weights, workspace, (plan, schedule), settings, (self.place, input), model);
-        self.tell_idle();
-        Ok(Box::new(stream))
     }
 }
 
@@ -358,11 +340,12 @@ impl<B: Backend> Session for Engine<B> {
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         let (plan, workspace) = self.make_ready(&job, plan, control)?;
         let schedule = plan.schedule(&self.target(control.cancel)?);
-        self.streaming(plan, schedule, workspace, self.settings.clone(), input)
-    }
-
-    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>> {
-        self.restore(state, bytes, control)
+        let weights = self.coder(direction).weights.clone();
+        let weights = weights.ok_or_else(|| Error::Internal("weights were not loaded".into()))?;
+        let (backend, settings) = (Arc::clone(&self.backend), self.settings.clone());
+        let stream = Streaming::new(backend, weights, workspace, (plan, schedule), settings, (self.place, input));
+        self.tell_idle();
+        Ok(Box::new(stream))
     }
 
     fn ledger(&self) -> Arc<Ledger> {

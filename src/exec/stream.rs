@@ -1,11 +1,6 @@
 //! A clip of any length, pushed and pulled in pieces. Work is done in the pull; memory is what the plan says,
 //! however long the clip.
 
-mod save;
-
-pub use save::{in_pieces, region_of};
-
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -19,7 +14,6 @@ use crate::backend::{Backend, NonFinite};
 use crate::error::{Error, Result};
 use crate::ir::{Op, Shape, TensorDevice, View};
 use crate::model::Direction;
-use crate::model::checkpoint::Fingerprint;
 use crate::plan::{Next, Plan, PlanReport, Schedule, op_work};
 use crate::reserve;
 
@@ -37,8 +31,6 @@ pub struct Streaming<B: Backend> {
     seen: NonFinite,
     /// Whether the host knows of values that are not finite.
     told: bool,
-    /// Of the checkpoint that the weights are from.
-    model: Arc<Fingerprint>,
 }
 
 impl<B: Backend> Streaming<B> {
@@ -49,12 +41,10 @@ impl<B: Backend> Streaming<B> {
         (plan, schedule): (Plan, Schedule),
         settings: Settings,
         (place, input): (TensorDevice, Shape),
-        model: Arc<Fingerprint>,
     ) -> Streaming<B> {
         let check = StreamCheck::new(Arc::clone(&schedule.spec().network), input, vec![place]);
         Streaming {
-            // A restored schedule has stored what the host has.
-            pulled: schedule.stored(),
+            pulled: schedule.spec().cone.range.first,
             backend,
             weights,
             workspace,
@@ -65,7 +55,6 @@ impl<B: Backend> Streaming<B> {
             check,
             seen: NonFinite::default(),
             told: false,
-            model,
         }
     }
 
@@ -186,13 +175,5 @@ impl<B: Backend> FrameStream for Streaming<B> {
             told?;
         }
         Ok(pull)
-    }
-
-    fn state_bytes(&mut self) -> Result<u64> {
-        self.saved_bytes()
-    }
-
-    fn save(&mut self, into: &mut dyn Write, cancel: &AtomicBool) -> Result<()> {
-        self.save_into(into, cancel)
     }
 }

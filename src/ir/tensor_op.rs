@@ -1,23 +1,6 @@
 //! Operations that touch the host's tensors, with everything a backend needs to run them.
 
-use super::{DeviceOffset, FrameShape, HostOffset, View};
-
-/// Bytes of a stream's state: on the device, or in offloaded host memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PersistedRegion {
-    Device(DeviceOffset),
-    Host(HostOffset),
-}
-
-impl PersistedRegion {
-    /// `bytes` further on.
-    pub fn plus(self, bytes: u64) -> PersistedRegion {
-        match self {
-            PersistedRegion::Device(DeviceOffset(offset)) => PersistedRegion::Device(DeviceOffset(offset + bytes)),
-            PersistedRegion::Host(HostOffset(offset)) => PersistedRegion::Host(HostOffset(offset + bytes)),
-        }
-    }
-}
+use super::{DeviceOffset, FrameShape, View};
 
 /// `value * mul + add`.
 #[derive(Debug, Clone, Copy, PartialEq)]

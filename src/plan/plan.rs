@@ -183,13 +183,6 @@ impl Plan {
         Schedule::of_distinct_items(self.spec.one_clip(), self.frames, self.arenas.clone(), target)
     }
 
-    /// Bytes that the state of a stream persists when `loaded` frames have been taken.
-    pub fn persisted_bytes(&self, loaded: u64, target: &Target) -> u64 {
-        let mut schedule = Schedule::rehearsal(self.spec.clone(), self.frames, self.arenas.clone(), target);
-        schedule.skip_to(loaded, target);
-        schedule.persisted_bytes()
-    }
-
     /// Bytes of the device block that slots, scratch, bands and staging share.
     pub fn workspace_bytes(&self) -> u64 {
         self.workspace

@@ -1,6 +1,6 @@
 /* Fails calls of the library to the system, one place after the other, and counts what becomes of the process.
  *
- *     failing_calls LIBRARY CHECKPOINT STATE_FILE KIND once|after PLACES
+ *     failing_calls LIBRARY CHECKPOINT TRACE_FILE KIND once|after PLACES
  *
  * KIND "memory" fails malloc and its like and mmap, "threads" pthread_create, "files" open, read, write and sync, "host"
  * the allocator that a host gives to vvae_create. "once" fails the call at a place, "after" that one and all later ones.
@@ -10,7 +10,7 @@
  * call, with "once" until the next. "lost" loses the GPU at any call, "member" the first of two.
  * On a lost GPU nothing works again, and the run with nothing failing takes the other GPU and the CPU.
  *
- * Each place runs in a child: create, configure, plan, encode, decode, range, stream, save, restore, free; then, with
+ * Each place runs in a child: create, configure, plan, encode, decode, range, stream, resume, free; then, with
  * nothing failing, encode once more, which must give the right bits. Prints "places N answered N completed N aborted N
  * hung N wrong N", and each place that is not right.
  *
@@ -166,8 +166,8 @@ static int driver_fails(int kind, int gpu) {
 
 #define FUNCTIONS(X)                                                                                             \
     X(vvae_create) X(vvae_configure) X(vvae_plan) X(vvae_encode) X(vvae_decode) X(vvae_stream_open)             \
-    X(vvae_stream_push) X(vvae_stream_pull) X(vvae_stream_save) X(vvae_stream_save_file) X(vvae_stream_restore) \
-    X(vvae_stream_restore_file) X(vvae_stream_close) X(vvae_error) X(vvae_free) X(vvae_decode_range)
+    X(vvae_stream_push) X(vvae_stream_pull) X(vvae_stream_open_at) X(vvae_stream_close) X(vvae_error)           \
+    X(vvae_free) X(vvae_decode_range)
 #define DECLARE(name) static __typeof__(&name) f_##name;
 FUNCTIONS(DECLARE)
 
@@ -186,12 +186,12 @@ static int find_library(struct dl_phdr_info *info, size_t size, void *name) {
 
 /* Frames of a GPU are larger, so that a limit offloads some. */
 enum { FRAMES = 5, SIDE = 16, GPU_SIDE = 160, LATENTS = 2, CHANNELS = 16, PIXELS = FRAMES * GPU_SIDE * GPU_SIDE * 3 };
-static uint8_t rgb[PIXELS], decoded[PIXELS], state[1 << 26];
+static uint8_t rgb[PIXELS], decoded[PIXELS];
 static float latent[CHANNELS * LATENTS * (GPU_SIDE / 8) * (GPU_SIDE / 8)];
 static int64_t video_shape[5] = {1, 3, FRAMES, SIDE, SIDE}, latent_shape[5] = {1, CHANNELS, LATENTS, SIDE / 8, SIDE / 8};
 static const char *gpu_settings[][2] = {
     {"memory_limit", "26MiB"}, {"tiles", "never"}, {"rates", "products=1e14,memory=1e12,copies=1e9"}};
-static const char *weights, *state_file;
+static const char *weights, *trace_file;
 
 /* Texts are asked for after every failure, as hosts do. */
 static int unnamed;
@@ -223,7 +223,6 @@ static int32_t scenario(int brief) {
     vvae *v = NULL;
     vvae_stream *s = NULL;
     int64_t taken;
-    uint64_t bytes = 0;
     int32_t worst = 0;
 #define NOTE(call)                              \
     do {                                        \
@@ -246,25 +245,20 @@ static int32_t scenario(int brief) {
     video.data = decoded;
     NOTE(f_vvae_decode(v, &latents, &video, NULL));
     NOTE(f_vvae_decode_range(v, &latents, LATENTS, 0, &video, NULL));
-    if (failing == MEMBER) { /* The streams of several devices cannot be saved. */
-        NOTE(f_vvae_free(v));
-        return worst;
-    }
     NOTE(f_vvae_stream_open(v, "decode", latent_shape, &s));
     if (s) {
         NOTE(f_vvae_stream_push(s, &latents, &taken));
         NOTE(pull_all(v, s, &video));
-        NOTE(f_vvae_stream_save(s, NULL, 0, &bytes));
-        NOTE(f_vvae_stream_save(s, state, sizeof state, &bytes));
-        NOTE(f_vvae_stream_save_file(s, state_file));
         NOTE(f_vvae_stream_close(s));
         s = NULL;
-        NOTE(f_vvae_stream_restore(v, state, bytes, &s));
-        if (s) NOTE(f_vvae_stream_close(s));
-        s = NULL;
-        NOTE(f_vvae_stream_restore_file(v, state_file, &s));
+        /* Resumed, with a trace of it in a file. */
+        NOTE(f_vvae_configure(v, "trace", trace_file));
+        NOTE(f_vvae_stream_open_at(v, "decode", latent_shape, 1, &s));
+        if (s) NOTE(f_vvae_stream_push(s, &latents, &taken));
         if (s) NOTE(f_vvae_stream_push(s, NULL, NULL));
         if (s) NOTE(pull_all(v, s, &video));
+        if (s) NOTE(f_vvae_stream_close(s));
+        NOTE(f_vvae_configure(v, "trace", ""));
     }
     NOTE(f_vvae_free(v));
     return worst;
@@ -334,7 +328,7 @@ int main(int argc, char **argv) {
 #define LOOK_UP(name) \
     if (!(f_##name = (__typeof__(f_##name))dlsym(library, #name))) return fprintf(stderr, "no " #name "\n"), 2;
     FUNCTIONS(LOOK_UP)
-    weights = argv[2], state_file = argv[3], once = !strcmp(argv[5], "once"), places = atoll(argv[6]);
+    weights = argv[2], trace_file = argv[3], once = !strcmp(argv[5], "once"), places = atoll(argv[6]);
     while (failing < KINDS && strcmp(argv[4], kinds[failing])) failing++;
     if (failing == KINDS) return fprintf(stderr, "no kind %s\n", argv[4]), 2;
     if (failing >= DEVICE && simulate()) return 2;

@@ -66,10 +66,6 @@ api! {
     vvae_stream_push(*mut vvae_stream, *const vvae_tensor, *mut i64) -> i32;
     vvae_stream_pull(*mut vvae_stream, *const vvae_tensor, *const vvae_run_info, *mut i64) -> i32;
     vvae_stream_close(*mut vvae_stream) -> i32;
-    vvae_stream_save(*mut vvae_stream, *mut c_void, u64, *mut u64) -> i32;
-    vvae_stream_save_file(*mut vvae_stream, *const c_char) -> i32;
-    vvae_stream_restore(*mut vvae, *const c_void, u64, *mut *mut vvae_stream) -> i32;
-    vvae_stream_restore_file(*mut vvae, *const c_char, *mut *mut vvae_stream) -> i32;
     vvae_abi_version() -> u32;
     vvae_version() -> *const c_char;
     vvae_device_count() -> u32;

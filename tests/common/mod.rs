@@ -14,7 +14,6 @@ pub mod process;
 pub mod progress;
 mod random;
 pub mod safetensors;
-pub mod state;
 mod stream;
 mod structs;
 mod tiny;

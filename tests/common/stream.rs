@@ -1,8 +1,6 @@
 //! A stream of the C ABI.
 
-use std::ffi::CString;
-use std::path::Path;
-use std::ptr::{null, null_mut};
+use std::ptr::null;
 
 use video_vae::capi::*;
 
@@ -31,24 +29,6 @@ impl Stream<'_> {
         // SAFETY: the test's tensor and run info are valid.
         let status = unsafe { (api().vvae_stream_pull)(self.s, out, run, &mut written) };
         outcome(self.vae.0, status).map(|status| (status, written))
-    }
-
-    pub fn save(&self) -> Result<Vec<u8>, Failure> {
-        let mut size = 0;
-        // SAFETY: without a buffer only the size is written.
-        let status = unsafe { (api().vvae_stream_save)(self.s, null_mut(), 0, &mut size) };
-        outcome(self.vae.0, status)?;
-        let mut state = vec![0xa5; size as usize];
-        // SAFETY: the buffer has the given size.
-        let status = unsafe { (api().vvae_stream_save)(self.s, state.as_mut_ptr().cast(), size, &mut size) };
-        assert_eq!(size as usize, state.len());
-        outcome(self.vae.0, status).map(|_| state)
-    }
-
-    pub fn save_file(&self, path: &Path) -> Result<i32, Failure> {
-        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
-        // SAFETY: every pointer is valid.
-        outcome(self.vae.0, unsafe { (api().vvae_stream_save_file)(self.s, path.as_ptr()) })
     }
 }
 

@@ -173,23 +173,6 @@ impl Vae {
         outcome(self.0, status).map(|_| Stream { vae: self, s })
     }
 
-    pub fn restore(&self, state: &[u8]) -> Result<Stream<'_>, Failure> {
-        let mut s = null_mut();
-        // SAFETY: every pointer is valid.
-        let status = unsafe { (api().vvae_stream_restore)(self.0, state.as_ptr().cast(), state.len() as u64, &mut s) };
-        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if the call succeeds");
-        outcome(self.0, status).map(|_| Stream { vae: self, s })
-    }
-
-    pub fn restore_file(&self, path: &Path) -> Result<Stream<'_>, Failure> {
-        let path = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
-        let mut s = null_mut();
-        // SAFETY: every pointer is valid.
-        let status = unsafe { (api().vvae_stream_restore_file)(self.0, path.as_ptr(), &mut s) };
-        assert_eq!(status == VVAE_OK, !s.is_null(), "a stream if and only if the call succeeds");
-        outcome(self.0, status).map(|_| Stream { vae: self, s })
-    }
-
     pub fn memory(&self) -> vvae_memory_info {
         let mut info = sized();
         // SAFETY: `struct_size` is right.

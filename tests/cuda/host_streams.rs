@@ -235,6 +235,34 @@ fn frames_are_pulled_on_the_hosts_stream() {
     assert_eq!(pulled, frames as usize);
 }
 
+/// It gets the memory of the run before it, which still works there.
+#[test]
+fn stream_that_is_opened_waits_for_work_on_the_hosts_stream() {
+    let Some(gpu) = Gpu::open() else { return };
+    let (clip, busy) = (DecodedClip::new(), gpu.stream());
+    let (from, to) = (gpu.copy_of(clip.latent.bytes()), gpu.copy_of(clip.expected.bytes()));
+    let [b, c, frames, h, w] = clip.expected.shape;
+    for _ in 0..2 {
+        busy.fill(&to, POISON);
+        busy.delay(DELAY);
+        clip.decode(&from, &to, &on(&busy));
+        let stream = clip.vae.stream("decode", clip.latent.shape).unwrap();
+        let (mut pushed, mut made) = (0, 0);
+        while made < frames {
+            let left = clip.latent.shape[2] - pushed;
+            let part = (left > 0).then(|| clip.latent.part(pushed, left));
+            pushed += stream.push(part.as_ref().map(Buffer::tensor).as_ref()).unwrap().1;
+            let room = Buffer::poisoned([b, c, 1, h, w]);
+            while stream.pull(&room.tensor(), None).unwrap().1 == 1 {
+                assert!(room.bytes() == clip.expected.part(made, 1).bytes(), "frame {made}");
+                made += 1;
+            }
+        }
+        busy.wait();
+        assert!(to.read() == clip.expected.bytes());
+    }
+}
+
 #[test]
 fn stream_that_is_being_captured_is_refused_and_its_capture_goes_on() {
     let Some(gpu) = Gpu::open() else { return };

@@ -14,7 +14,6 @@ mod memory_figures;
 mod memory_limits;
 mod ranges;
 mod run_results;
-mod stream_state;
 mod strided_tensor;
 mod trace;
 

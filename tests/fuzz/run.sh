@@ -19,7 +19,7 @@ while [ $# -gt 0 ]; do
     esac
     shift
 done
-[ "${#targets[@]}" -gt 0 ] || targets=(checkpoint state configure plan structs calls)
+[ "${#targets[@]}" -gt 0 ] || targets=(checkpoint configure plan structs calls)
 
 export RUSTC_BOOTSTRAP=1 CARGO_TARGET_DIR=${VVAE_FUZZ_TARGET_DIR:-$here/target}
 export RUSTFLAGS="--cfg fuzzing -Zsanitizer=address"

@@ -14,8 +14,8 @@ namespace host {
 #define VVAE_FUNCTIONS(X)                                                                                              \
     X(vvae_create) X(vvae_configure) X(vvae_free) X(vvae_model_info) X(vvae_cancel) X(vvae_error) X(vvae_memory)       \
     X(vvae_trim) X(vvae_encode) X(vvae_decode) X(vvae_plan) X(vvae_stream_open) X(vvae_stream_push)                    \
-    X(vvae_stream_pull) X(vvae_stream_close) X(vvae_stream_save) X(vvae_stream_save_file) X(vvae_stream_restore)       \
-    X(vvae_stream_restore_file) X(vvae_abi_version) X(vvae_version) X(vvae_device_count) X(vvae_device_info)           \
+    X(vvae_stream_pull) X(vvae_stream_close) X(vvae_abi_version) X(vvae_version) X(vvae_device_count)                  \
+    X(vvae_device_info)                                                                                                \
     X(vvae_node_count) X(vvae_node_info) X(vvae_port_count) X(vvae_port_info) X(vvae_param_count) X(vvae_param_info)   \
     X(vvae_choice_count) X(vvae_choice)
 

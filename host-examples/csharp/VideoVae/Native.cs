@@ -47,7 +47,7 @@ namespace VideoVae
         public const int VVAE_ERROR_TENSOR = -2;
 
         /// <summary>
-        /// A file cannot be read or written, or is no checkpoint or saved state of this model.
+        /// A file cannot be read or written, or is no checkpoint of this model.
         /// </summary>
         public const int VVAE_ERROR_CHECKPOINT = -3;
 
@@ -839,7 +839,11 @@ namespace VideoVae
         /// <summary>
         /// Opens a stream in the middle of a clip: its output begins with frame `first`, its input with the frame that
         /// vvae_range_inputs says for a `count` of 0. A clip that ends before `first` gives no frames. Otherwise as
-        /// vvae_stream_open. Since ABI 1.5. [handle]
+        /// vvae_stream_open. [handle]
+        ///
+        /// This is how a stream is resumed, in this process or another: `first` is the number of frames that were pulled. With
+        /// the same checkpoint, device and parameters the bits are those of a stream that was not interrupted. The host keeps
+        /// its input from the frame on that vvae_range_inputs says; `clip_frames` may be any clip that has frame `first`.
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_open_at(VaeHandle v, byte* node, long* shape, long first, out StreamHandle s);
@@ -865,45 +869,6 @@ namespace VideoVae
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_close(IntPtr s);
-
-        /// <summary>
-        /// ---- State: a stream that is saved, and restored later or elsewhere ----
-        ///
-        /// A state is the position of a stream and its causal caches, with the frames of a slice that is not complete yet. It
-        /// can be saved after a pull returned VVAE_AGAIN and before the clip is ended; otherwise VVAE_ERROR_STATE. Saving does
-        /// not change the stream. A state is about as large as the stream's memory: 15 GB at 1080p. The first of these calls on
-        /// a handle reads the checkpoint again, to identify it by its contents. vvae_cancel stops each of these calls.
-        ///
-        /// Writes the state to `state`, which has room for `capacity` bytes. `*size` is the number of bytes needed. With
-        /// `state` NULL nothing is written. Too little room is VVAE_ERROR_ARGUMENT. [handle]
-        /// </summary>
-        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        public static extern int vvae_stream_save(StreamHandle s, void* state, ulong capacity, ulong* size);
-
-        /// <summary>
-        /// Writes the state to a file. The file gets its name when it is complete: an earlier file of that name stays until
-        /// then, and after a failure. A symbolic link to a file is followed. Anything else that exists and is not a regular
-        /// file is refused. [handle]
-        /// </summary>
-        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        public static extern int vvae_stream_save_file(StreamHandle s, byte* path);
-
-        /// <summary>
-        /// Opens a stream that continues a saved one, with the same bits on the same model of processor or GPU. The checkpoint,
-        /// the kind of device, the precision, and the format and revision of the library's states must be the same. Otherwise,
-        /// and if the state is damaged, VVAE_ERROR_CHECKPOINT; the text names what differs. The saved scaling_factor,
-        /// pixel_range, posterior, seed and plan apply. If that plan does not fit the present limits, VVAE_ERROR_MEMORY names
-        /// the bytes. A state may come from anybody: whatever it claims, it is answered within a second, and nothing beyond
-        /// the limits is allocated. [handle]
-        /// </summary>
-        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        public static extern int vvae_stream_restore(VaeHandle v, void* state, ulong size, out StreamHandle s);
-
-        /// <summary>
-        /// Restores a stream from a file. [handle]
-        /// </summary>
-        [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
-        public static extern int vvae_stream_restore_file(VaeHandle v, byte* path, out StreamHandle s);
 
         /// <summary>
         /// ---- Discovery ----

@@ -272,7 +272,8 @@ namespace VideoVae
 
         /// <summary>
         /// The same in the middle of a clip: the output begins with frame <paramref name="first"/>, the input where
-        /// <see cref="RangeInputs"/> says for a count of 0.
+        /// <see cref="RangeInputs"/> says for a count of 0. So a clip is resumed, with the same bits: first is the number
+        /// of frames that were pulled.
         /// </summary>
         public VaeStream OpenStream(string node, Shape shape, long first)
         {
@@ -281,30 +282,6 @@ namespace VideoVae
             {
                 Error.Check(Native.vvae_stream_open_at(handle, name, (long*)&shape, first, out stream));
             }
-            return Opened(stream);
-        }
-
-        /// <summary>A stream that goes on where <see cref="VaeStream.Save()"/> was called on another one, to the bit.</summary>
-        public VaeStream RestoreStream(ReadOnlySpan<byte> state)
-        {
-            StreamHandle stream;
-            fixed (byte* bytes = &MemoryMarshal.GetReference(state))
-            {
-                Error.Check(Native.vvae_stream_restore(handle, bytes, (ulong)state.Length, out stream));
-            }
-            return Opened(stream);
-        }
-
-        /// <summary>The same from a file.</summary>
-        public VaeStream RestoreStream(string path)
-        {
-            StreamHandle stream;
-            fixed (byte* name = Utf8.Bytes(path)) Error.Check(Native.vvae_stream_restore_file(handle, name, out stream));
-            return Opened(stream);
-        }
-
-        private VaeStream Opened(StreamHandle stream)
-        {
             stream.HoldOn(handle);
             return new VaeStream(stream, handle);
         }

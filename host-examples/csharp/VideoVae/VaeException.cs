@@ -42,7 +42,7 @@ namespace VideoVae
         internal VaeTensorException(VaeStatus status, string message) : base(status, message) { }
     }
 
-    /// <summary>A file cannot be read or written, or is no checkpoint or saved state of this model.</summary>
+    /// <summary>A file cannot be read or written, or is no checkpoint of this model.</summary>
     public sealed class VaeCheckpointException : VaeException
     {
         internal VaeCheckpointException(VaeStatus status, string message) : base(status, message) { }

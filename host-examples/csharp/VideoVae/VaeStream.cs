@@ -56,25 +56,6 @@ namespace VideoVae
             Error.Check(Native.vvae_stream_push(handle, null, null));
         }
 
-        /// <summary>
-        /// Where the stream is, for <see cref="Vae.RestoreStream(ReadOnlySpan{byte})"/> to go on from. Pull until Again before;
-        /// the stream goes on as if nothing had been. States of large frames are larger than an array: save those to a file.
-        /// </summary>
-        public byte[] Save()
-        {
-            ulong size = 0;
-            Error.Check(Native.vvae_stream_save(handle, null, 0, &size));
-            var state = new byte[size];
-            fixed (byte* room = state) Error.Check(Native.vvae_stream_save(handle, room, size, &size));
-            return state;
-        }
-
-        /// <summary>The same into a file, which has its name once it is complete.</summary>
-        public void Save(string path)
-        {
-            fixed (byte* name = Utf8.Bytes(path)) Error.Check(Native.vvae_stream_save_file(handle, name));
-        }
-
         /// <summary>Computes and writes what is ready, from the front of <paramref name="room"/>.</summary>
         public Pulled Pull(Tensor room, RunOptions options = null, CancellationToken token = default(CancellationToken))
         {

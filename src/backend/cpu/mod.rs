@@ -26,7 +26,7 @@ use super::{
 use crate::error::{Error, Result};
 use crate::ir::{
     BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
-    Op, PairCosts, PartialSumsSize, PersistedRegion, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
+    Op, PairCosts, PartialSumsSize, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
 use crate::thread_pool::Pool;
 use element::with_element;
@@ -261,14 +261,6 @@ impl Backend for Cpu {
 
     fn take_nonfinite(&self, memory: &mut CpuMemory) -> NonFinite {
         std::mem::take(&mut memory.nonfinite)
-    }
-
-    fn read(&self, memory: &mut CpuMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {
-        memory.read(from, into)
-    }
-
-    fn write(&self, memory: &mut CpuMemory, to: PersistedRegion, from: &[u8]) -> Result<()> {
-        memory.write(to, from)
     }
 
     fn allocate_weights(&self, _: u64, _: Residency) -> Result<()> {

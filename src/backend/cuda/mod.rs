@@ -33,9 +33,9 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::ir::{
-    AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceOffset, DeviceProfile,
-    FetchOp, FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PersistedRegion, PinnedBytes,
-    Rates, Sizes, StoreTensor, WeightPart,
+    AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FetchOp,
+    FetchedWeights, FrameShape, LayerId, LoadTensor, NormaliseOp, Offsets, Op, PinnedBytes, Rates, Sizes, StoreTensor,
+    WeightPart,
 };
 use crate::thread_pool::Pool;
 
@@ -473,26 +473,6 @@ impl Backend for Cuda {
 
     fn take_nonfinite(&self, memory: &mut JobMemory) -> NonFinite {
         memory.staging.take_nonfinite()
-    }
-
-    fn read(&self, memory: &mut JobMemory, from: PersistedRegion, into: &mut [u8]) -> Result<()> {
-        self.synchronise(memory)?;
-        match from {
-            PersistedRegion::Device(DeviceOffset(offset)) => {
-                memory.block.read(self.launcher.queue.stream(), offset, into)
-            }
-            PersistedRegion::Host(frame) => memory.bands.host.read(frame, into),
-        }
-    }
-
-    fn write(&self, memory: &mut JobMemory, to: PersistedRegion, from: &[u8]) -> Result<()> {
-        self.synchronise(memory)?;
-        match to {
-            PersistedRegion::Device(DeviceOffset(offset)) => {
-                memory.block.write(self.launcher.queue.stream(), offset, from)
-            }
-            PersistedRegion::Host(frame) => memory.bands.host.write(frame, from),
-        }
     }
 }
 

@@ -18,8 +18,8 @@ use super::*;
 use crate::backend::Callbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::ir::{
-    Affine, AttentionOp, ConvFrame, DType, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue, TensorDevice,
-    Term, View, Window,
+    Affine, AttentionOp, ConvFrame, DType, DeviceOffset, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue,
+    TensorDevice, Term, View, Window,
 };
 use crate::testing::{Lcg, SlabSource};
 
@@ -45,12 +45,15 @@ fn name(gpu: &Cuda) -> String {
     format!("{}, kernels of {}", gpu.precision().name(), gpu.kernel_arch())
 }
 
-/// Fills memory with NaN, so that reads of unwritten memory show.
-trait Poison: Backend {
+/// A job's memory as bytes.
+trait RawMemory: Backend {
+    /// Fills memory with NaN, so that reads of unwritten memory show.
     fn poison(&self, memory: &mut Self::Memory, bytes: u64);
+    /// After all work that is queued.
+    fn read(&self, memory: &Self::Memory, from: DeviceOffset, into: &mut [u8]);
 }
 
-impl Poison for Cuda {
+impl RawMemory for Cuda {
     fn poison(&self, memory: &mut JobMemory, bytes: u64) {
         let _current = self.context().enter().unwrap();
         let start = memory.block.at(0, bytes).unwrap();
@@ -61,10 +64,19 @@ impl Poison for Cuda {
         // Copies run on other streams, which would not wait.
         stream.synchronise().unwrap();
     }
+
+    fn read(&self, memory: &JobMemory, from: DeviceOffset, into: &mut [u8]) {
+        self.synchronise(memory).unwrap();
+        memory.block.read(self.launcher.queue.stream(), from.0, into).unwrap();
+    }
 }
 
-impl Poison for Cpu {
+impl RawMemory for Cpu {
     fn poison(&self, _: &mut Self::Memory, _: u64) {}
+
+    fn read(&self, memory: &Self::Memory, from: DeviceOffset, into: &mut [u8]) {
+        memory.read(from, into);
+    }
 }
 
 /// Compares every precision with the CPU: f16 to `most`, bf16 with three bits less to 8 times that, f32 to what the
@@ -167,13 +179,13 @@ struct Room {
 }
 
 /// A backend and memory on it that was poisoned.
-struct KernelJob<'a, B: Poison> {
+struct KernelJob<'a, B: RawMemory> {
     backend: &'a B,
     memory: B::Memory,
     buffers: Buffers,
 }
 
-impl<'a, B: Poison> KernelJob<'a, B> {
+impl<'a, B: RawMemory> KernelJob<'a, B> {
     fn new(backend: &'a B, mut places: BlockPlaces, room: Room) -> KernelJob<'a, B> {
         let Room { scratch, staging, bands, offloaded } = room;
         let buffers = Buffers {
@@ -225,19 +237,22 @@ impl<'a, B: Poison> KernelJob<'a, B> {
         self.backend.finish(&mut self.memory, None).unwrap();
     }
 
-    fn write(&mut self, to: DeviceOffset, from: &[u8]) {
-        self.backend.write(&mut self.memory, PersistedRegion::Device(to), from).unwrap();
-    }
-
     /// So many bytes of each frame.
     fn read(&mut self, frames: &[DeviceOffset], bytes: u64) -> Vec<Vec<u8>> {
         self.finish();
         let read = |frame: &DeviceOffset| {
             let mut content = vec![0; bytes as usize];
-            self.backend.read(&mut self.memory, PersistedRegion::Device(*frame), &mut content).unwrap();
+            self.backend.read(&self.memory, *frame, &mut content);
             content
         };
         frames.iter().map(read).collect()
+    }
+}
+
+impl KernelJob<'_, Cuda> {
+    fn write(&mut self, to: DeviceOffset, from: &[u8]) {
+        self.backend.synchronise(&self.memory).unwrap();
+        self.memory.block.write(self.backend.launcher.queue.stream(), to.0, from).unwrap();
     }
 }
 
@@ -296,7 +311,7 @@ fn normalise_op(layout: &ConvLayout, shape: FrameShape, frames: Vec<(DeviceOffse
 }
 
 /// The output frames of a case.
-fn run<B: Poison>(backend: &B, case: &ConvCase) -> Vec<f32> {
+fn run<B: RawMemory>(backend: &B, case: &ConvCase) -> Vec<f32> {
     let (layout, input) = (&case.layout, case.input);
     let output = layout.window.output(input, layout.cout);
     let shortcut_shape = output.with_channels(layout.shortcut.unwrap_or(output.channels));
@@ -428,7 +443,7 @@ fn conv_matches_the_cpu() {
     }
 }
 
-fn attend<B: Poison>(backend: &B, shape: FrameShape) -> Vec<f32> {
+fn attend<B: RawMemory>(backend: &B, shape: FrameShape) -> Vec<f32> {
     let wide = shape.with_channels(3 * shape.channels);
     let (sizes, mut places) = (backend.sizes(), BlockPlaces::default());
     let (from, to) = (places.take(sizes.frame_bytes(wide, 1)), places.take(sizes.frame_bytes(shape, 1)));
@@ -450,7 +465,7 @@ fn attention_matches_the_cpu() {
 }
 
 /// Two tiles into a frame, divided by the sum of their fades.
-fn blended<B: Poison>(backend: &B) -> Vec<f32> {
+fn blended<B: RawMemory>(backend: &B) -> Vec<f32> {
     let (tile, deep, whole) = (FrameShape::new(5, 7, 3), FrameShape::new(5, 7, 8), FrameShape::new(8, 7, 3));
     let layout =
         |cout, window, prologue| ConvLayout { slabs: 1, biases: 1, groups: 2, ..layout(8, cout, window, prologue) };

@@ -12,7 +12,6 @@ mod stream;
 #[cfg(test)]
 mod tests;
 
-use std::io::Read;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -116,10 +115,6 @@ impl Session for FleetSession {
         control: &Control,
     ) -> Result<Box<dyn FrameStream>> {
         Ok(Box::new(stream::open(&self.fleet, &self.ledger, (direction, input, first), control.cancel)?))
-    }
-
-    fn restore_stream(&mut self, state: &mut dyn Read, bytes: u64, control: &Control) -> Result<Box<dyn FrameStream>> {
-        self.fleet.lock().members[0].session.restore_stream(state, bytes, control)
     }
 
     fn ledger(&self) -> Arc<Ledger> {

@@ -1,7 +1,6 @@
 //! A clip of any length on several devices, in rounds: a round is a range that is divided like a clip. Holds the input
 //! of the next round and the output of the last one in host memory.
 
-use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -326,13 +325,5 @@ impl FrameStream for FleetStream {
         let pulled = self.pull_all(into, control, written);
         self.check.broken = pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
         pulled
-    }
-
-    fn state_bytes(&mut self) -> Result<u64> {
-        Err(Error::State("stream: a stream on several devices cannot be saved; use one device".into()))
-    }
-
-    fn save(&mut self, _: &mut dyn Write, _: &AtomicBool) -> Result<()> {
-        self.state_bytes().map(|_| ())
     }
 }

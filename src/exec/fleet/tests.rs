@@ -65,9 +65,6 @@ impl Session for Failing {
     fn open_stream(&mut self, d: Direction, s: Shape, first: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
         self.inner.open_stream(d, s, first, c)
     }
-    fn restore_stream(&mut self, r: &mut dyn Read, n: u64, c: &Control) -> Result<Box<dyn FrameStream>> {
-        self.inner.restore_stream(r, n, c)
-    }
     fn ledger(&self) -> Arc<Ledger> {
         self.inner.ledger()
     }

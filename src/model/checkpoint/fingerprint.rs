@@ -1,39 +1,11 @@
 //! A checksum of a checkpoint's contents, the same on every machine and for every file name.
 
-use std::path::PathBuf;
-
-use once_cell::sync::OnceCell;
-
 use super::header::TensorEntry;
-use super::identity::FileIdentity;
 use super::open::Checkpoint;
 use super::source::PIECE;
 use crate::checksum::Checksum;
 use crate::error::Result;
 use crate::thread_pool;
-
-/// The fingerprint of a file. The first [`Fingerprint::get`] reads the whole file.
-#[derive(Debug)]
-pub struct Fingerprint {
-    pub path: PathBuf,
-    pub identity: FileIdentity,
-    value: OnceCell<u64>,
-}
-
-impl Fingerprint {
-    pub fn new(path: PathBuf, identity: FileIdentity) -> Fingerprint {
-        Fingerprint { path, identity, value: OnceCell::new() }
-    }
-
-    pub fn get(&self) -> Result<u64> {
-        let value = self.value.get_or_try_init(|| {
-            let checkpoint = Checkpoint::reopen(&self.path, &self.identity)?;
-            let value = checkpoint.fingerprint()?;
-            checkpoint.verify_unchanged().map(|()| value)
-        });
-        value.copied()
-    }
-}
 
 impl Checkpoint {
     /// Covers names, types, shapes and values, and the number of groups, which is in no tensor.

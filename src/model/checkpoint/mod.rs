@@ -15,7 +15,6 @@ pub(super) mod testing;
 mod tests;
 
 pub use file_tensor::FileTensor;
-pub use fingerprint::Fingerprint;
 pub use identity::FileIdentity;
 pub use names::tensors_of;
 pub use open::Checkpoint;

@@ -8,13 +8,11 @@ mod layer_cache;
 mod periods;
 mod repeats;
 mod sink;
-mod snapshot;
 #[cfg(test)]
 mod tests;
 mod weights;
 mod work_item;
 
-pub use snapshot::PersistedSlot;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::emit::{Addend, Emitter, LayerOutputs, NONE};
-use super::layer_cache::{CachedSlots, LayerCache, SlotRef, drop_frames, resident};
+use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
 use crate::ir::{LayerId, LoadOp, Op, Window};
@@ -180,15 +180,6 @@ impl WorkItem {
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.emitter.caches.iter_mut().for_each(|cache| cache.clear(arenas));
         self.emitter.waiting.iter_mut().for_each(|inputs| drop_frames(inputs.drain(..), arenas));
-    }
-
-    /// Every slot that outlives a slice, in an order that depends on the policy and the frame count only.
-    pub fn kept_slots(&self) -> impl Iterator<Item = CachedSlots> + '_ {
-        let Emitter { caches, waiting, .. } = &self.emitter;
-        caches.iter().zip(waiting).flat_map(|(cache, waiting)| {
-            let waiting = resident(waiting).into_iter().map(|slot| CachedSlots { resident: Some(slot), host: None });
-            cache.slots().into_iter().chain(waiting)
-        })
     }
 
     /// Says that nobody runs the operations.
@@ -463,15 +454,7 @@ impl WorkItem {
         }
     }
 
-    /// Counts `loaded` more input frames, for which each stage has computed `computed` frames.
-    pub fn skip(&mut self, loaded: u64, computed: &[u64]) {
-        self.loaded += loaded;
-        self.slice_end += loaded;
-        self.count(loaded, computed);
-        self.look_ahead();
-    }
-
-    /// The same within a slice. In a stream the frames are loaded already, and lose their slots.
+    /// Counts `inputs` more input frames of the slice, for which each stage has computed `computed` frames. In a stream the frames are loaded already, and lose their slots.
     pub fn skip_in_slice(&mut self, inputs: u64, computed: &[u64], pushed: bool) {
         self.count(inputs, computed);
         if pushed {
@@ -490,12 +473,6 @@ impl WorkItem {
             caches[network.stages[stage].head].skip(into);
             network.stages[stage].body().for_each(|layer| caches[layer].skip(*made));
         }
-    }
-
-    /// Moves the end of the current slice. Nothing of it is loaded yet.
-    pub fn set_slice_end(&mut self, end: u64) {
-        self.slice_end = end;
-        self.look_ahead();
     }
 
     /// Where the input ends that has been taken. In a stream all input of a slice is loaded first.

@@ -4,11 +4,8 @@
 //! Owns the order of preference. Estimates come from `cost`, memory from rehearsed plans.
 
 mod candidates;
-mod restore;
 mod select;
 mod tiles;
-
-pub use restore::{SavedPlan, restore};
 
 use std::cell::RefCell;
 use std::sync::Arc;

@@ -27,7 +27,7 @@ class TensorError(VideoVaeError, ValueError):
 
 
 class CheckpointError(VideoVaeError):
-    """A file cannot be read or written, or is no checkpoint or saved state of this model."""
+    """A file cannot be read or written, or is no checkpoint of this model."""
 
     status = _abi.VVAE_ERROR_CHECKPOINT
 

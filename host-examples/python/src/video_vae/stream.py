@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -27,26 +26,6 @@ class Stream:
         handle, five = ctypes.c_void_p(), _abi.Five(*shape)
         status = library().vvae_stream_open_at(vae._handle, node.encode(), five, first, ctypes.byref(handle))
         check(status, vae._handle)
-        self._hold(vae, node, handle)
-
-    @classmethod
-    def _restored(cls, vae: VideoVae, node: str, state: Any) -> Stream:
-        handle = ctypes.c_void_p()
-        if isinstance(state, (str, os.PathLike)):
-            status = library().vvae_stream_restore_file(vae._handle, os.fsencode(state), ctypes.byref(handle))
-        else:
-            with memoryview(state).cast("B") as view:
-                # ctypes gives no address of memory that must not be written, but for that of bytes.
-                memory = bytes(view) if view.readonly else (ctypes.c_char * len(view)).from_buffer(view)
-                place = ctypes.cast(memory, ctypes.c_void_p)
-                status = library().vvae_stream_restore(vae._handle, place, len(view), ctypes.byref(handle))
-                del memory, place
-        check(status, vae._handle)
-        stream = cls.__new__(cls)
-        stream._hold(vae, node, handle)
-        return stream
-
-    def _hold(self, vae: VideoVae, node: str, handle: ctypes.c_void_p) -> None:
         self._vae, self._handle = vae, handle.value
         kinds = (VIDEO_LAYOUTS, LATENT_LAYOUTS)
         self._layouts = kinds if node == "encode" else kinds[::-1]
@@ -65,19 +44,6 @@ class Stream:
         """Computes what is ready into `out`, and says how many frames that is: 0 until more is pushed, None when
         everything has been pulled. After Cancelled the next pull goes on from where it was."""
         return self._pull(View.of_out(out, "out", layout, self._layouts[1]), progress)
-
-    def save(self, path: str | os.PathLike | None = None) -> bytearray | None:
-        """Where it is, for `VideoVae.restore_stream` to go on from: written to a file, or returned. Pull until 0
-        before; the stream goes on as if nothing had been."""
-        if path is not None:
-            check(library().vvae_stream_save_file(self._handle, os.fsencode(path)), self._vae._handle)
-            return None
-        size = ctypes.c_uint64()
-        check(library().vvae_stream_save(self._handle, None, 0, ctypes.byref(size)), self._vae._handle)
-        state = bytearray(size.value)
-        room = (ctypes.c_char * len(state)).from_buffer(state)
-        check(library().vvae_stream_save(self._handle, room, len(state), ctypes.byref(size)), self._vae._handle)
-        return state
 
     def close(self) -> None:
         """Gives back what it holds."""

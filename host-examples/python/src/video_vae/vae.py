@@ -383,13 +383,9 @@ class VideoVae:
     def open_stream(self, node: str, shape: Sequence[int], first: int = 0) -> Stream:
         """A stream to push to and pull from by hand. `node` is "encode" or "decode", `shape` [B, C, T, H, W] of what
         goes in, of which T is ignored. With `first` the output begins with that frame of the clip, and the input with
-        the frame that `range_inputs` says for `slice(first, None)`."""
+        the frame that `range_inputs` says for `slice(first, None)`. So a clip is resumed, with the same bits: `first`
+        is the number of frames that were pulled."""
         return Stream(self, node, shape, first)
-
-    def restore_stream(self, node: str, state: Any) -> Stream:
-        """A stream that goes on where `Stream.save` was called on another one, to the bit. `node` is that stream's,
-        `state` the file's path or what save returned, of the same checkpoint, kind of device and precision."""
-        return Stream._restored(self, node, state)
 
     # ---- What it takes ----
 

@@ -68,22 +68,6 @@ impl HostFrames {
         self.memory.as_ref().is_some_and(|memory| !memory.is_pinned())
     }
 
-    /// Reads a persisted region. No copy may be in flight.
-    pub fn read(&self, frame: HostOffset, into: &mut [u8]) -> Result<()> {
-        let from = self.at(frame, into.len() as u64)?;
-        // SAFETY: the memory has that many bytes there, and no copy to it is in flight.
-        unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
-        Ok(())
-    }
-
-    /// Writes a persisted region. No copy may be in flight.
-    pub fn write(&mut self, frame: HostOffset, from: &[u8]) -> Result<()> {
-        let to = self.at(frame, from.len() as u64)?;
-        // SAFETY: the memory has that many bytes there, and no copy from or to it is in flight.
-        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to, from.len()) };
-        Ok(())
-    }
-
     fn at(&self, frame: HostOffset, bytes: u64) -> Result<*mut u8> {
         let memory = self.memory.as_ref().ok_or_else(|| Error::Internal("no offloaded frames were planned".into()))?;
         memory.at(frame.0, bytes)

@@ -43,7 +43,7 @@ pub(super) struct ClipCase {
 
 impl ClipCase {
     /// Returns the output frames, and their bytes with their statistics.
-    pub fn run<B: Poison>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
+    pub fn run<B: RawMemory>(&self, backend: &B, launches: &[Range<usize>]) -> (Vec<f32>, Vec<Vec<u8>>) {
         let (layout, input) = (&self.layout, self.input);
         let output = layout.window.output(input, layout.cout);
         let shortcut_shape = input.with_channels(layout.shortcut.unwrap_or(1));

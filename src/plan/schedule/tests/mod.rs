@@ -1,8 +1,8 @@
 //! Tests of schedules and plans on a symbolic device.
 
+mod policies;
 mod ranges;
 mod repeats;
-mod snapshot;
 mod symbols;
 mod u8_caches;
 
@@ -21,7 +21,7 @@ use crate::plan::plan::Plan;
 use crate::plan::policy::{CachePolicy, SchedulePolicy, full_resolution_stage};
 use crate::plan::request::{PlanError, Request};
 use crate::plan::schedule::{Next, Schedule};
-use crate::plan::search::{self, SavedPlan};
+use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
 
@@ -56,8 +56,10 @@ impl Request {
         search::search(self, &device.target())
     }
 
-    fn restore(&self, saved: &SavedPlan, device: &Device) -> Option<Plan> {
-        search::restore(self, saved, &device.target())
+    /// The plan of a stream by a given policy, whatever a search would choose.
+    fn plan_by(&self, policy: SchedulePolicy, device: &Device) -> Plan {
+        let spec = self.spec(Arc::new(policy), self.requested_tiles(), ItemOrder::SliceBySlice);
+        Plan::rehearse(self, spec, &device.target()).packed(&device.target())
     }
 }
 
@@ -184,7 +186,7 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let hidden = policy.with_materialised_hidden(full, 2);
         let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(full, 2));
         for policy in [Some(policy), Some(hidden), rematerialising, both].into_iter().flatten() {
-            let plan = stream.restore(&SavedPlan { policy, tiles: None }, device).expect("a valid plan");
+            let plan = stream.plan_by(policy, device);
             assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");
         }
     }
@@ -615,11 +617,11 @@ fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
     let base = Request { network: Arc::new(Network::new(&config, Direction::Encode)), ..base };
     let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
     let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
-    let SavedPlan { mut policy, tiles } = stream.plan(&FAST_COPIES).unwrap().spec.saved_plan();
+    let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
     offload_caches(&mut policy, &stream.network, &FAST_COPIES);
     for slice in [1, 2, 3] {
         policy.slice = slice * stream.network.latent_rate();
-        let plan = stream.restore(&SavedPlan { policy: policy.clone(), tiles }, &FAST_COPIES).unwrap();
+        let plan = stream.plan_by(policy.clone(), &FAST_COPIES);
         assert_eq!(run_pushed(&plan, &FAST_COPIES, 23, 5), expected, "{slice}");
     }
 }

@@ -1,7 +1,6 @@
 //! Ranges: the same frames as in a run of the whole clip, from no more work than they depend on.
 
 use super::*;
-use crate::plan::policy::{full_resolution_stage, head_is_transient, recomputable_layer};
 
 /// (clip, frame, content) of each stored frame.
 type Stored = Vec<(u64, u64, u64)>;
@@ -210,31 +209,19 @@ fn a_stream_that_begins_in_the_middle_may_end_anywhere() {
     }
 }
 
+/// Every cache that can be is offloaded or recomputed.
 #[test]
-fn a_stream_that_begins_in_the_middle_is_restored_at_any_frame() {
+fn a_stream_that_begins_in_the_middle_has_the_frames_of_the_whole_clip_in_every_policy() {
     for direction in Direction::ALL {
-        for (device, slice, batch) in [(FUSED, 2, 2), (SEPARATE, 1, 1), (FAST_COPIES, 1, 2)] {
-            let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) }.stream_at(19);
-            let plan = stream.plan(&device).unwrap();
-            let frames = plan.spec.cone.first_input + if direction == Direction::Encode { 70 } else { 26 };
-            snapshot::check_plan(&stream, &plan, &device, frames);
-        }
-        // Every cache that can be is offloaded or recomputed.
-        for rematerialise in [false, true] {
-            let stream = Request { slice: Some(2), ..request(direction, clip(direction, 1, 0)) }.stream_at(19);
-            let SavedPlan { mut policy, .. } = stream.plan(&FAST_COPIES).unwrap().spec.saved_plan();
-            for (stage, layer) in FAST_COPIES.target().offloadable_caches(&stream.network) {
-                let recomputes = recomputable_layer(&stream.network, stage) == Some(layer) && !rematerialise;
-                policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { CachePolicy::HOST };
-                if rematerialise && head_is_transient(&stream.network, stage) {
-                    policy.materialised[stage] = policy.chunks[stage] / 2;
-                }
-                if rematerialise && full_resolution_stage(&stream.network) == stage {
-                    policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
-                }
-            }
-            let plan = stream.restore(&SavedPlan { policy, tiles: None }, &FAST_COPIES).expect("a valid plan");
-            snapshot::check_plan(&stream, &plan, &FAST_COPIES, plan.spec.cone.first_input + 26);
+        let free = request(direction, clip(direction, 2, frames_of(direction, 20)));
+        let expected = run(&free.plan(&SEPARATE).unwrap(), &SEPARATE);
+        for (first, rematerialise) in [(0, false), (3, true), (11, false), (11, true), (19, true)] {
+            let stream = Request { slice: Some(2), ..free.clone() }.stream_at(first);
+            let policy = policies::without_caches(&stream, (1, rematerialise));
+            let plan = stream.plan_by(policy, &FAST_COPIES);
+            let found = run_pushed(&plan, &FAST_COPIES, free.input.frames, 5);
+            let what = format!("{direction:?} from {first}, rematerialised {rematerialise}");
+            assert_eq!(found, part(&expected, FrameRange { first, end: None }), "{what}");
         }
     }
 }

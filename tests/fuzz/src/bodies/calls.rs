@@ -168,7 +168,7 @@ impl World {
             if self.random.is_empty() {
                 break;
             }
-            let call = self.random.below(18);
+            let call = self.random.below(17);
             timed("a call", || match call {
                 0 if self.random.one_in(10) => self.free(),
                 0..=2 => self.configure(),
@@ -178,8 +178,7 @@ impl World {
                 10 | 11 => self.stream_push(),
                 12 | 13 => self.stream_pull(),
                 14 => self.stream_close(),
-                15 => self.stream_save(),
-                16 => self.range_inputs(),
+                15 => self.range_inputs(),
                 _ => self.ask(),
             });
         }
@@ -430,30 +429,6 @@ impl World {
         // SAFETY: pointers are null or valid.
         let status = unsafe { (api().vvae_stream_pull)(s, &out.raw, run, &mut written) };
         self.settle(status);
-    }
-
-    /// Saves a stream, sometimes damages the state, and restores it, mostly in another handle.
-    fn stream_save(&mut self) {
-        let (s, v) = (self.stream(), self.handle());
-        let mut size = 0;
-        // SAFETY: without a buffer only the size is written.
-        let status = unsafe { (api().vvae_stream_save)(s, null_mut(), self.random.next(), &mut size) };
-        self.settle(status);
-        let room = size - self.random.below(4).saturating_sub(2).min(size);
-        let mut state = vec![0u8; room as usize];
-        // SAFETY: the buffer has the given size.
-        let status = unsafe { (api().vvae_stream_save)(s, state.as_mut_ptr().cast(), room, &mut size) };
-        self.settle(status);
-        if let (true, Some(last)) = (self.random.one_in(4), state.len().checked_sub(1)) {
-            state[self.random.below(last as u64 + 1) as usize] ^= 1 << self.random.below(8);
-        }
-        let mut s = null_mut();
-        // SAFETY: the state has the given size.
-        let status = unsafe { (api().vvae_stream_restore)(v, state.as_ptr().cast(), room, &mut s) };
-        self.settle(status);
-        if status == VVAE_OK {
-            self.streams.push(s);
-        }
     }
 
     fn stream_close(&mut self) {

@@ -8,7 +8,6 @@ mod calls;
 mod checkpoint;
 mod configure;
 mod plan;
-mod state;
 mod structs;
 
 use std::cell::Cell;
@@ -21,9 +20,8 @@ pub use calls::{VIDEOS, World};
 
 type Body = fn(&[u8]);
 
-pub const TARGETS: [(&str, Body); 6] = [
+pub const TARGETS: [(&str, Body); 5] = [
     ("checkpoint", checkpoint::run),
-    ("state", state::run),
     ("configure", configure::run),
     ("plan", plan::run),
     ("structs", structs::run),

@@ -1,0 +1,46 @@
+//! Policies that are given, not searched for: a stream makes the frames of the whole clip by each of them.
+
+use super::*;
+use crate::plan::policy::{head_is_transient, recomputable_layer};
+
+/// The policy of a search, with every `every`th cache offloaded or recomputed that can be. With `rematerialise` no
+/// cache is recomputed, and frames are rematerialised where they can be.
+pub fn without_caches(stream: &Request, (every, rematerialise): (usize, bool)) -> SchedulePolicy {
+    let network = &*stream.network;
+    let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
+    for (stage, layer) in FAST_COPIES.target().offloadable_caches(network).into_iter().step_by(every) {
+        let recomputes = recomputable_layer(network, stage) == Some(layer) && !rematerialise;
+        let resident_shares = if layer % 2 == 0 { 0 } else { 5 };
+        let offloaded = CachePolicy::Offloaded { resident_shares };
+        policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
+        if rematerialise && head_is_transient(network, stage) {
+            policy.materialised[stage] = policy.chunks[stage] / 2;
+        }
+        if rematerialise && full_resolution_stage(network) == stage {
+            policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
+        }
+    }
+    policy
+}
+
+#[test]
+fn offloaded_recomputed_and_rematerialised_frames_are_those_of_the_clip() {
+    for direction in Direction::ALL {
+        for (slice, every, batch, rematerialise) in
+            [(1, 1, 1, false), (2, 2, 2, false), (1, 3, 1, false), (2, 1, 1, true)]
+        {
+            let stream = Request { slice: Some(slice), ..request(direction, clip(direction, batch, 0)) };
+            let whole = request(direction, clip(direction, batch, 26));
+            let expected = run(&whole.plan(&SEPARATE).unwrap(), &SEPARATE);
+            let policy = without_caches(&stream, (every, rematerialise));
+            assert!(every > 1 || rematerialise || policy.caches.contains(&CachePolicy::Recomputed));
+            assert!(direction == Direction::Encode || !rematerialise || policy.materialised != policy.chunks);
+            assert!(!rematerialise || policy.materialised_hidden != policy.chunks);
+            let plan = stream.plan_by(policy, &FAST_COPIES);
+            assert!(plan.pinned().offloaded > 0);
+            for piece in [1, 3, 100] {
+                assert_eq!(run_pushed(&plan, &FAST_COPIES, 26, piece), expected, "{direction:?}, {piece} at a time");
+            }
+        }
+    }
+}

@@ -4,7 +4,11 @@ use std::path::{Path, PathBuf};
 
 use crate::backend::Backend;
 use crate::error::Result;
-use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock};
+use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock, Window};
+use crate::model::families::seedvr2::Sizes;
+use crate::model::graph::{FirstFrame, TimeAxis};
+use crate::model::lower::{Pairs, TimeRule};
+use crate::model::{Direction, Network, Recipes};
 
 /// A linear congruential generator: the same numbers in every run.
 pub struct Lcg(pub u64);
@@ -28,6 +32,17 @@ impl Lcg {
 /// A checkpoint of `tests/golden`.
 pub fn golden(model: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/{model}.safetensors"))
+}
+
+/// One direction of a model with these sizes.
+pub fn network(sizes: &Sizes, direction: Direction) -> Network {
+    Network::new(&sizes.model(), direction).unwrap()
+}
+
+/// The recipes of frames that share products by pairs.
+pub fn paired(window: Window) -> Recipes {
+    let pairs = if window == Window::Up { Pairs::Halved } else { Pairs::Plain };
+    Recipes::new(TimeRule { pairs, ..TimeRule::of(TimeAxis::causal(FirstFrame::Repeated)) })
 }
 
 impl ConvLayout {

@@ -33,8 +33,8 @@ fn info_lists_devices_parameters_and_checkpoints() {
     assert!(page.contains("whole number, 0 or more") && !page.contains("184467"), "{page}");
     let page = succeeds(&["info", text(&small())]);
     for line in [
-        "channels        16, 32, 32, 32",
-        "norm groups     16",
+        "family          seedvr2",
+        "sizes           channels [16, 32, 32, 32], 1 layers a level, 16 groups, 16 latent channels",
         "latent          16 channels",
         "tensors         182",
         "parameters      971,923",

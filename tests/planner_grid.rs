@@ -17,7 +17,8 @@ use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::backend::{Backend, Precision};
 use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
-use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::model::families::seedvr2::Sizes as ModelSizes;
+use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
 
 const PLAN_LIMIT: Duration = Duration::from_secs(1);
@@ -109,13 +110,13 @@ struct Device {
 }
 
 impl Device {
-    fn new(config: &Config, profile: DeviceProfile, sizes: Box<dyn Sizes>) -> Device {
-        let network = |direction| Arc::new(Network::new(config, direction).for_device(&profile));
+    fn new(config: &ModelSizes, profile: DeviceProfile, sizes: Box<dyn Sizes>) -> Device {
+        let network = |direction| Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
         Device { profile, sizes, networks: [Direction::Encode, Direction::Decode].map(network) }
     }
 }
 
-fn devices(config: &Config) -> [Device; 2] {
+fn devices(config: &ModelSizes) -> [Device; 2] {
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let (profile, gpu) =
         (device_profile(H200, Precision::Fp16, KernelArch::HOPPER), CudaSizes { precision: Precision::Fp16 });

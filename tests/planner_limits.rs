@@ -17,7 +17,7 @@ fn decode(frames: u64, gib: f64, slice: Option<u64>) -> (PlanReport, f64) {
     let (config, sizes) = (published(), CudaSizes { precision: Precision::Fp16 });
     let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
     let target = Target::new(profile, &sizes, config.groups);
-    let network = Arc::new(Network::new(&config, Direction::Decode).for_device(&profile));
+    let network = Arc::new(Network::new(&config.model(), Direction::Decode).unwrap().for_device(&profile));
     let request = Request { slice, ..planner::limited(&network, [frames, 1080, 1920], gib) };
     let plan = search(&request, &target).unwrap();
     (plan.report(), plan.seconds())

@@ -45,7 +45,7 @@ fn a_cut_costs_few_frames_also_within_limits() {
     for (direction, first, counts, video_frames, most) in
         [(Direction::Decode, 1002, [60, 160], 1.0, 27.0), (Direction::Encode, 250, [15, 40], 4.0, 105.0)]
     {
-        let network = Arc::new(Network::new(&config, direction).for_device(&profile));
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
         for limit in [139, 8] {
             let started = Instant::now();
             let plans = counts.map(|count| search(&request(&network, first, count, limit), &target).unwrap());

@@ -2,10 +2,12 @@
 //! library's own model, so that names, shapes and layers are written down once.
 
 use std::path::Path;
+use std::sync::Arc;
 
 use video_vae::ir::{FrameShape, Shape, Window};
 use video_vae::model::checkpoint::Checkpoint;
-use video_vae::model::{Block, Config, Direction, Layer, Network};
+use video_vae::model::families::seedvr2::Sizes;
+use video_vae::model::{Direction, Layer, Model, Network};
 
 use crate::Result;
 
@@ -18,18 +20,13 @@ pub fn fingerprint(path: &Path) -> Result<String> {
     found.map(|sum| format!("{sum:016x}")).map_err(|why| why.to_string())
 }
 
-/// The sizes of a checkpoint's network. The whole file is checked.
-pub fn config(path: &Path) -> Result<Config> {
-    Checkpoint::open(path).map(|checkpoint| checkpoint.config().clone()).map_err(|why| why.to_string())
-}
-
-/// Those of the published checkpoint.
-pub fn published() -> Config {
-    Config { channels: vec![128, 256, 512, 512], layers: 2, latent: 16, groups: 32, temporal_levels: 2 }
+/// The model of a checkpoint. The whole file is checked.
+pub fn model(path: &Path) -> Result<Arc<Model>> {
+    Checkpoint::open(path).map(|checkpoint| Arc::clone(checkpoint.model())).map_err(|why| why.to_string())
 }
 
 /// Checks what a checkpoint to be made must fulfil.
-pub fn check(config: &Config) -> Result<()> {
+pub fn check(config: &Sizes) -> Result<()> {
     let levels = config.channels.len() as u64;
     if !(1..=8).contains(&levels) || config.channels.iter().any(|c| !(1..=1 << 14).contains(c)) {
         return Err("--channels: give 1 to 8 numbers from 1 to 16384, such as 128,256,512,512".into());
@@ -56,9 +53,9 @@ struct Extent {
 
 /// Multiplications and additions of one direction on a video of this size, on the network as published: nothing
 /// folded, first frames like any other.
-pub fn flops(config: &Config, encoder: bool, size: [u64; 3]) -> f64 {
-    count(config, encoder, size, |layer, extent| {
-        let products = layer.weights.iter().enumerate().map(|(part, weights)| {
+pub fn flops(model: &Model, encoder: bool, size: [u64; 3]) -> Result<f64> {
+    count(model, encoder, size, |layer, extent| {
+        let products = layer.weights().enumerate().map(|(part, weights)| {
             // The 1x1x1 convolution of an upsampler runs before its frames are unfolded.
             let at = usize::from(layer.layout.window != Window::Up || part > 0);
             weights.shape.iter().product::<u64>() as f64 * extent.frames[at] as f64 * extent.pixels[at]
@@ -69,8 +66,8 @@ pub fn flops(config: &Config, encoder: bool, size: [u64; 3]) -> f64 {
 
 /// Those that are left once what can be multiplied out beforehand is: taps over a first frame that is repeated are
 /// one tap, and an upsampler is one convolution of 2 x 2 taps.
-pub fn folded_flops(config: &Config, encoder: bool, size: [u64; 3]) -> f64 {
-    count(config, encoder, size, |layer, extent| {
+pub fn folded_flops(model: &Model, encoder: bool, size: [u64; 3]) -> Result<f64> {
+    count(model, encoder, size, |layer, extent| {
         let (layout, frames) = (&layer.layout, extent.frames[1]);
         let terms: usize = (0..frames).map(|frame| layer.time.recipe(frame).terms().len()).sum();
         let taps = layout.window.side().pow(2) * layout.cin * terms as u64 + layout.shortcut.unwrap_or(0) * frames;
@@ -79,14 +76,17 @@ pub fn folded_flops(config: &Config, encoder: bool, size: [u64; 3]) -> f64 {
 }
 
 /// `of_layer` for every layer of one direction, and the products of attention.
-fn count(config: &Config, encoder: bool, size: [u64; 3], of_layer: impl Fn(&Layer, &Extent) -> f64) -> f64 {
+fn count(model: &Model, encoder: bool, size: [u64; 3], of_layer: impl Fn(&Layer, &Extent) -> f64) -> Result<f64> {
     let [frames, height, width] = size;
-    let network = Network::new(config, if encoder { Direction::Encode } else { Direction::Decode });
+    let network = Network::new(model, if encoder { Direction::Encode } else { Direction::Decode });
+    let (network, geometry) = (network.map_err(|why| why.to_string())?, model.geometry);
     let (input, frames) = match network.direction {
-        Direction::Encode => (network.input_frame(Shape::new(1, 3, frames, height, width)), frames),
+        Direction::Encode => {
+            (network.input_frame(Shape::new(1, geometry.pixel_channels, frames, height, width)), frames)
+        }
         Direction::Decode => {
-            let [rows, columns] = [height, width].map(|length| length.div_ceil(config.spatial_scale()));
-            (FrameShape::new(rows, columns, config.latent), config.latent_frames(frames))
+            let [rows, columns] = [height, width].map(|length| length.div_ceil(geometry.space));
+            (FrameShape::new(rows, columns, geometry.latent_channels), geometry.latent_frames(frames))
         }
     };
     let shapes = network.input_shapes(input);
@@ -97,15 +97,13 @@ fn count(config: &Config, encoder: bool, size: [u64; 3], of_layer: impl Fn(&Laye
     };
     let (mut before, mut total) = (network.padded_frames(frames), 0.0);
     for (stage, made) in network.stages.iter().zip(network.stage_frames(frames)) {
-        total += of(stage.head, [before, made]) + stage.body().map(|layer| of(layer, [made; 2])).sum::<f64>();
-        for block in &stage.blocks {
-            if let Block::Attention { project, .. } = *block {
-                // Every pixel with every pixel, twice.
-                let (pixels, channels) = (shapes[project].pixels() as f64, shapes[project].channels as f64);
-                total += 4.0 * made as f64 * pixels * pixels * channels;
-            }
+        total += of(stage.head(), [before, made]) + stage.body().map(|layer| of(layer, [made; 2])).sum::<f64>();
+        for layer in stage.body().filter(|layer| network.layers[*layer].attends) {
+            // Every pixel with every pixel, twice.
+            let (pixels, channels) = (shapes[layer].pixels() as f64, shapes[layer].channels as f64);
+            total += 4.0 * made as f64 * pixels * pixels * channels;
         }
         before = made;
     }
-    total
+    Ok(total)
 }

@@ -4,8 +4,8 @@ use std::io::{BufWriter, Write};
 use std::path::Path;
 
 use half::{bf16, f16};
-use video_vae::model::Config;
-use video_vae::model::checkpoint::tensors_of;
+use video_vae::model::families::seedvr2::Sizes;
+use video_vae::model::graph::TensorShape;
 
 use crate::draft::Draft;
 use crate::files::safetensors;
@@ -32,14 +32,14 @@ impl Random {
 }
 
 /// Writes a checkpoint whose activations stay near unit size. The number of parameters.
-pub fn write(path: &Path, config: &Config, dtype: Dtype, seed: u64) -> Result<u64> {
+pub fn write(path: &Path, config: &Sizes, dtype: Dtype, seed: u64) -> Result<u64> {
     let (tensors, header) = layout(config, dtype);
     let draft = Draft::new(path)?;
     let failed = |why: std::io::Error| format!("{} cannot be written: {why}; make room", path.display());
     let mut file = BufWriter::with_capacity(1 << 20, draft.create()?);
     file.write_all(&header).map_err(failed)?;
     let mut bytes = Vec::new();
-    for (index, (name, shape)) in tensors.iter().enumerate() {
+    for (index, TensorShape { name, shape }) in tensors.iter().enumerate() {
         interrupt::check()?;
         // Each tensor has numbers of its own, so that a change to one leaves the others.
         let mut random = Random(Random(seed ^ (index as u64) << 32).bits());
@@ -62,15 +62,15 @@ pub fn write(path: &Path, config: &Config, dtype: Dtype, seed: u64) -> Result<u6
     }
     file.flush().map_err(failed)?;
     draft.finish()?;
-    Ok(tensors.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum())
+    Ok(tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum())
 }
 
 /// A checkpoint of zeros under a temporary name, for plans, which depend on shapes alone. It takes no room on disk, and
 /// is gone when dropped.
-pub fn blank(config: &Config, dtype: Dtype) -> Result<Draft> {
+pub fn blank(config: &Sizes, dtype: Dtype) -> Result<Draft> {
     let draft = Draft::new(&std::env::temp_dir().join("vvae-blank.safetensors"))?;
     let (tensors, header) = layout(config, dtype);
-    let elements: u64 = tensors.iter().map(|(_, shape)| shape.iter().product::<u64>()).sum();
+    let elements: u64 = tensors.iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum();
     let mut file = draft.create()?;
     safetensors::write_at(&mut file, 0, &header)?;
     file.set_len(header.len() as u64 + elements * dtype.bytes() as u64)
@@ -79,11 +79,11 @@ pub fn blank(config: &Config, dtype: Dtype) -> Result<Draft> {
 }
 
 /// Every tensor, and the file's header.
-fn layout(config: &Config, dtype: Dtype) -> (Vec<(String, Vec<u64>)>, Vec<u8>) {
-    let tensors = tensors_of(config);
+fn layout(config: &Sizes, dtype: Dtype) -> (Vec<TensorShape>, Vec<u8>) {
+    let tensors = config.model().tensors();
     let bytes = |shape: &[u64]| shape.iter().product::<u64>() * dtype.bytes() as u64;
-    let entries: Vec<_> =
-        tensors.iter().map(|(name, shape)| (name.clone(), dtype.name(), shape.clone(), bytes(shape))).collect();
+    let entry = |TensorShape { name, shape }: &TensorShape| (name.clone(), dtype.name(), shape.clone(), bytes(shape));
+    let entries: Vec<_> = tensors.iter().map(entry).collect();
     let header = safetensors::header(&entries, &[("norm_num_groups", config.groups.to_string())], 0);
     (tensors, header)
 }

@@ -14,7 +14,6 @@ use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
 use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
 use crate::ir::TensorDevice;
-use crate::model::Config;
 use crate::node;
 
 /// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
@@ -40,7 +39,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         let session = parse_devices(device)
             .and_then(|devices| exec::open(&devices, Path::new(weights), allocators(&info)?, node::defaults()))
             .inspect_err(|error| log.failure(error))?;
-        log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", describe(session.config())));
+        log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
         // SAFETY: as above.
         unsafe { out.write_unaligned(table::insert(Handle::new(session, log))) };
         Ok(VVAE_OK)
@@ -85,13 +84,13 @@ pub unsafe extern "C" fn vvae_free(v: *mut vvae) -> i32 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc) -> i32 {
     guard::intact(v, |handle| {
-        let config = &handle.config;
+        let geometry = handle.model.geometry;
         let info = vvae_model_desc {
             struct_size: 0,
-            pixel_channels: Config::PIXEL_CHANNELS as u32,
-            latent_channels: config.latent as u32,
-            spatial_scale: config.spatial_scale() as u32,
-            time_scale: config.time_scale() as u32,
+            pixel_channels: geometry.pixel_channels as u32,
+            latent_channels: geometry.latent_channels as u32,
+            spatial_scale: geometry.space as u32,
+            time_scale: geometry.time as u32,
         };
         // SAFETY: the host vouches for a struct as long as it says.
         unsafe { sized::write("out", out, info) }
@@ -283,11 +282,6 @@ fn allocator<A, F>(names: &str, alloc: Option<A>, free: Option<F>, user: *mut c_
         (Some(alloc), Some(free)) => Ok(Allocator::Host(Callbacks { alloc, free, user })),
         _ => Err(Error::Argument(format!("{names} must be given together, or both be null"))),
     }
-}
-
-fn describe(config: &Config) -> String {
-    let Config { channels, layers, groups, latent, .. } = config;
-    format!("channels {channels:?}, {layers} layers a level, {groups} groups, {latent} latent channels")
 }
 
 #[cfg(test)]

@@ -41,7 +41,7 @@ pub unsafe extern "C" fn vvae_range_inputs(
             check_place(argument, to, "the number")?;
         }
         let range = range(clip_frames, first, Some(count).filter(|count| *count != 0))?;
-        let inputs = range_inputs(&handle.config, direction, range)?;
+        let inputs = range_inputs(&handle.model, direction, range)?;
         // SAFETY: the host vouches for pointers that are not null.
         unsafe {
             input_first.write_unaligned(inputs.start as i64);

@@ -13,7 +13,7 @@ use super::types::*;
 use crate::error::{Error, Result};
 use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::ir::TensorDevice;
-use crate::model::Config;
+use crate::model::Model;
 use crate::plan::PlanReport;
 
 /// An open `vvae`. A call locks `open`; the rest is for functions that work while a call runs.
@@ -26,7 +26,7 @@ pub(super) struct Handle {
     cancel: CancelSlot,
     /// Held while a call clears `cancel` and takes the handle. A thread that finds the handle busy can then cancel it.
     starting: Mutex<()>,
-    pub config: Config,
+    pub model: Arc<Model>,
     pub log: Log,
     /// The text of the last failure.
     pub error: Mutex<String>,
@@ -55,7 +55,7 @@ pub(super) struct Open {
 impl Handle {
     pub fn new(session: Box<dyn Session>, log: Log) -> Handle {
         Handle {
-            config: session.config().clone(),
+            model: Arc::clone(session.model()),
             devices: session.devices(),
             ledger: session.ledger(),
             log,

@@ -14,13 +14,14 @@ use super::*;
 use crate::error::{Error, Result};
 use crate::exec::{Call, Control, FrameStream, JobShape, Ledger, Outputs, Progress, Pull, Session, Settings, Trim};
 use crate::ir::{Rates, Shape, TensorDevice, View};
-use crate::model::{Config, Direction, FrameRange};
+use crate::model::families::seedvr2::Sizes;
+use crate::model::{Direction, FrameRange, Model};
 use crate::node;
 use crate::plan::PlanReport;
 
 /// Panics where a test wants it; counts sessions and streams that are alive.
 struct Mock {
-    config: Config,
+    model: Arc<Model>,
     settings: Settings,
     ledger: Arc<Ledger>,
     alive: Arc<AtomicU32>,
@@ -29,10 +30,11 @@ struct Mock {
 
 impl Mock {
     fn open(alive: &Arc<AtomicU32>, log: vvae_log_fn, panics_in_drop: bool) -> *mut vvae {
-        let config = Config { channels: vec![8, 8, 8, 8], layers: 1, groups: 2, latent: 16, temporal_levels: 2 };
+        let sizes = Sizes { channels: vec![8, 8, 8, 8], layers: 1, groups: 2, latent: 16, temporal_levels: 2 };
+        let model = Arc::new(sizes.model());
         alive.fetch_add(1, Ordering::SeqCst);
         let mock =
-            Mock { config, settings: node::defaults(), ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
+            Mock { model, settings: node::defaults(), ledger: Arc::default(), alive: alive.clone(), panics_in_drop };
         table::insert(Handle::new(Box::new(mock), Log { callback: log, user: null_mut() }))
     }
 }
@@ -45,8 +47,8 @@ impl Drop for Mock {
 }
 
 impl Session for Mock {
-    fn config(&self) -> &Config {
-        &self.config
+    fn model(&self) -> &Arc<Model> {
+        &self.model
     }
     fn devices(&self) -> Vec<TensorDevice> {
         vec![TensorDevice::Cpu]

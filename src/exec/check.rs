@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::exec::overlap::check_disjoint;
 use crate::exec::{Call, ClipRange, JobShape, Outputs, Settings};
 use crate::ir::{AXES, Shape, TensorDevice, TensorKind, View};
-use crate::model::{Cone, Config, Direction, FrameRange, Network};
+use crate::model::{Cone, Direction, FrameRange, Network};
 
 /// What goes in and what comes out.
 fn ends(direction: Direction) -> (TensorKind, TensorKind) {
@@ -40,7 +40,7 @@ pub fn input_shape(network: &Network, shape: Shape, stream: bool) -> Result<()> 
     }
     // Far beyond any image, and small enough that no product of sizes can overflow.
     const MOST: [u64; 5] = [1 << 16, 1 << 16, MOST_CLIP_FRAMES, 1 << 17, 1 << 17];
-    let scale = if network.direction == Direction::Decode { network.config.spatial_scale() } else { 1 };
+    let scale = if network.direction == Direction::Decode { network.geometry.space } else { 1 };
     if let Some(axis) = (0..5).find(|axis| dims[*axis].saturating_mul(if *axis > 2 { scale } else { 1 }) > MOST[*axis])
     {
         let most = MOST[axis] / if axis > 2 { scale } else { 1 };
@@ -203,24 +203,24 @@ fn named_output(
     places: &[TensorDevice],
     whole: bool,
 ) -> Result<()> {
-    let (shape, config) = (view.shape(), &network.config);
+    let (shape, geometry) = (view.shape(), &network.geometry);
     place(name, view, places)?;
     dtype(ends(network.direction).1, name, view)?;
     equal(name, 0, shape.batch, input.batch)?;
-    let scale = config.spatial_scale();
+    let scale = geometry.space;
     match network.direction {
         Direction::Encode => {
-            equal(name, 1, shape.channels, config.latent)?;
+            equal(name, 1, shape.channels, geometry.latent_channels)?;
             if whole {
-                equal(name, 2, shape.frames, config.latent_frames(input.frames))?;
+                equal(name, 2, shape.frames, geometry.latent_frames(input.frames))?;
             }
             equal(name, 3, shape.height, input.height.div_ceil(scale))?;
             equal(name, 4, shape.width, input.width.div_ceil(scale))
         }
         Direction::Decode => {
-            equal(name, 1, shape.channels, Config::PIXEL_CHANNELS)?;
+            equal(name, 1, shape.channels, geometry.pixel_channels)?;
             if whole {
-                cropped(name, 2, shape.frames, config.video_frames(input.frames), config.time_scale())?;
+                cropped(name, 2, shape.frames, geometry.video_frames(input.frames), geometry.time)?;
             }
             cropped(name, 3, shape.height, input.height * scale, scale)?;
             cropped(name, 4, shape.width, input.width * scale, scale)
@@ -276,10 +276,12 @@ impl StreamCheck {
 mod tests {
     use super::*;
     use crate::ir::DType;
+    use crate::model::families::seedvr2::Sizes;
+    use crate::testing;
 
     fn network(direction: Direction) -> Network {
-        let config = Config { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
-        Network::new(&config, direction)
+        let sizes = Sizes { channels: vec![16; 4], layers: 1, groups: 16, latent: 16, temporal_levels: 2 };
+        testing::network(&sizes, direction)
     }
 
     /// Checks a tensor that a whole input of this shape is to become.

@@ -29,7 +29,7 @@ use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice, View};
-use crate::model::{Config, Direction, Network};
+use crate::model::{Direction, Model, Network};
 use crate::plan::PlanReport;
 
 /// How far a call has come, for the host's progress bar.
@@ -101,8 +101,8 @@ pub struct JobShape {
 }
 
 /// The input frames that a range needs.
-pub fn range_inputs(config: &Config, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
-    Ok(check::range(&Network::new(config, direction), range)?.inputs(range.clip_frames))
+pub fn range_inputs(model: &Model, direction: Direction, range: ClipRange) -> Result<Range<u64>> {
+    Ok(check::range(&Network::new(model, direction)?, range)?.inputs(range.clip_frames))
 }
 
 /// One call of encode or decode. Shapes, types and devices are checked by [`Session::run`].
@@ -150,7 +150,7 @@ pub struct Trim {
 
 /// A model on a device, with its settings. What a handle of the C ABI stands for.
 pub trait Session: Send {
-    fn config(&self) -> &Config;
+    fn model(&self) -> &Arc<Model>;
     fn devices(&self) -> Vec<TensorDevice>;
     fn settings(&self) -> &Settings;
     /// Takes effect with the next call; open streams keep the settings they were opened with.

@@ -180,7 +180,7 @@ impl<B: Backend> Runner<'_, B> {
             return Ok(());
         }
         let (network, settings) = (&spec.network, self.settings);
-        let latent = network.config.latent;
+        let latent = network.geometry.latent_channels;
         let weights = spec.grid.as_deref();
         let plain = StoreTensor {
             from: op.from,

@@ -21,7 +21,7 @@ use crate::backend::{Backend, TuningNote};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
-use crate::model::{Checkpoint, Config, Direction, Network};
+use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::plan::{Bytes, Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
 
 /// Makes the backend that some settings ask for.
@@ -29,6 +29,7 @@ pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
 
 pub struct Engine<B: Backend> {
     place: TensorDevice,
+    model: Arc<Model>,
     /// The checkpoint, and what its file was when it was opened.
     path: PathBuf,
     file: FileIdentity,
@@ -64,9 +65,10 @@ impl<B: Backend> Engine<B> {
         let checkpoint = Checkpoint::open(&path)?;
         let backend = Arc::new(make(&settings)?);
         let coders =
-            networks(&*backend, checkpoint.config(), settings.cache)?.map(|network| Coder { network, weights: None });
+            networks(&*backend, checkpoint.model(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
+            model: Arc::clone(checkpoint.model()),
             file: checkpoint.identity().clone(),
             path,
             allocators,
@@ -103,7 +105,7 @@ impl<B: Backend> Engine<B> {
 
     /// The device, as the planner sees it. With `autotune` it may be measured first; only `cancel` makes that fail.
     fn target(&self, cancel: &AtomicBool) -> Result<Target<'_>> {
-        let (mut profile, groups) = (self.profile(cancel)?, self.config().groups);
+        let (mut profile, groups) = (self.profile(cancel)?, self.coders[0].network.groups);
         profile.rates = self.settings.rates.or(profile.rates);
         Ok(Target::new(profile, self.backend.sizes(), groups))
     }
@@ -140,6 +142,7 @@ impl<B: Backend> Engine<B> {
             bytes: WeightBytes::new(&network, offloaded, &self.target(control.cancel)?),
             key,
             path: &self.path,
+            model: &self.model,
             network: &network,
             ledger: &self.ledger,
             cancel: control.cancel,
@@ -214,17 +217,18 @@ fn warn_not_pinned(control: &Control, bytes: u64) {
 }
 
 /// Encoder and decoder in the form that the backend computes. Fails if it cannot.
-fn networks<B: Backend>(backend: &B, config: &Config, cache: CacheFormat) -> Result<[Arc<Network>; 2]> {
+fn networks<B: Backend>(backend: &B, model: &Model, cache: CacheFormat) -> Result<[Arc<Network>; 2]> {
     if cache == CacheFormat::U8 && backend.sizes().u8_frame_bytes(FrameShape::new(1, 1, 8)).is_none() {
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
-    let networks = Direction::ALL.map(|direction| {
-        let network = Network::new(config, direction).for_device(&backend.profile());
-        Arc::new(match cache {
+    let network = |direction: Direction| -> Result<Arc<Network>> {
+        let network = Network::new(model, direction)?.for_device(&backend.profile());
+        Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),
-        })
-    });
+        }))
+    };
+    let networks = [network(Direction::Encode)?, network(Direction::Decode)?];
     for network in &networks {
         let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
         backend.check_layers(&layouts, &network.attention_channels())?;
@@ -247,8 +251,8 @@ impl<B: Backend> DeviceSession for Engine<B> {
 }
 
 impl<B: Backend> Session for Engine<B> {
-    fn config(&self) -> &Config {
-        &self.coders[0].network.config
+    fn model(&self) -> &Arc<Model> {
+        &self.model
     }
 
     fn devices(&self) -> Vec<TensorDevice> {
@@ -268,7 +272,7 @@ impl<B: Backend> Session for Engine<B> {
                 true => Arc::new((self.make)(&settings)?),
                 false => Arc::clone(&self.backend),
             };
-            let networks = networks(&*backend, self.config(), settings.cache)?;
+            let networks = networks(&*backend, &self.model, settings.cache)?;
             // Work of the last call may still run there, on the old backend.
             self.workspace = None;
             if backend.precision() != self.backend.precision() {

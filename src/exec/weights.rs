@@ -15,7 +15,7 @@ use crate::error::{Result, check_cancel};
 use crate::ir::{LayerId, TensorDevice, WeightPart, Window};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::fold::{self, BufferedWeights, FoldBuffers, FoldBytes, LayerWeights, ProductType};
-use crate::model::{Checkpoint, Direction, Network};
+use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::plan::WeightBytes;
 use crate::{reserve, thread_pool};
 
@@ -152,6 +152,7 @@ pub struct Loading<'a, B: Backend> {
     pub backend: &'a B,
     pub key: WeightsKey,
     pub path: &'a Path,
+    pub model: &'a Arc<Model>,
     pub network: &'a Network,
     pub bytes: WeightBytes,
     pub ledger: &'a Arc<Ledger>,
@@ -187,7 +188,7 @@ impl<B: Backend> Loading<'_, B> {
 
     fn load(&self) -> Result<(Weights<B>, Held)> {
         let Loading { backend, key, network, bytes, ledger, .. } = self;
-        let checkpoint = Checkpoint::reopen(self.path, &key.file)?;
+        let checkpoint = Checkpoint::reopen(self.path, &key.file, self.model)?;
         // A device has all of its weights in one block.
         let mut held = ledger.hold(if B::HOST_MEMORY { 0 } else { bytes.device() });
         let mut resident = WeightStore { store: backend.allocate_weights(bytes.block, Residency::Device)?, taken: 0 };

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use super::network::Network;
+use super::network::{Network, Source};
 use crate::ir::LayerId;
 
 /// Output frames of a clip: latent frames for encode, video frames for decode.
@@ -34,18 +34,7 @@ pub struct Cone {
 
 impl Cone {
     pub fn new(network: &Network, range: FrameRange) -> Cone {
-        let mut firsts = vec![0; network.layers.len()];
-        // The first output of a layer that is needed from `first` on; returns its first input.
-        let mut begin = |layer: LayerId, first: u64| {
-            firsts[layer] = first;
-            network.layers[layer].time.oldest(first)
-        };
-        let first_input = network.stages.iter().rev().fold(range.first, |first, stage| {
-            // A block adds its input frame by frame, and its layers reach back at least as far.
-            let body: Vec<LayerId> = stage.body().collect();
-            let first = body.into_iter().rev().fold(first, |first, layer| begin(layer, first));
-            begin(stage.head, first)
-        });
+        let (firsts, first_input) = first_frames(network, range.first);
         let stage_ends = range.end.map(|end| ends_before(network, end));
         let trims = stage_ends.as_ref().map_or_else(
             || vec![0; network.stages.len()],
@@ -88,18 +77,37 @@ impl Cone {
     }
 }
 
+/// The first output frame of each layer that outputs from `first` on depend on, and the first input frame.
+fn first_frames(network: &Network, first: u64) -> (Vec<u64>, u64) {
+    let mut firsts = vec![u64::MAX; network.layers.len()];
+    let mut first_input = u64::MAX;
+    if let Some(last) = firsts.last_mut() {
+        *last = first;
+    }
+    for (id, layer) in network.layers.iter().enumerate().rev() {
+        let first = firsts[id];
+        // What is added is added frame by frame.
+        for (source, first) in [(Some(layer.input), layer.time.oldest(first)), (layer.addend, first)] {
+            let Some(source) = source else { continue };
+            let known = match source {
+                Source::Input => &mut first_input,
+                Source::Layer(from) => &mut firsts[from],
+            };
+            *known = first.min(*known);
+        }
+    }
+    (firsts, first_input)
+}
+
 /// Where the frames of each stage end that outputs before `end` depend on, and where the input does.
 fn ends_before(network: &Network, mut end: u64) -> (Vec<u64>, u64) {
-    let newest = |layer: LayerId, end: u64| {
-        let recipe = network.layers[layer].time.recipe(end - 1);
-        recipe.terms().last().map_or(0, |(input, _)| input + 1)
-    };
+    let newest = |layer: LayerId, end: u64| network.layers[layer].time.input_end(end - 1);
     let mut ends = vec![0; network.stages.len()];
     for (stage, stage_end) in network.stages.iter().zip(&mut ends).rev() {
         // The layers of a body read no frame after their own.
         debug_assert!(stage.body().all(|layer| newest(layer, end) == end));
         *stage_end = end;
-        end = newest(stage.head, end);
+        end = newest(stage.head(), end);
     }
     (ends, end)
 }
@@ -109,20 +117,20 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::model::network::Block;
-    use crate::model::{Config, Direction};
+    use crate::model::Direction;
+    use crate::model::families::seedvr2::Sizes;
 
     fn networks() -> Vec<Network> {
-        let config = |levels, layers, temporal_levels| Config {
+        let sizes = |levels, layers, temporal_levels| Sizes {
             channels: vec![8; levels],
             layers,
             groups: 8,
             latent: 4,
             temporal_levels,
         };
-        let configs = [config(4, 2, 2), config(3, 1, 2), config(4, 1, 1), config(2, 3, 0)];
-        let both = |config: &Config| [Direction::Encode, Direction::Decode].map(|d| Network::new(config, d));
-        configs.iter().flat_map(both).collect()
+        let sizes = [sizes(4, 2, 2), sizes(3, 1, 2), sizes(4, 1, 1), sizes(2, 3, 0)];
+        let both = |sizes: &Sizes| Direction::ALL.map(|direction| Network::new(&sizes.model(), direction).unwrap());
+        sizes.iter().flat_map(both).collect()
     }
 
     /// The input frames of a layer that its outputs `frames` read.
@@ -134,24 +142,20 @@ mod tests {
     /// The definition: frame by frame, which outputs of each layer a range depends on, and which inputs.
     fn dependencies(network: &Network, range: Range<u64>) -> (Vec<BTreeSet<u64>>, BTreeSet<u64>) {
         let mut outputs = vec![BTreeSet::new(); network.layers.len()];
-        let mut needed: BTreeSet<u64> = range.collect();
-        for stage in network.stages.iter().rev() {
-            if let Some(tail) = stage.tail {
-                outputs[tail] = needed.clone();
-                needed = read_by(network, tail, &needed);
+        let mut inputs = BTreeSet::new();
+        *outputs.last_mut().unwrap() = range.collect();
+        for (id, layer) in network.layers.iter().enumerate().rev() {
+            let of_layer = outputs[id].clone();
+            let read = read_by(network, id, &of_layer);
+            for (source, frames) in [(Some(layer.input), read), (layer.addend, of_layer)] {
+                match source {
+                    Some(Source::Input) => inputs.extend(frames),
+                    Some(Source::Layer(from)) => outputs[from].extend(frames),
+                    None => {}
+                }
             }
-            for block in stage.blocks.iter().rev() {
-                let [first, second] = block.layers();
-                outputs[second] = needed.clone();
-                outputs[first] = read_by(network, second, &needed);
-                let read = read_by(network, first, &outputs[first]);
-                let (Block::Residual { .. } | Block::Attention { .. }) = block;
-                needed.extend(read);
-            }
-            outputs[stage.head] = needed.clone();
-            needed = read_by(network, stage.head, &needed);
         }
-        (outputs, needed)
+        (outputs, inputs)
     }
 
     #[test]
@@ -165,7 +169,7 @@ mod tests {
                 assert_eq!(cone.inputs(u64::MAX), span(&inputs));
                 let ends = cone.stage_ends(&network, cone.inputs(u64::MAX).end);
                 for (stage, end) in network.stages.iter().zip(ends) {
-                    for layer in [stage.head].into_iter().chain(stage.body()) {
+                    for layer in stage.layers.clone() {
                         assert_eq!(cone.first(layer)..end, span(&outputs[layer]), "layer {layer}, {first} + {count}");
                         assert_eq!(outputs[layer].len() as u64, end - cone.first(layer));
                     }

@@ -201,6 +201,14 @@ impl Graph {
         self.nodes.iter().flat_map(of).collect()
     }
 
+    /// Groups of the first group norm, which all share.
+    pub fn norm_groups(&self) -> Option<u64> {
+        self.nodes.iter().find_map(|node| match node.op {
+            NodeOp::Norm(Norm { kind: NormKind::Group { groups, .. }, .. }) => Some(groups),
+            _ => None,
+        })
+    }
+
     /// How many nodes read each value. The network's output counts as one more reader.
     pub fn readers(&self) -> Vec<usize> {
         let mut readers = vec![0; self.nodes.len()];

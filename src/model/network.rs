@@ -1,8 +1,13 @@
-//! The layers of encoder and decoder, in order, and their tensors. Both are chains of stages of one resolution and
-//! frame rate each. The head of a stage changes to them: the first convolution, a downsampler or a folded upsampler.
+//! A lowered network: layers and edges. A layer is a convolution with what is fused into it; an edge leads from a layer
+//! to its readers. A stage is a run of layers of one resolution and frame rate. Knows no tensor's name by itself, no
+//! plan and no device.
 
-use super::causal::Time;
-use super::config::Config;
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::families::{Geometry, Model};
+use super::lower::{self, Recipes};
+use crate::error::{Error, Result};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, Prologue, Shape, Window};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -23,34 +28,54 @@ impl Direction {
 }
 
 /// A weight and its bias in a checkpoint.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct NamedWeights {
     /// Without `.weight` and `.bias`.
     pub name: String,
     /// Shape of the weight. The bias has its first dimension.
     pub shape: Vec<u64>,
+    /// What both are multiplied by.
+    pub scale: f64,
 }
 
 impl NamedWeights {
-    fn new(name: String, shape: &[u64]) -> NamedWeights {
-        NamedWeights { name, shape: shape.into() }
-    }
-
     /// Names and shapes of both tensors.
     pub fn tensors(&self) -> [(String, &[u64]); 2] {
         [(format!("{}.weight", self.name), &self.shape), (format!("{}.bias", self.name), &self.shape[..1])]
     }
 }
 
+/// Where a layer's input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// The network's input.
+    Input,
+    Layer(LayerId),
+}
+
+/// What a layer's weights are folded from.
+#[derive(Debug, Clone, PartialEq)]
+pub enum LayerTensors {
+    /// A convolution, and the 1x1x1 convolution of its addend.
+    Conv { conv: NamedWeights, shortcut: Option<NamedWeights> },
+    /// Matrices whose outputs lie side by side.
+    Matrices(Vec<NamedWeights>),
+    /// A 1x1x1 convolution whose channels are unfolded into 2 x 2 pixels and into frames, then a convolution.
+    Unfolded { upscale: NamedWeights, conv: NamedWeights },
+}
+
 #[derive(Debug, Clone)]
 pub struct Layer {
     pub layout: ConvLayout,
-    pub time: Time,
+    pub time: Arc<Recipes>,
+    pub input: Source,
+    /// Whether attention over a frame's pixels comes between its input and its convolution.
+    pub attends: bool,
+    /// What is added to its sum: as it is, or through a shortcut if the layout has one.
+    pub addend: Option<Source>,
     /// The norm before it.
     pub norm: Option<NamedWeights>,
-    /// What it is folded from. [`Window::Point`]: matrices, side by side. [`Window::Up`]: a 1x1x1 convolution to 4 or 8
-    /// times the channels, unfolded into space and time, then a 3x3x3 one. Others: the convolution and its shortcut.
-    pub weights: Vec<NamedWeights>,
+    pub tensors: LayerTensors,
     /// Whether a norm reads this layer's output.
     pub statistics: bool,
     /// [`CacheFormat::U8`]: outputs of a [pair](super::pair_of) read the input frames of earlier pairs in 8 bits.
@@ -58,150 +83,232 @@ pub struct Layer {
 }
 
 impl Layer {
-    /// From now on by Winograd F(2,3) in time.
-    fn compute_pairs(&mut self) {
-        (self.time, self.layout.pairs) = (Time::Paired, true);
-        self.layout.slabs = Time::Paired.slabs().len() as u64;
+    /// What it is called in timelines and traces: by its first tensor.
+    pub fn name(&self) -> &str {
+        self.weights().next().map_or("", |first| &first.name)
     }
 
-    pub fn affine(&self) -> impl Iterator<Item = &NamedWeights> {
-        self.norm.iter().chain(&self.weights)
+    /// Everything that its weights are folded from, but the norm.
+    pub fn weights(&self) -> impl Iterator<Item = &NamedWeights> {
+        let (first, second, parts): (_, _, &[NamedWeights]) = match &self.tensors {
+            LayerTensors::Conv { conv, shortcut } => (Some(conv), shortcut.as_ref(), &[]),
+            LayerTensors::Matrices(parts) => (None, None, parts),
+            LayerTensors::Unfolded { upscale, conv } => (Some(upscale), Some(conv), &[]),
+        };
+        first.into_iter().chain(second).chain(parts)
     }
-}
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Block {
-    /// `x + second(first(x))`, or `shortcut(x) + ...` where the second layer has a shortcut.
-    Residual { first: LayerId, second: LayerId },
-    /// `x + project(attention(qkv(x)))`.
-    Attention { qkv: LayerId, project: LayerId },
-}
+    /// The layer whose output it adds, as it is.
+    pub fn residual(&self) -> Option<Source> {
+        self.addend.filter(|_| self.layout.shortcut.is_none())
+    }
 
-#[derive(Debug, Clone)]
-pub struct Stage {
-    pub head: LayerId,
-    pub blocks: Vec<Block>,
-    /// The last convolution of the network, in its last stage.
-    pub tail: Option<LayerId>,
-}
+    /// Whether it can run in bands with its causal cache elsewhere than on the device.
+    pub fn runs_in_bands(&self) -> bool {
+        self.time.is_causal() && self.layout.window == Window::Same && self.layout.prologue != Prologue::None
+    }
 
-impl Block {
-    pub fn layers(&self) -> [LayerId; 2] {
-        match *self {
-            Block::Residual { first, second } => [first, second],
-            Block::Attention { qkv, project } => [qkv, project],
+    /// Whether it can write its output band by band: it runs in bands, or each band of its larger output reads few rows
+    /// of its input.
+    fn writes_in_bands(&self) -> bool {
+        self.layout.window == Window::Up || self.runs_in_bands()
+    }
+
+    /// Whether its output is larger than its input.
+    pub fn expands(&self) -> bool {
+        match self.layout.window {
+            Window::Up => true,
+            Window::Same => self.layout.cin < self.layout.cout,
+            Window::Down | Window::Point => false,
         }
     }
+
+    pub fn output_shape(&self, input: FrameShape) -> FrameShape {
+        self.layout.window.output(input, self.layout.cout)
+    }
+}
+
+/// A run of layers of one resolution and frame rate. The first one changes to them, and is the only one that reads
+/// another stage: the last layer of the stage before, or the network's input.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Stage {
+    pub layers: Range<LayerId>,
 }
 
 impl Stage {
-    /// The layers after the head. All have as many frames as its output.
-    pub fn body(&self) -> impl Iterator<Item = LayerId> + '_ {
-        self.blocks.iter().flat_map(Block::layers).chain(self.tail)
+    /// The first layer.
+    pub fn head(&self) -> LayerId {
+        self.layers.start
     }
+
+    /// The layers after the first. All have as many frames as its output.
+    pub fn body(&self) -> Range<LayerId> {
+        self.layers.start + 1..self.layers.end
+    }
+
+    pub fn last(&self) -> LayerId {
+        self.layers.end - 1
+    }
+}
+
+/// A layer that reads another one's output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Reader {
+    pub layer: LayerId,
+    pub role: Role,
+}
+
+/// What a value is to the layer that reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    Input,
+    /// Added as it is.
+    Residual,
+    /// Added through the 1x1x1 convolution of a shortcut.
+    Shortcut,
+}
+
+/// What a network is told beside its layers.
+pub(super) struct NetworkFacts {
+    pub direction: Direction,
+    pub geometry: Geometry,
+    pub groups: u64,
 }
 
 #[derive(Debug, Clone)]
 pub struct Network {
     pub direction: Direction,
-    pub config: Config,
+    pub geometry: Geometry,
     pub layers: Vec<Layer>,
     pub stages: Vec<Stage>,
+    /// Of each layer, who reads its output, in the order of the layers.
+    readers: Vec<Vec<Reader>>,
+    /// Groups of every norm.
+    pub groups: u64,
 }
 
 impl Network {
-    pub fn new(config: &Config, direction: Direction) -> Network {
-        let network = Network { direction, config: config.clone(), layers: Vec::new(), stages: Vec::new() };
-        match direction {
-            Direction::Encode => network.encoder(),
-            Direction::Decode => network.decoder(),
-        }
+    /// One direction of a model, lowered.
+    pub fn new(model: &Model, direction: Direction) -> Result<Network> {
+        lower::lower(model, direction).map_err(|why| {
+            let (family, direction) = (model.family.name, direction.name());
+            Error::Checkpoint(format!("a model of family {family} ({direction}) cannot be computed: {why}"))
+        })
     }
 
-    /// The same in the form that a device computes: with [`Time::Paired`] where its kernels share products.
+    /// A network of these layers.
+    pub(super) fn of_layers(layers: Vec<Layer>, stages: Vec<Stage>, facts: NetworkFacts) -> Network {
+        let NetworkFacts { direction, geometry, groups } = facts;
+        let mut readers = vec![Vec::new(); layers.len()];
+        for (id, layer) in layers.iter().enumerate() {
+            let added = if layer.layout.shortcut.is_some() { Role::Shortcut } else { Role::Residual };
+            for (source, role) in [(Some(layer.input), Role::Input), (layer.addend, added)] {
+                if let Some(Source::Layer(from)) = source {
+                    readers[from].push(Reader { layer: id, role });
+                }
+            }
+        }
+        Network { direction, geometry, layers, stages, readers, groups }
+    }
+
+    /// The same in the form that a device computes: with pairs where its kernels share products.
     pub fn for_device(self, profile: &DeviceProfile) -> Network {
         let network = if profile.pairs.is_some() { self.with_pairs() } else { self };
         if profile.upsampler_pairs { network.with_upsampler_pairs() } else { network }
     }
 
-    /// The same with [`Time::Paired`] in the residual blocks of stages with two or more frames a latent. Their inputs
-    /// are normalised, so sums of two frames stay in the range of a 16-bit float.
+    /// The same with [pairs](lower::Pairs) in the layers whose inputs are normalised.
     pub fn with_pairs(mut self) -> Network {
-        for layer in self.pairable_layers() {
-            self.layers[layer].compute_pairs();
-        }
+        lower::pair_layers(&mut self);
         self
     }
 
-    /// The same with [`Time::Paired`] in upsamplers that do not double time, in stages with two or more frames a
-    /// latent.
+    /// The same with pairs in upsamplers that do not double time.
     pub fn with_upsampler_pairs(mut self) -> Network {
-        for head in self.stages_of_pairs().map(|stage| stage.head).collect::<Vec<LayerId>>() {
-            let layer = &mut self.layers[head];
-            if layer.layout.window == Window::Up && layer.time == Time::Causal {
-                layer.compute_pairs();
-            }
+        lower::pair_upsamplers(&mut self);
+        self
+    }
+
+    /// The same with [`CacheFormat::U8`] in the layers that may compute pairs. What follows a norm and SiLU loses little
+    /// in 8 bits.
+    pub fn with_u8_caches(mut self) -> Network {
+        for layer in lower::pairable_layers(&self) {
+            self.layers[layer].cache = CacheFormat::U8;
         }
         self
-    }
-
-    /// The same with [`CacheFormat::U8`] in the residual blocks of these stages. What follows a norm and SiLU loses
-    /// little in 8 bits.
-    pub fn with_u8_caches(mut self) -> Network {
-        self.pairable_layers().into_iter().for_each(|layer| self.layers[layer].cache = CacheFormat::U8);
-        self
-    }
-
-    /// The residual blocks' layers in stages with two or more frames a latent.
-    fn pairable_layers(&self) -> Vec<LayerId> {
-        let blocks = self.stages_of_pairs().flat_map(|stage| &stage.blocks);
-        blocks.filter(|block| matches!(block, Block::Residual { .. })).flat_map(Block::layers).collect()
-    }
-
-    /// Stages with two or more frames a latent.
-    fn stages_of_pairs(&self) -> impl Iterator<Item = &Stage> {
-        let rates = self.later_stage_frames(self.latent_rate());
-        self.stages.iter().zip(rates).filter(|(_, frames)| *frames > 1).map(|(stage, _)| stage)
     }
 
     /// Whether frames of a stage share products by pairs.
     pub fn has_pairs(&self, stage: usize) -> bool {
-        self.stages[stage].blocks.iter().any(|block| self.layers[block.layers()[0]].layout.pairs)
+        self.stages[stage].body().any(|layer| self.layers[layer].layout.pairs)
     }
 
     /// Whether chunks of a stage must not cut pairs: a cache in 8 bits holds whole pairs.
     pub fn needs_pairs(&self, stage: usize) -> bool {
-        self.stages[stage].blocks.iter().any(|block| self.layers[block.layers()[0]].cache == CacheFormat::U8)
+        self.stages[stage].body().any(|layer| self.layers[layer].cache == CacheFormat::U8)
+    }
+
+    /// The layers that read a layer's output, in their order.
+    pub fn readers(&self, layer: LayerId) -> &[Reader] {
+        &self.readers[layer]
+    }
+
+    /// Whether a layer's output need not exist whole: it is written and read band by band. An output that is written over
+    /// a residual exists anyway.
+    pub fn may_stream(&self, layer: LayerId) -> bool {
+        let (facts, readers) = (&self.layers[layer], self.readers(layer));
+        let in_bands = |reader: &Reader| reader.role != Role::Residual && self.layers[reader.layer].runs_in_bands();
+        facts.writes_in_bands() && facts.residual().is_none() && !readers.is_empty() && readers.iter().all(in_bands)
+    }
+
+    /// Whether no layer reads the value of `from` after `reader`.
+    pub fn is_last_reader(&self, from: LayerId, reader: LayerId) -> bool {
+        self.readers(from).last().is_some_and(|last| last.layer == reader)
+    }
+
+    /// The stage that a layer belongs to.
+    pub fn stage_of(&self, layer: LayerId) -> usize {
+        self.stages.partition_point(|stage| stage.layers.end <= layer)
+    }
+
+    /// The layer that can compute the input of `layer` again from the stage's own input: the first one of the stage, if
+    /// it expands that input. So the causal cache of `layer` can be recomputed.
+    pub fn recomputed_by(&self, layer: LayerId) -> Option<LayerId> {
+        let head = self.stages[self.stage_of(layer)].head();
+        let reads_head = layer != head && self.layers[layer].input == Source::Layer(head);
+        (reads_head && self.layers[layer].runs_in_bands() && self.layers[head].expands()).then_some(head)
+    }
+
+    /// The layer that can compute hidden frames again for `layer`: the one that makes its input, if `layer` adds what
+    /// that one reads, so it is still there. Not with caches in 8 bits: inputs that were read rounded would not be so
+    /// again.
+    pub fn hidden_by(&self, layer: LayerId) -> Option<LayerId> {
+        let Source::Layer(first) = self.layers[layer].input else { return None };
+        let can = |layer: &Layer| layer.runs_in_bands() && layer.cache == CacheFormat::Exact;
+        let keeps_input = self.layers[layer].residual() == Some(self.layers[first].input);
+        (keeps_input && [first, layer].iter().all(|layer| can(&self.layers[*layer]))).then_some(first)
     }
 
     pub fn input_channels(&self) -> u64 {
         match self.direction {
-            Direction::Encode => Config::PIXEL_CHANNELS,
-            Direction::Decode => self.config.latent,
+            Direction::Encode => self.geometry.pixel_channels,
+            Direction::Decode => self.geometry.latent_channels,
         }
     }
 
     /// Channels of the output activations. The encoder's are mean and log-variance.
     pub fn output_channels(&self) -> u64 {
-        match self.direction {
-            Direction::Encode => 2 * self.config.latent,
-            Direction::Decode => Config::PIXEL_CHANNELS,
-        }
+        self.layers.last().map_or(0, |layer| layer.layout.cout)
     }
 
     /// Channels of each attention block.
     pub fn attention_channels(&self) -> Vec<u64> {
-        let blocks = self.stages.iter().flat_map(|stage| &stage.blocks);
-        let width = |block: &Block| match *block {
-            Block::Residual { .. } => None,
-            Block::Attention { project, .. } => Some(self.layers[project].layout.cin),
-        };
-        blocks.filter_map(width).collect()
+        self.layers.iter().filter(|layer| layer.attends).map(|layer| layer.layout.cin).collect()
     }
 
     /// The shape of an output frame for an input frame of this shape.
     pub fn output_shape(&self, input: FrameShape) -> FrameShape {
-        let scale = self.config.spatial_scale();
+        let scale = self.geometry.space;
         match self.direction {
             Direction::Encode => FrameShape::new(input.height / scale, input.width / scale, self.output_channels()),
             Direction::Decode => FrameShape::new(input.height * scale, input.width * scale, self.output_channels()),
@@ -210,35 +317,35 @@ impl Network {
 
     /// The shape of each layer's input, for network inputs of this shape.
     pub fn input_shapes(&self, input: FrameShape) -> Vec<FrameShape> {
-        let mut shapes = vec![input; self.layers.len()];
-        let mut x = input;
-        for stage in &self.stages {
-            shapes[stage.head] = x;
-            x = self.output_of(stage.head, x);
-            for block in &stage.blocks {
-                let [first, second] = block.layers();
-                shapes[first] = x;
-                x = x.with_channels(self.layers[second].layout.cin);
-                shapes[second] = x;
-                x = self.output_of(second, x);
-            }
-            if let Some(tail) = stage.tail {
-                shapes[tail] = x;
-                x = self.output_of(tail, x);
-            }
+        let mut shapes: Vec<FrameShape> = Vec::with_capacity(self.layers.len());
+        for layer in &self.layers {
+            let from = match layer.input {
+                Source::Input => input,
+                Source::Layer(from) => self.layers[from].output_shape(shapes[from]),
+            };
+            shapes.push(from.with_channels(layer.layout.cin));
         }
         shapes
     }
 
-    fn output_of(&self, layer: LayerId, input: FrameShape) -> FrameShape {
-        let layout = &self.layers[layer].layout;
-        layout.window.output(input, layout.cout)
+    /// Pixels of a frame at each stage, for network inputs of this shape.
+    pub fn stage_pixels(&self, input: FrameShape) -> Vec<u64> {
+        let shapes = self.input_shapes(input);
+        self.stages.iter().map(|stage| self.layers[stage.head()].output_shape(shapes[stage.head()]).pixels()).collect()
+    }
+
+    /// The stage with the most pixels a frame.
+    pub fn largest_stage(&self) -> usize {
+        // The input of one latent pixel: the answer is the same for all sizes.
+        let side = self.latent_scale();
+        let pixels = self.stage_pixels(FrameShape::new(side, side, self.input_channels()));
+        (0..pixels.len()).rev().max_by_key(|stage| pixels[*stage]).unwrap_or(0)
     }
 
     /// `inputs` frames, padded by repeating the last until the encoder ends on a whole latent frame.
     pub fn padded_frames(&self, inputs: u64) -> u64 {
         match self.direction {
-            Direction::Encode => self.config.video_frames(self.config.latent_frames(inputs)),
+            Direction::Encode => self.geometry.video_frames(self.geometry.latent_frames(inputs)),
             Direction::Decode => inputs,
         }
     }
@@ -246,7 +353,7 @@ impl Network {
     /// Rows of input per row of latent, and columns alike.
     pub fn latent_scale(&self) -> u64 {
         match self.direction {
-            Direction::Encode => self.config.spatial_scale(),
+            Direction::Encode => self.geometry.space,
             Direction::Decode => 1,
         }
     }
@@ -260,7 +367,7 @@ impl Network {
     /// Input frames per latent frame.
     pub fn latent_rate(&self) -> u64 {
         match self.direction {
-            Direction::Encode => self.config.time_scale(),
+            Direction::Encode => self.geometry.time,
             Direction::Decode => 1,
         }
     }
@@ -269,7 +376,7 @@ impl Network {
     pub fn stage_frames(&self, inputs: u64) -> Vec<u64> {
         let mut count = self.padded_frames(inputs);
         let computed = self.stages.iter().map(|stage| {
-            count = self.layers[stage.head].time.outputs(count);
+            count = self.layers[stage.head()].time.outputs(count);
             count
         });
         computed.collect()
@@ -282,135 +389,6 @@ impl Network {
     }
 
     pub fn output_frames(&self, inputs: u64) -> u64 {
-        *self.stage_frames(inputs).last().expect("a network has stages")
-    }
-
-    fn encoder(mut self) -> Network {
-        let channels = self.config.channels.clone();
-        let last = channels.len() - 1;
-        let mut head = self.conv("encoder.conv_in", Config::PIXEL_CHANNELS, channels[0], Window::Same, Time::Causal);
-        let mut cin = channels[0];
-        for (level, &cout) in channels.iter().enumerate() {
-            let mut blocks = Vec::new();
-            for j in 0..self.config.layers {
-                blocks.push(self.residual(&format!("encoder.down_blocks.{level}.resnets.{j}"), cin, cout));
-                cin = cout;
-            }
-            if level < last {
-                self.end_stage(head, blocks);
-                let time = if self.config.halves_time(level) { Time::Halve } else { Time::Still };
-                let name = format!("encoder.down_blocks.{level}.downsamplers.0.conv");
-                head = self.conv(&name, cin, cin, Window::Down, time);
-            } else {
-                blocks.extend(self.middle("encoder.mid_block", cin));
-                self.end_network(head, blocks, "encoder", cin);
-            }
-        }
-        self
-    }
-
-    fn decoder(mut self) -> Network {
-        let channels: Vec<u64> = self.config.channels.iter().rev().copied().collect();
-        let last = channels.len() - 1;
-        let mut head = self.conv("decoder.conv_in", self.config.latent, channels[0], Window::Same, Time::Causal);
-        let mut cin = channels[0];
-        for (level, &cout) in channels.iter().enumerate() {
-            let mut blocks = if level == 0 { self.middle("decoder.mid_block", cin) } else { Vec::new() };
-            for j in 0..=self.config.layers {
-                blocks.push(self.residual(&format!("decoder.up_blocks.{level}.resnets.{j}"), cin, cout));
-                cin = cout;
-            }
-            if level < last {
-                self.end_stage(head, blocks);
-                head = self.upsampler(&format!("decoder.up_blocks.{level}.upsamplers.0"), cin, level);
-            } else {
-                self.end_network(head, blocks, "decoder", cin);
-            }
-        }
-        self
-    }
-
-    fn push(
-        &mut self,
-        layout: ConvLayout,
-        time: Time,
-        norm: Option<NamedWeights>,
-        weights: Vec<NamedWeights>,
-    ) -> LayerId {
-        self.layers.push(Layer { layout, time, norm, weights, statistics: true, cache: CacheFormat::Exact });
-        self.layers.len() - 1
-    }
-
-    fn layout(&self, cin: u64, cout: u64, window: Window, time: Time, prologue: Prologue) -> ConvLayout {
-        ConvLayout {
-            cin,
-            cout,
-            window,
-            prologue,
-            slabs: time.slabs().len() as u64,
-            shortcut: None,
-            biases: time.biases().len() as u64,
-            groups: self.config.groups,
-            pairs: false,
-        }
-    }
-
-    fn conv(&mut self, name: &str, cin: u64, cout: u64, window: Window, time: Time) -> LayerId {
-        let depth = if time == Time::Still { 1 } else { 3 };
-        let weights = vec![NamedWeights::new(name.into(), &[cout, cin, depth, 3, 3])];
-        self.push(self.layout(cin, cout, window, time, Prologue::None), time, None, weights)
-    }
-
-    /// A causal convolution after a norm.
-    fn norm_conv(&mut self, [norm, conv]: [String; 2], cin: u64, cout: u64) -> LayerId {
-        let layout = self.layout(cin, cout, Window::Same, Time::Causal, Prologue::NormSilu);
-        let (norm, weights) = (NamedWeights::new(norm, &[cin]), vec![NamedWeights::new(conv, &[cout, cin, 3, 3, 3])]);
-        self.push(layout, Time::Causal, Some(norm), weights)
-    }
-
-    fn residual(&mut self, name: &str, cin: u64, cout: u64) -> Block {
-        let first = self.norm_conv(["norm1", "conv1"].map(|part| format!("{name}.{part}")), cin, cout);
-        let second = self.norm_conv(["norm2", "conv2"].map(|part| format!("{name}.{part}")), cout, cout);
-        if cin != cout {
-            let layer = &mut self.layers[second];
-            layer.layout.shortcut = Some(cin);
-            layer.weights.push(NamedWeights::new(format!("{name}.conv_shortcut"), &[cout, cin, 1, 1, 1]));
-        }
-        Block::Residual { first, second }
-    }
-
-    fn middle(&mut self, name: &str, channels: u64) -> Vec<Block> {
-        let before = self.residual(&format!("{name}.resnets.0"), channels, channels);
-        let layout = |cout, prologue| self.layout(channels, cout, Window::Point, Time::Still, prologue);
-        let (into, out) = (layout(3 * channels, Prologue::Norm), layout(channels, Prologue::None));
-        let part = |part: &str| format!("{name}.attentions.0.{part}");
-        let matrix = |name: &str| NamedWeights::new(part(name), &[channels, channels]);
-        let norm = NamedWeights::new(part("group_norm"), &[channels]);
-        let qkv = self.push(into, Time::Still, Some(norm), ["to_q", "to_k", "to_v"].map(matrix).into());
-        self.layers[qkv].statistics = false;
-        let project = self.push(out, Time::Still, None, vec![matrix("to_out.0")]);
-        let after = self.residual(&format!("{name}.resnets.1"), channels, channels);
-        vec![before, Block::Attention { qkv, project }, after]
-    }
-
-    fn upsampler(&mut self, name: &str, channels: u64, level: usize) -> LayerId {
-        let (time, frames) = if self.config.doubles_time(level) { (Time::Double, 2) } else { (Time::Causal, 1) };
-        let upscale = NamedWeights::new(format!("{name}.upscale_conv"), &[4 * frames * channels, channels, 1, 1, 1]);
-        let conv = NamedWeights::new(format!("{name}.conv"), &[channels, channels, 3, 3, 3]);
-        self.push(self.layout(channels, channels, Window::Up, time, Prologue::None), time, None, vec![upscale, conv])
-    }
-
-    /// The next head has no norm before it, so the statistics of this stage's last layer are not needed.
-    fn end_stage(&mut self, head: LayerId, blocks: Vec<Block>) {
-        let last = blocks.last().map_or(head, |block| block.layers()[1]);
-        self.layers[last].statistics = false;
-        self.stages.push(Stage { head, blocks, tail: None });
-    }
-
-    fn end_network(&mut self, head: LayerId, blocks: Vec<Block>, name: &str, cin: u64) {
-        let names = ["conv_norm_out", "conv_out"].map(|part| format!("{name}.{part}"));
-        let tail = self.norm_conv(names, cin, self.output_channels());
-        self.layers[tail].statistics = false;
-        self.stages.push(Stage { head, blocks, tail: Some(tail) });
+        self.stage_frames(inputs).last().copied().unwrap_or(0)
     }
 }

@@ -308,7 +308,7 @@ fn largest_load(spec: &ScheduleSpec) -> FrameShape {
 /// Channels of a stored frame: an encoder's means and log-variances are tensors of their own.
 fn stored_channels(network: &Network) -> u64 {
     match network.direction {
-        Direction::Encode => network.config.latent,
+        Direction::Encode => network.geometry.latent_channels,
         Direction::Decode => network.output_channels(),
     }
 }

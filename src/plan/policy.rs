@@ -2,8 +2,8 @@
 //!
 //! Owns the policy and the questions about a network that limit it. Knows no memory and no device.
 
-use crate::ir::{CacheFormat, LayerId, Prologue, SplitColumns, Window};
-use crate::model::{Block, Direction, Layer, Network, Time};
+use crate::ir::{LayerId, SplitColumns};
+use crate::model::Network;
 
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
@@ -119,68 +119,24 @@ impl SchedulePolicy {
         policy
     }
 
-    /// Of a whole chunk, the hidden frames of a block that are rematerialised.
-    pub fn rematerialised_hidden(&self, network: &Network, stage: usize, block: &Block) -> u64 {
-        match rematerialises_hidden(network, block) {
-            true => self.chunks[stage] - self.materialised_hidden[stage],
-            false => 0,
-        }
+    /// Of a whole chunk, the hidden inputs of a layer that are rematerialised for it, and the layer that does it.
+    pub fn hidden_by(&self, network: &Network, layer: LayerId) -> Option<(LayerId, u64)> {
+        let stage = network.stage_of(layer);
+        let rematerialised = self.chunks[stage] - self.materialised_hidden[stage];
+        network.hidden_by(layer).filter(|_| rematerialised > 0).map(|by| (by, rematerialised))
     }
-}
 
-/// The stage whose frames have the pixels of the video.
-pub fn full_resolution_stage(network: &Network) -> usize {
-    match network.direction {
-        Direction::Encode => 0,
-        Direction::Decode => network.stages.len() - 1,
+    /// Of a whole chunk, the outputs of a stage's first layer that are rematerialised for each reader.
+    pub fn rematerialised(&self, stage: usize) -> u64 {
+        self.chunks[stage] - self.materialised[stage]
     }
-}
 
-/// Whether hidden frames of a block can be rematerialised: its input stays until the second layer adds to it. Not with
-/// caches in 8 bits: the first layer then reads some inputs rounded, and would not read them so again.
-pub fn rematerialises_hidden(network: &Network, block: &Block) -> bool {
-    let [first, second] = block.layers().map(|layer| &network.layers[layer]);
-    let residual = matches!(block, Block::Residual { .. }) && second.layout.shortcut.is_none();
-    residual && [first, second].into_iter().all(|layer| can_offload_cache(layer) && layer.cache == CacheFormat::Exact)
-}
-
-/// Whether a layer's cache can leave the device, if partial sums do not replace it. Only convolutions with a norm run
-/// in bands.
-pub fn can_offload_cache(layer: &Layer) -> bool {
-    let layout = &layer.layout;
-    matches!(layer.time, Time::Causal | Time::Paired)
-        && layout.window == Window::Same
-        && layout.prologue != Prologue::None
-}
-
-/// The layer of a stage whose cache can be recomputed: it reads only the head's output, and the head expands its input.
-pub fn recomputable_layer(network: &Network, stage: usize) -> Option<LayerId> {
-    let head = &network.layers[network.stages[stage].head].layout;
-    let expands = match head.window {
-        Window::Up => true,
-        Window::Same => head.cin < head.cout,
-        Window::Down | Window::Point => false,
-    };
-    match network.stages[stage].blocks.first() {
-        Some(Block::Residual { first, .. }) if expands => Some(*first),
-        _ => None,
+    /// Whether a layer reads outputs of its stage's first layer that are rematerialised.
+    pub fn reads_rematerialised(&self, network: &Network, layer: LayerId) -> bool {
+        let stage = network.stage_of(layer);
+        let mut readers = network.readers(network.stages[stage].head()).iter();
+        self.rematerialised(stage) > 0 && readers.any(|reader| reader.layer == layer)
     }
-}
-
-/// True if only the first block reads the head's output, so it need not stay live.
-pub fn head_is_transient(network: &Network, stage: usize) -> bool {
-    let [head, second] = [network.stages[stage].head, network.stages[stage].blocks[0].layers()[1]];
-    network.layers[head].layout.window == Window::Up && network.layers[second].layout.shortcut.is_some()
-}
-
-/// Layers whose output can be offloaded: all readers can run in bands.
-pub fn offloadable_outputs(network: &Network) -> Vec<LayerId> {
-    let in_stage = |stage: usize| {
-        let residual = network.stages[stage].blocks.iter().filter(|block| matches!(block, Block::Residual { .. }));
-        let head = head_is_transient(network, stage).then_some(network.stages[stage].head);
-        head.into_iter().chain(residual.map(|block| block.layers()[0])).collect::<Vec<_>>()
-    };
-    (0..network.stages.len()).flat_map(in_stage).collect()
 }
 
 #[cfg(test)]

@@ -69,7 +69,7 @@ impl Request {
 
     pub fn grid(&self, size: TileSize) -> Option<Arc<Grid>> {
         let (rows, columns) = self.latent();
-        Grid::new(size, rows, columns, self.network.config.spatial_scale(), self.network.direction).map(Arc::new)
+        Grid::new(size, rows, columns, self.network.geometry.space, self.network.direction).map(Arc::new)
     }
 
     /// The schedule of a policy, with the tiles of `grid`.
@@ -92,7 +92,7 @@ impl Request {
     /// Tiles of all clips together.
     pub fn work_items(&self, size: TileSize) -> u64 {
         let (rows, columns) = self.latent();
-        let (down, across) = size.count(rows, columns, self.network.config.spatial_scale());
+        let (down, across) = size.count(rows, columns, self.network.geometry.space);
         down.saturating_mul(across).saturating_mul(self.input.batch)
     }
 

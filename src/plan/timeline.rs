@@ -165,7 +165,7 @@ impl Plan {
 
 /// How an operation is called, in timelines and traces.
 pub fn op_name<L: crate::ir::Location>(op: &Op<L>, network: &Network) -> String {
-    let of = |what: &str, layer: LayerId| format!("{what} {}", network.layers[layer].weights[0].name);
+    let of = |what: &str, layer: LayerId| format!("{what} {}", network.layers[layer].name());
     match op {
         Op::Load(_) => "load".into(),
         Op::Fetch(fetch) => of("fetch", fetch.layer),
@@ -227,11 +227,7 @@ struct Recorder<'a> {
 
 impl<'a> Recorder<'a> {
     fn new(network: &'a Network, target: &Target<'a>) -> Recorder<'a> {
-        let mut stages = vec![0; network.layers.len()];
-        for (index, stage) in network.stages.iter().enumerate() {
-            stages[stage.head] = index;
-            stage.body().for_each(|layer| stages[layer] = index);
-        }
+        let stages = (0..network.layers.len()).map(|layer| network.stage_of(layer)).collect();
         Recorder {
             costs: CostModel { network, target: *target },
             arrivals: WeightArrivals::new(target.profile.rates.copies),

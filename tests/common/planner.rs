@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use video_vae::ir::{Rates, Shape};
-use video_vae::model::{Cone, Config, Direction, FrameRange, Network};
+use video_vae::model::families::seedvr2::Sizes;
+use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::Request;
 
 /// Products and memory as its kernels reach them, copies as bands do.
@@ -12,8 +13,8 @@ pub const DEVICE_BYTES: u64 = 139 << 30;
 pub const HOST_BYTES: u64 = 110 << 30;
 
 /// The sizes of the published checkpoint.
-pub fn published() -> Config {
-    Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 }
+pub fn published() -> Sizes {
+    Sizes::published()
 }
 
 /// A whole clip of so many pixels within a limit in GiB; 0 is the whole device. 0 frames are a stream.

@@ -6,7 +6,8 @@ use std::time::Instant;
 
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use video_vae::model::Config;
+use video_vae::model::Model;
+use video_vae::model::families::seedvr2::Sizes;
 
 use crate::api::{VVAE_DEVICE_CUDA, VVAE_OK, sized, vvae_device_desc};
 use crate::draft::Draft;
@@ -92,7 +93,7 @@ impl Bench {
         // What cannot be read is said before minutes are spent.
         let saved = self.against.as_deref().map(saved_rows).transpose()?;
         let weights = self.weights()?;
-        let config = checkpoint::config(&weights)?;
+        let model = checkpoint::model(&weights)?;
         let gpu = gpu_index(&self.model.device)?;
         if gpu.is_none() && self.device_tensors {
             return Err("--device-tensors: the device is the CPU; name a GPU with --device cuda:0".into());
@@ -117,7 +118,7 @@ impl Bench {
         let precisions = self.model.precisions(gpu.is_none() && !self.model.device.starts_with("cuda"));
         for (shape, op) in shapes.iter().flat_map(|shape| self.ops.iter().map(move |op| (*shape, *op))) {
             for precision in precisions {
-                let row = self.measure((&weights, *precision), &config, op, shape, gpu)?;
+                let row = self.measure((&weights, *precision), &model, op, shape, gpu)?;
                 line(&row, if gpu.is_some() { 1e12 } else { 1e9 }, product)?;
                 rows.push(as_json(&row, product.map(|rate| rate / 1e12), self.place()));
             }
@@ -143,7 +144,7 @@ impl Bench {
         let path = std::env::temp_dir().join("vvae-random-full-f16.safetensors");
         if !path.exists() {
             say::note(format_args!("making {}", path.display()));
-            random_weights::write(&path, &checkpoint::published(), Dtype::F16, 0)?;
+            random_weights::write(&path, &Sizes::published(), Dtype::F16, 0)?;
         }
         Ok(path)
     }
@@ -151,7 +152,7 @@ impl Bench {
     fn measure(
         &self,
         (weights, precision): (&Path, Option<&'static str>),
-        config: &Config,
+        model: &Model,
         op: Op,
         size: [u64; 3],
         gpu: Option<i32>,
@@ -202,8 +203,8 @@ impl Bench {
             seconds,
             estimated: vae.last_run()?.estimated_seconds,
             fps: frames as f64 / seconds,
-            flops: checkpoint::flops(config, encoder, size) / seconds,
-            computed: checkpoint::folded_flops(config, encoder, size) / seconds,
+            flops: checkpoint::flops(model, encoder, size)? / seconds,
+            computed: checkpoint::folded_flops(model, encoder, size)? / seconds,
             create,
             first,
             peak: memory.peak,

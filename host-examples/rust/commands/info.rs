@@ -168,19 +168,17 @@ fn checkpoint(path: &Path) -> Result<()> {
     let name = path.display();
     // The library first: it checks the file whole, and names the tensor where something is wrong.
     let model = Vae::open(path, "cpu")?.model;
-    let (header, config) = (Header::read(path)?, crate::checkpoint::config(path)?);
+    let (header, described) = (Header::read(path)?, crate::checkpoint::model(path)?);
     let mut dtypes: BTreeMap<&str, u64> = BTreeMap::new();
     for entry in header.tensors.values() {
         *dtypes.entry(&entry.dtype).or_default() += 1;
     }
     let dtypes: Vec<_> = dtypes.iter().map(|(dtype, count)| format!("{dtype} ({count} tensors)")).collect();
     let parameters = header.tensors.values().map(|entry| entry.elements()).sum();
-    let channels: Vec<_> = config.channels.iter().map(u64::to_string).collect();
     let sum = sha256(path).map_err(|why| format!("{name} cannot be read: {why}"))?;
     say!("{name}")?;
-    say!("  channels        {}", channels.join(", "))?;
-    say!("  layers          {}", config.layers)?;
-    say!("  norm groups     {}", config.groups)?;
+    say!("  family          {}", described.family.name)?;
+    say!("  sizes           {}", described.sizes)?;
     say!("  latent          {} channels", model.latent_channels)?;
     say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
     say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use video_vae::model::Config;
+use video_vae::model::families::seedvr2::Sizes;
 
 use crate::options::Float;
 use crate::say::say;
@@ -47,7 +47,7 @@ pub struct MakeWeights {
 impl MakeWeights {
     pub fn run(self) -> Result<()> {
         let MakeWeights { output, channels, layers, latent, groups, temporal, seed, dtype } = self;
-        let config = Config { channels, layers, latent, groups, temporal_levels: temporal };
+        let config = Sizes { channels, layers, latent, groups, temporal_levels: temporal };
         checkpoint::check(&config)?;
         let parameters = random_weights::write(&output, &config, dtype.dtype(), seed)?;
         say!("{}: {} random parameters in {}", output.display(), units::grouped(parameters), dtype.dtype().name())

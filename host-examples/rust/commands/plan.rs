@@ -5,12 +5,14 @@ use std::path::PathBuf;
 use clap::ArgGroup;
 use serde_json::json;
 
+use video_vae::model::families::seedvr2::Sizes;
+
 use crate::draft::Draft;
 use crate::options::ModelOptions;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::Vae;
-use crate::{Result, checkpoint, picture, random_weights, units, whole};
+use crate::{Result, picture, random_weights, units, whole};
 
 const EXAMPLES: &str = "Examples:
   vvae plan --decode 121x1080x1920 --limit 6GiB
@@ -54,7 +56,7 @@ impl Plan {
                 path = named;
             }
             None => {
-                blank = random_weights::blank(&checkpoint::published(), Dtype::F16)?;
+                blank = random_weights::blank(&Sizes::published(), Dtype::F16)?;
                 say!("for the published checkpoint's sizes")?;
                 path = blank.path.clone();
             }

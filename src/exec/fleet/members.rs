@@ -13,7 +13,7 @@ use crate::exec::runner::Watch;
 use crate::exec::settings::Settings;
 use crate::exec::{Control, check};
 use crate::ir::TensorDevice;
-use crate::model::{Config, Direction, Network};
+use crate::model::{Direction, Model, Network};
 use crate::plan::PlanReport;
 
 /// Progress of a frame's worth of work.
@@ -39,9 +39,9 @@ fn member_settings(settings: &Settings, places: &[TensorDevice], index: usize) -
 }
 
 impl Fleet {
-    pub fn new(members: Vec<Member>, config: &Config, settings: Settings) -> Result<Fleet> {
-        let network = |direction| Arc::new(Network::new(config, direction));
-        let mut fleet = Fleet { members, networks: Direction::ALL.map(network), settings: settings.clone() };
+    pub fn new(members: Vec<Member>, model: &Model, settings: Settings) -> Result<Fleet> {
+        let [encode, decode] = Direction::ALL.map(|direction| Network::new(model, direction).map(Arc::new));
+        let mut fleet = Fleet { members, networks: [encode?, decode?], settings: settings.clone() };
         fleet.apply(&settings)?;
         Ok(fleet)
     }

@@ -25,12 +25,12 @@ use super::settings::Settings;
 use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
-use crate::model::{Config, Direction};
+use crate::model::{Direction, Model};
 use crate::plan::PlanReport;
 
 /// The session of a list of devices.
 pub struct FleetSession {
-    config: Config,
+    model: Arc<Model>,
     settings: Settings,
     ledger: Arc<Ledger>,
     /// Shared with its streams.
@@ -47,17 +47,17 @@ impl FleetSession {
             let device = same.map(|(_, ledger)| Arc::clone(ledger)).collect();
             session.share(Sharing { device, handle: Some(Arc::clone(&ledger)) });
         }
-        let Some(config) = sessions.first().map(|session| session.config().clone()) else {
+        let Some(model) = sessions.first().map(|session| Arc::clone(session.model())) else {
             return Err(Error::Internal("a fleet without devices".into()));
         };
-        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &config, settings.clone())?;
-        Ok(FleetSession { config, settings, ledger, fleet: Arc::new(Mutex::new(fleet)) })
+        let fleet = Fleet::new(sessions.into_iter().map(Member::new).collect(), &model, settings.clone())?;
+        Ok(FleetSession { model, settings, ledger, fleet: Arc::new(Mutex::new(fleet)) })
     }
 }
 
 impl Session for FleetSession {
-    fn config(&self) -> &Config {
-        &self.config
+    fn model(&self) -> &Arc<Model> {
+        &self.model
     }
 
     fn devices(&self) -> Vec<TensorDevice> {

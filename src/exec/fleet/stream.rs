@@ -131,7 +131,7 @@ fn round_frames(fleet: &Fleet, network: &Network, input: Shape) -> Result<u64> {
     // Every clip of a batch is cut, and every member's share of a clip.
     let cuts = (fleet.members.len() as u64).div_ceil(input.batch);
     let wanted = cuts as f64 * one.cut_cost(0) * (1.0 - CUT_SHARE) / CUT_SHARE;
-    let step = network.config.video_frames(2) - 1;
+    let step = network.geometry.time;
     let step = if network.direction == Direction::Decode { step } else { 1 };
     let wanted = (wanted.ceil() as u64).max(step).next_multiple_of(step);
     let limit = match fleet.settings.host_memory_limit {

@@ -33,8 +33,8 @@ impl DeviceSession for Failing {
 }
 
 impl Session for Failing {
-    fn config(&self) -> &Config {
-        self.inner.config()
+    fn model(&self) -> &Arc<Model> {
+        self.inner.model()
     }
     fn devices(&self) -> Vec<TensorDevice> {
         self.inner.devices()

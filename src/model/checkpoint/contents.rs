@@ -1,27 +1,37 @@
 //! Checks a checkpoint's bytes: header, names, shapes and values.
 
+use std::sync::Arc;
+
 use super::file_tensor;
-use super::header::{self, CheckpointHeader, TensorEntry};
-use super::names::{self, ShapesByName};
+use super::header::{self, TensorEntry};
+use super::names::{self, FileTensors};
 use super::source::{PIECE, Source};
-use crate::model::config::Config;
+use crate::model::families::{FAMILIES, Family, Model};
+use crate::model::graph::TensorShape;
 use crate::safetensors::{Check, quoted};
 use crate::thread_pool;
 
-/// A checkpoint's configuration and its tensors, sorted by their current names.
+/// A checkpoint's model and its tensors, sorted by the names that its graphs have for them.
 #[derive(Debug)]
 pub(super) struct Contents {
-    pub config: Config,
+    pub model: Arc<Model>,
     tensors: Vec<TensorEntry>,
 }
 
 impl Contents {
-    pub fn check(file: &Source) -> Check<Contents> {
-        let CheckpointHeader { entries: mut tensors, groups } = header::read(file)?;
-        let shapes: ShapesByName = tensors.iter().map(|entry| (&*entry.name, &*entry.shape)).collect();
-        let config = names::config_of(&shapes, groups)?;
-        compare(&mut tensors, &config)?;
-        let contents = Contents { config, tensors };
+    /// `known`: the model that the tensors must be of; `None` finds it.
+    pub fn check(file: &Source, known: Option<Arc<Model>>) -> Check<Contents> {
+        let contents = header::read(file, |mut tensors, metadata| {
+            let model = match known {
+                Some(model) => {
+                    header::rename(&mut tensors, model.family.canonical)?;
+                    model
+                }
+                None => Arc::new(recognise(&mut tensors, metadata)?),
+            };
+            compare(&mut tensors, &model)?;
+            Ok(Contents { model, tensors })
+        })?;
         contents.refuse_non_finite(file)?;
         Ok(contents)
     }
@@ -76,10 +86,26 @@ fn find(tensors: &[TensorEntry], name: &str) -> Option<usize> {
     tensors.binary_search_by(|entry| (*entry.name).cmp(name)).ok()
 }
 
+/// The model that the tensors are of. They get the names that its graphs have for them.
+fn recognise(tensors: &mut [TensorEntry], metadata: Option<&str>) -> Check<Model> {
+    let of_family = |family: &Family| {
+        let shapes = tensors.iter().map(|entry| ((family.canonical)(&entry.name), &*entry.shape)).collect();
+        (family.model)(&FileTensors { shapes, metadata })
+    };
+    let mut refused = None;
+    for family in FAMILIES {
+        match of_family(family) {
+            Ok(model) => return header::rename(tensors, family.canonical).map(|()| model),
+            Err(why) => refused = refused.or(Some(why)),
+        }
+    }
+    Err(refused.unwrap_or_default())
+}
+
 /// Compares the file's tensors with the expected ones, and gives each its expected shape.
-fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
-    let table = names::tensors_of(config);
-    for (name, shape) in &table {
+fn compare(tensors: &mut [TensorEntry], model: &Model) -> Check<()> {
+    let table = model.tensors();
+    for TensorShape { name, shape } in &table {
         let Some(at) = find(tensors, name) else {
             return Err(format!("tensor {name:?} is missing, expected with shape {shape:?}"));
         };
@@ -91,7 +117,7 @@ fn compare(tensors: &mut [TensorEntry], config: &Config) -> Check<()> {
         entry.shape = shape.as_slice().into();
     }
     if tensors.len() > table.len() {
-        let known: std::collections::HashSet<&str> = table.iter().map(|(name, _)| name.as_str()).collect();
+        let known: std::collections::HashSet<&str> = table.iter().map(|tensor| tensor.name.as_str()).collect();
         if let Some(entry) = tensors.iter().find(|entry| !known.contains(&*entry.name)) {
             let name = quoted(entry.file_name());
             return Err(format!("tensor {name} is not part of this model, expected only its {} tensors", table.len()));

@@ -12,7 +12,7 @@ impl Checkpoint {
     pub fn fingerprint(&self) -> Result<u64> {
         const UNIT: u64 = 8 << 20;
         let mut all = Checksum::default();
-        all.add(&self.config().groups.to_le_bytes());
+        all.add(&self.model().encoder.norm_groups().unwrap_or(0).to_le_bytes());
         let mut units = Vec::new();
         for TensorEntry { name, dtype, shape, range, .. } in self.contents.tensors() {
             all.add(name.as_bytes());

@@ -3,11 +3,10 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use super::names;
 use super::source::Source;
 use crate::ir::DType;
 use crate::reserve::{self, EXHAUSTED};
-use crate::safetensors::{Check, LENGTH_BYTES, METADATA, field, fields, members, quoted, set, text};
+use crate::safetensors::{Check, LENGTH_BYTES, METADATA, fields, members, quoted, set, text};
 
 /// The largest configuration has about 3,000.
 pub(super) const MAX_TENSORS: usize = 65_536;
@@ -35,16 +34,8 @@ impl TensorEntry {
     }
 }
 
-#[derive(Debug)]
-pub(super) struct CheckpointHeader {
-    /// Sorted by name.
-    pub entries: Vec<TensorEntry>,
-    /// The number of groups in the metadata, if any.
-    pub groups: Option<u64>,
-}
-
-/// Reads the header and parses it.
-pub(super) fn read(file: &Source) -> Check<CheckpointHeader> {
+/// Reads the header and parses it. `then` gets its tensors under the names of the file, and its metadata.
+pub(super) fn read<R>(file: &Source, then: impl FnOnce(Vec<TensorEntry>, Option<&str>) -> Check<R>) -> Check<R> {
     let text = &text(file.length, |into, at| file.read(into, at))?;
     let data = LENGTH_BYTES + text.len() as u64..file.length;
     // Counted first, because a vector that grows takes up to three times its memory.
@@ -65,15 +56,11 @@ pub(super) fn read(file: &Source) -> Check<CheckpointHeader> {
         reserve::check().map_err(|_| EXHAUSTED.to_owned())?;
         let fields = fields(value, &data).and_then(|(dtype, shape, range)| Ok((float(&dtype)?, shape, range)));
         let (dtype, shape, range) = fields.map_err(|why| format!("tensor {}: {why}", quoted(&name)))?;
-        let (name, older_name) = match names::canonical(&name) {
-            Cow::Owned(current) => (current, Some(name.into())),
-            Cow::Borrowed(_) => (name, None),
-        };
-        entries.push(TensorEntry { name: name.into(), older_name, dtype, shape, range });
+        entries.push(TensorEntry { name: name.into(), older_name: None, dtype, shape, range });
         Ok(())
     })?;
-    refuse_overlaps(&mut entries)?;
-    Ok(CheckpointHeader { entries, groups: metadata.map(groups).transpose()?.flatten() })
+    refuse_overlaps(&entries)?;
+    then(entries, metadata)
 }
 
 fn float(dtype: &str) -> Check<DType> {
@@ -85,38 +72,31 @@ fn float(dtype: &str) -> Check<DType> {
     }
 }
 
-fn groups(metadata: &str) -> Check<Option<u64>> {
-    const KEY: &str = "norm_num_groups";
-    if !metadata.starts_with('{') {
-        return Err(format!("{METADATA} is not a JSON object"));
+/// Gives tensors the names that `canonical` has for them, and sorts them by these. Refuses a name that is there twice.
+pub(super) fn rename(entries: &mut [TensorEntry], canonical: fn(&str) -> Cow<'_, str>) -> Check<()> {
+    for entry in entries.iter_mut() {
+        let current: Option<Box<str>> = match canonical(&entry.name) {
+            Cow::Owned(current) => Some(current.into()),
+            Cow::Borrowed(_) => None,
+        };
+        if let Some(current) = current {
+            entry.older_name = Some(std::mem::replace(&mut entry.name, current));
+        }
     }
-    let mut value = None;
-    members(metadata, |key, text| if key == KEY { set(&mut value, text, KEY) } else { Ok(()) })?;
-    let Some(text) = value else {
-        return Ok(None);
-    };
-    match field::<String>(value).and_then(|text| text.parse().ok()).filter(|n| *n > 0) {
-        Some(groups) => Ok(Some(groups)),
-        None => Err(format!(
-            "{KEY} in the file's metadata is {}, expected a positive whole number as a string",
-            quoted(text)
-        )),
-    }
+    entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
+    let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) else { return Ok(()) };
+    let (one, other) = (pair[1].file_name(), pair[0].file_name());
+    Err(match one == other {
+        true => format!("the header has the key {} twice", quoted(one)),
+        false => {
+            let (one, other) = (quoted(one), quoted(other));
+            format!("tensor {one}: it is also present as {other}, expected one of the two names")
+        }
+    })
 }
 
-/// Refuses tensors that are there twice, or overlap. Sorts the entries by name.
-fn refuse_overlaps(entries: &mut [TensorEntry]) -> Check<()> {
-    entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
-    if let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) {
-        let (one, other) = (pair[1].file_name(), pair[0].file_name());
-        return Err(match one == other {
-            true => format!("the header has the key {} twice", quoted(one)),
-            false => {
-                let (one, other) = (quoted(one), quoted(other));
-                format!("tensor {one}: it is also present as {other}, expected one of the two names")
-            }
-        });
-    }
+/// Refuses tensors that overlap.
+fn refuse_overlaps(entries: &[TensorEntry]) -> Check<()> {
     let mut by_offset: Vec<&TensorEntry> = entries.iter().collect();
     by_offset.sort_unstable_by_key(|entry| (entry.range.start, entry.range.end));
     for pair in by_offset.windows(2) {

@@ -16,5 +16,5 @@ mod tests;
 
 pub use file_tensor::FileTensor;
 pub use identity::FileIdentity;
-pub use names::tensors_of;
+pub use names::FileTensors;
 pub use open::Checkpoint;

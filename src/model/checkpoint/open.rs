@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::contents::Contents;
 use super::file_tensor::FileTensor;
 use super::identity::FileIdentity;
 use super::source::Source;
 use crate::error::{Error, Result};
-use crate::model::config::Config;
+use crate::model::families::Model;
 use crate::reserve::{self, EXHAUSTED};
 
 /// An open checkpoint. It has every tensor of the model, with the right shape and finite values.
@@ -21,7 +22,17 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
+    /// Opens a checkpoint of any family.
     pub fn open(path: &Path) -> Result<Checkpoint> {
+        Checkpoint::check(path, None)
+    }
+
+    /// Opens a checkpoint that must have the tensors of this model.
+    pub fn open_as(path: &Path, model: Arc<Model>) -> Result<Checkpoint> {
+        Checkpoint::check(path, Some(model))
+    }
+
+    fn check(path: &Path, known: Option<Arc<Model>>) -> Result<Checkpoint> {
         let fail = |why: String| Error::Checkpoint(format!("{}: {why}", path.display()));
         let cannot = |what: &str, e: std::io::Error| fail(format!("cannot be {what}: {e}"));
         // Checked before opening, because opening a pipe waits for a writer.
@@ -36,7 +47,7 @@ impl Checkpoint {
             return Err(fail("is empty, expected a safetensors file".into()));
         }
         let source = Source { file, length: metadata.len() };
-        let contents = Contents::check(&source).map_err(|why| match why == EXHAUSTED {
+        let contents = Contents::check(&source, known).map_err(|why| match why == EXHAUSTED {
             true => reserve::exhausted(),
             false => fail(why),
         })?;
@@ -44,8 +55,8 @@ impl Checkpoint {
     }
 
     /// Opens the file again that a handle was created with.
-    pub fn reopen(path: &Path, identity: &FileIdentity) -> Result<Checkpoint> {
-        let checkpoint = Checkpoint::open(path)?;
+    pub fn reopen(path: &Path, identity: &FileIdentity, model: &Arc<Model>) -> Result<Checkpoint> {
+        let checkpoint = Checkpoint::open_as(path, Arc::clone(model))?;
         match checkpoint.identity == *identity {
             true => Ok(checkpoint),
             false => {
@@ -58,8 +69,8 @@ impl Checkpoint {
         &self.path
     }
 
-    pub fn config(&self) -> &Config {
-        &self.contents.config
+    pub fn model(&self) -> &Arc<Model> {
+        &self.contents.model
     }
 
     pub fn identity(&self) -> &FileIdentity {

@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use half::{bf16, f16};
 
-use super::names;
 use super::open::Checkpoint;
 use crate::ir::DType;
-use crate::model::config::Config;
+use crate::model::families::seedvr2::Sizes;
+use crate::model::graph::TensorShape;
 use crate::testing::Lcg;
 
 #[derive(Clone)]
@@ -33,13 +33,13 @@ impl TestTensor {
 }
 
 /// All tensors of a model, with random values.
-pub(in crate::model) fn random(config: &Config, dtype: DType) -> Vec<TestTensor> {
+pub(in crate::model) fn random(config: &Sizes, dtype: DType) -> Vec<TestTensor> {
     let mut random = Lcg(1);
-    let tensor = |(name, shape): (String, Vec<u64>)| {
+    let tensor = |TensorShape { name, shape }: TensorShape| {
         let values = random.fill(shape.iter().product::<u64>() as usize);
         TestTensor::new(&name, dtype, &shape, &values)
     };
-    names::tensors_of(config).into_iter().map(tensor).collect()
+    config.model().tensors().into_iter().map(tensor).collect()
 }
 
 /// A file with `groups` in its metadata.
@@ -84,7 +84,7 @@ impl Drop for TemporaryFile {
 }
 
 /// An open checkpoint with random values.
-pub(in crate::model) fn checkpoint(config: &Config, dtype: DType) -> Checkpoint {
+pub(in crate::model) fn checkpoint(config: &Sizes, dtype: DType) -> Checkpoint {
     let file = TemporaryFile::new(&write(&random(config, dtype), config.groups));
     Checkpoint::open(&file.0).unwrap()
 }

@@ -10,12 +10,12 @@ use super::testing::*;
 use super::*;
 use crate::error::Error;
 use crate::ir::DType;
-use crate::model::config::Config;
+use crate::model::families::seedvr2::Sizes;
 use crate::safetensors::quoted;
 use crate::testing::golden;
 
-fn small() -> Config {
-    Config { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }
+fn small() -> Sizes {
+    Sizes { channels: vec![4, 6, 4], layers: 2, groups: 2, latent: 3, temporal_levels: 1 }
 }
 
 fn tensors() -> Vec<TestTensor> {
@@ -51,8 +51,8 @@ fn assert_tensors_refused(tensors: &[TestTensor], parts: &[&str]) {
 fn golden_checkpoints_open_with_their_configurations() {
     for (name, channels, layers, groups) in [("small", [16, 32, 32, 32], 1, 16), ("medium", [32, 32, 32, 64], 2, 32)] {
         let open = Checkpoint::open(&golden(name)).unwrap();
-        let expected = Config { channels: channels.to_vec(), layers, groups, latent: 16, temporal_levels: 2 };
-        assert_eq!(*open.config(), expected);
+        let expected = Sizes { channels: channels.to_vec(), layers, groups, latent: 16, temporal_levels: 2 };
+        assert_eq!(open.model().sizes, expected.model().sizes);
         assert!(open.path().ends_with(format!("{name}.safetensors")));
     }
 }
@@ -61,7 +61,7 @@ fn golden_checkpoints_open_with_their_configurations() {
 fn values_come_back_in_every_type() {
     for dtype in [DType::F16, DType::BF16, DType::F32] {
         let open = checkpoint(&small(), dtype);
-        assert_eq!(*open.config(), small());
+        assert_eq!(open.model().sizes, small().model().sizes);
         for tensor in random(&small(), dtype) {
             let found = open.tensor(&tensor.name).unwrap();
             assert_eq!((found.dtype, found.shape), (dtype, &*tensor.shape), "{}", tensor.name);
@@ -75,9 +75,9 @@ fn values_come_back_in_every_type() {
 
 #[test]
 fn one_level_models_and_files_without_metadata_open() {
-    let one = Config { channels: vec![32], layers: 1, groups: 32, latent: 1, temporal_levels: 0 };
+    let one = Sizes { channels: vec![32], layers: 1, groups: 32, latent: 1, temporal_levels: 0 };
     let file = TemporaryFile::new(&write_with(&random(&one, DType::BF16), ""));
-    assert_eq!(*Checkpoint::open(&file.0).unwrap().config(), one);
+    assert_eq!(Checkpoint::open(&file.0).unwrap().model().sizes, one.model().sizes);
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn headers_take_at_most_four_times_their_size() {
     for (header, why) in greedy_headers() {
         let file = TemporaryFile::new(&with_header(&header, &[]));
         let source = Source { file: File::open(&file.0).unwrap(), length: 8 + header.len() as u64 };
-        let (refused, peak) = peak_bytes(|| Contents::check(&source).unwrap_err());
+        let (refused, peak) = peak_bytes(|| Contents::check(&source, None).unwrap_err());
         let start = &header[..60];
         assert!(refused.contains(why), "{start}: {refused}");
         assert!(peak <= 4 * header.len(), "{start}: {peak} bytes for a header of {}", header.len());
@@ -263,7 +263,7 @@ fn implausible_configurations_are_refused() {
 
 #[test]
 fn temporal_downsamplers_must_be_innermost() {
-    let config = Config { channels: vec![4, 4, 4], temporal_levels: 1, ..small() };
+    let config = Sizes { channels: vec![4, 4, 4], temporal_levels: 1, ..small() };
     let mut swapped = random(&config, DType::F16);
     let name = |level: u32| format!("encoder.down_blocks.{level}.downsamplers.0.conv.weight");
     for tensor in &mut swapped {
@@ -350,6 +350,6 @@ fn files_cut_short_before_they_are_read_are_an_error() {
     for length in [0, 7, 8, 100, whole.len() - 1] {
         std::fs::write(&file.0, &whole[..length]).unwrap();
         let source = Source { file: File::open(&file.0).unwrap(), length: whole.len() as u64 };
-        assert_eq!(Contents::check(&source).unwrap_err(), "the file was cut short while it was read");
+        assert_eq!(Contents::check(&source, None).unwrap_err(), "the file was cut short while it was read");
     }
 }

@@ -12,9 +12,12 @@ mod upsampler;
 
 pub use buffers::{FoldBuffers, FoldBytes};
 
-use super::causal::{Product, Time};
+use std::slice;
+use std::sync::Arc;
+
 use super::checkpoint::{Checkpoint, FileTensor};
-use super::network::{Layer, NamedWeights};
+use super::lower::Recipes;
+use super::network::{Layer, LayerTensors, NamedWeights};
 use crate::error::{Error, Result};
 use crate::ir::{ConvLayout, ConvSource, EachSlab, WeightBlock, WeightPart, Window};
 use crate::reserve;
@@ -33,11 +36,17 @@ pub enum ProductType {
 /// The weights of one layer, folded block by block. Reads from the file what a block needs.
 pub struct LayerWeights<'a> {
     layout: ConvLayout,
-    time: Time,
+    time: Arc<Recipes>,
     product_type: ProductType,
     norm: Option<WeightAndBias<'a>>,
-    /// Those of [`Layer::weights`].
-    weights: Vec<WeightAndBias<'a>>,
+    tensors: FoundTensors<'a>,
+}
+
+/// Those of [`LayerTensors`], in the file.
+enum FoundTensors<'a> {
+    Conv { conv: WeightAndBias<'a>, shortcut: Option<WeightAndBias<'a>> },
+    Matrices(Vec<WeightAndBias<'a>>),
+    Unfolded { upscale: WeightAndBias<'a>, conv: WeightAndBias<'a> },
 }
 
 /// The weights of a layer, with the buffers of a thread.
@@ -50,13 +59,17 @@ impl<'a> LayerWeights<'a> {
     /// Finds the layer's tensors. `layer` must belong to the network of the checkpoint's configuration.
     pub fn new(checkpoint: &'a Checkpoint, layer: &Layer, product_type: ProductType) -> Result<LayerWeights<'a>> {
         let find = |affine: &NamedWeights| find(checkpoint, affine);
-        Ok(LayerWeights {
-            layout: layer.layout,
-            time: layer.time,
-            product_type,
-            norm: layer.norm.as_ref().map(find).transpose()?,
-            weights: layer.weights.iter().map(find).collect::<Result<_>>()?,
-        })
+        let tensors = match &layer.tensors {
+            LayerTensors::Conv { conv, shortcut } => {
+                FoundTensors::Conv { conv: find(conv)?, shortcut: shortcut.as_ref().map(find).transpose()? }
+            }
+            LayerTensors::Matrices(parts) => FoundTensors::Matrices(parts.iter().map(find).collect::<Result<_>>()?),
+            LayerTensors::Unfolded { upscale, conv } => {
+                FoundTensors::Unfolded { upscale: find(upscale)?, conv: find(conv)? }
+            }
+        };
+        let norm = layer.norm.as_ref().map(find).transpose()?;
+        Ok(LayerWeights { layout: layer.layout, time: Arc::clone(&layer.time), product_type, norm, tensors })
     }
 
     fn fold<T: Rounded>(
@@ -65,83 +78,67 @@ impl<'a> LayerWeights<'a> {
         buffers: &mut FoldBuffers<T>,
         each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
     ) -> Result<()> {
-        if self.layout.window == Window::Up {
-            return match self.product_type {
-                ProductType::F32 => self.upsampler().fold::<f32, T>(block, self.time, buffers, each),
-                ProductType::F64 => self.upsampler().fold::<f64, T>(block, self.time, buffers, each),
-            };
-        }
+        let conv = match &self.tensors {
+            FoundTensors::Unfolded { upscale, conv } => {
+                let upsampler = Upsampler::new(upscale, conv);
+                return match self.product_type {
+                    ProductType::F32 => upsampler.fold::<f32, T>(block, &self.time, buffers, each),
+                    ProductType::F64 => upsampler.fold::<f64, T>(block, &self.time, buffers, each),
+                };
+            }
+            FoundTensors::Matrices(parts) => return self.fold_matrices(parts, block, buffers, each),
+            FoundTensors::Conv { shortcut: Some(shortcut), .. } if block.shortcut => {
+                return self.fold_matrices(slice::from_ref(shortcut), block, buffers, each);
+            }
+            FoundTensors::Conv { conv, .. } => conv,
+        };
         let FoldBuffers { bytes, kernels, plain, .. } = buffers;
         let (rows, columns) = (block.rows() as usize, block.columns() as usize);
         let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
-        if block.shortcut || self.layout.window == Window::Point {
-            let kernels = reserve::grown("weights", kernels, plain.len())?;
-            let parts = if block.shortcut { &self.weights[1..] } else { &self.weights };
-            self.transpose(parts, block, bytes, kernels, plain)?;
-            return each(block.slabs(&self.layout).start, plain);
-        }
-        let weight = &self.weights[0].weight;
-        let volume = volume_of(weight);
+        let volume = volume_of(&conv.weight);
         let kernels = reserve::grown("weights", kernels, rows * columns * volume)?;
-        taps::read(weight, (block, volume), bytes, kernels)?;
+        taps::read(&conv.weight, (block, volume), bytes, kernels)?;
         let area = self.layout.window.taps() as usize;
         for slab in block.slabs(&self.layout) {
-            let taps = taps_of(self.products(slab), self.time.factors(self.layout.window, slab as usize));
+            let taps = taps_of(&self.time.slabs()[slab as usize]);
             taps::sum(kernels, (rows, columns, area), &taps, plain);
             each(slab, plain)?;
         }
         Ok(())
     }
 
-    /// A block of matrices [output channel, input channel] that lie side by side.
-    fn transpose<T: Rounded>(
+    /// A block of matrices, or of a shortcut.
+    fn fold_matrices<T: Rounded>(
         &self,
         parts: &[WeightAndBias],
         block: &WeightBlock,
-        bytes: &mut Vec<u8>,
-        kernels: &mut [f32],
-        into: &mut [T],
+        buffers: &mut FoldBuffers<T>,
+        each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
     ) -> Result<()> {
-        let (rows, columns) = (block.rows() as usize, block.columns() as usize);
-        let (mut first, mut column) = (0, 0);
-        for (part, matrix) in parts.iter().enumerate() {
-            let end = first + matrix.weight.shape[0];
-            let outputs = block.outputs.start.max(first) - first..block.outputs.end.min(end).max(first) - first;
-            if outputs.start < outputs.end {
-                let scale = if block.shortcut { 1.0 } else { self.scale(part) };
-                let of_part = WeightBlock { outputs, ..block.clone() };
-                let width = of_part.columns() as usize;
-                let kernels = &mut kernels[..rows * width];
-                taps::read(&matrix.weight, (&of_part, 1), bytes, kernels)?;
-                for (c, kernels) in kernels.chunks_exact(rows).enumerate() {
-                    for (value, into) in kernels.iter().zip(into.chunks_exact_mut(columns)) {
-                        into[column + c] = T::round(f64::from(*value) * scale);
-                    }
-                }
-                column += width;
-            }
-            first = end;
-        }
-        Ok(())
+        let FoldBuffers { bytes, kernels, plain, .. } = buffers;
+        let plain = reserve::grown("weights", plain, block.slab_elements(&self.layout) as usize)?;
+        let kernels = reserve::grown("weights", kernels, plain.len())?;
+        transpose(parts, block, bytes, kernels, plain)?;
+        each(block.slabs(&self.layout).start, plain)
     }
 
     /// All bias vectors.
     fn fold_biases<T: Rounded>(&self, into: &mut [T]) -> Result<()> {
         let mut exact = reserve::filled("biases", 0.0, into.len())?;
-        match self.layout.window {
-            Window::Up => self.upsampler().biases(self.time, &mut exact)?,
-            Window::Point => {
+        match &self.tensors {
+            FoundTensors::Unfolded { upscale, conv } => Upsampler::new(upscale, conv).biases(&self.time, &mut exact)?,
+            FoundTensors::Matrices(parts) => {
                 let mut rest = exact.as_mut_slice();
-                for (part, matrix) in self.weights.iter().enumerate() {
+                for matrix in parts {
                     let (values, others) = rest.split_at_mut(matrix.bias.elements());
                     matrix.bias.read_f64(values)?;
-                    values.iter_mut().for_each(|value| *value *= self.scale(part));
+                    values.iter_mut().for_each(|value| *value *= matrix.scale);
                     rest = others;
                 }
             }
-            Window::Same | Window::Down => {
-                self.weights[0].bias.read_f64(&mut exact)?;
-                for shortcut in &self.weights[1..] {
+            FoundTensors::Conv { conv, shortcut } => {
+                conv.bias.read_f64(&mut exact)?;
+                if let Some(shortcut) = shortcut {
                     let mut more = reserve::filled("biases", 0.0, exact.len())?;
                     shortcut.bias.read_f64(&mut more)?;
                     exact.iter_mut().zip(more).for_each(|(sum, term)| *sum += term);
@@ -151,20 +148,36 @@ impl<'a> LayerWeights<'a> {
         into.iter_mut().zip(exact).for_each(|(rounded, exact)| *rounded = T::round(exact));
         Ok(())
     }
+}
 
-    /// Of a matrix. Attention divides scores by the square root of the head's width; scaling the queries, the first of
-    /// three matrices, does the same.
-    fn scale(&self, part: usize) -> f64 {
-        if self.weights.len() == 3 && part == 0 { (self.layout.cin as f64).sqrt().recip() } else { 1.0 }
+/// A block of matrices [output channel, input channel] that lie side by side.
+fn transpose<T: Rounded>(
+    parts: &[WeightAndBias],
+    block: &WeightBlock,
+    bytes: &mut Vec<u8>,
+    kernels: &mut [f32],
+    into: &mut [T],
+) -> Result<()> {
+    let (rows, columns) = (block.rows() as usize, block.columns() as usize);
+    let (mut first, mut column) = (0, 0);
+    for matrix in parts {
+        let end = first + matrix.weight.shape[0];
+        let outputs = block.outputs.start.max(first) - first..block.outputs.end.min(end).max(first) - first;
+        if outputs.start < outputs.end {
+            let of_part = WeightBlock { outputs, ..block.clone() };
+            let width = of_part.columns() as usize;
+            let kernels = &mut kernels[..rows * width];
+            taps::read(&matrix.weight, (&of_part, 1), bytes, kernels)?;
+            for (c, kernels) in kernels.chunks_exact(rows).enumerate() {
+                for (value, into) in kernels.iter().zip(into.chunks_exact_mut(columns)) {
+                    into[column + c] = T::round(f64::from(*value) * matrix.scale);
+                }
+            }
+            column += width;
+        }
+        first = end;
     }
-
-    fn upsampler(&self) -> Upsampler<'_> {
-        Upsampler::new(&self.weights[0], &self.weights[1])
-    }
-
-    fn products(&self, slab: u64) -> &'static [Product] {
-        self.time.slabs()[slab as usize]
-    }
+    Ok(())
 }
 
 impl ConvSource for BufferedWeights<'_, '_> {
@@ -190,16 +203,16 @@ pub fn bytes(layer: &Layer, part: &WeightPart) -> FoldBytes {
     let WeightPart::Block(block) = part else {
         let biases = layout.biases * layout.bias_elements();
         let vectors = match layout.window {
-            Window::Up => upsampler::bias_bytes(layout, layer.time),
+            Window::Up => upsampler::bias_bytes(layout, &layer.time),
             _ => 0,
         };
         return FoldBytes { bytes: 4 * layout.cin, vectors: 24 * biases + vectors, ..FoldBytes::default() };
     };
     if layout.window == Window::Up {
-        return upsampler::fold_bytes(layout, layer.time, block);
+        return upsampler::fold_bytes(layout, &layer.time, block);
     }
-    let volume = match layer.weights[0].shape.get(2..) {
-        Some(kernel) if !block.shortcut => kernel.iter().product(),
+    let volume = match &layer.tensors {
+        LayerTensors::Conv { conv, .. } if !block.shortcut => conv.shape[2..].iter().product(),
         _ => 1,
     };
     let kernels = 4 * block.rows() * block.columns() * volume;
@@ -224,5 +237,5 @@ fn find<'a>(checkpoint: &'a Checkpoint, affine: &NamedWeights) -> Result<WeightA
         }
         Ok(tensor)
     });
-    Ok(WeightAndBias { weight: weight?, bias: bias? })
+    Ok(WeightAndBias { weight: weight?, bias: bias?, scale: affine.scale })
 }

@@ -2,8 +2,8 @@
 
 use crate::error::Result;
 use crate::ir::WeightBlock;
-use crate::model::causal::Product;
 use crate::model::checkpoint::FileTensor;
+use crate::model::lower::Slab;
 
 /// Output channels at a time: enough to write whole cache lines, few enough to stay in cache.
 const COLUMNS: usize = 16;
@@ -31,11 +31,13 @@ impl Rounded for f64 {
 pub(super) struct WeightAndBias<'a> {
     pub weight: FileTensor<'a>,
     pub bias: FileTensor<'a>,
+    /// What both are multiplied by, where they are a matrix.
+    pub scale: f64,
 }
 
-/// The temporal taps of products, and what each is multiplied by.
-pub(super) fn taps_of(products: &[Product], factors: &[f64]) -> Vec<(usize, f64)> {
-    products.iter().zip(factors).map(|((tap, _), factor)| (*tap, *factor)).collect()
+/// The temporal taps of a slab, and what each is multiplied by.
+pub(super) fn taps_of(slab: &Slab) -> Vec<(usize, f64)> {
+    slab.products.iter().zip(&slab.factors).map(|((tap, _), factor)| (*tap, *factor)).collect()
 }
 
 /// The values of a block as the file orders them: output channel, input channel, and the `volume` taps of both.

@@ -4,13 +4,18 @@ use super::buffers::Line;
 use super::*;
 use crate::ir::{DType, Prologue};
 use crate::model::checkpoint::testing::checkpoint;
-use crate::model::config::Config;
-use crate::model::network::{Direction, Network};
-use crate::testing::Lcg;
+use crate::model::families::seedvr2::Sizes;
+use crate::model::graph::{FirstFrame, TimeAxis};
+use crate::model::lower::{Pairs, TimeRule};
+use crate::model::network::Direction;
+use crate::testing::{Lcg, network};
 
-fn config() -> Config {
-    Config { channels: vec![3, 6, 3], layers: 1, groups: 3, latent: 2, temporal_levels: 1 }
+fn config() -> Sizes {
+    Sizes { channels: vec![3, 6, 3], layers: 1, groups: 3, latent: 2, temporal_levels: 1 }
 }
+
+const CAUSAL: TimeRule = TimeRule::of(TimeAxis::causal(FirstFrame::Repeated));
+const DOUBLE: TimeRule = TimeRule { unfold: 2, ..CAUSAL };
 
 /// Frames, rows, columns, channels.
 struct PlainClip {
@@ -186,14 +191,14 @@ fn assert_near(found: &PlainClip, expected: &PlainClip, tolerance: f64, what: &s
 fn definition(checkpoint: &Checkpoint, layer: &Layer, x: &PlainClip) -> PlainClip {
     let [t, h, w, _] = x.size;
     let cout = layer.layout.cout as usize;
-    let names: Vec<&str> = layer.weights.iter().map(|weight| weight.name.as_str()).collect();
-    let (strides, pad, size) = match (layer.layout.window, layer.time) {
-        (Window::Up, time) => {
-            let unfolded = unfold(checkpoint, names[0], x, if time == Time::Double { 2 } else { 1 });
+    let names: Vec<&str> = layer.weights().map(|weight| weight.name.as_str()).collect();
+    let stride = layer.time.rule.axis.stride as usize;
+    let (strides, pad, size) = match layer.layout.window {
+        Window::Up => {
+            let unfolded = unfold(checkpoint, names[0], x, layer.time.rule.unfold as usize);
             return causal_conv(checkpoint, names[1], &unfolded, [1, 1], 1, unfolded.size);
         }
-        (Window::Down, Time::Halve) => ([2, 2], 0, [t.div_ceil(2), h / 2, w / 2, cout]),
-        (Window::Down, _) => ([1, 2], 0, [t, h / 2, w / 2, cout]),
+        Window::Down => ([stride, 2], 0, [t.div_ceil(stride), h / 2, w / 2, cout]),
         _ => ([1, 1], 1, [t, h, w, cout]),
     };
     let mut y = causal_conv(checkpoint, names[0], x, strides, pad, size);
@@ -209,12 +214,12 @@ fn folded_convolutions_match_their_definition() {
     let checkpoint = checkpoint(&config(), DType::F32);
     let mut seen = Vec::new();
     for direction in Direction::ALL {
-        let plain = Network::new(&config(), direction);
+        let plain = network(&config(), direction);
         for layer in plain.clone().layers.into_iter().chain(plain.with_pairs().with_upsampler_pairs().layers) {
             if layer.layout.window == Window::Point {
                 continue;
             }
-            seen.push((layer.layout.window, layer.time, layer.layout.shortcut.is_some()));
+            seen.push((layer.layout.window, layer.time.rule, layer.layout.shortcut.is_some()));
             let weights = LayerWeights::new(&checkpoint, &layer, ProductType::F64).unwrap();
             let (exact, rounded) = (folded::<f64>(&weights), folded::<f32>(&weights));
             // A downsampler needs even sizes.
@@ -228,7 +233,7 @@ fn folded_convolutions_match_their_definition() {
                 for t in [1, 2, 5] {
                     let x = PlainClip::noise([t, h, w, channels]);
                     let expected = definition(&checkpoint, &layer, &x);
-                    let what = format!("{:?} on {t}x{h}x{w}", layer.weights);
+                    let what = format!("{:?} on {t}x{h}x{w}", layer.tensors);
                     assert_near(&apply(&layer, &exact, &x, expected.size), &expected, 1e-12, &what);
                     assert_near(&apply(&layer, &rounded, &x, expected.size), &expected, 1e-6, &what);
                 }
@@ -236,15 +241,15 @@ fn folded_convolutions_match_their_definition() {
         }
     }
     for kind in [
-        (Window::Up, Time::Double, false),
-        (Window::Up, Time::Causal, false),
-        (Window::Down, Time::Halve, false),
-        (Window::Down, Time::Still, false),
-        (Window::Same, Time::Causal, false),
-        (Window::Same, Time::Causal, true),
-        (Window::Same, Time::Paired, false),
-        (Window::Same, Time::Paired, true),
-        (Window::Up, Time::Paired, false),
+        (Window::Up, DOUBLE, false),
+        (Window::Up, CAUSAL, false),
+        (Window::Down, TimeRule::of(TimeAxis::halving(FirstFrame::Repeated)), false),
+        (Window::Down, TimeRule::of(TimeAxis::POINT), false),
+        (Window::Same, CAUSAL, false),
+        (Window::Same, CAUSAL, true),
+        (Window::Same, TimeRule { pairs: Pairs::Plain, ..CAUSAL }, false),
+        (Window::Same, TimeRule { pairs: Pairs::Plain, ..CAUSAL }, true),
+        (Window::Up, TimeRule { pairs: Pairs::Halved, ..CAUSAL }, false),
     ] {
         assert!(seen.contains(&kind), "{kind:?} was not tested");
     }
@@ -253,7 +258,7 @@ fn folded_convolutions_match_their_definition() {
 #[test]
 fn projections_are_concatenated_with_scaled_queries() {
     let checkpoint = checkpoint(&config(), DType::BF16);
-    let network = Network::new(&config(), Direction::Decode);
+    let network = network(&config(), Direction::Decode);
     let c = 3;
     let mut attention = network.layers.iter().filter(|layer| layer.layout.window == Window::Point);
     let (qkv, project) = (attention.next().unwrap(), attention.next().unwrap());
@@ -287,9 +292,9 @@ fn projections_are_concatenated_with_scaled_queries() {
 
 #[test]
 fn wide_upsamplers_match_their_definition() {
-    let wide = Config { channels: vec![134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
+    let wide = Sizes { channels: vec![134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
     let checkpoint = checkpoint(&wide, DType::F16);
-    let network = Network::new(&wide, Direction::Decode);
+    let network = network(&wide, Direction::Decode);
     let layer = network.layers.iter().find(|layer| layer.layout.window == Window::Up).unwrap();
     let folded = folded::<f64>(&LayerWeights::new(&checkpoint, layer, ProductType::F64).unwrap());
     let x = PlainClip::noise([2, 1, 2, 134]);
@@ -299,23 +304,23 @@ fn wide_upsamplers_match_their_definition() {
 
 #[test]
 fn f32_products_of_upsamplers_are_near_those_in_f64() {
-    let wide = Config { channels: vec![134, 134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
+    let wide = Sizes { channels: vec![134, 134, 134], layers: 1, groups: 2, latent: 1, temporal_levels: 1 };
     let checkpoint = checkpoint(&wide, DType::F16);
-    let plain = Network::new(&wide, Direction::Decode);
+    let plain = network(&wide, Direction::Decode);
     let mut seen = Vec::new();
     for layer in plain.clone().layers.into_iter().chain(plain.with_upsampler_pairs().layers) {
-        if layer.layout.window != Window::Up || seen.contains(&layer.time) {
+        if layer.layout.window != Window::Up || seen.contains(&layer.time.rule) {
             continue;
         }
-        seen.push(layer.time);
+        seen.push(layer.time.rule);
         let fold = |product_type| folded::<f64>(&LayerWeights::new(&checkpoint, &layer, product_type).unwrap());
         let ((found, _), (expected, _)) = (fold(ProductType::F32), fold(ProductType::F64));
         let (found, expected) = (found.concat(), expected.concat());
         let most = expected.iter().fold(0.0, |most: f64, value| most.max(value.abs()));
         let error = found.iter().zip(&expected).fold(0.0, |most: f64, (f, e)| most.max((f - e).abs())) / most;
-        assert!(error > 0.0 && error < 1e-6, "{:?}: off by {error}", layer.time);
+        assert!(error > 0.0 && error < 1e-6, "{:?}: off by {error}", layer.time.rule);
     }
-    for time in [Time::Double, Time::Causal, Time::Paired] {
+    for time in [DOUBLE, CAUSAL, TimeRule { pairs: Pairs::Halved, ..CAUSAL }] {
         assert!(seen.contains(&time), "{time:?} was not tested");
     }
 }
@@ -324,7 +329,7 @@ fn f32_products_of_upsamplers_are_near_those_in_f64() {
 fn buffers_take_no_more_than_was_counted() {
     let checkpoint = checkpoint(&config(), DType::F32);
     for direction in Direction::ALL {
-        for layer in Network::new(&config(), direction).layers {
+        for layer in network(&config(), direction).layers {
             let blocks = WeightBlock::all(&layer.layout, 5, 4).into_iter().chain(WeightBlock::all(&layer.layout, 9, 9));
             let types = [ProductType::F32, ProductType::F64];
             for (block, product_type) in blocks.flat_map(|block| types.map(|of| (block.clone(), of))) {
@@ -340,7 +345,7 @@ fn buffers_take_no_more_than_was_counted() {
                     ("products", size_of::<Line>() * buffers.products.capacity(), counted.products),
                     ("plain", 4 * buffers.plain.capacity(), counted.plain),
                 ] {
-                    assert!(taken as u64 <= counted, "{name} of {:?}: {taken} bytes of {counted}", layer.weights);
+                    assert!(taken as u64 <= counted, "{name} of {:?}: {taken} bytes of {counted}", layer.tensors);
                 }
             }
         }
@@ -350,8 +355,8 @@ fn buffers_take_no_more_than_was_counted() {
 #[test]
 fn layer_of_another_network_is_refused() {
     let checkpoint = checkpoint(&config(), DType::F16);
-    let other = Config { channels: vec![3, 6, 6], ..config() };
-    let network = Network::new(&other, Direction::Decode);
+    let other = Sizes { channels: vec![3, 6, 6], ..config() };
+    let network = network(&other, Direction::Decode);
     let errors =
         network.layers.iter().filter_map(|layer| LayerWeights::new(&checkpoint, layer, ProductType::F64).err());
     assert!(errors.map(|e| matches!(e, Error::Internal(_))).reduce(|a, b| a && b).unwrap());

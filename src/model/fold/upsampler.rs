@@ -10,7 +10,7 @@ use super::product::{self, COLUMNS, ROWS, Real, TERMS};
 use super::taps::{Rounded, WeightAndBias};
 use crate::error::Result;
 use crate::ir::{ConvLayout, WeightBlock, Window};
-use crate::model::causal::{Product, Time};
+use crate::model::lower::{Product, Recipes};
 use crate::reserve;
 
 /// Rows and columns of the 3x3x3 convolution; offset -1 has index 0.
@@ -63,7 +63,7 @@ impl<'a> Upsampler<'a> {
     pub fn fold<E: Real, T: Rounded>(
         &self,
         block: &WeightBlock,
-        time: Time,
+        time: &Recipes,
         buffers: &mut FoldBuffers<T>,
         each: &mut dyn FnMut(u64, &[T]) -> Result<()>,
     ) -> Result<()> {
@@ -82,10 +82,9 @@ impl<'a> Upsampler<'a> {
             self.multiply(upscale, aligned(conv, self.conv_values())?, products);
             products.chunks_exact_mut(TAPS * padded).for_each(points::interpolate);
             for (slab, of) in slabs.iter().enumerate() {
-                let factors = time.factors(Window::Up, slab);
                 let place = |product: &Product| product_index(*product) * TAPS * padded;
-                let places: Vec<(usize, f64)> =
-                    of.iter().zip(factors).map(|(product, factor)| (place(product), *factor)).collect();
+                let summed = of.products.iter().zip(&of.factors);
+                let places: Vec<(usize, f64)> = summed.map(|(product, factor)| (place(product), *factor)).collect();
                 for row in 0..TAPS * rows {
                     let at = row / rows * padded + row % rows;
                     let into = &mut plain[(slab * TAPS * rows + row) * columns + first..][..width];
@@ -198,7 +197,7 @@ impl<'a> Upsampler<'a> {
 
     /// The convolution's bias, plus the 1x1x1's through every kernel offset inside the image: [bias, phase row, phase
     /// column, edge, output channel].
-    pub fn biases(&self, time: Time, into: &mut [f64]) -> Result<()> {
+    pub fn biases(&self, time: &Recipes, into: &mut [f64]) -> Result<()> {
         let (cout, frames) = (self.cout, self.frames);
         let mut own = reserve::filled("biases", 0.0, cout)?;
         self.conv.bias.read_f64(&mut own)?;
@@ -213,7 +212,7 @@ impl<'a> Upsampler<'a> {
                 for (kernel_row, row) in rows {
                     let columns = (0..SIDE).flat_map(|tap| offsets(s, tap));
                     for (kernel_column, column) in columns.filter(|(k, _)| !outer_column || *k != outermost(s)) {
-                        for (tap, frame) in *products {
+                        for (tap, frame) in products {
                             let kernel = (tap * KERNEL + kernel_row) * KERNEL + kernel_column;
                             let unfolded = (row * SIDE + column) * frames + frame;
                             let term = kernel * PHASES * frames + unfolded;
@@ -253,11 +252,7 @@ impl<'a> Upsampler<'a> {
 /// Channels of the 3x3x3 convolution that are reordered at a time.
 const CONV_CHANNELS: usize = 4;
 
-fn frames_of(time: Time) -> u64 {
-    if time == Time::Double { 2 } else { 1 }
-}
-
-pub(super) fn fold_bytes(layout: &ConvLayout, time: Time, block: &WeightBlock) -> FoldBytes {
+pub(super) fn fold_bytes(layout: &ConvLayout, time: &Recipes, block: &WeightBlock) -> FoldBytes {
     let (cin, rows) = (layout.cin, block.rows().next_multiple_of(ROWS as u64));
     let (columns, taps, kernel) = (COLUMNS as u64, TAPS as u64, KERNEL_TAPS as u64);
     let kernels = 4 * cin * (kernel * columns.min(block.columns())).max(TERMS as u64);
@@ -265,16 +260,16 @@ pub(super) fn fold_bytes(layout: &ConvLayout, time: Time, block: &WeightBlock) -
     FoldBytes {
         bytes: kernels,
         kernels,
-        upscale: 4 * PHASES as u64 * frames_of(time) * cin * rows,
+        upscale: 4 * PHASES as u64 * time.rule.unfold * cin * rows,
         conv: 8 * taps * KERNEL as u64 * cin * columns,
-        products: 8 * frames_of(time) * KERNEL as u64 * taps * rows * columns,
+        products: 8 * time.rule.unfold * KERNEL as u64 * taps * rows * columns,
         plain: 4 * layout.slabs * block.slab_elements(layout),
         ..FoldBytes::default()
     }
 }
 
 /// What the biases take beside their own bytes.
-pub(super) fn bias_bytes(layout: &ConvLayout, time: Time) -> u64 {
-    let (cin, cout, parts, kernel) = (layout.cin, layout.cout, PHASES as u64 * frames_of(time), KERNEL_TAPS as u64);
+pub(super) fn bias_bytes(layout: &ConvLayout, time: &Recipes) -> u64 {
+    let (cin, cout, parts, kernel) = (layout.cin, layout.cout, PHASES as u64 * time.rule.unfold, KERNEL_TAPS as u64);
     8 * cout * kernel * parts + 24 * cin * parts + 8 * cin * kernel + 16 * cout
 }

@@ -10,5 +10,5 @@ mod work;
 
 pub use buffers::BufferBytes;
 pub use estimate::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals};
-pub use sizes::{FrameSizes, Target, WeightBytes, fetchable_weights, stage_pixels};
+pub use sizes::{FrameSizes, Target, WeightBytes, fetchable_weights};
 pub use work::{cone_work, op_work, work};

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
-use crate::model::{Layer, Network, Time};
-use crate::plan::policy::{SchedulePolicy, can_offload_cache};
+use crate::model::{Layer, Network};
+use crate::plan::policy::SchedulePolicy;
 use crate::reserve;
 
 /// The device that a plan is for.
@@ -62,23 +62,18 @@ impl<'a> Target<'a> {
 
     /// A layer's partial sums, if they replace its causal cache.
     pub fn partial_sums(&self, layer: &Layer, input: FrameShape) -> Option<PartialSumsSize> {
-        let pending = match layer.time {
-            Time::Causal | Time::Paired => 2,
-            Time::Halve => 1,
-            Time::Still | Time::Double => return None,
-        };
-        self.sizes.partial_sums(&layer.layout, input, pending)
+        self.sizes.partial_sums(&layer.layout, input, layer.time.pending_outputs()?)
     }
 
-    /// Layers whose cache can leave the device, with their stage. Heads are excluded: their input frames wait there.
-    pub fn offloadable_caches(&self, network: &Network) -> Vec<(usize, LayerId)> {
-        let bodies = network.stages.iter().enumerate();
-        let layers = bodies.flat_map(|(index, stage)| stage.body().map(move |layer| (index, layer)));
-        let can = |layer: &Layer| {
-            let keeps_sums = self.partial_sums(layer, FrameShape::new(1, 1, layer.layout.cin)).is_some();
-            can_offload_cache(layer) && !keeps_sums
-        };
-        layers.filter(|(_, layer)| can(&network.layers[*layer])).collect()
+    /// Layers whose cache can leave the device. First layers of stages are excluded: their input frames wait there.
+    pub fn offloadable_caches(&self, network: &Network) -> Vec<LayerId> {
+        let layers = network.stages.iter().flat_map(|stage| stage.body());
+        layers.filter(|layer| self.can_offload_cache(&network.layers[*layer])).collect()
+    }
+
+    /// Whether a layer's cache can leave the device: it runs in bands, and keeps frames instead of partial sums.
+    pub fn can_offload_cache(&self, layer: &Layer) -> bool {
+        layer.runs_in_bands() && self.partial_sums(layer, FrameShape::new(1, 1, layer.layout.cin)).is_none()
     }
 }
 
@@ -109,8 +104,7 @@ impl FrameSizes {
     pub fn new(network: &Network, policy: &SchedulePolicy, input: FrameShape, target: &Target) -> FrameSizes {
         let inputs = network.input_shapes(input);
         let layers = || network.layers.iter().zip(&inputs);
-        let outputs =
-            layers().map(|(layer, shape)| target.frame_bytes(layer.layout.window.output(*shape, layer.layout.cout)));
+        let outputs = layers().map(|(layer, shape)| target.frame_bytes(layer.output_shape(*shape)));
         let normalised = layers().map(|(layer, shape)| {
             // Kernels that keep partial sums normalise their input themselves.
             let fused = target.profile.fuses_norm || target.partial_sums(layer, *shape).is_some();
@@ -181,18 +175,11 @@ pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) 
     }
     let bytes: Vec<u64> = network.layers.iter().map(|layer| target.sizes.weight_bytes(&layer.layout)).collect();
     let least = bytes.iter().sum::<u64>() / MIN_WEIGHT_SHARE;
-    let pixels = stage_pixels(network, input);
+    let pixels = network.stage_pixels(input);
     let full = pixels.iter().copied().max().unwrap_or(0);
     let mut found = vec![false; bytes.len()];
     for (stage, _) in network.stages.iter().zip(&pixels).filter(|(_, pixels)| **pixels < full) {
         stage.body().for_each(|layer| found[layer] = bytes[layer] > least);
     }
     found
-}
-
-/// Pixels of a frame at each stage.
-pub fn stage_pixels(network: &Network, input: FrameShape) -> Vec<u64> {
-    let shapes = network.input_shapes(input);
-    let of = |head: LayerId| network.layers[head].layout.window.output(shapes[head], 1).pixels();
-    network.stages.iter().map(|stage| of(stage.head)).collect()
 }

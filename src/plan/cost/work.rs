@@ -1,16 +1,12 @@
 //! Arithmetic of a job, for progress and estimates: multiplications of the steady state, in the folded network.
 
 use crate::ir::{FrameShape, LayerId, Location, Op, Window};
-use crate::model::{Block, Cone, Network, Time};
+use crate::model::{Cone, Network};
 use crate::plan::spec::ScheduleSpec;
 
 /// Multiplications for one output frame of a layer, away from the start of the clip.
 pub fn layer_work(network: &Network, layer: LayerId, input: FrameShape) -> u64 {
-    let terms = match network.layers[layer].time {
-        Time::Paired => 2,
-        time => time.recipe(u64::from(u16::MAX)).terms().len() as u64,
-    };
-    frame_work(network, layer, input, terms)
+    frame_work(network, layer, input, network.layers[layer].time.steady_products())
 }
 
 /// The same for an output frame of so many terms.
@@ -49,15 +45,12 @@ pub fn cone_work(network: &Network, cone: &Cone, input: FrameShape, end: u64) ->
     let shapes = network.input_shapes(input);
     let mut total = 0;
     for (stage, end) in network.stages.iter().zip(cone.stage_ends(network, end)) {
-        let frames = |layer: LayerId| u128::from(end.saturating_sub(cone.first(layer)));
-        let of = |layer: LayerId| frames(layer) * u128::from(layer_work(network, layer, shapes[layer]));
-        let blocks = stage.blocks.iter().map(|block| match *block {
-            Block::Residual { first, second } => of(first) + of(second),
-            Block::Attention { qkv, project } => {
-                of(qkv) + frames(project) * u128::from(attention_work(shapes[project])) + of(project)
-            }
-        });
-        total += of(stage.head) + blocks.sum::<u128>() + stage.tail.map_or(0, of);
+        let of = |layer: LayerId| {
+            let attends = if network.layers[layer].attends { attention_work(shapes[layer]) } else { 0 };
+            let work = u128::from(layer_work(network, layer, shapes[layer])) + u128::from(attends);
+            u128::from(end.saturating_sub(cone.first(layer))) * work
+        };
+        total += stage.layers.clone().map(of).sum::<u128>();
     }
     total
 }

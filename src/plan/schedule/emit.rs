@@ -12,7 +12,7 @@ use crate::ir::{
     AttentionOp, ConvFrame, ConvOp, FetchedWeights, FrameRef, LayerId, NormaliseOp, Op, PartialSums, PartialSumsOut,
     PartialSumsSize, Rematerialise, Term, Window,
 };
-use crate::model::{Block, Cone, Network};
+use crate::model::{Cone, Network};
 use crate::plan::arena::{Arena, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
 use crate::plan::policy::{CachePolicy, SchedulePolicy};
@@ -51,12 +51,21 @@ pub struct LayerOutputs<'a> {
     pub first_cached: u64,
     /// The first frame of those that are computed for their statistics only.
     pub first_rematerialised: u64,
+    /// How those of its inputs are computed that are rematerialised.
+    pub rematerialise: Option<Rematerialise<Slots>>,
 }
 
 impl LayerOutputs<'_> {
     /// With nothing added.
     pub fn plain(layer: LayerId, frames: Range<u64>, first_cached: u64) -> LayerOutputs<'static> {
-        LayerOutputs { layer, frames, addend: Addend::None, first_cached, first_rematerialised: NONE }
+        LayerOutputs {
+            layer,
+            frames,
+            addend: Addend::None,
+            first_cached,
+            first_rematerialised: NONE,
+            rematerialise: None,
+        }
     }
 }
 
@@ -81,10 +90,6 @@ pub struct Emitter {
     pub chunk_end: u64,
     /// True for the last chunk of a stage: nothing needs to be cached.
     pub last_chunk: bool,
-    /// How frames are rematerialised for the current block: by the stage's head, or by the block's first layer.
-    pub rematerialise: Option<Rematerialise<Slots>>,
-    /// The recomputed cache of the stage's first layer.
-    pub recomputed: Vec<SlotRef>,
 }
 
 impl Emitter {
@@ -101,16 +106,20 @@ impl Emitter {
         self.policy.caches[layer] != CachePolicy::Resident
     }
 
-    /// Where the materialised hidden frames of a block end. All are materialised while a range fills its cone.
-    pub fn hidden_end(&self, stage: usize, block: &Block, frames: &Range<u64>) -> u64 {
-        let rematerialises = self.policy.rematerialised_hidden(&self.network, stage, block) > 0;
+    /// The first output of a layer that is rematerialised for its reader. All are materialised while a range fills its
+    /// cone.
+    pub fn first_hidden(&self, layer: LayerId, frames: &Range<u64>) -> u64 {
+        let hides = |reader: &LayerId| self.policy.hidden_by(&self.network, *reader).is_some_and(|(by, _)| by == layer);
+        let reader = self.network.readers(layer).iter().map(|reader| reader.layer).find(hides);
         let can = |layer: LayerId| {
             let none_waits = self.waiting[layer].is_empty() && self.cone.outputs(layer, frames) == *frames;
             self.is_banded(layer) && none_waits
         };
-        match rematerialises && block.layers().into_iter().all(can) {
-            true => frames.end.min(frames.start + self.policy.materialised_hidden[stage]),
-            false => frames.end,
+        match reader {
+            Some(reader) if can(layer) && can(reader) => {
+                frames.end.min(frames.start + self.policy.materialised_hidden[self.network.stage_of(layer)])
+            }
+            _ => NONE,
         }
     }
 
@@ -259,7 +268,7 @@ impl Emitter {
         let kind = if in_place || self.interleaved { SlotKind::Pooled } else { SlotKind::Packed };
         let into = before.filter(|_| in_place).unwrap_or_else(|| arena.take(bytes, kind));
         *sums = Some(into);
-        let (time, read) = (self.network.layers[layer].time, self.oldest_needed(layer, end));
+        let (time, read) = (&self.network.layers[layer].time, self.oldest_needed(layer, end));
         let pending = (end..).take_while(|frame| time.oldest(*frame) < read);
         let pending = pending.map(|frame| self.queued_terms(layer, frame, read)).collect();
         (PartialSums { before, after: Some(PartialSumsOut { pending, into }) }, before.filter(|_| !in_place))
@@ -310,12 +319,10 @@ impl Emitter {
 
     /// The oldest input that output frames from `frame` on read.
     pub fn oldest_needed(&self, layer: LayerId, frame: u64) -> u64 {
-        let time = self.network.layers[layer].time;
+        let time = &self.network.layers[layer].time;
         match self.sizes.partial_sums[layer] {
             // All inputs that earlier outputs read are in the partial sums.
-            Some(_) if frame > self.cone.first(layer) => {
-                time.recipe(frame - 1).terms().last().map_or(0, |(input, _)| input + 1)
-            }
+            Some(_) if frame > self.cone.first(layer) => time.input_end(frame - 1),
             _ => time.oldest(frame),
         }
     }

@@ -1,6 +1,7 @@
 //! Emits banded convolutions: for layers whose normalised input, cache or output does not lie whole on the device.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use super::emit::{Emitter, LayerOutputs};
 use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
@@ -9,7 +10,7 @@ use crate::ir::{
     BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame,
     SplitColumns, Term,
 };
-use crate::model::{Recipe, Time, pair_of};
+use crate::model::{Recipe, Recipes, pair_of};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
@@ -26,9 +27,10 @@ impl Emitter {
         let LayerOutputs { layer, ref frames, addend, .. } = *of;
         let weights = self.weights_of(layer, to);
         let facts = &self.network.layers[layer];
-        let (layout, time, statistics, format) = (facts.layout, facts.time, facts.statistics, facts.cache);
+        let (layout, statistics, format) = (facts.layout, facts.statistics, facts.cache);
+        let time = Arc::clone(&facts.time);
         let is_recomputed = self.policy.caches[layer] == CachePolicy::Recomputed;
-        let recomputed = if is_recomputed { std::mem::take(&mut self.recomputed) } else { Vec::new() };
+        let recomputed = self.recomputed_inputs(layer);
         let overwritable = if consumed { all_resident(inputs) } else { None };
         let outputs = self.banded_outputs(of, overwritable, to.arenas);
         let cached = self.caches[layer].split_frames();
@@ -38,7 +40,7 @@ impl Emitter {
         let first = first_computed - cached.len() as u64;
         let rounded = match format {
             CacheFormat::Exact => Vec::new(),
-            CacheFormat::U8 => rounded_inputs(time, frames, first_computed),
+            CacheFormat::U8 => rounded_inputs(&time, frames, first_computed),
         };
         let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
@@ -61,7 +63,8 @@ impl Emitter {
             true => self.write_statistics(layer, fresh, recomputed.len(), &mut to.arenas.device),
             false => Vec::new(),
         };
-        let recomputes = !recomputed.is_empty();
+        let recomputing = self.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
+        let recomputed_frames = first_computed..first_computed + recomputed.len() as u64;
         let mut op = BandedConvOp {
             layer,
             layout,
@@ -79,12 +82,13 @@ impl Emitter {
             statistics,
         };
         if op.rematerialised_frames() > 0 {
-            op.rematerialise.clone_from(&self.rematerialise);
+            let recompute = || recomputing.map(|by| self.rematerialised_by_head(by, recomputed_frames));
+            op.rematerialise = of.rematerialise.clone().or_else(recompute);
         }
         to.ops.push_back(Op::BandedConv(Box::new(op)));
         self.done_with_weights(layer, frames.end, to);
-        if let Some(by) = self.rematerialise.take_if(|_| recomputes) {
-            self.drop_inputs_before(by.layer, frames.end.saturating_sub(CACHE_FRAMES), &mut to.arenas.device);
+        if let Some(by) = recomputing {
+            self.drop_inputs_before(by, frames.end.saturating_sub(CACHE_FRAMES), &mut to.arenas.device);
         }
         outputs
     }
@@ -122,8 +126,7 @@ impl Emitter {
     /// The statistics of a stage head's outputs. Readers rematerialise the outputs themselves.
     pub fn head_rematerialised(&mut self, head: LayerId, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
         let outputs = self.rematerialised_outputs(frames.clone(), &mut to.arenas.device);
-        self.head_banded(head, frames.clone(), &outputs, to);
-        self.rematerialise = Some(self.rematerialised_by_head(head, frames));
+        self.head_banded(head, frames, &outputs, to);
         outputs
     }
 
@@ -133,12 +136,12 @@ impl Emitter {
         frames.enumerate().map(|(index, _)| FrameRef::Rematerialised { index, statistics: statistics() }).collect()
     }
 
-    /// Prepares to rematerialise these hidden frames of a block. `x`: the block's input. It ends with the same frame.
-    pub fn rematerialise_hidden(&mut self, first: LayerId, frames: Range<u64>, x: &[Slot]) {
+    /// How a layer computes these hidden frames again. `x`: its input, which ends with the same frame.
+    pub fn rematerialised_hidden(&self, first: LayerId, frames: Range<u64>, x: &[Slot]) -> Rematerialise<Slots> {
         let first_input = frames.end - x.len() as u64;
         let oldest = self.network.layers[first].time.oldest(frames.start);
         let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
-        self.rematerialise = Some(Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by });
+        Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by }
     }
 
     fn head_banded(&mut self, head: LayerId, frames: Range<u64>, outputs: &[SlotRef], to: &mut Sink) {
@@ -169,21 +172,15 @@ impl Emitter {
         to.ops.push_back(Op::BandedConv(Box::new(op)));
     }
 
-    /// Prepares to recompute the cache of `layer`: the frames before `first`.
-    pub fn recompute_cache(&mut self, head: LayerId, layer: LayerId, first: u64) {
-        let LayerCache::Recomputed(statistics) = &self.caches[layer] else {
-            unreachable!("only a recomputed cache is recomputed")
-        };
+    /// The frames of a layer's cache that are recomputed.
+    pub fn recomputed_inputs(&self, layer: LayerId) -> Vec<SlotRef> {
+        let LayerCache::Recomputed(statistics) = &self.caches[layer] else { return Vec::new() };
         let frames = statistics.iter().enumerate();
-        let frames = frames.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot });
-        self.recomputed = frames.collect();
-        if !self.recomputed.is_empty() {
-            let frames = first - self.recomputed.len() as u64..first;
-            self.rematerialise = Some(self.rematerialised_by_head(head, frames));
-        }
+        frames.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot }).collect()
     }
 
-    fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
+    /// How a stage's first layer computes these frames again, from its queued input.
+    pub fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
         let inputs = self.caches[head].inputs();
         self.rematerialised_by(head, frames, |frame| inputs.at(frame))
     }
@@ -258,7 +255,7 @@ impl Emitter {
 }
 
 /// The inputs from frame `first` on that outputs of a later pair read: those in 8 bits.
-fn rounded_inputs(time: Time, outputs: &Range<u64>, first: u64) -> Vec<u64> {
+fn rounded_inputs(time: &Recipes, outputs: &Range<u64>, first: u64) -> Vec<u64> {
     let mut rounded: Vec<u64> = Vec::new();
     for output in outputs.clone() {
         let recipe = time.recipe(output);

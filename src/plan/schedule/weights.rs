@@ -32,7 +32,7 @@ impl WeightFetcher {
 
     fn fetch_next(&mut self, (network, sizes): (&Network, &FrameSizes), to: &mut Sink) {
         let Some((layer, frames)) = self.queue.pop_front() else { return };
-        let time = network.layers[layer].time;
+        let time = &network.layers[layer].time;
         let recipes = frames.map(|frame| time.recipe(frame));
         let last = recipes.flat_map(|recipe| recipe.terms().iter().map(|(_, slab)| *slab).max()).max();
         let slabs = last.map_or(0, |slab| time.slabs_up_to(slab));

@@ -10,11 +10,11 @@ use super::emit::{Addend, Emitter, LayerOutputs, NONE};
 use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
 use super::sink::Sink;
 use super::weights::WeightFetcher;
-use crate::ir::{LayerId, LoadOp, Op, Window};
-use crate::model::{Block, Network};
-use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind};
+use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
+use crate::model::{Network, Reader, Role, Source};
+use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CACHE_FRAMES, CachePolicy, recomputable_layer};
+use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 use crate::plan::spec::ScheduleSpec;
 
 #[derive(Debug)]
@@ -34,6 +34,29 @@ pub struct WorkItem {
     first_queued: Vec<u64>,
     /// Of each stage, outputs of its head that wait for their chunk.
     early: Vec<Vec<SlotRef>>,
+}
+
+/// The frames of a chunk that each layer of a stage has computed and that later layers read.
+struct ChunkValues {
+    first: LayerId,
+    frames: Vec<Vec<SlotRef>>,
+}
+
+impl ChunkValues {
+    fn of(&mut self, layer: LayerId) -> &mut Vec<SlotRef> {
+        &mut self.frames[layer - self.first]
+    }
+
+    fn take(&mut self, layer: LayerId) -> Vec<SlotRef> {
+        std::mem::take(self.of(layer))
+    }
+
+    /// The last frames of a value: a range may have more of them than its reader computes.
+    fn last_frames(&mut self, source: Source, count: usize) -> Vec<SlotRef> {
+        let Source::Layer(layer) = source else { unreachable!("only the first layer of a stage reads another stage") };
+        let frames = self.of(layer);
+        frames[frames.len() - count..].to_vec()
+    }
 }
 
 /// How far a work item is within its slice.
@@ -66,7 +89,7 @@ impl WorkItem {
         let mut item_state = WorkItem {
             item,
             batch,
-            computed: network.stages.iter().map(|stage| cone.first(stage.head)).collect(),
+            computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
             loaded: cone.first_input,
             slice_end: spec.first_slice_end(frames),
             total: None,
@@ -86,8 +109,6 @@ impl WorkItem {
                 is_rehearsal: false,
                 chunk_end: 0,
                 last_chunk: false,
-                rematerialise: None,
-                recomputed: Vec::new(),
             },
         };
         item_state.look_ahead();
@@ -102,7 +123,7 @@ impl WorkItem {
     fn look_ahead(&mut self) {
         let made = self.network().stage_frames(self.slice_end);
         for (stage, made) in made.into_iter().enumerate() {
-            let head = self.network().stages[stage].head;
+            let head = self.network().stages[stage].head();
             let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
             self.first_queued[stage] = self.emitter.oldest_needed(head, next.max(self.first(stage)));
         }
@@ -110,7 +131,7 @@ impl WorkItem {
 
     /// The first frame of a stage.
     fn first(&self, stage: usize) -> u64 {
-        self.emitter.cone.first(self.network().stages[stage].head)
+        self.emitter.cone.first(self.network().stages[stage].head())
     }
 
     /// Up to which frame a stage computes whose input suffices for frames up to `end`. Rematerialised frames cannot
@@ -121,16 +142,17 @@ impl WorkItem {
         if end < first + if rematerialises { self.least_first_chunk(stage) } else { 0 } { first } else { end }
     }
 
-    /// Frames of a stage up to the first output of its first block's first layer.
+    /// Frames of a stage up to the first output of the layers whose input its first layer makes.
     fn least_first_chunk(&self, stage: usize) -> u64 {
-        let [reader, _] = self.network().stages[stage].blocks[0].layers();
-        self.emitter.cone.first(reader) + 1 - self.first(stage)
+        let readers = self.network().readers(self.network().stages[stage].head()).iter();
+        let firsts = readers.filter(|reader| reader.role == Role::Input).map(|r| self.emitter.cone.first(r.layer) + 1);
+        firsts.max().map_or(0, |end| end - self.first(stage))
     }
 
-    /// The layer of a stage whose cache its head recomputes.
+    /// The layer of a stage whose cache is recomputed.
     fn recomputes(&self, stage: usize) -> Option<LayerId> {
-        let layer = recomputable_layer(self.network(), stage)?;
-        (self.emitter.policy.caches[layer] == CachePolicy::Recomputed).then_some(layer)
+        let mut body = self.network().stages[stage].body();
+        body.find(|layer| self.emitter.policy.caches[*layer] == CachePolicy::Recomputed)
     }
 
     /// Outputs of a stage's head that the next chunk needs again.
@@ -189,7 +211,7 @@ impl WorkItem {
 
     /// Loads the next `count` input frames, without operations.
     pub fn load_unseen(&mut self, count: u64, arena: &mut Arena) {
-        let head = self.network().stages[0].head;
+        let head = self.network().stages[0].head();
         let (inputs, bytes) = (self.emitter.caches[head].inputs_mut(), self.emitter.sizes.input_bytes);
         inputs.frames.extend((0..count).map(|_| arena.take(bytes, SlotKind::Pooled)));
         self.loaded += count;
@@ -202,7 +224,7 @@ impl WorkItem {
         // A stream's host pushes frames at any time.
         let into = arena.take(self.emitter.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
-        let head = self.network().stages[0].head;
+        let head = self.network().stages[0].head();
         self.emitter.caches[head].inputs_mut().frames.push_back(into);
         self.loaded += 1;
         self.pad(arena);
@@ -213,7 +235,7 @@ impl WorkItem {
         if self.total != Some(self.loaded) || self.loaded == self.emitter.cone.first_input {
             return;
         }
-        let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head);
+        let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head());
         let inputs = self.emitter.caches[head].inputs_mut();
         while inputs.end() < needed {
             let last = *inputs.frames.back().expect("the last frame is cached");
@@ -254,7 +276,7 @@ impl WorkItem {
 
     /// Frames that a stage could compute from its queued input.
     fn ready(&self, stage: usize) -> u64 {
-        let head = self.network().stages[stage].head;
+        let head = self.network().stages[stage].head();
         let queued = self.emitter.caches[head].inputs().end();
         let end = self.network().layers[head].time.outputs(queued).min(self.ends.get(stage).copied().unwrap_or(NONE));
         self.reachable(stage, end).saturating_sub(self.computed[stage])
@@ -282,7 +304,7 @@ impl WorkItem {
         incomplete + u64::from(self.network().needs_pairs(stage) && cuts_pair(incomplete))
     }
 
-    /// Computes one chunk of a stage: head, blocks, tail.
+    /// Computes one chunk of a stage, layer by layer.
     fn compute(&mut self, stage: usize, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) {
         let network = Arc::clone(self.network());
         let (first, count) = (self.computed[stage], self.ready(stage).min(self.chunk(stage)));
@@ -294,26 +316,18 @@ impl WorkItem {
         let computing = layers.body().map(|layer| (layer, cone.outputs(layer, &frames)));
         let offloaded = computing.filter(|(layer, own)| policy.offloaded_weights[*layer] && !own.is_empty());
         weights.begin(offloaded.collect(), (&network, sizes), to);
-        if let Some(layer) = self.recomputes(stage) {
-            self.emitter.recompute_cache(layers.head, layer, first);
+        let mut values = ChunkValues { first: layers.head(), frames: vec![Vec::new(); layers.layers.len()] };
+        *values.of(layers.head()) = self.head(stage, frames.clone(), to);
+        for layer in layers.body() {
+            self.body_layer(layer, &frames, &mut values, to);
         }
-        let (first_block, rest) = layers.blocks.split_first().expect("a stage has blocks");
-        let mut x = self.head_and_first_block(stage, first_block, frames.clone(), to);
-        for (i, block) in rest.iter().enumerate() {
-            x = self.block((stage, block), frames.clone(), x, self.first_cached_input(stage, i + 2), to);
-        }
-        match (layers.tail, network.stages.get(stage + 1)) {
-            (Some(tail), _) => {
-                let own = self.emitter.cone.outputs(tail, &frames);
-                let outputs = LayerOutputs::plain(tail, own.clone(), self.outlives_turn());
-                let out = self.emitter.conv_consuming(&outputs, x, to);
-                finished.extend(own.zip(resident(&out)));
-            }
-            (None, Some(next)) => {
-                self.emitter.caches[next.head].inputs_mut().frames.extend(resident(&x));
+        let outputs = resident(&values.take(layers.last()));
+        match network.stages.get(stage + 1) {
+            Some(next) => {
+                self.emitter.caches[next.head()].inputs_mut().frames.extend(outputs);
                 self.downsample_early(stage + 1, to);
             }
-            (None, None) => unreachable!("the last stage of a network has a tail"),
+            None => finished.extend(self.emitter.cone.outputs(layers.last(), &frames).zip(outputs)),
         }
     }
 
@@ -329,7 +343,7 @@ impl WorkItem {
 
     /// Where frames wait for their chunk, a downsampler runs early: its output is smaller.
     fn downsample_early(&mut self, stage: usize, to: &mut Sink) {
-        let head = self.network().stages[stage].head;
+        let head = self.network().stages[stage].head();
         let ready = self.ready(stage);
         if self.network().layers[head].layout.window != Window::Down || ready >= self.chunk(stage) {
             return;
@@ -342,123 +356,163 @@ impl WorkItem {
         self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
     }
 
-    /// Frames through the head of a stage and its first block.
-    fn head_and_first_block(
-        &mut self,
-        stage: usize,
-        first_block: &Block,
-        frames: Range<u64>,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
-        let head = self.network().stages[stage].head;
+    /// The outputs of a stage's first layer.
+    fn head(&mut self, stage: usize, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
+        let head = self.network().stages[stage].head();
         let materialised = frames.end.min(frames.start + self.emitter.policy.materialised[stage]);
         let early = self.early[stage].len().min(frames.clone().count());
-        let mut x: Vec<SlotRef> = self.early[stage].drain(..early).collect();
+        let mut outputs: Vec<SlotRef> = self.early[stage].drain(..early).collect();
         let computed = frames.start + early as u64;
-        let first_cached = self.first_cached_input(stage, 0);
-        x.extend(match self.emitter.policy.offloaded_outputs[head] {
+        let first_cached = self.first_cached_output(head);
+        outputs.extend(match self.emitter.policy.offloaded_outputs[head] {
             true => self.emitter.head_offloaded(head, frames.clone(), to),
             false => self.emitter.head(head, computed..materialised, first_cached, to),
         });
-        let first_cached = self.first_cached_input(stage, 1);
-        if materialised == frames.end {
-            // A recomputed cache still needs these inputs; its reader drops them.
-            if self.emitter.recomputed.is_empty() {
-                let end = frames.end.saturating_sub(self.reread(stage));
-                self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
-            }
-            return self.block((stage, first_block), frames, x, first_cached, to);
+        if materialised < frames.end {
+            // The last reader drops the inputs of the others.
+            let oldest = self.network().layers[head].time.oldest(materialised);
+            self.emitter.caches[head].inputs_mut().drop_before(oldest, &mut to.arenas.device);
+            outputs.extend(self.emitter.head_rematerialised(head, materialised..frames.end, to));
+        } else if self.recomputes(stage).is_none_or(|layer| self.emitter.recomputed_inputs(layer).is_empty()) {
+            // Otherwise a recomputed cache still needs these inputs; its reader drops them.
+            let end = frames.end.saturating_sub(self.reread(stage));
+            self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
         }
-        let oldest = self.network().layers[head].time.oldest(materialised);
-        self.emitter.caches[head].inputs_mut().drop_before(oldest, &mut to.arenas.device);
-        x.extend(self.emitter.head_rematerialised(head, materialised..frames.end, to));
-        let out = self.block((stage, first_block), frames.clone(), x, first_cached, to);
-        self.emitter.drop_inputs_before(head, frames.end, &mut to.arenas.device);
-        out
+        outputs
     }
 
-    /// A block's outputs. Consumes `x`. Output frames from `first_cached` on stay cached.
-    fn block(
-        &mut self,
-        (stage, block): (usize, &Block),
-        frames: Range<u64>,
-        x: Vec<SlotRef>,
-        first_cached: u64,
-        to: &mut Sink,
-    ) -> Vec<SlotRef> {
-        if x.is_empty() {
-            return x;
-        }
-        let emitter = &mut self.emitter;
-        let out = match *block {
-            Block::Residual { first, second } => {
-                let has_shortcut = emitter.network.layers[second].layout.shortcut.is_some();
-                // A banded second layer with a shortcut overwrites its input.
-                let h_cached = match emitter.is_banded(second) && has_shortcut {
-                    true => first_cached,
-                    false => emitter.first_cached_frame(second),
-                };
-                let h_cached = h_cached.min(emitter.first_waiting_frame(second));
-                let [h_frames, out_frames] = [first, second].map(|layer| emitter.cone.outputs(layer, &frames));
-                let hidden = emitter.hidden_end(stage, block, &frames)..frames.end;
-                let h = LayerOutputs::plain(first, h_frames, h_cached);
-                let h = emitter.conv(&LayerOutputs { first_rematerialised: hidden.start, ..h }, &x, to);
-                if !hidden.is_empty() {
-                    emitter.rematerialise_hidden(first, hidden, &resident(&x));
-                }
-                let added = &x[x.len() - out_frames.clone().count()..];
-                let (residuals, addend);
-                if has_shortcut {
-                    addend = Addend::Shortcut(added);
-                } else {
-                    residuals = resident(added);
-                    addend = Addend::Residual(&residuals);
-                }
-                let outputs = LayerOutputs { addend, ..LayerOutputs::plain(second, out_frames, first_cached) };
-                emitter.conv_consuming(&outputs, h, to)
-            }
-            Block::Attention { qkv, project } => {
-                let own = emitter.cone.outputs(project, &frames);
-                let projections = emitter.conv(&LayerOutputs::plain(qkv, own.clone(), NONE), &x, to);
-                let mixed = emitter.attention(project, resident(&projections), to);
-                let residuals = resident(&x);
-                let addend = Addend::Residual(&residuals);
-                let outputs = LayerOutputs { addend, ..LayerOutputs::plain(project, own, first_cached) };
-                emitter.conv_consuming(&outputs, mixed, to)
-            }
+    /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
+    fn body_layer(&mut self, layer: LayerId, frames: &Range<u64>, values: &mut ChunkValues, to: &mut Sink) {
+        let network = Arc::clone(self.network());
+        let facts = &network.layers[layer];
+        let Source::Layer(from) = facts.input else {
+            unreachable!("only the first layer of a stage reads another stage")
         };
-        self.emitter.rematerialise = None;
-        drop_frames(x, to.arenas);
-        out
-    }
-
-    /// The first input frame of block `block` that stays cached; `block` may be one past the last, for the stage's
-    /// output. A frame that blocks add to in place lives until a block with a shortcut writes a new one.
-    fn first_cached_input(&self, stage: usize, block: usize) -> u64 {
-        let (emitter, layers) = (&self.emitter, &self.network().stages[stage]);
-        let Some(block_layers) = layers.blocks.get(block) else {
-            return match layers.tail {
-                Some(tail) => emitter.first_cached_frame(tail).min(emitter.first_waiting_frame(tail)),
-                None if emitter.interleaved => self.first_queued[stage + 1],
-                None => NONE,
+        let consumes = self.consumes_input(layer);
+        let input = if consumes { values.take(from) } else { values.of(from).clone() };
+        if !input.is_empty() {
+            let own = self.emitter.cone.outputs(layer, frames);
+            let added = facts.addend.map(|source| values.last_frames(source, own.clone().count()));
+            let residuals = added.as_deref().filter(|_| facts.layout.shortcut.is_none()).map(resident);
+            let addend = match (&residuals, &added) {
+                (Some(residuals), _) => Addend::Residual(residuals),
+                (None, Some(added)) => Addend::Shortcut(added),
+                (None, None) => Addend::None,
             };
-        };
-        let [first, second] = block_layers.layers();
-        let flows_on = emitter.sizes.adds_in_place && self.network().layers[second].layout.shortcut.is_none();
-        let after = if flows_on { self.first_cached_input(stage, block + 1) } else { NONE };
-        let after = after.min(emitter.first_waiting_frame(first));
-        // A layer that normalises its input itself caches it as it is.
-        match emitter.sizes.normalised[first] {
-            None => after.min(emitter.first_cached_frame(first)),
-            Some(_) => after,
+            let outputs = LayerOutputs {
+                addend,
+                first_rematerialised: self.emitter.first_hidden(layer, frames),
+                rematerialise: self.rematerialise(layer, frames, &input, values),
+                ..LayerOutputs::plain(layer, own, self.first_cached_output(layer))
+            };
+            *values.of(layer) = match (facts.attends, consumes) {
+                (true, _) => {
+                    let mixed = self.emitter.attention(layer, resident(&input), to);
+                    self.emitter.conv_consuming(&outputs, mixed, to)
+                }
+                (false, true) => self.emitter.conv_consuming(&outputs, input, to),
+                (false, false) => self.emitter.conv(&outputs, &input, to),
+            };
         }
+        for source in [Some(facts.input), facts.addend].into_iter().flatten() {
+            self.drop_after(source, layer, frames, values, to);
+        }
+    }
+
+    /// Drops a value after its last reader.
+    fn drop_after(
+        &mut self,
+        source: Source,
+        reader: LayerId,
+        frames: &Range<u64>,
+        values: &mut ChunkValues,
+        to: &mut Sink,
+    ) {
+        let (network, policy) = (Arc::clone(self.network()), Arc::clone(&self.emitter.policy));
+        let Source::Layer(from) = source else { return };
+        if !network.is_last_reader(from, reader) {
+            return;
+        }
+        drop_frames(values.take(from), to.arenas);
+        let stage = network.stage_of(from);
+        if from == network.stages[stage].head() && frames.start + policy.materialised[stage] < frames.end {
+            self.emitter.drop_inputs_before(from, frames.end, &mut to.arenas.device);
+        }
+    }
+
+    /// Whether a layer is the last one that reads its input, so it may write over it.
+    fn consumes_input(&self, layer: LayerId) -> bool {
+        let facts = &self.network().layers[layer];
+        let Source::Layer(from) = facts.input else { return false };
+        facts.addend != Some(facts.input) && self.network().is_last_reader(from, layer)
+    }
+
+    /// How a layer's rematerialised inputs are computed: by the stage's first layer, or hidden ones by their own.
+    fn rematerialise(
+        &self,
+        layer: LayerId,
+        frames: &Range<u64>,
+        input: &[SlotRef],
+        values: &mut ChunkValues,
+    ) -> Option<Rematerialise<Slots>> {
+        let network = self.network();
+        let head = network.stages[network.stage_of(layer)].head();
+        let reads = |source: Option<Source>| source == Some(Source::Layer(head));
+        let facts = &network.layers[layer];
+        let first = frames.start + self.emitter.policy.materialised[network.stage_of(layer)];
+        if first < frames.end && (reads(Some(facts.input)) || reads(facts.addend)) {
+            return Some(self.emitter.rematerialised_by_head(head, first..frames.end));
+        }
+        let hidden = input.iter().filter(|frame| frame.is_rematerialised()).count() as u64;
+        let by = network.hidden_by(layer).filter(|_| hidden > 0)?;
+        let Source::Layer(kept) = network.layers[by].input else { return None };
+        let kept = resident(values.of(kept));
+        Some(self.emitter.rematerialised_hidden(by, frames.end - hidden..frames.end, &kept))
+    }
+
+    /// The first output frame of a layer that stays cached, or outlives the work item's turn. An output that is added to
+    /// in place, or overwritten, lives as long as the frame that replaces it.
+    fn first_cached_output(&self, layer: LayerId) -> u64 {
+        let (emitter, network) = (&self.emitter, self.network());
+        let stage = network.stage_of(layer);
+        if layer == network.stages[stage].last() {
+            return match stage + 1 < network.stages.len() {
+                true if emitter.interleaved => self.first_queued[stage + 1],
+                true => NONE,
+                false => self.outlives_turn(),
+            };
+        }
+        let of_reader = |reader: &Reader| match reader.role {
+            Role::Shortcut => NONE,
+            Role::Residual if emitter.sizes.adds_in_place => self.first_cached_output(reader.layer),
+            Role::Residual => NONE,
+            Role::Input => self.first_cached_input(reader.layer),
+        };
+        network.readers(layer).iter().map(of_reader).min().unwrap_or(NONE)
+    }
+
+    /// The first frame of a layer's input that it keeps or overwrites with a frame that stays.
+    fn first_cached_input(&self, layer: LayerId) -> u64 {
+        let (emitter, facts) = (&self.emitter, &self.network().layers[layer]);
+        if facts.attends {
+            return NONE;
+        }
+        let (consumes, normalised) = (self.consumes_input(layer), emitter.sizes.normalised[layer]);
+        // A layer that normalises frames of others keeps copies.
+        let kept = if consumes || normalised.is_none() { emitter.first_cached_frame(layer) } else { NONE };
+        let overwrites = consumes
+            && emitter.is_banded(layer)
+            && facts.residual().is_none()
+            && normalised == Some(emitter.sizes.outputs[layer]);
+        let written = if overwrites { self.first_cached_output(layer) } else { NONE };
+        kept.min(written).min(emitter.first_waiting_frame(layer))
     }
 
     /// Counts `inputs` more input frames of the slice, for which each stage has computed `computed` frames. In a stream the frames are loaded already, and lose their slots.
     pub fn skip_in_slice(&mut self, inputs: u64, computed: &[u64], pushed: bool) {
         self.count(inputs, computed);
         if pushed {
-            let head = self.network().stages[0].head;
+            let head = self.network().stages[0].head();
             self.emitter.caches[head].inputs_mut().frames.drain(..inputs as usize);
         } else {
             self.loaded += inputs;
@@ -470,14 +524,14 @@ impl WorkItem {
         for (stage, (into, made)) in inputs.zip(computed).enumerate() {
             self.computed[stage] += made;
             let Emitter { network, caches, .. } = &mut self.emitter;
-            caches[network.stages[stage].head].skip(into);
+            caches[network.stages[stage].head()].skip(into);
             network.stages[stage].body().for_each(|layer| caches[layer].skip(*made));
         }
     }
 
     /// Where the input ends that has been taken. In a stream all input of a slice is loaded first.
     pub fn taken(&self, pushed: bool) -> u64 {
-        let head = &self.emitter.caches[self.network().stages[0].head];
+        let head = &self.emitter.caches[self.network().stages[0].head()];
         if pushed { head.inputs().first } else { self.loaded }
     }
 
@@ -497,11 +551,11 @@ impl WorkItem {
         let mut state = Vec::with_capacity(4 * network.stages.len() + 2 * network.layers.len());
         for (stage, layers) in network.stages.iter().enumerate() {
             let computed = self.computed[stage];
-            let oldest = network.layers[layers.head].time.oldest(computed);
+            let oldest = network.layers[layers.head()].time.oldest(computed);
             // The loaded input of a stream only shrinks.
             let is_input = stage == 0 && pushed;
             let queued = if is_input { 0 } else { self.ready(stage) };
-            let cache = &self.emitter.caches[layers.head];
+            let cache = &self.emitter.caches[layers.head()];
             let first = cache.first().map_or(0, |first| oldest.wrapping_sub(first));
             let kinds = if is_input { 0 } else { cache.slot_kinds() };
             state.extend([queued, self.early[stage].len() as u64, first, kinds]);

@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use crate::ir::{BandContents, CacheFormat, DeviceProfile, FrameShape, LayerId};
 use crate::model::Network;
-use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target, stage_pixels};
-use crate::plan::policy::{
-    CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy, full_resolution_stage, head_is_transient, recomputable_layer,
-    rematerialises_hidden,
-};
+use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
+use crate::plan::policy::{CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy};
 use crate::plan::request::Request;
 
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices;
@@ -22,7 +19,7 @@ const CUT_PAIRS: u64 = 3;
 /// Policies with everything resident, from the fastest to the smallest.
 pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<SchedulePolicy>> {
     let network = &request.network;
-    let wish = stage_pixels(network, request.input_frame()).into_iter();
+    let wish = network.stage_pixels(request.input_frame()).into_iter();
     let wish: Vec<u64> = wish
         .enumerate()
         .map(|(stage, pixels)| {
@@ -69,9 +66,9 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     if request.is_still() {
         return vec![SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()])];
     }
-    let pixels = stage_pixels(network, request.input_frame());
+    let pixels = network.stage_pixels(request.input_frame());
     let largest = pixels.iter().copied().max().unwrap_or(1);
-    let rates = network.later_stage_frames(network.config.time_scale());
+    let rates = network.later_stage_frames(network.geometry.time);
     let allowed = request.chunk.unwrap_or(profile.chunk_frames).min(profile.chunk_frames);
     let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
     let mut policies: Vec<SchedulePolicy> = Vec::new();
@@ -114,35 +111,21 @@ pub fn fewer_hidden(policy: SchedulePolicy, stage: Option<usize>) -> impl Iterat
     [Some(policy), fewer].into_iter().flatten()
 }
 
-/// The layers that read rematerialised frames.
-fn rematerialising_layers(network: &Network, policy: &SchedulePolicy) -> Vec<LayerId> {
-    let rematerialises = |stage: usize| policy.materialised[stage] < policy.chunks[stage];
-    let stages = network.stages.iter().enumerate().filter(|(stage, _)| rematerialises(*stage));
-    stages.flat_map(|(_, stage)| stage.blocks[0].layers()).collect()
-}
-
-/// The layer that rematerialises hidden frames for a block's second layer, and how many.
-fn hidden_by(network: &Network, policy: &SchedulePolicy, stage: usize, second: LayerId) -> Option<(LayerId, u64)> {
-    let block = network.stages[stage].blocks.iter().find(|block| block.layers()[1] == second)?;
-    let rematerialised = policy.rematerialised_hidden(network, stage, block);
-    (rematerialised > 0).then_some((block.layers()[0], rematerialised))
-}
-
 /// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached
 /// frame.
 pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
     let network = &*request.network;
     let costs = CostModel { network, target: *target };
     let shapes = network.input_shapes(request.input_frame());
-    let frames = network.later_stage_frames(network.config.time_scale());
-    let readers = rematerialising_layers(network, policy);
-    let cost = |(stage, layer): (usize, LayerId)| {
-        let by_head = match readers.contains(&layer) {
-            true => policy.chunks[stage] - policy.materialised[stage],
+    let frames = network.later_stage_frames(network.geometry.time);
+    let cost = |layer: LayerId| {
+        let stage = network.stage_of(layer);
+        let by_head = match policy.reads_rematerialised(network, layer) {
+            true => policy.rematerialised(stage),
             false => 0,
         };
-        let by_head = (network.stages[stage].head, by_head);
-        let (by, rematerialised) = hidden_by(network, policy, stage, layer).unwrap_or(by_head);
+        let by_head = (network.stages[stage].head(), by_head);
+        let (by, rematerialised) = policy.hidden_by(network, layer).unwrap_or(by_head);
         let by = Rematerialiser { layer: by, input: shapes[by], rematerialised };
         let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &by);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
@@ -154,17 +137,14 @@ pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target
 /// The policy with no cache resident. A cache is recomputed if that is faster than moving it.
 pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let network = &*request.network;
-    let recomputable: Vec<LayerId> =
-        (0..network.stages.len()).filter_map(|stage| recomputable_layer(network, stage)).collect();
-    // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for one
-    // reason.
-    let readers = rematerialising_layers(network, policy);
     let mut policy = policy.clone();
     for (layer, cost, _) in offload_costs(request, &policy, target) {
-        let recompute = recomputable.contains(&layer) && !readers.contains(&layer) && cost.recomputed < cost.offloaded;
+        // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for
+        // one reason.
+        let can_recompute = network.recomputed_by(layer).is_some() && !policy.reads_rematerialised(network, layer);
+        let recompute = can_recompute && cost.recomputed < cost.offloaded;
         policy.caches[layer] = if recompute { CachePolicy::Recomputed } else { CachePolicy::HOST };
     }
-    readers.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
     policy
 }
 
@@ -172,35 +152,38 @@ pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Targe
 pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let mut policy = policy.clone();
     let layers = target.offloadable_caches(&request.network);
-    layers.into_iter().for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
+    layers.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
     policy
 }
 
-/// The stage at full resolution, if the outputs of its head can be rematerialised.
+/// The stage with the most pixels, if the outputs of its first layer can be rematerialised.
 pub fn rematerialising_stage(request: &Request, target: &Target) -> Option<usize> {
-    Some(full_resolution_stage(&request.network)).filter(|stage| can_rematerialise(request, *stage, target))
+    Some(request.network.largest_stage()).filter(|stage| can_rematerialise(request, *stage, target))
 }
 
-/// The stage at full resolution, if hidden frames of its blocks can be rematerialised.
+/// The stage with the most pixels, if hidden frames of its layers can be rematerialised.
 pub fn hidden_stage(request: &Request, target: &Target) -> Option<usize> {
-    let (network, stage) = (&*request.network, full_resolution_stage(&request.network));
+    let (network, stage) = (&*request.network, request.network.largest_stage());
     let shapes = network.input_shapes(request.input_frame());
-    let blocks = network.stages[stage].blocks.iter().filter(|block| rematerialises_hidden(network, block));
-    let firsts: Vec<LayerId> = blocks.map(|block| block.layers()[0]).collect();
+    let firsts: Vec<LayerId> = network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)).collect();
     let can = firsts.iter().all(|first| can_stream_outputs(network, *first, shapes[*first], target));
     (target.profile.offloads && !firsts.is_empty() && can).then_some(stage)
 }
 
-/// Whether the outputs of a stage's head can be rematerialised for their readers.
+/// Whether the outputs of a stage's first layer can be rematerialised for their readers.
 pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bool {
     let network = &*request.network;
-    let head = network.stages[stage].head;
+    let head = network.stages[stage].head();
     let input = network.input_shapes(request.input_frame())[head];
-    target.profile.offloads && head_is_transient(network, stage) && can_stream_outputs(network, head, input, target)
+    target.profile.offloads && network.may_stream(head) && can_stream_outputs(network, head, input, target)
 }
 
-/// Whether a layer can run in bands whose outputs are not resident.
+/// Whether a layer can run in bands whose outputs are not resident, and all readers with it.
 pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, target: &Target) -> bool {
+    let mut readers = network.readers(layer).iter().map(|reader| &network.layers[reader.layer]);
+    if !readers.all(|reader| target.can_offload_cache(reader)) {
+        return false;
+    }
     let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
     target.sizes.band_bytes(&network.layers[layer].layout, input, contents).is_some()
 }

@@ -11,9 +11,7 @@ use super::candidates::{
 use crate::ir::{DeviceProfile, LayerId, Rates};
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{
-    CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy, full_resolution_stage, offloadable_outputs,
-};
+use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -260,7 +258,7 @@ impl<'a> Search<'a> {
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
         let banded = banded.flat_map(|policy| fewer_hidden(policy, hidden));
         let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
-        let full = full_resolution_stage(&self.request.network);
+        let full = self.request.network.largest_stage();
         let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         for (rank, policy) in found.into_iter().flatten() {
             let frames = [&policy.chunks, &policy.materialised_hidden, &policy.materialised].map(|of| of[full]);
@@ -347,14 +345,12 @@ impl<'a> Search<'a> {
         }
         let network = &*self.request.network;
         let shapes = network.input_shapes(self.request.input_frame());
-        let mut order: Vec<(u64, LayerId)> = offloadable_outputs(network)
-            .into_iter()
-            .filter(|layer| can_stream_outputs(network, *layer, shapes[*layer], &self.target))
-            .map(|layer| {
-                let layout = &network.layers[layer].layout;
-                (self.target.frame_bytes(layout.window.output(shapes[layer], layout.cout)), layer)
-            })
-            .collect();
+        let can = |layer: &LayerId| {
+            network.may_stream(*layer) && can_stream_outputs(network, *layer, shapes[*layer], &self.target)
+        };
+        let bytes = |layer: LayerId| self.target.frame_bytes(network.layers[layer].output_shape(shapes[layer]));
+        let mut order: Vec<(u64, LayerId)> =
+            (0..network.layers.len()).filter(can).map(|layer| (bytes(layer), layer)).collect();
         order.sort_by(|a, b| b.cmp(a));
         let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
         let mut policy = all_offloaded(self.request, &one, &self.target);

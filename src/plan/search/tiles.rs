@@ -10,7 +10,7 @@ const MIN_SIDE: u64 = 64;
 
 /// Evenly sized tiles, from the largest to the smallest. None is larger than the host asked for.
 pub fn smaller_tiles(request: &Request) -> Vec<TileSize> {
-    let scale = request.network.config.spatial_scale();
+    let scale = request.network.geometry.space;
     let (rows, columns) = request.latent();
     let least = MIN_SIDE.div_ceil(scale).max(1);
     let overlap = request.overlap / scale;

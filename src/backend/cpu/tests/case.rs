@@ -1,8 +1,8 @@
 //! A convolution with its data, and a reference in f64.
 
 use super::*;
-use crate::model::Time;
 use crate::testing::SlabSource;
+use crate::testing::paired;
 
 /// The weights of a convolution in plain form.
 pub(super) struct PlainWeights {
@@ -98,7 +98,9 @@ impl ConvCase {
         let mut frames = Vec::new();
         for frame in 0..inputs.len() as u64 {
             let mut terms: Vec<(usize, u8)> = match layout.pairs {
-                true => Time::Paired.recipe(frame).terms().iter().map(|(t, slab)| (*t as usize, *slab)).collect(),
+                true => {
+                    paired(layout.window).recipe(frame).terms().iter().map(|(t, slab)| (*t as usize, *slab)).collect()
+                }
                 false => (0..=frame).map(|t| (t as usize, ((t + frame) % layout.slabs) as u8)).collect(),
             };
             if layout.shortcut.is_some() && frame > 0 {

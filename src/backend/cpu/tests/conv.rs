@@ -52,7 +52,7 @@ fn convolution_matches_f64_over_many_areas() {
 
 /// A layout whose frames share products by pairs.
 fn paired(cin: u64, cout: u64) -> ConvLayout {
-    let slabs = crate::model::Time::Paired.slabs().len() as u64;
+    let slabs = crate::testing::paired(Window::Same).slabs().len() as u64;
     ConvLayout { slabs, pairs: true, ..layout(cin, cout, Window::Same, Prologue::NormSilu) }
 }
 

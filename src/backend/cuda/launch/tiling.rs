@@ -288,12 +288,14 @@ fn refuse<T>(layer: String) -> Result<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Config, Direction, Network};
+    use crate::model::Direction;
+    use crate::model::families::seedvr2::Sizes;
+    use crate::testing::network;
 
     fn error_in(precision: Precision, channels: &[u64], latent: u64) -> Option<String> {
-        let config = Config { channels: channels.to_vec(), layers: 1, groups: 1, latent, temporal_levels: 0 };
+        let sizes = Sizes { channels: channels.to_vec(), layers: 1, groups: 1, latent, temporal_levels: 0 };
         let answer = Direction::ALL.into_iter().try_for_each(|direction| {
-            let network = Network::new(&config, direction);
+            let network = network(&sizes, direction);
             let layouts: Vec<ConvLayout> = network.layers.iter().map(|layer| layer.layout).collect();
             check_layers(precision, &layouts, &network.attention_channels())
         });

@@ -1,24 +1,22 @@
 //! Pairs of frames that share products, against the CPU; and the bits of frames that are computed alone.
 
 use super::*;
-use crate::model::Time;
+use crate::testing::paired;
 
 pub(super) const FRAMES: usize = 6;
 /// Of the three taps of the CPU.
 const SHORTCUT_SLAB: u64 = 3;
 
-/// The slabs of `Time::Paired` of the weights of three taps.
+/// The slabs of pairs of the weights of three taps.
 struct PairedWeights(RandomWeights, Window);
 
 impl SlabSource for PairedWeights {
     fn slab(&mut self, slab: u64, into: &mut [f32]) {
-        if slab as usize == Time::Paired.slabs().len() {
-            return self.0.slab(SHORTCUT_SLAB, into);
-        }
+        let recipes = paired(self.1);
+        let Some(of) = recipes.slabs().get(slab as usize) else { return self.0.slab(SHORTCUT_SLAB, into) };
         let mut tap_weights = vec![0.0; into.len()];
         into.fill(0.0);
-        let products = Time::Paired.slabs()[slab as usize].iter().zip(Time::Paired.factors(self.1, slab as usize));
-        for ((tap, _), factor) in products {
+        for ((tap, _), factor) in of.products.iter().zip(&of.factors) {
             self.0.slab(*tap as u64, &mut tap_weights);
             into.iter_mut().zip(&tap_weights).for_each(|(sum, weight)| *sum += weight * *factor as f32);
         }
@@ -79,7 +77,7 @@ impl ClipCase {
                 // The CPU has three taps and no folded slabs.
                 let first = |tap: usize| (t + tap).saturating_sub(2);
                 let causal = (0..3).map(|tap| (inputs[first(tap)], tap as u8)).collect::<Vec<_>>();
-                let recipe = Time::Paired.recipe(t as u64);
+                let recipe = paired(layout.window).recipe(t as u64);
                 let paired = recipe.terms().iter().map(|(t, slab)| (inputs[*t as usize], *slab));
                 let mut terms = if layout.pairs { paired.collect() } else { causal };
                 if layout.shortcut.is_some() {
@@ -121,7 +119,7 @@ fn pairs_match_the_cpu_and_frames_alone_have_the_same_bits() {
                 }
                 let base = ConvLayout { shortcut, biases: 1, ..layout(cin, cout, window, Prologue::None) };
                 let input = FrameShape::new(height, width, cin);
-                let slabs = Time::Paired.slabs().len() as u64;
+                let slabs = paired(Window::Same).slabs().len() as u64;
                 // Upsamplers read frames that are not normalised. Sums of two of these would be infinite in f16.
                 let (factor, bias) = (if window == up { 4e4 } else { 1.0 }, (0.0, 1.0));
                 let paired = ClipCase { layout: ConvLayout { pairs: true, slabs, ..base }, input, factor, bias };

@@ -4,7 +4,7 @@ use super::pairs::{ClipCase, FRAMES};
 use super::*;
 use crate::backend::Precision;
 use crate::backend::cuda::launch::tiling::EPSILON;
-use crate::model::Time;
+use crate::testing::paired;
 
 /// Mean and 1 / deviation of each group of a frame's channels. `values` are [channel][frame][pixel].
 fn expected(values: &[f32], frame: usize, shape: FrameShape, groups: u64) -> Vec<[f64; 2]> {
@@ -47,7 +47,7 @@ fn check(gpu: &Cuda, case: &ClipCase, most: f64) {
 /// Values far from zero must not cancel, and differences of large ones must not leave the range of f16.
 fn check_window(window: Window) {
     let base = ConvLayout { biases: 1, ..layout(64, 128, window, Prologue::None) };
-    let paired = ConvLayout { pairs: true, slabs: Time::Paired.slabs().len() as u64, ..base };
+    let paired = ConvLayout { pairs: true, slabs: paired(Window::Same).slabs().len() as u64, ..base };
     // Of one pixel, Down leaves none.
     let smallest = if window == Window::Down { (2, 2) } else { (1, 1) };
     for gpu in &gpus() {

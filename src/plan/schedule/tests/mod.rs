@@ -14,23 +14,32 @@ use crate::ir::{
     ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, OWN_SLABS, Op, PairCosts, PartialSums,
     PinnedBytes, Shape,
 };
-use crate::model::{Cone, Config, Direction, FrameRange, Network};
+use crate::model::families::seedvr2::Sizes;
+use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals, work};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy, full_resolution_stage};
+use crate::plan::policy::{CachePolicy, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
 use crate::plan::schedule::{Next, Schedule};
 use crate::plan::search;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::{Spacing, TileSize};
+use crate::testing::network;
 
 /// Two by two of a [`clip`].
 const TILES: Option<TileSize> = Some(TileSize { height: 24, width: 32, overlap: 8, spacing: Spacing::Strided });
 
 fn request(direction: Direction, input: Shape) -> Request {
-    let config = Config { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
-    let network = Network::new(&config, direction);
+    request_of(&SIZES(), direction, input)
+}
+
+/// Of the model that most tests are for.
+const SIZES: fn() -> Sizes =
+    || Sizes { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
+
+fn request_of(sizes: &Sizes, direction: Direction, input: Shape) -> Request {
+    let network = network(sizes, direction);
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),
@@ -107,12 +116,12 @@ fn assert_same_frames(base: Request, frames: u64) {
 fn offload_cost(together: f64, frames: u64, rematerialised: u64) -> OffloadCost {
     let request = request(Direction::Decode, clip(Direction::Decode, 1, 5)).with_pairs();
     let network = &request.network;
-    let stage = network.stages.iter().find(|stage| network.layers[stage.head].layout.pairs).unwrap();
-    let layer = stage.blocks[0].layers()[0];
+    let stage = network.stages.iter().find(|stage| network.layers[stage.head()].layout.pairs).unwrap();
+    let layer = stage.head() + 1;
     let shape = |layer: LayerId| FrameShape::new(16, 16, network.layers[layer].layout.cin);
     let mut target = SLOW_COPIES.target();
     target.profile.pairs = Some(PairCosts { together, alone: 9.0 });
-    let head = Rematerialiser { layer: stage.head, input: shape(stage.head), rematerialised };
+    let head = Rematerialiser { layer: stage.head(), input: shape(stage.head()), rematerialised };
     CostModel { network, target }.offload_cost(layer, shape(layer), frames, &head)
 }
 
@@ -181,7 +190,7 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let chunks = vec![3; network.stages.len()];
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
-        let full = full_resolution_stage(network);
+        let full = network.largest_stage();
         let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(full, 1));
         let hidden = policy.with_materialised_hidden(full, 2);
         let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(full, 2));
@@ -286,7 +295,7 @@ fn weights_are_offloaded_where_device_memory_is_short() {
         assert_eq!(run(&plan, &FAST_COPIES), expected);
         // Never those of stages at full resolution, nor of heads.
         let full = if direction == Direction::Encode { 0 } else { free.network.stages.len() - 1 };
-        let mut stay = free.network.stages[full].body().chain(free.network.stages.iter().map(|stage| stage.head));
+        let mut stay = free.network.stages[full].body().chain(free.network.stages.iter().map(|stage| stage.head()));
         assert!(stay.all(|layer| !plan.offloaded_weights()[layer]));
     }
 }
@@ -528,7 +537,7 @@ fn rehearsed<T>(
 /// Every cache that can be.
 fn offload_caches(policy: &mut SchedulePolicy, network: &Network, device: &Device) {
     let offloadable = device.target().offloadable_caches(network);
-    offloadable.into_iter().for_each(|(_, layer)| policy.caches[layer] = CachePolicy::HOST);
+    offloadable.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
 }
 
 /// It has no cache to move yet.
@@ -538,7 +547,8 @@ fn an_incomplete_chunk_comes_first() {
     let network = &request.network;
     let mut policy = SchedulePolicy::resident(network, 3, vec![3, 6, 6, 6]);
     offload_caches(&mut policy, network, &FAST_COPIES);
-    let last = network.stages.last().unwrap().blocks[1].layers()[0];
+    // The second block of the stage.
+    let last = network.stages.last().unwrap().head() + 3;
     let chunks = rehearsed(&request, policy, &FAST_COPIES, |op| match op {
         Op::BandedConv(conv) if conv.layer == last => Some((conv.cached.len(), conv.frames.len())),
         _ => None,
@@ -552,7 +562,7 @@ fn a_downsampler_runs_early_for_queued_frames() {
     let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
     let network = &request.network;
     let policy = SchedulePolicy::resident(network, 4, vec![1, 4, 2, 1]);
-    let [head, first] = [network.stages[1].head, network.stages[1].blocks[0].layers()[0]];
+    let [head, first] = [network.stages[1].head(), network.stages[1].head() + 1];
     let chunks = rehearsed(&request, policy, &SEPARATE, |op| match op {
         Op::Conv(conv) if [head, first].contains(&conv.layer) => Some((conv.layer, conv.frames.len())),
         _ => None,
@@ -566,7 +576,7 @@ fn a_downsampler_runs_early_for_queued_frames() {
 #[test]
 fn a_downsampler_in_time_keeps_partial_sums() {
     let request = request(Direction::Encode, clip(Direction::Encode, 1, 9));
-    let head = request.network.stages[2].head;
+    let head = request.network.stages[2].head();
     let launches = |device: &Device| {
         let policy = SchedulePolicy::resident(&request.network, 4, vec![4, 4, 2, 1]);
         rehearsed(&request, policy, device, |op| match op {
@@ -611,10 +621,9 @@ fn assert_estimated(plan: &Plan, tolerance: f64) {
 /// where the next clip's are.
 #[test]
 fn a_last_layer_in_bands_keeps_its_frames_while_the_next_clip_runs() {
-    let base = request(Direction::Encode, clip(Direction::Encode, 2, 23));
     // As many channels go into the last layer as come out of it.
-    let config = Config { latent: 16, ..base.network.config.clone() };
-    let base = Request { network: Arc::new(Network::new(&config, Direction::Encode)), ..base };
+    let sizes = Sizes { latent: 16, ..SIZES() };
+    let base = request_of(&sizes, Direction::Encode, clip(Direction::Encode, 2, 23));
     let expected = run(&base.plan(&SEPARATE).unwrap(), &SEPARATE);
     let stream = Request { input: Shape { frames: 0, ..base.input }, ..base };
     let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);

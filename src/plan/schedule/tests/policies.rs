@@ -1,22 +1,22 @@
 //! Policies that are given, not searched for: a stream makes the frames of the whole clip by each of them.
 
 use super::*;
-use crate::plan::policy::{head_is_transient, recomputable_layer};
 
 /// The policy of a search, with every `every`th cache offloaded or recomputed that can be. With `rematerialise` no
 /// cache is recomputed, and frames are rematerialised where they can be.
 pub fn without_caches(stream: &Request, (every, rematerialise): (usize, bool)) -> SchedulePolicy {
     let network = &*stream.network;
     let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
-    for (stage, layer) in FAST_COPIES.target().offloadable_caches(network).into_iter().step_by(every) {
-        let recomputes = recomputable_layer(network, stage) == Some(layer) && !rematerialise;
+    for layer in FAST_COPIES.target().offloadable_caches(network).into_iter().step_by(every) {
+        let stage = network.stage_of(layer);
+        let recomputes = network.recomputed_by(layer).is_some() && !rematerialise;
         let resident_shares = if layer % 2 == 0 { 0 } else { 5 };
         let offloaded = CachePolicy::Offloaded { resident_shares };
         policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
-        if rematerialise && head_is_transient(network, stage) {
+        if rematerialise && network.may_stream(network.stages[stage].head()) {
             policy.materialised[stage] = policy.chunks[stage] / 2;
         }
-        if rematerialise && full_resolution_stage(network) == stage {
+        if rematerialise && network.largest_stage() == stage {
             policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
         }
     }

@@ -239,12 +239,12 @@ fn the_estimate_of_a_long_range_is_that_of_all_its_operations() {
 /// What a cut costs, in output frames: the work that a range in the middle has beyond its frames' share of a long run.
 #[test]
 fn a_cut_costs_the_frames_that_the_arithmetic_says() {
-    let config = Config { channels: vec![128, 256, 512, 512], layers: 2, groups: 32, latent: 16, temporal_levels: 2 };
+    let sizes = Sizes::published();
     for (direction, input, most) in [
         (Direction::Decode, Shape::new(1, 16, 0, 135, 240), 27.0),
         (Direction::Encode, Shape::new(1, 3, 0, 1080, 1920), 105.0),
     ] {
-        let network = Network::new(&config, direction);
+        let network = network(&sizes, direction);
         let work_of = |first: u64, count: u64| {
             let cone = Arc::new(Cone::new(&network, FrameRange { first, end: Some(first + count) }));
             let end = cone.inputs(u64::MAX).end;

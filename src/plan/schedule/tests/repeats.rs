@@ -42,8 +42,8 @@ fn policies(request: &Request, slice: u64, chunks: &[u64], device: &Device) -> V
     let mut policies = vec![resident.clone()];
     if device.target().profile.offloads {
         let mut banded = resident;
-        for (stage, layer) in device.target().offloadable_caches(network).into_iter().step_by(2) {
-            let recomputes = crate::plan::policy::recomputable_layer(network, stage) == Some(layer);
+        for layer in device.target().offloadable_caches(network).into_iter().step_by(2) {
+            let recomputes = network.recomputed_by(layer).is_some();
             let offloaded = CachePolicy::Offloaded { resident_shares: (layer % 3 * 20) as u8 };
             banded.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
         }

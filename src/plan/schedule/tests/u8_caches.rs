@@ -3,7 +3,7 @@
 use super::symbols::hash;
 use super::*;
 use crate::ir::CacheFormat;
-use crate::model::{Block, pair_of};
+use crate::model::{Source, pair_of};
 
 impl Request {
     fn with_u8_caches(self) -> Request {
@@ -41,29 +41,24 @@ fn layer_outputs(
 
 /// A network's output frames by definition.
 fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
-    let mut x = inputs;
-    for stage in &network.stages {
-        x = layer_outputs(network, stage.head, &x, None, None);
-        for block in &stage.blocks {
-            x = match *block {
-                Block::Residual { first, second } => {
-                    let h = layer_outputs(network, first, &x, None, None);
-                    let has_shortcut = network.layers[second].layout.shortcut.is_some();
-                    let (shortcut, residual) = if has_shortcut { (Some(&x), None) } else { (None, Some(&x)) };
-                    layer_outputs(network, second, &h, shortcut, residual)
-                }
-                Block::Attention { qkv, project } => {
-                    let projections = layer_outputs(network, qkv, &x, None, None);
-                    let mixed = projections.iter().map(|content| hash(("attention", *content))).collect();
-                    layer_outputs(network, project, &mixed, None, Some(&x))
-                }
-            };
+    let mut outputs: Vec<Contents> = Vec::new();
+    for (id, layer) in network.layers.iter().enumerate() {
+        let value = |source: Source| match source {
+            Source::Input => &inputs,
+            Source::Layer(from) => &outputs[from],
+        };
+        let mixed: Contents;
+        let mut input = value(layer.input);
+        if layer.attends {
+            mixed = input.iter().map(|content| hash(("attention", *content))).collect();
+            input = &mixed;
         }
-        if let Some(tail) = stage.tail {
-            x = layer_outputs(network, tail, &x, None, None);
-        }
+        let added = layer.addend.map(value);
+        let (shortcut, residual) = if layer.layout.shortcut.is_some() { (added, None) } else { (None, added) };
+        let made = layer_outputs(network, id, input, shortcut, residual);
+        outputs.push(made);
     }
-    x
+    outputs.pop().unwrap()
 }
 
 /// (clip, frame, content) of all frames of `request`.

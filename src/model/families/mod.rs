@@ -1,0 +1,80 @@
+//! The families of autoencoders that the library knows, one file each. A family says how it is recognised, what its
+//! tensors are called, what its graphs are, and what it says about pixels and latents. Nothing else names a tensor.
+
+pub mod seedvr2;
+
+use std::borrow::Cow;
+
+use super::checkpoint::FileTensors;
+use super::graph::{Graph, TensorShape};
+use super::network::Direction;
+use crate::safetensors::Check;
+
+/// A family of autoencoders.
+#[derive(Debug)]
+pub struct Family {
+    pub name: &'static str,
+    /// The name that the graphs have for a tensor of a file, which may follow another naming scheme.
+    pub canonical: fn(&str) -> Cow<'_, str>,
+    /// The model whose tensors these are, under their canonical names. An error says what does not fit.
+    pub model: fn(&FileTensors) -> Check<Model>,
+}
+
+/// In the order in which they are tried.
+pub const FAMILIES: [&Family; 1] = [&seedvr2::FAMILY];
+
+/// An autoencoder: what a family says about one checkpoint.
+#[derive(Debug, Clone)]
+pub struct Model {
+    pub family: &'static Family,
+    /// Its sizes, for people.
+    pub sizes: String,
+    pub geometry: Geometry,
+    pub latent_scaling: LatentScaling,
+    pub encoder: Graph,
+    pub decoder: Graph,
+}
+
+/// How video and latents correspond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    pub pixel_channels: u64,
+    pub latent_channels: u64,
+    /// Pixels of video per pixel of latent, in rows and columns alike.
+    pub space: u64,
+    /// Frames of video per latent frame, after the first.
+    pub time: u64,
+}
+
+/// How a diffusion model scales latents: `(z - shift) * scale`.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentScaling {
+    pub scale: f32,
+    pub shift: f32,
+}
+
+impl Geometry {
+    /// Latent frames of `frames` frames of video.
+    pub fn latent_frames(&self, frames: u64) -> u64 {
+        (frames - 1).div_ceil(self.time) + 1
+    }
+
+    /// Frames of video that `latents` latent frames decode to.
+    pub fn video_frames(&self, latents: u64) -> u64 {
+        (latents - 1) * self.time + 1
+    }
+}
+
+impl Model {
+    pub fn graph(&self, direction: Direction) -> &Graph {
+        match direction {
+            Direction::Encode => &self.encoder,
+            Direction::Decode => &self.decoder,
+        }
+    }
+
+    /// Every tensor of a checkpoint.
+    pub fn tensors(&self) -> Vec<TensorShape> {
+        [&self.encoder, &self.decoder].into_iter().flat_map(Graph::tensors).collect()
+    }
+}

@@ -1,0 +1,289 @@
+//! Fuses nodes into layers. A layer is a convolution with the norm, SiLU, attention or unfolding before it, and with the
+//! addition behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
+
+use std::sync::Arc;
+
+use super::recipes::{Recipes, TimeRule};
+use super::shapes::describe;
+use crate::ir::{CacheFormat, ConvLayout, Prologue, Window};
+use crate::model::graph::{Conv, FirstFrame, Graph, Node, NodeId, NodeOp, Norm, NormKind, SpaceAxis, TimeAxis};
+use crate::model::network::{Layer, LayerTensors, NamedWeights, Source};
+
+/// A layer, and the node whose value it writes.
+#[derive(Debug)]
+pub struct Fused {
+    pub layer: Layer,
+    pub node: NodeId,
+}
+
+/// The layers of a graph, in its order.
+pub fn fuse(graph: &Graph) -> Result<Vec<Fused>, String> {
+    let mut fuser = Fuser {
+        graph,
+        groups: groups(graph)?,
+        readers: graph.readers(),
+        values: vec![None; graph.nodes().len()],
+        layers: Vec::new(),
+    };
+    for id in 0..graph.nodes().len() {
+        fuser.visit(id)?;
+    }
+    match fuser.values[graph.output()] {
+        Some(Source::Layer(last)) if last + 1 == fuser.layers.len() => {}
+        _ => return Err(format!("{} is the output, but no convolution writes it", describe(graph, graph.output()))),
+    }
+    let normalised: Vec<Source> =
+        fuser.layers.iter().filter(|f| f.layer.norm.is_some()).map(|f| f.layer.input).collect();
+    for (id, fused) in fuser.layers.iter_mut().enumerate() {
+        fused.layer.statistics = normalised.contains(&Source::Layer(id));
+    }
+    Ok(fuser.layers)
+}
+
+/// Groups of all group norms.
+pub fn groups(graph: &Graph) -> Result<u64, String> {
+    let mut found = None;
+    for (id, node) in graph.nodes().iter().enumerate() {
+        if let NodeOp::Norm(Norm { kind: NormKind::Group { groups, .. }, .. }) = &node.op
+            && found.replace(*groups).is_some_and(|before| before != *groups)
+        {
+            return Err(format!("{} has {groups} groups, and other norms have others", describe(graph, id)));
+        }
+    }
+    Ok(found.unwrap_or(1))
+}
+
+struct Fuser<'a> {
+    graph: &'a Graph,
+    groups: u64,
+    readers: Vec<usize>,
+    /// Of each node, where its value is found, if it is not fused away.
+    values: Vec<Option<Source>>,
+    layers: Vec<Fused>,
+}
+
+/// What lies between a layer's source and its convolution.
+struct Before {
+    input: Source,
+    norm: Option<NamedWeights>,
+    prologue: Prologue,
+    attends: bool,
+    unfolding: Option<Unfolding>,
+}
+
+/// A 1x1x1 convolution whose channels become pixels and frames.
+struct Unfolding {
+    upscale: NamedWeights,
+    cin: u64,
+    frames: u64,
+}
+
+impl Fuser<'_> {
+    fn node(&self, id: NodeId) -> &Node {
+        &self.graph.nodes()[id]
+    }
+
+    fn input_of(&self, id: NodeId) -> NodeId {
+        self.node(id).inputs[0]
+    }
+
+    fn refuse<T>(&self, id: NodeId, why: &str) -> Result<T, String> {
+        Err(format!("{}: {why}", describe(self.graph, id)))
+    }
+
+    fn visit(&mut self, id: NodeId) -> Result<(), String> {
+        match &self.node(id).op {
+            NodeOp::Input => self.values[id] = Some(Source::Input),
+            NodeOp::Conv(conv) if !self.is_absorbed(id) => {
+                let layer = self.layer(id, conv)?;
+                self.values[id] = Some(Source::Layer(self.layers.len()));
+                self.layers.push(Fused { layer, node: id });
+            }
+            NodeOp::Add => self.fuse_addition(id)?,
+            // Their readers look back at them.
+            NodeOp::Conv(_) | NodeOp::Norm(_) | NodeOp::Silu | NodeOp::Attention | NodeOp::Unfold { .. } => {}
+            NodeOp::Nearest { .. }
+            | NodeOp::FoldMean { .. }
+            | NodeOp::RepeatUnfold { .. }
+            | NodeOp::Patch { .. }
+            | NodeOp::Unpatch { .. } => return self.refuse(id, "no backend computes it yet"),
+        }
+        Ok(())
+    }
+
+    /// Whether a convolution becomes a part of another layer: a shortcut, or what is unfolded.
+    fn is_absorbed(&self, id: NodeId) -> bool {
+        let reads = |reader: &&Node| reader.inputs.contains(&id);
+        let reader = self.graph.nodes().iter().find(reads).filter(|_| self.readers[id] == 1);
+        match reader.map(|reader| (&reader.op, &reader.inputs)) {
+            Some((NodeOp::Unfold { .. }, _)) => self.is_point(id),
+            Some((NodeOp::Add, operands)) => self.is_point(id) && operands.iter().any(|other| self.is_main(*other)),
+            _ => false,
+        }
+    }
+
+    /// A 1x1x1 convolution of a value as it is.
+    fn is_point(&self, id: NodeId) -> bool {
+        let plain = |input: NodeId| matches!(self.node(input).op, NodeOp::Input | NodeOp::Conv(_) | NodeOp::Add);
+        match &self.node(id).op {
+            NodeOp::Conv(Conv { time, space, tensors, .. }) => {
+                *time == TimeAxis::POINT && *space == SpaceAxis::POINT && tensors.len() == 1 && plain(self.input_of(id))
+            }
+            _ => false,
+        }
+    }
+
+    /// A convolution that nothing but an addition reads, and that is a layer of its own.
+    fn is_main(&self, id: NodeId) -> bool {
+        matches!(self.node(id).op, NodeOp::Conv(_)) && self.readers[id] == 1 && !self.is_point(id)
+    }
+
+    /// The addition becomes a part of the layer that computes one of its operands.
+    fn fuse_addition(&mut self, id: NodeId) -> Result<(), String> {
+        let operands = [self.node(id).inputs[0], self.node(id).inputs[1]];
+        // The later one, so that the other is there when it is added.
+        let Some(main) = operands.into_iter().filter(|operand| self.is_main(*operand)).max() else {
+            return self.refuse(id, "adds two values that other nodes read too; no backend computes it yet");
+        };
+        let other = if operands[0] == main { operands[1] } else { operands[0] };
+        let Some(Source::Layer(at)) = self.values[main] else { return self.refuse(id, "adds no layer's value") };
+        let is_shortcut = self.values[other].is_none();
+        let from = if is_shortcut { self.input_of(other) } else { other };
+        let Some(addend) = self.values[from] else { return self.refuse(id, "adds a value that is fused away") };
+        let shortcut = is_shortcut.then(|| self.weights(other).remove(0));
+        let cin = self.node(from).channels;
+        let Fused { layer, node } = &mut self.layers[at];
+        if let (Some(weights), LayerTensors::Conv { shortcut, .. }) = (shortcut, &mut layer.tensors) {
+            *shortcut = Some(weights);
+            layer.layout.shortcut = Some(cin);
+        } else if is_shortcut {
+            return self.refuse(id, "adds a 1x1x1 convolution to another kind of layer; no backend computes it yet");
+        }
+        (layer.addend, *node) = (Some(addend), id);
+        self.values[id] = Some(Source::Layer(at));
+        Ok(())
+    }
+
+    fn layer(&self, id: NodeId, conv: &Conv) -> Result<Layer, String> {
+        let before = self.before(self.input_of(id))?;
+        let window = self.window(id, conv, before.unfolding.is_some())?;
+        if conv.time.kernel > 1 && conv.time.first != FirstFrame::Repeated {
+            return self.refuse(id, "no backend computes its rule for the first frame yet");
+        }
+        let cin = self.node(self.input_of(id)).channels;
+        let unfolds =
+            before.unfolding.as_ref().is_none_or(|u| u.cin == cin && (conv.time.kernel, conv.time.stride) == (3, 1));
+        if conv.time.kernel > 3 || conv.time.stride > 2 || !unfolds {
+            return self.refuse(id, "no backend computes its kernel or stride in time");
+        }
+        if self.feeds_attention(id) && conv.tensors.len() != 3 {
+            return self.refuse(id, "no backend computes queries, keys and values of one tensor yet");
+        }
+        let unfold = before.unfolding.as_ref().map_or(1, |unfolding| unfolding.frames);
+        let time = Recipes::new(TimeRule { unfold, ..TimeRule::of(conv.time) });
+        let mut weights = self.weights(id);
+        let tensors = match before.unfolding {
+            Some(Unfolding { upscale, .. }) => LayerTensors::Unfolded { upscale, conv: weights.remove(0) },
+            None if window == Window::Point => LayerTensors::Matrices(weights),
+            None => LayerTensors::Conv { conv: weights.remove(0), shortcut: None },
+        };
+        let layout = ConvLayout {
+            cin,
+            cout: self.node(id).channels,
+            window,
+            prologue: before.prologue,
+            slabs: time.slabs().len() as u64,
+            shortcut: None,
+            biases: time.biases().len() as u64,
+            groups: self.groups,
+            pairs: false,
+        };
+        Ok(Layer {
+            layout,
+            time: Arc::new(time),
+            input: before.input,
+            attends: before.attends,
+            addend: None,
+            norm: before.norm,
+            tensors,
+            statistics: false,
+            cache: CacheFormat::Exact,
+        })
+    }
+
+    fn window(&self, id: NodeId, conv: &Conv, unfolded: bool) -> Result<Window, String> {
+        match (conv.space, unfolded) {
+            (SpaceAxis::POINT, false) if conv.time == TimeAxis::POINT => Ok(Window::Point),
+            (SpaceAxis::SAME, false) => Ok(Window::Same),
+            (SpaceAxis::SAME, true) => Ok(Window::Up),
+            (SpaceAxis::HALVING, false) => Ok(Window::Down),
+            _ => self.refuse(id, "no backend computes its kernel, stride and padding"),
+        }
+    }
+
+    /// Follows the nodes before a convolution back to a value that exists.
+    fn before(&self, id: NodeId) -> Result<Before, String> {
+        if let Some(input) = self.values[id] {
+            return Ok(Before { input, norm: None, prologue: Prologue::None, attends: false, unfolding: None });
+        }
+        match &self.node(id).op {
+            NodeOp::Norm(norm) => {
+                let before = self.plain_before(id)?;
+                Ok(Before { norm: Some(self.norm_weights(id, norm)?), prologue: Prologue::Norm, ..before })
+            }
+            NodeOp::Silu => match self.before(self.input_of(id))? {
+                before if before.prologue == Prologue::Norm => Ok(Before { prologue: Prologue::NormSilu, ..before }),
+                _ => self.refuse(id, "follows no norm; no backend computes it yet"),
+            },
+            NodeOp::Attention => Ok(Before { attends: true, ..self.plain_before(id)? }),
+            NodeOp::Unfold { frames, side: 2 } if *frames <= 2 => {
+                let wide = self.input_of(id);
+                let before = self.plain_before(wide)?;
+                let cin = self.node(self.input_of(wide)).channels;
+                let unfolding = Unfolding { upscale: self.weights(wide).remove(0), cin, frames: *frames };
+                Ok(Before { unfolding: Some(unfolding), ..before })
+            }
+            _ => self.refuse(id, "no backend computes it there"),
+        }
+    }
+
+    /// What lies before a node that must read a value as it is.
+    fn plain_before(&self, id: NodeId) -> Result<Before, String> {
+        let before = self.before(self.input_of(id))?;
+        match before.prologue == Prologue::None && !before.attends && before.unfolding.is_none() {
+            true => Ok(before),
+            false => self.refuse(id, "no backend computes it behind another such node"),
+        }
+    }
+
+    fn norm_weights(&self, id: NodeId, norm: &Norm) -> Result<NamedWeights, String> {
+        match norm.kind {
+            NormKind::Group { epsilon: 1e-6, .. } => {
+                Ok(NamedWeights { name: norm.tensor.clone(), shape: vec![self.node(id).channels], scale: 1.0 })
+            }
+            NormKind::Group { .. } | NormKind::Pixel { .. } => self.refuse(id, "no backend computes its kind yet"),
+        }
+    }
+
+    fn feeds_attention(&self, id: NodeId) -> bool {
+        self.graph.nodes().iter().any(|node| node.op == NodeOp::Attention && node.inputs.contains(&id))
+    }
+
+    /// The tensors of a convolution. Attention divides scores by the square root of the head's width; scaling the
+    /// queries, which come first of three, does the same.
+    fn weights(&self, id: NodeId) -> Vec<NamedWeights> {
+        let NodeOp::Conv(conv) = &self.node(id).op else { return Vec::new() };
+        let (cin, cout) = (self.node(self.input_of(id)).channels, self.node(id).channels / conv.tensors.len() as u64);
+        let feeds_attention = self.feeds_attention(id);
+        let scale = |part: usize| match feeds_attention && part == 0 {
+            true => (cout as f64).sqrt().recip(),
+            false => 1.0,
+        };
+        let named = |(part, name): (usize, &String)| NamedWeights {
+            name: name.clone(),
+            shape: conv.weight_shape(cin, cout),
+            scale: scale(part),
+        };
+        conv.tensors.iter().enumerate().map(named).collect()
+    }
+}

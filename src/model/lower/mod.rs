@@ -1,0 +1,34 @@
+//! The compiler: lowers a family's graph to the layers that backends compute. One pass a file; each can be tested alone.
+//!
+//!     shapes    resolution and frame rate of every node
+//!     fuse      norm, SiLU, attention, unfolding, addition and shortcut into the convolution beside them
+//!     recipes   which frames and slabs make an output frame
+//!     stages    runs of layers of one resolution and rate
+//!     pairs     output frames that share products, as a rewrite of layers
+//!
+//! Must not know families, plans and devices. What no backend computes yet is refused with a text that names the node.
+
+mod fuse;
+mod pairs;
+mod recipes;
+mod shapes;
+mod stages;
+#[cfg(test)]
+mod tests;
+
+pub use pairs::{pair_layers, pair_upsamplers, pairable_layers};
+pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
+
+use super::families::Model;
+use super::network::{Direction, Network, NetworkFacts};
+
+/// One direction of a model as layers, or why it cannot be computed.
+pub fn lower(model: &Model, direction: Direction) -> Result<Network, String> {
+    let graph = model.graph(direction);
+    let shapes = shapes::infer(graph)?;
+    let fused = fuse::fuse(graph)?;
+    let stages = stages::divide(&fused, &shapes)?;
+    let layers = fused.into_iter().map(|fused| fused.layer).collect();
+    let facts = NetworkFacts { direction, geometry: model.geometry, groups: fuse::groups(graph)? };
+    Ok(Network::of_layers(layers, stages, facts))
+}

@@ -1,0 +1,270 @@
+//! Which input frames an output frame reads, and the slab of weights for each: generated from a convolution's axis of
+//! time. Taps that fall on one input frame are summed at load time. So repeated first frames and unfolded frames cost
+//! nothing: frame 0 has one term instead of three, and a still image is a two-dimensional network.
+
+use std::collections::BTreeMap;
+
+use crate::ir::{OWN_SLABS, PAIR_SLABS};
+use crate::model::graph::{FirstFrame, TimeAxis};
+
+/// One summand of a slab: the tap in time (0 is the oldest frame), and which of the frames that a folded unfolding makes
+/// of an input frame (0 without one).
+pub type Product = (usize, usize);
+
+/// A convolution over time, as it is lowered.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct TimeRule {
+    pub axis: TimeAxis,
+    /// Frames that each input frame after the first is unfolded into before the convolution.
+    pub unfold: u64,
+    pub pairs: Pairs,
+}
+
+/// Whether output frames 2k + 1 and 2k + 2 share products, by Winograd F(2,3) in time. With g0 to g2 the taps, and d0
+/// to d3 the input frames of both, oldest first:
+///
+///     shared: m1 = (g0 + g1 + g2)/2 (d1 + d2)    m2 = (g0 - g1 + g2)/2 (d2 - d1)
+///     first frame: m1 + m2 + g0 (d0 - d2)        second frame: m1 - m2 - g2 (d1 - d3)
+///
+/// Slabs: that of m1, of m2, of the first frame, of the second frame, of frame 0. A pair is fixed by its frames' numbers
+/// in the clip, and either frame can be computed alone with the same products. Pairs come before taps are merged: frame
+/// 1 reads a repeated frame 0 twice, as d0 and d1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pairs {
+    None,
+    Plain,
+    /// Sums and differences of frames are halved, and slabs doubled: for inputs that are not normalised, whose sums
+    /// might leave the range of a 16-bit float.
+    Halved,
+}
+
+/// The pair that a frame belongs to: frames 2k + 1 and 2k + 2 are one. Frame 0 is alone.
+pub fn pair_of(frame: u64) -> u64 {
+    frame.div_ceil(2)
+}
+
+/// The terms and the bias of an output frame.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recipe {
+    /// (input frame, slab), oldest first.
+    terms: [(u64, u8); MAX_TERMS],
+    len: u8,
+    pub bias: u8,
+}
+
+const MAX_TERMS: usize = 3;
+
+impl Recipe {
+    pub fn terms(&self) -> &[(u64, u8)] {
+        &self.terms[..usize::from(self.len)]
+    }
+
+    /// The same with input frames that are so much later.
+    fn later(mut self, frames: u64) -> Recipe {
+        self.terms.iter_mut().for_each(|(frame, _)| *frame += frames);
+        self
+    }
+}
+
+/// A slab of weights: the sum of products, each times its factor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Slab {
+    pub products: Vec<Product>,
+    pub factors: Vec<f64>,
+}
+
+/// The recipes of all output frames of a convolution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recipes {
+    pub rule: TimeRule,
+    /// Slabs of the steady state come first, that of frame 0 last: it serves the start of a clip only.
+    slabs: Vec<Slab>,
+    /// The products that each bias vector sums the bias of a folded convolution over.
+    biases: Vec<Vec<Product>>,
+    /// Of the first frames.
+    early: Vec<Recipe>,
+    /// Of the frames after them: one period of output frames, which reads `step` input frames further each time.
+    steady: Vec<Recipe>,
+    step: u64,
+}
+
+/// The taps of an output frame, oldest input first: which products fall on which input frame.
+type MergedTaps = Vec<(u64, Vec<Product>)>;
+
+impl TimeRule {
+    pub const fn of(axis: TimeAxis) -> TimeRule {
+        TimeRule { axis, unfold: 1, pairs: Pairs::None }
+    }
+
+    /// Output frames after which the recipe repeats, and by how many input frames it then moves.
+    fn period(self) -> (u64, u64) {
+        let gcd = |mut a: u64, mut b: u64| {
+            while b > 0 {
+                (a, b) = (b, a % b);
+            }
+            a
+        };
+        let common = gcd(self.unfold, self.axis.stride);
+        (self.unfold / common, self.axis.stride / common)
+    }
+
+    fn taps(self, frame: u64) -> MergedTaps {
+        let newest = (self.axis.stride * frame) as i64;
+        let mut merged: BTreeMap<u64, Vec<Product>> = BTreeMap::new();
+        for tap in 0..self.axis.kernel as i64 {
+            let unfolded = match newest + tap + 1 - self.axis.kernel as i64 {
+                before if before >= 0 => before as u64,
+                _ if self.axis.first == FirstFrame::Repeated => 0,
+                _ => continue,
+            };
+            // Frame 0 is unfolded into one frame.
+            let input = unfolded.div_ceil(self.unfold);
+            let part = if unfolded == 0 { 0 } else { (unfolded - 1) % self.unfold };
+            merged.entry(input).or_default().push((tap as usize, part as usize));
+        }
+        merged.into_iter().collect()
+    }
+
+    /// How many of the first frames have recipes of their own.
+    fn early_frames(self) -> u64 {
+        let (period, step) = self.period();
+        let later = |taps: MergedTaps| -> MergedTaps {
+            taps.into_iter().map(|(input, products)| (input + step, products)).collect()
+        };
+        let repeats = |frame: &u64| later(self.taps(*frame)) == self.taps(frame + period);
+        let last = (0..2 * self.axis.kernel * self.unfold).rev().find(|frame| !repeats(frame));
+        last.map_or(0, |last| last + 1)
+    }
+}
+
+impl Recipes {
+    pub fn new(rule: TimeRule) -> Recipes {
+        match rule.pairs {
+            Pairs::None => Recipes::direct(rule),
+            Pairs::Plain | Pairs::Halved => Recipes::paired(rule),
+        }
+    }
+
+    fn direct(rule: TimeRule) -> Recipes {
+        let (early, (period, step)) = (rule.early_frames(), rule.period());
+        let (mut slabs, mut biases): (Vec<Slab>, Vec<Vec<Product>>) = (Vec::new(), Vec::new());
+        let mut recipe = |frame: u64| {
+            let taps = rule.taps(frame);
+            let mut all: Vec<Product> = taps.iter().flat_map(|(_, products)| products.iter().copied()).collect();
+            all.sort_unstable();
+            let slab = |(input, products): (u64, Vec<Product>)| {
+                let factors = vec![1.0; products.len()];
+                (input, number_of(&mut slabs, Slab { products, factors }))
+            };
+            let terms: Vec<(u64, u8)> = taps.into_iter().map(slab).collect();
+            recipe_of(&terms, number_of(&mut biases, all))
+        };
+        let steady = (early..early + period).map(&mut recipe).collect();
+        let mut first: Vec<Recipe> = (1..early).map(&mut recipe).collect();
+        if early > 0 {
+            first.insert(0, recipe(0));
+        }
+        Recipes { rule, slabs, biases, early: first, steady, step }
+    }
+
+    /// By pairs of frames. Frame 0 is computed directly.
+    fn paired(rule: TimeRule) -> Recipes {
+        debug_assert!((rule.axis.kernel, rule.axis.stride, rule.unfold) == (3, 1, 1), "only such frames make pairs");
+        let tap = |tap: usize, factor: f64| ((tap, 0), factor);
+        let halved = if rule.pairs == Pairs::Halved { 2.0 } else { 1.0 };
+        let slab = |taps: &[(Product, f64)], scale: f64| Slab {
+            products: taps.iter().map(|(product, _)| *product).collect(),
+            factors: taps.iter().map(|(_, factor)| factor * scale).collect(),
+        };
+        let slabs = vec![
+            slab(&[tap(0, 0.5), tap(1, 0.5), tap(2, 0.5)], halved),
+            slab(&[tap(0, 0.5), tap(1, -0.5), tap(2, 0.5)], halved),
+            slab(&[tap(0, 1.0)], halved),
+            slab(&[tap(2, -1.0)], halved),
+            slab(&[tap(0, 1.0), tap(1, 1.0), tap(2, 1.0)], 1.0),
+        ];
+        let [first, second] = OWN_SLABS;
+        Recipes {
+            rule,
+            slabs,
+            biases: vec![(0..3).map(|tap| (tap, 0)).collect()],
+            early: vec![recipe_of(&[(0, PAIR_SLABS)], 0), recipe_of(&[(0, first), (0, 0), (1, 1)], 0)],
+            steady: vec![recipe_of(&[(0, 0), (1, 1), (2, second)], 0), recipe_of(&[(1, first), (2, 0), (3, 1)], 0)],
+            step: 2,
+        }
+    }
+
+    pub fn recipe(&self, frame: u64) -> Recipe {
+        match self.early.get(frame as usize) {
+            Some(recipe) => *recipe,
+            None => {
+                let (later, period) = (frame - self.early.len() as u64, self.steady.len() as u64);
+                self.steady[(later % period) as usize].later(later / period * self.step)
+            }
+        }
+    }
+
+    /// The oldest input frame that output frame `frame` or a later one reads: no recipe reaches further back than an
+    /// earlier one.
+    pub fn oldest(&self, frame: u64) -> u64 {
+        self.recipe(frame).terms()[0].0
+    }
+
+    /// Where the input ends that output frame `frame` reads.
+    pub fn input_end(&self, frame: u64) -> u64 {
+        self.recipe(frame).terms().last().map_or(0, |(input, _)| input + 1)
+    }
+
+    /// Output frames that `inputs` input frames suffice for.
+    pub fn outputs(&self, inputs: u64) -> u64 {
+        (self.rule.unfold * inputs).saturating_sub(self.rule.unfold - 1).div_ceil(self.rule.axis.stride)
+    }
+
+    pub fn slabs(&self) -> &[Slab] {
+        &self.slabs
+    }
+
+    pub fn biases(&self) -> &[Vec<Product>] {
+        &self.biases
+    }
+
+    /// How many of the first slabs the frames need whose last slab is `slab`.
+    pub fn slabs_up_to(&self, slab: u8) -> u64 {
+        u64::from(if self.has_pairs() { PAIR_SLABS.max(slab + 1) } else { slab + 1 })
+    }
+
+    pub fn has_pairs(&self) -> bool {
+        self.rule.pairs != Pairs::None
+    }
+
+    /// Whether a frame reads earlier ones of a clip with the same frame rate.
+    pub fn is_causal(&self) -> bool {
+        self.rule.axis.kernel > 1 && self.rule.axis.stride == 1 && self.rule.unfold == 1
+    }
+
+    /// Products of a frame away from the start of the clip. Frames of a pair share half of theirs.
+    pub fn steady_products(&self) -> u64 {
+        if self.has_pairs() { 2 } else { u64::from(self.steady[0].len) }
+    }
+
+    /// Output frames that read input frames of earlier ones, if every frame reads whole input frames.
+    pub fn pending_outputs(&self) -> Option<u64> {
+        let pending = (self.rule.axis.kernel - 1).div_ceil(self.rule.axis.stride);
+        (self.rule.unfold == 1 && pending > 0).then_some(pending)
+    }
+}
+
+fn recipe_of(terms: &[(u64, u8)], bias: u8) -> Recipe {
+    let mut all = [(0, 0); MAX_TERMS];
+    all[..terms.len()].copy_from_slice(terms);
+    Recipe { terms: all, len: terms.len() as u8, bias }
+}
+
+/// The place of an entry in a list, which grows if it is new.
+fn number_of<T: PartialEq>(list: &mut Vec<T>, entry: T) -> u8 {
+    let at = list.iter().position(|known| *known == entry).unwrap_or_else(|| {
+        list.push(entry);
+        list.len() - 1
+    });
+    at as u8
+}

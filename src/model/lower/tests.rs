@@ -1,0 +1,273 @@
+//! The passes, each by itself: recipes against their definition and against the tables that they replace, pairs against
+//! the sums that they stand for, fusion and stages on small graphs.
+
+use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
+use super::*;
+use crate::ir::{FIRST_FRAME_SLAB, PAIR_SLABS, Prologue, Window};
+use crate::model::families::seedvr2::{self, Sizes};
+use crate::model::families::{Geometry, LatentScaling};
+use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+use crate::model::network::{Reader, Role, Source};
+use crate::testing;
+
+const STILL: TimeRule = TimeRule::of(TimeAxis::POINT);
+const CAUSAL: TimeRule = TimeRule::of(TimeAxis::causal(FirstFrame::Repeated));
+const HALVE: TimeRule = TimeRule::of(TimeAxis::halving(FirstFrame::Repeated));
+const DOUBLE: TimeRule = TimeRule { unfold: 2, ..CAUSAL };
+const ZEROS: TimeRule = TimeRule::of(TimeAxis::causal(FirstFrame::AfterZeros));
+const PAIRED: TimeRule = TimeRule { pairs: Pairs::Plain, ..CAUSAL };
+const RULES: [TimeRule; 5] = [STILL, CAUSAL, HALVE, DOUBLE, ZEROS];
+
+/// The definition: what an output frame reads, oldest first, as (input frame, product).
+fn history(rule: TimeRule, frame: u64) -> Vec<(u64, Product)> {
+    let newest = (rule.axis.stride * frame) as i64;
+    let read = |tap: i64| -> Option<(u64, Product)> {
+        let unfolded = newest - (rule.axis.kernel as i64 - 1) + tap;
+        if unfolded < 0 && rule.axis.first == FirstFrame::AfterZeros {
+            return None;
+        }
+        // Frame 0 is unfolded into one frame, the others into `unfold` each.
+        let (mut input, mut end) = (0, 1);
+        while end <= unfolded.max(0) as u64 {
+            (input, end) = (input + 1, end + rule.unfold);
+        }
+        let part = if input == 0 { 0 } else { unfolded as u64 - (end - rule.unfold) };
+        Some((input, (tap as usize, part as usize)))
+    };
+    (0..rule.axis.kernel as i64).filter_map(read).collect()
+}
+
+#[test]
+fn recipes_have_exactly_the_products_of_the_definition() {
+    for rule in RULES {
+        let recipes = Recipes::new(rule);
+        for frame in 0..20 {
+            let recipe = recipes.recipe(frame);
+            let mut found: Vec<(u64, Product)> = Vec::new();
+            for (input, slab) in recipe.terms() {
+                found.extend(recipes.slabs()[usize::from(*slab)].products.iter().map(|product| (*input, *product)));
+            }
+            found.sort_unstable_by_key(|(_, product)| *product);
+            assert_eq!(found, history(rule, frame), "{rule:?} frame {frame}");
+            let products: Vec<Product> = found.iter().map(|(_, product)| *product).collect();
+            assert_eq!(recipes.biases()[usize::from(recipe.bias)], products, "bias of {rule:?} frame {frame}");
+            assert!(recipe.terms().is_sorted_by_key(|(input, _)| *input), "{rule:?} frame {frame}");
+        }
+    }
+}
+
+/// Kernels know these numbers: slabs of the steady state first, that of frame 0 last.
+#[test]
+fn slabs_have_the_numbers_that_kernels_know() {
+    let slabs = |rule| Recipes::new(rule).slabs().iter().map(|slab| slab.products.clone()).collect::<Vec<_>>();
+    let causal = [vec![(0, 0)], vec![(1, 0)], vec![(2, 0)], vec![(0, 0), (1, 0)], vec![(0, 0), (1, 0), (2, 0)]];
+    assert_eq!(slabs(STILL), causal[..1]);
+    assert_eq!(slabs(CAUSAL), causal);
+    assert_eq!(slabs(HALVE), [&causal[..3], &causal[4..]].concat());
+    assert_eq!(slabs(PAIRED), [4, 4, 0, 2, 4].map(|slab: usize| causal[slab].clone()));
+    let double = [
+        vec![(0, 0), (1, 1)],         // odd frame 2t - 1, from input t - 1
+        vec![(2, 0)],                 // odd frame, from input t
+        vec![(0, 1)],                 // even frame 2t, from input t - 1
+        vec![(1, 0), (2, 1)],         // even frame, from input t
+        vec![(0, 0), (1, 0)],         // frame 1, from input 0, which has one frame
+        vec![(0, 0)],                 // frame 2, from input 0
+        vec![(0, 0), (1, 0), (2, 0)], // frame 0
+    ];
+    assert_eq!(slabs(DOUBLE), double);
+    let biases = [
+        vec![(0, 0), (1, 1), (2, 0)], // odd frames
+        vec![(0, 1), (1, 0), (2, 1)], // even frames
+        vec![(0, 0), (1, 0), (2, 0)], // frames 0 and 1
+        vec![(0, 0), (1, 0), (2, 1)], // frame 2
+    ];
+    assert_eq!(Recipes::new(DOUBLE).biases(), biases);
+    for rule in [CAUSAL, HALVE, PAIRED] {
+        assert_eq!(Recipes::new(rule).biases(), &biases[2..3], "{rule:?}");
+    }
+    let terms = |rule, frame| Recipes::new(rule).recipe(frame).terms().to_vec();
+    assert_eq!(
+        [0, 1, 5].map(|frame| terms(CAUSAL, frame)),
+        [vec![(0, 4)], vec![(0, 3), (1, 2)], vec![(3, 0), (4, 1), (5, 2)]]
+    );
+    assert_eq!([0, 3].map(|frame| terms(HALVE, frame)), [vec![(0, 3)], vec![(4, 0), (5, 1), (6, 2)]]);
+    assert_eq!(
+        [0, 1, 2, 7, 8].map(|frame| terms(DOUBLE, frame)),
+        [vec![(0, 6)], vec![(0, 4), (1, 1)], vec![(0, 5), (1, 3)], vec![(3, 0), (4, 1)], vec![(3, 2), (4, 3)]]
+    );
+    assert_eq!(
+        [0, 1, 2, 7, 8].map(|frame| terms(PAIRED, frame)),
+        [
+            vec![(0, 4)],
+            vec![(0, 2), (0, 0), (1, 1)],
+            vec![(0, 0), (1, 1), (2, 3)],
+            vec![(5, 2), (6, 0), (7, 1)],
+            vec![(6, 0), (7, 1), (8, 3)]
+        ]
+    );
+}
+
+/// Every frame of a pair, from the slabs and the transformed inputs, against the definition.
+#[test]
+fn pairs_have_the_sums_of_the_definition() {
+    let taps = [3.0, -5.0, 7.0];
+    let input = |frame: u64| (frame * frame) as f64 + 2.0;
+    for (frame, pairs) in (0..12).flat_map(|frame| [(frame, Pairs::Plain), (frame, Pairs::Halved)]) {
+        let recipes = Recipes::new(TimeRule { pairs, ..CAUSAL });
+        let slab = |slab: usize| {
+            let halved = if pairs == Pairs::Halved && slab < usize::from(PAIR_SLABS) { 0.5 } else { 1.0 };
+            let of = &recipes.slabs()[slab];
+            of.products.iter().zip(&of.factors).map(|((tap, _), factor)| taps[*tap] * factor * halved).sum::<f64>()
+        };
+        let expected: f64 = history(CAUSAL, frame).iter().zip(taps).map(|((t, _), tap)| input(*t) * tap).sum();
+        let d: Vec<(f64, u8)> = recipes.recipe(frame).terms().iter().map(|(t, s)| (input(*t), *s)).collect();
+        let found = match d[..] {
+            [(x, 4)] => slab(4) * x,
+            [(d0, 2), (d1, 0), (d2, 1)] => slab(0) * (d1 + d2) + slab(1) * (d2 - d1) + slab(2) * (d0 - d2),
+            [(d1, 0), (d2, 1), (d3, 3)] => slab(0) * (d1 + d2) - slab(1) * (d2 - d1) + slab(3) * (d1 - d3),
+            _ => panic!("frame {frame}: {d:?}"),
+        };
+        assert_eq!(found, expected, "frame {frame}");
+    }
+}
+
+/// Backends compute the first frame in a form of its own, and refuse frames that mix the forms.
+#[test]
+fn the_slab_of_the_first_frame_is_alone() {
+    for rule in [CAUSAL, PAIRED] {
+        for frame in 0..12 {
+            let recipe = Recipes::new(rule).recipe(frame);
+            let found = recipe.terms().iter().any(|(_, slab)| *slab == FIRST_FRAME_SLAB);
+            assert_eq!(found, frame == 0, "{rule:?} {frame}");
+            assert!(!found || recipe.terms().len() == 1, "{rule:?} {frame}");
+        }
+    }
+}
+
+#[test]
+fn outputs_are_those_that_the_inputs_suffice_for() {
+    for rule in [STILL, CAUSAL, PAIRED, HALVE, DOUBLE, ZEROS] {
+        let recipes = Recipes::new(rule);
+        for frame in 0..12 {
+            let end = recipes.input_end(frame);
+            assert!(recipes.outputs(end) > frame && recipes.outputs(end - 1) <= frame, "{rule:?} {frame}");
+            assert!((frame..40).all(|later| recipes.recipe(later).terms()[0].0 >= recipes.oldest(frame)));
+        }
+    }
+    assert_eq!((pair_of(0), pair_of(1), pair_of(2), pair_of(3)), (0, 1, 1, 2));
+}
+
+fn conv(tensor: &str, time: TimeAxis, space: SpaceAxis) -> Conv {
+    Conv { tensors: vec![tensor.into()], time, space, weight_axes: 5 }
+}
+
+fn same(tensor: &str) -> Conv {
+    conv(tensor, CAUSAL.axis, SpaceAxis::SAME)
+}
+
+fn model(encoder: Graph) -> Model {
+    Model {
+        family: &seedvr2::FAMILY,
+        sizes: String::new(),
+        geometry: Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1 },
+        latent_scaling: LatentScaling { scale: 1.0, shift: 0.0 },
+        decoder: encoder.clone(),
+        encoder,
+    }
+}
+
+fn lowered(build: impl FnOnce(&mut GraphBuilder) -> NodeId) -> Result<Network, String> {
+    let mut graph = GraphBuilder::new(4);
+    let last = build(&mut graph);
+    assert_eq!(last, graph.conv(last, same("last"), 4) - 1, "a graph ends with its last node");
+    lower(&model(graph.finish()), Direction::Encode)
+}
+
+#[test]
+fn a_block_becomes_two_layers_and_a_shortcut_a_slab() {
+    let network = lowered(|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 8);
+        let norm = graph.norm(x, "norm", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        let silu = graph.silu(norm);
+        let out = graph.conv(silu, same("conv"), 6);
+        let shortcut = graph.conv(x, conv("shortcut", TimeAxis::POINT, SpaceAxis::POINT), 6);
+        graph.add(shortcut, out)
+    })
+    .unwrap();
+    let [first, block, last] = &network.layers[..] else { panic!("{:?}", network.layers) };
+    assert_eq!((first.input, first.addend, first.statistics), (Source::Input, None, true));
+    assert_eq!((block.input, block.addend), (Source::Layer(0), Some(Source::Layer(0))));
+    assert_eq!((block.layout.shortcut, block.layout.prologue, block.statistics), (Some(8), Prologue::NormSilu, false));
+    assert_eq!((last.input, last.layout.cin, last.layout.prologue), (Source::Layer(1), 6, Prologue::None));
+    let readers = [Reader { layer: 1, role: Role::Input }, Reader { layer: 1, role: Role::Shortcut }];
+    assert_eq!(network.readers(0), readers);
+    assert_eq!((network.stages.len(), network.groups), (1, 4));
+}
+
+#[test]
+fn what_no_backend_computes_is_refused_by_its_node() {
+    let refused = |build: &dyn Fn(&mut GraphBuilder) -> NodeId| lowered(build).unwrap_err();
+    let pixel = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 8);
+        let norm = graph.norm(x, "norm", NormKind::Pixel { trailing_axes: 3 });
+        graph.conv(norm, same("conv"), 8)
+    });
+    assert!(pixel.contains("node 2 (norm \"norm\")"), "{pixel}");
+    let zeros = refused(&|graph| graph.conv(GraphBuilder::INPUT, conv("zeros", ZEROS.axis, SpaceAxis::SAME), 8));
+    assert!(zeros.contains("\"zeros\"") && zeros.contains("first frame"), "{zeros}");
+    let nearest = refused(&|graph| graph.nearest(GraphBuilder::INPUT, 2));
+    assert!(nearest.contains("node 1 (nearest neighbour)"), "{nearest}");
+    let silu = refused(&|graph| graph.silu(GraphBuilder::INPUT));
+    assert!(silu.contains("follows no norm"), "{silu}");
+    let joined = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+        let down = graph.conv(x, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 4);
+        graph.add(x, down)
+    });
+    assert!(joined.contains("differ in resolution"), "{joined}");
+}
+
+#[test]
+fn stages_are_runs_of_one_resolution_and_rate() {
+    for direction in Direction::ALL {
+        let network = testing::network(&Sizes::published(), direction);
+        let lengths: Vec<usize> = network.stages.iter().map(|stage| stage.layers.len()).collect();
+        let expected: [usize; 4] = match direction {
+            Direction::Encode => [5, 5, 5, 12],
+            Direction::Decode => [13, 7, 7, 8],
+        };
+        assert_eq!(lengths, expected);
+        let windows: Vec<Window> =
+            network.stages.iter().map(|stage| network.layers[stage.head()].layout.window).collect();
+        let change = if direction == Direction::Encode { Window::Down } else { Window::Up };
+        assert_eq!(windows, [Window::Same, change, change, change]);
+        assert_eq!(network.largest_stage(), if direction == Direction::Encode { 0 } else { 3 });
+        assert_eq!(
+            network.later_stage_frames(network.latent_rate()),
+            match direction {
+                Direction::Encode => [4, 4, 2, 1],
+                Direction::Decode => [1, 2, 4, 4],
+            }
+        );
+    }
+}
+
+/// The questions that the planner asks, on a network whose answers are known.
+#[test]
+fn layers_and_edges_answer_the_planner() {
+    let network = testing::network(&Sizes::published(), Direction::Decode);
+    let last = &network.stages[3];
+    let [head, first, second] = [0, 1, 2].map(|at| last.head() + at);
+    assert_eq!(network.layers[second].layout.shortcut, Some(256));
+    // The upsampler's output is read by the first block alone, through a shortcut.
+    assert!(network.may_stream(head) && network.recomputed_by(first) == Some(head));
+    assert_eq!((network.hidden_by(second), network.hidden_by(first)), (None, None));
+    // The second block adds what its first layer reads.
+    assert_eq!(network.hidden_by(second + 2), Some(second + 1));
+    assert!(!network.may_stream(second) && network.may_stream(second + 1));
+    assert!(network.is_last_reader(second, second + 2) && !network.is_last_reader(second, second + 1));
+    assert_eq!((network.stage_of(head), network.stage_of(head - 1)), (3, 2));
+    let paired = network.clone().with_pairs();
+    let is_paired: Vec<bool> = last.layers.clone().map(|layer| paired.layers[layer].layout.pairs).collect();
+    assert_eq!(is_paired, [false, true, true, true, true, true, true, false]);
+}

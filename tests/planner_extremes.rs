@@ -86,7 +86,6 @@ fn the_progress_total_of_the_longest_clip_does_not_wrap() {
     let latents = vvae_tensor { data: nowhere, shape: latent_shape.as_ptr(), ..latent.tensor() };
     let mut told = Told { calls: 0, done: 0 };
     let run = vvae_run_info { progress: Some(tell), progress_user: (&raw mut told).cast(), ..run_info() };
-    vae.configure("slice_frames", "64").unwrap();
     // SAFETY: the input's frames share their memory; the output is not written before the callback stops the run.
     let status = unsafe { (common::api().vvae_encode)(vae.0, &video, &latents, &run) };
     common::outcome(vae.0, status).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);

@@ -3,9 +3,12 @@
 
 mod common;
 
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::Mutex;
+
 use common::network::{Config, random_weights};
 use common::safetensors::{Folder, to_bytes};
-use common::{Buffer, Random, Stream, Vae, demo, on_every_device, run_info, small};
+use common::{Buffer, Random, Stream, Vae, create_info, demo, on_every_device, run_info, small};
 use video_vae::capi::*;
 
 /// One direction of the network with a clip to run.
@@ -150,6 +153,34 @@ fn slices_and_chunks_change_no_bit() {
             vae.configure("chunk_frames", "auto").unwrap();
         }
     });
+}
+
+unsafe extern "C" fn keep_warnings(log: *mut c_void, level: i32, message: *const c_char) {
+    // SAFETY: the test passes a log that outlives its handle, and a message is a text.
+    let (log, message) = unsafe { (&*log.cast::<Mutex<Vec<String>>>(), CStr::from_ptr(message)) };
+    if level >= VVAE_LOG_WARNING {
+        log.lock().unwrap().push(message.to_str().unwrap().to_owned());
+    }
+}
+
+/// 6 latent frames are the most, which the log says.
+#[test]
+fn longer_slices_than_there_are_count_as_the_longest() {
+    let (log, weights) = (Mutex::new(Vec::new()), CString::new(small().to_str().unwrap()).unwrap());
+    let log_user = (&raw const log).cast_mut().cast();
+    let vae = Vae::create(&vvae_create_info { log: Some(keep_warnings), log_user, ..create_info(&weights) }).unwrap();
+    let work = &works()[2];
+    let expected = run(&vae, work);
+    for (slice, taken) in [("6", 6), ("7", 6), ("4096", 6)] {
+        vae.configure("slice_frames", slice).unwrap();
+        assert_eq!(vae.plan(work.node, work.input.shape).unwrap().0.slice_frames, taken);
+        assert!(run(&vae, work) == expected, "{slice}");
+        drop(vae.stream(work.node, work.input.shape).unwrap());
+        let told = std::mem::take(&mut *log.lock().unwrap());
+        assert_eq!(told.len(), if slice == "6" { 0 } else { 2 }, "of the run and of the stream: {told:?}");
+        let says = |text: &String| text.contains(&format!("slice_frames: {slice}")) && text.contains("6 latent frames");
+        assert!(told.iter().all(says), "{told:?}");
+    }
 }
 
 #[test]

@@ -312,7 +312,7 @@ pub static PARAMS: &[Param] = &[
         kind: FRAMES,
         default: c"auto",
         unit: c"latent frames",
-        help: c"Latent frames in a slice, which goes through the network at a time; auto plans it. Results do not depend on it.",
+        help: c"Latent frames in a slice, which goes through the network at a time; auto plans it. A slice has 6 at most: for more, 6 are taken, and the log says so. Results do not depend on it.",
         only: None,
         set: |s, v| s.slice_frames = v.number(),
     },

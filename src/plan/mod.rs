@@ -19,7 +19,7 @@ mod timeline;
 pub use arena::{Arenas, Slots};
 pub use cost::{Target, WeightBytes, cone_work, op_work, work};
 pub use plan::Plan;
-pub use policy::{CachePolicy, SchedulePolicy};
+pub use policy::{CachePolicy, MAX_SLICE_LATENTS, SchedulePolicy};
 pub use report::{Bytes, DeviceDivision, DeviceReport, PlanReport};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};

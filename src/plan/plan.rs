@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
-use super::policy::{CachePolicy, MAX_PACKED_LATENTS};
+use super::policy::CachePolicy;
 use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Schedule, is_periodic};
@@ -53,14 +53,11 @@ struct Pace {
 const STEADY_SLICES: usize = 3;
 /// A stream's time is estimated as that of a clip of this many frames.
 const STREAM_FRAMES: u64 = 1 + 16 * 16;
-/// Slices that are rehearsed of a long job whose frames are all pooled: from the third on, all take the same.
-const POOLED_SLICES: usize = STEADY_SLICES + 1;
 /// Slices in which a stream of interleaved items may end in different ways, after those that fill the cone.
 const INTERLEAVED_ENDINGS: u64 = 3;
 
 impl Plan {
-    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet. If all are pooled, it is
-    /// exact.
+    /// A lower bound of what a schedule takes: frames are not [packed](Plan::packed) yet.
     pub fn rehearse(request: &Request, spec: ScheduleSpec, target: &Target) -> Plan {
         let network = Arc::clone(&request.network);
         let frames = request.input_end();
@@ -70,8 +67,7 @@ impl Plan {
         let (mut all, mut slice) = (Pace::default(), Pace::default());
         let is_long = spec.is_longer_than(STEADY_SLICES + 1, frames);
         let slices = if is_long { spec.filling_slices(frames) + STEADY_SLICES } else { usize::MAX };
-        let arenas = Arenas::default().emptied(is_too_long_to_pack(&spec, frames));
-        let schedule = Schedule::rehearsal(spec.one_clip(), frames, arenas, target);
+        let schedule = Schedule::rehearsal(spec.one_clip(), frames, Arenas::default(), target);
         let mut arenas = schedule.rehearse(None, slices, target, |number, op| {
             buffers.record(op);
             if number != slice.slice {
@@ -122,17 +118,12 @@ impl Plan {
             return self;
         }
         let (filling, periodic) = (self.spec.filling_slices(self.frames), is_periodic(&self.spec, self.frames));
-        let all_pooled = is_too_long_to_pack(&self.spec, self.frames);
         let spec = self.spec.one_clip();
-        let slices = match (periodic, all_pooled) {
-            (true, true) => filling + POOLED_SLICES,
-            (true, false) => filling + PackedLayout::TRACED_SLICES,
-            (false, _) => usize::MAX,
-        };
-        let schedule = Schedule::rehearsal(spec.clone(), self.frames, self.arenas.emptied(all_pooled), target);
+        let slices = if periodic { filling + PackedLayout::TRACED_SLICES } else { usize::MAX };
+        let schedule = Schedule::rehearsal(spec.clone(), self.frames, self.arenas.emptied(), target);
         let traced = schedule.rehearse(None, slices, target, |_, _| {});
         self.arenas = traced.pack(periodic.then_some(filling), &|| target.is_cancelled());
-        if periodic && !all_pooled {
+        if periodic {
             for frames in self.endings().into_iter().take_while(|_| !target.is_cancelled()) {
                 let frames_known = self.frames.map(|_| frames);
                 let schedule = Schedule::rehearsal(spec.clone(), frames_known, self.arenas.clone(), target);
@@ -291,12 +282,6 @@ impl Plan {
             division: None,
         }
     }
-}
-
-/// Whether packing would take too long, so that all frames are pooled.
-fn is_too_long_to_pack(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
-    let slice = spec.policy.slice.min(frames.unwrap_or(u64::MAX) - spec.cone.first_input);
-    slice > MAX_PACKED_LATENTS * spec.network.latent_rate()
 }
 
 /// The largest part of a frame that is loaded at a time.

@@ -12,9 +12,9 @@ pub const CACHE_FRAMES: u64 = 2;
 /// already overwritten its cache.
 pub const MIN_MATERIALISED_HIDDEN: u64 = CACHE_FRAMES;
 
-/// Slices of more latent frames are not packed: packing, and rehearsing every end a stream may have, would take too
-/// long. The planner itself never chooses more.
-pub const MAX_PACKED_LATENTS: u64 = 6;
+/// Latent frames of a slice at most. Packing a longer one, and rehearsing every end a stream may have, would take too
+/// long. The planner itself never chooses as many.
+pub const MAX_SLICE_LATENTS: u64 = 6;
 
 /// Where a layer's causal cache lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -90,19 +90,6 @@ impl SchedulePolicy {
             offloaded_outputs: vec![false; layers],
             offloaded_weights: vec![false; layers],
         }
-    }
-
-    /// Latent frames after which the chunks of all stages begin together again.
-    pub fn period(&self, network: &Network) -> u64 {
-        let gcd = |mut a: u64, mut b: u64| {
-            while b > 0 {
-                (a, b) = (b, a % b);
-            }
-            a
-        };
-        let rates = network.later_stage_frames(network.latent_rate());
-        let periods = self.chunks.iter().zip(rates).map(|(chunk, rate)| chunk / gcd(*chunk, rate));
-        periods.fold(1, |a, b| a / gcd(a, b) * b)
     }
 
     /// The same with `frames` outputs of a stage's head materialised.

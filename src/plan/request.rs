@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::policy::SchedulePolicy;
+use super::policy::{MAX_SLICE_LATENTS, SchedulePolicy};
 use super::spec::{ItemOrder, ScheduleSpec};
 use super::tiles::{Grid, TileSize};
 use crate::ir::{FrameShape, Shape};
@@ -30,7 +30,8 @@ pub struct Request {
     pub allow_tiles: bool,
     /// The overlap of tiles that the limit forces.
     pub overlap: u64,
-    /// Latent frames per slice, and the most frames per chunk, if the host sets them.
+    /// Latent frames per slice, of which [`Request::slice_latents`] are taken, and the most frames per chunk, if the host
+    /// sets them.
     pub slice: Option<u64>,
     pub chunk: Option<u64>,
 }
@@ -49,6 +50,11 @@ pub enum PlanError {
 impl Request {
     pub fn is_still(&self) -> bool {
         self.input.frames == 1
+    }
+
+    /// Latent frames per slice, if the host sets them.
+    pub fn slice_latents(&self) -> Option<u64> {
+        self.slice.map(|asked| asked.min(MAX_SLICE_LATENTS))
     }
 
     /// Where the input ends, in frames of the clip; `None` for a stream.

@@ -12,7 +12,7 @@ use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
-use crate::plan::{self, Bytes, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
+use crate::plan::{self, Bytes, MAX_SLICE_LATENTS, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
 use crate::{reserve, thread_pool};
 
 /// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
@@ -146,10 +146,20 @@ impl<B: Backend> Engine<B> {
         control.warn(format_args!("{node} in {rows} x {columns} tiles, which is not exact: {why}"));
     }
 
+    /// The host asked for more than is planned.
+    fn warn_if_slice_is_shorter(&self, control: &Control) {
+        if let Some(asked) = self.settings.slice_frames.filter(|asked| *asked > MAX_SLICE_LATENTS) {
+            control.warn(format_args!(
+                "slice_frames: {asked} is more than a slice can have; {MAX_SLICE_LATENTS} latent frames are taken"
+            ));
+        }
+    }
+
     /// Loads the weights of a plan and allocates its memory. If others took memory since it was planned, the job is
     /// planned again for what is left.
     pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
         let direction = job.direction;
+        self.warn_if_slice_is_shorter(control);
         let notes = self.tuned.get().map(|(_, notes)| std::mem::take(&mut *notes.lock())).unwrap_or_default();
         for note in notes {
             let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };

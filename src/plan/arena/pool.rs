@@ -119,8 +119,6 @@ pub struct Arena {
     taken: usize,
     /// True for a last slice that is shorter than others: the packed layout does not cover it.
     partial: bool,
-    /// True if all frames are pooled, because slices are too long to pack.
-    all_pooled: bool,
     /// Bytes of the packed region that partial slices have needed.
     partial_bytes: u64,
     /// Slice and number of each frame that the plan lacks, or for which another frame is in the way: a bug in the plan.
@@ -135,8 +133,8 @@ impl Arena {
     /// A slot of `bytes` with one use.
     pub fn take(&mut self, bytes: u64, kind: SlotKind) -> Slot {
         match kind {
-            SlotKind::Packed if !self.all_pooled => self.take_packed(bytes),
-            SlotKind::Pooled | SlotKind::Packed => self.take_pooled(bytes),
+            SlotKind::Packed => self.take_packed(bytes),
+            SlotKind::Pooled => self.take_pooled(bytes),
         }
     }
 
@@ -281,8 +279,8 @@ impl Arena {
         class.slots = class.slots.max(slots);
     }
 
-    fn emptied(&self, all_pooled: bool) -> Arena {
-        let mut empty = Arena { classes: self.classes.clone(), all_pooled, ..Arena::default() };
+    fn emptied(&self) -> Arena {
+        let mut empty = Arena { classes: self.classes.clone(), ..Arena::default() };
         empty.classes.iter_mut().for_each(SizeClass::clear);
         empty
     }
@@ -407,8 +405,8 @@ pub struct Arenas {
 
 impl Arenas {
     /// For another rehearsal of the same job, with as many pooled slots.
-    pub fn emptied(&self, all_pooled: bool) -> Arenas {
-        Arenas { device: self.device.emptied(all_pooled), host: self.host.emptied(all_pooled) }
+    pub fn emptied(&self) -> Arenas {
+        Arenas { device: self.device.emptied(), host: self.host.emptied() }
     }
 
     pub fn each(&mut self, change: impl Fn(&mut Arena)) {

@@ -99,31 +99,6 @@ impl LayerCache {
         }
     }
 
-    /// The first input frame that is queued or will be, unless the layer is banded.
-    pub fn first(&self) -> Option<u64> {
-        match self {
-            LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } => Some(inputs.first),
-            LayerCache::Offloaded(_) | LayerCache::Recomputed(_) => None,
-        }
-    }
-
-    /// A number for the kinds of its slots, in order.
-    pub fn slot_kinds(&self) -> u64 {
-        match self {
-            LayerCache::Resident(inputs) => kinds(&inputs.frames),
-            LayerCache::PartialSums { inputs, sums } => kinds(inputs.frames.iter().chain(sums)),
-            LayerCache::Offloaded(frames) => frames.len() as u64,
-            LayerCache::Recomputed(statistics) => kinds(statistics),
-        }
-    }
-
-    /// Counts `frames` more input frames without computing them.
-    pub fn skip(&mut self, frames: u64) {
-        if let LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } = self {
-            inputs.first += frames;
-        }
-    }
-
     /// Drops everything.
     pub fn clear(&mut self, arenas: &mut Arenas) {
         self.slots().into_iter().for_each(|frame| drop_cached(frame, arenas));
@@ -137,11 +112,6 @@ impl LayerCache {
             LayerCache::Recomputed(statistics) => statistics.clear(),
         }
     }
-}
-
-fn kinds<'a>(slots: impl IntoIterator<Item = &'a Slot>) -> u64 {
-    let number = |slot: &Slot| if matches!(slot, Slot::Pooled { .. }) { 2 } else { 1 };
-    slots.into_iter().fold(0, |kinds: u64, slot| kinds.wrapping_mul(3).wrapping_add(number(slot)))
 }
 
 pub fn drop_cached(frame: CachedSlots, arenas: &mut Arenas) {

@@ -5,7 +5,6 @@
 mod emit;
 mod emit_banded;
 mod layer_cache;
-mod periods;
 mod repeats;
 mod sink;
 #[cfg(test)]
@@ -18,7 +17,6 @@ pub use work_item::is_periodic;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use self::periods::PeriodFinder;
 use self::repeats::{ItemPlace, all_items, distinct_items};
 use self::sink::Sink;
 use self::work_item::WorkItem;
@@ -55,10 +53,6 @@ pub struct Schedule {
     current: usize,
     /// Whether the current work item's turn has begun.
     in_turn: bool,
-    /// True if nobody runs the operations.
-    is_rehearsal: bool,
-    /// For a rehearsal: finds slices that repeat in themselves.
-    periods: Option<PeriodFinder>,
     /// Whether a host pushes frames through [`Schedule::load`], or they are loaded as needed.
     pushed: bool,
     queue: VecDeque<Op<Slots>>,
@@ -76,12 +70,10 @@ impl Schedule {
         Schedule::with_items(spec, places, frames, arenas, target)
     }
 
-    /// The same, to be [rehearsed](Schedule::rehearse) only: of work items, and of periods of a slice, that are like
-    /// others only the memory is counted.
+    /// The same, to be [rehearsed](Schedule::rehearse) only: of work items that are like others only the memory is
+    /// counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let periods = PeriodFinder::new(&spec);
-        let mut schedule = Schedule { periods, ..Schedule::of_distinct_items(spec, frames, arenas, target) };
-        schedule.is_rehearsal = true;
+        let mut schedule = Schedule::of_distinct_items(spec, frames, arenas, target);
         schedule.items.iter_mut().for_each(WorkItem::set_rehearsal);
         schedule
     }
@@ -123,8 +115,6 @@ impl Schedule {
             places,
             current: 0,
             in_turn: false,
-            is_rehearsal: false,
-            periods: None,
             pushed: frames.is_none(),
             queue: VecDeque::new(),
             canvases: BTreeMap::new(),
@@ -168,16 +158,6 @@ impl Schedule {
         }
     }
 
-    /// Loads the next `count` frames of every clip of the batch, without operations. Memory only grows meanwhile, so it
-    /// does not matter which clip comes first.
-    fn load_unseen(&mut self, count: u64) {
-        for (item, place) in self.items.iter_mut().zip(&self.places) {
-            self.arenas.begin_group();
-            item.load_unseen(count, &mut self.arenas.device);
-            self.arenas.end_group(place.items - 1);
-        }
-    }
-
     /// Sets where the input ends.
     pub fn set_total(&mut self, frames: u64) {
         for item in &mut self.items {
@@ -200,9 +180,6 @@ impl Schedule {
         while self.queue.is_empty() {
             self.begin_turn();
             let item = &mut self.items[self.current];
-            if let Some(periods) = &mut self.periods {
-                periods.pass(item, self.pushed, &mut self.arenas);
-            }
             let to = &mut Sink { arenas: &mut self.arenas, ops: &mut self.queue };
             if item.advance(!self.pushed, to, &mut self.finished) {
                 self.hand_over();
@@ -228,9 +205,6 @@ impl Schedule {
 
     /// Moves on from a work item whose slice is done; `false` if no item can go on.
     fn next_item(&mut self) -> bool {
-        if let Some(periods) = &mut self.periods {
-            periods.end_slice(&mut self.arenas);
-        }
         match self.spec.order {
             ItemOrder::ItemByItem if !self.items[self.current].is_complete() => {
                 let blocked = self.items[self.current].room() > 0;
@@ -363,19 +337,7 @@ impl Schedule {
                     Some(total) if self.loaded() == total => self.set_total(total),
                     _ => {
                         let room = self.room().min(frames.map_or(u64::MAX, |total| total - self.loaded()));
-                        if self.is_rehearsal {
-                            self.load_unseen(room);
-                            continue;
-                        }
-                        for _ in 0..room {
-                            self.load();
-                            // At once: the loads of a long slice would be most of a plan's memory.
-                            while let Some(op) = self.queue.pop_front() {
-                                if !step(&self.arenas, Some(&op), self.queue.is_empty()) {
-                                    return false;
-                                }
-                            }
-                        }
+                        (0..room).for_each(|_| self.load());
                     }
                 },
                 Next::Input | Next::End => return true,

@@ -59,17 +59,6 @@ impl ChunkValues {
     }
 }
 
-/// How far a work item is within its slice.
-#[derive(Debug)]
-pub struct ItemProgress {
-    /// Where the input ends that has been taken.
-    pub taken: u64,
-    /// Frames that each stage has computed.
-    pub computed: Vec<u64>,
-    /// Everything else that decides what comes next, without frame numbers.
-    pub state: Vec<u64>,
-}
-
 /// Whether a job has more slices than a rehearsal traces; `None` is a stream.
 pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
     spec.is_longer_than(PackedLayout::TRACED_SLICES, frames)
@@ -207,15 +196,6 @@ impl WorkItem {
     /// Says that nobody runs the operations.
     pub fn set_rehearsal(&mut self) {
         self.emitter.is_rehearsal = true;
-    }
-
-    /// Loads the next `count` input frames, without operations.
-    pub fn load_unseen(&mut self, count: u64, arena: &mut Arena) {
-        let head = self.network().stages[0].head();
-        let (inputs, bytes) = (self.emitter.caches[head].inputs_mut(), self.emitter.sizes.input_bytes);
-        inputs.frames.extend((0..count).map(|_| arena.take(bytes, SlotKind::Pooled)));
-        self.loaded += count;
-        self.pad(arena);
     }
 
     /// Loads the next input frame.
@@ -506,64 +486,5 @@ impl WorkItem {
             && normalised == Some(emitter.sizes.outputs[layer]);
         let written = if overwrites { self.first_cached_output(layer) } else { NONE };
         kept.min(written).min(emitter.first_waiting_frame(layer))
-    }
-
-    /// Counts `inputs` more input frames of the slice, for which each stage has computed `computed` frames. In a stream the frames are loaded already, and lose their slots.
-    pub fn skip_in_slice(&mut self, inputs: u64, computed: &[u64], pushed: bool) {
-        self.count(inputs, computed);
-        if pushed {
-            let head = self.network().stages[0].head();
-            self.emitter.caches[head].inputs_mut().frames.drain(..inputs as usize);
-        } else {
-            self.loaded += inputs;
-        }
-    }
-
-    fn count(&mut self, inputs: u64, computed: &[u64]) {
-        let inputs = [inputs].into_iter().chain(computed.iter().copied());
-        for (stage, (into, made)) in inputs.zip(computed).enumerate() {
-            self.computed[stage] += made;
-            let Emitter { network, caches, .. } = &mut self.emitter;
-            caches[network.stages[stage].head()].skip(into);
-            network.stages[stage].body().for_each(|layer| caches[layer].skip(*made));
-        }
-    }
-
-    /// Where the input ends that has been taken. In a stream all input of a slice is loaded first.
-    pub fn taken(&self, pushed: bool) -> u64 {
-        let head = &self.emitter.caches[self.network().stages[0].head()];
-        if pushed { head.inputs().first } else { self.loaded }
-    }
-
-    /// Input frames of the slice that are left.
-    pub fn left(&self, taken: u64) -> u64 {
-        self.slice_end.min(self.total.unwrap_or(u64::MAX)).saturating_sub(taken)
-    }
-
-    /// Frames that each stage has computed.
-    pub fn computed(&self) -> &[u64] {
-        &self.computed
-    }
-
-    /// Everything else that decides what comes next, without frame numbers.
-    pub fn state(&self, pushed: bool) -> Vec<u64> {
-        let network = self.network();
-        let mut state = Vec::with_capacity(4 * network.stages.len() + 2 * network.layers.len());
-        for (stage, layers) in network.stages.iter().enumerate() {
-            let computed = self.computed[stage];
-            let oldest = network.layers[layers.head()].time.oldest(computed);
-            // The loaded input of a stream only shrinks.
-            let is_input = stage == 0 && pushed;
-            let queued = if is_input { 0 } else { self.ready(stage) };
-            let cache = &self.emitter.caches[layers.head()];
-            let first = cache.first().map_or(0, |first| oldest.wrapping_sub(first));
-            let kinds = if is_input { 0 } else { cache.slot_kinds() };
-            state.extend([queued, self.early[stage].len() as u64, first, kinds]);
-            for layer in layers.body() {
-                let cache = &self.emitter.caches[layer];
-                state.extend([cache.first().map_or(0, |first| computed.wrapping_sub(first)), cache.slot_kinds()]);
-            }
-        }
-        state
     }
 }

@@ -31,7 +31,7 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
     let slice = (profile.busy_pixels / SLICE_SHARE / (rows * columns).max(1)).clamp(1, MAX_PLANNED_SLICE);
     let mut policies: Vec<Arc<SchedulePolicy>> = Vec::new();
     for cap in [profile.chunk_frames, 4, 2, 1] {
-        let slice = request.slice.unwrap_or(slice.min(cap)) * network.latent_rate();
+        let slice = request.slice_latents().unwrap_or(slice.min(cap)) * network.latent_rate();
         let most = request.chunk.unwrap_or(cap).min(cap);
         let chunks = whole_pairs(network, wish.iter().map(|wish| (*wish).min(most)));
         let mut policy = SchedulePolicy::resident(network, slice, chunks);
@@ -73,7 +73,7 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
     let may_cut_pairs = (0..network.stages.len()).all(|stage| !network.needs_pairs(stage));
     let mut policies: Vec<SchedulePolicy> = Vec::new();
     for slice in 1..=MAX_PLANNED_SLICE {
-        let slice = request.slice.unwrap_or(slice) * network.latent_rate();
+        let slice = request.slice_latents().unwrap_or(slice) * network.latent_rate();
         for (most, at_half) in [8, 6, 4, 3, 2, 1].into_iter().flat_map(|most| [most, 2 * most].map(|half| (most, half)))
         {
             // Frames at full resolution, as many or twice as many at half of it, and twice as many with each further

@@ -11,7 +11,7 @@ use super::candidates::{
 use crate::ir::{DeviceProfile, LayerId, Rates};
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, MAX_PACKED_LATENTS, SchedulePolicy};
+use crate::plan::policy::{CachePolicy, SchedulePolicy};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -28,8 +28,6 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
-/// A slice that is too long to pack takes about as long as one of this many latent frames: whole periods are counted.
-const LONG_SLICE: u64 = 12;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
 /// Weights below this fraction of the limit are not worth a second search.
@@ -135,11 +133,7 @@ impl<'a> Search<'a> {
             Some(grid) => 9.min(grid.tiles()),
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
-        let latents = match self.request.slice {
-            None => USUAL_SLICE,
-            Some(slice) if slice <= MAX_PACKED_LATENTS => slice,
-            Some(_) => LONG_SLICE,
-        };
+        let latents = self.request.slice_latents().unwrap_or(USUAL_SLICE);
         (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
     }
 

@@ -1,8 +1,8 @@
-//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and the files that it links
-//! to.
+//! The papers are current: the table of parameters in docs/abi.md, the README's C program, and what their links lead to.
 
 mod common;
 
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::safetensors::Folder;
@@ -53,13 +53,43 @@ fn readme_c_program_compiles_and_runs() {
     assert!(said.contains("untiled: exact"), "{said}");
 }
 
-#[test]
-fn readme_links_exist() {
-    let text = std::fs::read_to_string(root().join("README.md")).unwrap();
-    let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
-    let files: Vec<_> = targets.filter(|target| !target.starts_with('#') && !target.contains("://")).collect();
-    assert!(files.contains(&"host-examples/assets/demo.png"), "{files:?}");
-    for file in files {
-        assert!(root().join(file).exists(), "{file}");
+/// The Markdown files of a folder, and of those below it if `deep`.
+fn papers(folder: &Path, deep: bool) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        match path.is_dir() {
+            true if deep => found.extend(papers(&path, deep)),
+            false if path.extension().is_some_and(|ext| ext == "md") => found.push(path),
+            _ => {}
+        }
     }
+    found
+}
+
+/// What `#...` in a link may name, as GitHub makes it from headings.
+fn anchors(text: &str) -> Vec<String> {
+    let headings = text.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let kept = |c: &char| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_');
+    headings.map(|heading| heading.to_lowercase().chars().filter(kept).collect::<String>().replace(' ', "-")).collect()
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let files = [papers(root(), false), papers(&root().join("docs"), true)].concat();
+    let (mut seen, mut broken) = (0, Vec::new());
+    for file in &files {
+        let text = std::fs::read_to_string(file).unwrap();
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (path, anchor) = target.split_once('#').unwrap_or((target, ""));
+            let path = if path.is_empty() { file.clone() } else { file.parent().unwrap().join(path) };
+            let has_anchor = || anchors(&std::fs::read_to_string(&path).unwrap()).iter().any(|name| name == anchor);
+            if !path.exists() || !anchor.is_empty() && !has_anchor() {
+                broken.push(format!("{}: {target}", file.display()));
+            }
+            seen += 1;
+        }
+    }
+    assert!(seen > 100, "{seen} links in {files:?}");
+    assert!(broken.is_empty(), "{broken:#?}");
 }

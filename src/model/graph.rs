@@ -91,7 +91,8 @@ pub enum FirstFrame {
     Repeated,
     /// Zeros come before the clip.
     AfterZeros,
-    /// Frame 0 is not convolved; its channels are repeated where the output has more. Later frames read it.
+    /// Frame 0 is not convolved. Where the output has more channels than the input, they are those of frame 0 again, in
+    /// the same order. Later frames read frame 0, and zeros before it.
     PassedAndRead,
     /// The same, but later frames read zeros in its place.
     PassedAndHidden,

@@ -11,7 +11,7 @@ pub struct Tensor {
 
 pub type Tensors = BTreeMap<String, Tensor>;
 
-/// The f32 tensors of a file.
+/// The tensors of a file.
 pub fn read(path: &Path) -> Tensors {
     let bytes = std::fs::read(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
@@ -19,14 +19,22 @@ pub fn read(path: &Path) -> Tensors {
     let number = |value: &serde_json::Value| value.as_u64().unwrap() as usize;
     let entries = header.as_object().unwrap().iter().filter(|(name, _)| *name != "__metadata__");
     let tensor = |entry: &serde_json::Value| {
-        assert_eq!(entry["dtype"], "F32");
         let [start, end] = [0, 1].map(|i| 8 + length + number(&entry["data_offsets"][i]));
         Tensor {
             shape: entry["shape"].as_array().unwrap().iter().map(number).collect(),
-            values: bytes[start..end].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+            values: numbers(entry["dtype"].as_str().unwrap(), &bytes[start..end]),
         }
     };
     entries.map(|(name, entry)| (name.clone(), tensor(entry))).collect()
+}
+
+fn numbers(dtype: &str, bytes: &[u8]) -> Vec<f32> {
+    match dtype {
+        "F32" => bytes.chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect(),
+        "F16" => bytes.chunks_exact(2).map(|b| half::f16::from_le_bytes(b.try_into().unwrap()).to_f32()).collect(),
+        "I64" => bytes.chunks_exact(8).map(|b| i64::from_le_bytes(b.try_into().unwrap()) as f32).collect(),
+        _ => panic!("a tensor of {dtype}"),
+    }
 }
 
 /// A file of f32 tensors, with the number of groups as its metadata.

@@ -9,6 +9,7 @@ mod devices;
 mod failure;
 mod files;
 pub mod network;
+pub mod oracle;
 pub mod planner;
 pub mod process;
 pub mod progress;

@@ -1,6 +1,7 @@
 //! The reference model in f64: the whole clip at once, nothing folded, cached or fused.
 
 use super::Random;
+pub use super::oracle::Clip;
 use super::safetensors::{Tensor, Tensors};
 
 pub struct Config {
@@ -100,39 +101,6 @@ pub fn random_weights(config: &Config, seed: u64) -> Tensors {
         add(format!("{name}.bias"), &[channels]);
     }
     tensors
-}
-
-/// One clip, [channel, frame, row, column].
-#[derive(Debug, Clone)]
-pub struct Clip {
-    pub dims: [usize; 4],
-    pub values: Vec<f64>,
-}
-
-impl Clip {
-    pub fn new(dims: [usize; 4]) -> Clip {
-        Clip { dims, values: vec![0.0; dims.iter().product()] }
-    }
-
-    fn index(&self, c: usize, t: usize, y: usize, x: usize) -> usize {
-        let [_, frames, height, width] = self.dims;
-        ((c * frames + t) * height + y) * width + x
-    }
-
-    fn at(&self, c: usize, t: usize, y: usize, x: usize) -> f64 {
-        self.values[self.index(c, t, y, x)]
-    }
-
-    fn add(mut self, other: &Clip) -> Clip {
-        assert_eq!(self.dims, other.dims);
-        self.values.iter_mut().zip(&other.values).for_each(|(a, b)| *a += b);
-        self
-    }
-
-    fn map(mut self, f: impl Fn(f64) -> f64) -> Clip {
-        self.values.iter_mut().for_each(|value| *value = f(*value));
-        self
-    }
 }
 
 pub struct Network<'a> {

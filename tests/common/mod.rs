@@ -7,6 +7,7 @@ mod buffer;
 pub mod command;
 mod devices;
 mod failure;
+pub mod families;
 mod files;
 pub mod network;
 pub mod oracle;

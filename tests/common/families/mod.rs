@@ -1,0 +1,42 @@
+//! Families of autoencoders as data. A family's file says how to recognise its checkpoints, which sizes their tensors
+//! give and what they are called. It builds the graphs and has the numbers of the latents. Knows no layer, no device.
+
+mod blocks;
+pub mod kl2d;
+pub mod qwen21;
+mod wan;
+pub mod wan21;
+pub mod wan22;
+
+use std::collections::BTreeMap;
+use video_vae::model::graph::Graph;
+
+/// The shapes of a checkpoint's tensors, by name.
+pub type Shapes = BTreeMap<String, Vec<u64>>;
+
+/// The length of an axis of a weight. None: there is no such tensor or axis.
+fn axis(shapes: &Shapes, name: &str, axis: usize) -> Option<u64> {
+    shapes.get(&format!("{name}.weight"))?.get(axis).copied()
+}
+
+/// What a family makes of a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// From video to mean and log-variance, one after the other in the channels.
+    pub encoder: Graph,
+    /// From a latent to video.
+    pub decoder: Graph,
+    pub latent: Latent,
+}
+
+/// How a diffusion model reads the mean that the encoder gives.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Latent {
+    /// `(z - shift) * scale`.
+    Scaled { scale: f64, shift: f64 },
+    /// `(z - mean) / deviation`, with numbers for each channel.
+    Standardised { mean: &'static [f64], deviation: &'static [f64] },
+    /// `side` x `side` pixels become channels: `(c * side + row) * side + column`. Then
+    /// `(z - mean) / sqrt(variance + epsilon)`, with tensors of the checkpoint.
+    Packed { side: u64, mean: &'static str, variance: &'static str, epsilon: f64 },
+}

@@ -1,4 +1,4 @@
-//! video-vae: the SeedVR2 video autoencoder behind a stable C ABI.
+//! video-vae: video autoencoders behind a stable C ABI.
 //!
 //! The map, from the boundary inwards; each part knows only those after it:
 //!
@@ -6,10 +6,14 @@
 //! - [`node`]: what a host sees. One table of nodes, ports and parameters drives discovery, parsing and docs.
 //! - [`exec`]: runs a schedule on a backend. Sessions, streams, progress, cancel.
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
-//! - [`model`]: configuration, checkpoint, layers, and the algebra done once at load time.
+//! - [`model`]: families and their graphs, the compiler to layers, checkpoints, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
 //! - [`ir`]: shapes, operations and device profiles, the words that plan, exec and backend share.
 //! - [`error`], [`checksum`], [`safetensors`], `file`, `float_mode`, `reserve`, `thread_pool`: used by all of them.
+
+// Unit tests include files of `tests/`, which name the library.
+#[cfg(test)]
+extern crate self as video_vae;
 
 pub mod backend;
 pub mod capi;

@@ -7,14 +7,16 @@ use common::golden;
 use common::oracle::{Clip, evaluate};
 use common::safetensors::{Tensor, Tensors, read};
 use std::collections::{BTreeMap, BTreeSet};
+use video_vae::model::checkpoint::Checkpoint;
+use video_vae::model::families;
 use video_vae::model::graph::{Conv, FirstFrame, GraphBuilder, SpaceAxis, TimeAxis};
 
 /// A checkpoint and its cases, below tests/golden.
 struct Golden {
     checkpoint: &'static str,
     cases: &'static [&'static str],
-    /// None: the tensors are of another family.
-    model: fn(&Shapes) -> Option<Model>,
+    /// From its name and its tensors. None: the tensors are of another family.
+    model: fn(&str, &Shapes) -> Option<Model>,
     /// Of a result, relative to the root mean square of what is expected.
     most_error: f64,
     /// Whether its videos were clamped to [-1, 1] after the network, as diffusers does.
@@ -24,7 +26,7 @@ struct Golden {
 impl Golden {
     fn open(&self) -> (Tensors, Model) {
         let tensors = read(&golden(&format!("{}.safetensors", self.checkpoint)));
-        let model = (self.model)(&shapes(&tensors)).expect(self.checkpoint);
+        let model = (self.model)(self.checkpoint, &shapes(&tensors)).expect(self.checkpoint);
         (tensors, model)
     }
 
@@ -62,18 +64,30 @@ fn clamped(value: f64) -> f64 {
 const fn family(
     checkpoint: &'static str,
     cases: &'static [&'static str],
-    model: fn(&Shapes) -> Option<Model>,
+    model: fn(&str, &Shapes) -> Option<Model>,
 ) -> Golden {
     Golden { checkpoint, cases, model, most_error: 1e-6, clamped: false }
 }
 
-const GOLDENS: [Golden; 6] = [
-    family("families/sdxl", &["a", "batch2"], |shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::SDXL))),
-    family("families/flux", &["a"], |shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::FLUX1))),
-    family("families/flux2", &["a"], |shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::FLUX2))),
-    family("families/wan21", &["image", "clip9", "clip17"], wan21::model),
-    family("families/wan22", &["image", "clip9"], wan22::model),
-    Golden { clamped: true, ..family("families/qwen21", &["a"], qwen21::model) },
+/// SeedVR2's goldens were computed in f32. The library's own family reads its graph off the checkpoint.
+const fn seedvr2(checkpoint: &'static str, cases: &'static [&'static str]) -> Golden {
+    let model = |checkpoint: &str, _: &Shapes| {
+        let open = Checkpoint::open(&golden(&format!("{checkpoint}.safetensors"))).ok()?;
+        let families::Model { encoder, decoder, latent_scaling, .. } = &**open.model();
+        Some(Model { encoder: encoder.clone(), decoder: decoder.clone(), latent: *latent_scaling })
+    };
+    Golden { most_error: 1e-5, ..family(checkpoint, cases, model) }
+}
+
+const GOLDENS: [Golden; 8] = [
+    seedvr2("small", &["image", "clip5", "clip17", "batch2"]),
+    seedvr2("medium", &["image", "clip9"]),
+    family("families/sdxl", &["a", "batch2"], |_, shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::SDXL))),
+    family("families/flux", &["a"], |_, shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::FLUX1))),
+    family("families/flux2", &["a"], |_, shapes| Some(kl2d::Sizes::read(shapes)?.model(kl2d::FLUX2))),
+    family("families/wan21", &["image", "clip9", "clip17"], |_, shapes| wan21::model(shapes)),
+    family("families/wan22", &["image", "clip9"], |_, shapes| wan22::model(shapes)),
+    Golden { clamped: true, ..family("families/qwen21", &["a"], |_, shapes| qwen21::model(shapes)) },
 ];
 
 fn shapes(tensors: &Tensors) -> Shapes {

@@ -2,7 +2,6 @@
 
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::log::Log;
@@ -12,7 +11,7 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
+use crate::exec::{self, Allocators, DeviceName, Trace, Trim, Weights};
 use crate::ir::TensorDevice;
 use crate::node;
 
@@ -37,7 +36,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
         let session = parse_devices(device)
-            .and_then(|devices| exec::open(&devices, Path::new(weights), allocators(&info)?, node::defaults()))
+            .and_then(|devices| exec::open(&devices, &Weights::at(weights), allocators(&info)?, node::defaults()))
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
         // SAFETY: as above.

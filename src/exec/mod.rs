@@ -21,7 +21,7 @@ pub use trace::Trace;
 
 use std::fmt;
 use std::ops::Range;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -216,6 +216,21 @@ pub enum DeviceName {
     AllCuda,
 }
 
+/// The checkpoint of a session.
+#[derive(Debug, Clone)]
+pub struct Weights {
+    pub path: PathBuf,
+    /// The model whose tensors it must have; `None` finds the model of a known family.
+    pub model: Option<Arc<Model>>,
+}
+
+impl Weights {
+    /// A checkpoint of a known family.
+    pub fn at(path: impl Into<PathBuf>) -> Weights {
+        Weights { path: path.into(), model: None }
+    }
+}
+
 /// Where memory comes from, on whatever device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Allocators {
@@ -227,7 +242,7 @@ pub struct Allocators {
 /// needs weights loads them; other sessions of the same file on the same device share them.
 pub fn open(
     devices: &[DeviceName],
-    weights: &Path,
+    weights: &Weights,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
@@ -258,13 +273,14 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
 
 fn open_one(
     place: TensorDevice,
-    weights: &Path,
+    weights: &Weights,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn DeviceSession>> {
     // The file is opened again later, when the process may be in another folder.
-    let path = std::path::absolute(weights)
-        .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.display())))?;
+    let path = std::path::absolute(&weights.path)
+        .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.path.display())))?;
+    let weights = Weights { path, model: weights.model.clone() };
     match place {
         #[cfg(not(feature = "cuda"))]
         TensorDevice::Cuda(index) => {
@@ -278,7 +294,7 @@ fn open_one(
             let make = Box::new(move |settings: &Settings| {
                 backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
             });
-            Ok(Box::new(session::Engine::open(place, path, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, weights, allocators, settings, make)?))
         }
         TensorDevice::Cpu => {
             let blocks = allocators.host;
@@ -290,7 +306,7 @@ fn open_one(
                     allocator: blocks,
                 })
             });
-            Ok(Box::new(session::Engine::open(place, path, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, weights, allocators, settings, make)?))
         }
     }
 }

@@ -16,7 +16,9 @@ use super::settings::{OnNonFinite, Settings};
 use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
-use super::{Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
+use super::{
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, Weights, check, nonfinite,
+};
 use crate::backend::{Backend, TuningNote};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
@@ -57,12 +59,15 @@ struct Coder<B: Backend> {
 impl<B: Backend> Engine<B> {
     pub fn open(
         place: TensorDevice,
-        path: PathBuf,
+        weights: Weights,
         allocators: Allocators,
         settings: Settings,
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
-        let checkpoint = Checkpoint::open(&path)?;
+        let checkpoint = match weights.model {
+            Some(model) => Checkpoint::open_as(&weights.path, model)?,
+            None => Checkpoint::open(&weights.path)?,
+        };
         let backend = Arc::new(make(&settings)?);
         let coders =
             networks(&*backend, checkpoint.model(), settings.cache)?.map(|network| Coder { network, weights: None });
@@ -70,7 +75,7 @@ impl<B: Backend> Engine<B> {
             place,
             model: Arc::clone(checkpoint.model()),
             file: checkpoint.identity().clone(),
-            path,
+            path: weights.path,
             allocators,
             backend,
             make,

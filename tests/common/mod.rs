@@ -15,6 +15,7 @@ pub mod planner;
 pub mod process;
 pub mod progress;
 mod random;
+pub mod random_graph;
 pub mod safetensors;
 mod stream;
 mod structs;

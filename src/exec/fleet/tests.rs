@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use serde_json::Value;
 
 use super::*;
-use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, open, open_one};
+use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, Weights, open, open_one};
 use crate::ir::{DType, View};
 use crate::node;
 use crate::testing::golden;
@@ -75,7 +75,8 @@ impl Session for Failing {
 
 /// Two members, of which the first fails.
 fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
-    let member = || open_one(TensorDevice::Cpu, &golden("small"), Allocators::default(), node::defaults()).unwrap();
+    let member =
+        || open_one(TensorDevice::Cpu, &Weights::at(golden("small")), Allocators::default(), node::defaults()).unwrap();
     let runs = Arc::new(AtomicU64::new(0));
     let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
     (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
@@ -125,9 +126,13 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
 }
 
 fn expected() -> Vec<f32> {
-    let mut one =
-        open(&[DeviceName::Place(TensorDevice::Cpu)], &golden("small"), Allocators::default(), node::defaults())
-            .unwrap();
+    let mut one = open(
+        &[DeviceName::Place(TensorDevice::Cpu)],
+        &Weights::at(golden("small")),
+        Allocators::default(),
+        node::defaults(),
+    )
+    .unwrap();
     decode(&mut *one, &mut Heard::default()).unwrap().0
 }
 

@@ -46,11 +46,16 @@ pub struct Geometry {
     pub time: u64,
 }
 
-/// How a diffusion model scales latents: `(z - shift) * scale`.
+/// How a diffusion model reads the mean that the encoder gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LatentScaling {
-    pub scale: f32,
-    pub shift: f32,
+pub enum LatentScaling {
+    /// `(z - shift) * scale`.
+    Scaled { scale: f64, shift: f64 },
+    /// `(z - mean) / deviation`, with numbers for each channel.
+    Standardised { mean: &'static [f64], deviation: &'static [f64] },
+    /// `side` x `side` pixels become channels: `(c * side + row) * side + column`. Then
+    /// `(z - mean) / sqrt(variance + epsilon)`, with tensors of the checkpoint.
+    Packed { side: u64, mean: &'static str, variance: &'static str, epsilon: f64 },
 }
 
 impl Geometry {

@@ -92,7 +92,7 @@ impl Sizes {
                 space: 1 << (channels.len() - 1),
                 time: 1 << temporal_levels,
             },
-            latent_scaling: LatentScaling { scale: 0.9152, shift: 0.0 },
+            latent_scaling: LatentScaling::Scaled { scale: 0.9152, shift: 0.0 },
             encoder: self.encoder(),
             decoder: self.decoder(),
         }

@@ -170,7 +170,7 @@ fn model(encoder: Graph) -> Model {
         family: &seedvr2::FAMILY,
         sizes: String::new(),
         geometry: Geometry { pixel_channels: 3, latent_channels: 4, space: 1, time: 1 },
-        latent_scaling: LatentScaling { scale: 1.0, shift: 0.0 },
+        latent_scaling: LatentScaling::Scaled { scale: 1.0, shift: 0.0 },
         decoder: encoder.clone(),
         encoder,
     }

@@ -11,6 +11,8 @@ pub mod wan22;
 use std::collections::BTreeMap;
 use video_vae::model::graph::Graph;
 
+pub use video_vae::model::families::LatentScaling as Latent;
+
 /// The shapes of a checkpoint's tensors, by name.
 pub type Shapes = BTreeMap<String, Vec<u64>>;
 
@@ -27,16 +29,4 @@ pub struct Model {
     /// From a latent to video.
     pub decoder: Graph,
     pub latent: Latent,
-}
-
-/// How a diffusion model reads the mean that the encoder gives.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Latent {
-    /// `(z - shift) * scale`.
-    Scaled { scale: f64, shift: f64 },
-    /// `(z - mean) / deviation`, with numbers for each channel.
-    Standardised { mean: &'static [f64], deviation: &'static [f64] },
-    /// `side` x `side` pixels become channels: `(c * side + row) * side + column`. Then
-    /// `(z - mean) / sqrt(variance + epsilon)`, with tensors of the checkpoint.
-    Packed { side: u64, mean: &'static str, variance: &'static str, epsilon: f64 },
 }

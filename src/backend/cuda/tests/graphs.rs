@@ -13,7 +13,13 @@ use crate::testing::golden;
 pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
     let mut settings = node::defaults();
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
-    exec::open(&[DeviceName::Place(TensorDevice::Cuda(0))], &golden(model), Allocators::default(), settings).unwrap()
+    exec::open(
+        &[DeviceName::Place(TensorDevice::Cuda(0))],
+        &exec::Weights::at(golden(model)),
+        Allocators::default(),
+        settings,
+    )
+    .unwrap()
 }
 
 /// A clip of latents, and room for its frames.

@@ -1,6 +1,7 @@
 //! Tests of schedules and plans on a symbolic device.
 
 mod policies;
+mod random_graphs;
 mod ranges;
 mod repeats;
 mod symbols;
@@ -39,7 +40,10 @@ const SIZES: fn() -> Sizes =
     || Sizes { channels: vec![8, 16, 16, 32], layers: 2, groups: 8, latent: 4, temporal_levels: 2 };
 
 fn request_of(sizes: &Sizes, direction: Direction, input: Shape) -> Request {
-    let network = network(sizes, direction);
+    request_for(network(sizes, direction), input)
+}
+
+fn request_for(network: Network, input: Shape) -> Request {
     Request {
         cone: Arc::new(Cone::new(&network, FrameRange::WHOLE)),
         network: Arc::new(network),

@@ -62,7 +62,7 @@ fn defined_outputs(network: &Network, inputs: Contents) -> Contents {
 }
 
 /// (clip, frame, content) of all frames of `request`.
-fn defined(request: &Request) -> Vec<(u64, u64, u64)> {
+pub fn defined(request: &Request) -> Vec<(u64, u64, u64)> {
     let clip = |batch: u64| {
         let padded = request.network.padded_frames(request.input.frames);
         let load = |frame: u64| hash((batch, frame.min(request.input.frames - 1), 0u64, 0u64));

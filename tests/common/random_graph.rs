@@ -1,0 +1,172 @@
+//! Random models of the node kinds that backends compute. No family has such graphs: levels, widths, kernels, strides,
+//! shortcuts and attention come in any order. Unit tests of the planner include this file too.
+
+use std::borrow::Cow;
+
+use super::random::Random;
+use video_vae::model::families::{Family, Geometry, LatentScaling, Model};
+use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
+
+/// Only what these models need of a family.
+static RANDOM: Family = Family {
+    name: "random",
+    canonical: |name| Cow::Borrowed(name),
+    model: |_| Err("a random model is no checkpoint's".into()),
+};
+
+const CAUSAL: TimeAxis = TimeAxis::causal(FirstFrame::Repeated);
+const PIXEL_CHANNELS: u64 = 3;
+
+/// A model whose widths are multiples of `width`, which all groups divide.
+pub fn random_model(seed: u64, width: u64) -> Model {
+    let mut random = Random(seed);
+    let groups = random.pick(&[1, 2, width]);
+    let latent = random.pick(&[2, 4]);
+    // Of each change of resolution, whether it also changes the frame rate. Both directions have their own order.
+    let levels = random.below(3) as usize;
+    let temporal = random.below(levels as u64 + 1);
+    let order = |random: &mut Random| {
+        let mut changes: Vec<bool> = (0..levels).map(|level| (level as u64) < temporal).collect();
+        (1..levels).for_each(|at| changes.swap(at, random.below(at as u64 + 1) as usize));
+        changes
+    };
+    let (down, up) = (order(&mut random), order(&mut random));
+    let encoder = Builder::new(&mut random, PIXEL_CHANNELS, groups, width).graph(&down, false, 2 * latent);
+    let decoder = Builder::new(&mut random, latent, groups, width).graph(&up, true, PIXEL_CHANNELS);
+    Model {
+        family: &RANDOM,
+        sizes: format!("random model {seed}"),
+        geometry: Geometry {
+            pixel_channels: PIXEL_CHANNELS,
+            latent_channels: latent,
+            space: 1 << levels,
+            time: 1 << temporal,
+        },
+        latent_scaling: LatentScaling::Scaled { scale: 1.0, shift: 0.0 },
+        encoder,
+        decoder,
+    }
+}
+
+struct Builder<'a> {
+    random: &'a mut Random,
+    graph: GraphBuilder,
+    groups: u64,
+    width: u64,
+    convs: u64,
+}
+
+impl Builder<'_> {
+    fn new(random: &mut Random, channels: u64, groups: u64, width: u64) -> Builder<'_> {
+        Builder { random, graph: GraphBuilder::new(channels), groups, width, convs: 0 }
+    }
+
+    /// Levels with a few blocks each, and a change of resolution between them.
+    fn graph(mut self, changes: &[bool], expands: bool, outputs: u64) -> Graph {
+        let width = self.any_width();
+        let mut x = self.conv(GraphBuilder::INPUT, width, CAUSAL, SpaceAxis::SAME);
+        for level in 0..=changes.len() {
+            for _ in 0..self.random.below(4) {
+                x = self.block(x);
+            }
+            if let Some(changes_time) = changes.get(level) {
+                x = if expands { self.upsampler(x, *changes_time) } else { self.downsampler(x, *changes_time) };
+            }
+        }
+        let x = if self.random.one_in(4) { x } else { self.norm_silu(x) };
+        self.conv(x, outputs, CAUSAL, SpaceAxis::SAME);
+        self.graph.finish()
+    }
+
+    fn any_width(&mut self) -> u64 {
+        self.width * (1 + self.random.below(3))
+    }
+
+    fn name(&mut self) -> String {
+        self.convs += 1;
+        format!("layer{}", self.convs)
+    }
+
+    fn conv(&mut self, x: NodeId, channels: u64, time: TimeAxis, space: SpaceAxis) -> NodeId {
+        let tensors = vec![self.name()];
+        self.graph.conv(x, Conv { tensors, time, space, weight_axes: 5 }, channels)
+    }
+
+    fn norm_silu(&mut self, x: NodeId) -> NodeId {
+        let norm = self.norm(x);
+        self.graph.silu(norm)
+    }
+
+    fn norm(&mut self, x: NodeId) -> NodeId {
+        let tensor = format!("{}.norm", self.name());
+        self.graph.norm(x, tensor, NormKind::Group { groups: self.groups, epsilon: 1e-6 })
+    }
+
+    fn time(&mut self) -> TimeAxis {
+        if self.random.one_in(4) { TimeAxis::POINT } else { CAUSAL }
+    }
+
+    fn block(&mut self, x: NodeId) -> NodeId {
+        match self.random.below(6) {
+            // Another width, through a shortcut.
+            0 => {
+                let (width, hidden) = (self.any_width(), self.any_width());
+                let out = self.hidden(x, hidden, width);
+                let shortcut = self.conv(x, width, TimeAxis::POINT, SpaceAxis::POINT);
+                self.graph.add(shortcut, out)
+            }
+            1 => self.attention(x),
+            // One convolution that adds its own input.
+            2 => {
+                let (activated, time) = (self.norm_silu(x), self.time());
+                let out = self.conv(activated, self.graph.channels(x), time, SpaceAxis::SAME);
+                self.graph.add(x, out)
+            }
+            // A plain convolution.
+            3 => {
+                let (width, time) = (self.any_width(), self.time());
+                self.conv(x, width, time, SpaceAxis::SAME)
+            }
+            _ => {
+                let hidden = self.any_width();
+                let out = self.hidden(x, hidden, self.graph.channels(x));
+                self.graph.add(x, out)
+            }
+        }
+    }
+
+    /// Two convolutions behind norms.
+    fn hidden(&mut self, x: NodeId, hidden: u64, channels: u64) -> NodeId {
+        let first = self.norm_silu(x);
+        let time = self.time();
+        let first = self.conv(first, hidden, time, SpaceAxis::SAME);
+        let second = self.norm_silu(first);
+        let time = self.time();
+        self.conv(second, channels, time, SpaceAxis::SAME)
+    }
+
+    fn attention(&mut self, x: NodeId) -> NodeId {
+        let channels = self.graph.channels(x);
+        let norm = self.norm(x);
+        let tensors = vec![self.name(), self.name(), self.name()];
+        let point = |tensors| Conv { tensors, time: TimeAxis::POINT, space: SpaceAxis::POINT, weight_axes: 2 };
+        let qkv = self.graph.conv(norm, point(tensors), 3 * channels);
+        let mixed = self.graph.attention(qkv);
+        let tensors = vec![self.name()];
+        let out = self.graph.conv(mixed, point(tensors), channels);
+        self.graph.add(x, out)
+    }
+
+    fn downsampler(&mut self, x: NodeId, halves_time: bool) -> NodeId {
+        let time = if halves_time { TimeAxis::halving(FirstFrame::Repeated) } else { TimeAxis::POINT };
+        self.conv(x, self.graph.channels(x), time, SpaceAxis::HALVING)
+    }
+
+    fn upsampler(&mut self, x: NodeId, doubles_time: bool) -> NodeId {
+        let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
+        let wide = self.conv(x, 4 * frames * channels, TimeAxis::POINT, SpaceAxis::POINT);
+        let unfolded = self.graph.unfold(wide, frames, 2);
+        let channels = if self.random.one_in(3) { self.any_width() } else { channels };
+        self.conv(unfolded, channels, CAUSAL, SpaceAxis::SAME)
+    }
+}

@@ -276,7 +276,7 @@ fn a_device_without_room_leaves_its_part_to_the_others() {
 }
 
 #[test]
-fn values_that_are_not_finite_are_refused_before_any_work() {
+fn values_that_are_not_finite_fail_a_run_and_break_a_stream() {
     let (one, several) = (open_on("cpu", &small()).unwrap(), open_on("cpu,cpu", &small()).unwrap());
     let (node, input, output) = ("decode", [2, 16, 30, 2, 2], [2, 3, 117, 16, 16]);
     let mut clip = random(input);
@@ -287,11 +287,14 @@ fn values_that_are_not_finite_are_refused_before_any_work() {
         vae.configure("nonfinite", "error").unwrap();
         run(vae, node, &clip, output).err().unwrap()
     });
-    refused[1].says(VVAE_ERROR_TENSOR, &["frame 7 of clip 1"]);
+    refused[1].says(VVAE_ERROR_TENSOR, &["the latent has values", "nonfinite"]);
     assert_eq!(refused[0], refused[1]);
     let stream = several.stream(node, input).unwrap();
-    stream.push(Some(&clip.tensor())).unwrap_err().says(VVAE_ERROR_TENSOR, &["frame 7 of clip 1"]);
-    assert!(stream.push(Some(&random(input).tensor())).unwrap().1 > 7, "nothing was taken before");
+    assert!(stream.push(Some(&clip.tensor())).unwrap().1 > 7);
+    let room = Buffer::poisoned([2, 3, 8, 16, 16]);
+    stream.push(None).unwrap();
+    stream.pull(&room.tensor(), None).unwrap_err().says(VVAE_ERROR_TENSOR, &["the latent has values"]);
+    stream.pull(&room.tensor(), None).unwrap_err().says(VVAE_ERROR_STATE, &["open another stream"]);
 }
 
 #[test]

@@ -146,28 +146,33 @@ fn exactly_the_frames_that_depend_on_it_are_not_finite() {
             run(&vae, encode, &input, &mut clean);
             assert_eq!(warnings(), [""; 0], "{device}: the next run is told nothing");
         }
-        errors_name_the_frame(device);
+        errors_come_after_the_run(device);
         streams_are_told_once(device);
         integers_become_zero(device);
     });
 }
 
-fn errors_name_the_frame(device: &str) {
+/// What a run writes is the same with `nonfinite=error`, which fails after it.
+fn errors_come_after_the_run(device: &str) {
     let vae = with_log(device);
-    vae.configure("nonfinite", "error").unwrap();
-    let (mut video, mut latent) = (noise([2, 3, 9, 16, 16]), Buffer::new(VVAE_DTYPE_F32, [2, 16, 3, 2, 2]));
-    run(&vae, true, &video, &mut latent);
-    let before = latent.bytes().to_vec();
-    spoil(&mut video, 6, f32::NAN);
-    vae.encode(&video, &mut latent).unwrap_err().says(VVAE_ERROR_TENSOR, &["video: frame 6 of clip 1", "nonfinite"]);
-    assert!(latent.bytes() == before, "{device}: nothing is written");
-
-    let (mut latent, mut video) = (noise([1, 16, 3, 2, 2]), Buffer::new(VVAE_DTYPE_U8, [1, 3, 9, 16, 16]));
-    spoil(&mut latent, 1, f32::INFINITY);
-    vae.decode(&latent, &mut video).unwrap_err().says(VVAE_ERROR_TENSOR, &["latent: frame 1 has"]);
-    assert!(video.bytes().iter().all(|byte| *byte == 0));
-    vae.configure("nonfinite", "propagate").unwrap();
-    vae.decode(&latent, &mut video).unwrap();
+    for (encode, shape, out) in
+        [(true, [2, 3, 9, 16, 16], [2, 16, 3, 2, 2]), (false, [2, 16, 3, 2, 2], [2, 3, 9, 16, 16])]
+    {
+        let (mut input, mut expected) = (noise(shape), Buffer::new(VVAE_DTYPE_F32, out));
+        vae.configure("nonfinite", "error").unwrap();
+        run(&vae, encode, &input, &mut expected);
+        spoil(&mut input, 1, f32::NAN);
+        vae.configure("nonfinite", "propagate").unwrap();
+        run(&vae, encode, &input, &mut expected);
+        vae.configure("nonfinite", "error").unwrap();
+        assert_eq!(warnings().len(), 1, "{device}");
+        let mut found = Buffer::poisoned(out);
+        let failed = if encode { vae.encode(&input, &mut found) } else { vae.decode(&input, &mut found) };
+        let name = if encode { "the video has values" } else { "the latent has values" };
+        failed.unwrap_err().says(VVAE_ERROR_TENSOR, &[name, "NaN or infinite", "nonfinite", "propagate"]);
+        assert!(bits(found.f32()) == bits(expected.f32()), "{device}: the output of a call that failed");
+        assert_eq!(warnings().len(), 1, "{device}: the failure itself");
+    }
     vae.configure("nonfinite", "ignore").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["propagate, error"]);
     warnings();
 }
@@ -185,23 +190,23 @@ fn streams_are_told_once(device: &str) {
     let told = warnings();
     assert!(told.len() == 1 && told[0].contains("the latent has values"), "{device}: {told:?}");
 
+    // The pull after the bad frame fails, and the stream ends there.
     vae.configure("nonfinite", "error").unwrap();
     let stream = vae.stream("decode", good.shape).unwrap();
-    for index in 0..6 {
-        stream.push(Some(&good.tensor())).unwrap();
-        let refused = match stream.push(Some(&bad.tensor())) {
-            // There is no room: nothing was looked at.
-            Ok(answer) => {
-                assert_eq!(answer, (VVAE_AGAIN, 0));
-                while stream.pull(&video.tensor(), None).unwrap().0 == VVAE_OK {}
-                stream.push(Some(&bad.tensor())).unwrap_err()
+    let failed = [&good, &good, &bad, &good].iter().enumerate().find_map(|(index, latent)| {
+        stream.push(Some(&latent.tensor())).unwrap();
+        loop {
+            match stream.pull(&video.tensor(), None) {
+                Ok((VVAE_OK, _)) => {}
+                Ok(_) => return None,
+                Err(failed) => return Some((index, failed)),
             }
-            Err(refused) => refused,
-        };
-        refused.says(VVAE_ERROR_TENSOR, &[&format!("latent: frame {} has", index + 1)]);
-        while stream.pull(&video.tensor(), None).unwrap().0 == VVAE_OK {}
-    }
-    assert!(video.f32().iter().all(|v| v.is_finite()), "{device}: a refused push leaves the stream as it was");
+        }
+    });
+    let (index, failed) = failed.expect("a failure");
+    assert_eq!(index, 2, "{device}");
+    failed.says(VVAE_ERROR_TENSOR, &["the latent has values", "nonfinite"]);
+    stream.push(Some(&good.tensor())).unwrap_err().says(VVAE_ERROR_STATE, &["open another stream"]);
     warnings();
 }
 

@@ -5,14 +5,14 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::settings::{Latent, OnNonFinite, PixelRange, Settings};
+use super::settings::{Latent, PixelRange, Settings};
 use super::trace::{self, traced};
-use super::{Control, Progress, nonfinite};
+use super::{Control, Progress};
 use crate::backend::{Backend, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::exec::weights::Weights;
 use crate::ir::{
-    Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, Relocate, StoreOp,
+    Affine, BlendOp, BlendTile, Buffers, DType, Fades, LoadOp, LoadTensor, Offsets, Op, Posterior, StoreOp,
     StoreTensor, TensorDevice, View,
 };
 use crate::model::Direction;
@@ -98,57 +98,6 @@ impl<B: Backend> Runner<'_, B> {
             into: op.into,
         };
         self.backend.load(self.memory, &load, &self.buffers, stop)
-    }
-
-    /// Refuses an input on the device of which a value is not finite, if such values are errors. The first frame is in
-    /// front of the queue.
-    pub fn refuse_nonfinite(&mut self, schedule: &Schedule, stop: &mut Stop) -> Result<()> {
-        let Some(from) = self.tensors.input else { return Ok(()) };
-        if self.settings.on_nonfinite != OnNonFinite::Fail || from.device() == TensorDevice::Cpu {
-            return Ok(());
-        }
-        let HostTensors { input_first, first_clip, .. } = self.tensors;
-        match self.first_nonfinite(from, schedule, stop)? {
-            Some((clip, frame)) => {
-                let direction = schedule.spec().network.direction;
-                Err(nonfinite::refused(from, direction, first_clip + clip, input_first + frame))
-            }
-            None => Ok(()),
-        }
-    }
-
-    /// Clip and frame of the first value of a tensor on the device that is not finite. The host cannot look at them
-    /// itself, so every frame is loaded to where the first will go.
-    fn first_nonfinite(&mut self, from: &View, schedule: &Schedule, stop: &mut Stop) -> Result<Option<(u64, u64)>> {
-        let Some(Op::Load(first)) = schedule.front() else { return Ok(None) };
-        let into = schedule.arenas().device(first.into)?;
-        let (spec, input) = (schedule.spec(), from.shape());
-        let shape = spec.regions(spec.tile_of(first.item)).0.shape;
-        let map = self.input_map(spec.network.direction, from.dtype());
-        let mut is_nonfinite = |batch, frames: std::ops::Range<u64>| {
-            for frame in frames {
-                for top in (0..input.height).step_by(shape.height as usize) {
-                    for left in (0..input.width).step_by(shape.width as usize) {
-                        let load = LoadTensor { from, batch, frame, top, left, map, shape, into };
-                        self.backend.load(self.memory, &load, &self.buffers, stop)?;
-                    }
-                }
-            }
-            self.backend.finish(self.memory, None)?;
-            Ok(self.backend.take_nonfinite(self.memory).loaded)
-        };
-        let mut found = None;
-        for batch in 0..input.batch {
-            if is_nonfinite(batch, 0..input.frames)? {
-                for frame in 0..input.frames {
-                    if is_nonfinite(batch, frame..frame + 1)? {
-                        found = found.into_iter().chain([(frame, batch)]).min();
-                        break;
-                    }
-                }
-            }
-        }
-        Ok(found.map(|(frame, batch)| (batch, frame)))
     }
 
     /// Never stopped: a blend adds to its output, so it must not run twice.

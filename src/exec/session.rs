@@ -200,8 +200,6 @@ impl<B: Backend> Engine<B> {
             tensors,
             place: self.place,
         };
-        schedule.prepare_next();
-        runner.refuse_nonfinite(&schedule, &mut || watch.stop())?;
         while schedule.prepare_next() == Next::Op {
             runner.run(&mut schedule, &mut || watch.stop())?;
             let work = schedule.front().map_or(0, |op| op_work(op, &coder.network));
@@ -313,8 +311,6 @@ impl<B: Backend> Session for Engine<B> {
         let cone = Arc::new(check::call(&self.coder(direction).network, call, &[place])?);
         let job = Job { direction, input: call.input.shape(), cone };
         call.stream.map_or(Ok(()), |stream| self.backend.check_stream(stream))?;
-        let policy = self.settings.on_nonfinite;
-        self.with_threads(|| nonfinite::refuse(policy, call.input, direction, job.cone.first_input, control.cancel))?;
         Watch::new(control, "plan", 0).advance(0)?;
         let plan = self.find_plan(&job, self.limit(), control.cancel)?;
         Watch::new(control, "load", 0).advance(0)?;
@@ -331,7 +327,7 @@ impl<B: Backend> Session for Engine<B> {
             self.workspace = Some(workspace);
         }
         self.tell_idle();
-        nonfinite::report(result.and(finished)?, policy, direction, control)?;
+        nonfinite::report(result.and(finished)?, self.settings.on_nonfinite, direction, control)?;
         Ok(plan.report())
     }
 

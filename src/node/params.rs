@@ -330,7 +330,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"propagate", c"error"]),
         default: c"propagate",
         unit: c"",
-        help: c"Input values that are NaN or infinite: propagate computes with them and logs a warning; exactly the output frames that depend on them become NaN, or 0 in u8 and u16. error refuses the input, naming the frame, before anything is written; a call on a CUDA stream of the host's then waits. The same holds for values that overflow on the way, but error finds those at the end.",
+        help: c"Input values that are NaN or infinite: propagate computes with them and logs a warning; exactly the output frames that depend on them become NaN, or 0 in u8 and u16. error does the same and then fails, so the output has been written; a call on a CUDA stream of the host's then waits for its work. The same holds for values that overflow on the way.",
         only: None,
         set: |s, v| s.on_nonfinite = v.choice([OnNonFinite::Propagate, OnNonFinite::Fail]),
     },

@@ -22,7 +22,7 @@ use self::member::Member;
 use self::members::{Fleet, refuse_stream};
 use super::ledger::{Ledger, Sharing};
 use super::settings::Settings;
-use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check, nonfinite};
+use super::{Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, check};
 use crate::error::{Error, Result};
 use crate::ir::{Shape, TensorDevice};
 use crate::model::{Direction, Model};
@@ -98,10 +98,8 @@ impl Session for FleetSession {
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport> {
         let mut fleet = self.fleet.lock();
         let network = Arc::clone(fleet.network(call.direction));
-        let cone = check::call(&network, call, &fleet.places())?;
+        check::call(&network, call, &fleet.places())?;
         refuse_stream(call.stream.is_some())?;
-        let policy = self.settings.on_nonfinite;
-        nonfinite::refuse(policy, call.input, call.direction, cone.first_input, control.cancel)?;
         let job = FleetJob::new(&network, call.input.shape(), call.range, Some(call.output.shape().frames));
         let tensors = Tensors { input: *call.input, output: *call.output, logvar: call.logvar.copied() };
         fleet.run(&job, &tensors, control)

@@ -15,7 +15,7 @@ use crate::error::{Error, Result};
 use crate::exec::check::StreamCheck;
 use crate::exec::ledger::{Held, Ledger};
 use crate::exec::settings::{Limit, Settings};
-use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check, nonfinite};
+use crate::exec::{ClipRange, Control, FrameStream, Outputs, Progress, Pull, check};
 use crate::ir::{Shape, View};
 use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::{Bytes, DeviceDivision, PlanReport};
@@ -266,7 +266,9 @@ impl FleetStream {
                         done = before + if progress.stage == stage { progress.done } else { 0 };
                         control.progress.as_mut().is_some_and(|told| told(Progress { done, total: 0, stage }))
                     };
-                    self.run_round(count, into, &mut Control { cancel, progress: Some(&mut tell), log })?;
+                    let ran = self.run_round(count, into, &mut Control { cancel, progress: Some(&mut tell), log });
+                    self.check.broken = ran.as_ref().is_err_and(|error| *error != Error::Cancelled);
+                    ran?;
                     before = done;
                 }
             }
@@ -304,9 +306,7 @@ impl FrameStream for FleetStream {
             frames.reserve(needed.end - needed.start)?;
             frames.grow(first + taken)?;
             let own = frames.view(first..first + taken)?;
-            let (policy, direction) = (self.settings.on_nonfinite, self.network.direction);
-            let copied = copy_tensor(&view.frames(0..taken), &own)
-                .and_then(|()| nonfinite::refuse(policy, &own, direction, self.loaded, &AtomicBool::new(false)));
+            let copied = copy_tensor(&view.frames(0..taken), &own);
             if copied.is_err() {
                 frames.grow(first)?;
             }
@@ -323,7 +323,8 @@ impl FrameStream for FleetStream {
         refuse_stream(into.stream.is_some())?;
         self.check.pull(into)?;
         let pulled = self.pull_all(into, control, written);
-        self.check.broken = pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
+        // A tensor that does not fit the frames that wait loses none of them.
+        self.check.broken |= pulled.as_ref().is_err_and(|error| !matches!(error, Error::Cancelled | Error::Tensor(_)));
         pulled
     }
 }

@@ -37,9 +37,9 @@
 
 // What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
 // and longer structs.
-#define VVAE_ABI_MAJOR 1
+#define VVAE_ABI_MAJOR 2
 
-#define VVAE_ABI_MINOR 6
+#define VVAE_ABI_MINOR 0
 
 #define VVAE_ABI_VERSION ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR)
 
@@ -184,8 +184,8 @@ typedef struct {
     uint32_t abi_version;
     // Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     const char *weights;
-    // "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
-    // devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+    // "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
+    // the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
     const char *device;
     // May be NULL.
     vvae_log_fn log;
@@ -198,7 +198,6 @@ typedef struct {
     // The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
     // block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
     // as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
-    // Since ABI 1.2, as are the next two.
     vvae_device_alloc_fn device_alloc;
     vvae_device_free_fn device_free;
     void *device_alloc_user;
@@ -231,7 +230,7 @@ typedef struct {
     uint64_t host;
 } vvae_memory_info;
 
-// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+// What one device of a handle holds, and its part of a job.
 typedef struct {
     uint32_t struct_size;
     // Devices of the handle.
@@ -326,9 +325,10 @@ typedef struct {
     uint64_t workspace_bytes;
     int64_t input_shape[5];
     int64_t output_shape[5];
-    // Latent frames in a slice, after the first.
+    // A clip goes through the network in slices. Latent frames in a slice, after the first.
     int64_t slice_frames;
-    // Frames in a chunk, per stage of the network: the first chunk_count numbers.
+    // A stage of the network computes the frames of a slice in chunks. Frames in a chunk, per stage: the first
+    // chunk_count numbers.
     int64_t chunk_frames[8];
     int64_t chunk_count;
     // 1 and 1 when untiled.
@@ -340,18 +340,18 @@ typedef struct {
     int64_t tile_overlap;
     // Bytes of the whole text, without its NUL.
     uint64_t text_length;
-    // The part of host_bytes for offloaded causal caches and frames.
-    uint64_t past_bytes;
+    // The part of host_bytes for offloaded frames: causal caches and other activations.
+    uint64_t offloaded_frame_bytes;
     // Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
     // together.
     uint64_t moved_bytes_per_frame;
     // Estimated time of the job on this device. 0 for a stream.
     double seconds;
-    // The part of host_bytes for offloaded weights. Since ABI 1.3.
-    uint64_t waiting_weight_bytes;
+    // The part of host_bytes for offloaded weights.
+    uint64_t offloaded_weight_bytes;
 } vvae_plan_info;
 
-// A run that has finished. Since ABI 1.4.
+// A run that has finished.
 typedef struct {
     uint32_t struct_size;
     // As in vvae_plan_info.
@@ -385,7 +385,7 @@ typedef struct {
     uint64_t memory_total;
     uint64_t memory_free;
     // The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
-    // parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
+    // parts. It does not depend on the order of devices. Empty for the CPU.
     char uuid[48];
     // The compute capability of a CUDA device: 8 and 6 for 8.6. 0 and 0 for the CPU.
     uint32_t compute_major;
@@ -460,11 +460,11 @@ int32_t vvae_free(vvae *v);
 // The sizes of the model. [any-thread]
 int32_t vvae_model_info(vvae *v, vvae_model_desc *out);
 
-// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
-// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
-// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library,
-// while the handle is open. [any-thread]
+// Stops the encode, decode or pull, or the opening of a stream, that is running on the handle, within one chunk of
+// work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from when it makes other
+// calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at any other time does
+// nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while the handle is
+// open. [any-thread]
 int32_t vvae_cancel(vvae *v);
 
 // Copies the text of the last failure of this handle and its streams. With NULL, or a handle that cannot be used: of
@@ -476,7 +476,7 @@ int64_t vvae_error(vvae *v, char *text, uint64_t capacity);
 int32_t vvae_memory(vvae *v, vvae_memory_info *out);
 
 // What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
-// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+// give the sums. A handle with one device has index 0 only. [any-thread]
 int32_t vvae_handle_device(vvae *v, uint32_t index, vvae_handle_device_info *out);
 
 // Frees memory that is kept for the next call: VVAE_TRIM_WORKSPACE, VVAE_TRIM_WEIGHTS or both. [handle]
@@ -500,7 +500,7 @@ int32_t vvae_plan(vvae *v, const char *node, const int64_t *shape, vvae_plan_inf
 // The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
 // `text`, which may be NULL, gets it, cut to `capacity` bytes with its NUL; `*length` is the length of the whole. Call
 // again with a larger buffer if that is not below `capacity`. At most some thousand steps are described, from the
-// first on; "complete" says whether these are all. Since ABI 1.6. [handle]
+// first on; "complete" says whether these are all. [handle]
 //
 //     {"devices": [{
 //       "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
@@ -522,10 +522,10 @@ int32_t vvae_plan_timeline(vvae *v, const char *node, const int64_t *shape, char
 
 // Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
 // or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
-// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
+// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. [any-thread]
 int32_t vvae_last_run(vvae *v, vvae_run_report *out, char *text, uint64_t capacity);
 
-// ---- Ranges: some frames of a clip, with the bits of the whole clip. Since ABI 1.5 ----
+// ---- Ranges: some frames of a clip, with the bits of the whole clip ----
 //
 // Frames of a range count the output: video frames for decode, latent frames for encode. Convolutions look back a
 // bounded number of frames, so a range needs its own input and some frames before it. Every layer computes only the
@@ -592,7 +592,8 @@ int32_t vvae_stream_push(vvae_stream *s, const vvae_tensor *frames, int64_t *tak
 
 // Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
 // first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
-// continues after them. `run` may be NULL. [handle]
+// continues after them. With nonfinite=error the first pull after a value that is NaN or infinite fails, and ends the
+// stream; its frames in `*written` have been written. `run` may be NULL. [handle]
 int32_t vvae_stream_pull(vvae_stream *s, const vvae_tensor *out, const vvae_run_info *run, int64_t *written);
 
 // Closes a stream and frees its memory. NULL does nothing. [handle]

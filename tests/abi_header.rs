@@ -137,8 +137,10 @@ fn layout_only_adds_to_the_committed_one() {
         };
         text.lines().map(entry).collect()
     };
-    let found = entries(&now);
-    for (name, numbers) in entries(&committed) {
+    let major = |entries: &[(String, Vec<u64>)]| entries.iter().find(|(name, _)| name.ends_with("ABI_MAJOR")).cloned();
+    let (found, before) = (entries(&now), entries(&committed));
+    let kept = if major(&found) == major(&before) { before } else { Vec::new() };
+    for (name, numbers) in kept {
         let (_, today) = found.iter().find(|(other, _)| *other == name).unwrap_or_else(|| panic!("{name} is gone"));
         match name.split(' ').next() {
             Some("SIZE") => assert!(today >= &numbers, "{name} has shrunk"),
@@ -180,11 +182,17 @@ fn cpp_program_runs() {
     }
 }
 
-/// The header and a host of ABI 1.0, as they were.
+/// A host that was built with the header of ABI 1.0.
 #[test]
-fn host_of_the_first_abi_runs() {
+fn host_of_another_major_gets_the_documented_error() {
     if let Some(cc) = compiler("CC", "cc") {
         builds_and_runs(&cc, "c99", "abi_1_0/host.c");
-        builds_and_runs(&cc, "c99", "abi_1_0/structs.c");
+    }
+}
+
+#[test]
+fn structs_are_written_as_far_as_they_reach() {
+    if let Some(cc) = compiler("CC", "cc") {
+        builds_and_runs(&cc, "c99", "structs.c");
     }
 }

@@ -21,7 +21,7 @@ fn help_is_complete() {
         let page = succeeds(&[command, "--help"]);
         assert!(page.contains(&format!("Usage: vvae {command}")) && page.contains("Examples:\n  vvae"), "{page}");
     }
-    assert!(succeeds(&["--version"]).contains("ABI 1."));
+    assert!(succeeds(&["--version"]).contains("ABI 2."));
 }
 
 #[test]

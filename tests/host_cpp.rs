@@ -197,8 +197,8 @@ fn foreign_libraries_are_refused() {
     let Some(build) = built() else { return };
     let folder = scratch("library");
     let stubs = [
-        ("other.so", "extern \"C\" unsigned vvae_abi_version() { return 7 << 16; }", "speaks ABI 7, this host ABI 1"),
-        ("older.so", "extern \"C\" unsigned vvae_abi_version() { return 1 << 16; }", "lacks functions"),
+        ("other.so", "extern \"C\" unsigned vvae_abi_version() { return 7 << 16; }", "speaks ABI 7, this host ABI 2"),
+        ("older.so", "extern \"C\" unsigned vvae_abi_version() { return 2 << 16; }", "lacks functions"),
         ("none.so", "", "is no video-vae library"),
     ];
     for (name, source, words) in stubs {

@@ -285,9 +285,9 @@ fn within_limits(vae: &Vae, work: &Work, least: u64, more: impl Fn(Vec<u8>, &str
             break;
         }
         let text = format!("{} within {percent} %:\n{text}", work.node);
-        found.caches += u64::from(plan.past_bytes > 0);
-        found.weights += u64::from(plan.waiting_weight_bytes > 0);
-        assert_eq!(text.contains("offloaded weights"), plan.waiting_weight_bytes > 0, "{text}");
+        found.caches += u64::from(plan.offloaded_frame_bytes > 0);
+        found.weights += u64::from(plan.offloaded_weight_bytes > 0);
+        assert_eq!(text.contains("offloaded weights"), plan.offloaded_weight_bytes > 0, "{text}");
         assert!(run(vae, work) == expected, "{text}");
         let memory = vae.memory();
         assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");

@@ -36,10 +36,10 @@ hosts() {
         build host_c cc -std=c99 $flags tests/c/host.c
         build host_cpp c++ -std=c++17 $flags tests/c/host.cpp
         build first_abi cc -std=c99 $flags tests/c/abi_1_0/host.c
-        build first_structs cc -std=c99 $flags tests/c/abi_1_0/structs.c
+        build structs cc -std=c99 $flags tests/c/structs.c
         build roundtrip c++ -std=c++17 $flags host-examples/cpp/roundtrip.cpp
     }
-    for host in host_c host_cpp first_abi first_structs roundtrip; do
+    for host in host_c host_cpp first_abi structs roundtrip; do
         ASAN_OPTIONS=detect_leaks=1:abort_on_error=0 "$work/$host" $model >"$work/$host.log" 2>&1 ||
             { cat "$work/$host.log"; exit 1; }
         echo "$host: ok"
@@ -49,7 +49,7 @@ hosts() {
 valgrind_hosts() {
     library
     build plain_c cc -std=c99 -g tests/c/host.c
-    build plain_structs cc -std=c99 -g tests/c/abi_1_0/structs.c
+    build plain_structs cc -std=c99 -g tests/c/structs.c
     for host in plain_c plain_structs; do
         # Entries of the cancel list are kept for the next handle, so "still reachable" is no leak.
         valgrind -q --error-exitcode=9 --leak-check=full --show-leak-kinds=definite,indirect \

@@ -96,11 +96,11 @@ pub unsafe extern "C" fn vvae_model_info(v: *mut vvae, out: *mut vvae_model_desc
     })
 }
 
-/// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
-/// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
-/// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-/// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library,
-/// while the handle is open. [any-thread]
+/// Stops the encode, decode or pull, or the opening of a stream, that is running on the handle, within one chunk of
+/// work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from when it makes other
+/// calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at any other time does
+/// nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while the handle is
+/// open. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_cancel(v: *mut vvae) -> i32 {
     // A signal handler gets no further than this: the rest locks and allocates.
@@ -142,7 +142,7 @@ pub unsafe extern "C" fn vvae_memory(v: *mut vvae, out: *mut vvae_memory_info) -
 }
 
 /// What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
-/// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+/// give the sums. A handle with one device has index 0 only. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_handle_device(v: *mut vvae, index: u32, out: *mut vvae_handle_device_info) -> i32 {
     guard::intact(v, |handle| {

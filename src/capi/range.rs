@@ -11,7 +11,7 @@ use crate::exec::{ClipRange, range_inputs};
 use crate::model::Direction;
 use crate::node;
 
-/// ---- Ranges: some frames of a clip, with the bits of the whole clip. Since ABI 1.5 ----
+/// ---- Ranges: some frames of a clip, with the bits of the whole clip ----
 ///
 /// Frames of a range count the output: video frames for decode, latent frames for encode. Convolutions look back a
 /// bounded number of frames, so a range needs its own input and some frames before it. Every layer computes only the

@@ -63,7 +63,7 @@ pub unsafe extern "C" fn vvae_plan(
 /// The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
 /// `text`, which may be NULL, gets it, cut to `capacity` bytes with its NUL; `*length` is the length of the whole. Call
 /// again with a larger buffer if that is not below `capacity`. At most some thousand steps are described, from the
-/// first on; "complete" says whether these are all. Since ABI 1.6. [handle]
+/// first on; "complete" says whether these are all. [handle]
 ///
 ///     {"devices": [{
 ///       "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
@@ -105,7 +105,7 @@ pub unsafe extern "C" fn vvae_plan_timeline(
 
 /// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
 /// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
-/// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
+/// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_last_run(
     v: *mut vvae,
@@ -329,9 +329,9 @@ fn report(plan: &PlanReport, text_length: u64) -> vvae_plan_info {
         tile_width: signed(plan.tile_size.1),
         tile_overlap: signed(plan.tile_overlap),
         text_length,
-        past_bytes: plan.offloaded_bytes,
+        offloaded_frame_bytes: plan.offloaded_bytes,
         moved_bytes_per_frame: plan.moved_per_frame,
         seconds: plan.seconds,
-        waiting_weight_bytes: plan.offloaded_weight_bytes,
+        offloaded_weight_bytes: plan.offloaded_weight_bytes,
     }
 }

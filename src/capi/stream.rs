@@ -104,7 +104,8 @@ pub unsafe extern "C" fn vvae_stream_push(s: *mut vvae_stream, frames: *const vv
 
 /// Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
 /// first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
-/// continues after them. `run` may be NULL. [handle]
+/// continues after them. With nonfinite=error the first pull after a value that is NaN or infinite fails, and ends the
+/// stream; its frames in `*written` have been written. `run` may be NULL. [handle]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_stream_pull(
     s: *mut vvae_stream,

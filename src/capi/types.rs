@@ -6,8 +6,8 @@ use std::ffi::{c_char, c_void};
 
 /// What vvae_abi_version returns: major << 16 | minor. Another major is incompatible. A newer minor has more functions
 /// and longer structs.
-pub const VVAE_ABI_MAJOR: u32 = 1;
-pub const VVAE_ABI_MINOR: u32 = 6;
+pub const VVAE_ABI_MAJOR: u32 = 2;
+pub const VVAE_ABI_MINOR: u32 = 0;
 pub const VVAE_ABI_VERSION: u32 = (VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR;
 
 /// Status. 0 is success, above 0 is flow control, below 0 is a failure. vvae_error gives the text of a failure.
@@ -163,8 +163,8 @@ pub struct vvae_create_info {
     pub abi_version: u32,
     /// Path of the checkpoint, a safetensors file. This and every text is UTF-8 and ends with a NUL.
     pub weights: *const c_char,
-    /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
-    /// devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+    /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
+    /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
     pub device: *const c_char,
     /// May be NULL.
     pub log: vvae_log_fn,
@@ -177,7 +177,6 @@ pub struct vvae_create_info {
     /// The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
     /// block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
     /// as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
-    /// Since ABI 1.2, as are the next two.
     pub device_alloc: vvae_device_alloc_fn,
     pub device_free: vvae_device_free_fn,
     pub device_alloc_user: *mut c_void,
@@ -234,9 +233,10 @@ pub struct vvae_plan_info {
     pub workspace_bytes: u64,
     pub input_shape: [i64; 5],
     pub output_shape: [i64; 5],
-    /// Latent frames in a slice, after the first.
+    /// A clip goes through the network in slices. Latent frames in a slice, after the first.
     pub slice_frames: i64,
-    /// Frames in a chunk, per stage of the network: the first chunk_count numbers.
+    /// A stage of the network computes the frames of a slice in chunks. Frames in a chunk, per stage: the first
+    /// chunk_count numbers.
     pub chunk_frames: [i64; 8],
     pub chunk_count: i64,
     /// 1 and 1 when untiled.
@@ -248,18 +248,18 @@ pub struct vvae_plan_info {
     pub tile_overlap: i64,
     /// Bytes of the whole text, without its NUL.
     pub text_length: u64,
-    /// The part of host_bytes for offloaded causal caches and frames.
-    pub past_bytes: u64,
+    /// The part of host_bytes for offloaded frames: causal caches and other activations.
+    pub offloaded_frame_bytes: u64,
     /// Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
     /// together.
     pub moved_bytes_per_frame: u64,
     /// Estimated time of the job on this device. 0 for a stream.
     pub seconds: f64,
-    /// The part of host_bytes for offloaded weights. Since ABI 1.3.
-    pub waiting_weight_bytes: u64,
+    /// The part of host_bytes for offloaded weights.
+    pub offloaded_weight_bytes: u64,
 }
 
-/// A run that has finished. Since ABI 1.4.
+/// A run that has finished.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_run_report {
@@ -299,7 +299,7 @@ pub struct vvae_memory_info {
     pub host: u64,
 }
 
-/// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+/// What one device of a handle holds, and its part of a job.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub struct vvae_handle_device_info {
@@ -348,7 +348,7 @@ pub struct vvae_device_desc {
     pub memory_total: u64,
     pub memory_free: u64,
     /// The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
-    /// parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
+    /// parts. It does not depend on the order of devices. Empty for the CPU.
     pub uuid: [c_char; 48],
     /// The compute capability of a CUDA device: 8 and 6 for 8.6. 0 and 0 for the CPU.
     pub compute_major: u32,

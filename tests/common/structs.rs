@@ -14,7 +14,7 @@ macro_rules! with_structs {
             vvae_plan_info {
                 struct_size, exact, device_bytes, host_bytes, weight_bytes, workspace_bytes, input_shape, output_shape,
                 slice_frames, chunk_frames, chunk_count, tile_rows, tile_columns, tile_height, tile_width, tile_overlap,
-                text_length, past_bytes, moved_bytes_per_frame, seconds, waiting_weight_bytes,
+                text_length, offloaded_frame_bytes, moved_bytes_per_frame, seconds, offloaded_weight_bytes,
             }
             vvae_run_report {
                 struct_size, exact, node, seconds, estimated_seconds, device_bytes, host_bytes, slice_frames, tile_rows,

@@ -144,7 +144,7 @@ fn host_allocator_serves_every_planned_byte() {
     vae.decode(&latent, &mut out).unwrap();
     assert!(out.bytes() == expected.bytes());
     let plan = vae.plan("decode", latent.shape).unwrap().0;
-    assert_eq!(plan.past_bytes, 0, "no pinned memory, which takes page tables on the device");
+    assert_eq!(plan.offloaded_frame_bytes, 0, "no pinned memory, which takes page tables on the device");
     assert_eq!((pool.given(), pool.peak.get()), (plan.device_bytes, plan.device_bytes));
     assert_eq!(pool.given(), vae.memory().now);
 

@@ -41,7 +41,7 @@ fn planned_bytes_match_the_driver_in_random_jobs() {
         assert!(taken * 100 >= plan.device_bytes as i64 * 85, "{what}");
         let share = taken as f64 / plan.device_bytes as f64;
         (least, most) = (least.min(share), most.max(share));
-        offloaded += u32::from(plan.past_bytes > 0);
+        offloaded += u32::from(plan.offloaded_frame_bytes > 0);
         tiled += u32::from(plan.exact == 0);
     }
     println!(

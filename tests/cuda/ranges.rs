@@ -33,7 +33,7 @@ fn within_limits(weights: &Path, node: &str, input: &Buffer, whole: &Buffer, fir
         assert!(found.bytes() == expected.bytes(), "{node} {first} + {count} within {percent} %:\n{text}");
         let memory = vae.memory();
         assert_eq!((memory.now, memory.host), (plan.device_bytes, plan.host_bytes), "{text}");
-        offloaded += u32::from(plan.past_bytes > 0);
+        offloaded += u32::from(plan.offloaded_frame_bytes > 0);
         rematerialised += u32::from(text.contains("rematerialised"));
     }
     (offloaded, rematerialised)

@@ -36,7 +36,7 @@ Library open_library(const std::string &path) {
                   library.vvae_error && library.vvae_plan && library.vvae_node_count && library.vvae_node_info &&
                   library.vvae_port_count && library.vvae_port_info && library.vvae_param_count &&
                   library.vvae_param_info;
-    if (!enough) throw std::runtime_error(path + " lacks functions of ABI 1; put a complete video-vae there");
+    if (!enough) throw std::runtime_error(path + " lacks functions of ABI 2; put a complete video-vae there");
     return library;
 }
 

@@ -15,9 +15,9 @@ namespace VideoVae
         /// What vvae_abi_version returns: major &lt;&lt; 16 | minor. Another major is incompatible. A newer minor has more functions
         /// and longer structs.
         /// </summary>
-        public const int VVAE_ABI_MAJOR = 1;
+        public const int VVAE_ABI_MAJOR = 2;
 
-        public const int VVAE_ABI_MINOR = 6;
+        public const int VVAE_ABI_MINOR = 0;
 
         public const int VVAE_ABI_VERSION = ((VVAE_ABI_MAJOR << 16) | VVAE_ABI_MINOR);
 
@@ -222,8 +222,8 @@ namespace VideoVae
             /// </summary>
             public byte* weights;
             /// <summary>
-            /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Since ABI 1.5 also a list of
-            /// devices that divide the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
+            /// "cpu", "cuda:0", ... as vvae_device_info lists them, or "auto"; NULL: "auto". Or a list of devices that divide
+            /// the work, such as "cuda:0,cuda:1", and "cuda:*" for all GPUs.
             /// </summary>
             public byte* device;
             /// <summary>
@@ -242,7 +242,6 @@ namespace VideoVae
             /// The host's allocator for device memory: both functions or none. It gives weights and workspaces, each in one
             /// block, within the bytes that vvae_plan reports. If it returns NULL, the job is planned again with less. "auto"
             /// as memory_limit still means what the driver has free. Not used on the CPU. It must work as long as `alloc` must.
-            /// Since ABI 1.2, as are the next two.
             /// </summary>
             public IntPtr device_alloc; // vvae_device_alloc_fn
             public IntPtr device_free; // vvae_device_free_fn
@@ -295,7 +294,7 @@ namespace VideoVae
         }
 
         /// <summary>
-        /// What one device of a handle holds, and its part of a job. Since ABI 1.5.
+        /// What one device of a handle holds, and its part of a job.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_handle_device_info
@@ -450,11 +449,12 @@ namespace VideoVae
             public fixed long input_shape[5];
             public fixed long output_shape[5];
             /// <summary>
-            /// Latent frames in a slice, after the first.
+            /// A clip goes through the network in slices. Latent frames in a slice, after the first.
             /// </summary>
             public long slice_frames;
             /// <summary>
-            /// Frames in a chunk, per stage of the network: the first chunk_count numbers.
+            /// A stage of the network computes the frames of a slice in chunks. Frames in a chunk, per stage: the first
+            /// chunk_count numbers.
             /// </summary>
             public fixed long chunk_frames[8];
             public long chunk_count;
@@ -474,9 +474,9 @@ namespace VideoVae
             /// </summary>
             public ulong text_length;
             /// <summary>
-            /// The part of host_bytes for offloaded causal caches and frames.
+            /// The part of host_bytes for offloaded frames: causal caches and other activations.
             /// </summary>
-            public ulong past_bytes;
+            public ulong offloaded_frame_bytes;
             /// <summary>
             /// Bytes of caches, frames and weights that are copied between host and device per output frame, both ways
             /// together.
@@ -487,13 +487,13 @@ namespace VideoVae
             /// </summary>
             public double seconds;
             /// <summary>
-            /// The part of host_bytes for offloaded weights. Since ABI 1.3.
+            /// The part of host_bytes for offloaded weights.
             /// </summary>
-            public ulong waiting_weight_bytes;
+            public ulong offloaded_weight_bytes;
         }
 
         /// <summary>
-        /// A run that has finished. Since ABI 1.4.
+        /// A run that has finished.
         /// </summary>
         [StructLayout(LayoutKind.Sequential)]
         public struct vvae_run_report
@@ -553,7 +553,7 @@ namespace VideoVae
             public ulong memory_free;
             /// <summary>
             /// The driver's identifier of a CUDA device, as nvidia-smi prints it: "GPU-" and 32 hexadecimal digits in five
-            /// parts. It does not depend on the order of devices. Empty for the CPU. Since ABI 1.1, as are the next two.
+            /// parts. It does not depend on the order of devices. Empty for the CPU.
             /// </summary>
             public fixed byte uuid[48];
             /// <summary>
@@ -676,11 +676,11 @@ namespace VideoVae
         public static extern int vvae_model_info(VaeHandle v, vvae_model_desc* @out);
 
         /// <summary>
-        /// Stops the encode, decode or pull, or the opening, saving or restoring of a stream, that is running on the handle,
-        /// within one chunk of work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from
-        /// when it makes other calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at
-        /// any other time does nothing, also to the next call. Safe in a signal handler, and in a callback of the library,
-        /// while the handle is open. [any-thread]
+        /// Stops the encode, decode or pull, or the opening of a stream, that is running on the handle, within one chunk of
+        /// work: it returns VVAE_ERROR_CANCELLED, and the handle can be used again. A call is running from when it makes other
+        /// calls fail with VVAE_ERROR_STATE until it returns; no cancel in that time is lost. A cancel at any other time does
+        /// nothing, also to the next call. Safe in a signal handler, and in a callback of the library, while the handle is
+        /// open. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_cancel(VaeHandle v);
@@ -701,7 +701,7 @@ namespace VideoVae
 
         /// <summary>
         /// What device `index` of the handle holds, and its part of the last plan or finished run. vvae_memory and vvae_plan
-        /// give the sums. A handle with one device has index 0 only. Since ABI 1.5. [any-thread]
+        /// give the sums. A handle with one device has index 0 only. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_handle_device(VaeHandle v, uint index, vvae_handle_device_info* @out);
@@ -740,7 +740,7 @@ namespace VideoVae
         /// The plan of vvae_plan as a timeline, for pictures: JSON in UTF-8, with an object for each device that has a part.
         /// `text`, which may be NULL, gets it, cut to `capacity` bytes with its NUL; `*length` is the length of the whole. Call
         /// again with a larger buffer if that is not below `capacity`. At most some thousand steps are described, from the
-        /// first on; "complete" says whether these are all. Since ABI 1.6. [handle]
+        /// first on; "complete" says whether these are all. [handle]
         ///
         /// {"devices": [{
         /// "device": "cuda:0", "node": "decode", "input": [1, 16, 21, 135, 240], "output": [1, 3, 81, 1080, 1920],
@@ -765,13 +765,13 @@ namespace VideoVae
         /// <summary>
         /// Reports the last run that finished on the handle: an encode, a decode, or a pull that wrote frames. Runs that failed
         /// or were cancelled do not count. `text`, which may be NULL, gets the plan of the run in words, cut to `capacity`
-        /// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. Since ABI 1.4. [any-thread]
+        /// bytes with its NUL. VVAE_ERROR_STATE if no run has finished yet. [any-thread]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_last_run(VaeHandle v, vvae_run_report* @out, byte* text, ulong capacity);
 
         /// <summary>
-        /// ---- Ranges: some frames of a clip, with the bits of the whole clip. Since ABI 1.5 ----
+        /// ---- Ranges: some frames of a clip, with the bits of the whole clip ----
         ///
         /// Frames of a range count the output: video frames for decode, latent frames for encode. Convolutions look back a
         /// bounded number of frames, so a range needs its own input and some frames before it. Every layer computes only the
@@ -859,7 +859,8 @@ namespace VideoVae
         /// <summary>
         /// Computes output frames and writes them to `out`, from the front. `*written` is their number. VVAE_AGAIN: push more
         /// first. VVAE_END: all frames have been pulled. After a cancel the frames in `*written` are valid, and the next pull
-        /// continues after them. `run` may be NULL. [handle]
+        /// continues after them. With nonfinite=error the first pull after a value that is NaN or infinite fails, and ends the
+        /// stream; its frames in `*written` have been written. `run` may be NULL. [handle]
         /// </summary>
         [DllImport(Library, CallingConvention = CallingConvention.Cdecl, ExactSpelling = true)]
         public static extern int vvae_stream_pull(StreamHandle s, vvae_tensor* @out, vvae_run_info* run, long* written);

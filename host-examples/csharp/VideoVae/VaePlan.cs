@@ -24,10 +24,10 @@ namespace VideoVae
             TileHeight = info->tile_height;
             TileWidth = info->tile_width;
             TileOverlap = info->tile_overlap;
-            PastBytes = info->past_bytes;
+            OffloadedFrameBytes = info->offloaded_frame_bytes;
             MovedBytesPerFrame = info->moved_bytes_per_frame;
             Seconds = info->seconds;
-            WaitingWeightBytes = info->waiting_weight_bytes;
+            OffloadedWeightBytes = info->offloaded_weight_bytes;
         }
 
         /// <summary>The plan in words.</summary>
@@ -47,10 +47,10 @@ namespace VideoVae
         public long TileHeight { get; }
         public long TileWidth { get; }
         public long TileOverlap { get; }
-        /// <summary>The part of HostBytes for frames that the device has no room for.</summary>
-        public ulong PastBytes { get; }
-        /// <summary>The part of HostBytes for weights that wait there until a layer needs them.</summary>
-        public ulong WaitingWeightBytes { get; }
+        /// <summary>The part of HostBytes for offloaded frames: causal caches and other activations.</summary>
+        public ulong OffloadedFrameBytes { get; }
+        /// <summary>The part of HostBytes for offloaded weights.</summary>
+        public ulong OffloadedWeightBytes { get; }
         public ulong MovedBytesPerFrame { get; }
         /// <summary>About how long the job takes; 0 for a stream.</summary>
         public double Seconds { get; }

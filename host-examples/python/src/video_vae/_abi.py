@@ -8,8 +8,8 @@ from __future__ import annotations
 import ctypes
 from ctypes import POINTER, Structure, c_char, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 
-VVAE_ABI_MAJOR = 1
-VVAE_ABI_MINOR = 6
+VVAE_ABI_MAJOR = 2
+VVAE_ABI_MINOR = 0
 VVAE_ABI_VERSION = VVAE_ABI_MAJOR << 16 | VVAE_ABI_MINOR
 
 VVAE_OK = 0
@@ -172,10 +172,10 @@ class vvae_plan_info(Structure):
         ("tile_width", c_int64),
         ("tile_overlap", c_int64),
         ("text_length", c_uint64),
-        ("past_bytes", c_uint64),
+        ("offloaded_frame_bytes", c_uint64),
         ("moved_bytes_per_frame", c_uint64),
         ("seconds", c_double),
-        ("waiting_weight_bytes", c_uint64),
+        ("offloaded_weight_bytes", c_uint64),
     ]
 
 

@@ -109,8 +109,8 @@ class Plan:
     tiles: tuple[int, int]
     tile_size: tuple[int, int]
     tile_overlap: int
-    past_bytes: int
-    waiting_weight_bytes: int
+    offloaded_frame_bytes: int
+    offloaded_weight_bytes: int
     moved_bytes_per_frame: int
     seconds: float
     text: str
@@ -576,8 +576,8 @@ class VideoVae:
             tiles=(info.tile_rows, info.tile_columns),
             tile_size=(info.tile_height, info.tile_width),
             tile_overlap=info.tile_overlap,
-            past_bytes=info.past_bytes,
-            waiting_weight_bytes=info.waiting_weight_bytes,
+            offloaded_frame_bytes=info.offloaded_frame_bytes,
+            offloaded_weight_bytes=info.offloaded_weight_bytes,
             moved_bytes_per_frame=info.moved_bytes_per_frame,
             seconds=info.seconds,
             text=text.value.decode("utf-8", "replace"),

@@ -1,5 +1,5 @@
 /*
- * video-vae: the SeedVR2 video autoencoder. Video to latents and back, exactly, within a memory limit.
+ * video-vae: video autoencoders. Video to latents and back, exactly, within a memory limit.
  *
  *     vvae_create_info info = { sizeof info, VVAE_ABI_VERSION, "ema_vae_fp16.safetensors", "auto" };
  *     vvae *v = NULL;

@@ -231,7 +231,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Float { min: 1e-6, max: 1e6, step: 0.0001 },
         default: c"1.0",
         unit: c"",
-        help: c"Multiplies the output of encode and divides the input of decode. SeedVR2's diffusion model expects 0.9152.",
+        help: c"Multiplies the output of encode and divides the input of decode: what the diffusion model expects. 1 leaves latents as the network gives them.",
         only: None,
         set: |s, v| s.scaling_factor = v.float(),
     },

@@ -42,7 +42,7 @@ pub static NODES: &[Node] = &[
     Node {
         id: c"encode",
         label: c"Video to latents",
-        help: c"Turns video into latents with the SeedVR2 autoencoder: 4n+1 frames become n+1, each 8 times smaller in height and width.",
+        help: c"Turns video into latents. The first frame becomes one latent frame, and so does every time_scale frames after it; height and width shrink by spatial_scale. vvae_model_info has both.",
         direction: Direction::Encode,
         ports: &[
             Port {
@@ -50,7 +50,7 @@ pub static NODES: &[Node] = &[
                 output: false,
                 optional: false,
                 kind: TensorKind::Video,
-                help: c"The clip, [B, 3, T, H, W] in any memory layout. Lengths other than 4n+1 are padded with the last frame, sizes that are not a multiple of 8 with the edge.",
+                help: c"The clip, [B, C, T, H, W] in any memory layout. Lengths that do not fill a latent frame are padded with the last frame, sizes that do not fill a latent pixel with the edge.",
             },
             Port {
                 name: c"latent",
@@ -71,7 +71,7 @@ pub static NODES: &[Node] = &[
     Node {
         id: c"decode",
         label: c"Latents to video",
-        help: c"Turns latents into video with the SeedVR2 autoencoder: the first latent frame becomes one frame, every other four.",
+        help: c"Turns latents into video. The first latent frame becomes one frame, every other time_scale frames.",
         direction: Direction::Decode,
         ports: &[
             Port {
@@ -79,7 +79,7 @@ pub static NODES: &[Node] = &[
                 output: false,
                 optional: false,
                 kind: TensorKind::Latent,
-                help: c"Latents of encode, [B, 16, T, H, W], times scaling_factor.",
+                help: c"Latents of encode, [B, C, T, H, W], times scaling_factor.",
             },
             Port {
                 name: c"video",

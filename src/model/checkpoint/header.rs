@@ -59,6 +59,7 @@ pub(super) fn read<R>(file: &Source, then: impl FnOnce(Vec<TensorEntry>, Option<
         entries.push(TensorEntry { name: name.into(), older_name: None, dtype, shape, range });
         Ok(())
     })?;
+    refuse_repeated(&mut entries)?;
     refuse_overlaps(&entries)?;
     then(entries, metadata)
 }
@@ -72,7 +73,7 @@ fn float(dtype: &str) -> Check<DType> {
     }
 }
 
-/// Gives tensors the names that `canonical` has for them, and sorts them by these. Refuses a name that is there twice.
+/// Gives tensors the names that `canonical` has for them. Refuses a name that is there twice.
 pub(super) fn rename(entries: &mut [TensorEntry], canonical: fn(&str) -> Cow<'_, str>) -> Check<()> {
     for entry in entries.iter_mut() {
         let current: Option<Box<str>> = match canonical(&entry.name) {
@@ -83,6 +84,11 @@ pub(super) fn rename(entries: &mut [TensorEntry], canonical: fn(&str) -> Cow<'_,
             entry.older_name = Some(std::mem::replace(&mut entry.name, current));
         }
     }
+    refuse_repeated(entries)
+}
+
+/// Refuses a name that is there twice. Sorts the entries by name.
+fn refuse_repeated(entries: &mut [TensorEntry]) -> Check<()> {
     entries.sort_unstable_by(|one, other| (&one.name, one.file_name()).cmp(&(&other.name, other.file_name())));
     let Some(pair) = entries.windows(2).find(|pair| pair[0].name == pair[1].name) else { return Ok(()) };
     let (one, other) = (pair[1].file_name(), pair[0].file_name());

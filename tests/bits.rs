@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::PathBuf;
 
-use common::network::{Config, random_weights};
 use common::safetensors::{Folder, to_bytes};
+use common::weights::{Sizes, random_weights};
 use common::{Buffer, Random, Vae, api, devices, golden, root, run_info, sized};
 use video_vae::capi::*;
 use xxhash_rust::xxh64::xxh64;
@@ -64,8 +64,8 @@ fn made(folder: &Folder, name: &str) -> Option<PathBuf> {
         "deep" => (vec![8, 24, 16, 40], 3, 8, 22),
         _ => return None,
     };
-    let config = Config { channels, layers, groups, latent: 16, temporal_levels: 2 };
-    Some(folder.file(&format!("{name}.safetensors"), &to_bytes(&random_weights(&config, seed), groups)))
+    let config = Sizes { channels, layers, groups, latent: 16, temporal_levels: 2 };
+    Some(folder.file(&format!("{name}.safetensors"), &to_bytes(&random_weights(&config.model(), seed), groups)))
 }
 
 /// A kind of arithmetic: its name in the table, the device, and what selects it.

@@ -5,9 +5,9 @@ mod common;
 
 use std::path::Path;
 
-use common::network::{Config, random_weights};
 use common::process::status_bytes;
 use common::safetensors::{self, Folder, to_bytes};
+use common::weights::{Sizes, random_weights};
 use common::{Buffer, Random, Vae};
 use serde_json::{Map, Value, json};
 use video_vae::capi::*;
@@ -138,7 +138,7 @@ fn decode(vae: &Vae) -> Option<Vec<u8>> {
 }
 
 /// The video of the tensors as another reader finds them, if it can read the file.
-fn decode_as_read(path: &Path, groups: usize, folder: &Folder) -> Option<Vec<u8>> {
+fn decode_as_read(path: &Path, groups: u64, folder: &Folder) -> Option<Vec<u8>> {
     let quiet = std::panic::take_hook();
     std::panic::set_hook(Box::new(|_| {}));
     let tensors = std::panic::catch_unwind(|| safetensors::read(path));
@@ -149,9 +149,9 @@ fn decode_as_read(path: &Path, groups: usize, folder: &Folder) -> Option<Vec<u8>
 
 #[test]
 fn damaged_files_are_refused_or_work() {
-    const GROUPS: usize = 2;
-    let config = Config { channels: vec![2, 2, 4, 4], layers: 1, groups: GROUPS, latent: 2, temporal_levels: 2 };
-    let valid = to_bytes(&random_weights(&config, 4), GROUPS);
+    const GROUPS: u64 = 2;
+    let config = Sizes { channels: vec![2, 2, 4, 4], layers: 1, groups: GROUPS, latent: 2, temporal_levels: 2 };
+    let valid = to_bytes(&random_weights(&config.model(), 4), GROUPS);
     let (header, data) = split(&valid);
     let folder = Folder::new("damage");
     let files = std::env::var("VVAE_DAMAGED_FILES").map_or(2000, |count| count.parse::<u64>().unwrap());
@@ -171,7 +171,7 @@ fn damaged_files_are_refused_or_work() {
                 opened += 1;
                 if opened % 20 == 0 {
                     let video = decode(&vae);
-                    let groups = split(&bytes).0["__metadata__"]["norm_num_groups"].as_str().map(str::parse::<usize>);
+                    let groups = split(&bytes).0["__metadata__"]["norm_num_groups"].as_str().map(str::parse::<u64>);
                     let Some(Ok(groups)) = groups else { continue };
                     if let Some(expected) = decode_as_read(&path, groups, &folder) {
                         compared += 1;

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::network::{Config, random_weights};
 use common::safetensors::{Folder, Tensors, to_bytes};
+use common::weights::{Sizes, random_weights};
 use common::{Buffer, Random, Vae, golden};
 use video_vae::capi::*;
 
-fn tiny() -> (Tensors, usize) {
-    let config = Config { channels: vec![2, 2, 4, 4], layers: 1, groups: 2, latent: 2, temporal_levels: 2 };
-    (random_weights(&config, 4), 2)
+fn tiny() -> (Tensors, u64) {
+    let config = Sizes { channels: vec![2, 2, 4, 4], layers: 1, groups: 2, latent: 2, temporal_levels: 2 };
+    (random_weights(&config.model(), 4), 2)
 }
 
 #[test]

@@ -1,9 +1,10 @@
-//! Results match the authors' implementation, and for any configuration a plain f64 network.
+//! Results match the authors' implementation, and for any sizes the oracle.
 
 mod common;
 
-use common::network::{Clip, Config, Network, random_weights};
+use common::oracle::{Clip, evaluate};
 use common::safetensors::{Folder, Tensor, read, to_bytes};
+use common::weights::{Sizes, random_weights};
 use common::{Buffer, Random, Vae, golden, on_every_device, run_info};
 use video_vae::capi::*;
 
@@ -194,7 +195,7 @@ fn to_buffer(clip: &Clip) -> Buffer {
 }
 
 #[test]
-fn configurations_match_the_f64_network() {
+fn configurations_match_the_oracle() {
     let configs = [
         (vec![8, 16, 16, 16], 2, 8, 16, 2),
         (vec![6, 12, 18, 24], 1, 3, 4, 2),
@@ -207,24 +208,24 @@ fn configurations_match_the_f64_network() {
     ];
     let (folder, most) = (Folder::new("configurations"), most_error("cpu", &[]));
     for (number, (channels, layers, groups, latent, temporal_levels)) in configs.into_iter().enumerate() {
-        let config = Config { channels, layers, groups, latent, temporal_levels };
-        let tensors = random_weights(&config, number as u64);
+        let sizes = Sizes { channels, layers, groups, latent: latent as u64, temporal_levels };
+        let model = sizes.model();
+        let tensors = random_weights(&model, number as u64);
         let path = folder.file(&format!("{number}.safetensors"), &to_bytes(&tensors, groups));
-        let network = Network { config: &config, tensors: &tensors };
         let vae = Vae::open(&path).unwrap();
-        let (scale, mut random) = (config.scale(), Random(7 + number as u64));
+        let (scale, mut random) = (model.geometry.space as usize, Random(7 + number as u64));
         for (latents, rows, columns) in [(1, 2, 3), (3, 1, 1), (4, 2, 1)] {
-            let what = format!("{:?} {latents} latents", config.channels);
+            let what = format!("{:?} {latents} latents", sizes.channels);
             let frames = ((latents - 1) << temporal_levels) + 1;
 
             let clip = random_clip([latent, latents, rows, columns], &mut random);
-            let expected = network.decode(&clip);
+            let expected = evaluate(&model.decoder, &tensors, clip.clone());
             let mut video = Buffer::poisoned([1, 3, frames as i64, (rows * scale) as i64, (columns * scale) as i64]);
             vae.decode(&to_buffer(&clip), &mut video).unwrap();
             assert_close(most, &format!("{what} video"), video.f32(), &expected.values);
 
             let clip = random_clip([3, frames, rows * scale, columns * scale], &mut random);
-            let expected = network.encode(&clip);
+            let expected = evaluate(&model.encoder, &tensors, clip.clone());
             let mut mean = Buffer::poisoned([1, latent as i64, latents as i64, rows as i64, columns as i64]);
             let logvar = mean.clone();
             let second = logvar.tensor();

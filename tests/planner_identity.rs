@@ -6,8 +6,8 @@ mod common;
 use std::ffi::{CStr, CString, c_char, c_void};
 use std::sync::Mutex;
 
-use common::network::{Config, random_weights};
 use common::safetensors::{Folder, to_bytes};
+use common::weights::{Sizes, random_weights};
 use common::{Buffer, Random, Stream, Vae, create_info, demo, on_every_device, run_info, small};
 use video_vae::capi::*;
 
@@ -350,9 +350,9 @@ fn rematerialised_wide_frames_change_no_bit() {
 #[test]
 fn rematerialised_hidden_frames_change_no_bit() {
     on_every_gpu(|| {
-        let config = Config { channels: vec![128, 64, 64, 64], layers: 2, groups: 8, latent: 16, temporal_levels: 2 };
+        let config = Sizes { channels: vec![128, 64, 64, 64], layers: 2, groups: 8, latent: 16, temporal_levels: 2 };
         let folder = Folder::new("hidden-frames");
-        let weights = folder.file("wide.safetensors", &to_bytes(&random_weights(&config, 3), config.groups));
+        let weights = folder.file("wide.safetensors", &to_bytes(&random_weights(&config.model(), 3), config.groups));
         let mut random = Random(15);
         // The second size ends inside a tile of rows and inside a band.
         for (height, width) in [(60, 80), (53, 77)] {

@@ -9,7 +9,6 @@ mod devices;
 mod failure;
 pub mod families;
 mod files;
-pub mod network;
 pub mod oracle;
 pub mod planner;
 pub mod process;
@@ -23,6 +22,7 @@ mod tiny;
 pub mod tools;
 pub mod trace;
 mod vae;
+pub mod weights;
 
 pub use api::{Api, api, create_info, library_path, run_info, sized, use_linked_library};
 pub use buffer::Buffer;

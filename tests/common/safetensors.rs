@@ -38,7 +38,7 @@ fn numbers(dtype: &str, bytes: &[u8]) -> Vec<f32> {
 }
 
 /// A file of f32 tensors, with the number of groups as its metadata.
-pub fn to_bytes(tensors: &Tensors, groups: usize) -> Vec<u8> {
+pub fn to_bytes(tensors: &Tensors, groups: u64) -> Vec<u8> {
     let mut header = serde_json::Map::new();
     header.insert("__metadata__".into(), serde_json::json!({ "norm_num_groups": groups.to_string() }));
     let mut data = Vec::new();

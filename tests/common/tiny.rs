@@ -3,18 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use super::network::{Config, random_weights};
 use super::safetensors::to_bytes;
+use super::weights::{Sizes, random_weights};
 
 /// Every layer of the model with two to four channels: calls take microseconds.
-const TINY: Config =
-    Config { channels: Vec::new(), layers: 1, groups: 2, latent: LATENT_CHANNELS as usize, temporal_levels: 2 };
+const TINY: Sizes =
+    Sizes { channels: Vec::new(), layers: 1, groups: 2, latent: LATENT_CHANNELS as u64, temporal_levels: 2 };
 pub const LATENT_CHANNELS: i64 = 16;
 
 /// The bytes of the tiny checkpoint.
 pub fn tiny_bytes() -> &'static [u8] {
     static BYTES: OnceLock<Vec<u8>> = OnceLock::new();
-    BYTES.get_or_init(|| to_bytes(&random_weights(&Config { channels: vec![2, 2, 4, 4], ..TINY }, 4), TINY.groups))
+    let sizes = Sizes { channels: vec![2, 2, 4, 4], ..TINY };
+    BYTES.get_or_init(|| to_bytes(&random_weights(&sizes.model(), 4), TINY.groups))
 }
 
 /// The file of the tiny checkpoint. It stays: every process writes the same bytes.

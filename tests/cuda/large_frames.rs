@@ -4,8 +4,8 @@
 
 use std::path::Path;
 
-use crate::common::network::{Config, random_weights};
 use crate::common::safetensors::{Folder, to_bytes};
+use crate::common::weights::{Sizes, random_weights};
 use crate::common::{Buffer, Random, Vae, run_info};
 use crate::driver::Gpu;
 use crate::open;
@@ -21,8 +21,8 @@ const ROWS: i64 = 450;
 const EDGE: usize = 32;
 
 fn checkpoint(folder: &Folder) -> std::path::PathBuf {
-    let config = Config { channels: CHANNELS.to_vec(), layers: 1, groups: 8, latent: 4, temporal_levels: 1 };
-    folder.file("wide.safetensors", &to_bytes(&random_weights(&config, 3), config.groups))
+    let config = Sizes { channels: CHANNELS.map(|c| c as u64).to_vec(), layers: 1, groups: 8, latent: 4, temporal_levels: 1 };
+    folder.file("wide.safetensors", &to_bytes(&random_weights(&config.model(), 3), config.groups))
 }
 
 /// Runs images of one row per channel, repeated downwards.

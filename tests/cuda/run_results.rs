@@ -4,8 +4,8 @@ use std::ffi::{c_char, c_void};
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
-use crate::common::network::{Config, random_weights};
 use crate::common::safetensors::{Folder, to_bytes};
+use crate::common::weights::{Sizes, random_weights};
 use crate::common::{Buffer, Random, Vae, run_info, small};
 use crate::driver::Gpu;
 use crate::{latent, open, video};
@@ -117,8 +117,8 @@ fn checkpoint_without_kernels_is_refused_at_create() {
     let Some(_gpu) = Gpu::open() else { return };
     let folder = Folder::new("no-kernel");
     for (channels, says) in [(vec![16, 36], "attention over 36 channels"), (vec![136, 16], "from 136 to 3 channels")] {
-        let config = Config { channels, layers: 1, groups: 4, latent: 4, temporal_levels: 1 };
-        let file = folder.file("odd.safetensors", &to_bytes(&random_weights(&config, 1), config.groups));
+        let config = Sizes { channels, layers: 1, groups: 4, latent: 4, temporal_levels: 1 };
+        let file = folder.file("odd.safetensors", &to_bytes(&random_weights(&config.model(), 1), config.groups));
         let refused = Vae::open_on(c"cuda:0", &file).err().expect("refused");
         refused.says(VVAE_ERROR_DEVICE, &[says, "\"cpu\""]);
         Vae::open_on(c"cpu", &file).unwrap();

@@ -23,7 +23,7 @@ internal static partial class Program
 
     private static void Discovery()
     {
-        Check.That(VaeLibrary.AbiVersion.Major == 1 && VaeLibrary.Version.Split('.').Length == 3, "versions");
+        Check.That(VaeLibrary.AbiVersion.Major == 2 && VaeLibrary.Version.Split('.').Length == 3, "versions");
         Check.That(VaeLibrary.Devices[0].Id == "cpu" && VaeLibrary.Devices[0].MemoryTotal > 0, "devices");
         VaeNode encode = VaeLibrary.Nodes.Single(node => node.Id == "encode");
         Check.That(encode.Ports.Select(port => port.Name).SequenceEqual(new[] { "video", "latent", "logvar" }), "ports");

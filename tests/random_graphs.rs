@@ -21,7 +21,7 @@ use video_vae::model::{Direction, Model};
 use video_vae::node;
 
 /// Models of each kind of device. Kernels of a GPU take widths that are multiples of 16.
-const MODELS: u64 = 12;
+const MODELS: u64 = 40;
 
 /// A tensor of floats with its memory.
 struct Memory {

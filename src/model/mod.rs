@@ -5,12 +5,14 @@ pub mod checkpoint;
 pub mod cone;
 pub mod families;
 pub mod fold;
+pub mod geometry;
 pub mod graph;
 pub mod lower;
 pub mod network;
 
 pub use checkpoint::Checkpoint;
 pub use cone::{Cone, FrameRange};
-pub use families::{Geometry, Model};
+pub use families::Model;
+pub use geometry::{Direction, Geometry};
 pub use lower::{Recipe, Recipes, pair_of};
-pub use network::{Direction, Layer, Network, Reader, Role, Source, Stage};
+pub use network::{Layer, Network, Reader, Role, Source, Stage};

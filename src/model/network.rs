@@ -5,27 +5,11 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::families::{Geometry, Model};
+use super::families::Model;
+use super::geometry::{Direction, Geometry};
 use super::lower::{self, Recipes};
 use crate::error::{Error, Result};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, Prologue, Shape, Window};
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Direction {
-    Encode,
-    Decode,
-}
-
-impl Direction {
-    pub const ALL: [Direction; 2] = [Direction::Encode, Direction::Decode];
-
-    pub const fn name(self) -> &'static str {
-        match self {
-            Direction::Encode => "encode",
-            Direction::Decode => "decode",
-        }
-    }
-}
 
 /// A weight and its bias in a checkpoint.
 #[derive(Debug, Clone, PartialEq)]

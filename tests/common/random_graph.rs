@@ -4,7 +4,8 @@
 use std::borrow::Cow;
 
 use super::random::Random;
-use video_vae::model::families::{Family, Geometry, LatentScaling, Model};
+use video_vae::model::families::{Family, LatentScaling, Model};
+use video_vae::model::geometry::Geometry;
 use video_vae::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 
 /// Only what these models need of a family.
@@ -31,8 +32,8 @@ pub fn random_model(seed: u64, width: u64) -> Model {
         changes
     };
     let (down, up) = (order(&mut random), order(&mut random));
-    let encoder = Builder::new(&mut random, PIXEL_CHANNELS, groups, width).graph(&down, false, 2 * latent);
-    let decoder = Builder::new(&mut random, latent, groups, width).graph(&up, true, PIXEL_CHANNELS);
+    let encoder = Builder::new("encoder", &mut random, groups, width).graph(PIXEL_CHANNELS, &down, 2 * latent);
+    let decoder = Builder::new("decoder", &mut random, groups, width).graph(latent, &up, PIXEL_CHANNELS);
     Model {
         family: &RANDOM,
         sizes: format!("random model {seed}"),
@@ -49,6 +50,8 @@ pub fn random_model(seed: u64, width: u64) -> Model {
 }
 
 struct Builder<'a> {
+    /// What the names of its tensors begin with.
+    side: &'static str,
     random: &'a mut Random,
     graph: GraphBuilder,
     groups: u64,
@@ -56,13 +59,15 @@ struct Builder<'a> {
     convs: u64,
 }
 
-impl Builder<'_> {
-    fn new(random: &mut Random, channels: u64, groups: u64, width: u64) -> Builder<'_> {
-        Builder { random, graph: GraphBuilder::new(channels), groups, width, convs: 0 }
+impl<'a> Builder<'a> {
+    fn new(side: &'static str, random: &'a mut Random, groups: u64, width: u64) -> Builder<'a> {
+        Builder { side, random, graph: GraphBuilder::new(0), groups, width, convs: 0 }
     }
 
     /// Levels with a few blocks each, and a change of resolution between them.
-    fn graph(mut self, changes: &[bool], expands: bool, outputs: u64) -> Graph {
+    fn graph(mut self, inputs: u64, changes: &[bool], outputs: u64) -> Graph {
+        self.graph = GraphBuilder::new(inputs);
+        let expands = self.side == "decoder";
         let width = self.any_width();
         let mut x = self.conv(GraphBuilder::INPUT, width, CAUSAL, SpaceAxis::SAME);
         for level in 0..=changes.len() {
@@ -84,7 +89,7 @@ impl Builder<'_> {
 
     fn name(&mut self) -> String {
         self.convs += 1;
-        format!("layer{}", self.convs)
+        format!("{}.layer{}", self.side, self.convs)
     }
 
     fn conv(&mut self, x: NodeId, channels: u64, time: TimeAxis, space: SpaceAxis) -> NodeId {

@@ -21,7 +21,8 @@ const ROWS: i64 = 450;
 const EDGE: usize = 32;
 
 fn checkpoint(folder: &Folder) -> std::path::PathBuf {
-    let config = Sizes { channels: CHANNELS.map(|c| c as u64).to_vec(), layers: 1, groups: 8, latent: 4, temporal_levels: 1 };
+    let config =
+        Sizes { channels: CHANNELS.map(|c| c as u64).to_vec(), layers: 1, groups: 8, latent: 4, temporal_levels: 1 };
     folder.file("wide.safetensors", &to_bytes(&random_weights(&config.model(), 3), config.groups))
 }
 

@@ -6,8 +6,8 @@ pub mod seedvr2;
 use std::borrow::Cow;
 
 use super::checkpoint::FileTensors;
+use super::geometry::{Direction, Geometry};
 use super::graph::{Graph, TensorShape};
-use super::network::Direction;
 use crate::safetensors::Check;
 
 /// A family of autoencoders.
@@ -35,17 +35,6 @@ pub struct Model {
     pub decoder: Graph,
 }
 
-/// How video and latents correspond.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Geometry {
-    pub pixel_channels: u64,
-    pub latent_channels: u64,
-    /// Pixels of video per pixel of latent, in rows and columns alike.
-    pub space: u64,
-    /// Frames of video per latent frame, after the first.
-    pub time: u64,
-}
-
 /// How a diffusion model reads the mean that the encoder gives.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum LatentScaling {
@@ -56,18 +45,6 @@ pub enum LatentScaling {
     /// `side` x `side` pixels become channels: `(c * side + row) * side + column`. Then
     /// `(z - mean) / sqrt(variance + epsilon)`, with tensors of the checkpoint.
     Packed { side: u64, mean: &'static str, variance: &'static str, epsilon: f64 },
-}
-
-impl Geometry {
-    /// Latent frames of `frames` frames of video.
-    pub fn latent_frames(&self, frames: u64) -> u64 {
-        (frames - 1).div_ceil(self.time) + 1
-    }
-
-    /// Frames of video that `latents` latent frames decode to.
-    pub fn video_frames(&self, latents: u64) -> u64 {
-        (latents - 1) * self.time + 1
-    }
 }
 
 impl Model {

@@ -2,8 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{Family, Geometry, LatentScaling, Model};
+use super::{Family, LatentScaling, Model};
 use crate::model::checkpoint::FileTensors;
+use crate::model::geometry::Geometry;
 use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::safetensors::Check;
 

@@ -5,9 +5,9 @@ use super::*;
 use crate::ir::{DType, Prologue};
 use crate::model::checkpoint::testing::checkpoint;
 use crate::model::families::seedvr2::Sizes;
+use crate::model::geometry::Direction;
 use crate::model::graph::{FirstFrame, TimeAxis};
 use crate::model::lower::{Pairs, TimeRule};
-use crate::model::network::Direction;
 use crate::testing::{Lcg, network};
 
 fn config() -> Sizes {

@@ -20,7 +20,8 @@ pub use pairs::{pair_layers, pair_upsamplers, pairable_layers};
 pub use recipes::{Pairs, Product, Recipe, Recipes, Slab, TimeRule, pair_of};
 
 use super::families::Model;
-use super::network::{Direction, Network, NetworkFacts};
+use super::geometry::Direction;
+use super::network::{Network, NetworkFacts};
 
 /// One direction of a model as layers, or why it cannot be computed.
 pub fn lower(model: &Model, direction: Direction) -> Result<Network, String> {

@@ -4,8 +4,9 @@
 use super::recipes::{Pairs, Product, Recipes, TimeRule, pair_of};
 use super::*;
 use crate::ir::{FIRST_FRAME_SLAB, PAIR_SLABS, Prologue, Window};
+use crate::model::families::LatentScaling;
 use crate::model::families::seedvr2::{self, Sizes};
-use crate::model::families::{Geometry, LatentScaling};
+use crate::model::geometry::Geometry;
 use crate::model::graph::{Conv, FirstFrame, Graph, GraphBuilder, NodeId, NormKind, SpaceAxis, TimeAxis};
 use crate::model::network::{Reader, Role, Source};
 use crate::testing;

@@ -1,0 +1,41 @@
+//! The two directions of an autoencoder, and how video and latents correspond.
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Direction {
+    Encode,
+    Decode,
+}
+
+impl Direction {
+    pub const ALL: [Direction; 2] = [Direction::Encode, Direction::Decode];
+
+    pub const fn name(self) -> &'static str {
+        match self {
+            Direction::Encode => "encode",
+            Direction::Decode => "decode",
+        }
+    }
+}
+
+/// How video and latents correspond.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Geometry {
+    pub pixel_channels: u64,
+    pub latent_channels: u64,
+    /// Pixels of video per pixel of latent, in rows and columns alike.
+    pub space: u64,
+    /// Frames of video per latent frame, after the first.
+    pub time: u64,
+}
+
+impl Geometry {
+    /// Latent frames of `frames` frames of video.
+    pub fn latent_frames(&self, frames: u64) -> u64 {
+        (frames - 1).div_ceil(self.time) + 1
+    }
+
+    /// Frames of video that `latents` latent frames decode to.
+    pub fn video_frames(&self, latents: u64) -> u64 {
+        (latents - 1) * self.time + 1
+    }
+}

@@ -46,6 +46,8 @@ pub enum LayerTensors {
     Matrices(Vec<NamedWeights>),
     /// A 1x1x1 convolution whose channels are unfolded into 2 x 2 pixels and into frames, then a convolution.
     Unfolded { upscale: NamedWeights, conv: NamedWeights },
+    /// A convolution of pixels that were repeated 2 x 2 times.
+    Nearest { conv: NamedWeights },
 }
 
 #[derive(Debug, Clone)]
@@ -78,6 +80,7 @@ impl Layer {
             LayerTensors::Conv { conv, shortcut } => (Some(conv), shortcut.as_ref(), &[]),
             LayerTensors::Matrices(parts) => (None, None, parts),
             LayerTensors::Unfolded { upscale, conv } => (Some(upscale), Some(conv), &[]),
+            LayerTensors::Nearest { conv } => (Some(conv), None, &[]),
         };
         first.into_iter().chain(second).chain(parts)
     }

@@ -169,6 +169,10 @@ impl<'a> Builder<'a> {
 
     fn upsampler(&mut self, x: NodeId, doubles_time: bool) -> NodeId {
         let (channels, frames) = (self.graph.channels(x), if doubles_time { 2 } else { 1 });
+        if !doubles_time && self.random.one_in(2) {
+            let (nearest, channels, time) = (self.graph.nearest(x, 2), self.any_width(), self.time());
+            return self.conv(nearest, channels, time, SpaceAxis::SAME);
+        }
         let wide = self.conv(x, 4 * frames * channels, TimeAxis::POINT, SpaceAxis::POINT);
         let unfolded = self.graph.unfold(wide, frames, 2);
         let channels = if self.random.one_in(3) { self.any_width() } else { channels };

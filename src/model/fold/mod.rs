@@ -3,6 +3,7 @@
 //! Must not know how a backend packs weights.
 
 mod buffers;
+mod nearest;
 mod points;
 mod product;
 mod taps;
@@ -47,6 +48,7 @@ enum FoundTensors<'a> {
     Conv { conv: WeightAndBias<'a>, shortcut: Option<WeightAndBias<'a>> },
     Matrices(Vec<WeightAndBias<'a>>),
     Unfolded { upscale: WeightAndBias<'a>, conv: WeightAndBias<'a> },
+    Nearest { conv: WeightAndBias<'a> },
 }
 
 /// The weights of a layer, with the buffers of a thread.
@@ -67,6 +69,7 @@ impl<'a> LayerWeights<'a> {
             LayerTensors::Unfolded { upscale, conv } => {
                 FoundTensors::Unfolded { upscale: find(upscale)?, conv: find(conv)? }
             }
+            LayerTensors::Nearest { conv } => FoundTensors::Nearest { conv: find(conv)? },
         };
         let norm = layer.norm.as_ref().map(find).transpose()?;
         Ok(LayerWeights { layout: layer.layout, time: Arc::clone(&layer.time), product_type, norm, tensors })
@@ -90,7 +93,7 @@ impl<'a> LayerWeights<'a> {
             FoundTensors::Conv { shortcut: Some(shortcut), .. } if block.shortcut => {
                 return self.fold_matrices(slice::from_ref(shortcut), block, buffers, each);
             }
-            FoundTensors::Conv { conv, .. } => conv,
+            FoundTensors::Conv { conv, .. } | FoundTensors::Nearest { conv } => conv,
         };
         let FoldBuffers { bytes, kernels, plain, .. } = buffers;
         let (rows, columns) = (block.rows() as usize, block.columns() as usize);
@@ -101,7 +104,10 @@ impl<'a> LayerWeights<'a> {
         let area = self.layout.window.taps() as usize;
         for slab in block.slabs(&self.layout) {
             let taps = taps_of(&self.time.slabs()[slab as usize]);
-            taps::sum(kernels, (rows, columns, area), &taps, plain);
+            match self.layout.window {
+                Window::Up => nearest::sum(kernels, (rows, columns), &taps, plain),
+                _ => taps::sum(kernels, (rows, columns, area), &taps, plain),
+            }
             each(slab, plain)?;
         }
         Ok(())
@@ -127,6 +133,12 @@ impl<'a> LayerWeights<'a> {
         let mut exact = reserve::filled("biases", 0.0, into.len())?;
         match &self.tensors {
             FoundTensors::Unfolded { upscale, conv } => Upsampler::new(upscale, conv).biases(&self.time, &mut exact)?,
+            // The same at every edge: what is repeated has no bias of its own.
+            FoundTensors::Nearest { conv } => {
+                let (own, others) = exact.split_at_mut(conv.bias.elements());
+                conv.bias.read_f64(own)?;
+                others.chunks_exact_mut(own.len()).for_each(|edge| edge.copy_from_slice(own));
+            }
             FoundTensors::Matrices(parts) => {
                 let mut rest = exact.as_mut_slice();
                 for matrix in parts {
@@ -202,18 +214,18 @@ pub fn bytes(layer: &Layer, part: &WeightPart) -> FoldBytes {
     let layout = &layer.layout;
     let WeightPart::Block(block) = part else {
         let biases = layout.biases * layout.bias_elements();
-        let vectors = match layout.window {
-            Window::Up => upsampler::bias_bytes(layout, &layer.time),
+        let vectors = match &layer.tensors {
+            LayerTensors::Unfolded { .. } => upsampler::bias_bytes(layout, &layer.time),
             _ => 0,
         };
         return FoldBytes { bytes: 4 * layout.cin, vectors: 24 * biases + vectors, ..FoldBytes::default() };
     };
-    if layout.window == Window::Up {
-        return upsampler::fold_bytes(layout, &layer.time, block);
-    }
     let volume = match &layer.tensors {
-        LayerTensors::Conv { conv, .. } if !block.shortcut => conv.shape[2..].iter().product(),
-        _ => 1,
+        LayerTensors::Unfolded { .. } => return upsampler::fold_bytes(layout, &layer.time, block),
+        LayerTensors::Conv { conv, .. } | LayerTensors::Nearest { conv } if !block.shortcut => {
+            conv.shape[2..].iter().product()
+        }
+        LayerTensors::Conv { .. } | LayerTensors::Nearest { .. } | LayerTensors::Matrices(_) => 1,
     };
     let kernels = 4 * block.rows() * block.columns() * volume;
     // No type in the file is larger than f32. What follows in the file is read at once.

@@ -1,5 +1,5 @@
-//! Fuses nodes into layers. A layer is a convolution with the norm, SiLU, attention or unfolding before it, and with the
-//! addition behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
+//! Fuses nodes into layers. A layer is a convolution with the norm, SiLU, attention, unfolding or nearest neighbour
+//! before it, and with the addition behind it. A 1x1x1 convolution whose result is only added becomes a shortcut: one more slab of the sum.
 
 use std::sync::Arc;
 
@@ -68,7 +68,13 @@ struct Before {
     norm: Option<NamedWeights>,
     prologue: Prologue,
     attends: bool,
-    unfolding: Option<Unfolding>,
+    enlarging: Option<Enlarging>,
+}
+
+/// How frames become twice as high and wide before a convolution.
+enum Enlarging {
+    Unfolding(Unfolding),
+    Nearest,
 }
 
 /// A 1x1x1 convolution whose channels become pixels and frames.
@@ -101,9 +107,13 @@ impl Fuser<'_> {
             }
             NodeOp::Add => self.fuse_addition(id)?,
             // Their readers look back at them.
-            NodeOp::Conv(_) | NodeOp::Norm(_) | NodeOp::Silu | NodeOp::Attention | NodeOp::Unfold { .. } => {}
-            NodeOp::Nearest { .. }
-            | NodeOp::FoldMean { .. }
+            NodeOp::Conv(_)
+            | NodeOp::Norm(_)
+            | NodeOp::Silu
+            | NodeOp::Attention
+            | NodeOp::Unfold { .. }
+            | NodeOp::Nearest { .. } => {}
+            NodeOp::FoldMean { .. }
             | NodeOp::RepeatUnfold { .. }
             | NodeOp::Patch { .. }
             | NodeOp::Unpatch { .. } => return self.refuse(id, "no backend computes it yet"),
@@ -166,24 +176,31 @@ impl Fuser<'_> {
 
     fn layer(&self, id: NodeId, conv: &Conv) -> Result<Layer, String> {
         let before = self.before(self.input_of(id))?;
-        let window = self.window(id, conv, before.unfolding.is_some())?;
+        let window = self.window(id, conv, before.enlarging.is_some())?;
         if conv.time.kernel > 1 && conv.time.first != FirstFrame::Repeated {
             return self.refuse(id, "no backend computes its rule for the first frame yet");
         }
         let cin = self.node(self.input_of(id)).channels;
-        let unfolds =
-            before.unfolding.as_ref().is_none_or(|u| u.cin == cin && (conv.time.kernel, conv.time.stride) == (3, 1));
-        if conv.time.kernel > 3 || conv.time.stride > 2 || !unfolds {
+        let fits = match &before.enlarging {
+            Some(Enlarging::Unfolding(of)) => of.cin == cin && (conv.time.kernel, conv.time.stride) == (3, 1),
+            Some(Enlarging::Nearest) => conv.time.stride == 1,
+            None => conv.time.stride <= 2,
+        };
+        if conv.time.kernel > 3 || !fits {
             return self.refuse(id, "no backend computes its kernel or stride in time");
         }
         if self.feeds_attention(id) && conv.tensors.len() != 3 {
             return self.refuse(id, "no backend computes queries, keys and values of one tensor yet");
         }
-        let unfold = before.unfolding.as_ref().map_or(1, |unfolding| unfolding.frames);
+        let unfold = match &before.enlarging {
+            Some(Enlarging::Unfolding(of)) => of.frames,
+            Some(Enlarging::Nearest) | None => 1,
+        };
         let time = Recipes::new(TimeRule { unfold, ..TimeRule::of(conv.time) });
         let mut weights = self.weights(id);
-        let tensors = match before.unfolding {
-            Some(Unfolding { upscale, .. }) => LayerTensors::Unfolded { upscale, conv: weights.remove(0) },
+        let tensors = match before.enlarging {
+            Some(Enlarging::Unfolding(of)) => LayerTensors::Unfolded { upscale: of.upscale, conv: weights.remove(0) },
+            Some(Enlarging::Nearest) => LayerTensors::Nearest { conv: weights.remove(0) },
             None if window == Window::Point => LayerTensors::Matrices(weights),
             None => LayerTensors::Conv { conv: weights.remove(0), shortcut: None },
         };
@@ -211,8 +228,8 @@ impl Fuser<'_> {
         })
     }
 
-    fn window(&self, id: NodeId, conv: &Conv, unfolded: bool) -> Result<Window, String> {
-        match (conv.space, unfolded) {
+    fn window(&self, id: NodeId, conv: &Conv, enlarged: bool) -> Result<Window, String> {
+        match (conv.space, enlarged) {
             (SpaceAxis::POINT, false) if conv.time == TimeAxis::POINT => Ok(Window::Point),
             (SpaceAxis::SAME, false) => Ok(Window::Same),
             (SpaceAxis::SAME, true) => Ok(Window::Up),
@@ -224,7 +241,7 @@ impl Fuser<'_> {
     /// Follows the nodes before a convolution back to a value that exists.
     fn before(&self, id: NodeId) -> Result<Before, String> {
         if let Some(input) = self.values[id] {
-            return Ok(Before { input, norm: None, prologue: Prologue::None, attends: false, unfolding: None });
+            return Ok(Before { input, norm: None, prologue: Prologue::None, attends: false, enlarging: None });
         }
         match &self.node(id).op {
             NodeOp::Norm(norm) => {
@@ -241,8 +258,9 @@ impl Fuser<'_> {
                 let before = self.plain_before(wide)?;
                 let cin = self.node(self.input_of(wide)).channels;
                 let unfolding = Unfolding { upscale: self.weights(wide).remove(0), cin, frames: *frames };
-                Ok(Before { unfolding: Some(unfolding), ..before })
+                Ok(Before { enlarging: Some(Enlarging::Unfolding(unfolding)), ..before })
             }
+            NodeOp::Nearest { side: 2 } => Ok(Before { enlarging: Some(Enlarging::Nearest), ..self.plain_before(id)? }),
             _ => self.refuse(id, "no backend computes it there"),
         }
     }
@@ -250,7 +268,7 @@ impl Fuser<'_> {
     /// What lies before a node that must read a value as it is.
     fn plain_before(&self, id: NodeId) -> Result<Before, String> {
         let before = self.before(self.input_of(id))?;
-        match before.prologue == Prologue::None && !before.attends && before.unfolding.is_none() {
+        match before.prologue == Prologue::None && !before.attends && before.enlarging.is_none() {
             true => Ok(before),
             false => self.refuse(id, "no backend computes it behind another such node"),
         }

@@ -216,7 +216,9 @@ fn what_no_backend_computes_is_refused_by_its_node() {
     assert!(pixel.contains("node 2 (norm \"norm\")"), "{pixel}");
     let zeros = refused(&|graph| graph.conv(GraphBuilder::INPUT, conv("zeros", ZEROS.axis, SpaceAxis::SAME), 8));
     assert!(zeros.contains("\"zeros\"") && zeros.contains("first frame"), "{zeros}");
-    let nearest = refused(&|graph| graph.nearest(GraphBuilder::INPUT, 2));
+    let patches = refused(&|graph| graph.patch(GraphBuilder::INPUT, 2));
+    assert!(patches.contains("node 1 (patches)"), "{patches}");
+    let nearest = refused(&|graph| graph.nearest(GraphBuilder::INPUT, 3));
     assert!(nearest.contains("node 1 (nearest neighbour)"), "{nearest}");
     let silu = refused(&|graph| graph.silu(GraphBuilder::INPUT));
     assert!(silu.contains("follows no norm"), "{silu}");

@@ -49,7 +49,7 @@ pub fn run() -> Result<()> {
         Ok(Cli { command: Some(command), quiet, overwrite, .. }) => {
             say::QUIET.store(quiet, Ordering::Relaxed);
             draft::OVERWRITE.store(overwrite, Ordering::Relaxed);
-            command.run()
+            command.run(completions)
         }
         Ok(_) => say::page(&Cli::command().render_help().to_string()),
         Err(why) => match why.kind() {
@@ -61,7 +61,7 @@ pub fn run() -> Result<()> {
 }
 
 /// Writes the completions of a shell.
-pub fn completions(shell: clap_complete::Shell) -> Result<()> {
+fn completions(shell: clap_complete::Shell) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "vvae", &mut script);
     say::page(&String::from_utf8_lossy(&script))

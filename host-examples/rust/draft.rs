@@ -128,7 +128,7 @@ impl Drop for Draft {
     fn drop(&mut self) {
         self.file = None;
         if !self.finished {
-            remove(&self.path);
+            interrupt::remove(&self.path);
         }
         interrupt::unwatch_draft(&self.path);
     }
@@ -140,9 +140,4 @@ pub fn refuse_existing(target: &Path) -> Result<()> {
         return Err(format!("{} exists; add -y to replace it, or name another", target.display()));
     }
     Ok(())
-}
-
-/// A file or a folder; one that is not there is fine.
-pub fn remove(path: &Path) {
-    let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
 }

@@ -1,6 +1,6 @@
 //! Ctrl-C: stops what runs, lets everything clean up after itself, and sees to it that all is over within a second.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, Once};
 use std::time::Duration;
@@ -80,8 +80,13 @@ fn interrupt() {
 /// The way out when something blocks: a pipe that nobody writes to, a disk that does not answer.
 fn leave() -> ! {
     for draft in watched().drafts.iter() {
-        crate::draft::remove(draft);
+        remove(draft);
     }
     say::note(format_args!("vvae: interrupted; nothing was left behind"));
     std::process::exit(i32::from(EXIT_CODE))
+}
+
+/// A file or a folder; one that is not there is fine.
+pub fn remove(path: &Path) {
+    let _ = if path.is_dir() { std::fs::remove_dir_all(path) } else { std::fs::remove_file(path) };
 }

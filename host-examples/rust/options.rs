@@ -1,12 +1,10 @@
-//! What several commands take: a model and its settings, and how video files are read and written.
+//! What several commands take: a model and its settings, and types of stored numbers.
 
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use crate::files::{Codec, Matrix, PipeFormat};
 use crate::tensor::Dtype;
-use crate::units::{self, Rate};
 use crate::vae::Vae;
 use crate::{Result, draft};
 
@@ -104,40 +102,6 @@ pub fn demo_weights() -> Result<PathBuf> {
         .chain(sources)
         .find(|path| path.is_file())
         .ok_or_else(|| format!("the demo's checkpoint, {DEMO_WEIGHTS}, is not here; pass another with --weights FILE"))
-}
-
-#[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Video")]
-pub struct VideoOptions {
-    /// Size of a raw input.
-    #[arg(long, value_name = "WxH", value_parser = |text: &str| units::sizes::<2>(text, "640x480"))]
-    pub size: Option<[u64; 2]>,
-    /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24.
-    #[arg(long = "fps", value_name = "RATE", value_parser = Rate::parse)]
-    pub rate: Option<Rate>,
-    /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files
-    /// have 8 or 16, y4m 8 or 10.
-    #[arg(long, value_name = "N", value_parser = bits)]
-    pub bits: Option<u32>,
-    /// Codec of .mp4, .mov, .mkv and .webm; default: by the name and the depth.
-    #[arg(long)]
-    pub codec: Option<Codec>,
-    /// Of the codec, as its -crf (for .jpg -q:v): less is better.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(0..=63))]
-    pub quality: Option<u32>,
-    /// Format of the output `-`; default: y4m.
-    #[arg(short = 'f', long)]
-    pub format: Option<PipeFormat>,
-    /// Colour matrix of y4m, and of video that does not say; default: 709 from 1280 wide or 577 high on, else 601.
-    #[arg(long)]
-    pub matrix: Option<Matrix>,
-    /// Layout of a written y4m: 444, 422, 420, 420mpeg2, 444p10, 422p10, 420p10, ...
-    #[arg(long, value_name = "LAYOUT")]
-    pub y4m: Option<String>,
-}
-
-fn bits(text: &str) -> Result<u32> {
-    [8, 10, 12, 16].into_iter().find(|bits| bits.to_string() == text).ok_or_else(|| "it is 8, 10, 12 or 16".into())
 }
 
 /// Floating-point types of stored latents and checkpoints.

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
-use crate::files::{self, Clip, Source};
-use crate::options::{ModelOptions, VideoOptions};
+use crate::files::{self, Clip, Source, VideoOptions};
+use crate::options::ModelOptions;
 use crate::report::Report;
 use crate::say::say;
 use crate::tensor::{Dtype, FrameKind, Frames};

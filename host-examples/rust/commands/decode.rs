@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicU64;
 
 use crate::files::tensors::{Latents, open_latents};
-use crate::files::{self, Clip};
-use crate::options::{ModelOptions, VideoOptions};
+use crate::files::{self, Clip, VideoOptions};
+use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::range::{self, RangeOptions};

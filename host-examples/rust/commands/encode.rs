@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crate::files::{self, Clip, Sink};
-use crate::options::{Float, ModelOptions, VideoOptions};
+use crate::files::{self, Clip, Sink, VideoOptions};
+use crate::options::{Float, ModelOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::range::{self, RangeOptions};

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use crate::say::{self, say};
-use crate::{Result, cli, files, units};
+use crate::{Result, files, units};
 
 #[derive(Debug, clap::Subcommand)]
 #[command(rename_all = "kebab-case")]
@@ -38,7 +38,8 @@ pub enum Command {
 }
 
 impl Command {
-    pub fn run(self) -> Result<()> {
+    /// `completions` prints those of a shell.
+    pub fn run(self, completions: impl FnOnce(clap_complete::Shell) -> Result<()>) -> Result<()> {
         match self {
             Command::Demo(demo) => demo.run(),
             Command::Info(info) => info.run(),
@@ -50,7 +51,8 @@ impl Command {
             Command::Compare(compare) => compare.run(),
             Command::Check(check) => check.run(),
             Command::Bench(bench) => bench.run(),
-            Command::Completions { shell } => cli::completions(shell),
+            // The whole command line has to be known for it.
+            Command::Completions { shell } => completions(shell),
         }
     }
 }

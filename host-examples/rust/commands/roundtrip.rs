@@ -5,8 +5,8 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::draft::Draft;
-use crate::files;
-use crate::options::{ModelOptions, VideoOptions};
+use crate::files::{self, VideoOptions};
+use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
 use crate::report::{self, Report};

@@ -4,9 +4,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
-use super::{Clip, ONE_PICTURE, extension};
+use super::{Clip, ONE_PICTURE, VideoOptions, extension};
 use crate::Result;
-use crate::options::VideoOptions;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Codec {

@@ -1,79 +1,16 @@
 //! Every other format: through the program ffmpeg, one process that pipes frames to us or takes them from us.
 
-use std::ffi::OsString;
 use std::io::{BufReader, Read, Write};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::thread::JoinHandle;
+use std::process::{ChildStdin, ChildStdout, Stdio};
 
 use super::colour::Matrix;
 use super::probe::probe;
-use super::{Clip, Sink, Source, codec, read_up_to};
+use super::program::{Process, as_file, ffmpeg};
+use super::{Clip, Sink, Source, VideoOptions, codec, read_up_to};
 use crate::draft::Draft;
-use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::{Result, interrupt};
-
-/// A child that is ended with us, and what it complained about.
-struct Process {
-    child: Child,
-    complaints: Option<JoinHandle<String>>,
-}
-
-pub fn missing(path: &Path, program: &str, why: &std::io::Error) -> String {
-    let name = path.display();
-    format!(
-        "{name} needs the program {program}, which cannot be started ({why}); install it (Debian and Ubuntu: apt \
-         install ffmpeg, macOS: brew install ffmpeg, Windows: winget install ffmpeg), or use .y4m, .png or .raw"
-    )
-}
-
-/// A name that no protocol or option is read into.
-pub fn as_file(path: &Path) -> OsString {
-    let mut name = OsString::from("file:");
-    name.push(path);
-    name
-}
-
-fn start(path: &Path, command: &mut Command) -> Result<Process> {
-    let mut child = command.stderr(Stdio::piped()).spawn().map_err(|why| missing(path, "ffmpeg", &why))?;
-    let stderr = child.stderr.take();
-    // A full pipe would stop the child, so somebody has to read it all the time.
-    let complaints = stderr.map(|mut stderr| {
-        std::thread::spawn(move || {
-            let mut text = Vec::new();
-            let _ = stderr.read_to_end(&mut text);
-            String::from_utf8_lossy(&text).into_owned()
-        })
-    });
-    Ok(Process { child, complaints })
-}
-
-impl Process {
-    /// Waits for it to end, and for it to have been content.
-    fn end(&mut self, path: &Path) -> Result<()> {
-        let status = self.child.wait().map_err(|why| format!("ffmpeg was lost: {why}"))?;
-        let said = self.complaints.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        if status.success() {
-            return Ok(());
-        }
-        let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no word why").trim().to_owned();
-        Err(format!("ffmpeg failed on {}: {line}", path.display()))
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn ffmpeg() -> Command {
-    let mut command = Command::new(std::env::var_os("FFMPEG").unwrap_or_else(|| "ffmpeg".into()));
-    command.args(["-nostdin", "-hide_banner", "-v", "error"]);
-    command
-}
 
 struct Reader {
     path: PathBuf,
@@ -105,8 +42,8 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
     }
     // Pictures say their own size: a rotated video has its sides swapped.
     command.args(["-c:v", "ppm", "-f", "image2pipe", "-"]);
-    let mut process = start(path, command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
-    let stdout = process.child.stdout.take().ok_or("ffmpeg has no output")?;
+    let mut process = Process::start(path, command.stdin(Stdio::null()).stdout(Stdio::piped()))?;
+    let stdout = process.stdout().ok_or("ffmpeg has no output")?;
     let mut pipe = BufReader::with_capacity(1 << 20, stdout);
     let Some(size) = picture_header(&mut pipe)? else {
         process.end(path)?;
@@ -190,8 +127,9 @@ impl Encoder {
             command.arg("-i").arg(as_file(source)).args(["-map", "0:v:0", "-map", "1:a"]);
         }
         command.args(&choice.arguments).args(choice.sound.iter().flat_map(|codec| ["-c:a", codec]));
-        let mut process = start(path, command.arg(as_file(&draft.path)).stdin(Stdio::piped()).stdout(Stdio::null()))?;
-        let stdin = process.child.stdin.take();
+        let mut process =
+            Process::start(path, command.arg(as_file(&draft.path)).stdin(Stdio::piped()).stdout(Stdio::null()))?;
+        let stdin = process.stdin();
         Ok((kind, Encoder { process, stdin, draft }))
     }
 }

@@ -3,8 +3,10 @@
 mod codec;
 pub mod colour;
 mod ffmpeg;
+mod options;
 mod pngs;
 mod probe;
+mod program;
 mod raw;
 pub mod safetensors;
 mod stdio;
@@ -14,6 +16,7 @@ mod y4m;
 
 pub use codec::Codec;
 pub use colour::Matrix;
+pub use options::VideoOptions;
 pub use pngs::{encode_rgb, write_animation};
 pub use stdio::is_stdio;
 
@@ -22,7 +25,6 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 
 use crate::Result;
-use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 use tags::Tags;

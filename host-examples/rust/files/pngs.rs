@@ -4,10 +4,9 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Clip, ONE_PICTURE, Sink, Source, extension};
+use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions, extension};
 use crate::Result;
 use crate::draft::Draft;
-use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 

@@ -1,11 +1,11 @@
 //! What the program ffprobe says of a file.
 
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
+use std::process::Stdio;
 
 use serde_json::Value;
 
+use super::program::{self, ffprobe};
 use super::tags::{Tags, bits_of, chroma_of};
 use crate::Result;
 use crate::units::Rate;
@@ -28,20 +28,10 @@ pub struct Probe {
     pub sound: Vec<String>,
 }
 
-/// $FFPROBE, else beside $FFMPEG, else by its name.
-fn program() -> OsString {
-    let beside = || {
-        let ffmpeg = PathBuf::from(std::env::var_os("FFMPEG")?);
-        let folder = ffmpeg.parent().filter(|folder| !folder.as_os_str().is_empty())?;
-        Some(folder.join("ffprobe").into_os_string())
-    };
-    std::env::var_os("FFPROBE").or_else(beside).unwrap_or_else(|| "ffprobe".into())
-}
-
 pub fn probe(path: &Path) -> Result<Probe> {
-    let mut command = Command::new(program());
-    command.args(["-v", "error", "-show_streams", "-show_format", "-of", "json"]).arg(super::ffmpeg::as_file(path));
-    let output = command.stdin(Stdio::null()).output().map_err(|why| super::ffmpeg::missing(path, "ffprobe", &why))?;
+    let mut command = ffprobe();
+    command.args(["-show_streams", "-show_format", "-of", "json"]).arg(program::as_file(path));
+    let output = command.stdin(Stdio::null()).output().map_err(|why| program::missing(path, "ffprobe", &why))?;
     let unreadable = || {
         let said = String::from_utf8_lossy(&output.stderr);
         let why = said.lines().last().unwrap_or("no video stream").trim().to_owned();

@@ -10,10 +10,9 @@ use std::path::{Path, PathBuf};
 
 use super::safetensors::{self, Header};
 use super::stdio;
-use super::{Clip, Sink, Source};
+use super::{Clip, Sink, Source, VideoOptions};
 use crate::Result;
 use crate::draft::Draft;
-use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 

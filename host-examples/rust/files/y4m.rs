@@ -5,9 +5,8 @@ use std::path::{Path, PathBuf};
 
 use super::colour::{Chroma, Matrix, Planes};
 use super::stdio::{self, Input, Output};
-use super::{Clip, Sink, Source, read_up_to};
+use super::{Clip, Sink, Source, VideoOptions, read_up_to};
 use crate::Result;
-use crate::options::VideoOptions;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 

@@ -6,11 +6,25 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{Error, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use crate::{Result, interrupt};
 
 /// -y: outputs that exist are replaced.
 pub static OVERWRITE: AtomicBool = AtomicBool::new(false);
+
+/// What this run reads, by identity. No output replaces any of it.
+static SOURCES: Mutex<Vec<(Identity, PathBuf)>> = Mutex::new(Vec::new());
+
+/// Notes a file as one that this run reads.
+pub fn protect(path: &Path) {
+    if let Some(identity) = identity(path) {
+        SOURCES.lock().unwrap_or_else(PoisonError::into_inner).push((identity, path.to_owned()));
+    }
+}
+
+/// The name begins so, followed by 16 random digits and the name of the target.
+const PREFIX: &str = ".part-";
 
 pub struct Draft {
     /// Where it is written.
@@ -18,6 +32,8 @@ pub struct Draft {
     target: PathBuf,
     /// `None` for a folder.
     file: Option<File>,
+    /// Locked until the draft is gone or has its name. The lock of a process that was killed is gone with it.
+    _lock: Option<File>,
     finished: bool,
 }
 
@@ -60,9 +76,9 @@ impl Draft {
         for _ in 0..TRIES {
             // The standard library seeds it from the system's random numbers.
             let random = RandomState::new().build_hasher().finish();
-            let path = target.with_file_name(format!(".part-{random:016x}-{}", name.to_string_lossy()));
+            let path = target.with_file_name(format!("{PREFIX}{random:016x}-{}", name.to_string_lossy()));
             interrupt::watch_draft(path.clone());
-            made = create(&path).map(|file| (path.clone(), file));
+            made = create(&path).and_then(|file| Ok((lock(&path, file.as_ref())?, path.clone(), file)));
             match &made {
                 Ok(_) => break,
                 Err(why) => {
@@ -73,14 +89,16 @@ impl Draft {
                 }
             }
         }
-        let (path, file) = made.map_err(|why| format!("{} cannot be written: {why}", given.display()))?;
-        let draft = Draft { path, target, file, finished: false };
+        let (_lock, path, file) = made.map_err(|why| format!("{} cannot be written: {why}", given.display()))?;
+        let draft = Draft { path, target, file, _lock, finished: false };
+        remove_left_behind(&draft.path, &draft.target);
         draft.check_target()?;
         Ok(draft)
     }
 
     /// A rename would replace pipes, sockets and devices, too.
     fn check_target(&self) -> Result<()> {
+        refuse_source(&self.target)?;
         let wanted = if self.file.is_some() { "a regular file" } else { "a folder" };
         match fs::symlink_metadata(&self.target) {
             Ok(found) if found.is_dir() == self.file.is_some() || !(found.is_dir() || found.is_file()) => {
@@ -134,8 +152,83 @@ impl Drop for Draft {
     }
 }
 
-/// A file is replaced only where the user said so.
+/// What tells a file from all others, whatever its names.
+#[cfg(unix)]
+type Identity = (u64, u64);
+#[cfg(not(unix))]
+type Identity = PathBuf;
+
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<Identity> {
+    use std::os::unix::fs::MetadataExt;
+    fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
+}
+
+#[cfg(not(unix))]
+fn identity(path: &Path) -> Option<Identity> {
+    fs::canonicalize(path).ok()
+}
+
+/// The lock of a draft that was just made. A run that removes drafts may have been faster; then the name is as good as
+/// taken. Systems that know no such locks leave drafts of killed runs behind.
+#[cfg(unix)]
+fn lock(path: &Path, file: Option<&File>) -> std::io::Result<Option<File>> {
+    use std::os::unix::fs::MetadataExt;
+    let file = file.map_or_else(|| File::open(path), File::try_clone)?;
+    match file.try_lock() {
+        Ok(()) => {
+            let held = file.metadata().map(|found| (found.dev(), found.ino()))?;
+            if identity(path) == Some(held) { Ok(Some(file)) } else { Err(ErrorKind::AlreadyExists.into()) }
+        }
+        Err(fs::TryLockError::WouldBlock) => Err(ErrorKind::AlreadyExists.into()),
+        Err(fs::TryLockError::Error(_)) => Ok(None),
+    }
+}
+
+/// Other systems keep everybody from a locked file, ffmpeg too.
+#[cfg(not(unix))]
+fn lock(_: &Path, _: Option<&File>) -> std::io::Result<Option<File>> {
+    Ok(None)
+}
+
+/// Removes drafts of the same target whose runs were killed: those of this user that nobody holds.
+#[cfg(unix)]
+fn remove_left_behind(own: &Path, target: &Path) {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(user) = fs::symlink_metadata(own).map(|found| found.uid()) else { return };
+    let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(parent(target))) else { return };
+    let ending = format!("-{}", name.to_string_lossy());
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let digits = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(&ending));
+        if !digits.is_some_and(|digits| digits.len() == 16 && digits.bytes().all(|digit| digit.is_ascii_hexdigit())) {
+            continue;
+        }
+        let ours = entry.metadata().is_ok_and(|found| found.uid() == user && (found.is_file() || found.is_dir()));
+        let left = ours.then(|| File::open(entry.path()).ok()).flatten().filter(|file| file.try_lock().is_ok());
+        if left.is_some() {
+            interrupt::remove(&entry.path());
+        }
+    }
+}
+
+#[cfg(not(unix))]
+fn remove_left_behind(_: &Path, _: &Path) {}
+
+fn refuse_source(target: &Path) -> Result<()> {
+    let Some(identity) = identity(target) else { return Ok(()) };
+    let sources = SOURCES.lock().unwrap_or_else(PoisonError::into_inner);
+    match sources.iter().find(|(known, _)| *known == identity) {
+        Some((_, source)) => {
+            Err(format!("{} is the same file as the input {}; name another", target.display(), source.display()))
+        }
+        None => Ok(()),
+    }
+}
+
+/// A file is replaced only where the user said so, and never if this run reads it.
 pub fn refuse_existing(target: &Path) -> Result<()> {
+    refuse_source(target)?;
     if target.is_file() && !OVERWRITE.load(Ordering::Relaxed) {
         return Err(format!("{} exists; add -y to replace it, or name another", target.display()));
     }

@@ -71,6 +71,7 @@ impl ModelOptions {
 
     pub fn open(&self, weights: &Path) -> Result<Vae> {
         self.trace.as_ref().map_or(Ok(()), |trace| draft::refuse_existing(Path::new(trace)))?;
+        draft::protect(weights);
         let vae = Vae::open(weights, &self.device)?;
         for (key, value) in self.settings() {
             vae.configure(key, value)?;

@@ -1,6 +1,7 @@
 //! What a command says. Whoever reads its output may leave early, as `head` does: that ends the command, but it is no
-//! failure to tell of.
+//! failure to tell of. Names and texts of files may hold control characters, which are shown and not obeyed.
 
+use std::borrow::Cow;
 use std::fmt::Arguments;
 use std::io::{ErrorKind, Write, stderr, stdout};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,7 +40,16 @@ pub fn page(text: &str) -> Result<()> {
 
 /// A line on standard error. Losing it is no reason to stop.
 pub fn note(words: Arguments) {
-    let _ = writeln!(stderr(), "{words}");
+    let _ = writeln!(stderr(), "{}", shown(&words.to_string(), &[]));
+}
+
+/// Control characters by their numbers, but for those that are `kept`.
+fn shown<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
+    let obeyed = |c: char| c.is_control() && !kept.contains(&c);
+    if !text.contains(obeyed) {
+        return Cow::Borrowed(text);
+    }
+    text.chars().map(|c| if obeyed(c) { c.escape_unicode().to_string() } else { c.to_string() }).collect()
 }
 
 /// Notes that an output could not be written because nobody reads it any more.
@@ -49,7 +59,8 @@ pub fn reader_left(why: &std::io::Error) {
 
 fn write(words: Arguments) -> Result<()> {
     let mut out = stdout().lock();
-    out.write_fmt(words).and_then(|()| out.flush()).map_err(|why| {
+    let text = words.to_string();
+    out.write_all(shown(&text, &['\n']).as_bytes()).and_then(|()| out.flush()).map_err(|why| {
         reader_left(&why);
         format!("standard output cannot be written: {why}")
     })

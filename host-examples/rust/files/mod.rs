@@ -24,9 +24,9 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 
-use crate::Result;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
+use crate::{Result, draft};
 use tags::Tags;
 
 /// A clip as far as it is known before it is read.
@@ -117,6 +117,7 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
     if !path.exists() {
         return Err(format!("{} does not exist; name a video file or a folder of PNGs", path.display()));
     }
+    draft::protect(path);
     match extension(path).as_str() {
         "y4m" => y4m::open(path, options),
         "png" => pngs::open_one(path, options),

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions, extension};
 use crate::Result;
-use crate::draft::Draft;
+use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 
@@ -30,6 +30,7 @@ pub fn open_folder(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn
 }
 
 fn open(files: Vec<PathBuf>, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+    files.iter().for_each(|path| draft::protect(path));
     let info = decoder(&files[0])?;
     let (width, height) = info.info().size();
     let (_, depth) = info.output_color_type();

@@ -5,7 +5,7 @@ use std::io::{BufReader, BufWriter, Read, Write, stdin, stdout};
 use std::path::Path;
 
 use crate::Result;
-use crate::draft::Draft;
+use crate::draft::{self, Draft};
 
 /// Whether a path stands for standard input or output.
 pub fn is_stdio(path: &Path) -> bool {
@@ -21,6 +21,8 @@ pub struct Input {
 pub fn open(path: &Path) -> Result<Input> {
     const BUFFER: usize = 1 << 20;
     if is_stdio(path) {
+        // Where systems have it, it stands for the file that standard input comes from.
+        draft::protect(Path::new("/dev/stdin"));
         return Ok(Input { from: BufReader::with_capacity(BUFFER, Box::new(stdin())), length: None });
     }
     let name = path.display();
@@ -63,6 +65,7 @@ fn failed(why: std::io::Error) -> String {
 
 /// Standard input as a file, for formats that are not read from front to back. It is gone when dropped.
 pub fn spooled() -> Result<Draft> {
+    draft::protect(Path::new("/dev/stdin"));
     let draft = Draft::new(&std::env::temp_dir().join("vvae-input"))?;
     std::io::copy(&mut stdin().lock(), &mut draft.create()?)
         .map_err(|why| format!("standard input cannot be kept in {}: {why}", draft.path.display()))?;

@@ -12,7 +12,7 @@ use super::safetensors::{self, Header};
 use super::stdio;
 use super::{Clip, Sink, Source, VideoOptions};
 use crate::Result;
-use crate::draft::Draft;
+use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 
@@ -46,6 +46,7 @@ pub fn open_latents(path: &Path) -> Result<Latents> {
     // Planes of a frame may lie apart, so a pipe is kept as a file first.
     let spooled = if stdio::is_stdio(path) { Some(stdio::spooled()?) } else { None };
     let path = spooled.as_ref().map_or(path, |spooled| &spooled.path);
+    draft::protect(path);
     let header = Header::read(path)?;
     let name = LATENT_NAMES.into_iter().find(|name| header.tensors.contains_key(*name)).ok_or_else(|| {
         let names = LATENT_NAMES.join(", ");
@@ -140,7 +141,7 @@ pub struct Writer {
 }
 
 /// The file, or one to be poured into standard output.
-fn draft(path: &Path) -> Result<(Draft, bool)> {
+fn drafted(path: &Path) -> Result<(Draft, bool)> {
     let piped = stdio::is_stdio(path);
     let temporary = std::env::temp_dir().join("vvae-output");
     Ok((Draft::new(if piped { &temporary } else { path })?, piped))
@@ -153,7 +154,7 @@ pub fn create_latents(
     metadata: Vec<(&'static str, String)>,
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
 ) -> Result<Writer> {
-    let (draft, piped) = draft(path)?;
+    let (draft, piped) = drafted(path)?;
     let file = draft.create()?;
     let order = Order::FramesFirst;
     Ok(Writer { draft, piped, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
@@ -164,7 +165,7 @@ pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer>
         let name = path.display();
         format!("{name}: the clip's length is not known before it is read; convert it to .y4m first")
     })?;
-    let (draft, piped) = draft(path)?;
+    let (draft, piped) = drafted(path)?;
     let file = draft.create()?;
     let (order, metadata) = (Order::ChannelsFirst, vec![("fps", clip.rate.to_string())]);
     Ok(Writer { draft, piped, file, name: "video", kind, order, frames, written: 0, metadata, video_frames: None })

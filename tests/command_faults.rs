@@ -1,0 +1,131 @@
+//! The `vvae` command against hostile files and hosts: its own source as the output, terminal escapes, killed runs, sizes
+//! that no memory holds.
+
+mod common;
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use common::command::{fails, names, out, succeeds, text, vvae, y4m};
+use common::safetensors::Folder;
+use common::small;
+
+/// By any name: its own, another path, a symbolic link, a hard link.
+#[cfg(unix)]
+#[test]
+fn an_output_is_never_the_input() {
+    let folder = Folder::new("faults-source");
+    let at = |name: &str| folder.0.join(name);
+    let bytes = y4m(16, 16, 3);
+    let clip = folder.file("clip.y4m", &bytes);
+    std::os::unix::fs::symlink("clip.y4m", at("soft.y4m")).unwrap();
+    std::fs::hard_link(&clip, at("hard.y4m")).unwrap();
+    let dotted = folder.0.join(".").join("clip.y4m");
+    let before = names(&folder.0);
+    for target in [&clip, &dotted, &at("soft.y4m"), &at("hard.y4m")] {
+        fails(&["roundtrip", text(&clip), text(target), "-y"], &["the same file as the input", "name another"]);
+    }
+    assert_eq!(std::fs::read(&clip).unwrap(), bytes);
+    assert_eq!(names(&folder.0), before);
+    // Standard input, the weights, latents and pictures are inputs too.
+    let script = "exec \"$0\" roundtrip - \"$1\" -y < \"$1\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).arg(common::command::executable()).arg(&clip).env("VIDEO_VAE_WEIGHTS", small());
+    let said = String::from_utf8(command.output().unwrap().stderr).unwrap();
+    assert!(said.contains("the same file as the input") && std::fs::read(&clip).unwrap() == bytes, "{said}");
+    let weights = at("weights.safetensors");
+    std::fs::copy(small(), &weights).unwrap();
+    let words = ["encode", text(&clip), text(&weights), "-y", "--weights", text(&weights)];
+    fails(&words, &["weights.safetensors is the same file"]);
+    let (latent, pictures) = (at("latent.safetensors"), at("pictures"));
+    succeeds(&["encode", text(&clip), text(&latent)]);
+    fails(&["decode", text(&latent), text(&latent), "-y"], &["latent.safetensors is the same file"]);
+    succeeds(&["decode", text(&latent), text(&pictures)]);
+    let first = pictures.join("frame-000001.png");
+    fails(&["compare", text(&pictures), text(&pictures), "--sheet", text(&first), "-y"], &["is the same file"]);
+}
+
+/// What a file says is shown, and does not rule the terminal.
+#[test]
+fn control_characters_of_files_are_shown() {
+    let folder = Folder::new("faults-escapes");
+    let escape = "\x1b]0;owned\x07\x1b[2J\u{9b}1m";
+    let header = format!("YUV4MPEG2 W16 H16 F24:1 Ip C{escape}\n");
+    let clip = folder.file("clip.y4m", header.as_bytes());
+    let harmless = |bytes: &[u8]| {
+        let said = String::from_utf8(bytes.to_vec()).unwrap();
+        assert!(said.contains("\\u{1b}") && !said.chars().any(|c| c.is_control() && c != '\n'), "{said:?}");
+    };
+    harmless(&vvae(&["roundtrip", text(&clip), "out.y4m"]).output().unwrap().stderr);
+    // Reports name their files, whose names may be of any characters.
+    #[cfg(unix)]
+    {
+        let named = folder.file("a\x1b[31m.y4m", &y4m(16, 16, 1));
+        let target = folder.0.join("b\x1b[32m.y4m");
+        let output = vvae(&["roundtrip", text(&named), text(&target)]).output().unwrap();
+        assert!(output.status.success() && target.exists());
+        harmless(&output.stdout);
+        harmless(&vvae(&["info", text(&named)]).output().unwrap().stderr);
+    }
+    let latent = "{\"__metadata__\":{},\"a\\u001b[2J\":{\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,4]}}";
+    let bytes = [&(latent.len() as u64).to_le_bytes()[..], latent.as_bytes(), &[0; 4]].concat();
+    let video = folder.file("video.safetensors", &bytes);
+    harmless(&vvae(&["roundtrip", text(&video), "out.y4m"]).output().unwrap().stderr);
+}
+
+fn is_draft(name: &String) -> bool {
+    name.starts_with(".part-")
+}
+
+/// Killed when dropped, with no chance to clean up.
+struct Run(std::process::Child);
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a run that takes long, and waits until it writes.
+#[cfg(unix)]
+fn begun(folder: &Folder, clip: &Path, target: &Path) -> (Run, String) {
+    let known = names(&folder.0);
+    let mut run = Run(vvae(&["roundtrip", text(clip), text(target)]).spawn().expect("it starts"));
+    let started = Instant::now();
+    loop {
+        if let Some(draft) = names(&folder.0).into_iter().find(|name| is_draft(name) && !known.contains(name)) {
+            return (run, draft);
+        }
+        let running = run.0.try_wait().unwrap().is_none() && started.elapsed() < Duration::from_secs(120);
+        assert!(running, "it did not start");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// A run that was killed leaves its draft, a file or a folder. The next one of the same output removes it, but not that
+/// of a run that goes on.
+#[cfg(unix)]
+#[test]
+fn drafts_of_killed_runs_are_removed_by_the_next() {
+    let folder = Folder::new("faults-killed");
+    let (long, short) = (folder.file("long.y4m", &y4m(256, 256, 400)), folder.file("short.y4m", &y4m(16, 16, 1)));
+    for target in ["out.y4m", "pictures"].map(|name| folder.0.join(name)) {
+        let (killed, left) = begun(&folder, &long, &target);
+        drop(killed);
+        assert!(names(&folder.0).contains(&left), "a killed run cannot clean up");
+        let other = folder.file(".part-0123456789abcdef-other.y4m", b"of another output");
+        let (living, held) = begun(&folder, &long, &target);
+        succeeds(&["roundtrip", text(&short), text(&target)]);
+        let found = names(&folder.0);
+        assert!(!found.contains(&left) && found.contains(&held) && other.exists(), "{found:?}");
+        drop(living);
+        std::fs::remove_file(&other).unwrap();
+    }
+    // Without a word about it, and for -y too.
+    let output = vvae(&["roundtrip", text(&short), text(&folder.0.join("out.y4m")), "-y"]).output().unwrap();
+    assert!(output.status.success() && output.stderr.is_empty(), "{}", out(&output));
+    let drafts: Vec<_> = names(&folder.0).into_iter().filter(is_draft).collect();
+    assert!(drafts.iter().all(|name| name.ends_with("-pictures")), "{drafts:?}");
+}

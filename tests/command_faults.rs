@@ -129,3 +129,61 @@ fn drafts_of_killed_runs_are_removed_by_the_next() {
     let drafts: Vec<_> = names(&folder.0).into_iter().filter(is_draft).collect();
     assert!(drafts.iter().all(|name| name.ends_with("-pictures")), "{drafts:?}");
 }
+
+/// Runs it with so much address space, or all there is, and asserts a failure of one line.
+#[cfg(unix)]
+#[track_caller]
+fn fails_within(kibibytes: Option<u64>, words: &[&str]) -> String {
+    let limit = kibibytes.map_or("unlimited".into(), |limit| limit.to_string());
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -v \"$0\"; exec \"$@\"", &limit]).arg(common::command::executable()).args(words);
+    let output = command.env("VIDEO_VAE_WEIGHTS", small()).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{words:?} within {limit}: {said}");
+    assert!(said.starts_with("vvae: ") && said.lines().count() == 1, "{said}");
+    said
+}
+
+/// A file without its bytes on the disk.
+#[cfg(unix)]
+fn sparse(folder: &Folder, name: &str, start: &[u8], length: u64) -> std::path::PathBuf {
+    let path = folder.file(name, start);
+    std::fs::OpenOptions::new().write(true).open(&path).unwrap().set_len(length).unwrap();
+    path
+}
+
+/// Files that claim sizes which no memory holds: an error, with a limit and without one, and no file left behind.
+#[cfg(unix)]
+#[test]
+fn sizes_beyond_memory_are_an_error() {
+    let folder = Folder::new("faults-sizes");
+    let target = |name: &str| folder.0.join(name);
+    let some = Some(4 << 20);
+    let header = folder.file("header.y4m", b"YUV4MPEG2 W131072 H131072 F24:1 Ip C420\n");
+    for limit in [some, None] {
+        for output in ["out.y4m", "out.png", "out.raw", "pictures/"] {
+            fails_within(limit, &["roundtrip", text(&header), text(&target(output))]);
+        }
+        fails_within(limit, &["encode", text(&header), text(&target("out.safetensors"))]);
+        fails_within(limit, &["compare", text(&header), text(&header)]);
+    }
+    let said = fails_within(some, &["roundtrip", text(&header), text(&target("out.y4m"))]);
+    assert!(said.contains("header.y4m") && said.contains("131072x131072") && said.contains("GiB of memory"), "{said}");
+
+    let shape = [1u64, 16, 1, 16384, 16384];
+    let bytes = shape.iter().product::<u64>() * 4;
+    let entry = serde_json::json!({ "dtype": "F32", "shape": shape, "data_offsets": [0, bytes] });
+    let json = serde_json::json!({ "latent": entry }).to_string();
+    let start = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+    let latent = sparse(&folder, "latent.safetensors", &start, start.len() as u64 + bytes);
+    for output in ["out.y4m", "out.png", "out.raw", "video.safetensors"] {
+        fails_within(some, &["decode", text(&latent), text(&target(output))]);
+    }
+
+    // Frames that memory holds, but not what comparing them takes.
+    let start = b"YUV4MPEG2 W12288 H8192 F24:1 Ip C420\nFRAME\n";
+    let wide = sparse(&folder, "wide.y4m", start, start.len() as u64 + 12288 * 8192 * 3 / 2);
+    let said = fails_within(some, &["compare", text(&wide), text(&wide), "--sheet", text(&target("sheet.png"))]);
+    assert!(said.contains("12288x8192"), "{said}");
+    assert_eq!(names(&folder.0), ["header.y4m", "latent.safetensors", "wide.y4m"]);
+}

@@ -431,7 +431,7 @@ fn colour_conversion_follows_the_standards() {
     };
     let flat = |planes: Planes, rgb: [f32; 3]| {
         let mut samples = vec![0; planes.samples()];
-        planes.pack(|_| rgb, &mut samples);
+        planes.pack(|_| rgb, &mut samples).unwrap();
         let chroma = (planes.samples() - 15) / 2;
         [samples[14], samples[15 + chroma - 1], samples[planes.samples() - 1]]
     };
@@ -446,12 +446,13 @@ fn colour_conversion_follows_the_standards() {
     for (horizontal, vertical) in [(full, full), (half, full), (centred, centred), (half, centred), (half, half)] {
         let planes = planes(horizontal, vertical, 10, false, Matrix::Bt709);
         let mut samples = vec![0; planes.samples()];
-        planes.pack(|i| [i as f32 / 20.0, 0.5, 0.3], &mut samples);
+        planes.pack(|i| [i as f32 / 20.0, 0.5, 0.3], &mut samples).unwrap();
         let (mut i, mut worst) = (0, 0.0f32);
-        planes.unpack(&samples, |[r, ..]| {
+        let read = planes.unpack(&samples, |[r, ..]| {
             worst = worst.max((r - i as f32 / 20.0).abs());
             i += 1;
         });
+        read.unwrap();
         let allowed = if (horizontal, vertical) == (full, full) { 0.002 } else { 0.25 };
         assert!(i == 15 && worst < allowed, "{horizontal:?} {vertical:?}: {worst}");
     }

@@ -12,6 +12,7 @@ mod draft;
 pub mod files;
 mod gpu;
 mod interrupt;
+mod memory;
 mod options;
 pub mod picture;
 mod pipeline;

@@ -57,12 +57,9 @@ impl Pipeline<'_> {
         std::thread::scope(|scope| {
             scope.spawn(move || {
                 loop {
-                    let mut frame = Frames::new(kind, 1);
-                    let message = match source.read(frame.bytes_mut()) {
-                        Ok(true) => Ok(frame),
-                        Ok(false) => break,
-                        Err(why) => Err(why),
-                    };
+                    let read =
+                        Frames::new(kind, 1).and_then(|mut frame| Ok(source.read(frame.bytes_mut())?.then_some(frame)));
+                    let Some(message) = read.transpose() else { break };
                     // Nobody listens any more when the run has failed or was interrupted.
                     if give.send(message).is_err() {
                         break;
@@ -126,7 +123,7 @@ fn feed(stages: &mut [Stage], frame: Option<Frames>, deliver: &mut dyn FnMut(Fra
         }
         loop {
             interrupt::check()?;
-            let mut room = Frames::new(stage.out, 1);
+            let mut room = Frames::new(stage.out, 1)?;
             match stage.stream.pull(&mut room)? {
                 Pulled::Frame => feed(rest, Some(room), deliver)?,
                 Pulled::Again => break,

@@ -10,7 +10,7 @@ use crate::draft::Draft;
 use crate::files::{self, Sink, Source};
 use crate::tensor::{Dtype, FrameKind};
 use crate::vae::Vae;
-use crate::{Result, picture};
+use crate::{Result, memory, picture};
 
 /// Frames to look at, and the most pixels of one from left to right.
 const MOST_PICTURES: usize = 8;
@@ -196,14 +196,15 @@ fn db(psnr: f64) -> String {
 fn picture(width: usize, rgb: &[f32]) -> Result<Vec<u8>> {
     let (by, height) = (width.div_ceil(MOST_WIDTH).max(1), rgb.len() / 3 / width);
     let small = FrameKind::pixels(Dtype::U8, width.div_ceil(by), height.div_ceil(by));
-    let mut sums = vec![(0.0, 0u16); small.elements()];
+    let mut sums = memory::collected(small.elements(), std::iter::repeat((0.0, 0u16)), "a picture of the report")?;
     for (pixel, colours) in rgb.chunks_exact(3).enumerate() {
         let at = 3 * (pixel / width / by * small.width + pixel % width / by);
         for (sum, colour) in sums[at..].iter_mut().zip(colours) {
             *sum = (sum.0 + colour, sum.1 + 1);
         }
     }
-    let pixels: Vec<u8> = sums.iter().map(|(sum, count)| (sum / f32::from(*count)).round() as u8).collect();
+    let pixels = sums.iter().map(|(sum, count)| (sum / f32::from(*count)).round() as u8);
+    let pixels = memory::collected(sums.len(), pixels, "a picture of the report")?;
     let mut png = Vec::new();
     files::encode_rgb(&mut png, small, &pixels)?;
     Ok(png)
@@ -250,7 +251,8 @@ impl Source for WatchedSource {
     fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
         let more = self.source.read(frame)?;
         if more {
-            locked(&self.waiting).push_back(frame.to_vec());
+            let copy = memory::collected(frame.len(), frame.iter().copied(), "a frame of the report")?;
+            locked(&self.waiting).push_back(copy);
         }
         Ok(more)
     }

@@ -28,7 +28,7 @@ impl Spool {
     }
 
     pub fn frame(&self, index: u64) -> Result<Vec<u8>> {
-        let mut frame = vec![0; self.kind.bytes()];
+        let mut frame = self.kind.buffer()?;
         read(&mut self.draft.create()?, index, &mut frame)?;
         Ok(frame)
     }

@@ -2,8 +2,9 @@
 
 use std::ffi::c_void;
 
-use crate::Result;
 use crate::api::*;
+use crate::units::counted;
+use crate::{Result, memory};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
@@ -74,6 +75,20 @@ impl FrameKind {
         self.elements() * self.dtype.bytes()
     }
 
+    /// Room for the bytes of a frame.
+    pub fn buffer(&self) -> Result<Vec<u8>> {
+        memory::zeroed(self.bytes(), format_args!("a frame of {}x{}", self.width, self.height))
+    }
+
+    /// Fails unless work on a frame can have so many bytes for each pixel.
+    pub fn spare(&self, bytes: usize) -> Result<()> {
+        let (width, height) = (self.width, self.height);
+        memory::spare(
+            width.saturating_mul(height).saturating_mul(bytes),
+            format_args!("work on {width}x{height} pixels"),
+        )
+    }
+
     /// As a clip of `frames`.
     pub fn shape(&self, frames: u64) -> [i64; 5] {
         [1, self.channels as i64, frames as i64, self.height as i64, self.width as i64]
@@ -81,21 +96,20 @@ impl FrameKind {
 
     /// Pixels of a frame as interleaved RGB from 0 to 255.
     pub fn rgb(&self, frame: &[u8]) -> Result<Vec<f32>> {
-        let values: Vec<f32> = match self.dtype {
-            Dtype::U8 => frame.iter().map(|value| f32::from(*value)).collect(),
-            Dtype::U16 => frame.chunks_exact(2).map(|b| f32::from(u16::from_le_bytes([b[0], b[1]])) / 257.0).collect(),
+        let value = |bytes: &[u8]| match *bytes {
+            [value] => f32::from(value),
+            [low, high] => f32::from(u16::from_le_bytes([low, high])) / 257.0,
             // As `vvae decode` writes it, from -1 to 1.
-            Dtype::F32 => {
-                let value = |b: &[u8]| f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
-                frame.chunks_exact(4).map(|b| ((value(b) + 1.0) * 127.5).clamp(0.0, 255.0)).collect()
-            }
-            other => return Err(format!("video in {} cannot be compared; store it as F32", other.name())),
+            [a, b, c, d] => ((f32::from_le_bytes([a, b, c, d]) + 1.0) * 127.5).clamp(0.0, 255.0),
+            _ => 0.0,
         };
-        if self.interleaved {
-            return Ok(values);
+        if !matches!(self.dtype, Dtype::U8 | Dtype::U16 | Dtype::F32) {
+            return Err(format!("video in {} cannot be compared; store it as F32", self.dtype.name()));
         }
-        let plane = self.width * self.height;
-        Ok((0..3 * plane).map(|i| values[i % 3 * plane + i / 3]).collect())
+        let (plane, bytes) = (self.width * self.height, self.dtype.bytes());
+        let at = |i: usize| if self.interleaved { i } else { i % 3 * plane + i / 3 };
+        let values = (0..3 * plane).map(|i| value(&frame[at(i) * bytes..][..bytes]));
+        memory::collected(3 * plane, values, format_args!("a frame of {}x{}", self.width, self.height))
     }
 
     fn strides(&self) -> [i64; 5] {
@@ -115,9 +129,20 @@ pub struct Frames {
 }
 
 impl Frames {
-    pub fn new(kind: FrameKind, frames: u64) -> Frames {
-        let memory = vec![0; (kind.bytes() * frames as usize).div_ceil(8)];
-        Frames { memory, kind, shape: kind.shape(frames), strides: kind.strides() }
+    pub fn new(kind: FrameKind, frames: u64) -> Result<Frames> {
+        let what = format!("{} of {}x{}", counted(frames, "frame"), kind.width, kind.height);
+        // A size beyond all numbers is one beyond all memory.
+        let bytes = kind.bytes().saturating_mul(usize::try_from(frames).unwrap_or(usize::MAX));
+        let memory = memory::zeroed(bytes.div_ceil(8), what)?;
+        Ok(Frames { memory, kind, shape: kind.shape(frames), strides: kind.strides() })
+    }
+
+    /// The first frames of it, or all and room for more.
+    pub fn resized(&self, frames: u64) -> Result<Frames> {
+        let mut resized = Frames::new(self.kind, frames)?;
+        let bytes = resized.bytes().len().min(self.bytes().len());
+        resized.bytes_mut()[..bytes].copy_from_slice(&self.bytes()[..bytes]);
+        Ok(resized)
     }
 
     pub fn count(&self) -> usize {

@@ -61,14 +61,14 @@ pub fn run(
     for (node, kind) in nodes {
         let count = frames.count() as u64;
         frames = if *node == "encode" {
-            let mut latents = Frames::new(*kind, vae.latent_frames(count));
+            let mut latents = Frames::new(*kind, vae.latent_frames(count))?;
             vae.encode(&frames, &mut latents)?;
             latents
         } else {
             let all = vae.video_frames(count);
             // The last latent stands for up to so many frames, of which fewer may be wanted.
             let least = (all + 1).saturating_sub(u64::from(vae.model.time_scale)).max(1);
-            let mut video = Frames::new(*kind, most.clamp(least, all));
+            let mut video = Frames::new(*kind, most.clamp(least, all))?;
             vae.decode(&frames, &mut video)?;
             video
         };
@@ -80,17 +80,16 @@ pub fn run(
 }
 
 fn read_all(source: &mut dyn Source, kind: FrameKind) -> Result<Frames> {
-    let mut bytes = Vec::new();
-    let mut frame = vec![0; kind.bytes()];
+    let mut frames = Frames::new(kind, 1)?;
     let mut count = 0;
-    while source.read(&mut frame)? {
-        bytes.extend_from_slice(&frame);
+    while source.read(frames.frame_mut(count))? {
         count += 1;
+        if count == frames.count() {
+            frames = frames.resized(2 * count as u64)?;
+        }
     }
     if count == 0 {
         return Err("the input has no frames; name another one".into());
     }
-    let mut frames = Frames::new(kind, count);
-    frames.bytes_mut().copy_from_slice(&bytes);
-    Ok(frames)
+    frames.resized(count as u64)
 }

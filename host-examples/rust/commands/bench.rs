@@ -164,9 +164,9 @@ impl Bench {
         precision.map_or(Ok(()), |precision| vae.configure("precision", precision))?;
         let create = started.elapsed().as_secs_f64();
         let (width, height) = (width as usize, height as usize);
-        let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height), frames);
+        let mut video = Frames::new(FrameKind::pixels(Dtype::U8, width, height), frames)?;
         let kind = FrameKind::latent(Dtype::F32, vae.latent_size(width, height));
-        let mut latent = Frames::new(kind, vae.latent_frames(frames));
+        let mut latent = Frames::new(kind, vae.latent_frames(frames))?;
         let mut random = Random(1);
         video.bytes_mut().fill_with(|| random.bits() as u8);
         for value in latent.bytes_mut().chunks_exact_mut(4) {

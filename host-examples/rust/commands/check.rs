@@ -45,7 +45,7 @@ impl Check {
     pub fn run(self) -> Result<()> {
         let [frames, height, width] = self.shape;
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
-        let input = clip::make(kind, frames);
+        let input = clip::make(kind, frames)?;
         let vae = self.model.open(&self.checkpoint)?;
         let exact = results(&vae, &input, "fp32")?;
         let fast = ["fp16", "bf16"].into_iter().find(|precision| vae.configure("precision", precision).is_ok());
@@ -75,7 +75,7 @@ fn results(vae: &Vae, input: &Frames, precision: &str) -> Result<Results> {
     let (kind, frames) = (input.kind, input.count() as u64);
     let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
     let mut results =
-        Results { latent: Frames::new(latent, vae.latent_frames(frames)), video: Frames::new(kind, frames) };
+        Results { latent: Frames::new(latent, vae.latent_frames(frames))?, video: Frames::new(kind, frames)? };
     vae.encode(input, &mut results.latent)?;
     vae.decode(&results.latent, &mut results.video)?;
     Ok(results)

@@ -90,6 +90,9 @@ fn part(text: &str) -> Result<(u64, Option<u64>)> {
     }
 }
 
+/// More than comparing two frames takes for a pixel: floats of both, ten planes of the SSIM, and the frames that are kept.
+const BYTES_PER_PIXEL: usize = 256;
+
 /// A frame of both clips, as 8 bits.
 type Pair = (u64, Vec<u8>, Vec<u8>);
 
@@ -121,6 +124,7 @@ impl Compare {
         let clip = variants::keep(&self.a, &self.video, (first, count))?;
         let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
         let outcomes = runs.collect::<Result<Vec<_>>>()?;
+        clip.kind.spare(BYTES_PER_PIXEL)?;
         let figures = variants::measure(&clip, &outcomes, |frame, name, (square, ssim)| {
             if !self.per_frame {
                 return Ok(());
@@ -161,6 +165,7 @@ impl Compare {
                 b.display()
             ));
         }
+        first.kind.spare(BYTES_PER_PIXEL + usize::from(self.sheet.is_some()) * BYTES_PER_PIXEL)?;
         let (mut frames, mut samples) = (Vec::new(), Samples::default());
         let mut worst: Option<(f64, Pair)> = None;
         let mut report = Report::new(format!("{} and {}", self.a.display(), b.display()));
@@ -208,7 +213,7 @@ fn both(a: (&mut dyn Source, FrameKind), b: (&mut dyn Source, FrameKind)) -> Res
 
 /// The next frame as interleaved RGB from 0 to 255.
 fn next(source: &mut dyn Source, kind: FrameKind) -> Result<Option<Vec<f32>>> {
-    let mut frame = vec![0; kind.bytes()];
+    let mut frame = kind.buffer()?;
     if !source.read(&mut frame)? {
         return Ok(None);
     }
@@ -258,7 +263,7 @@ impl Samples {
 
 fn write_sheet(path: &Path, kind: FrameKind, pairs: Vec<Pair>) -> Result<()> {
     let kind = FrameKind { interleaved: true, ..kind };
-    let (mut a, mut b) = (Frames::new(kind, pairs.len() as u64), Frames::new(kind, pairs.len() as u64));
+    let (mut a, mut b) = (Frames::new(kind, pairs.len() as u64)?, Frames::new(kind, pairs.len() as u64)?);
     for (at, (_, x, y)) in pairs.iter().enumerate() {
         a.frame_mut(at).copy_from_slice(x);
         b.frame_mut(at).copy_from_slice(y);

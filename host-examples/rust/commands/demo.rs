@@ -48,12 +48,12 @@ impl Demo {
         std::fs::create_dir_all(&folder).map_err(|why| format!("{} cannot be made: {why}", folder.display()))?;
         let vae = model.open(&weights)?;
         let kind = FrameKind::pixels(Dtype::U8, width as usize, height as usize);
-        let input = clip::make(kind, frames);
+        let input = clip::make(kind, frames)?;
         let mut latent = Frames::new(
             FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height)),
             vae.latent_frames(frames),
-        );
-        let mut output = Frames::new(kind, frames);
+        )?;
+        let mut output = Frames::new(kind, frames)?;
 
         say!("{} of {width}x{height} through {}\n", units::counted(frames, "frame"), weights.display())?;
         let [encode, decode] = roundtrip(&vae, &input, &mut latent, &mut output)?;
@@ -116,7 +116,7 @@ fn in_bf16(vae: &Vae, model: &ModelOptions, input: &Frames, latent: &Frames) -> 
     }
     let frames = input.count();
     let (mut latent, mut output) =
-        (Frames::new(latent.kind, latent.count() as u64), Frames::new(input.kind, frames as u64));
+        (Frames::new(latent.kind, latent.count() as u64)?, Frames::new(input.kind, frames as u64)?);
     vae.configure("precision", "bf16")?;
     let [encode, decode] = roundtrip(vae, input, &mut latent, &mut output)?.map(|seconds| frames as f64 / seconds);
     vae.configure("precision", "auto")?;

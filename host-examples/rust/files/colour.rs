@@ -4,6 +4,8 @@
 //! it. Limited range puts luma into 16..235 and chroma into 16..240 (of 8 bits; more bits are shifted), full range uses
 //! all. Halved chroma is interpolated linearly on the way in and filtered on the way out, at the place its samples sit.
 
+use crate::{Result, memory};
+
 /// How luma is weighed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Matrix {
@@ -52,7 +54,7 @@ impl Chroma {
     }
 
     /// For each luma sample: the chroma samples around it, and how much the second one counts.
-    fn neighbours(self, luma: usize) -> Vec<(usize, usize, f32)> {
+    fn neighbours(self, luma: usize) -> Result<Vec<(usize, usize, f32)>> {
         let last = self.count(luma) - 1;
         let at = |i: usize| match self {
             Chroma::Full => i as f32,
@@ -63,7 +65,7 @@ impl Chroma {
             let low = (position as usize).min(last);
             (low, (low + 1).min(last), position - low as f32)
         };
-        (0..luma).map(|i| around(at(i))).collect()
+        memory::collected(luma, (0..luma).map(|i| around(at(i))), "a row")
     }
 
     /// For one chroma sample: the luma positions it averages, with weights that add up to 1.
@@ -114,15 +116,16 @@ impl Planes {
     }
 
     /// Planes to RGB: calls `pixel` with red, green and blue in 0..1 for each pixel, in rows.
-    pub fn unpack(self, samples: &[u16], mut pixel: impl FnMut([f32; 3])) {
+    pub fn unpack(self, samples: &[u16], mut pixel: impl FnMut([f32; 3])) -> Result<()> {
         let (luma, chroma) = samples.split_at(self.width * self.height);
         let (chroma_width, chroma_height) = self.chroma_size();
         let (blue, red) = chroma.split_at(chroma_width * chroma_height);
         let [black, white, middle, half] = self.levels();
         let (kr, kb) = self.matrix.weights();
-        let columns = self.horizontal.neighbours(self.width);
-        let mut lines = [vec![0.0; chroma_width], vec![0.0; chroma_width]];
-        for (y, (top, bottom, down)) in self.vertical.neighbours(self.height).into_iter().enumerate() {
+        let columns = self.horizontal.neighbours(self.width)?;
+        let line = || memory::collected(chroma_width, std::iter::repeat(0.0), "a row");
+        let mut lines = [line()?, line()?];
+        for (y, (top, bottom, down)) in self.vertical.neighbours(self.height)?.into_iter().enumerate() {
             for (line, plane) in lines.iter_mut().zip([blue, red]) {
                 let (top, bottom) = (&plane[top * chroma_width..], &plane[bottom * chroma_width..]);
                 for ((out, a), b) in line.iter_mut().zip(top).zip(bottom) {
@@ -138,16 +141,18 @@ impl Planes {
                 pixel([r, g, b].map(|v| v.clamp(0.0, 1.0)));
             }
         }
+        Ok(())
     }
 
     /// The opposite: `pixel` gives red, green and blue in 0..1 of the pixel with this index.
-    pub fn pack(self, pixel: impl Fn(usize) -> [f32; 3], samples: &mut [u16]) {
+    pub fn pack(self, pixel: impl Fn(usize) -> [f32; 3], samples: &mut [u16]) -> Result<()> {
         let [black, white, middle, half] = self.levels();
         let (kr, kb) = self.matrix.weights();
         let top = ((1u32 << self.bits) - 1) as f32;
         let sample = |value: f32| value.round().clamp(0.0, top) as u16;
         let (luma, chroma) = samples.split_at_mut(self.width * self.height);
-        let mut differences = vec![[0.0; 2]; self.width * self.height];
+        let what = format_args!("chroma of {}x{}", self.width, self.height);
+        let mut differences = memory::zeroed::<[f32; 2]>(self.width * self.height, what)?;
         for (i, (out, difference)) in luma.iter_mut().zip(&mut differences).enumerate() {
             let [r, g, b] = pixel(i);
             let y = kr * r + (1.0 - kr - kb) * g + kb * b;
@@ -167,5 +172,6 @@ impl Planes {
                 *out = sample(middle + value * half);
             }
         }
+        Ok(())
     }
 }

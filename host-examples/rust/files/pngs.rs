@@ -5,10 +5,10 @@ use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions, extension};
-use crate::Result;
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
+use crate::{Result, memory};
 
 struct Reader {
     kind: FrameKind,
@@ -61,7 +61,7 @@ impl Source for Reader {
             ));
         }
         let size = reader.output_buffer_size().ok_or_else(|| format!("{} is too large", path.display()))?;
-        let mut pixels = vec![0; size];
+        let mut pixels = memory::zeroed(size, path.display())?;
         reader.next_frame(&mut pixels).map_err(|why| format!("{} is damaged: {why}", path.display()))?;
         let (colours, depth) = reader.output_color_type();
         let bytes = if depth == png::BitDepth::Sixteen { 2 } else { 1 };
@@ -93,7 +93,8 @@ pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()
     encoder.set_depth(if deep { png::BitDepth::Sixteen } else { png::BitDepth::Eight });
     let mut writer = encoder.write_header().map_err(|why| failed(&why))?;
     let written = if deep {
-        let swapped: Vec<u8> = pixels.chunks_exact(2).flat_map(|pair| [pair[1], pair[0]]).collect();
+        let bytes = pixels.chunks_exact(2).flat_map(|pair| [pair[1], pair[0]]);
+        let swapped = memory::collected(pixels.len(), bytes, "the picture")?;
         writer.write_image_data(&swapped)
     } else {
         writer.write_image_data(pixels)

@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use super::colour::{Chroma, Matrix, Planes};
 use super::stdio::{self, Input, Output};
 use super::{Clip, Sink, Source, VideoOptions, read_up_to};
-use crate::Result;
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
+use crate::{Result, memory};
 
 use Chroma::{Full, HalfCentred, HalfCosited};
 
@@ -76,7 +76,8 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
     };
     let matrix = options.matrix.unwrap_or(Matrix::usual(width, height));
     let planes = Planes { width, height, horizontal, vertical, bits, full_range, matrix };
-    let bytes = vec![0; planes.samples() * if bits > 8 { 2 } else { 1 }];
+    let what = format!("{name}: a frame of {width}x{height}");
+    let bytes = memory::zeroed(planes.samples() * if bits > 8 { 2 } else { 1 }, &what)?;
     // A frame line is "FRAME" and its end; with parameters it is longer, so this is exact only where there are none.
     let (before, frame) = (header.len() as u64 + 1, bytes.len() as u64 + 6);
     let expected = length.map(|length| length.saturating_sub(before) / frame);
@@ -88,7 +89,7 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
         bits,
         ..Clip::new(kind, options.rate.unwrap_or(rate))
     };
-    let samples = vec![0; planes.samples()];
+    let samples = memory::zeroed(planes.samples(), &what)?;
     Ok((clip, Box::new(Reader { path: path.to_owned(), file, planes, bytes, samples, count: 0 })))
 }
 
@@ -127,7 +128,7 @@ impl Source for Reader {
                     let value = (value * 65535.0).round() as u16;
                     out.next().expect("a frame has room for its pixels").copy_from_slice(&value.to_le_bytes());
                 }
-            });
+            })?;
         } else {
             for (sample, byte) in self.samples.iter_mut().zip(&self.bytes) {
                 *sample = u16::from(*byte);
@@ -137,7 +138,7 @@ impl Source for Reader {
                 for value in rgb {
                     *out.next().expect("a frame has room for its pixels") = (value * 255.0).round() as u8;
                 }
-            });
+            })?;
         }
         Ok(true)
     }
@@ -166,22 +167,27 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
     let header = format!("{MAGIC} W{width} H{height} F{frames}:{seconds} Ip A1:1 C{layout} XCOLORRANGE=LIMITED\n");
     output.write(header.as_bytes())?;
     let kind = FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height);
-    let samples = vec![0; planes.samples()];
+    let samples = memory::zeroed(planes.samples(), format_args!("{}: a frame of {width}x{height}", path.display()))?;
     Ok((kind, Box::new(Writer { output, planes, samples })))
 }
 
 impl Sink for Writer {
     fn write(&mut self, frame: &[u8]) -> Result<()> {
-        let mut bytes = b"FRAME\n".to_vec();
-        if self.planes.bits > 8 {
+        self.output.write(b"FRAME\n")?;
+        let deep = self.planes.bits > 8;
+        if deep {
             let value = |i: usize| f32::from(u16::from_le_bytes([frame[2 * i], frame[2 * i + 1]])) / 65535.0;
-            self.planes.pack(|i| [0, 1, 2].map(|c| value(3 * i + c)), &mut self.samples);
-            bytes.extend(self.samples.iter().flat_map(|sample| sample.to_le_bytes()));
+            self.planes.pack(|i| [0, 1, 2].map(|c| value(3 * i + c)), &mut self.samples)?;
         } else {
-            self.planes.pack(|i| [0, 1, 2].map(|c| f32::from(frame[3 * i + c]) / 255.0), &mut self.samples);
-            bytes.extend(self.samples.iter().map(|sample| *sample as u8));
+            self.planes.pack(|i| [0, 1, 2].map(|c| f32::from(frame[3 * i + c]) / 255.0), &mut self.samples)?;
         }
-        self.output.write(&bytes)
+        self.samples.chunks(1 << 14).try_for_each(|part| {
+            let bytes: Vec<u8> = match deep {
+                true => part.iter().flat_map(|sample| sample.to_le_bytes()).collect(),
+                false => part.iter().map(|sample| *sample as u8).collect(),
+            };
+            self.output.write(&bytes)
+        })
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

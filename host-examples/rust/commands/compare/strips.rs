@@ -19,6 +19,8 @@ pub fn write(draft: Draft, clip: &Spool, outcomes: &[Outcome], figures: &[Figure
     let mut frames: Vec<u64> = [0, clip.count() / 2].into_iter().chain(worst).collect();
     frames.sort_unstable();
     frames.dedup();
+    // Three frames of each clip as floats and in 8 bits, their differences, and the sheet itself.
+    clip.kind.spare(100 * (1 + outcomes.len()))?;
     let rgb = |spool: &Spool| {
         frames.iter().map(|frame| spool.kind.rgb(&spool.frame(*frame)?)).collect::<Result<Vec<Vec<f32>>>>()
     };

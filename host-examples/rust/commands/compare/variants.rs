@@ -109,7 +109,7 @@ pub fn list(precisions: &[String], variants: &[Variant], model: &ModelOptions, w
 pub fn keep(path: &Path, options: &VideoOptions, frames: (u64, Option<u64>)) -> Result<Spool> {
     let (kind, source, expected): (_, Box<dyn Source>, _) = if path.as_os_str() == DEMO {
         let [count, height, width] = DEMO_SHAPE;
-        let clip = demo_clip::make(FrameKind::pixels(Dtype::U8, width, height), count as u64);
+        let clip = demo_clip::make(FrameKind::pixels(Dtype::U8, width, height), count as u64)?;
         (clip.kind, Box::new(Made { clip, next: 0 }), Some(count as u64))
     } else {
         let (clip, source) = files::open(path, options)?;
@@ -119,7 +119,7 @@ pub fn keep(path: &Path, options: &VideoOptions, frames: (u64, Option<u64>)) -> 
     let left = expected.map(|all| all.saturating_sub(first));
     let mut progress = Progress::new("read", left.map_or(count, |left| Some(left.min(count.unwrap_or(left)))));
     let (mut source, spool) = (range::part(source, first, count), Spool::new(kind)?);
-    let (mut sink, mut frame) = (spool.sink()?, vec![0; kind.bytes()]);
+    let (mut sink, mut frame) = (spool.sink()?, kind.buffer()?);
     while source.read(&mut frame)? {
         interrupt::check()?;
         sink.write(&frame)?;

@@ -2,13 +2,14 @@
 //! balloon that rises and turns, letters.
 
 use super::font;
+use crate::Result;
 use crate::tensor::{FrameKind, Frames};
 
 /// Frames a second.
 pub const RATE: u16 = 16;
 
-pub fn make(kind: FrameKind, frames: u64) -> Frames {
-    let mut clip = Frames::new(kind, frames);
+pub fn make(kind: FrameKind, frames: u64) -> Result<Frames> {
+    let mut clip = Frames::new(kind, frames)?;
     for index in 0..frames as usize {
         let view = View { width: kind.width, height: kind.height, time: index as f32 / f32::from(RATE) };
         for (i, pixel) in clip.frame_mut(index).chunks_exact_mut(3).enumerate() {
@@ -17,7 +18,7 @@ pub fn make(kind: FrameKind, frames: u64) -> Frames {
         }
         letters(clip.frame_mut(index), kind, view.time);
     }
-    clip
+    Ok(clip)
 }
 
 type Colour = [f32; 3];

@@ -114,6 +114,17 @@ impl Draft {
         file.map_err(|why| format!("{} cannot be written: {why}", self.target.display()))
     }
 
+    /// The name that it will have.
+    pub fn target(&self) -> &Path {
+        &self.target
+    }
+
+    /// Puts it on the disk, which may be too full for what programs believe they have written.
+    pub fn sync(&self) -> Result<()> {
+        let synced = self.file.as_ref().map_or(Ok(()), File::sync_all);
+        synced.map_err(|why| format!("{} cannot be written: {why}; make room", self.target.display()))
+    }
+
     pub fn finish(mut self) -> Result<()> {
         interrupt::check()?;
         self.check_target()?;

@@ -43,6 +43,13 @@ pub fn note(words: Arguments) {
     let _ = writeln!(stderr(), "{}", shown(&words.to_string(), &[]));
 }
 
+/// A line on standard error about something that is not as it should be, or not as it was, unless -q is given.
+pub fn warn(words: Arguments) {
+    if !QUIET.load(Ordering::Relaxed) {
+        note(format_args!("vvae: {words}"));
+    }
+}
+
 /// Control characters by their numbers, but for those that are `kept`.
 fn shown<'a>(text: &'a str, kept: &[char]) -> Cow<'a, str> {
     let obeyed = |c: char| c.is_control() && !kept.contains(&c);

@@ -77,8 +77,15 @@ impl Rate {
                 }
             }),
         };
-        rate.filter(|rate| rate.frames > 0 && rate.seconds > 0)
+        // Programs keep such numbers in 31 bits.
+        let counts = |n: u64| (1..1 << 31).contains(&n);
+        rate.filter(|rate| counts(rate.frames) && counts(rate.seconds))
             .ok_or_else(|| format!("\"{text}\" is no frame rate; write it like 24, 29.97 or 24000/1001"))
+    }
+
+    /// Seconds as frames: of a time base the ticks a second.
+    pub fn inverse(self) -> Rate {
+        Rate { frames: self.seconds, seconds: self.frames }
     }
 
     pub fn per_second(self) -> f64 {

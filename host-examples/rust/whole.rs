@@ -58,6 +58,8 @@ pub fn run(
 ) -> Result<u64> {
     let mut frames = read_all(&mut *source, input)?;
     read.store(frames.count() as u64, Ordering::Release);
+    // From video to video, what comes out beyond the frames that went in is padding.
+    let most = if nodes.len() > 1 { most.min(frames.count() as u64) } else { most };
     for (node, kind) in nodes {
         let count = frames.count() as u64;
         frames = if *node == "encode" {

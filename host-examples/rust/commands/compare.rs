@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::demo::{metrics, sheet};
 use crate::draft::Draft;
-use crate::files::{self, Clip, Source, VideoOptions};
+use crate::files::{self, Clip, InputOptions, Source, VideoOptions};
 use crate::options::ModelOptions;
 use crate::report::Report;
 use crate::say::say;
@@ -79,6 +79,8 @@ pub struct Compare {
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
+    input: InputOptions,
+    #[command(flatten)]
     video: VideoOptions,
 }
 
@@ -121,7 +123,7 @@ impl Compare {
         let [sheet, json] = [&self.sheet, &self.json].map(|path| path.as_deref().map(Draft::new).transpose());
         let (sheet, json) = (sheet?, json?);
         let (first, count) = self.frames.unwrap_or((0, None));
-        let clip = variants::keep(&self.a, &self.video, (first, count))?;
+        let clip = variants::keep(&self.a, (&self.video, &self.input), (first, count))?;
         let runs = variants.iter().zip(vaes).map(|(variant, vae)| Outcome::run(variant, &vae, &clip));
         let outcomes = runs.collect::<Result<Vec<_>>>()?;
         clip.kind.spare(BYTES_PER_PIXEL)?;
@@ -154,8 +156,8 @@ impl Compare {
 
     /// Two clips.
     fn clips(&self, b: &Path) -> Result<()> {
-        let (first, mut a) = files::open(&self.a, &self.video)?;
-        let (second, mut other) = files::open(b, &self.video)?;
+        let (first, mut a) = files::open(&self.a, &self.video, &self.input)?;
+        let (second, mut other) = files::open(b, &self.video, &self.input)?;
         let size = |clip: &Clip| (clip.kind.width, clip.kind.height);
         if size(&first) != size(&second) {
             let ((w, h), (v, g)) = (size(&first), size(&second));

@@ -25,8 +25,8 @@ const EXAMPLES: &str = "Examples:
 /// Latents to video.
 ///
 /// Decodes latents of any length, at constant memory. IN is what `vvae encode` wrote, or any safetensors file with a
-/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length and rate are
-/// those of the original video where IN tells them. Latents that were made with another checkpoint are refused.
+/// tensor `latent` [1, C, T, h, w] (also found by the names mean, samples and latent_tensor). Size, length, rate or times,
+/// and all else that `vvae encode` keeps, are those of the original video where IN tells them. Latents that were made with another checkpoint are refused.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::OUTPUTS))]
 pub struct Decode {
@@ -62,6 +62,7 @@ impl Decode {
         let range = range::read(&self.range, &vae, "decode", Some(latents.frames))?;
         if let Some(range) = &range {
             clip.frames = clip.frames.map(|frames| range.within(frames)).transpose()?;
+            clip.times = clip.times.map(|times| times.from(range.first as usize));
         }
         let (kind, sink) = files::create(output, &clip, video)?;
         let mut progress = Progress::new("decode", clip.frames);
@@ -81,7 +82,9 @@ impl Decode {
         };
         let seconds = progress.end();
         let what = format!("{} of {}x{}", counted(frames, "frame"), kind.width, kind.height);
-        super::report(output, &what, frames, seconds, &vae)
+        super::report(output, &what, frames, seconds, &vae)?;
+        super::tell(files::notes(output, &clip, video));
+        Ok(())
     }
 
     /// Latents of one checkpoint mean nothing to another.
@@ -120,6 +123,14 @@ fn original(latents: &Latents, vae: &Vae, options: &VideoOptions) -> Result<Clip
     clip.bits = number("bits").filter(|bits| (8..=16).contains(bits)).map_or(8, |bits| bits as u32);
     for (key, tag) in clip.tags.fields() {
         *tag = latents.metadata.get(key).cloned().unwrap_or_default();
+    }
+    clip.extras.title = latents.metadata.get("title").cloned().unwrap_or_default();
+    if let Some(times) = latents.times.clone().filter(|_| options.rate.is_none()) {
+        let (told, frames) = (times.count() as u64, clip.frames.unwrap_or(0));
+        if told != frames {
+            return Err(format!("the tensor times has {told} numbers for {frames} frames; encode the clip anew"));
+        }
+        clip.times = Some(times);
     }
     Ok(clip)
 }

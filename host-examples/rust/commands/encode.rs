@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-use crate::files::{self, Clip, Sink, VideoOptions};
+use crate::files::{self, Clip, InputOptions, Sink, VideoOptions};
 use crate::options::{Float, ModelOptions};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -25,8 +25,9 @@ const EXAMPLES: &str = "Examples:
 ///
 /// Encodes a clip of any length, at constant memory. OUT gets the tensor `latent` [T, C, h, w], frames first, because
 /// the length of a stream is known only at its end; in Python, latent.permute(1, 0, 2, 3)[None] is the usual [1, C, T,
-/// h, w]. Its metadata keeps size, length, rate, depth and colour of the video, so that `vvae decode` gives back
-/// exactly that, and the checkpoint's fingerprint. Stills and clips of up to 17 frames run as a whole if that fits.
+/// h, w]. Its metadata keeps size, length, rate, depth, colour, HDR metadata, pixel aspect ratio and title of the video, so
+/// that `vvae decode` gives back exactly that, and the checkpoint's fingerprint. Where frames do not come at one rate
+/// from zero on, the tensor `times` [frames] has their times, in ticks of the metadata's time_base. Stills and clips of up to 17 frames run as a whole if that fits.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{EXAMPLES}", files::INPUTS))]
 pub struct Encode {
@@ -42,16 +43,18 @@ pub struct Encode {
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
+    reading: InputOptions,
+    #[command(flatten)]
     video: VideoOptions,
 }
 
 impl Encode {
     pub fn run(self) -> Result<()> {
-        let Encode { input, output, dtype, video, model, .. } = &self;
+        let Encode { input, output, dtype, video, model, reading, .. } = &self;
         if files::extension(output) != "safetensors" && !files::is_stdio(output) {
             return Err(format!("{}: latents are written as .safetensors; name it so", output.display()));
         }
-        let (mut clip, mut source) = files::open(input, video)?;
+        let (mut clip, mut source) = files::open(input, video, reading)?;
         let weights = model.weights()?;
         let vae = model.open(&weights)?;
         let range = range::read(&self.range, &vae, "encode", clip.frames)?;
@@ -63,8 +66,11 @@ impl Encode {
         let kind = FrameKind::latent(dtype.dtype(), vae.latent_size(width, height));
         let metadata = self.metadata(&mut clip, &weights)?;
         let read = Arc::new(AtomicU64::new(0));
-        let video_frames = range.is_none().then(|| Arc::clone(&read));
-        let sink: Box<dyn Sink> = Box::new(files::tensors::create_latents(output, kind, metadata, video_frames)?);
+        // A range is a clip of its own, which has no frames of this one.
+        let times = clip.times.clone().filter(|_| range.is_none());
+        let (is_range, frames) = (range.is_some(), range.is_none().then(|| Arc::clone(&read)));
+        let sink: Box<dyn Sink> =
+            Box::new(files::tensors::create_latents(output, kind, metadata, frames, (times, clip.rate))?);
         let mut progress = Progress::new("encode", clip.expected);
         let whole = range.is_none() && whole::plan(&vae, "encode", clip.kind, clip.frames)?.whole;
         let latents = if whole {
@@ -85,7 +91,9 @@ impl Encode {
             counted(latents, "latent"),
             kind.dtype.name()
         );
-        super::report(output, &what, frames, seconds, &vae)
+        super::report(output, &what, frames, seconds, &vae)?;
+        super::tell(files::latent_notes(output, &clip, !is_range));
+        Ok(())
     }
 
     /// What decode has to know: the video's size, rate, depth and colour, and how the latents were made.
@@ -101,6 +109,7 @@ impl Encode {
         ];
         let tags = clip.tags.fields().into_iter().filter(|(_, tag)| !tag.is_empty());
         metadata.extend(tags.map(|(key, tag)| (key, tag.clone())));
+        metadata.extend(files::kept_title(clip).map(|title| ("title", title)));
         metadata.extend(self.range.frames.clone().map(|frames| ("latent_range", frames)));
         Ok(metadata)
     }

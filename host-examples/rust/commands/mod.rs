@@ -57,6 +57,11 @@ impl Command {
     }
 }
 
+/// What became of the clip, after the report of success.
+fn tell(notes: Vec<String>) {
+    notes.iter().for_each(|note| say::warn(format_args!("{note}")));
+}
+
 /// The last line of a run: what it wrote, how fast, and what it took.
 fn report(path: &Path, what: &str, frames: u64, seconds: f64, vae: &crate::vae::Vae) -> Result<()> {
     vae.end_trace()?;

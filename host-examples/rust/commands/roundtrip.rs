@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use crate::draft::Draft;
-use crate::files::{self, VideoOptions};
+use crate::files::{self, InputOptions, VideoOptions};
 use crate::options::ModelOptions;
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -24,8 +24,9 @@ const EXAMPLES: &str = "Examples:
 /// Video to latents and back to video.
 ///
 /// Encodes and decodes a clip of any length in one go, at constant memory, with no file between. OUT has the size,
-/// length and rate of IN, and its depth, colour tags and sound where the format has them. --limit holds for both
-/// directions together.
+/// length and rate of IN, or the time of every frame where the rate varies, and its depth, colour, pixel aspect ratio,
+/// HDR metadata, sound, subtitles, title and chapters, where the format has them. A line says what it does not hold.
+/// --limit holds for both directions together.
 #[derive(Debug, clap::Args)]
 #[command(after_help = format!("{}\n{}\n{EXAMPLES}", files::INPUTS, files::OUTPUTS))]
 pub struct Roundtrip {
@@ -39,13 +40,15 @@ pub struct Roundtrip {
     #[command(flatten)]
     model: ModelOptions,
     #[command(flatten)]
+    reading: InputOptions,
+    #[command(flatten)]
     video: VideoOptions,
 }
 
 impl Roundtrip {
     pub fn run(self) -> Result<()> {
-        let Roundtrip { input, output, report: page, model, video } = &self;
-        let (clip, source) = files::open(input, video)?;
+        let Roundtrip { input, output, report: page, model, reading, video } = &self;
+        let (clip, source) = files::open(input, video, reading)?;
         let vae = model.open(&model.weights()?)?;
         let (kind, sink) = files::create(output, &clip, video)?;
         let latent = FrameKind::latent(Dtype::F32, vae.latent_size(kind.width, kind.height));
@@ -79,6 +82,7 @@ impl Roundtrip {
         let seconds = progress.end();
         let what = format!("{} of {}x{}", units::counted(frames, "frame"), kind.width, kind.height);
         super::report(output, &what, frames, seconds, &vae)?;
+        super::tell(files::notes(output, &clip, video));
         let Some(page) = page else { return Ok(()) };
         let mut report = std::mem::replace(&mut *report::locked(&report), Report::new(String::new()));
         report.figure("clip", what);

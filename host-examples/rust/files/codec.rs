@@ -4,7 +4,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
-use super::{Clip, ONE_PICTURE, VideoOptions, extension};
+use super::times::Times;
+use super::{Clip, ONE_PICTURE, VideoOptions, extension, hdr};
 use crate::Result;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -20,37 +21,89 @@ pub enum Codec {
 }
 
 pub struct Choice {
+    pub container: &'static Container,
     /// Between the inputs and the file's name.
     pub arguments: Vec<String>,
     /// Of the samples that are written.
     pub bits: u32,
-    /// "copy" or an encoder, if the clip has sound and the file can hold it.
-    pub sound: Option<&'static str>,
 }
 
-/// Containers, their usual codecs for 8 bits and more, and the audio codecs that they hold as they are (all, if empty).
-type Container = (&'static str, Codec, Codec, &'static [&'static str]);
+/// A format that ffmpeg writes.
+pub struct Container {
+    /// As file names end.
+    pub name: &'static str,
+    /// The usual codecs, for 8 bits and for more.
+    codecs: [Codec; 2],
+    /// Sound that it holds as it is (all, if empty), and what all other becomes.
+    sound: &'static [&'static str],
+    other_sound: &'static str,
+    /// What subtitles of text become, unless it holds them as they are.
+    subtitles: Option<&'static str>,
+}
+
+/// Matroska takes everything. MP4 has FLAC too, but ffmpeg calls that an experiment and refuses.
+const MKV: &str = "mkv";
 const CONTAINERS: [Container; 6] = [
-    ("mp4", Codec::H264, Codec::Hevc, &["aac", "mp3", "ac3", "eac3", "opus", "flac", "alac"]),
-    ("mov", Codec::H264, Codec::Hevc, &["aac", "mp3", "ac3", "eac3", "alac", "pcm_s16le", "pcm_s24le", "pcm_s16be"]),
-    ("mkv", Codec::Ffv1, Codec::Ffv1, &[]),
-    ("webm", Codec::Vp9, Codec::Vp9, &["opus", "vorbis"]),
-    ("jpg", Codec::Jpeg, Codec::Jpeg, &[]),
-    ("jpeg", Codec::Jpeg, Codec::Jpeg, &[]),
+    Container {
+        name: "mp4",
+        codecs: [Codec::H264, Codec::Hevc],
+        sound: &["aac", "mp3", "ac3", "eac3", "opus", "alac"],
+        other_sound: "aac",
+        subtitles: Some("mov_text"),
+    },
+    Container {
+        name: "mov",
+        codecs: [Codec::H264, Codec::Hevc],
+        sound: &["aac", "mp3", "ac3", "eac3", "alac", "pcm_s16le", "pcm_s24le", "pcm_s16be", "pcm_s24be"],
+        other_sound: "aac",
+        subtitles: Some("mov_text"),
+    },
+    Container { name: MKV, codecs: [Codec::Ffv1; 2], sound: &[], other_sound: "copy", subtitles: Some("subrip") },
+    Container {
+        name: "webm",
+        codecs: [Codec::Vp9; 2],
+        sound: &["opus", "vorbis"],
+        other_sound: "libopus",
+        subtitles: Some("webvtt"),
+    },
+    Container { name: "jpg", codecs: [Codec::Jpeg; 2], sound: &[], other_sound: "", subtitles: None },
+    Container { name: "jpeg", codecs: [Codec::Jpeg; 2], sound: &[], other_sound: "", subtitles: None },
 ];
 
-pub fn is_known(extension: &str) -> bool {
-    CONTAINERS.iter().any(|(name, ..)| *name == extension)
+impl Container {
+    pub fn known(extension: &str) -> Option<&'static Container> {
+        CONTAINERS.iter().find(|container| container.name == extension)
+    }
+
+    pub fn is_picture(&self) -> bool {
+        self.codecs[0] == Codec::Jpeg
+    }
+
+    /// How ffmpeg writes sound of a codec.
+    pub fn sound_codec(&self, codec: &str) -> &'static str {
+        if self.sound.is_empty() || self.sound.contains(&codec) { "copy" } else { self.other_sound }
+    }
+
+    /// How ffmpeg writes subtitles of a codec; `None` if it cannot.
+    pub fn subtitle_codec(&self, codec: &str, is_text: bool) -> Option<&'static str> {
+        const IN_MKV: [&str; 7] =
+            ["subrip", "ass", "ssa", "webvtt", "dvd_subtitle", "hdmv_pgs_subtitle", "dvb_subtitle"];
+        let held = if self.name == MKV { IN_MKV.contains(&codec) } else { self.subtitles == Some(codec) };
+        if held { Some("copy") } else { self.subtitles.filter(|_| is_text) }
+    }
+
+    pub fn holds_attachments(&self) -> bool {
+        self.name == MKV
+    }
 }
 
 pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice> {
-    let name = extension(path);
-    let (_, usual, deep, held) =
-        CONTAINERS.into_iter().find(|(known, ..)| *known == name).ok_or("no such container")?;
+    let container = Container::known(&extension(path)).ok_or("no such container")?;
+    let [usual, deep] = container.codecs;
     let wanted = options.bits.unwrap_or(clip.bits);
     let codec = options.codec.unwrap_or(if wanted > 8 { deep } else { usual });
     let refuse = |why: &str| Err(format!("{}: {why}", path.display()));
-    match (name.as_str(), codec) {
+    match (container.name, codec) {
         ("jpg" | "jpeg", _) if clip.frames.is_some_and(|frames| frames > 1) => return refuse(ONE_PICTURE),
         ("jpg" | "jpeg", Codec::H264 | Codec::Hevc | Codec::Vp9 | Codec::Av1 | Codec::Ffv1) => {
             return refuse("a .jpg has no codec to choose; leave --codec out");
@@ -60,33 +113,42 @@ pub fn choose(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<Choice
         _ => {}
     }
     let bits = depth(codec, wanted, options.bits)?;
-    let mut arguments = Vec::new();
-    let mut add = |words: &[&str]| arguments.extend(words.iter().map(|word| (*word).to_owned()));
-    add(&["-c:v"]);
-    let quality = |usual: u32| options.quality.unwrap_or(usual).to_string();
-    match codec {
-        Codec::H264 => add(&["libx264", "-crf", &quality(16)]),
-        Codec::Hevc => add(&["libx265", "-crf", &quality(16), "-x265-params", "log-level=error"]),
-        Codec::Vp9 => add(&["libvpx-vp9", "-crf", &quality(20), "-b:v", "0", "-row-mt", "1"]),
-        Codec::Av1 => add(&["libaom-av1", "-crf", &quality(20), "-b:v", "0", "-cpu-used", "6", "-row-mt", "1"]),
-        Codec::Ffv1 => add(&["ffv1", "-level", "3"]),
-        Codec::Jpeg => add(&["mjpeg", "-q:v", &quality(2), "-f", "image2pipe"]),
+    let mut arguments = encoder(codec, clip, options.quality);
+    if codec == Codec::Hevc && container.name != MKV {
+        arguments.extend(["-tag:v", "hvc1"].map(str::to_owned));
     }
-    if codec == Codec::Hevc && name != "mkv" {
-        add(&["-tag:v", "hvc1"]);
+    // Frames that are coded out of order make a file shorter than its last frame, if their times are uneven.
+    if matches!(codec, Codec::H264 | Codec::Hevc) && clip.times.as_ref().is_some_and(Times::are_uneven) {
+        arguments.extend(["-bf", "0"].map(str::to_owned));
     }
-    add(&samples(codec, bits, clip).iter().map(String::as_str).collect::<Vec<_>>());
-    let sound = clip.sound.as_ref().filter(|_| codec != Codec::Jpeg).map(|(_, codecs)| {
-        let copied = held.is_empty() || codecs.iter().all(|codec| held.contains(&codec.as_str()));
-        if copied {
-            "copy"
-        } else if name == "webm" {
-            "libopus"
-        } else {
-            "aac"
-        }
-    });
-    Ok(Choice { arguments, bits, sound })
+    arguments.extend(samples(codec, bits, clip));
+    Ok(Choice { container, arguments, bits })
+}
+
+/// The codec's name and settings.
+fn encoder(codec: Codec, clip: &Clip, quality: Option<u32>) -> Vec<String> {
+    let quality = |usual: u32| quality.unwrap_or(usual).to_string();
+    let words: &[&str] = match codec {
+        Codec::H264 => &["libx264", "-crf", &quality(16)],
+        Codec::Hevc => &["libx265", "-crf", &quality(16), "-x265-params", &x265(clip)],
+        Codec::Vp9 => &["libvpx-vp9", "-crf", &quality(20), "-b:v", "0", "-row-mt", "1"],
+        Codec::Av1 => &["libaom-av1", "-crf", &quality(20), "-b:v", "0", "-cpu-used", "6", "-row-mt", "1"],
+        Codec::Ffv1 => &["ffv1", "-level", "3"],
+        Codec::Jpeg => &["mjpeg", "-q:v", &quality(2), "-f", "image2pipe"],
+    };
+    ["-c:v"].iter().chain(words).map(|word| (*word).to_owned()).collect()
+}
+
+/// In its stream HEVC says too how it was mastered; not all players look at the container.
+fn x265(clip: &Clip) -> String {
+    let mut settings = "log-level=error".to_owned();
+    if hdr::display(&clip.tags.mastering).is_some() {
+        settings += &format!(":master-display={}", clip.tags.mastering);
+    }
+    if let Some([most, mean]) = hdr::brightest(&clip.tags.light) {
+        settings += &format!(":max-cll={most},{mean}");
+    }
+    settings
 }
 
 /// The depth nearest to the wanted one that the codec has. One that was asked for is not changed.
@@ -110,10 +172,11 @@ fn samples(codec: Codec, bits: u32, clip: &Clip) -> Vec<String> {
     let known = |tag: &str, usual: &str| if tag.is_empty() { usual.to_owned() } else { tag.to_owned() };
     let mut words = vec!["-color_primaries".to_owned(), known(&clip.tags.primaries, "bt709")];
     words.extend(["-color_trc".to_owned(), known(&clip.tags.transfer, "bt709")]);
+    let aspect = clip.tags.ratio().map(|(width, height)| format!(",setsar={width}/{height}")).unwrap_or_default();
     if codec == Codec::Ffv1 {
         // RGB itself, so that nothing is lost.
         let format = if bits > 8 { format!("gbrp{suffix}") } else { "bgr0".into() };
-        return [words, vec!["-pix_fmt".to_owned(), format]].concat();
+        return [words, vec!["-vf".to_owned(), format!("format={format}{aspect}")]].concat();
     }
     // Halved chroma needs even sizes.
     let even = |size: usize| size.is_multiple_of(2);
@@ -132,7 +195,7 @@ fn samples(codec: Codec, bits: u32, clip: &Clip) -> Vec<String> {
     let full = clip.tags.range == "pc" || codec == Codec::Jpeg;
     let range = if full { "pc" } else { "tv" };
     let format = if codec == Codec::Jpeg { format!("yuvj{chroma}p") } else { format!("yuv{chroma}p{suffix}") };
-    let scale = format!("scale=in_range=pc:out_color_matrix={matrix}:out_range={range},format={format}");
+    let scale = format!("scale=in_range=pc:out_color_matrix={matrix}:out_range={range},format={format}{aspect}");
     words.extend(["-vf".to_owned(), scale, "-sws_flags".to_owned(), "bicubic+accurate_rnd+full_chroma_int".to_owned()]);
     words.extend(["-colorspace".to_owned(), space, "-color_range".to_owned(), range.to_owned()]);
     words

@@ -2,7 +2,14 @@
 
 mod codec;
 pub mod colour;
+mod constant;
+mod damage;
+mod encoder;
+mod extras;
 mod ffmpeg;
+mod hdr;
+mod index;
+mod matroska;
 mod options;
 mod pngs;
 mod probe;
@@ -12,22 +19,28 @@ pub mod safetensors;
 mod stdio;
 pub mod tags;
 pub mod tensors;
+mod times;
 mod y4m;
 
 pub use codec::Codec;
 pub use colour::Matrix;
-pub use options::VideoOptions;
+pub use options::{InputOptions, VideoOptions};
 pub use pngs::{encode_rgb, write_animation};
 pub use stdio::is_stdio;
+pub use times::Times;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use clap::ValueEnum;
 
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
 use crate::{Result, draft};
+use codec::Container;
+use extras::Extras;
 use tags::Tags;
+use times::Changes;
 
 /// A clip as far as it is known before it is read.
 #[derive(Debug, Clone)]
@@ -43,15 +56,41 @@ pub struct Clip {
     /// Of a sample in the source.
     pub bits: u32,
     pub tags: Tags,
-    /// The file that has the sound, and the codecs of it.
-    pub sound: Option<(PathBuf, Vec<String>)>,
+    /// When its frames are shown, unless they come at the rate from zero on.
+    pub times: Option<Times>,
+    /// Frames that were repeated or left out.
+    pub changes: Arc<Changes>,
+    /// What it has beside pictures.
+    pub extras: Extras,
+    /// The file that has these.
+    pub origin: Option<Origin>,
+}
+
+/// A video file.
+#[derive(Debug, Clone)]
+pub struct Origin {
+    path: PathBuf,
+    /// The user wants what can be read of it.
+    keep_damaged: bool,
 }
 
 impl Clip {
     /// Of a length that is not known.
     pub fn new(kind: FrameKind, rate: Rate) -> Clip {
         let bits = if kind.dtype == Dtype::U16 { 16 } else { 8 };
-        Clip { kind, rate, frames: None, expected: None, y4m: None, bits, tags: Tags::default(), sound: None }
+        Clip {
+            kind,
+            rate,
+            frames: None,
+            expected: None,
+            y4m: None,
+            bits,
+            tags: Tags::default(),
+            times: None,
+            changes: Arc::default(),
+            extras: Extras::default(),
+            origin: None,
+        }
     }
 
     pub fn with_frames(self, frames: Option<u64>) -> Clip {
@@ -90,7 +129,8 @@ Inputs, by name:
   clip.raw, clip.rgb  interleaved RGB of 8 bits a channel, with --size WxH
   video.safetensors   the tensor `video` [1, 3, T, H, W] of floats, as reference implementations write it
   -                   standard input: y4m, or raw with --size
-  anything else       through the programs ffprobe and ffmpeg; with all bits, colour tags, exact rate and sound
+  anything else       through the programs ffprobe and ffmpeg; with all bits, colour tags, times of frames, sound,
+                      subtitles, title and chapters. Damage is an error; --keep-damaged reads what can be read
 ";
 pub const OUTPUTS: &str = "\
 Outputs, by name:
@@ -103,54 +143,65 @@ Outputs, by name:
   clip.mp4, clip.mov  through ffmpeg, H.264; HEVC for more than 8 bits
   clip.webm           through ffmpeg, VP9
   frame.jpg           through ffmpeg
+Times of frames are those of the input, but in y4m, which knows one rate; a line says what an output does not hold.
 Depth is that of the input; --bits chooses. An output that exists is replaced with -y only, once the new one is whole.
 What is no regular file is never replaced; a folder must be new or empty.
 ";
 
-pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     if stdio::is_stdio(path) {
-        return if options.size.is_some() { raw::open(path, options) } else { y4m::open(path, options) };
+        return if input.size.is_some() { raw::open(path, options, input) } else { y4m::open(path, options, input) };
     }
     if path.is_dir() {
-        return pngs::open_folder(path, options);
+        return pngs::open_folder(path, options, input);
     }
     if !path.exists() {
         return Err(format!("{} does not exist; name a video file or a folder of PNGs", path.display()));
     }
     draft::protect(path);
     match extension(path).as_str() {
-        "y4m" => y4m::open(path, options),
+        "y4m" => y4m::open(path, options, input),
         "png" => pngs::open_one(path, options),
-        "raw" | "rgb" => raw::open(path, options),
+        "raw" | "rgb" => raw::open(path, options, input),
         "safetensors" => tensors::open_video(path, options),
-        _ => ffmpeg::open(path, options),
+        _ => ffmpeg::open(path, options, input).map(|(clip, source)| constant::at_rate(clip, source, options.rate)),
     }
 }
+
+/// What an output is, by its name: "y4m", "png", "folder", "raw", "safetensors", or an extension of ffmpeg's.
+fn format(path: &Path, options: &VideoOptions) -> String {
+    let as_folder = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator) || path.is_dir();
+    match options.format.unwrap_or(PipeFormat::Y4m) {
+        _ if as_folder && !stdio::is_stdio(path) => FOLDER.into(),
+        _ if !stdio::is_stdio(path) => match extension(path).as_str() {
+            "" => FOLDER.into(),
+            "rgb" => "raw".into(),
+            other => other.into(),
+        },
+        PipeFormat::Y4m => "y4m".into(),
+        PipeFormat::Rgb => "raw".into(),
+        PipeFormat::Safetensors => "safetensors".into(),
+    }
+}
+
+const FOLDER: &str = "folder";
 
 /// A place for a clip like `clip`, and the kind of frames it wants.
 pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(FrameKind, Box<dyn Sink>)> {
     let (width, height) = (clip.kind.width, clip.kind.height);
     let deep = options.bits.unwrap_or(clip.bits) > 8;
     let rgb = FrameKind::pixels(if deep { Dtype::U16 } else { Dtype::U8 }, width, height);
-    let as_folder = path.as_os_str().to_string_lossy().ends_with(std::path::is_separator) || path.is_dir();
-    let format = match options.format.unwrap_or(PipeFormat::Y4m) {
-        _ if !stdio::is_stdio(path) => extension(path),
-        PipeFormat::Y4m => "y4m".into(),
-        PipeFormat::Rgb => "rgb".into(),
-        PipeFormat::Safetensors => "safetensors".into(),
-    };
-    let sink: Box<dyn Sink> = match format.as_str() {
-        "" => Box::new(pngs::Folder::create(path, rgb)?),
-        _ if as_folder => Box::new(pngs::Folder::create(path, rgb)?),
+    let sink: Box<dyn Sink> = match format(path, options).as_str() {
+        FOLDER => Box::new(pngs::Folder::create(path, rgb, &clip.tags)?),
         "y4m" => return y4m::create(path, clip, options),
-        "png" => Box::new(pngs::One::create(path, rgb, clip.frames)?),
-        "raw" | "rgb" => Box::new(raw::Raw::create(path)?),
+        "png" => Box::new(pngs::One::create(path, rgb, clip)?),
+        "raw" => Box::new(raw::Raw::create(path)?),
         "safetensors" => {
             let kind = FrameKind { interleaved: false, ..FrameKind::pixels(Dtype::F32, width, height) };
             return Ok((kind, Box::new(tensors::create_video(path, kind, clip)?)));
         }
-        known if codec::is_known(known) => {
-            let (kind, encoder) = ffmpeg::Encoder::create(path, clip, options)?;
+        known if Container::known(known).is_some() => {
+            let (kind, encoder) = encoder::Encoder::create(path, clip, options)?;
             return Ok((kind, Box::new(encoder)));
         }
         other => {
@@ -162,6 +213,51 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
         }
     };
     Ok((rgb, sink))
+}
+
+/// What became of the clip in an output, once that is written: lines about what is lost and what was changed.
+pub fn notes(path: &Path, clip: &Clip, options: &VideoOptions) -> Vec<String> {
+    let (format, tags) = (format(path, options), &clip.tags);
+    let hdr = (!tags.mastering.is_empty() || !tags.light.is_empty()).then(|| "HDR metadata".to_owned());
+    let aspect = tags.ratio().map(|(width, height)| format!("the pixel aspect ratio ({width}:{height})"));
+    let times = clip.times.as_ref().filter(|times| !times.are_plain(clip.rate));
+    let start = times.and_then(|times| times.start()).map(|seconds| format!("the start at {seconds:.3} s"));
+    let every = times.map(|_| "the times of frames".to_owned());
+    let of_video = match format.as_str() {
+        "y4m" => vec![tags.unusual(), hdr, start],
+        "png" | FOLDER => vec![tags.unusual(), hdr, every],
+        "raw" | "safetensors" => vec![aspect, tags.unusual(), hdr, every],
+        "jpg" | "jpeg" => vec![tags.unusual(), hdr],
+        _ => vec![],
+    };
+    let container = Container::known(&format).filter(|container| !container.is_picture());
+    let kept = container.map(|container| clip.extras.kept(container)).unwrap_or_default();
+    let mut lost = if container.is_some() { kept.lost } else { clip.extras.all() };
+    lost.extend(of_video.into_iter().flatten());
+    let rated = clip.changes.told(clip.rate).map(|told| format!("{}: {told}", path.display()));
+    not_held(path, &lost).into_iter().chain(kept.changed).chain(rated).collect()
+}
+
+/// The title, if the header of a file of latents has room for it.
+pub fn kept_title(clip: &Clip) -> Option<String> {
+    const LONGEST: usize = 512;
+    let title = &clip.extras.title;
+    (!title.is_empty() && format!("{title:?}").len() <= LONGEST).then(|| title.clone())
+}
+
+/// The same of a file of latents, which keeps the title and all that is of pictures. `times`: whether it keeps those.
+pub fn latent_notes(path: &Path, clip: &Clip, times: bool) -> Vec<String> {
+    let title = clip.extras.title.clone();
+    let extras =
+        Extras { title: if kept_title(clip).is_some() { String::new() } else { title }, ..clip.extras.clone() };
+    let uneven = clip.times.as_ref().filter(|list| !times && !list.are_plain(clip.rate));
+    let lost: Vec<String> = extras.all().into_iter().chain(uneven.map(|_| "the times of frames".to_owned())).collect();
+    let rated = clip.changes.told(clip.rate).map(|told| format!("{}: {told}", path.display()));
+    not_held(path, &lost).into_iter().chain(rated).collect()
+}
+
+fn not_held(path: &Path, lost: &[String]) -> Option<String> {
+    (!lost.is_empty()).then(|| format!("{} does not hold {}", path.display(), lost.join(", ")))
 }
 
 pub fn extension(path: &Path) -> String {

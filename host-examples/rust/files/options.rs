@@ -4,13 +4,22 @@ use super::{Codec, Matrix, PipeFormat};
 use crate::Result;
 use crate::units::{self, Rate};
 
-#[derive(Debug, Clone, clap::Args)]
-#[command(next_help_heading = "Video")]
-pub struct VideoOptions {
+#[derive(Debug, Clone, Default, clap::Args)]
+#[command(next_help_heading = "Input")]
+pub struct InputOptions {
     /// Size of a raw input.
     #[arg(long, value_name = "WxH", value_parser = |text: &str| units::sizes::<2>(text, "640x480"))]
     pub size: Option<[u64; 2]>,
-    /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24.
+    /// Read what can be read of a damaged video, y4m or folder of PNGs, with a warning. Without it damage is an error.
+    #[arg(long)]
+    pub keep_damaged: bool,
+}
+
+#[derive(Debug, Clone, clap::Args)]
+#[command(next_help_heading = "Video")]
+pub struct VideoOptions {
+    /// Frames a second, such as 24 or 24000/1001; default: what the input says, else 24. Frames of a video file are
+    /// duplicated or dropped to keep to it.
     #[arg(long = "fps", value_name = "RATE", value_parser = Rate::parse)]
     pub rate: Option<Rate>,
     /// Depth of what is written (of raw input too): 8, 10, 12 or 16; default: that of the input. PNGs and raw files

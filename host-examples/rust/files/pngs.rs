@@ -4,40 +4,51 @@ use std::fs::File;
 use std::io::{BufReader, BufWriter, Write};
 use std::path::{Path, PathBuf};
 
-use super::{Clip, ONE_PICTURE, Sink, Source, VideoOptions, extension};
+use super::tags::Tags;
+use super::{Clip, InputOptions, ONE_PICTURE, Sink, Source, VideoOptions, extension};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
-use crate::{Result, memory};
+use crate::{Result, memory, say};
 
 struct Reader {
     kind: FrameKind,
     files: std::vec::IntoIter<PathBuf>,
+    keep_damaged: bool,
 }
 
 pub fn open_one(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
-    open(vec![path.to_owned()], options)
+    open(vec![path.to_owned()], options, false)
 }
 
-pub fn open_folder(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open_folder(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let entries = std::fs::read_dir(path).map_err(|why| format!("{} cannot be read: {why}", path.display()))?;
     let mut files: Vec<_> = entries.flatten().map(|entry| entry.path()).filter(|p| extension(p) == "png").collect();
     if files.is_empty() {
         return Err(format!("{} has no .png files in it; name a folder of frames", path.display()));
     }
     files.sort();
-    open(files, options)
+    open(files, options, input.keep_damaged)
 }
 
-fn open(files: Vec<PathBuf>, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+fn open(files: Vec<PathBuf>, options: &VideoOptions, keep_damaged: bool) -> Result<(Clip, Box<dyn Source>)> {
     files.iter().for_each(|path| draft::protect(path));
     let info = decoder(&files[0])?;
     let (width, height) = info.info().size();
-    let (_, depth) = info.output_color_type();
+    let (colours, depth) = info.output_color_type();
     let dtype = if depth == png::BitDepth::Sixteen { Dtype::U16 } else { Dtype::U8 };
     let kind = FrameKind::pixels(dtype, width as usize, height as usize);
-    let clip = Clip::new(kind, options.rate.unwrap_or(Rate::DEFAULT)).with_frames(Some(files.len() as u64));
-    Ok((clip, Box::new(Reader { kind, files: files.into_iter() })))
+    let frames = (!keep_damaged).then_some(files.len() as u64);
+    let mut clip = Clip::new(kind, options.rate.unwrap_or(Rate::DEFAULT)).with_frames(frames);
+    if matches!(colours, png::ColorType::Rgba | png::ColorType::GrayscaleAlpha) {
+        clip.extras.unkept.push("alpha".into());
+    }
+    let dimensions = info.info().pixel_dims.filter(|found| found.unit == png::Unit::Unspecified);
+    if let Some(found) = dimensions {
+        // Pixels to a length: the more, the narrower each is.
+        clip.tags.aspect = format!("{}:{}", found.yppu, found.xppu);
+    }
+    Ok((clip, Box::new(Reader { kind, files: files.into_iter(), keep_damaged })))
 }
 
 fn decoder(path: &Path) -> Result<png::Reader<BufReader<File>>> {
@@ -50,8 +61,19 @@ fn decoder(path: &Path) -> Result<png::Reader<BufReader<File>>> {
 
 impl Source for Reader {
     fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
-        let Some(path) = self.files.next() else { return Ok(false) };
-        let mut reader = decoder(&path)?;
+        while let Some(path) = self.files.next() {
+            match self.picture(&path, frame) {
+                Err(why) if self.keep_damaged => say::warn(format_args!("{why}; it is left out")),
+                read => return read.map(|()| true),
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Reader {
+    fn picture(&self, path: &Path, frame: &mut [u8]) -> Result<()> {
+        let mut reader = decoder(path)?;
         let (width, height) = reader.info().size();
         if (width as usize, height as usize) != (self.kind.width, self.kind.height) {
             let (w, h) = (self.kind.width, self.kind.height);
@@ -79,16 +101,23 @@ impl Source for Reader {
                 }
             }
         }
-        Ok(true)
+        Ok(())
     }
 }
 
 /// Writes one picture of RGB pixels.
 pub fn encode_rgb(file: impl Write, kind: FrameKind, pixels: &[u8]) -> Result<()> {
+    encode(file, kind, pixels, None)
+}
+
+/// `ratio`: width to height of a pixel that is not square.
+fn encode(file: impl Write, kind: FrameKind, pixels: &[u8], ratio: Option<(u32, u32)>) -> Result<()> {
     let failed = |why: &dyn std::fmt::Display| format!("the picture cannot be written: {why}; make room");
     let mut encoder = png::Encoder::new(BufWriter::new(file), kind.width as u32, kind.height as u32);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_compression(png::Compression::Fast);
+    let unit = png::Unit::Unspecified;
+    encoder.set_pixel_dims(ratio.map(|(width, height)| png::PixelDimensions { xppu: height, yppu: width, unit }));
     let deep = kind.dtype == Dtype::U16;
     encoder.set_depth(if deep { png::BitDepth::Sixteen } else { png::BitDepth::Eight });
     let mut writer = encoder.write_header().map_err(|why| failed(&why))?;
@@ -122,15 +151,16 @@ pub fn write_animation(path: &Path, kind: FrameKind, frames: &[Vec<u8>], rate: u
 pub struct One {
     draft: Draft,
     kind: FrameKind,
+    ratio: Option<(u32, u32)>,
     written: bool,
 }
 
 impl One {
-    pub fn create(path: &Path, kind: FrameKind, frames: Option<u64>) -> Result<One> {
-        if frames.is_some_and(|frames| frames > 1) {
+    pub fn create(path: &Path, kind: FrameKind, clip: &Clip) -> Result<One> {
+        if clip.frames.is_some_and(|frames| frames > 1) {
             return Err(format!("{}: {ONE_PICTURE}", path.display()));
         }
-        Ok(One { draft: Draft::new(path)?, kind, written: false })
+        Ok(One { draft: Draft::new(path)?, kind, ratio: clip.tags.ratio(), written: false })
     }
 }
 
@@ -139,7 +169,7 @@ impl Sink for One {
         if std::mem::replace(&mut self.written, true) {
             return Err(format!("a .png file: {ONE_PICTURE}"));
         }
-        encode_rgb(self.draft.create()?, self.kind, frame)
+        encode(self.draft.create()?, self.kind, frame, self.ratio)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {
@@ -150,17 +180,18 @@ impl Sink for One {
 pub struct Folder {
     draft: Draft,
     kind: FrameKind,
+    ratio: Option<(u32, u32)>,
     count: u64,
 }
 
 impl Folder {
-    pub fn create(path: &Path, kind: FrameKind) -> Result<Folder> {
+    pub fn create(path: &Path, kind: FrameKind, tags: &Tags) -> Result<Folder> {
         // Without a slash at its end, as it would be part of the temporary name.
         let path: PathBuf = path.components().collect();
         if std::fs::read_dir(&path).is_ok_and(|mut entries| entries.next().is_some()) {
             return Err(format!("the folder {} is not empty; name a new one", path.display()));
         }
-        Ok(Folder { draft: Draft::folder(&path)?, kind, count: 0 })
+        Ok(Folder { draft: Draft::folder(&path)?, kind, ratio: tags.ratio(), count: 0 })
     }
 }
 
@@ -168,8 +199,11 @@ impl Sink for Folder {
     fn write(&mut self, frame: &[u8]) -> Result<()> {
         self.count += 1;
         let path = self.draft.path.join(format!("frame-{:06}.png", self.count));
-        let file = File::create_new(&path).map_err(|why| format!("{} cannot be written: {why}", path.display()))?;
-        encode_rgb(file, self.kind, frame)
+        let failed = |why| format!("{} cannot be written: {why}; make room", path.display());
+        let file = File::create_new(&path).map_err(failed)?;
+        encode(&file, self.kind, frame, self.ratio)?;
+        // The folder gets its name when all of it lies on the disk.
+        file.sync_all().map_err(failed)
     }
 
     fn finish(self: Box<Self>) -> Result<()> {

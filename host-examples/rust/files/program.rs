@@ -1,17 +1,22 @@
 //! The programs ffmpeg and ffprobe: what they are called, and a process of theirs.
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Output, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
 use crate::Result;
 
-/// A child that is ended with us, and what it complained about.
+/// What a process complained about. The rest of what it says is left out.
+const MOST_COMPLAINTS: usize = 32;
+
+/// A child that is ended with us.
 pub struct Process {
     child: Child,
-    complaints: Option<JoinHandle<String>>,
+    complaints: Arc<Mutex<Vec<String>>>,
+    listener: Option<JoinHandle<()>>,
 }
 
 pub fn missing(path: &Path, program: &str, why: &std::io::Error) -> String {
@@ -29,19 +34,52 @@ pub fn as_file(path: &Path) -> OsString {
     name
 }
 
+/// "[h264 @ 0x5581] error while decoding" becomes "h264: error while decoding".
+pub fn plain(line: &str) -> String {
+    let named = line.strip_prefix('[').and_then(|rest| rest.split_once(" @ "));
+    let told = named.and_then(|(name, rest)| Some(format!("{name}: {}", rest.split_once("] ")?.1)));
+    told.unwrap_or_else(|| line.to_owned()).trim().to_owned()
+}
+
 impl Process {
+    /// Starts ffmpeg for a file.
     pub fn start(path: &Path, command: &mut Command) -> Result<Process> {
-        let mut child = command.stderr(Stdio::piped()).spawn().map_err(|why| missing(path, "ffmpeg", &why))?;
-        let stderr = child.stderr.take();
+        Process::start_named(path, command, "ffmpeg")
+    }
+
+    /// Starts ffprobe with some words about a file. Its answer is for the caller to read.
+    pub fn ask(path: &Path, words: &[&str]) -> Result<Process> {
+        let mut command = ffprobe();
+        command.args(["-hide_banner", "-v", "error"]).args(words).arg(as_file(path));
+        Process::start_named(path, command.stdin(Stdio::null()).stdout(Stdio::piped()), "ffprobe")
+    }
+
+    fn start_named(path: &Path, command: &mut Command, program: &str) -> Result<Process> {
+        let mut child = command.stderr(Stdio::piped()).spawn().map_err(|why| missing(path, program, &why))?;
+        let complaints = Arc::new(Mutex::new(Vec::new()));
         // A full pipe would stop the child, so somebody has to read it all the time.
-        let complaints = stderr.map(|mut stderr| {
+        let listener = child.stderr.take().map(|stderr| {
+            let heard = Arc::clone(&complaints);
             std::thread::spawn(move || {
-                let mut text = Vec::new();
-                let _ = stderr.read_to_end(&mut text);
-                String::from_utf8_lossy(&text).into_owned()
+                for line in BufReader::new(stderr).split(b'\n').map_while(std::io::Result::ok) {
+                    let line = plain(&String::from_utf8_lossy(&line));
+                    let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !line.is_empty() && heard.len() < MOST_COMPLAINTS {
+                        heard.push(line);
+                    }
+                }
             })
         });
-        Ok(Process { child, complaints })
+        Ok(Process { child, complaints, listener })
+    }
+
+    /// One whose complaints somebody else reads.
+    pub fn unheard(child: Child) -> Process {
+        Process { child, complaints: Arc::default(), listener: None }
+    }
+
+    pub fn stderr(&mut self) -> Option<ChildStderr> {
+        self.child.stderr.take()
     }
 
     pub fn stdin(&mut self) -> Option<ChildStdin> {
@@ -52,16 +90,32 @@ impl Process {
         self.child.stdout.take()
     }
 
-    /// Waits for it to end, and for it to have been content.
-    pub fn end(&mut self, path: &Path) -> Result<()> {
-        let status = self.child.wait().map_err(|why| format!("ffmpeg was lost: {why}"))?;
-        let said = self.complaints.take().and_then(|thread| thread.join().ok()).unwrap_or_default();
-        if status.success() {
-            return Ok(());
-        }
-        let line = said.lines().rev().find(|line| !line.trim().is_empty()).unwrap_or("no word why").trim().to_owned();
-        Err(format!("ffmpeg failed on {}: {line}", path.display()))
+    /// What it has complained about so far.
+    pub fn complaints(&self) -> Vec<String> {
+        self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
+
+    /// Waits for it to end. Whether it did not fail, and what it complained about.
+    pub fn outcome(&mut self) -> Result<(bool, Vec<String>)> {
+        let status = self.child.wait().map_err(|why| format!("ffmpeg was lost: {why}"))?;
+        self.listener.take().map(JoinHandle::join);
+        Ok((status.success(), self.complaints()))
+    }
+
+    /// Waits for it to end. What it complained about although it did not fail.
+    pub fn end(&mut self, path: &Path) -> Result<Vec<String>> {
+        let (done, complaints) = self.outcome()?;
+        if done {
+            return Ok(complaints);
+        }
+        Err(failed(path, complaints.last().map_or("it does not say why", String::as_str)))
+    }
+}
+
+/// A full disk is the one failure whose remedy is known.
+pub fn failed(path: &Path, line: &str) -> String {
+    let full = ["No space left", "File too large", "Disk quota"].iter().any(|known| line.contains(known));
+    format!("ffmpeg failed on {}: {line}{}", path.display(), if full { "; make room" } else { "" })
 }
 
 impl Drop for Process {
@@ -71,20 +125,44 @@ impl Drop for Process {
     }
 }
 
-pub fn ffmpeg() -> Command {
+/// $FFMPEG, else by its name. `level`: what it tells.
+pub fn ffmpeg(level: &str) -> Command {
     let mut command = Command::new(std::env::var_os("FFMPEG").unwrap_or_else(|| "ffmpeg".into()));
-    command.args(["-nostdin", "-hide_banner", "-v", "error"]);
+    command.args(["-nostdin", "-hide_banner", "-v", level]);
     command
 }
 
+/// Frames keep their times, and none is dropped or repeated. The option has another name before version 5.1, and the
+/// old name is gone from the newest.
+pub fn as_they_are() -> [&'static str; 2] {
+    static MODE: OnceLock<&str> = OnceLock::new();
+    let ask = || {
+        let help = ffmpeg("error").args(["-h", "long"]).stdin(Stdio::null()).output();
+        let known = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("-fps_mode"));
+        if known { "-fps_mode" } else { "-vsync" }
+    };
+    [MODE.get_or_init(ask), "passthrough"]
+}
+
 /// $FFPROBE, else beside $FFMPEG, else by its name.
-pub fn ffprobe() -> Command {
+fn ffprobe() -> Command {
     let beside = || {
         let ffmpeg = PathBuf::from(std::env::var_os("FFMPEG")?);
         let folder = ffmpeg.parent().filter(|folder| !folder.as_os_str().is_empty())?;
         Some(folder.join("ffprobe").into_os_string())
     };
-    let mut command = Command::new(std::env::var_os("FFPROBE").or_else(beside).unwrap_or_else(|| "ffprobe".into()));
-    command.args(["-hide_banner", "-v", "error"]).stdin(Stdio::null());
-    command
+    Command::new(std::env::var_os("FFPROBE").or_else(beside).unwrap_or_else(|| "ffprobe".into()))
+}
+
+/// What ffprobe answers about a file.
+pub fn ask(path: &Path, words: &[&str]) -> Result<Output> {
+    let mut command = ffprobe();
+    command.args(["-hide_banner", "-v", "error"]).args(words).arg(as_file(path));
+    command.stdin(Stdio::null()).output().map_err(|why| missing(path, "ffprobe", &why))
+}
+
+/// The lines that it complained with.
+pub fn complaints(output: &Output) -> Vec<String> {
+    let said = String::from_utf8_lossy(&output.stderr);
+    said.lines().map(plain).filter(|line| !line.is_empty()).take(MOST_COMPLAINTS).collect()
 }

@@ -64,9 +64,12 @@ impl Header {
     }
 }
 
+/// Name, type, shape and bytes of a tensor.
+pub type Tensor = (String, &'static str, Vec<u64>, u64);
+
 /// A header for tensors that lie one after the other in this order, filled up with spaces to a multiple of 8 and to at
 /// least `room` bytes, its length included.
-pub fn header(tensors: &[(String, &str, Vec<u64>, u64)], metadata: &[(&str, String)], room: usize) -> Vec<u8> {
+pub fn header(tensors: &[Tensor], metadata: &[(&str, String)], room: usize) -> Vec<u8> {
     let mut fields = Map::new();
     let metadata: Map<_, _> = metadata.iter().map(|(k, v)| ((*k).to_owned(), json!(v))).collect();
     fields.insert("__metadata__".into(), Value::Object(metadata));

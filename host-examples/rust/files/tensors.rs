@@ -8,13 +8,13 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 
-use super::safetensors::{self, Header};
+use super::safetensors::{self, Entry, Header, Tensor};
 use super::stdio;
-use super::{Clip, Sink, Source, VideoOptions};
-use crate::Result;
+use super::{Clip, Sink, Source, Times, VideoOptions, times};
 use crate::draft::{self, Draft};
 use crate::tensor::{Dtype, FrameKind};
 use crate::units::Rate;
+use crate::{Result, memory};
 
 /// The order of the frames' planes in the file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,8 +36,16 @@ pub struct Latents {
     pub kind: FrameKind,
     pub frames: u64,
     pub metadata: BTreeMap<String, String>,
+    /// Of the frames of video, where they do not come at one rate from zero on.
+    pub times: Option<Times>,
     pub source: Box<dyn Source>,
 }
+
+/// The tensor of these times, and the seconds of a tick in the metadata.
+const TIMES: &str = "times";
+const TIME_BASE: &str = "time_base";
+/// No latent stands for as many frames.
+const MOST_FRAMES_EACH: u64 = 1 << 16;
 
 /// The names that programs give to latents.
 const LATENT_NAMES: [&str; 4] = ["latent", "mean", "samples", "latent_tensor"];
@@ -53,8 +61,30 @@ pub fn open_latents(path: &Path) -> Result<Latents> {
         format!("{} has no latents; it needs a tensor with one of the names {names}", path.display())
     })?;
     let reader = Reader::open(path, name, &header)?;
+    let times = header.tensors.get(TIMES).map(|entry| read_times(path, entry, &header, reader.frames)).transpose()?;
     let reader = Reader { _spooled: spooled, ..reader };
-    Ok(Latents { kind: reader.kind, frames: reader.frames, metadata: header.metadata, source: Box::new(reader) })
+    Ok(Latents { kind: reader.kind, frames: reader.frames, metadata: header.metadata, times, source: Box::new(reader) })
+}
+
+fn read_times(path: &Path, entry: &Entry, header: &Header, latents: u64) -> Result<Times> {
+    let name = path.display();
+    let ticks = header.metadata.get(TIME_BASE).and_then(|text| Rate::parse(text).ok()).map(Rate::inverse);
+    let (Some(ticks), "I64", [count]) = (ticks, entry.dtype.as_str(), &entry.shape[..]) else {
+        return Err(format!("{name}: {TIMES} must be I64 [frames], with {TIME_BASE} in the metadata; encode it anew"));
+    };
+    if *count > latents.saturating_mul(MOST_FRAMES_EACH) {
+        return Err(format!("{name}: {TIMES} has {count} numbers for {latents} latents; encode it anew"));
+    }
+    let mut bytes = memory::zeroed::<u8>(entry.bytes as usize, format_args!("{name}: {TIMES}"))?;
+    let mut file = File::open(path).map_err(|why| format!("{name} cannot be opened: {why}"))?;
+    let read = file.seek(SeekFrom::Start(entry.start)).and_then(|_| file.read_exact(&mut bytes));
+    read.map_err(|why| format!("{name} cannot be read: {why}"))?;
+    let values = bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes));
+    let list = memory::collected(*count as usize, values, format_args!("{name}: {TIMES}"))?;
+    if list.iter().any(|time| !times::is_time(*time)) || !list.is_sorted_by(|a, b| a < b) {
+        return Err(format!("{name}: {TIMES} do not rise; encode it anew"));
+    }
+    Ok(Times::of(ticks, list))
 }
 
 pub fn open_video(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
@@ -138,6 +168,8 @@ pub struct Writer {
     pub metadata: Vec<(&'static str, String)>,
     /// Told how many frames of video the clip has, once that is known.
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
+    /// Of these frames, and the rate that goes without times.
+    times: (Option<Times>, Rate),
 }
 
 /// The file, or one to be poured into standard output.
@@ -153,11 +185,12 @@ pub fn create_latents(
     kind: FrameKind,
     metadata: Vec<(&'static str, String)>,
     video_frames: Option<std::sync::Arc<std::sync::atomic::AtomicU64>>,
+    times: (Option<Times>, Rate),
 ) -> Result<Writer> {
     let (draft, piped) = drafted(path)?;
     let file = draft.create()?;
     let order = Order::FramesFirst;
-    Ok(Writer { draft, piped, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames })
+    Ok(Writer { draft, piped, file, name: "latent", kind, order, frames: 0, written: 0, metadata, video_frames, times })
 }
 
 pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer> {
@@ -168,7 +201,8 @@ pub fn create_video(path: &Path, kind: FrameKind, clip: &Clip) -> Result<Writer>
     let (draft, piped) = drafted(path)?;
     let file = draft.create()?;
     let (order, metadata) = (Order::ChannelsFirst, vec![("fps", clip.rate.to_string())]);
-    Ok(Writer { draft, piped, file, name: "video", kind, order, frames, written: 0, metadata, video_frames: None })
+    let (video_frames, times) = (None, (None, clip.rate));
+    Ok(Writer { draft, piped, file, name: "video", kind, order, frames, written: 0, metadata, video_frames, times })
 }
 
 impl Sink for Writer {
@@ -192,16 +226,34 @@ impl Sink for Writer {
                 return Err(format!("the clip has {} frames where {} were announced", self.written, self.frames));
             }
         };
-        if let Some(frames) = &self.video_frames {
-            self.metadata.push(("frames", frames.load(std::sync::atomic::Ordering::Acquire).to_string()));
-        }
         let bytes = self.written * self.kind.bytes() as u64;
-        let tensor = (self.name.to_owned(), self.kind.dtype.name(), shape, bytes);
-        let header = safetensors::header(&[tensor], &self.metadata, HEADER_ROOM);
+        let mut tensors = vec![(self.name.to_owned(), self.kind.dtype.name(), shape, bytes)];
+        if let Some(frames) = &self.video_frames {
+            let frames = frames.load(std::sync::atomic::Ordering::Acquire);
+            self.metadata.push(("frames", frames.to_string()));
+            tensors.extend(self.write_times(frames, HEADER_ROOM as u64 + bytes)?);
+        }
+        let header = safetensors::header(&tensors, &self.metadata, HEADER_ROOM);
         if header.len() != HEADER_ROOM {
             return Err("the settings are too long for the file's header; use fewer --set".into());
         }
         safetensors::write_at(&mut self.file, 0, &header)?;
         if self.piped { stdio::pour(&self.draft.path) } else { self.draft.finish() }
+    }
+}
+
+impl Writer {
+    /// Writes the times of frames behind the latents, unless the rate tells them. Their entry in the header.
+    fn write_times(&mut self, frames: u64, position: u64) -> Result<Option<Tensor>> {
+        let (Some(times), rate) = &self.times else { return Ok(None) };
+        let list = times.all();
+        let times = Times::of(times.ticks, list.get(..frames as usize).unwrap_or(&list).to_vec());
+        if times.are_plain(*rate) {
+            return Ok(None);
+        }
+        let bytes: Vec<u8> = times.all().iter().flat_map(|time| time.to_le_bytes()).collect();
+        safetensors::write_at(&mut self.file, position, &bytes)?;
+        self.metadata.push((TIME_BASE, times.ticks.inverse().to_string()));
+        Ok(Some((TIMES.to_owned(), "I64", vec![times.count() as u64], bytes.len() as u64)))
     }
 }

@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 
 use super::colour::{Chroma, Matrix, Planes};
 use super::stdio::{self, Input, Output};
-use super::{Clip, Sink, Source, VideoOptions, read_up_to};
+use super::tags::Tags;
+use super::{Clip, InputOptions, Sink, Source, VideoOptions, constant, read_up_to};
 use crate::tensor::{Dtype, FrameKind};
-use crate::units::Rate;
-use crate::{Result, memory};
+use crate::units::{Rate, counted};
+use crate::{Result, memory, say};
 
 use Chroma::{Full, HalfCentred, HalfCosited};
 
@@ -42,9 +43,10 @@ struct Reader {
     bytes: Vec<u8>,
     samples: Vec<u16>,
     count: u64,
+    keep_damaged: bool,
 }
 
-pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source>)> {
+pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result<(Clip, Box<dyn Source>)> {
     let name = path.display();
     let Input { from: mut file, length } = stdio::open(path)?;
     let header = line(&mut file).map_err(|why| format!("{name} cannot be read: {why}"))?;
@@ -53,6 +55,7 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
         return Err(format!("{name} is no y4m file: it does not begin with {MAGIC}"));
     }
     let (mut width, mut height, mut rate, mut layout, mut full_range) = (0, 0, Rate::DEFAULT, "420", false);
+    let mut tags = Tags::default();
     for field in fields.filter(|field| !field.is_empty()) {
         let (tag, value) = field.split_at(field.chars().next().map_or(0, char::len_utf8));
         match tag {
@@ -61,6 +64,7 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
             // 0:0 means unknown.
             "F" => rate = Rate::parse(value).unwrap_or(Rate::DEFAULT),
             "C" => layout = value,
+            "A" => tags.aspect = value.to_owned(),
             "I" if !matches!(value, "p" | "?") => {
                 return Err(format!("{name} is interlaced; make it progressive first, with ffmpeg -vf bwdif"));
             }
@@ -87,10 +91,11 @@ pub fn open(path: &Path, options: &VideoOptions) -> Result<(Clip, Box<dyn Source
         expected,
         y4m: Some(layout),
         bits,
+        tags,
         ..Clip::new(kind, options.rate.unwrap_or(rate))
     };
-    let samples = memory::zeroed(planes.samples(), &what)?;
-    Ok((clip, Box::new(Reader { path: path.to_owned(), file, planes, bytes, samples, count: 0 })))
+    let (samples, keep_damaged) = (memory::zeroed(planes.samples(), &what)?, input.keep_damaged);
+    Ok((clip, Box::new(Reader { path: path.to_owned(), file, planes, bytes, samples, count: 0, keep_damaged })))
 }
 
 /// A line without its end; empty at the end of the file.
@@ -103,6 +108,17 @@ fn line(file: &mut impl BufRead) -> std::io::Result<String> {
     Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
+impl Reader {
+    /// An error, or the end of the clip. Where the next frame begins is not known.
+    fn damaged(&self, why: String) -> Result<bool> {
+        if !self.keep_damaged {
+            return Err(format!("{why}; write it anew, or add --keep-damaged to go on with what comes before"));
+        }
+        say::warn(format_args!("{why}; {} before it are kept", counted(self.count - 1, "frame")));
+        Ok(false)
+    }
+}
+
 impl Source for Reader {
     fn read(&mut self, frame: &mut [u8]) -> Result<bool> {
         let name = self.path.display();
@@ -111,12 +127,13 @@ impl Source for Reader {
             return Ok(false);
         }
         self.count += 1;
+        let count = self.count;
         if !mark.starts_with("FRAME") {
-            return Err(format!("{name} is damaged: frame {} does not begin with FRAME; write it anew", self.count));
+            return self.damaged(format!("{name} is damaged: frame {count} does not begin with FRAME"));
         }
         let got = read_up_to(&mut self.file, &mut self.bytes).map_err(|why| format!("{name} cannot be read: {why}"))?;
         if got < self.bytes.len() {
-            return Err(format!("{name} is cut short within frame {}; write it anew", self.count));
+            return self.damaged(format!("{name} is cut short within frame {count}"));
         }
         if self.planes.bits > 8 {
             for (sample, pair) in self.samples.iter_mut().zip(self.bytes.chunks_exact(2)) {
@@ -164,11 +181,13 @@ pub fn create(path: &Path, clip: &Clip, options: &VideoOptions) -> Result<(Frame
     let planes = Planes { width, height, horizontal, vertical, bits, full_range: false, matrix };
     let mut output = Output::create(path)?;
     let Rate { frames, seconds } = clip.rate;
-    let header = format!("{MAGIC} W{width} H{height} F{frames}:{seconds} Ip A1:1 C{layout} XCOLORRANGE=LIMITED\n");
+    let (wide, high) = clip.tags.ratio().unwrap_or((1, 1));
+    let header =
+        format!("{MAGIC} W{width} H{height} F{frames}:{seconds} Ip A{wide}:{high} C{layout} XCOLORRANGE=LIMITED\n");
     output.write(header.as_bytes())?;
     let kind = FrameKind::pixels(if bits > 8 { Dtype::U16 } else { Dtype::U8 }, width, height);
     let samples = memory::zeroed(planes.samples(), format_args!("{}: a frame of {width}x{height}", path.display()))?;
-    Ok((kind, Box::new(Writer { output, planes, samples })))
+    Ok((kind, constant::steady(Box::new(Writer { output, planes, samples }), clip)))
 }
 
 impl Sink for Writer {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::table;
 use crate::commands::demo::{clip as demo_clip, metrics};
 use crate::commands::info;
-use crate::files::{self, Source, VideoOptions};
+use crate::files::{self, InputOptions, Source, VideoOptions};
 use crate::options::{ModelOptions, key_and_value};
 use crate::pipeline::{Counting, Pipeline, Stage};
 use crate::progress::Progress;
@@ -106,13 +106,17 @@ pub fn list(precisions: &[String], variants: &[Variant], model: &ModelOptions, w
 }
 
 /// Keeps the frames of a clip that are to be compared.
-pub fn keep(path: &Path, options: &VideoOptions, frames: (u64, Option<u64>)) -> Result<Spool> {
+pub fn keep(
+    path: &Path,
+    (options, input): (&VideoOptions, &InputOptions),
+    frames: (u64, Option<u64>),
+) -> Result<Spool> {
     let (kind, source, expected): (_, Box<dyn Source>, _) = if path.as_os_str() == DEMO {
         let [count, height, width] = DEMO_SHAPE;
         let clip = demo_clip::make(FrameKind::pixels(Dtype::U8, width, height), count as u64)?;
         (clip.kind, Box::new(Made { clip, next: 0 }), Some(count as u64))
     } else {
-        let (clip, source) = files::open(path, options)?;
+        let (clip, source) = files::open(path, options, input)?;
         (clip.kind, source, clip.expected)
     };
     let (first, count) = frames;

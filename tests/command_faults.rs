@@ -74,7 +74,7 @@ fn control_characters_of_files_are_shown() {
     harmless(&vvae(&["roundtrip", text(&video), "out.y4m"]).output().unwrap().stderr);
 }
 
-fn is_draft(name: &String) -> bool {
+fn is_draft(name: &str) -> bool {
     name.starts_with(".part-")
 }
 
@@ -126,7 +126,7 @@ fn drafts_of_killed_runs_are_removed_by_the_next() {
     // Without a word about it, and for -y too.
     let output = vvae(&["roundtrip", text(&short), text(&folder.0.join("out.y4m")), "-y"]).output().unwrap();
     assert!(output.status.success() && output.stderr.is_empty(), "{}", out(&output));
-    let drafts: Vec<_> = names(&folder.0).into_iter().filter(is_draft).collect();
+    let drafts: Vec<_> = names(&folder.0).into_iter().filter(|name| is_draft(name)).collect();
     assert!(drafts.iter().all(|name| name.ends_with("-pictures")), "{drafts:?}");
 }
 

@@ -42,9 +42,12 @@ impl Check {
         }
     }
 
-    /// The clip has ended after `read` frames.
-    pub fn end(&mut self, read: usize) -> Result<()> {
+    /// The clip has ended after `read` frames. `done`: whether ffmpeg was content.
+    pub fn end(&mut self, read: usize, done: bool) -> Result<()> {
         self.roll.end().map_or(Ok(()), |missing| self.missing(missing, read))?;
+        if !done {
+            self.damaged(None, read, "ffmpeg failed")?;
+        }
         if let Some(kept) = &self.kept {
             say::warn(format_args!("{kept}; {} can be read and are kept", counted(read as u64, "frame")));
         }

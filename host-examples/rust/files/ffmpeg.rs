@@ -183,10 +183,9 @@ impl Source for Reader {
                 Item::End => {
                     // An ffmpeg that was interrupted along with us ends in good order, but not at the end.
                     interrupt::check()?;
-                    let complaints = self.process.end(&self.path)?;
-                    let read = self.times.count();
+                    let (read, (done, complaints)) = (self.times.count(), self.process.outcome()?);
                     self.check.complaints(&complaints, read)?;
-                    return self.check.end(read).map(|()| false);
+                    return self.check.end(read, done).map(|()| false);
                 }
             }
         };

@@ -23,7 +23,7 @@ impl Check {
         let (path, found, roll) = (path.to_owned(), found.clone(), Roll::new(&index));
         let mut check = Check { path, found, index, roll, keep, kept: None };
         if let Some(why) = check.index.damage.take() {
-            let last = check.index.times.len();
+            let last = check.index.packets as usize;
             check.damaged(check.index.locate(&check.path, &check.found), last, &why)?;
         }
         Ok(check)

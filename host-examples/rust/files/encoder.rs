@@ -33,7 +33,7 @@ impl Encoder {
         let dtype = if choice.bits > 8 { Dtype::U16 } else { Dtype::U8 };
         let kind = FrameKind::pixels(dtype, clip.kind.width, clip.kind.height);
         let draft = Draft::new(path)?;
-        let mut command = ffmpeg("error");
+        let mut command = ffmpeg();
         command.arg("-y");
         let ticks = clip.times.as_ref().map_or(clip.rate, |times| times.ticks);
         // ffmpeg counts from the first frame, and adds this.

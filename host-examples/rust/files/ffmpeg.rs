@@ -85,7 +85,7 @@ fn start(path: &Path, found: &Probe, options: &VideoOptions) -> Result<Process> 
         filters += &format!("scale=in_color_matrix={matrix}:in_range={range}:out_range=pc,");
     }
     filters += if found.bits > 8 { "format=rgb48be" } else { "format=rgb24" };
-    let mut command = ffmpeg("error");
+    let mut command = ffmpeg();
     command.arg("-i").arg(as_file(path)).args(["-map", &format!("0:{}", found.index), "-vf", &filters]);
     command.args(["-sws_flags", "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"]);
     command.args(program::as_they_are());

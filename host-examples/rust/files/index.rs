@@ -22,6 +22,8 @@ const JUMP: i64 = 10;
 pub struct Index {
     /// In ticks of the stream, from the start of the file on, sorted. Empty where packets do not say.
     pub times: Vec<i64>,
+    /// Of the stream.
+    pub packets: i64,
     /// Whether every packet is one frame.
     pub exact: bool,
     /// Why it is not whole, in words.
@@ -33,7 +35,7 @@ pub struct Index {
 impl Index {
     /// Of a picture.
     pub fn none() -> Index {
-        Index { times: Vec::new(), exact: false, damage: None, start: 0 }
+        Index { times: Vec::new(), packets: 0, exact: false, damage: None, start: 0 }
     }
 
     pub fn read(path: &Path, found: &Probe) -> Result<Index> {
@@ -83,7 +85,7 @@ impl Index {
         let cut = found.stored.filter(|stored| length < *stored as i64);
         let damage = complaint.or(cut.map(|stored| format!("it has {length} frames, its header says {stored}")));
         let exact = told && found.progressive && ONE_FRAME_EACH.contains(&found.codec.as_str());
-        Ok(Index { times, exact, damage, start })
+        Ok(Index { times, packets, exact, damage, start })
     }
 
     /// Whether frames come at one rate, but for the rounding of times: the rate, and the time of the first.
@@ -104,25 +106,26 @@ impl Index {
     /// The frame at which ffmpeg first complains, by its number and its seconds.
     pub fn locate(&self, path: &Path, found: &Probe) -> Option<(usize, f64)> {
         // Packets are told as they are read, and one thread decodes each before the next is read.
-        let mut command = program::ffmpeg("level+info");
+        let mut command = program::talkative("level+info");
         command.args(["-nostats", "-debug_ts", "-threads", "1", "-i"]).arg(as_file(path));
         command.args(["-map", &format!("0:{}", found.index), "-f", "null", "-"]);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
         let mut process = Process::unheard(child.ok()?);
-        let mut time = None;
+        let (mut time, mut packets) = (None, 0);
         for line in BufReader::new(process.stderr()?).split(b'\n').map_while(std::io::Result::ok) {
             let line = String::from_utf8_lossy(&line);
             if line.contains("demuxer -> ") && line.contains("type:video") {
                 let shown = line
                     .split_once("pkt_pts:")
                     .and_then(|(_, rest)| rest.split(' ').next()?.parse::<i64>().ok().filter(|time| is_time(*time)));
+                packets += 1;
                 time = shown.map(|shown| shown - self.start).or(time);
-            } else if line.contains("[error] ") || line.contains("[fatal] ") {
+            } else if program::complaint(&line).is_some() {
                 break;
             }
         }
-        let seconds = |time: i64| time as f64 / found.ticks.per_second();
-        time.map(|time| (self.number(time), seconds(time)))
+        let number = |time: i64| if self.times.is_empty() { packets } else { self.number(time) };
+        time.map(|time| (number(time), time as f64 / found.ticks.per_second()))
     }
 }
 
@@ -169,7 +172,7 @@ mod tests {
 
     #[test]
     fn the_roll_finds_what_is_missing() {
-        let index = |times: &[i64], exact| Index { times: times.to_vec(), exact, damage: None, start: 0 };
+        let index = |times: &[i64], exact| Index { times: times.to_vec(), packets: 0, exact, damage: None, start: 0 };
         let missing = |listed: &[i64], come: &[i64]| {
             let mut roll = Roll::new(&index(listed, true));
             come.iter().find_map(|time| roll.take(*time)).or(roll.end())

@@ -16,7 +16,8 @@ const MOST_COMPLAINTS: usize = 32;
 pub struct Process {
     child: Child,
     complaints: Arc<Mutex<Vec<String>>>,
-    listener: Option<JoinHandle<()>>,
+    /// Ends with the child, and has its last line, whatever that is.
+    listener: Option<JoinHandle<String>>,
 }
 
 pub fn missing(path: &Path, program: &str, why: &std::io::Error) -> String {
@@ -34,11 +35,24 @@ pub fn as_file(path: &Path) -> OsString {
     name
 }
 
-/// "[h264 @ 0x5581] error while decoding" becomes "h264: error while decoding".
-pub fn plain(line: &str) -> String {
-    let named = line.strip_prefix('[').and_then(|rest| rest.split_once(" @ "));
-    let told = named.and_then(|(name, rest)| Some(format!("{name}: {}", rest.split_once("] ")?.1)));
-    told.unwrap_or_else(|| line.to_owned()).trim().to_owned()
+/// What both tell, with the level of each line.
+const LEVEL: &str = "level+warning";
+
+/// "[h264 @ 0x5581] [error] no frame" becomes "h264: no frame". `None` unless it is about something that went wrong:
+/// of mere warnings those that name what is corrupt.
+pub fn complaint(line: &str) -> Option<String> {
+    let (mut name, mut rest, mut levelled) = (String::new(), line.trim(), false);
+    while let Some((inner, after)) = rest.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
+        match inner.split_once(" @ ") {
+            Some((of, _)) => name = format!("{of}: "),
+            None if matches!(inner, "error" | "fatal" | "panic") => levelled = true,
+            None if inner == "warning" && after.contains("orrupt") => levelled = true,
+            None => return None,
+        }
+        rest = after;
+    }
+    // Lines without a level go on with the one before, or are of a library's own.
+    levelled.then(|| format!("{name}{rest}"))
 }
 
 impl Process {
@@ -50,7 +64,7 @@ impl Process {
     /// Starts ffprobe with some words about a file. Its answer is for the caller to read.
     pub fn ask(path: &Path, words: &[&str]) -> Result<Process> {
         let mut command = ffprobe();
-        command.args(["-hide_banner", "-v", "error"]).args(words).arg(as_file(path));
+        command.args(["-hide_banner", "-v", LEVEL]).args(words).arg(as_file(path));
         Process::start_named(path, command.stdin(Stdio::null()).stdout(Stdio::piped()), "ffprobe")
     }
 
@@ -61,13 +75,14 @@ impl Process {
         let listener = child.stderr.take().map(|stderr| {
             let heard = Arc::clone(&complaints);
             std::thread::spawn(move || {
+                let mut last = String::new();
                 for line in BufReader::new(stderr).split(b'\n').map_while(std::io::Result::ok) {
-                    let line = plain(&String::from_utf8_lossy(&line));
                     let mut heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
-                    if !line.is_empty() && heard.len() < MOST_COMPLAINTS {
-                        heard.push(line);
-                    }
+                    let room = MOST_COMPLAINTS - heard.len().min(MOST_COMPLAINTS);
+                    last = String::from_utf8_lossy(&line).trim().to_owned();
+                    heard.extend(complaint(&last).into_iter().take(room));
                 }
+                last
             })
         });
         Ok(Process { child, complaints, listener })
@@ -95,11 +110,15 @@ impl Process {
         self.complaints.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits for it to end. Whether it did not fail, and what it complained about.
+    /// Waits for it to end. Whether it did not fail, and what it complained about: something, if it did.
     pub fn outcome(&mut self) -> Result<(bool, Vec<String>)> {
         let status = self.child.wait().map_err(|why| format!("ffmpeg was lost: {why}"))?;
-        self.listener.take().map(JoinHandle::join);
-        Ok((status.success(), self.complaints()))
+        let last = self.listener.take().and_then(|listener| listener.join().ok()).unwrap_or_default();
+        let mut complaints = self.complaints();
+        if !status.success() && complaints.is_empty() {
+            complaints.push(if last.is_empty() { "it does not say why".into() } else { last });
+        }
+        Ok((status.success(), complaints))
     }
 
     /// Waits for it to end. What it complained about although it did not fail.
@@ -108,7 +127,7 @@ impl Process {
         if done {
             return Ok(complaints);
         }
-        Err(failed(path, complaints.last().map_or("it does not say why", String::as_str)))
+        Err(failed(path, complaints.last().map_or("", String::as_str)))
     }
 }
 
@@ -125,8 +144,13 @@ impl Drop for Process {
     }
 }
 
-/// $FFMPEG, else by its name. `level`: what it tells.
-pub fn ffmpeg(level: &str) -> Command {
+/// $FFMPEG, else by its name.
+pub fn ffmpeg() -> Command {
+    talkative(LEVEL)
+}
+
+/// One that tells what this level has.
+pub fn talkative(level: &str) -> Command {
     let mut command = Command::new(std::env::var_os("FFMPEG").unwrap_or_else(|| "ffmpeg".into()));
     command.args(["-nostdin", "-hide_banner", "-v", level]);
     command
@@ -137,7 +161,7 @@ pub fn ffmpeg(level: &str) -> Command {
 pub fn as_they_are() -> [&'static str; 2] {
     static MODE: OnceLock<&str> = OnceLock::new();
     let ask = || {
-        let help = ffmpeg("error").args(["-h", "long"]).stdin(Stdio::null()).output();
+        let help = ffmpeg().args(["-h", "long"]).stdin(Stdio::null()).output();
         let known = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("-fps_mode"));
         if known { "-fps_mode" } else { "-vsync" }
     };
@@ -157,12 +181,33 @@ fn ffprobe() -> Command {
 /// What ffprobe answers about a file.
 pub fn ask(path: &Path, words: &[&str]) -> Result<Output> {
     let mut command = ffprobe();
-    command.args(["-hide_banner", "-v", "error"]).args(words).arg(as_file(path));
+    command.args(["-hide_banner", "-v", LEVEL]).args(words).arg(as_file(path));
     command.stdin(Stdio::null()).output().map_err(|why| missing(path, "ffprobe", &why))
 }
 
 /// The lines that it complained with.
 pub fn complaints(output: &Output) -> Vec<String> {
     let said = String::from_utf8_lossy(&output.stderr);
-    said.lines().map(plain).filter(|line| !line.is_empty()).take(MOST_COMPLAINTS).collect()
+    said.lines().filter_map(complaint).take(MOST_COMPLAINTS).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn complaints_are_told_from_the_rest() {
+        for (line, expected) in [
+            ("[h264 @ 0x55] [error] no frame!", Some("h264: no frame!")),
+            ("[vist#0:0/h264 @ 0x55] [dec:h264 @ 0x56] [error] Decode error", Some("dec:h264: Decode error")),
+            ("[error] Error closing file", Some("Error closing file")),
+            ("[mpegts @ 0x55] [warning] Packet corrupt (stream = 0)", Some("mpegts: Packet corrupt (stream = 0)")),
+            ("[swscaler @ 0x55] [warning] deprecated pixel format used", None),
+            ("[info] frame=    1", None),
+            ("Consider increasing the value for analyzeduration", None),
+            ("", None),
+        ] {
+            assert_eq!(complaint(line).as_deref(), expected, "{line}");
+        }
+    }
 }

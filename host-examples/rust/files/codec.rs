@@ -142,8 +142,8 @@ fn encoder(codec: Codec, clip: &Clip, quality: Option<u32>) -> Vec<String> {
 /// In its stream HEVC says too how it was mastered; not all players look at the container.
 fn x265(clip: &Clip) -> String {
     let mut settings = "log-level=error".to_owned();
-    if hdr::display(&clip.tags.mastering).is_some() {
-        settings += &format!(":master-display={}", clip.tags.mastering);
+    if let Some(display) = hdr::written(&clip.tags.mastering) {
+        settings += &format!(":master-display={display}");
     }
     if let Some([most, mean]) = hdr::brightest(&clip.tags.light) {
         settings += &format!(":max-cll={most},{mean}");

@@ -31,7 +31,12 @@ pub fn mastering(side_data: &Value) -> Option<String> {
         value.is_finite().then(|| (value * units(field)).round().to_string())
     };
     let numbers = (0..FIELDS.len()).map(number).collect::<Option<Vec<_>>>()?;
-    let [gx, gy, bx, by, rx, ry, wx, wy, most, least] = numbers.try_into().ok()?;
+    written(&numbers.join(","))
+}
+
+/// A text with these ten numbers and nothing else. It may come from a file, and goes to an encoder.
+pub fn written(text: &str) -> Option<String> {
+    let [gx, gy, bx, by, rx, ry, wx, wy, most, least] = numbers::<10>(text)?;
     Some(format!("G({gx},{gy})B({bx},{by})R({rx},{ry})WP({wx},{wy})L({most},{least})"))
 }
 
@@ -72,6 +77,7 @@ mod tests {
         });
         let text = mastering(&told).unwrap();
         assert_eq!(text, "G(13250,34500)B(7500,3000)R(34000,16000)WP(15635,16450)L(10000000,50)");
+        assert_eq!(written(&text.replace('L', ":output=x:L")), Some(text.clone()));
         assert_eq!(display(&text).unwrap(), [0.265, 0.69, 0.15, 0.06, 0.68, 0.32, 0.3127, 0.329, 1000.0, 0.005]);
         assert_eq!(
             brightest(&light(&serde_json::json!({ "max_content": 1000, "max_average": 400 })).unwrap()),

@@ -72,6 +72,9 @@ pub fn open(path: &Path, options: &VideoOptions, input: &InputOptions) -> Result
             _ => {}
         }
     }
+    if tags.ratio().is_none() {
+        tags.aspect.clear();
+    }
     if !(1..=1 << 17).contains(&width) || !(1..=1 << 17).contains(&height) {
         return Err(format!("{name} does not say its width and height (W and H in its first line); write it anew"));
     }

@@ -80,6 +80,112 @@ def test_calls_from_callbacks_are_refused(vae):
         vae.decode(random_latent(1, 16, 1, 2, 2), progress=again)
 
 
+def run_python(program: str, timeout: float = 60) -> subprocess.CompletedProcess:
+    """In a process of its own, which is killed with its children if it hangs."""
+    child = subprocess.Popen(
+        [sys.executable, "-W", "always", "-c", textwrap.dedent(program)],
+        cwd=SOURCES,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = child.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(child.pid, signal.SIGKILL)
+        out, err = child.communicate()
+        pytest.fail(f"it hangs: {out}{err}")
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+@pytest.mark.parametrize("end", ["vae.close()", "del vae", "stream.close()", "pass"])
+def test_a_forked_child_leaves_the_parent_s_object_alone(end):
+    """`pass`: the exit of the child alone, which runs finalizers."""
+    done = run_python(f"""
+        import os, sys, numpy as np
+        from video_vae import StateError, VideoVae
+        vae = VideoVae({str(SMALL)!r}, "cpu")
+        stream = vae.open_stream("decode", (1, 16, 1, 2, 2))
+        if {end.startswith("del")}:
+            stream = None
+        child = os.fork()
+        if child == 0:
+            {end}
+            sys.exit(7)
+        _, status = os.waitpid(child, 0)
+        vae.decode(np.zeros((1, 16, 1, 2, 2), "f4"))
+        print("child", os.waitstatus_to_exitcode(status))
+        vae.close()
+    """)
+    assert (done.returncode, done.stdout) == (0, "child 7\n"), done.stderr
+    assert done.stderr.count("RuntimeWarning") == 1 and "opened by process" in done.stderr, done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
+def test_a_forked_child_is_told_at_its_calls():
+    done = run_python(f"""
+        import os
+        from video_vae import StateError, VideoVae
+        vae = VideoVae({str(SMALL)!r}, "cpu")
+        if os.fork() == 0:
+            for call in (vae.cancel, vae.memory_info, vae.trim, lambda: vae.plan_encode((1, 16, 16, 3))):
+                try:
+                    call()
+                except StateError as error:
+                    print(error)
+            os._exit(0)
+        os.wait()
+    """)
+    assert done.returncode == 0 and done.stdout.count("was forked") == 4, done
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        'vae.open_stream("decode", (1, 16, 1, 64, 64))',
+        'vae.open_stream("encode", (1, 3, 1, 8, 2**40))',
+        "vae.plan_decode((1, 16, 1, 64, 64))",
+        'vae.plan_timeline("decode", (1, 16, 1, 64, 64))',
+        'vae.range_inputs("decode", slice(90, 100), 2)',
+        "vae.memory_limit = 'much'",
+        "vae.decode(np.zeros((1, 16, 1, 16, 16), 'f4'))",
+        "vae.decode(np.zeros((1, 16, 1, 16, 16), 'f4'), frames=slice(0, 1))",
+        "list(vae.stream_decode(np.zeros((1, 16, 1, 16, 16), 'f4')))",
+        "vae.encode(np.zeros((1, 16, 16, 4), 'f4'))",
+    ],
+)
+def test_close_is_refused_in_every_log_callback(call):
+    """Whatever the library logs from: a plan, a stream, a run, or a failure."""
+    done = run_python(f"""
+        import numpy as np
+        from video_vae import StateError, VideoVae, VideoVaeError
+        told = []
+        def log(level, line):
+            if not opened:
+                return
+            try:
+                vae.close()
+            except StateError as error:
+                told.append(str(error))
+        opened = False
+        vae = VideoVae({str(SMALL)!r}, "cpu", log=log, decode_tiled=True, decode_tile_size=64)
+        opened = True
+        try:
+            {call}
+        except VideoVaeError as error:
+            print(type(error).__name__)
+        opened = False
+        assert told and all("callback" in text for text in told), told
+        assert not vae.closed
+        vae.close()
+        assert vae.closed
+        print("closed")
+    """)
+    assert done.returncode == 0 and done.stdout.endswith("closed\n"), (done.stdout, done.stderr)
+
+
 @pytest.mark.parametrize("how", ["cancel", "close"])
 def test_cancel_within_a_second_at_1080p(how):
     took = least_time(lambda: time_to_cancel(how))

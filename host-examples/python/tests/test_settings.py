@@ -99,6 +99,54 @@ def test_errors_by_kind(tmp_path, vae):
         vae.encode(random_video(1, 64, 64, 3))
 
 
+def test_texts_with_a_nul_are_errors(tmp_path, vae):
+    """C would take the text before it."""
+    copy = tmp_path / "copy.safetensors"
+    copy.write_bytes(SMALL.read_bytes())
+    for call, name in [
+        (lambda: VideoVae(f"{copy}\0.old", "cpu"), "weights"),
+        (lambda: VideoVae(copy, "cpu\0:3"), "device"),
+        (lambda: VideoVae(copy, "cpu", memory_limit="1GiB\0 or so"), "memory_limit"),
+        (lambda: setattr(vae, "tiles", "never\0"), "tiles"),
+        (lambda: vae.open_stream("decode\0", (1, 16, 1, 2, 2)), "node"),
+        (lambda: vae.plan_timeline("decode\0", (1, 16, 1, 2, 2)), "node"),
+        (lambda: vae.range_inputs("decode\0", slice(0, 1), 2), "node"),
+        (lambda: vae.open_stream("\udc80", (1, 16, 1, 2, 2)), "node"),
+    ]:
+        with pytest.raises(ArgumentError, match=name):
+            call()
+    assert (vae.memory_limit, vae.tiles) == ("auto", "auto")
+
+
+def test_integers_beyond_64_bits_are_errors(vae):
+    """ctypes would take their lowest 64 bits, and a clip of 2**70 frames would be a stream."""
+    huge = 2**70
+    for call, name in [
+        (lambda: vae.plan_encode((1, 3, huge, 8, 8)), "shape"),
+        (lambda: vae.plan_encode((huge, 8, 8, 3)), "shape"),
+        (lambda: vae.plan_encode((1, 3, -huge, 8, 8)), "shape"),
+        (lambda: vae.plan_decode((1, 16, 1, huge, 8)), "shape"),
+        (lambda: vae.plan_decode((1, 16, 2, 8, 8), frames=slice(huge, huge + 1)), "frames"),
+        (lambda: vae.plan_timeline("decode", (1, 16, huge, 2, 2)), "shape"),
+        (lambda: vae.plan_timeline("decode", (1, 16, 1, 2)), "shape"),
+        (lambda: vae.open_stream("encode", (1, 3, 0, 2**64, 8)), "shape"),
+        (lambda: vae.open_stream("encode", (1, 3, 0, 8, 8), huge), "first"),
+        (lambda: vae.range_inputs("decode", slice(0, 1), huge), "clip_frames"),
+        (lambda: vae.range_inputs("decode", slice(0, huge), 2), "frames"),
+        (lambda: vae.decode_range(random_latent(1, 16, 1, 2, 2), slice(0, 1), huge), "clip_frames"),
+        (lambda: vae.decode(random_latent(1, 16, 1, 2, 2), size=(huge, 8, 8)), "size"),
+        (lambda: next(vae.stream_decode(random_latent(1, 16, 1, 2, 2), size=(1, huge, 8))), "size"),
+        (lambda: setattr(vae, "seed", huge), "seed"),
+        (lambda: setattr(vae, "threads", huge), "threads"),
+    ]:
+        with pytest.raises(ArgumentError, match=name):
+            call()
+    for shape in ((1, 3, 1.5, 8, 8), (1, 3, "1", 8, 8)):
+        with pytest.raises((ArgumentError, TypeError)):
+            vae.plan_encode(shape)
+    assert vae.plan_encode(np.array((1, 3, 1, 8, 8))).output_shape == (1, 16, 1, 1, 1)
+
+
 def test_paths_beyond_ascii(tmp_path):
     copy = tmp_path / "Gewichte – 重み.safetensors"
     copy.write_bytes(SMALL.read_bytes())

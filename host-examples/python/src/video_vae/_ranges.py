@@ -6,9 +6,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from . import _abi
-from ._library import library
-from .errors import ArgumentError, check
+from ._calls import c_int64, c_text, call
+from .errors import ArgumentError
 
 
 @dataclass(frozen=True)
@@ -25,10 +24,9 @@ class FrameRange:
         """`frames` of the `outputs` frames that `clip_frames` input frames make."""
         first, count = _bounds(frames, outputs)
         start, length = ctypes.c_int64(), ctypes.c_int64()
-        status = library().vvae_range_inputs(
-            handle, node.encode(), clip_frames, first, count, ctypes.byref(start), ctypes.byref(length)
-        )
-        check(status, handle)
+        clip_frames, name = c_int64(clip_frames, "clip_frames"), c_text(node, "node")
+        out = (ctypes.byref(start), ctypes.byref(length))
+        call(handle, "vvae_range_inputs", handle, name, clip_frames, first, count, *out)
         return cls(clip_frames, first, count, slice(start.value, start.value + length.value))
 
     def of_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
@@ -48,4 +46,4 @@ def _bounds(frames: slice | range, outputs: int) -> tuple[int, int]:
         first, stop = (at + outputs if at < 0 else at for at in (first, stop))
     if first < 0 or stop <= first:
         raise ArgumentError(f"frames is {frames!r}, which is no frame of the {outputs} of the clip")
-    return first, stop - first
+    return c_int64(first, "frames"), c_int64(stop - first, "frames")

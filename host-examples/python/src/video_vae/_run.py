@@ -10,8 +10,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import _abi, _arrays
+from ._calls import calling
+from ._library import library
 from ._progress import Progress, reporter
 from ._tensors import View
+from .errors import check
 
 _ids = itertools.count(1)
 _active: dict[int, Run] = {}
@@ -21,8 +24,7 @@ class Run:
     """One call under way. Use `info` in the call, within `with`; errors of callbacks come out at the end of it."""
 
     def __init__(self, handle: int, views: Sequence[View], progress: Progress, logvar: View | None = None) -> None:
-        self.handle = handle
-        self.thread = threading.get_ident()
+        self._handle, self.status = handle, _abi.VVAE_OK
         self._id = next(_ids)
         self._report = reporter(progress)
         self._raised: BaseException | None = None
@@ -54,6 +56,13 @@ class Run:
         raised, self._raised = self._raised, None
         if raised is not None:
             raise raised
+        if error is None:
+            check(self.status, self._handle)
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Calls a function of the library. A failure is raised at the end of the `with`, unless a callback raised."""
+        with calling(self._handle):
+            self.status = getattr(library(), name)(*arguments)
 
     def _watch_interrupts(self) -> None:
         """Python runs signal handlers wherever the main thread executes its code, which during a call is at the very
@@ -91,12 +100,6 @@ class Run:
 def _on_progress(user: int, done: int, total: int, stage: bytes) -> int:
     # One callback for all runs: a callback of each run's own would be a cycle for the garbage collector.
     return _active[user].tell(done, total, stage)
-
-
-def inside_callback(handle: int) -> bool:
-    """Whether this thread is in a callback of a call on the handle."""
-    me = threading.get_ident()
-    return any(run.thread == me and run.handle == handle for run in list(_active.values()))
 
 
 def _order(info: Any, memories: Sequence[_arrays.Memory]) -> None:

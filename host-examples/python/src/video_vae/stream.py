@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from . import _abi, _arrays
+from ._calls import c_five, c_int64, c_text, call, calling
 from ._library import library
 from ._progress import Progress
 from ._run import Run
@@ -23,14 +24,13 @@ class Stream:
     `stream_decode` do both. Keeps the settings that the object had when it was opened."""
 
     def __init__(self, vae: VideoVae, node: str, shape: Sequence[int], first: int = 0) -> None:
-        handle, five = ctypes.c_void_p(), _abi.Five(*shape)
-        status = library().vvae_stream_open_at(vae._handle, node.encode(), five, first, ctypes.byref(handle))
-        check(status, vae._handle)
+        handle, five = ctypes.c_void_p(), c_five(shape, "shape")
+        place = (five, c_int64(first, "first"))
+        call(vae._handle, "vvae_stream_open_at", vae._handle, c_text(node, "node"), *place, ctypes.byref(handle))
         self._vae, self._handle = vae, handle.value
         kinds = (VIDEO_LAYOUTS, LATENT_LAYOUTS)
         self._layouts = kinds if node == "encode" else kinds[::-1]
-        # One that was closed together with its VideoVae answers with a status, which is fine.
-        self._finalizer = weakref.finalize(self, library().vvae_stream_close, self._handle)
+        self._finalizer = weakref.finalize(self, _close, vae._handle, self._handle)
 
     def push(self, frames: Any, *, layout: str | None = None) -> int:
         """Offers frames and says how many were taken from the front. If not all: pull, then push the rest."""
@@ -38,12 +38,14 @@ class Stream:
 
     def finish(self) -> None:
         """Says that the clip is complete."""
-        check(library().vvae_stream_push(self._handle, None, None), self._vae._handle)
+        call(self._vae._handle, "vvae_stream_push", self._handle, None, None)
 
-    def pull(self, out: Any, *, layout: str | None = None, progress: Progress = None) -> int | None:
+    def pull(self, out: Any, *, logvar: Any = None, layout: str | None = None, progress: Progress = None) -> int | None:
         """Computes what is ready into `out`, and says how many frames that is: 0 until more is pushed, None when
-        everything has been pulled. After Cancelled the next pull goes on from where it was."""
-        return self._pull(View.of_out(out, "out", layout, self._layouts[1]), progress)
+        everything has been pulled. `logvar` of a stream that encodes is written to as `out` is. After Cancelled the
+        next pull goes on from where it was."""
+        second = None if logvar is None else View.of_out(logvar, "logvar", layout, self._layouts[1])
+        return self._pull(View.of_out(out, "out", layout, self._layouts[1]), progress, second)
 
     def close(self) -> None:
         """Gives back what it holds."""
@@ -59,16 +61,20 @@ class Stream:
         taken = ctypes.c_int64()
         # Pushing has no stream to be ordered on.
         _arrays.synchronize(view.memory)
-        status = library().vvae_stream_push(self._handle, view.reference, ctypes.byref(taken))
-        check(status, self._vae._handle)
+        call(self._vae._handle, "vvae_stream_push", self._handle, view.reference, ctypes.byref(taken))
         return taken.value
 
-    def _pull(self, view: View, progress: Progress) -> int | None:
-        written = ctypes.c_int64()
-        with Run(self._vae._handle, [view], progress) as run:
-            status = library().vvae_stream_pull(self._handle, view.reference, run.info, ctypes.byref(written))
-        check(status, self._vae._handle)
-        return None if status == _abi.VVAE_END else written.value
+    def _pull(self, view: View, progress: Progress, logvar: View | None = None) -> int | None:
+        written, views = ctypes.c_int64(), [view] if logvar is None else [view, logvar]
+        with Run(self._vae._handle, views, progress, logvar) as run:
+            run.call("vvae_stream_pull", self._handle, view.reference, run.info, ctypes.byref(written))
+        return None if run.status == _abi.VVAE_END else written.value
+
+
+def _close(vae: int, stream: int) -> None:
+    """Closes a stream. One that its VideoVae closed before, or of another process, answers with a status."""
+    with calling(vae):
+        library().vvae_stream_close(stream)
 
 
 def drain(

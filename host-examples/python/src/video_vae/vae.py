@@ -9,6 +9,7 @@ import logging
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,10 +18,11 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from . import _abi, _arrays, discovery, errors
+from ._calls import c_five, c_int64, c_text, call, calling, inside_call
 from ._library import library
 from ._progress import Progress
 from ._ranges import FrameRange
-from ._run import Run, inside_callback
+from ._run import Run
 from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, latent_layout, layout_of, to_five
 from .errors import StateError, check
 from .stream import Stream, drain
@@ -55,9 +57,11 @@ class Model:
         """[B, C, T, H, W] of the video of a latent [B, C, T, H, W], cut to a size."""
         b, _, t, h, w = latent
         whole = (max(1 + (t - 1) * self.time_scale, 0), h * self.spatial_scale, w * self.spatial_scale)
-        if size is not None and len(size) != 3:
+        if size is None:
+            return (b, self.pixel_channels, *whole)
+        if len(size) != 3:
             raise errors.ArgumentError(f"size is {tuple(size)}; it must be (frames, height, width)")
-        cut = (full if part is None else part for full, part in zip(whole, size or whole))
+        cut = (full if part is None else c_int64(part, "size") for full, part in zip(whole, size))
         return (b, self.pixel_channels, *cut)
 
 
@@ -169,17 +173,18 @@ class VideoVae:
         info = _abi.sized(_abi.vvae_create_info)
         info.abi_version = _abi.VVAE_ABI_VERSION
         self._weights, self._device = os.fspath(weights), _arrays.device_name(device)
-        info.weights, info.device = os.fsencode(weights), self._device.encode()
+        info.weights = c_text(os.fsencode(weights), "weights")
+        info.device = c_text(self._device, "device")
         info.log = callback
         handle = ctypes.c_void_p()
         check(library().vvae_create(ctypes.byref(info), ctypes.byref(handle)))
         self._handle: int = handle.value or 0
         self._closing = threading.Lock()
         # Holds the callback for as long as the library may call it.
-        self._finalizer = weakref.finalize(self, _release, self._handle, callback)
+        self._finalizer = weakref.finalize(self, _release, self._handle, os.getpid(), callback)
         self._values: dict[str, Any] = {}
         desc = _abi.sized(_abi.vvae_model_desc)
-        check(library().vvae_model_info(self._handle, ctypes.byref(desc)), self._handle)
+        call(self._handle, "vvae_model_info", self._handle, ctypes.byref(desc))
         self._model = Model(desc.pixel_channels, desc.latent_channels, desc.spatial_scale, desc.time_scale)
         try:
             self.configure(**parameters)
@@ -337,12 +342,13 @@ class VideoVae:
 
     def cancel(self) -> None:
         """Stops the call that is running in another thread, which raises Cancelled. Does nothing if there is none."""
-        check(library().vvae_cancel(self._handle), self._handle)
+        call(self._handle, "vvae_cancel", self._handle)
 
     def close(self) -> None:
-        """Gives back everything. A call that is running in another thread is cancelled; closing twice does nothing."""
-        if inside_callback(self._handle):
-            raise StateError("close() came from a callback of a call on the same object; return True there to stop it")
+        """Gives back everything. A call that is running in another thread is cancelled; closing twice does nothing.
+        In a process that was forked from the one that opened the object nothing is given back, with a warning."""
+        if inside_call(self._handle):
+            raise StateError("close() came from a callback of a call on the same object; close it after the call")
         with self._closing:
             self._finalizer()
 
@@ -406,11 +412,12 @@ class VideoVae:
 
         ``shape`` is that of the input, five numbers; 0 frames stand for a stream.
         """
-        length, five = ctypes.c_uint64(0), _abi.Five(*shape)
+        length, five = ctypes.c_uint64(0), c_five(shape, "shape")
+        name = c_text(node, "node")
         text = ctypes.create_string_buffer(1 << 20)
         while True:
             out = (text, len(text), ctypes.byref(length))
-            check(library().vvae_plan_timeline(self._handle, node.encode(), five, *out), self._handle)
+            call(self._handle, "vvae_plan_timeline", self._handle, name, five, *out)
             if length.value < len(text):
                 return json.loads(text.value)
             text = ctypes.create_string_buffer(length.value + 1)
@@ -418,7 +425,7 @@ class VideoVae:
     def memory_info(self) -> Memory:
         """The memory held now, also while a call is running."""
         info = _abi.sized(_abi.vvae_memory_info)
-        check(library().vvae_memory(self._handle, ctypes.byref(info)), self._handle)
+        call(self._handle, "vvae_memory", self._handle, ctypes.byref(info))
         return Memory(info.now, info.peak, info.reserved, info.host, info.streams)
 
     def device_shares(self) -> list[DeviceShare]:
@@ -427,7 +434,7 @@ class VideoVae:
         count = 1
         while len(shares) < count:
             info = _abi.sized(_abi.vvae_handle_device_info)
-            check(library().vvae_handle_device(self._handle, len(shares), ctypes.byref(info)), self._handle)
+            call(self._handle, "vvae_handle_device", self._handle, len(shares), ctypes.byref(info))
             count = info.device_count
             figures = {field.name: getattr(info, field.name) for field in fields(DeviceShare)[2:]}
             shares.append(DeviceShare(id=info.id.decode(), used=not info.unused, **figures))
@@ -436,7 +443,7 @@ class VideoVae:
     def last_run(self) -> RunReport:
         """About the last run that finished; in any thread. StateError if there was none yet."""
         info, text = _abi.sized(_abi.vvae_run_report), ctypes.create_string_buffer(1 << 15)
-        check(library().vvae_last_run(self._handle, ctypes.byref(info), text, len(text)), self._handle)
+        call(self._handle, "vvae_last_run", self._handle, ctypes.byref(info), text, len(text))
         return RunReport(
             node=info.node.decode(),
             exact=bool(info.exact),
@@ -452,7 +459,7 @@ class VideoVae:
     def trim(self, weights: bool = False) -> None:
         """Gives back memory that waits for the next call; `weights` too, which the next call reads anew."""
         what = _abi.VVAE_TRIM_WORKSPACE | (_abi.VVAE_TRIM_WEIGHTS if weights else 0)
-        check(library().vvae_trim(self._handle, what), self._handle)
+        call(self._handle, "vvae_trim", self._handle, what)
 
     @property
     def model(self) -> Model:
@@ -497,7 +504,7 @@ class VideoVae:
         if parameter is None:
             raise AttributeError(f"VideoVae has no parameter {_unknown(name)}")
         text = parameter.format(value)
-        check(library().vvae_configure(self._handle, name.encode(), text.encode()), self._handle)
+        call(self._handle, "vvae_configure", self._handle, c_text(name, "key"), c_text(text, name))
         self._values[name] = parameter.parse(text)
 
     def __dir__(self) -> Iterable[str]:
@@ -546,23 +553,20 @@ class VideoVae:
         views = [source, target] if logvar is None else [source, target, logvar]
         with Run(self._handle, views, progress, logvar) as run:
             if part is None:
-                entry = library().vvae_encode if node == "encode" else library().vvae_decode
-                status = entry(self._handle, source.reference, target.reference, run.info)
+                run.call(f"vvae_{node}", self._handle, source.reference, target.reference, run.info)
             else:
-                entry = library().vvae_encode_range if node == "encode" else library().vvae_decode_range
                 place = (part.clip_frames, part.first)
-                status = entry(self._handle, source.reference, *place, target.reference, run.info)
-        check(status, self._handle)
+                run.call(f"vvae_{node}_range", self._handle, source.reference, *place, target.reference, run.info)
 
     def _plan(self, node: str, shape: Sequence[int], part: FrameRange | None) -> Plan:
-        info, five = _abi.sized(_abi.vvae_plan_info), _abi.Five(*shape)
+        info, five = _abi.sized(_abi.vvae_plan_info), c_five(shape, "shape")
         text = ctypes.create_string_buffer(1 << 15)
         out = (ctypes.byref(info), text, len(text))
         if part is None:
-            status = library().vvae_plan(self._handle, node.encode(), five, *out)
+            call(self._handle, "vvae_plan", self._handle, node.encode(), five, *out)
         else:
-            status = library().vvae_plan_range(self._handle, node.encode(), five, part.first, part.count, *out)
-        check(status, self._handle)
+            place = (part.first, part.count)
+            call(self._handle, "vvae_plan_range", self._handle, node.encode(), five, *place, *out)
         return Plan(
             exact=bool(info.exact),
             device_bytes=info.device_bytes,
@@ -584,11 +588,17 @@ class VideoVae:
         )
 
 
-def _release(handle: int, callback: Any) -> None:
+def _release(handle: int, process: int, callback: Any) -> None:
     """Frees a handle; whatever runs on it in another thread is cancelled first."""
-    while library().vvae_free(handle) == _abi.VVAE_ERROR_STATE:
-        library().vvae_cancel(handle)
-        time.sleep(0.002)
+    if os.getpid() != process:
+        text = f"a VideoVae opened by process {process} is not closed in process {os.getpid()}, forked from it"
+        remedy = "fork before the first VideoVae, or start processes with the method spawn"
+        warnings.warn(f"{text}; {remedy}", RuntimeWarning, stacklevel=2)
+        return
+    with calling(handle):
+        while library().vvae_free(handle) == _abi.VVAE_ERROR_STATE:
+            library().vvae_cancel(handle)
+            time.sleep(0.002)
 
 
 def _logger(log: Callable[[int, str], Any] | None) -> Any:

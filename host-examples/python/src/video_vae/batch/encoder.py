@@ -8,10 +8,6 @@ from typing import Any
 import numpy
 
 from .. import ArgumentError, MemoryLimitError, Stream, TensorError, VideoVae
-from .._run import Run
-from .._tensors import LATENT_LAYOUTS, View
-from ..errors import check
-from ..stream import library
 from .ahead import Broken, Clip, Piece, Restart
 from .errors import BrokenInput
 from .fingerprint import fingerprint
@@ -124,7 +120,7 @@ class Encoder:
         count, height, width, _ = shape
         while True:
             room = self._arrays(self._vae.model.latent_shape((1, 3, count + 1, height, width))[1:])
-            written = pull_pair(stream, room.get("mean", room.get("latent")), room.get("logvar"))
+            written = stream.pull(room.get("mean", room.get("latent")), logvar=room.get("logvar"))
             if not written:
                 return
             found.append({name: array[:, :written].copy() for name, array in room.items()})
@@ -143,19 +139,3 @@ class Encoder:
 def item_seed(seed: int, key: str) -> int:
     """The seed of one item: items of one seed differ, and none depends on the order of work."""
     return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest()[:8], "little") >> 1
-
-
-def pull_pair(stream: Stream, out: Any, logvar: Any) -> int | None:
-    """`Stream.pull` with the log-variance."""
-    import ctypes
-
-    from .. import _abi
-
-    view = View.of_out(out, "out", None, LATENT_LAYOUTS)
-    second = None if logvar is None else View.of_out(logvar, "logvar", None, LATENT_LAYOUTS)
-    written = ctypes.c_int64()
-    views = [view] if second is None else [view, second]
-    with Run(stream._vae._handle, views, None, second) as run:
-        status = library().vvae_stream_pull(stream._handle, view.reference, run.info, ctypes.byref(written))
-    check(status, stream._vae._handle)
-    return None if status == _abi.VVAE_END else written.value

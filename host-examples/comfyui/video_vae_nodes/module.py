@@ -11,7 +11,7 @@ import torch
 from video_vae.torch import AutoencoderKLSeedVR2, DiagonalGaussianDistribution
 
 from . import host
-from .vae import expanded, tiles
+from .latents import expanded, tiles
 
 
 class _Module(AutoencoderKLSeedVR2):

@@ -28,8 +28,9 @@ from .errors import (
     TensorError,
     VideoVaeError,
 )
+from .model import Model
 from .stream import Stream
-from .vae import DeviceShare, Memory, Model, Plan, RunReport, VideoVae
+from .vae import DeviceShare, Memory, Plan, RunReport, VideoVae
 
 # Failures are raised; their lines in the log are for who wants them.
 logging.getLogger(__name__).addHandler(logging.NullHandler())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from . import _abi, _arrays
 from ._calls import c_five, c_int64, c_text, call, calling
@@ -13,17 +13,23 @@ from ._library import library
 from ._progress import Progress
 from ._run import Run
 from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View
-from .errors import check
+from .model import Model, Size
 
-if TYPE_CHECKING:
-    from .vae import VideoVae
+
+class Owner(Protocol):
+    """What a stream needs of its `VideoVae`."""
+
+    _handle: int
+
+    @property
+    def model(self) -> Model: ...
 
 
 class Stream:
     """A clip in pieces. Push frames as they come, pull results as they get ready; `VideoVae.stream_encode` and
     `stream_decode` do both. Keeps the settings that the object had when it was opened."""
 
-    def __init__(self, vae: VideoVae, node: str, shape: Sequence[int], first: int = 0) -> None:
+    def __init__(self, vae: Owner, node: str, shape: Sequence[int], first: int = 0) -> None:
         handle, five = ctypes.c_void_p(), c_five(shape, "shape")
         place = (five, c_int64(first, "first"))
         call(vae._handle, "vvae_stream_open_at", vae._handle, c_text(node, "node"), *place, ctypes.byref(handle))
@@ -78,12 +84,12 @@ def _close(vae: int, stream: int) -> None:
 
 
 def drain(
-    vae: VideoVae,
+    vae: Owner,
     node: str,
     pieces: Iterable[Any],
     layout: str | None,
     out_layout: str,
-    size: Sequence[int | None] | None,
+    size: Size | None,
     dtype: Any,
     progress: Progress,
 ) -> Iterator[Any]:
@@ -125,7 +131,7 @@ def drain(
             stream.close()
 
 
-def _out_shape(vae: VideoVae, node: str, piece: View, size: Sequence[int | None] | None) -> list[int]:
+def _out_shape(vae: Owner, node: str, piece: View, size: Size | None) -> list[int]:
     scale = vae.model.time_scale
     frames = piece.shape[2]
     if node == "encode":

@@ -15,20 +15,18 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 
-from . import _abi, _arrays, discovery, errors
-from ._calls import c_five, c_int64, c_text, call, calling, inside_call
+from . import _abi, _arrays, discovery
+from ._calls import c_five, c_text, call, calling, inside_call
 from ._library import library
 from ._progress import Progress
 from ._ranges import FrameRange
 from ._run import Run
 from ._tensors import LATENT_LAYOUTS, VIDEO_LAYOUTS, View, check_layout, latent_layout, layout_of, to_five
 from .errors import StateError, check
+from .model import Model, Size
 from .stream import Stream, drain
-
-# A number of frames, rows and columns; None: as many as the latent stands for.
-Size = Sequence[Optional[int]]
 
 _LEVELS = {
     _abi.VVAE_LOG_DEBUG: logging.DEBUG,
@@ -36,33 +34,6 @@ _LEVELS = {
     _abi.VVAE_LOG_WARNING: logging.WARNING,
     _abi.VVAE_LOG_ERROR: logging.ERROR,
 }
-
-
-@dataclass(frozen=True)
-class Model:
-    """The sizes of a model, which make the shapes of its arrays."""
-
-    pixel_channels: int
-    latent_channels: int
-    spatial_scale: int
-    time_scale: int
-
-    def latent_shape(self, video: Sequence[int]) -> tuple[int, ...]:
-        """[B, C, T, H, W] of the latent of a video [B, C, T, H, W]."""
-        b, _, t, h, w = video
-        scale = self.spatial_scale
-        return (b, self.latent_channels, 1 + -(-(t - 1) // self.time_scale), -(-h // scale), -(-w // scale))
-
-    def video_shape(self, latent: Sequence[int], size: Size | None = None) -> tuple[int, ...]:
-        """[B, C, T, H, W] of the video of a latent [B, C, T, H, W], cut to a size."""
-        b, _, t, h, w = latent
-        whole = (max(1 + (t - 1) * self.time_scale, 0), h * self.spatial_scale, w * self.spatial_scale)
-        if size is None:
-            return (b, self.pixel_channels, *whole)
-        if len(size) != 3:
-            raise errors.ArgumentError(f"size is {tuple(size)}; it must be (frames, height, width)")
-        cut = (full if part is None else c_int64(part, "size") for full, part in zip(whole, size))
-        return (b, self.pixel_channels, *cut)
 
 
 @dataclass(frozen=True)

@@ -38,12 +38,13 @@ from video_vae.batch.encode import encode_job, encode_worker  # noqa: E402
 from video_vae.batch.encoder import Encoder, item_seed  # noqa: E402
 from video_vae.batch.engine_local import LocalEngine  # noqa: E402
 from video_vae.batch.errors import BatchError, BrokenInput  # noqa: E402
-from video_vae.batch.folder import RunFolder  # noqa: E402
+from video_vae.batch.files import AtomicFile  # noqa: E402
+from video_vae.batch.folder import RunFolder, begin_count  # noqa: E402
 from video_vae.batch.frames import FrameReader, FrameRule  # noqa: E402
 from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
-from video_vae.batch.shards import AtomicFile, ShardWriter, read_shard  # noqa: E402
-from video_vae.batch.sources import Item, list_items  # noqa: E402
+from video_vae.batch.shards import ShardWriter, read_shard  # noqa: E402
+from video_vae.batch.sources import Item, Shard, list_items  # noqa: E402
 from video_vae.batch.worker import Worker  # noqa: E402
 
 SHARD = 4
@@ -545,6 +546,57 @@ def test_a_file_appears_whole_or_not_at_all(tmp_path):
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(BatchError, match="No such file"):
         AtomicFile(tmp_path / "no" / "file")
+
+
+def plant(how, place, target):
+    """What somebody may put in the place of a file of a run."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    if how == "symlink":
+        place.symlink_to(target)
+    elif how == "hardlink":
+        os.link(target, place)
+    else:
+        os.mkfifo(place)
+
+
+@pytest.mark.parametrize("how", ["symlink", "hardlink", "fifo"])
+def test_planted_links_are_not_followed(how, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    plant(how, tmp_path / "out" / ".lock", precious)
+    with pytest.raises(BatchError, match=r"\.lock is a link or no regular file; remove it"):
+        RunFolder(tmp_path / "out")
+    plant(how, tmp_path / "run" / "records" / ".000007.begun", precious)
+    with pytest.raises(BatchError, match=r"\.000007\.begun is a link or no regular file"):
+        begin_count(tmp_path / "run", Shard(7, ()))
+    assert precious.read_text() == "mine"
+    assert [begin_count(tmp_path / "run", Shard(8, ())) for _ in range(3)] == [1, 2, 3]
+
+
+def test_planted_folders_are_not_followed(undisturbed, tmp_path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "records").symlink_to(elsewhere)
+    with pytest.raises(BatchError, match="records is a link"):
+        RunFolder(tmp_path / "out")
+    out = tmp_path / "videos"
+    decode_here([undisturbed], out)
+    shutil.rmtree(out / "latents-000000")
+    (out / "latents-000000").symlink_to(elsewhere)
+    with pytest.raises(BatchError, match="latents-000000 is a link"):
+        decode_here([undisturbed], out)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_pipes_in_place_of_files_are_not_waited_for(clips, tmp_path):
+    out = tmp_path / "out"
+    plant("fifo", out / "run.json", None)
+    with pytest.raises(BatchError, match=r"run\.json: .*not a regular file"):
+        encode_here([clips], out)
+    os.mkfifo(tmp_path / "latent.safetensors")
+    done = run("decode-clip", tmp_path / "latent.safetensors", "--out", tmp_path / "out.mp4")
+    assert done.returncode == 1 and "not a regular file" in done.stderr
 
 
 def test_wrong_arguments(clips, tmp_path):

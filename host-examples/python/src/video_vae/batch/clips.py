@@ -25,11 +25,12 @@ import numpy
 from .. import VideoVae
 from .decode import DecodeSettings, DecodeWorker
 from .errors import BatchError, BrokenInput, storage_error
+from .files import PARTIAL, AtomicFile, open_regular
 from .folder import complete_record
 from .frames import FrameIndex
 from .run import Job, WorkerMaker
 from .settings import Settings
-from .shards import PARTIAL, AtomicFile, Sample, parse_with_metadata, read_shard, safetensors_header
+from .shards import Sample, parse_with_metadata, read_shard, safetensors_header
 from .sources import Item, Shard
 from .videos import CODECS, FORMATS
 
@@ -122,7 +123,7 @@ class LatentClip:
     @classmethod
     def open(cls, path: str, vae: VideoVae) -> LatentClip:
         try:
-            with Path(path).open("rb") as file:
+            with open_regular(Path(path)) as file:
                 data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise BatchError(f"{path}: {error}") from error

@@ -20,11 +20,12 @@ from .. import VideoVae
 from .encoder import CLIP_ERRORS
 from .errors import BatchError, BrokenInput
 from .fingerprint import bit_settings, fingerprint
+from .files import own_folder, write_atomic
 from .folder import record_path
 from .progress import Figures
 from .run import Job, WorkerMaker
 from .settings import Resources
-from .shards import Sample, read_shard, write_atomic
+from .shards import Sample, read_shard
 from .sources import Item, Shard
 from .videos import VideoWriter, video_name
 
@@ -139,6 +140,7 @@ class DecodeWorker:
         latent, size = _latent(sample), _size(sample, self._vae)
         about.update(frames=size[0], height=size[1], width=size[2])
         about["file"] = f"{folder}/{video_name(sample.key, size[0], self._settings.codec)}"
+        own_folder(self._folder / folder)
         pieces: queue.Queue[numpy.ndarray | None] = queue.Queue(_PIECES)
         done = self._start_writer(self._folder / about["file"], about.get("rate"), pieces)
         parts = (latent[:, :, first : first + _PIECE] for first in range(0, latent.shape[2], _PIECE))

@@ -11,6 +11,7 @@ import numpy
 
 from .. import VideoVae, VideoVaeError, devices, nodes, parameters, version
 from .errors import BatchError
+from .files import open_regular
 from .frames import reader_version
 
 # Parameters that change time and memory and never a bit.
@@ -34,7 +35,7 @@ def checkpoint_digest(path: str) -> str:
     """SHA-256 of the file."""
     state = hashlib.sha256()
     try:
-        with Path(path).open("rb") as file:
+        with open_regular(Path(path)) as file:
             while data := file.read(1 << 22):
                 state.update(data)
     except OSError as error:

@@ -21,8 +21,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from .errors import BatchError, storage_error
-from .shards import PARTIAL, AtomicFile, remove_partials, write_atomic
+from .errors import BatchError
+from .files import PARTIAL, AtomicFile, open_own, open_regular, own_folder, remove_partials, write_atomic
 from .sources import Item, Shard
 
 FORMAT = 1
@@ -40,11 +40,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._check_contents()
-        try:
-            (path / "records").mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(path / ".lock", os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise storage_error(error, path) from error
+        own_folder(path / "records")
+        self._lock = open_own(path / ".lock", os.O_RDWR)
         try:
             self._take_lock()
         except BaseException:
@@ -161,7 +158,7 @@ def complete_record(folder: Path, shard: Shard) -> dict[str, Any] | None:
 
 def begin_count(folder: Path, shard: Shard) -> int:
     """How often work on a shard has begun since the run was started, this time included."""
-    with _begun_path(folder, shard).open("ab") as file:
+    with os.fdopen(open_own(_begun_path(folder, shard), os.O_WRONLY | os.O_APPEND), "ab") as file:
         file.write(b".")
         return file.tell()
 
@@ -188,7 +185,8 @@ def _is_complete(folder: Path, record: dict[str, Any]) -> bool:
 
 def _read_json(path: Path) -> Any:
     try:
-        return json.loads(path.read_bytes())
+        with open_regular(path) as file:
+            return json.loads(file.read())
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:

@@ -1,95 +1,21 @@
-"""Shards: WebDataset tar files of safetensors. Their bytes depend on the contents alone, and no half of one appears."""
+"""Shards: WebDataset tar files of safetensors. Their bytes depend on the contents alone."""
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
-import secrets
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy
 
-from .errors import BatchError, storage_error
+from .errors import BatchError
+from .files import AtomicFile, open_regular
 
-PARTIAL = ".partial"
 _NAMES = {"float16": "F16", "float32": "F32", "uint8": "U8"}
 _DTYPES = {name: numpy.dtype(dtype).newbyteorder("<") for dtype, name in _NAMES.items()}
-
-
-class AtomicFile:
-    """A file that appears under its name when `commit` is called, with everything on the disk, or not at all."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._partial = path.parent / f".{path.name}.{secrets.token_hex(8)}{PARTIAL}"
-        self._digest = hashlib.sha256()
-        self.bytes = 0
-        try:
-            self._file: BinaryIO = self._partial.open("xb")  # noqa: SIM115
-        except OSError as error:
-            raise storage_error(error, path) from error
-
-    def write(self, data: Any) -> None:
-        try:
-            self._file.write(data)
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, self.path) from error
-        self._digest.update(data)
-        self.bytes += len(data)
-
-    def write_at(self, offset: int, data: Any) -> None:
-        """Anywhere in the file; not a part of the SHA-256."""
-        try:
-            self._file.seek(offset)
-            self._file.write(data)
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, self.path) from error
-
-    def commit(self) -> str:
-        """Syncs and renames; answers the SHA-256 of what `write` wrote."""
-        try:
-            with self._file:
-                self._file.flush()
-                os.fsync(self._file.fileno())
-            self._partial.replace(self.path)
-            sync_folder(self.path.parent)
-        except OSError as error:
-            self.abort()
-            raise storage_error(error, self.path) from error
-        return self._digest.hexdigest()
-
-    def abort(self) -> None:
-        """Leaves nothing behind. Does nothing after `commit`."""
-        # Closing writes what is buffered, which fails again on a full disk.
-        with contextlib.suppress(OSError):
-            self._file.close()
-        self._partial.unlink(missing_ok=True)
-
-    def __enter__(self) -> AtomicFile:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.abort()
-
-
-def write_atomic(path: Path, text: str) -> None:
-    with AtomicFile(path) as file:
-        file.write(text.encode())
-        file.commit()
-
-
-def remove_partials(folder: Path) -> None:
-    """What killed runs left. Only under the lock of the folder."""
-    for path in folder.rglob(f".*{PARTIAL}"):
-        path.unlink(missing_ok=True)
 
 
 class ShardWriter:
@@ -184,7 +110,7 @@ class Sample:
 def read_shard(path: Path) -> Iterator[Sample]:
     """The samples of a shard in order."""
     try:
-        with path.open("rb", 1 << 20) as file, tarfile.open(fileobj=file, mode="r|") as tar:
+        with open_regular(path) as file, tarfile.open(fileobj=file, mode="r|") as tar:
             about: dict[str, dict[str, Any]] = {}
             for entry in tar:
                 key, _, extension = entry.name.partition(".")
@@ -203,12 +129,3 @@ def _count(shape: Sequence[int]) -> int:
     for size in shape:
         count *= size
     return count
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes a rename last."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy
 
 from .errors import BatchError, storage_error
-from .shards import PARTIAL, sync_folder
+from .files import PARTIAL, sync_folder
 
 # The bytes of x264 depend on when its threads run; several videos are written at a time instead.
 _THREADS = 1
@@ -39,7 +39,6 @@ class VideoWriter:
         self._rate = Fraction(rate or 24)
         self._stream: Any = None
         try:
-            path.parent.mkdir(exist_ok=True)
             # Matroska has random numbers otherwise; an image is one file without a number.
             options = {"update": "1"} if path.suffix == ".png" else {"fflags": "+bitexact"}
             self._container = av.open(str(self._partial), "w", format=FORMATS[path.suffix], options=options)

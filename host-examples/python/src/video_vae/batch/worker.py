@@ -22,10 +22,11 @@ import numpy
 from .ahead import Clip, ReadAhead
 from .encoder import Encoder
 from .errors import BatchError, BrokenInput
+from .files import write_atomic
 from .folder import record_path
 from .progress import Figures
 from .settings import Resources, Settings
-from .shards import ShardWriter, write_atomic
+from .shards import ShardWriter
 from .sources import Item, Shard
 
 

@@ -1,6 +1,8 @@
 """Encoding collections on this machine: the files, and what happens if things go wrong."""
 
 import functools
+import io
+import itertools
 import json
 import os
 import queue
@@ -43,7 +45,7 @@ from video_vae.batch.folder import RunFolder, begin_count  # noqa: E402
 from video_vae.batch.frames import FrameReader, FrameRule  # noqa: E402
 from video_vae.batch.run import run as run_job  # noqa: E402
 from video_vae.batch.settings import Resources, Settings  # noqa: E402
-from video_vae.batch.shards import ShardWriter, read_shard  # noqa: E402
+from video_vae.batch.shards import ShardWriter, read_shard, safetensors  # noqa: E402
 from video_vae.batch.sources import Item, Shard, list_items  # noqa: E402
 from video_vae.batch.worker import Worker  # noqa: E402
 
@@ -299,13 +301,157 @@ def test_broken_shards_are_recorded(undisturbed, tmp_path):
     decode_here([shards], tmp_path / "out")
     lines = [line for line in manifest_of(tmp_path / "out") if "error" in line]
     broken = {line.get("key", Path(line["shard"]).name): line["error"] for line in lines}
-    assert set(broken) == {"latents-000001.tar", "a", "b", "c"}
+    assert set(broken) == {"000000006", "latents-000001.tar", "a", "b", "c"}
+    assert "samples are lost" in broken["latents-000001.tar"] and "inside of 000000006" in broken["000000006"]
     assert "no tensor mean" in broken["a"] and "90" in broken["b"]
     assert (tmp_path / "out" / "latents-000009" / "d.mkv").is_file()
     with pytest.raises(BatchError, match="the same folder"):
         decode_here([shards, undisturbed], tmp_path / "both")
     with pytest.raises(BatchError, match="no shards"):
         decode_here([tmp_path], tmp_path / "none")
+
+
+GOOD = np.zeros((16, 2, 1, 1), np.float32)
+DEEP = b"[" * 100_000 + b"]" * 100_000
+
+
+def raw_shard(path, members):
+    """A tar of any bytes."""
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as tar:
+        for name, data in members:
+            entry = tarfile.TarInfo(name)
+            entry.size = len(data)
+            tar.addfile(entry, io.BytesIO(data))
+
+
+def sample(key, about=None, tensors=None):
+    """The members of a sample; bytes stand for themselves."""
+    about = about if isinstance(about, bytes) else json.dumps(about or {}).encode()
+    tensors = tensors if isinstance(tensors, bytes) else b"".join(safetensors(tensors or {"mean": GOOD}))
+    return [(f"{key}.json", about), (f"{key}.safetensors", tensors)]
+
+
+def header(text):
+    return len(text).to_bytes(8, "little") + text
+
+
+BAD_RATES = ["1/0", "abc", "1e400", "1e999999999", -24, "-1", 0, "", {}, [], True, 1e400, 2**70]
+BAD_SAMPLES = {
+    "deep-json": (sample("deep-json", DEEP), "nested too deep"),
+    "deep-value": (sample("deep-value", b'{"x":' + b"[" * 400 + b"]" * 400 + b"}"), "more than 32 levels"),
+    "deep-header": (sample("deep-header", {}, header(DEEP)), "nested too deep"),
+    "no-json": (sample("no-json", b"{"), "its JSON cannot be read"),
+    "list": (sample("list", [1, 2]), "its JSON is a list"),
+    "text": (sample("text", b'"24"'), "its JSON is a str"),
+    "header": (sample("header", {}, header(b"{}}")), "no safetensors"),
+    "header-list": (sample("header-list", {}, header(b"[]")), "no safetensors"),
+    "header-size": (sample("header-size", {}, b"\xff" * 64), "no safetensors"),
+    "header-shape": (
+        sample("header-shape", {}, header(b'{"mean":{"dtype":"F32","shape":[1e99],"data_offsets":[0,4]}}') + bytes(4)),
+        "no safetensors",
+    ),
+    "alone": (sample("alone")[:1], "no .safetensors"),
+    "frames": (sample("frames", {"frames": "many"}), "'frames': 'many'"),
+    "frames-true": (sample("frames-true", {"frames": True}), "'frames': True"),
+    "times": (sample("times", {"frames": 3, "times": [0, 1], "time_base": "1/24"}), "times must be 3 integers"),
+    "times-fall": (sample("times-fall", {"frames": 3, "times": [0, 2, 1], "time_base": "1/24"}), "times must rise"),
+    "times-huge": (sample("times-huge", {"frames": 2, "times": [0, 2**80], "time_base": "1/24"}), "within 2^62"),
+    "times-base": (sample("times-base", {"frames": 2, "times": [0, 1], "time_base": "0/0"}), "is not a rate"),
+    "times-unit": (sample("times-unit", {"frames": 2, "times": [0, 1]}), "time_base is None"),
+    "": (sample(""), "its key"),
+    "k" * 300: (sample("k" * 300), "its key"),
+    "up/../../key": (sample("up/../../key"), "its key"),
+    "a\nb": (sample("a\nb"), "its key"),
+    **{
+        f"rate-{number}": (sample(f"rate-{number}", {"rate": rate}), "is not a rate")
+        for number, rate in enumerate(BAD_RATES)
+    },
+}
+
+
+def test_bad_samples_are_broken_and_the_rest_is_decoded(tmp_path):
+    """Each in the manifest with its reason; none ends the run, hangs it, or takes others with it."""
+    shards, out = tmp_path / "shards", tmp_path / "out"
+    shards.mkdir()
+    members = sample("first")
+    for bad, _ in BAD_SAMPLES.values():
+        members += bad
+    raw_shard(shards / "bad.tar", [*members, *sample("last", {"rate": "30000/1001", "error": "mine", "file": "../x"})])
+    done = run("decode", shards, "--out", out)
+    assert done.returncode == 0, done.stderr
+    lines = {line["key"]: line for line in manifest_of(out)}
+    assert len(lines) == len(BAD_SAMPLES) + 2
+    for key, (_, word) in BAD_SAMPLES.items():
+        assert word in lines[key]["error"] and "file" not in lines[key], key
+    assert [lines[key].get("file") for key in ("first", "last")] == ["bad/first.mp4", "bad/last.mp4"]
+    assert not [key for key in ("first", "last") if "error" in lines[key]]
+    assert sorted(path.name for path in out.glob("bad/*")) == ["first.mp4", "last.mp4"]
+    again = run("decode", shards, "--out", out)
+    assert again.returncode == 0 and "1 inputs were complete before" in again.stdout, again
+
+
+def test_a_key_that_comes_twice(tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    raw_shard(shards / "twice.tar", [*sample("a"), *sample("a", {"frames": 1}), *sample("b")])
+    figures = decode_here([shards], tmp_path / "out")
+    assert (figures["clips"], figures["broken"]) == (2, 1)
+    first, second, third = manifest_of(tmp_path / "out")
+    assert (first["file"], third["file"]) == ("twice/a.mkv", "twice/b.mkv")
+    assert second["key"] == "a" and "before it has the key 'a'" in second["error"]
+    assert len(frames_of(tmp_path / "out" / "twice" / "a.mkv")) == 5
+
+
+def test_a_damaged_tar_header_costs_its_sample_alone(tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    raw_shard(shards / "s.tar", [*sample("a"), *sample("b"), *sample("c"), *sample("d" * 120)])
+    data = bytearray((shards / "s.tar").read_bytes())
+    place = data.index(b"b.safetensors")
+    data[place : place + 200] = b"\xaa" * 200
+    (shards / "s.tar").write_bytes(data)
+    decode_here([shards], tmp_path / "out")
+    lines = manifest_of(tmp_path / "out")
+    assert [line.get("file") for line in lines] == ["s/a.mkv", None, None, "s/c.mkv", f"s/{'d' * 120}.mkv"]
+    assert lines[1]["key"] == "b" and "key" not in lines[2]
+    assert f"bytes {place} to " in lines[2]["error"] and "are damaged" in lines[2]["error"]
+
+
+def test_a_tar_that_is_none(tmp_path):
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    (shards / "nonsense.tar").write_bytes(b"nonsense" * 1000)
+    (shards / "empty.tar").write_bytes(b"")
+    raw_shard(shards / "whole.tar", sample("a"))
+    with tarfile.open(shards / "whole.tar") as tar:
+        last = tar.getmembers()[-1]
+    end = last.offset_data + -(-last.size // 512) * 512
+    (shards / "unended.tar").write_bytes((shards / "whole.tar").read_bytes()[:end])
+    decode_here([shards], tmp_path / "out")
+    errors = {Path(line["shard"]).name: line["error"] for line in manifest_of(tmp_path / "out") if "error" in line}
+    assert set(errors) == {"nonsense.tar", "empty.tar", "unended.tar"}
+
+
+def test_a_reader_that_dies_ends_the_run(undisturbed, tmp_path, monkeypatch):
+    def dying(path):
+        yield from itertools.islice(read_shard(path), 1)
+        raise ZeroDivisionError("of the test")
+
+    monkeypatch.setattr("video_vae.batch.decode.read_shard", dying)
+    with pytest.raises(BatchError, match="reading it failed: ZeroDivisionError: of the test"):
+        decode_here([undisturbed], tmp_path / "out")
+
+
+def test_a_video_that_cannot_be_written_is_broken(tmp_path):
+    """x264 has no frames of one row beside 2^15 columns."""
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    wide = np.zeros((16, 2, 1, 2100), np.float32)
+    raw_shard(shards / "s.tar", [*sample("wide", {}, {"mean": wide}), *sample("a")])
+    done = run("decode", shards, "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    first, second = manifest_of(tmp_path / "out")
+    assert "cannot be written as libx264" in first["error"] and second["file"] == "s/a.mp4"
 
 
 # ---- Disturbances ----
@@ -539,6 +685,25 @@ def test_a_full_disk(clips, tmp_path):
     assert "the disk is full" in done.stderr and "latents-000000.tar" in lines
 
 
+def test_a_disk_that_is_full_when_videos_are_written(tmp_path):
+    """It ends the run. It is no fault of the sample, and no half of a video is left."""
+    shards, disk = tmp_path / "shards", tmp_path / "disk"
+    shards.mkdir()
+    disk.mkdir()
+    noise = np.random.default_rng(1).standard_normal((16, 5, 8, 8)).astype("f4") * 3
+    raw_shard(shards / "s.tar", [member for key in "abcdefgh" for member in sample(key, {}, {"mean": noise})])
+    words = " ".join(command("decode", shards, "--out", disk / "out", "--codec", "ffv1", "--readers", 1))
+    script = f"mount -t tmpfs -o size=1m none {disk} && echo mounted && {words}; echo status $?"
+    arguments = ["unshare", "-rm", "sh", "-c", f"{script}; cp -r {disk}/out {tmp_path}"]
+    done = subprocess.run(arguments, env=ENVIRONMENT, capture_output=True, text=True, timeout=120, check=False)
+    if "mounted" not in done.stdout:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert "status 1" in done.stdout and "the disk is full" in done.stderr, done
+    videos = list((tmp_path / "out" / "s").iterdir())
+    assert 0 < len(videos) < 8 and all(len(frames_of(path)) == 17 for path in videos), videos
+    assert not list((tmp_path / "out").glob("records/0*"))
+
+
 def test_a_file_appears_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyError), AtomicFile(tmp_path / "file") as file:
         file.write(b"half")
@@ -605,6 +770,7 @@ def test_wrong_arguments(clips, tmp_path):
         (["--buckets", "8by8"], "WIDTHxHEIGHT"),
         (["--shard-items", "0"], "at least 1"),
         (["--rate", "fast"], "is not a rate"),
+        (["--rate", "1e999999999"], "is not a rate"),
         (["--set", "colour"], "KEY=VALUE"),
         (["--set", "colour=red"], "no parameter 'colour'"),
         (["--set", "seed=red"], "seed"),

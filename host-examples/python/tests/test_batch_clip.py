@@ -14,7 +14,7 @@ from video_vae.batch.clips import encode_clip_job  # noqa: E402
 from video_vae.batch.errors import BatchError  # noqa: E402
 from video_vae.batch.frames import FrameIndex, FrameReader, FrameRule  # noqa: E402
 from video_vae.batch.settings import Settings  # noqa: E402
-from video_vae.batch.shards import parse_with_metadata  # noqa: E402
+from video_vae.batch.shards import parse_safetensors, safetensors_header  # noqa: E402
 
 FRAMES = 150
 
@@ -49,7 +49,7 @@ def test_a_clip_there_and_back(tmp_path, vae):
     assert not latent.exists()
     done = run(*arguments)
     assert done.returncode == 0 and "complete before" in done.stdout, done
-    tensors, metadata = parse_with_metadata(latent.read_bytes())
+    tensors, metadata = parse_safetensors(latent.read_bytes())
     mean, logvar = vae.encode(frames_of(film), logvar=True, dtype="float16")
     assert np.array_equal(tensors["mean"], mean[0]) and np.array_equal(tensors["logvar"], logvar[0])
     assert json.loads(metadata["about"])["frames"] == FRAMES
@@ -89,3 +89,18 @@ def test_wrong_clips(tmp_path):
         encode_clip_job(str(tmp_path / "none.mp4"), Settings(str(SMALL)), 4)
     done = run("decode-clip", tmp_path / "none.mp4", "--out", tmp_path / "out.mp4")
     assert done.returncode == 1 and "Traceback" not in done.stderr
+    latent = np.zeros((16, 2, 2, 2), np.float32)
+    for about, word in [
+        ("[1]", "its JSON is a list"),
+        ("[" * 100_000, "nested too deep"),
+        ('{"rate": "1/0"}', "is not a rate"),
+        ('{"rate": "1e999999999"}', "is not a rate"),
+        ('{"frames": "all"}', "'frames': 'all'"),
+        ('{"frames": 6}', "'frames': 6"),
+        ('{"times": [0, 1]}', "times must be 5 integers"),
+    ]:
+        head = safetensors_header({"mean": (latent.dtype, latent.shape)}, {"about": about})
+        (tmp_path / "bad.safetensors").write_bytes(head + latent.tobytes())
+        done = run("decode-clip", tmp_path / "bad.safetensors", "--out", tmp_path / "out.mp4")
+        assert done.returncode == 1 and word in done.stderr and "Traceback" not in done.stderr, done.stderr
+    assert not (tmp_path / "out.mp4").exists()

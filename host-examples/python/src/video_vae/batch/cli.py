@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
-from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import VideoVaeError
 from .buckets import Size, parse_buckets
 from .errors import BatchError
+from .timing import parse_rate
 
 if TYPE_CHECKING:
     from .decode import DecodeSettings
@@ -233,12 +233,9 @@ def _positive(text: str) -> int:
 
 def _rate(text: str) -> str:
     try:
-        rate = Fraction(text)
-    except (ValueError, ZeroDivisionError):
-        rate = Fraction(0)
-    if rate <= 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a rate such as 24 or 30000/1001")
-    return str(rate)
+        return str(parse_rate(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _setting(text: str) -> tuple[str, str]:

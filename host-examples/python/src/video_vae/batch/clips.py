@@ -15,23 +15,24 @@ import queue
 import secrets
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy
 
 from .. import VideoVae
-from .decode import DecodeSettings, DecodeWorker
+from .decode import DecodeSettings, DecodeWorker, encoded_size, latent_of
 from .errors import BatchError, BrokenInput, storage_error
 from .files import PARTIAL, AtomicFile, open_regular
 from .folder import complete_record
 from .frames import FrameIndex
 from .run import Job, WorkerMaker
 from .settings import Settings
-from .shards import Sample, parse_with_metadata, read_shard, safetensors_header
+from .shards import Sample, parse_about, parse_safetensors, read_shard, safetensors_header
 from .sources import Item, Shard
+from .timing import Timing
 from .videos import CODECS, FORMATS
 
 
@@ -104,7 +105,10 @@ def _samples(folder: Path, shard: Shard) -> Iterator[Sample]:
         if "error" in about:
             raise BatchError(f"part {shard.index}: {about['error']}")
     for name in record["files"]:
-        yield from read_shard(folder / name)
+        for sample in read_shard(folder / name):
+            if sample.error is not None:
+                raise BatchError(f"{folder / name}: {sample.error}")
+            yield sample
 
 
 # ---- Decode ----
@@ -118,23 +122,32 @@ class LatentClip:
     frames: int
     height: int
     width: int
-    rate: str | None
+    timing: Timing
 
     @classmethod
     def open(cls, path: str, vae: VideoVae) -> LatentClip:
-        try:
-            with open_regular(Path(path)) as file:
-                data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise BatchError(f"{path}: {error}") from error
-        tensors, metadata = parse_with_metadata(memoryview(data))
-        latent = tensors.get("mean", tensors.get("latent"))
-        if latent is None or latent.ndim != 4 or not latent.size:
-            raise BatchError(f"{path} has no tensor mean or latent of four axes")
-        about = json.loads(metadata.get("about", "{}"))
-        whole = vae.model.video_shape((1, *latent.shape))[2:]
-        size = [min(about.get(name, full), full) for name, full in zip(("frames", "height", "width"), whole)]
-        return cls(latent, *size, about.get("rate"))
+        with _said_of(path):
+            tensors, about = _contents(path)
+            latent = latent_of(tensors)
+            size = encoded_size(about, latent.shape, vae)
+            return cls(latent[0], *size, Timing.of(about, size[0]))
+
+
+def _contents(path: str) -> tuple[dict[str, numpy.ndarray], dict[str, Any]]:
+    """The tensors of a latent file, and what it is of."""
+    with open_regular(Path(path)) as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    tensors, metadata = parse_safetensors(memoryview(data))
+    return tensors, parse_about(metadata.get("about", "{}").encode())
+
+
+@contextlib.contextmanager
+def _said_of(path: str) -> Iterator[None]:
+    """What is wrong with a latent file ends the run."""
+    try:
+        yield
+    except (OSError, ValueError, BrokenInput) as error:
+        raise BatchError(f"{path}: {error}") from error
 
 
 def decode_clip_job(source: str, settings: DecodeSettings, part_frames: int) -> Job:
@@ -166,13 +179,24 @@ class PartDecoder(DecodeWorker):
         name = f"part-{shard.index:06d}{CODECS[self._settings.codec][2]}"
         pieces: queue.Queue[Any] = queue.Queue(2)
         with self._device_turn:
-            done = self._start_writer(self._folder / name, clip.rate, pieces)
-            with self._at_work(end - first, clip.height, clip.width):
+            # Parts are evenly timed; frames get their times when parts are joined.
+            timing = Timing(clip.timing.rate, 1 / clip.timing.rate, range(end - first))
+            done = self._start_writer(self._folder / name, timing, pieces)
+            with self._at_work():
                 for frames in self._part(clip, first, end):
                     self._hand_over(pieces, frames, done)
                 self._hand_over(pieces, None, done)
+        size = self._written(done, name)
+        self._count(end - first, clip.height, clip.width, size)
         about = {"key": item.key, "file": name, "first": first, "frames": end - first}
-        return self._finish(shard, {name: {"bytes": done.result()}}, [about])
+        return self._finish(shard, {name: {"bytes": size}}, [about])
+
+    @staticmethod
+    def _written(done: Future[int], name: str) -> int:
+        try:
+            return done.result()
+        except BrokenInput as error:
+            raise BatchError(f"{name}: {error}") from error
 
     def _part(self, clip: LatentClip, first: int, end: int) -> Iterator[numpy.ndarray]:
         """Video frames [first, end)."""
@@ -196,41 +220,84 @@ class PartDecoder(DecodeWorker):
 
 
 def join_videos(job: Job, folder: Path, out: Path) -> None:
-    """One video of all parts, without compressing anew."""
+    """One video of all parts, without compressing anew. Frames get the times that the latent's file has."""
     import av
 
+    records = [_part(folder, shard) for shard in job.shards]
+    parts, source = [folder / record["file"] for record in records], job.items[0].path
+    with _said_of(source):
+        timing = Timing.of(_contents(source)[1], sum(record["frames"] for record in records))
     partial = out.parent / f".{out.name}.{secrets.token_hex(8)}{PARTIAL}"
     try:
+        delay = max(_reordering(part) for part in parts)
         options = {"fflags": "+bitexact"}
         with av.open(str(partial), "w", format=FORMATS[out.suffix], options=options) as target:
-            stream = None
-            for shard in job.shards:
-                record = complete_record(folder, shard)
-                if record is None:
-                    raise BatchError(f"part {shard.index} is not in {folder}")
-                with av.open(str(folder / record["items"][0]["file"])) as part:
-                    source = part.streams.video[0]
-                    stream = stream or target.add_stream_from_template(source)
-                    frames = record["items"][0]["first"]
-                    _append(part, source, target, stream, frames)
+            joined = _Joined(target, timing, delay)
+            for path in parts:
+                joined.append(path)
         with partial.open("rb") as file:
             os.fsync(file.fileno())
         partial.replace(out)
     except OSError as error:
         raise storage_error(error, out) from error
+    except (ValueError, av.FFmpegError) as error:
+        raise BatchError(f"{out}: the parts cannot be joined: {error}") from error
     finally:
         partial.unlink(missing_ok=True)
 
 
-def _append(part: Any, source: Any, target: Any, stream: Any, first: int) -> None:
-    """Copies the packets of a part that begins with frame `first`."""
-    shift = round(Fraction(first) / source.average_rate / source.time_base)
-    for packet in part.demux(source):
-        if packet.size:
-            packet.pts += shift
-            packet.dts += shift
-            packet.stream = stream
-            target.mux(packet)
+def _part(folder: Path, shard: Shard) -> dict[str, Any]:
+    record = complete_record(folder, shard)
+    if record is None:
+        raise BatchError(f"part {shard.index} is not in {folder}")
+    return record["items"][0]
+
+
+def _packets(part: Any) -> list[tuple[int, Any]]:
+    """The packets of a part as they are stored, each with the number of its frame."""
+    packets = [packet for packet in part.demux(part.streams.video[0]) if packet.size]
+    places = {time: place for place, time in enumerate(sorted(packet.pts for packet in packets))}
+    return [(places[packet.pts], packet) for packet in packets]
+
+
+def _reordering(path: Path) -> int:
+    """How many frames later than it is stored a frame of a part is shown, at most."""
+    import av
+
+    with av.open(str(path)) as part:
+        return max(stored - shown for stored, (shown, _) in enumerate(_packets(part)))
+
+
+class _Joined:
+    """A video that parts are appended to. `delay` is the most that any of them reorders frames."""
+
+    def __init__(self, target: Any, timing: Timing, delay: int) -> None:
+        self._target, self._timing, self._delay = target, timing, delay
+        self._stream: Any = None
+        self._frames = 0
+
+    def append(self, path: Path) -> None:
+        import av
+
+        with av.open(str(path)) as part:
+            source = part.streams.video[0]
+            if self._stream is None:
+                self._stream = self._target.add_stream_from_template(source)
+                self._stream.time_base = self._timing.base
+            packets = _packets(part)
+            for stored, (shown, packet) in enumerate(packets):
+                packet.time_base = self._timing.base
+                packet.pts = self._timing.times[self._frames + shown]
+                packet.dts = self._decoded(self._frames + stored)
+                packet.duration = 0
+                packet.stream = self._stream
+                self._target.mux(packet)
+            self._frames += len(packets)
+
+    def _decoded(self, stored: int) -> int:
+        """When a packet is decoded: these times rise, and none is after the time its frame is shown."""
+        times, place = self._timing.times, stored - self._delay
+        return times[place] if place >= 0 else times[0] + place
 
 
 def remove_parts(folder: Path) -> None:

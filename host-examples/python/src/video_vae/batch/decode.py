@@ -19,18 +19,23 @@ import numpy
 from .. import VideoVae
 from .encoder import CLIP_ERRORS
 from .errors import BatchError, BrokenInput
-from .fingerprint import bit_settings, fingerprint
 from .files import own_folder, write_atomic
+from .fingerprint import bit_settings, fingerprint
 from .folder import record_path
 from .progress import Figures
 from .run import Job, WorkerMaker
 from .settings import Resources
 from .shards import Sample, read_shard
 from .sources import Item, Shard
+from .timing import Timing
 from .videos import VideoWriter, video_name
 
 # Latent frames that go to the device at a time, and pieces of video that wait for a writer.
 _PIECE, _PIECES = 8, 4
+# Of a key that names a file: names have 255 at most, and a file that is not complete has 26 more.
+_KEY_BYTES = 200
+# What the manifest says of a sample itself.
+_OURS = ("key", "shard", "file", "error")
 # Samples that are read ahead of the device.
 _AHEAD = 4
 
@@ -111,23 +116,43 @@ class DecodeWorker:
         self._vae.close()
 
     def _decode_shard(self, shard: Shard) -> dict[str, Any]:
-        item = shard.items[0]
-        written: list[tuple[dict[str, Any], Future[int]]] = []
-        abouts: list[dict[str, Any]] = []
-        with self._device_turn, _ReadAhead(Path(item.path)) as samples:
+        path = Path(shard.items[0].path)
+        found: list[tuple[dict[str, Any], Future[int]]] = []
+        names: set[str] = set()
+        with self._device_turn, _ReadAhead(path) as samples:
             for sample in samples:
-                about = {**sample.about, "key": sample.key, "shard": item.path}
-                try:
-                    written.append((about, self._decode(sample, about, Path(item.path).stem)))
-                except BrokenInput as error:
-                    abouts.append({**about, "error": str(error)})
+                about = {key: value for key, value in sample.about.items() if key not in _OURS}
+                about.update(shard=str(path), **({} if sample.key is None else {"key": sample.key}))
+                found.append((about, self._begun(sample, about, path.stem, names)))
                 self._check()
-            if samples.error is not None:
-                abouts.append({"shard": item.path, "error": samples.error})
-        files = {about["file"]: {"bytes": done.result()} for about, done in written}
+        files, broken = {}, 0
+        for about, done in found:
+            try:
+                bytes_written = done.result()
+                files[about["file"]] = {"bytes": bytes_written}
+                self._count(about["frames"], about["height"], about["width"], bytes_written)
+            except BrokenInput as error:
+                about.pop("file", None)
+                about["error"], broken = str(error), broken + 1
         with self._lock:
-            self._figures.broken += len(abouts)
-        return self._finish(shard, files, [*(about for about, _ in written), *abouts])
+            self._figures.broken += broken
+        return self._finish(shard, files, [about for about, _ in found])
+
+    def _begun(self, sample: Sample, about: dict[str, Any], folder: str, names: set[str]) -> Future[int]:
+        """The size of the sample's file, or why there is none. `names` has those of the shard so far."""
+        try:
+            if sample.error is not None:
+                raise BrokenInput(sample.error)
+            stem = _stem(sample.key)
+            if stem in names:
+                raise BrokenInput(f"a sample before it has the key {stem!r} too")
+            done = self._decode(sample, about, folder)
+            names.add(stem)
+            return done
+        except BrokenInput as error:
+            failed: Future[int] = Future()
+            failed.set_exception(error)
+            return failed
 
     def _finish(self, shard: Shard, files: dict[str, Any], abouts: list[dict[str, Any]]) -> dict[str, Any]:
         """The files are there; now the record is."""
@@ -137,15 +162,17 @@ class DecodeWorker:
 
     def _decode(self, sample: Sample, about: dict[str, Any], folder: str) -> Future[int]:
         """Decodes a sample into the queue of a writer."""
-        latent, size = _latent(sample), _size(sample, self._vae)
+        latent = latent_of(sample.tensors)
+        size = encoded_size(about, latent.shape, self._vae)
+        timing = _timing(about, size[0])
         about.update(frames=size[0], height=size[1], width=size[2])
         about["file"] = f"{folder}/{video_name(sample.key, size[0], self._settings.codec)}"
         own_folder(self._folder / folder)
         pieces: queue.Queue[numpy.ndarray | None] = queue.Queue(_PIECES)
-        done = self._start_writer(self._folder / about["file"], about.get("rate"), pieces)
+        done = self._start_writer(self._folder / about["file"], timing, pieces)
         parts = (latent[:, :, first : first + _PIECE] for first in range(0, latent.shape[2], _PIECE))
         try:
-            with self._at_work(*size):
+            with self._at_work():
                 for frames in self._vae.stream_decode(parts, size=size, layout="THWC", dtype="uint8"):
                     self._hand_over(pieces, frames, done)
                 self._hand_over(pieces, None, done)
@@ -154,20 +181,25 @@ class DecodeWorker:
             raise BrokenInput(str(error)) from error
         return done
 
-    def _start_writer(self, path: Path, rate: str | None, pieces: queue.Queue[Any]) -> Future[int]:
+    def _start_writer(self, path: Path, timing: Timing, pieces: queue.Queue[Any]) -> Future[int]:
         while not self._room.acquire(timeout=1):
             self._check()
-        return self._writers.submit(self._write, path, rate, pieces)
+        return self._writers.submit(self._write, path, timing, pieces)
 
     @contextlib.contextmanager
-    def _at_work(self, frames: int, height: int, width: int) -> Iterator[None]:
-        """Counts a clip that is decoded within."""
+    def _at_work(self) -> Iterator[None]:
+        """The device computes within."""
         start = time.perf_counter()
         yield
         with self._lock:
             self._figures.device_seconds += time.perf_counter() - start
+
+    def _count(self, frames: int, height: int, width: int, size: int) -> None:
+        """A clip whose file is there."""
+        with self._lock:
             self._figures.clips += 1
             self._figures.megapixel_frames += frames * height * width / 1e6
+            self._figures.bytes += size
 
     def _hand_over(self, pieces: queue.Queue[Any], piece: Any, done: Future[int]) -> None:
         while True:
@@ -178,18 +210,15 @@ class DecodeWorker:
                 done.result()
             self._check()
 
-    def _write(self, path: Path, rate: str | None, pieces: queue.Queue[Any]) -> int:
+    def _write(self, path: Path, timing: Timing, pieces: queue.Queue[Any]) -> int:
         try:
-            writer = VideoWriter(path, self._settings.codec, rate, self._settings.crf)
+            writer = VideoWriter(path, self._settings.codec, timing, self._settings.crf)
             try:
                 for piece in self._taken(pieces):
                     if piece is _GIVEN_UP:
                         return 0
                     writer.add(piece)
-                size = writer.commit()
-                with self._lock:
-                    self._figures.bytes += size
-                return size
+                return writer.commit()
             finally:
                 writer.abort()
         finally:
@@ -214,10 +243,10 @@ _GIVEN_UP = object()
 
 
 class _ReadAhead:
-    """The samples of a shard, a few of them read ahead. `error` says why they ended early."""
+    """The samples of a shard, a few of them read ahead."""
 
     def __init__(self, path: Path) -> None:
-        self.error: str | None = None
+        self._failure: BaseException | None = None
         self._path = path
         self._queue: queue.Queue[Sample | None] = queue.Queue(_AHEAD)
         self._stop = threading.Event()
@@ -234,14 +263,17 @@ class _ReadAhead:
     def __iter__(self) -> Iterator[Sample]:
         while (sample := self._queue.get()) is not None:
             yield sample
+        if self._failure is not None:
+            kind = type(self._failure).__name__
+            raise BatchError(f"{self._path}: reading it failed: {kind}: {self._failure}") from self._failure
 
     def _read(self) -> None:
         try:
             for sample in read_shard(self._path):
                 if not self._put(sample):
                     return
-        except BatchError as error:
-            self.error = str(error)
+        except BaseException as error:  # somebody waits for this thread
+            self._failure = error
         self._put(None)
 
     def _put(self, sample: Sample | None) -> bool:
@@ -252,18 +284,36 @@ class _ReadAhead:
         return False
 
 
-def _latent(sample: Sample) -> numpy.ndarray:
+def _stem(key: str | None) -> str:
+    """The key as the name of a file."""
+    size = len(key.encode(errors="surrogateescape")) if key else 0
+    if not key or "/" in key or not key.isprintable() or size > _KEY_BYTES:
+        raise BrokenInput(
+            f"its key {(key or '')[:60]!r} cannot name a file: it must have 1 to {_KEY_BYTES} bytes and no slash"
+        )
+    return key
+
+
+def latent_of(tensors: dict[str, numpy.ndarray]) -> numpy.ndarray:
     """[1, C, T, H, W]."""
-    latent = sample.tensors.get("mean", sample.tensors.get("latent"))
-    if latent is None or latent.ndim != 4:
+    latent = tensors.get("mean", tensors.get("latent"))
+    if latent is None or latent.ndim != 4 or not latent.size:
         raise BrokenInput("no tensor mean or latent of four axes")
     return latent[None]
 
 
-def _size(sample: Sample, vae: VideoVae) -> tuple[int, int, int]:
+def encoded_size(about: dict[str, Any], latent: Sequence[int], vae: VideoVae) -> tuple[int, int, int]:
     """Frames, height and width that were encoded, or all of the latent."""
-    whole = vae.model.video_shape(_latent(sample).shape)[2:]
-    size = tuple(sample.about.get(name, full) for name, full in zip(("frames", "height", "width"), whole))
-    if not all(isinstance(part, int) and 0 < part <= full for part, full in zip(size, whole)):
-        raise BrokenInput(f"the sample says {size}, its latent {tuple(whole)}")
+    whole = vae.model.video_shape(latent)[2:]
+    size = tuple(about.get(name, full) for name, full in zip(("frames", "height", "width"), whole))
+    if not all(type(part) is int and 0 < part <= full for part, full in zip(size, whole)):
+        names = {name: about.get(name) for name in ("frames", "height", "width") if name in about}
+        raise BrokenInput(f"its JSON says {str(names)[:100]}; the latent is of frames, height and width {tuple(whole)}")
     return size
+
+
+def _timing(about: dict[str, Any], frames: int) -> Timing:
+    try:
+        return Timing.of(about, frames)
+    except ValueError as error:
+        raise BrokenInput(f"its JSON: {error}") from error

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy
 
-from .errors import BatchError, storage_error
+from .errors import BrokenInput, storage_error
 from .files import PARTIAL, sync_folder
+from .timing import Timing
 
 # The bytes of x264 depend on when its threads run; several videos are written at a time instead.
 _THREADS = 1
@@ -29,14 +29,14 @@ def video_name(stem: str, frames: int, codec: str) -> str:
 class VideoWriter:
     """Appends frames [T, H, W, 3] to a file; `commit` makes it appear."""
 
-    def __init__(self, path: Path, codec: str, rate: str | None, crf: int = 18) -> None:
+    def __init__(self, path: Path, codec: str, timing: Timing, crf: int = 18) -> None:
         import av
 
         self._av, self.path = av, path
         self._partial = path.parent / f".{path.stem}.{secrets.token_hex(8)}{PARTIAL}"
         self._codec, self._pixels, _ = ("png", "rgb24", "") if path.suffix == ".png" else CODECS[codec]
         self._options = {"crf": str(crf)} if codec == "h264" and path.suffix != ".png" else {}
-        self._rate = Fraction(rate or 24)
+        self._timing, self._count = timing, 0
         self._stream: Any = None
         try:
             # Matroska has random numbers otherwise; an image is one file without a number.
@@ -51,6 +51,8 @@ class VideoWriter:
                 self._open(*frames.shape[1:3])
             for frame in frames:
                 picture = self._av.VideoFrame.from_ndarray(numpy.ascontiguousarray(frame), format="rgb24")
+                picture.pts, picture.time_base = self._timing.times[self._count], self._timing.base
+                self._count += 1
                 self._container.mux(self._stream.encode(picture))
 
     def commit(self) -> int:
@@ -75,7 +77,8 @@ class VideoWriter:
         # Chroma at half size needs even sizes: the last row and column are cut off.
         if self._pixels == "yuv420p":
             height, width = max(height & ~1, 2), max(width & ~1, 2)
-        self._stream = self._container.add_stream(self._codec, rate=self._rate, options=self._options)
+        self._stream = self._container.add_stream(self._codec, rate=self._timing.rate, options=self._options)
+        self._stream.time_base = self._stream.codec_context.time_base = self._timing.base
         self._stream.height, self._stream.width, self._stream.pix_fmt = height, width, self._pixels
         self._stream.codec_context.thread_count = _THREADS
 
@@ -86,6 +89,6 @@ class VideoWriter:
         except OSError as error:
             self.abort()
             raise storage_error(error, self.path) from error
-        except (ValueError, self._av.FFmpegError) as error:
+        except (ValueError, ArithmeticError, self._av.FFmpegError) as error:
             self.abort()
-            raise BatchError(f"{self.path}: {error}") from error
+            raise BrokenInput(f"it cannot be written as {self._codec}: {error}") from error

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from fractions import Fraction
 from pathlib import Path
 
 from conftest import SMALL, SOURCES, np
@@ -26,12 +27,42 @@ def write_video(path, frames, rate=24, codec="libx264", options=None):
     with av.open(str(path), "w") as container:
         stream = container.add_stream(codec, rate=rate, options=options or {})
         stream.height, stream.width = frames.shape[1:3]
-        stream.pix_fmt = "yuv420p" if codec == "libx264" else "bgr0"
+        stream.pix_fmt = "bgr0" if codec == "ffv1" else "yuv420p"
         for frame in frames:
             for packet in stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")):
                 container.mux(packet)
         for packet in stream.encode():
             container.mux(packet)
+
+
+def write_timed(path, frames, times, options=None, sound=0.0):
+    """Frames at these milliseconds, with so many seconds of sound from 0 on."""
+    import av
+
+    with av.open(str(path), "w", options=options or {}) as container:
+        # A second of keyframes and B frames: as they are stored is not as they are shown.
+        stream = container.add_stream("libx264", rate=30, options={"g": "12", "bf": "2"})
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        heard = container.add_stream("aac", rate=8000, layout="mono") if sound else None
+        if heard is not None:
+            silence = av.AudioFrame.from_ndarray(np.zeros((1, int(sound * 8000)), np.float32), "fltp", "mono")
+            silence.sample_rate, silence.pts = 8000, 0
+            container.mux([*heard.encode(silence), *heard.encode()])
+        for frame, time in zip(frames, times):
+            picture = av.VideoFrame.from_ndarray(frame, format="rgb24")
+            picture.pts, picture.time_base = time, Fraction(1, 1000)
+            container.mux(stream.encode(picture))
+        container.mux(stream.encode())
+
+
+def milliseconds(path):
+    """When the frames of a video are shown, from the start of the file."""
+    import av
+
+    with av.open(str(path)) as container:
+        start = (container.start_time or 0) / 1e6
+        return [round((frame.time - start) * 1000) for frame in container.decode(video=0)]
 
 
 def write_lossless(path, frames, rate=24):

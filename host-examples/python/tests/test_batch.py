@@ -1,5 +1,6 @@
 """Encoding collections on this machine: the files, and what happens if things go wrong."""
 
+import contextlib
 import functools
 import io
 import itertools
@@ -204,16 +205,6 @@ def test_a_turned_video_is_turned_back(tmp_path):
     difference = np.abs(turned.astype(int) - np.rot90(flat, -1, (1, 2)).astype(int))
     # Chroma is interpolated after the turn.
     assert difference.mean() < 4
-
-
-def test_the_reason_names_the_frame(tmp_path):
-    write_video(tmp_path / "clip.mkv", pattern(1, 40, 64, 64), options={"g": "1"})
-    data = bytearray((tmp_path / "clip.mkv").read_bytes())
-    middle = len(data) // 2
-    data[middle : middle + 400] = bytes(400)
-    (tmp_path / "clip.mkv").write_bytes(data)
-    with pytest.raises(BrokenInput, match=r"frame \d+ is damaged|after \d+ frames"):
-        frames_of(tmp_path / "clip.mkv")
 
 
 def test_no_frames_in_other_things(tmp_path):
@@ -481,7 +472,8 @@ def test_readers_that_die_are_replaced(clips, undisturbed, tmp_path):
             for record in super().run(*arguments):
                 if record is not None and len(killed) < 3:
                     killed.append(self._workers[0].reader_processes()[0])
-                    os.kill(killed[-1], signal.SIGKILL)
+                    with contextlib.suppress(ProcessLookupError):  # one that is being replaced
+                        os.kill(killed[-1], signal.SIGKILL)
                 yield record
 
     make = encode_worker(settings)

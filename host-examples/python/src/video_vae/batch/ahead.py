@@ -244,6 +244,8 @@ class ReadAhead:
             order.clip.pieces.put(piece)
             self._on_clip(order.clip)
         else:
+            # What the file is, is complete with its last frame.
+            order.clip.info = info
             order.clip.pieces.put(piece)
 
     def _break(self, order: _Order, reason: str) -> None:

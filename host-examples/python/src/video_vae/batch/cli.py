@@ -61,6 +61,7 @@ def _add_latents(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=["float16", "float32"], default="float16", help="of the stored latents (float16)")
     add("--no-logvar", action="store_true", help="store the mean without the log-variance")
     add("--sample", action="store_true", help="store a sample of each distribution; --set seed=N")
+    add("--keep-damaged", action="store_true", help="take what is left of damaged inputs, with a warning")
 
 
 def _add_decode(parser: argparse.ArgumentParser) -> None:
@@ -160,7 +161,7 @@ def _settings(options: argparse.Namespace) -> Settings:
         parameters["posterior"] = "sample"
     return Settings(
         weights=str(Path(options.weights).absolute()),
-        rule=FrameRule(options.buckets, options.max_frames, options.rate),
+        rule=FrameRule(options.buckets, options.max_frames, options.rate, options.keep_damaged),
         dtype=options.dtype,
         logvar=not options.no_logvar and parameters.get("posterior") != "sample",
         parameters=parameters,

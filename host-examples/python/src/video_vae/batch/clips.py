@@ -32,7 +32,7 @@ from .run import Job, WorkerMaker
 from .settings import Settings
 from .shards import Sample, parse_about, parse_safetensors, read_shard, safetensors_header
 from .sources import Item, Shard
-from .timing import Timing
+from .timing import Timing, said_by_rate, without_times
 from .videos import CODECS, FORMATS
 
 
@@ -48,7 +48,7 @@ def encode_clip_job(source: str, settings: Settings, part_frames: int) -> Job:
     if settings.rule.rate or settings.rule.max_frames:
         raise BatchError("a clip in parts is taken whole and at its own rate")
     try:
-        index = FrameIndex(source)
+        index = FrameIndex(source, settings.rule)
         size = Path(source).stat().st_size
     except BrokenInput as error:
         raise BatchError(f"{source}: {error}") from error
@@ -66,13 +66,12 @@ def encode_clip_job(source: str, settings: Settings, part_frames: int) -> Job:
 
 def join_latents(job: Job, folder: Path, out: Path) -> None:
     """One safetensors file of all parts, one of them in memory at a time. What it is of is in its metadata."""
-    frames = job.identity["latent_frames"]
+    frames, about = job.identity["latent_frames"], _joined_about(job, folder)
     with AtomicFile(out) as file:
         starts: dict[str, int] = {}
         for shard in job.shards:
             for sample in _samples(folder, shard):
-                if not starts:
-                    starts = _begin(file, sample, frames, job.identity["clip_frames"])
+                starts = starts or _begin(file, sample, frames, about)
                 for name, array in sample.tensors.items():
                     plane = array[0, 0].nbytes
                     for channel, part in enumerate(array):
@@ -81,10 +80,32 @@ def join_latents(job: Job, folder: Path, out: Path) -> None:
         file.commit()
 
 
-def _begin(file: AtomicFile, sample: Sample, frames: int, clip_frames: int) -> dict[str, int]:
+def _joined_about(job: Job, folder: Path) -> dict[str, Any]:
+    """What the whole clip is. A part knows the times of the frames that it was computed from."""
+    times: dict[int, int] = {}
+    damaged: list[str] = []
+    about: dict[str, Any] = {}
+    for shard in job.shards:
+        part, span = _part(folder, shard), shard.items[0].span
+        if "error" in part:
+            raise BatchError(f"part {shard.index}: {part['error']}")
+        about = {**part, **about}
+        if "times" in part and span is not None:
+            times.update(enumerate(part["times"], span.first))
+        if "damaged" in part:
+            damaged.append(part["damaged"])
+    frames = job.identity["clip_frames"]
+    about = {key: value for key, value in about.items() if key not in ("key", "file", "times", "damaged")}
+    about["frames"] = frames
+    if damaged:
+        about["damaged"] = max(damaged, key=len)
+    if "time_base" in about and len(times) == frames:
+        about["times"] = [times[frame] for frame in range(frames)]
+    return without_times(about) if said_by_rate(about) else about
+
+
+def _begin(file: AtomicFile, sample: Sample, frames: int, about: dict[str, Any]) -> dict[str, int]:
     """Writes the header, and says where each tensor of `frames` frames begins."""
-    about = {key: value for key, value in sample.about.items() if key != "key"}
-    about["frames"] = clip_frames
     shapes = {}
     for name, array in sample.tensors.items():
         shapes[name] = (array.dtype, (array.shape[0], frames, *array.shape[2:]))

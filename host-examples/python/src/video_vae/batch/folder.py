@@ -25,7 +25,7 @@ from .errors import BatchError
 from .files import PARTIAL, AtomicFile, open_own, open_regular, own_folder, remove_partials, write_atomic
 from .sources import Item, Shard
 
-FORMAT = 1
+FORMAT = 2
 _BEGUN = ".begun"
 
 

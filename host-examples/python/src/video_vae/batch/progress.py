@@ -15,6 +15,7 @@ class Figures:
 
     clips: int = 0
     broken: int = 0
+    damaged: int = 0
     megapixel_frames: float = 0.0
     bytes: int = 0
     device_seconds: float = 0.0
@@ -91,4 +92,6 @@ def words(figures: dict[str, Any], skipped: int) -> str:
         text += f"\n{skipped} inputs were complete before"
     if figures["broken"]:
         text += f"\n{figures['broken']} are broken; manifest.jsonl says why"
+    if figures["damaged"]:
+        text += f"\nwarning: {figures['damaged']} are damaged and were kept; manifest.jsonl says where"
     return text

@@ -32,6 +32,7 @@ class Settings:
             "buckets": [f"{width}x{height}" for width, height in rule.buckets],
             "max_frames": rule.max_frames,
             "rate": rule.rate,
+            "keep_damaged": rule.keep_damaged,
             "parameters": bit_settings("encode", self.all_parameters()),
         }
 

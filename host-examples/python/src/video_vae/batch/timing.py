@@ -55,6 +55,46 @@ class Timing:
         return Timing(self.rate, self.base, self.times[first : first + count])
 
 
+class Times:
+    """Collects when frames are shown, counted from the start of the file."""
+
+    def __init__(self, start: int | None) -> None:
+        """`start` is in microseconds, as containers have it."""
+        self._start = Fraction(start or 0, 1_000_000)
+        self._base: Fraction | None = None
+        self._times: list[int | None] = []
+
+    def add(self, frame: Any) -> None:
+        self._base = frame.time_base
+        self._times.append(frame.pts)
+
+    def info(self) -> dict[str, Any]:
+        """What a sample says of them. A single frame has no time, and times that do not rise are none."""
+        times, base = self._times, self._base
+        if len(times) < 2:
+            return {}
+        for frame, time in enumerate(times):
+            if base is None or time is None:
+                return {"untimed": f"frame {frame} has no time; the rate stands for it"}
+            if frame and time <= times[frame - 1]:
+                return {"untimed": f"frame {frame} is not after frame {frame - 1}; the rate stands for their times"}
+        shift = round(self._start / base)
+        return {"time_base": str(base), "times": [time - shift for time in times]}
+
+
+def said_by_rate(about: Mapping[str, Any]) -> bool:
+    """Whether the times of a sample are those that its rate gives, but for the rounding of the container."""
+    times, rate = about.get("times"), about.get("rate")
+    if times is None or rate is None:
+        return times is None
+    base, step = Fraction(about["time_base"]), 1 / Fraction(rate)
+    return all(abs(time * base - n * step) < base for n, time in enumerate(times))
+
+
+def without_times(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in about.items() if key not in ("times", "time_base")}
+
+
 def _inverse(base: Any) -> str:
     """1/90000 as 90000/1."""
     upper, _, lower = base.partition("/") if isinstance(base, str) else ("", "", "")

@@ -245,6 +245,7 @@ class Worker:
                 return
             about = result.about
             figures.clips += 1
+            figures.damaged += "damaged" in about
             figures.megapixel_frames += about["frames"] * about["height"] * about["width"] / 1e6
             figures.bytes += result.bytes
 

@@ -2,10 +2,11 @@
 """Draws the plots of the README from measured figures: docs/measurements/*.json to docs/pictures/*.svg.
 
 `python3 docs/plots.py` writes them, `--check` compares. Needs the standard library alone. Figures are changed in the
-JSON, by whoever measured them, and in the tables of README.md or docs/measurements.md; `--check` compares these too.
+JSON, by whoever measured them, and in the tables of README.md. Both must have the same rows, and a picture shows all.
 """
 
 import json
+import re
 import sys
 from html import escape
 from pathlib import Path
@@ -67,68 +68,90 @@ def peers(data: dict) -> str:
 
 
 def limits(data: dict) -> str:
-    """Time as a multiple of that without a limit, over the limit."""
-    left, right, top, bottom = 90, 900, 90, 350
-    most_gib, least, most = 25, 0.95, 1.7
+    """Bars of seconds: without a limit, and with each limit. Each row has a scale of its own."""
     body = [text(20, 30, data["title"], "h"), text(20, 52, data["machine"], "s")]
-
-    def x(gib: float) -> float:
-        return round(left + (right - left) * gib / most_gib, 1)
-
-    def y(ratio: float) -> float:
-        return round(bottom - (bottom - top) * (ratio - least) / (most - least), 1)
-
-    for gib in range(0, most_gib + 1, 5):
-        body.append(f'<path class="g" d="M{x(gib)} {bottom}v6"/>')
-        body.append(text(x(gib), bottom + 22, f"{gib} GiB", "s", "middle"))
-    for ratio in (1.0, 1.2, 1.4, 1.6):
-        body.append(f'<path class="g" d="M{left} {y(ratio)}H{right}"/>')
-        body.append(text(left - 8, y(ratio) + 4, f"{ratio:.1f}x", "s", "end"))
-    body.append(text(right, bottom + 44, "memory_limit (the last point of a line: no limit, and what it takes)", "s", "end"))
-    body.append(text(left, top - 16, "time, as a multiple of that without a limit", "s"))
-    for work, colour in zip(data["work"], COLOURS[::2]):
-        none = work["none_seconds"]
-        points = sorted([*work["limits"], [work["none_gib"], none]])
-        path = " ".join(f"{x(gib)},{y(seconds / none)}" for gib, seconds in points)
-        body.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2.5"/>')
-        for gib, seconds in points:
-            at = x(gib), y(seconds / none)
-            body.append(f'<circle cx="{at[0]}" cy="{at[1]}" r="5" fill="{colour}"/>')
-            # Both lines fall to the right: one is labelled above, the other below.
-            above = work["name"] == "decode"
-            shift = (9, -8) if above else (0, 20)
-            anchor = "start" if above else "middle"
-            body.append(text(round(at[0] + shift[0], 1), round(at[1] + shift[1], 1), f"{seconds:.3g} s", "s", anchor))
-        gib, seconds = points[0]
-        body.append(text(x(gib) - 12, y(seconds / none) + 4, work["name"], "n", "end"))
-    return picture(960, bottom + 60, "Time of decode and encode against the memory limit", body)
+    for i, (name, note) in enumerate(data["series"].items()):
+        body.append(f'<rect x="{20 + 310 * i}" y="66" width="14" height="14" rx="2" fill="{COLOURS[i]}"/>')
+        body.append(text(40 + 310 * i, 78, f"{name} ({note})"))
+    y, left, width = 104.0, 340, 480
+    for work in data["work"]:
+        groups = ([work["none"]] if work["none"] else [], work["limits"], work["u8"])
+        bars = [(kind, point) for kind, group in enumerate(groups) for point in group]
+        body.append(text(188, y + 9 * len(bars) + 4, work["name"], "n", "end"))
+        most = max(seconds for _, (_, seconds) in bars)
+        for row, (kind, (gib, seconds)) in enumerate(bars):
+            top, length = y + 18 * row, max(2.0, width * seconds / most)
+            said = f"{gib:g} GiB" if kind else f"takes {gib:g} GiB"
+            body.append(text(left - 8, top + 12, said, "s", "end"))
+            body.append(f'<rect x="{left}" y="{top:g}" width="{length:.1f}" height="15" fill="{COLOURS[kind]}"/>')
+            body.append(text(round(left + length + 6, 1), top + 12, number(seconds) + " s", "s"))
+        y += 18 * len(bars) + 16
+    return picture(960, y, "Seconds of decode and encode without a limit and within several", body)
 
 
-PLOTS = {"peers": peers, "limits": limits}
+def tables(markdown: str) -> dict[str, list[list[str]]]:
+    """The rows of each table, by the first cell of its header."""
+    found: dict[str, list[list[str]]] = {}
+    rows: list[list[str]] = []
+    for line in markdown.splitlines():
+        if not line.startswith("|"):
+            rows = []
+            continue
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if not rows:
+            rows = found[f"{cells[0]} | {cells[1]}"] = []
+            rows.append(cells)
+        elif set(line) - set("|-"):
+            rows.append(cells)
+    return {name: rows[1:] for name, rows in found.items()}
 
 
-def figures(value: object) -> list[float]:
-    """The measured seconds of a file."""
-    if isinstance(value, dict):
-        return [n for key, inner in value.items() for n in figures(inner if "gib" not in key else [])]
-    if isinstance(value, list):
-        is_point = len(value) == 2 and all(isinstance(n, (int, float)) for n in value)
-        return [n for inner in (value[1:] if is_point else value) for n in figures(inner)]
-    return [float(value)] if isinstance(value, (int, float)) else []
+def points(cell: str, form: str) -> list[list[float]]:
+    return [[float(n) for n in numbers] for numbers in re.findall(form, cell)]
+
+
+def peers_table(readme: dict[str, list[list[str]]]) -> list[dict]:
+    """The rows beside ComfyUI core, with what the first table has of PyTorch."""
+    torch = {}
+    for name, _, _, seconds, _, memory in readme["work, tensors on the GPU | video-vae, fp16"]:
+        gib = re.search(r"; ([\d.]+) GiB", memory)
+        torch[name] = (float(seconds) if seconds else None, float(gib[1]) if gib else None)
+    found = []
+    for name, *cells in readme["work | video-vae"]:
+        pairs = [points(cell, r"^([\d.]+), ([\d.]+) GiB")[0] for cell in cells]
+        seconds, gib = ([*column, more] for column, more in zip(zip(*pairs), torch[name]))
+        found.append({"name": name, "seconds": seconds, "gib": gib})
+    return found
+
+
+def limits_table(readme: dict[str, list[list[str]]]) -> list[dict]:
+    found = []
+    for name, none, within, rounded in readme["work, tensors in host memory on PCIe 5 | no limit"]:
+        alone = [[gib, seconds] for seconds, gib in points(none, r"([\d.]+) \(takes ([\d.]+) GiB\)")]
+        form = r"([\d.]+) GiB: ([\d.]+)"
+        work = {"name": name, "none": alone[0] if alone else None}
+        found.append({**work, "limits": points(within, form), "u8": points(rounded, form)})
+    return found
+
+
+# What draws a picture, and what reads the table that it shows.
+PLOTS = {"peers": (peers, peers_table), "limits": (limits, limits_table)}
 
 
 def main() -> int:
     check, wrong = "--check" in sys.argv[1:], []
-    tables = (DOCS / "measurements.md").read_text() + (DOCS.parent / "README.md").read_text()
-    for name, draw in PLOTS.items():
-        data = json.loads((DOCS / "measurements" / f"{name}.json").read_text())
+    readme = tables((DOCS.parent / "README.md").read_text(encoding="utf-8"))
+    for name, (draw, of_table) in PLOTS.items():
+        data = json.loads((DOCS / "measurements" / f"{name}.json").read_text(encoding="utf-8"))
         svg, path = draw(data), DOCS / "pictures" / f"{name}.svg"
-        told = [n for n in figures(data["work"]) if not any(form in tables for form in (f"{n:g}", f"{n:.2f}", f"{n:.3f}"))]
-        wrong += [f"{name}.json: {n} s is in no table" for n in told]
+        rows = of_table(readme)
+        for row in [row for row in [*rows, *data["work"]] if row not in rows or row not in data["work"]]:
+            place = "the README's table lacks" if row not in rows else f"{name}.json lacks"
+            wrong.append(f"{place} {json.dumps(row)}")
         if not check:
             path.parent.mkdir(exist_ok=True)
-            path.write_text(svg)
-        elif not path.exists() or path.read_text() != svg:
+            path.write_text(svg, encoding="utf-8")
+        elif not path.exists() or path.read_text(encoding="utf-8") != svg:
             wrong.append(f"docs/pictures/{name}.svg is not what its figures say; run: python3 docs/plots.py")
     print("\n".join(wrong), end="\n" if wrong else "")
     return 1 if wrong else 0

@@ -2,6 +2,7 @@
 # Builds every package into target/dist, on Debian 12:
 #
 #     packaging/build.sh [--install] [--no-windows]     --install: first get the Debian packages, as root
+#                                                       --no-windows: for Linux alone, with fewer tools
 #
 # packaging/try.sh installs and runs them.
 set -euo pipefail
@@ -16,10 +17,25 @@ for word in "$@"; do
     *) die "unknown option $word" ;;
     esac
 done
+wanted=$debian_packages
+if $windows; then wanted="$wanted zip $packages"; fi
 if $install; then
     apt-get update -qq
     # shellcheck disable=SC2086
-    apt-get install -y -qq --no-install-recommends python3-venv mono-mcs mono-runtime libmono-cecil-cil zip $packages
+    apt-get install -y -qq --no-install-recommends $wanted
+fi
+
+# Before anything is compiled: a tool that is missing is found after minutes otherwise.
+lacking=$(missing cargo rustc python3 strip cmake make c++ tar gzip sha256sum mcs mono /usr/lib/mono-cecil/Mono.Cecil.dll)
+if command -v python3 >/dev/null && ! python3 -c 'import ensurepip, venv' 2>/dev/null; then lacking="$lacking python3-venv"; fi
+for_windows=
+if $windows; then
+    for_windows=$(missing /usr/bin/cargo /usr/bin/rustc "$rust_sources" "$cc" "$cxx" x86_64-w64-mingw32-strip zip)
+fi
+if [ -n "$lacking$for_windows" ]; then
+    [ -z "$lacking" ] || echo "$0: not there:$lacking" >&2
+    [ -z "$for_windows" ] || echo "$0: for Windows not there:$for_windows; --no-windows builds for Linux alone" >&2
+    die "as root, --install gets these packages of Debian: $wanted. Rust must be there already, 1.95 or newer"
 fi
 install_tools
 

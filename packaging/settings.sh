@@ -16,6 +16,20 @@ glibc=2.28
 linux_release=$CARGO_TARGET_DIR/x86_64-unknown-linux-gnu/release
 windows_release=$CARGO_TARGET_DIR/x86_64-pc-windows-gnu/release
 
+# What build.sh takes from Debian, beside host-examples/windows. Rust is 1.95 or newer and not Debian's.
+debian_packages="binutils cmake g++ libmono-cecil-cil make mono-mcs mono-runtime python3-venv"
+
+# missing TOOL...: those of the programs and files that are not there, each after a space.
+missing() {
+    local tool
+    for tool in "$@"; do
+        case $tool in
+        /*) [ -e "$tool" ] ;;
+        *) command -v "$tool" >/dev/null ;;
+        esac || printf ' %s' "$tool"
+    done
+}
+
 say() { printf '\n== %s\n' "$*"; }
 die() { echo "$0: $*" >&2; exit 1; }
 

@@ -12,7 +12,7 @@ if [ "${1:-}" = --install ]; then
     # shellcheck disable=SC2086
     apt-get install -y --no-install-recommends $packages
 fi
-for tool in /usr/bin/cargo /usr/bin/rustc /usr/lib/rustlib/src/rust/library $cc $cxx cmake; do
+for tool in /usr/bin/cargo /usr/bin/rustc "$rust_sources" $cc $cxx cmake; do
     [ -e "$tool" ] || command -v "$tool" >/dev/null || {
         echo "$tool is not there; run this script with --install, or: apt-get install $packages" >&2
         exit 1

@@ -7,6 +7,7 @@ packages="rustc-web cargo-web rust-web-src gcc-mingw-w64-x86-64-posix g++-mingw-
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-$root/target}
 release=$CARGO_TARGET_DIR/$triple/release
+rust_sources=/usr/lib/rustlib/src/rust/library
 cc=x86_64-w64-mingw32-gcc-posix
 cxx=x86_64-w64-mingw32-g++-posix
 rust_tests="abi_discovery abi_header abi_misuse abi_random checkpoint_loading tensor_pixels model_exact"

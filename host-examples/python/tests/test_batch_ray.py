@@ -1,13 +1,16 @@
 """Encoding on Ray clusters that lose workers and nodes: the files are those of an undisturbed local run."""
 
+import contextlib
 import os
 import signal
+import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from conftest import SMALL, np
+from conftest import REPOSITORY, SMALL, np
 
 pytest.importorskip("av")
 ray = pytest.importorskip("ray")
@@ -181,6 +184,79 @@ def descendants(process):
         found.append(left.pop())
         left += parents.get(found[-1], [])
     return found
+
+
+def documented(tmp_path, clips):
+    """The lines of docs/scale.md that start a cluster and use it, for folders and a port of the test."""
+    text = (REPOSITORY / "docs" / "scale.md").read_text(encoding="utf-8")
+    block = [line.strip() for line in text.partition("## A Ray cluster")[2].splitlines() if line.startswith("    ")]
+    lines = [line.partition("  #")[0] for line in block[:5]]
+    words = {"/shared": str(tmp_path), "HEAD": "127.0.0.1", "6379": str(free_port()), "CLIPS": str(clips)}
+    words.update({"LATENTS": str(tmp_path / "out"), "--weights W": f"--weights {SMALL} --device cpu --quiet"})
+    for old, new in words.items():
+        lines = [line.replace(old, new) for line in lines]
+    export, token, head, node, encode = lines
+    assert (export[:6], head[:9], encode[:6]) == ("export", "ray start", "python")
+    return export, token, head, node, encode
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextlib.contextmanager
+def shell(line, home, out):
+    """A shell that runs a line which does not end; with its descendants it is killed."""
+    environment = {**ENVIRONMENT, "HOME": str(home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment.pop("RAY_AUTH_MODE", None)
+    with out.open("w") as file:
+        process = subprocess.Popen(["bash", "-c", line], env=environment, stdout=file, stderr=file)
+    try:
+        yield process
+    finally:
+        for one in descendants(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+        process.wait()
+
+
+def until_started(out):
+    end = time.monotonic() + 120
+    while "Ray runtime started" not in out.read_text():
+        assert time.monotonic() < end, out.read_text()
+        time.sleep(0.1)
+
+
+def test_a_cluster_as_documented(clips, undisturbed, tmp_path):
+    """From the command line, where an earlier cluster left a token: Ray then asks for one."""
+    export, token, head, node, encode = documented(tmp_path, clips)
+    home, logs = tmp_path / "home", [tmp_path / name for name in ("head.log", "node.log", "encode.log")]
+    (home / ".ray").mkdir(parents=True)
+    (home / ".ray" / "auth_token").write_text("0123456789abcdef" * 4)
+    small = "--num-cpus=1 --object-store-memory=80000000 --include-dashboard=false --disable-usage-stats --block"
+    with shell(f"{export}; {token}; {head} {small}", home, logs[0]):
+        until_started(logs[0])
+        with shell(f"{export}; {node} {small.replace('--include-dashboard=false', '')}", home, logs[1]):
+            until_started(logs[1])
+            more = f"--shard-items {SHARD} --set threads=1"
+            with shell(f"{export}; {encode} {more}", home, logs[2]) as process:
+                assert process.wait(timeout=240) == 0, logs[2].read_text()
+            with shell(f"{encode} {more}", home, logs[2]) as process:
+                assert process.wait(timeout=240) == 1
+    assert "RAY_AUTH_MODE is not set" in logs[2].read_text() and "docs/scale.md" in logs[2].read_text()
+    assert (tmp_path / "ray-token").stat().st_mode & 0o077 == 0
+    assert result(tmp_path / "out") == result(undisturbed)
+
+
+def test_figures_of_a_worker_rise():
+    """Two shards of an actor are under way at a time, and the rows come in any order."""
+    engine = RayEngine.__new__(RayEngine)
+    engine._figures = {}
+    for clips, seconds in ((2, 1.0), (5, 2.5), (4, 2.0)):
+        engine._note("host 1", {"clips": clips, "device_seconds": seconds})
+    assert engine.figures() == [{"clips": 5, "device_seconds": 2.5}]
 
 
 def test_everything_is_killed(clips, undisturbed, tmp_path):

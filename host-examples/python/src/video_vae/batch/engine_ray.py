@@ -117,8 +117,13 @@ class RayEngine:
                 return
             if row["error"]:
                 raise BatchError(row["error"])
-            self._figures[row["worker"]] = json.loads(row["figures"])
+            self._note(row["worker"], json.loads(row["figures"]))
             yield json.loads(row["record"])
+
+    def _note(self, worker: str, figures: dict[str, Any]) -> None:
+        """Figures of a worker rise, and those of two shards at a time may come in either order."""
+        before = self._figures.get(worker, figures)
+        self._figures[worker] = {key: max(value, before[key]) for key, value in figures.items()}
 
     def figures(self) -> list[dict[str, Any]]:
         return list(self._figures.values())
@@ -201,4 +206,6 @@ def _connect(ray: Any, address: str | None) -> None:
         address = address or os.environ.get("RAY_ADDRESS") or "local"
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (ConnectionError, RuntimeError, ValueError) as error:
-        raise BatchError(f"no Ray cluster: {error}") from error
+        mode = os.environ.get("RAY_AUTH_MODE", "not set")
+        remedy = f"RAY_AUTH_MODE is {mode}; it and the token must be as where the cluster was started (docs/scale.md)"
+        raise BatchError(f"no Ray cluster: {error}. {remedy}") from error

@@ -1,12 +1,37 @@
-//! Files that the library writes. A file is complete under its name, or is not there.
+//! Files that the library reads or writes. None is waited for: what is read is a regular file, or refused. What is
+//! written is complete under its name, or is not there.
 
 use std::collections::hash_map::RandomState;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
+
+/// Opens a file to be read. What is not a regular file is `None`, with what it is.
+pub fn open_regular(path: &Path) -> io::Result<(Option<File>, Metadata)> {
+    // Asked first as well, because opening a device may change its state.
+    let found = fs::metadata(path)?;
+    if !found.is_file() {
+        return Ok((None, found));
+    }
+    // Another program may put a pipe there meanwhile. Opening one would wait for its other end.
+    let file = open_at_once(path, 0)?;
+    let opened = file.metadata()?;
+    Ok((opened.is_file().then_some(file), opened))
+}
+
+#[cfg(unix)]
+fn open_at_once(path: &Path, flags: i32) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt;
+    OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY | flags).open(path)
+}
+
+#[cfg(not(unix))]
+fn open_at_once(path: &Path, _: i32) -> io::Result<File> {
+    File::open(path)
+}
 
 /// A file that is written under a temporary name, and gets its name once it is complete. Dropped before, it is gone.
 #[derive(Debug)]
@@ -100,7 +125,7 @@ fn create_temporary(folder: &Path) -> io::Result<(Temporary, File)> {
 /// Makes the rename survive a power failure, where the file system can.
 fn sync_folder(folder: &Path) {
     #[cfg(unix)]
-    let _ = File::open(folder).and_then(|folder| folder.sync_all());
+    let _ = open_at_once(folder, libc::O_DIRECTORY).and_then(|folder| folder.sync_all());
     #[cfg(not(unix))]
     let _ = folder;
 }

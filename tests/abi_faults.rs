@@ -106,6 +106,45 @@ fn a_file_replaces_regular_files_only() {
     assert_eq!(names(&at("elsewhere")), ["real"]);
 }
 
+/// Puts a pipe and a checkpoint in turn at `path`, each by one rename, until `done`.
+fn swap(folder: &Path, path: &Path, done: &AtomicBool) {
+    let [pipe, file, next] = ["pipe", "file", "next"].map(|name| folder.join(name));
+    let c_path = CString::new(pipe.to_str().unwrap()).unwrap();
+    // SAFETY: a valid text.
+    assert_eq!(unsafe { mkfifo(c_path.as_ptr(), 0o600) }, 0);
+    fs::copy(small(), &file).unwrap();
+    while !done.load(Relaxed) {
+        for kind in [&pipe, &file] {
+            fs::hard_link(kind, &next).unwrap();
+            fs::rename(&next, path).unwrap();
+        }
+    }
+}
+
+#[test]
+fn a_pipe_in_place_of_a_checkpoint_is_not_waited_for() {
+    if !is_alone() {
+        alone("a_pipe_in_place_of_a_checkpoint_is_not_waited_for");
+        return;
+    }
+    let (folder, done) = (Folder::new("swapped"), AtomicBool::new(false));
+    let path = folder.0.join("weights.safetensors");
+    thread::scope(|scope| {
+        scope.spawn(|| swap(&folder.0, &path, &done));
+        let (mut opened, mut refused) = (0, 0);
+        while opened < 100 || refused < 100 {
+            match Vae::open(&path) {
+                Ok(_) => opened += 1,
+                Err(failure) => {
+                    failure.says(VVAE_ERROR_CHECKPOINT, &["weights.safetensors"]);
+                    refused += 1;
+                }
+            }
+        }
+        done.store(true, Relaxed);
+    });
+}
+
 /// A tensor inside the memory of a buffer.
 fn within(buffer: &Buffer, byte_offset: u64, shape: &[i64; 5], strides: Option<&[i64; 5]>) -> vvae_tensor {
     let strides = strides.map_or(null(), |strides| strides.as_ptr());

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::error::{Error, Result};
-use crate::file::{Replacement, cannot_write};
+use crate::file::{Replacement, cannot_write, open_regular};
 use crate::ir::{PairCosts, Rates};
 
 /// The key that names the file, for errors.
@@ -78,12 +78,14 @@ pub fn store(path: &Path, card: &str, measured: &MeasuredRates) -> Result<()> {
 
 /// What is at a path: null if that is nothing, or an empty file; `None` if it is no table of any format.
 fn table(path: &Path) -> Option<Value> {
-    // Opening a pipe would wait for its other end. What is no file cannot be replaced.
-    if !std::fs::metadata(path).is_ok_and(|found| found.is_file()) {
-        return Some(Value::Null);
-    }
+    let file = match open_regular(path) {
+        Ok((Some(file), _)) => file,
+        // What is no file cannot be replaced.
+        Ok((None, _)) => return Some(Value::Null),
+        Err(_) => return (!path.is_file()).then_some(Value::Null),
+    };
     let mut text = String::new();
-    std::fs::File::open(path).and_then(|file| file.take(MOST_BYTES).read_to_string(&mut text)).ok()?;
+    file.take(MOST_BYTES).read_to_string(&mut text).ok()?;
     if text.is_empty() {
         return Some(Value::Null);
     }

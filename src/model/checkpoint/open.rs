@@ -1,6 +1,6 @@
 //! Opens a checkpoint: checks all of the safetensors file, and reads its tensors when they are asked for.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -9,6 +9,7 @@ use super::file_tensor::FileTensor;
 use super::identity::FileIdentity;
 use super::source::Source;
 use crate::error::{Error, Result};
+use crate::file;
 use crate::model::families::Model;
 use crate::reserve::{self, EXHAUSTED};
 
@@ -35,14 +36,11 @@ impl Checkpoint {
     fn check(path: &Path, known: Option<Arc<Model>>) -> Result<Checkpoint> {
         let fail = |why: String| Error::Checkpoint(format!("{}: {why}", path.display()));
         let cannot = |what: &str, e: std::io::Error| fail(format!("cannot be {what}: {e}"));
-        // Checked before opening, because opening a pipe waits for a writer.
-        let metadata = fs::metadata(path).map_err(|e| cannot("opened", e))?;
-        if !metadata.is_file() {
+        let (file, metadata) = file::open_regular(path).map_err(|e| cannot("opened", e))?;
+        let Some(file) = file else {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
             return Err(fail(format!("is {what}, expected a safetensors file")));
-        }
-        let file = File::open(path).map_err(|e| cannot("opened", e))?;
-        let metadata = file.metadata().map_err(|e| cannot("read", e))?;
+        };
         if metadata.len() == 0 {
             return Err(fail("is empty, expected a safetensors file".into()));
         }

@@ -1,11 +1,11 @@
-//! The threads of the library. A backend that computes on the CPU keeps a pool, whose threads sleep between operations
-//! and end with it. Loading and planning use the same pool, or one of their own for as long as they take.
+//! The threads of the library. Backends that compute on the CPU share pools, whose threads start with the first work and
+//! end with the last backend. Loading and planning use the same pool, or threads of their own for as long as they take.
 
 use std::any::Any;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::{JoinHandle, available_parallelism};
 
 use parking_lot::{Condvar, Mutex};
@@ -27,15 +27,24 @@ const WORTH_A_THREAD: usize = 1 << 17;
 /// The most threads of loading and planning. Each costs memory, and more than this save little time.
 pub const MOST_THREADS: usize = 16;
 
-/// Items that a thread takes before it lets other users of a pool have their turn.
-const TURN: usize = 16;
-
-#[derive(Default)]
+/// Threads for one operation at a time. They start with the first work for them, and sleep between operations. Handles
+/// share them: an operation borrows a team that nobody uses, so there are as many as operations ran at the same time.
 pub struct Pool {
+    threads: usize,
+    idle: Mutex<Vec<Team>>,
+}
+
+/// The threads of one operation: the calling one, and the workers.
+#[derive(Default)]
+struct Team {
     shared: Arc<PoolShared>,
     workers: Vec<JoinHandle<()>>,
-    /// One operation at a time: handles share a pool, and an operation has one scratch area per slot.
-    turn: Mutex<()>,
+}
+
+/// A team that goes back to its pool.
+struct Borrowed<'a> {
+    pool: &'a Pool,
+    team: Team,
 }
 
 #[derive(Default)]
@@ -58,7 +67,7 @@ struct PoolState {
 #[derive(Clone, Copy)]
 struct BatchPointer(*const TaskBatch<'static>);
 
-// SAFETY: a `TaskBatch` may be shared between threads, and `Pool::run` keeps it alive until no worker is active.
+// SAFETY: a `TaskBatch` may be shared between threads, and `Team::run` keeps it alive until no worker is active.
 unsafe impl Send for BatchPointer {}
 
 struct TaskBatch<'a> {
@@ -97,29 +106,72 @@ impl TaskBatch<'_> {
 }
 
 impl Pool {
-    /// A pool of `threads` threads, including the caller of [`Pool::run`].
-    pub fn new(threads: usize) -> Result<Pool> {
-        let mut pool = Pool::default();
-        while pool.threads() < threads {
+    /// The pool of all handles with so many threads, including the caller of [`Pool::run`].
+    pub fn of(threads: usize) -> Arc<Pool> {
+        static POOLS: Mutex<Vec<Weak<Pool>>> = Mutex::new(Vec::new());
+        let mut pools = POOLS.lock();
+        pools.retain(|pool| pool.strong_count() > 0);
+        if let Some(found) = pools.iter().filter_map(Weak::upgrade).find(|pool| pool.threads == threads) {
+            return found;
+        }
+        let new = Arc::new(Pool::new(threads));
+        pools.push(Arc::downgrade(&new));
+        new
+    }
+
+    fn new(threads: usize) -> Pool {
+        Pool { threads, idle: Mutex::default() }
+    }
+
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    fn borrow(&self) -> Borrowed<'_> {
+        Borrowed { pool: self, team: self.idle.lock().pop().unwrap_or_default() }
+    }
+
+    /// Runs tasks 0 to `tasks` in any order. Slots are below the number of threads and the number of tasks.
+    pub fn run(&self, tasks: usize, stop: &mut Stop, run: &Task) -> Result<()> {
+        let mut team = self.borrow().start(tasks)?;
+        team.team.run(tasks, stop, run)
+    }
+}
+
+impl Borrowed<'_> {
+    /// Starts threads for so many tasks, if there are fewer.
+    fn start(mut self, tasks: usize) -> Result<Self> {
+        let threads = self.pool.threads;
+        while self.team.threads() < threads.min(tasks) {
             if !reserve::has_room_for_a_thread() {
                 return Err(reserve::exhausted());
             }
-            let slot = pool.threads();
-            let started = pool.start_thread(Executor::Alone);
-            started.map_err(|why| Error::Device(format!("cannot start thread {slot} of {threads}: {why}")))?;
+            let slot = self.team.threads();
+            let started = self.team.start_thread(Executor::Alone);
+            started.map_err(|why| {
+                Error::Device(format!("threads: cannot start thread {slot} of {threads}: {why}; set it lower"))
+            })?;
         }
-        Ok(pool)
+        Ok(self)
     }
+}
 
-    /// The same for work that needs no pool afterwards. If the system refuses a thread, the others do its share.
-    fn for_now(threads: usize) -> Pool {
-        let mut pool = Pool::default();
-        while pool.threads() < threads && reserve::has_room_for_a_thread() {
-            if pool.start_thread(Executor::New { most: usize::MAX }).is_err() {
+impl Drop for Borrowed<'_> {
+    fn drop(&mut self) {
+        self.pool.idle.lock().push(std::mem::take(&mut self.team));
+    }
+}
+
+impl Team {
+    /// For work that needs no pool afterwards. If the system refuses a thread, the others do its share.
+    fn for_now(threads: usize) -> Team {
+        let mut team = Team::default();
+        while team.threads() < threads && reserve::has_room_for_a_thread() {
+            if team.start_thread(Executor::New { most: usize::MAX }).is_err() {
                 break;
             }
         }
-        pool
+        team
     }
 
     /// Tasks of the thread run their own items as `executor` says.
@@ -134,13 +186,12 @@ impl Pool {
         Ok(())
     }
 
-    pub fn threads(&self) -> usize {
+    fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
-    /// Runs tasks 0 to `tasks` in any order. Slots are below the number of threads and the number of tasks.
-    pub fn run(&self, tasks: usize, stop: &mut Stop, run: &Task) -> Result<()> {
-        let turn = self.turn.lock();
+    /// As [`Pool::run`]. `&mut`: one operation at a time, which has one scratch area per slot.
+    fn run(&mut self, tasks: usize, stop: &mut Stop, run: &Task) -> Result<()> {
         let batch =
             TaskBatch { run, tasks, next: AtomicUsize::new(0), halt: AtomicBool::new(false), panic: Mutex::new(None) };
         let alone = self.workers.is_empty() || tasks < 2;
@@ -156,7 +207,6 @@ impl Pool {
             state.batch = None;
             self.shared.idle.wait_while(&mut state, |state| state.active > 0);
         }
-        drop(turn);
         if let Some(panic) = batch.panic.into_inner() {
             resume_unwind(panic);
         }
@@ -164,7 +214,7 @@ impl Pool {
     }
 }
 
-impl Drop for Pool {
+impl Drop for Team {
     fn drop(&mut self) {
         self.shared.state.lock().quit = true;
         self.shared.work.notify_all();
@@ -186,7 +236,7 @@ fn serve(shared: &PoolShared, slot: usize) {
         let Some(BatchPointer(batch)) = state.batch else { continue };
         state.active += 1;
         drop(state);
-        // SAFETY: `Pool::run` waits until `active` is zero before the batch goes out of scope. `active` was raised
+        // SAFETY: `Team::run` waits until `active` is zero before the batch goes out of scope. `active` was raised
         // under the same lock that the batch was read under.
         let batch = unsafe { &*batch };
         if slot < batch.tasks {
@@ -278,27 +328,27 @@ pub fn for_each<T: Send, S>(
     state: impl Fn() -> S + Sync,
     work: impl Fn(&mut S, T) + Sync,
 ) {
-    let (threads, count) = (threads.min(items.len()), items.len());
+    let threads = threads.min(items.len());
     let queue = Mutex::new(items.into_iter());
-    let run = |most: usize| {
+    let run = || {
         let mut state = state();
-        for _ in 0..most {
+        loop {
             let Some(item) = queue.lock().next() else { return };
             work(&mut state, item);
         }
     };
-    let run_on = |pool: &Pool, most: usize| {
-        let finished = pool.run(threads, &mut || false, &|_, _, _| run(most));
+    let run_on = |team: &mut Team| {
+        let finished = team.run(threads, &mut || false, &|_, _, _| run());
         finished.expect("nothing stops it");
     };
     match EXECUTOR.with_borrow(Executor::clone) {
-        _ if threads < 2 => run(count),
-        Executor::Alone => run(count),
-        Executor::New { .. } => run_on(&Pool::for_now(threads), count),
-        Executor::Pool(pool) => with_executor(Executor::Alone, || {
-            while queue.lock().len() > 0 {
-                run_on(&pool, TURN);
-            }
+        _ if threads < 2 => run(),
+        Executor::Alone => run(),
+        Executor::New { .. } => run_on(&mut Team::for_now(threads)),
+        Executor::Pool(pool) => with_executor(Executor::Alone, || match pool.borrow().start(threads) {
+            Ok(mut team) => run_on(&mut team.team),
+            // Those that did start are idle in the pool. The calling thread does without them.
+            Err(_) => run(),
         }),
     }
 }
@@ -314,7 +364,7 @@ mod tests {
     #[test]
     fn every_task_runs_once_on_a_valid_slot() {
         for threads in [1, 2, 3, 8] {
-            let pool = Pool::new(threads).unwrap();
+            let pool = Pool::new(threads);
             for tasks in [0, 1, 2, 100] {
                 let ran: Vec<AtomicUsize> = (0..tasks).map(|_| AtomicUsize::new(0)).collect();
                 pool.run(tasks, &mut || false, &|task, slot, _| {
@@ -329,7 +379,7 @@ mod tests {
 
     #[test]
     fn stopped_batch_leaves_the_pool_usable() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2);
         let [asked, ran] = [const { AtomicUsize::new(0) }; 2];
         let end = pool.run(1_000_000, &mut || asked.fetch_add(1, Ordering::Relaxed) >= 10, &|_, _, stop| {
             let turn = ran.fetch_add(1, Ordering::Relaxed);
@@ -345,7 +395,7 @@ mod tests {
 
     #[test]
     fn task_sees_the_stop_of_another_thread() {
-        let pool = Pool::new(2).unwrap();
+        let pool = Pool::new(2);
         let started = AtomicUsize::new(0);
         let end = pool.run(2, &mut || started.load(Ordering::Relaxed) == 2, &|_, _, stop| {
             started.fetch_add(1, Ordering::Relaxed);
@@ -358,7 +408,7 @@ mod tests {
 
     #[test]
     fn panic_reaches_the_caller_and_leaves_the_pool_usable() {
-        let pool = Pool::new(3).unwrap();
+        let pool = Pool::new(3);
         for bad in [0, 7, 63] {
             let end = catch_unwind(AssertUnwindSafe(|| {
                 pool.run(64, &mut || false, &|task, _, _| assert_ne!(task, bad, "task of the test")).unwrap();
@@ -372,17 +422,40 @@ mod tests {
     #[test]
     fn threads_are_joined_when_the_pool_is_dropped() {
         let alive = Arc::new(());
-        let pool = Pool::new(4).unwrap();
-        let shared = Arc::downgrade(&pool.shared);
+        let pool = Pool::new(4);
         let held = Arc::clone(&alive);
         pool.run(64, &mut || false, &|_, _, _| assert!(Arc::strong_count(&held) > 0)).unwrap();
+        let shared = Arc::downgrade(&pool.idle.lock()[0].shared);
         drop(pool);
         assert_eq!(shared.strong_count(), 0, "a running thread would hold the shared state");
     }
 
     #[test]
+    fn threads_start_with_the_first_work_and_are_used_again() {
+        let pool = Pool::new(3);
+        let teams = || pool.idle.lock().iter().map(Team::threads).collect::<Vec<_>>();
+        assert!(teams().is_empty());
+        for (tasks, expected) in [(1, 1), (2, 2), (64, 3), (2, 3)] {
+            pool.run(tasks, &mut || false, &|_, _, _| ()).unwrap();
+            assert_eq!(teams(), [expected], "after {tasks} tasks");
+        }
+        // An operation while another one runs has threads of its own.
+        pool.run(1, &mut || false, &|_, _, _| pool.run(3, &mut || false, &|_, _, _| ()).unwrap()).unwrap();
+        assert_eq!(teams(), [3, 3]);
+    }
+
+    #[test]
+    fn pools_of_one_size_are_shared_while_they_are_used() {
+        let pool = Pool::of(1001);
+        assert!(Arc::ptr_eq(&pool, &Pool::of(1001)) && !Arc::ptr_eq(&pool, &Pool::of(1002)));
+        let unused = Arc::downgrade(&pool);
+        drop(pool);
+        assert!(unused.upgrade().is_none());
+    }
+
+    #[test]
     fn for_each_runs_every_item_once() {
-        let pool = Arc::new(Pool::new(3).unwrap());
+        let pool = Arc::new(Pool::new(3));
         for (threads, pool) in [1, 2, 3].into_iter().flat_map(|threads| [(threads, None), (threads, Some(&pool))]) {
             let done = Mutex::new(Vec::new());
             let all = || for_each(threads, (0..100).collect(), || (), |(), item| done.lock().push(item));
@@ -420,8 +493,10 @@ mod tests {
 
     #[test]
     fn map_uses_the_threads_of_a_pool() {
-        let pool = Arc::new(Pool::new(3).unwrap());
-        let mut of_pool: HashSet<ThreadId> = pool.workers.iter().map(|worker| worker.thread().id()).collect();
+        let pool = Arc::new(Pool::new(3));
+        pool.run(3, &mut || false, &|_, _, _| ()).unwrap();
+        let mut of_pool: HashSet<ThreadId> =
+            pool.idle.lock()[0].workers.iter().map(|worker| worker.thread().id()).collect();
         of_pool.insert(std::thread::current().id());
         assert_eq!(with_threads(Some(&pool), Some(1), || threads_of_map(3)), of_pool);
         // Items of an item stay on its thread, because the pool is busy with it.

@@ -395,6 +395,31 @@ fn a_forked_child_gets_errors() {
     assert_eq!(stream.push(None).expect("the parent goes on"), (VVAE_OK, 0));
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn handles_share_threads_that_start_with_the_first_run() {
+    use common::process::{settled_threads, threads_at_rest};
+    if !is_alone() {
+        alone("handles_share_threads_that_start_with_the_first_run");
+        return;
+    }
+    let before = threads_at_rest();
+    let open = |_| {
+        let vae = Vae::open(&small()).unwrap();
+        vae.configure("threads", "3").unwrap();
+        vae
+    };
+    let handles: Vec<Vae> = (0..40).map(open).collect();
+    assert_eq!(threads_at_rest(), before, "no thread starts before the first run");
+    let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 64, 64]);
+    for vae in &handles {
+        vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, [1, 16, 1, 8, 8])).unwrap();
+    }
+    assert_eq!(threads_at_rest(), before + 2, "two beside the calling thread");
+    drop(handles);
+    assert_eq!(settled_threads(before), before);
+}
+
 #[cfg(target_arch = "x86_64")]
 mod float_mode {
     use super::*;

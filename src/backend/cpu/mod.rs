@@ -84,7 +84,7 @@ impl Cpu {
             Some(given) => given,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Cpu { pool: Arc::new(Pool::new(threads)?), precision, instructions, allocator: options.allocator })
+        Ok(Cpu { pool: Pool::of(threads), precision, instructions, allocator: options.allocator })
     }
 
     pub fn threads(&self) -> usize {

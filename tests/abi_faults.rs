@@ -420,6 +420,61 @@ fn handles_share_threads_that_start_with_the_first_run() {
     assert_eq!(settled_threads(before), before);
 }
 
+#[test]
+fn a_fork_after_a_failed_create_can_use_the_library() {
+    if !is_alone() {
+        alone("a_fork_after_a_failed_create_can_use_the_library");
+        return;
+    }
+    assert!(Vae::open(Path::new("missing.safetensors")).is_err());
+    // SAFETY: the process has one thread that matters, and the child ends without running anything else.
+    unsafe {
+        let child = fork();
+        if child == 0 {
+            alarm(60);
+            let video = Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]);
+            let encode = |vae: Vae| vae.encode(&video, &mut Buffer::new(VVAE_DTYPE_F32, LATENT));
+            let encoded = Vae::open(&small()).and_then(encode);
+            _exit(c_int::from(encoded.is_err()));
+        }
+        let mut status = -1;
+        assert_eq!(waitpid(child, &mut status, 0), child);
+        assert_eq!(status, 0, "the child was refused");
+    }
+}
+
+/// What the header says that a calling thread needs.
+const STACK_BYTES: usize = 256 << 10;
+
+#[test]
+fn calls_need_half_of_the_stack_that_the_header_asks_for() {
+    assert!(include_str!("../include/video_vae.h").contains(&format!("needs a stack of {} KiB", STACK_BYTES >> 10)));
+    if !is_alone() {
+        alone("calls_need_half_of_the_stack_that_the_header_asks_for");
+        return;
+    }
+    let calls = || {
+        assert!(Vae::open(Path::new("missing.safetensors")).is_err());
+        for (threads, precision) in [("1", "fp32"), ("2", "bf16")] {
+            let vae = Vae::open(&small()).unwrap();
+            vae.configure("threads", threads).unwrap();
+            vae.configure("precision", precision).unwrap();
+            vae.plan("decode", [1, 16, 21, 270, 480]).unwrap();
+            vae.configure("memory_limit", "1GiB").unwrap();
+            vae.plan("encode", [1, 3, 81, 1080, 1920]).ok();
+            vae.timeline("decode", [1, 16, 3, 8, 8]).unwrap();
+            let mut latent = Buffer::new(VVAE_DTYPE_F32, LATENT);
+            vae.encode(&Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]), &mut latent).unwrap();
+            vae.decode(&latent, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16])).unwrap();
+            let stream = new_stream(&vae);
+            assert_eq!(stream.push(Some(&latent.tensor())).unwrap(), (VVAE_OK, 1));
+            stream.push(None).unwrap();
+            stream.pull(&Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16]).tensor(), None).unwrap();
+        }
+    };
+    thread::Builder::new().stack_size(STACK_BYTES / 2).spawn(calls).unwrap().join().unwrap();
+}
+
 #[cfg(target_arch = "x86_64")]
 mod float_mode {
     use super::*;

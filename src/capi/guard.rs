@@ -4,7 +4,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::table::{self, Handle, Open};
 use super::text;
@@ -71,17 +71,38 @@ pub(super) fn close_stream(s: *const vvae_stream) -> Status {
     with_handle(|| table::find_stream(s), close)
 }
 
-/// The process that created the first handle; 0: none yet.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
+/// The process that handles were created in, and in the lower half how many: those that were, or are being, created. One
+/// number, so that a child never sees half of a change.
+static CREATED: AtomicU64 = AtomicU64::new(0);
 
-/// Called before anything is created that a fork would break: threads, locks, device contexts.
-pub(super) fn own_process() {
-    let _ = PROCESS.compare_exchange(0, std::process::id(), Ordering::Relaxed, Ordering::Relaxed);
+/// The creation of a handle. Made before anything that a fork would break: threads, locks, device contexts.
+pub(super) struct Creation(());
+
+impl Creation {
+    pub fn begin() -> Creation {
+        let process = u64::from(std::process::id()) << 32;
+        let count = |created: u64| Some(process | ((created & u64::from(u32::MAX)) + 1));
+        let _ = CREATED.fetch_update(Ordering::Relaxed, Ordering::Relaxed, count);
+        Creation(())
+    }
+
+    /// There is a handle. From now on no child of this process may use the library.
+    pub fn succeed(self) {
+        std::mem::forget(self);
+    }
+}
+
+/// It failed, and what it made is gone.
+impl Drop for Creation {
+    fn drop(&mut self) {
+        CREATED.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// Whether this is a child of the process that the handles are in. Safe in a signal handler.
 pub(super) fn is_forked() -> bool {
-    ![0, std::process::id()].contains(&PROCESS.load(Ordering::Relaxed))
+    let created = CREATED.load(Ordering::Relaxed);
+    created as u32 > 0 && created >> 32 != u64::from(std::process::id())
 }
 
 /// Refuses calls that could wait for themselves, or for threads that are not there.

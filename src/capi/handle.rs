@@ -26,7 +26,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         // SAFETY: the host vouches for a pointer that is not null.
         unsafe { out.write_unaligned(std::ptr::null_mut()) };
         guard::check_caller()?;
-        guard::own_process();
+        let creation = guard::Creation::begin();
         // SAFETY: the host vouches for a struct as long as it says.
         let info = unsafe { sized::read("info", info) }?;
         check_version(info.abi_version)?;
@@ -41,6 +41,7 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
         // SAFETY: as above.
         unsafe { out.write_unaligned(table::insert(Handle::new(session, log))) };
+        creation.succeed();
         Ok(VVAE_OK)
     })
 }

@@ -89,7 +89,10 @@ pub const VVAE_PARAM_HAS_RANGE: u32 = 2;
 /// denormals. The caller's mode is restored. Callbacks run in the default mode.
 ///
 /// A child of fork() has no threads of the library. If a handle was created before the fork, vvae_create and functions
-/// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing.
+/// with a handle or a stream return VVAE_ERROR_STATE in the child. vvae_free does so too, and frees nothing. A
+/// vvae_create that failed does not count.
+///
+/// A thread that calls the library needs a stack of 256 KiB, and more if its callbacks do.
 pub struct vvae {
     _private: (),
 }

@@ -475,6 +475,42 @@ fn calls_need_half_of_the_stack_that_the_header_asks_for() {
     thread::Builder::new().stack_size(STACK_BYTES / 2).spawn(calls).unwrap().join().unwrap();
 }
 
+static LOGGED: AtomicPtr<vvae> = AtomicPtr::new(null_mut());
+static REFUSED: AtomicU32 = AtomicU32::new(0);
+
+/// Calls the handle that it logs for.
+unsafe extern "C" fn meddle(_: *mut c_void, _: i32, _: *const c_char) {
+    let v = LOGGED.load(Relaxed);
+    if v.is_null() {
+        return;
+    }
+    // SAFETY: a handle that stays open, and valid texts.
+    let statuses = unsafe {
+        let configured = (api().vvae_configure)(v, c"threads".as_ptr(), c"1".as_ptr());
+        [configured, (api().vvae_trim)(v, VVAE_TRIM_WEIGHTS), (api().vvae_free)(v)]
+    };
+    assert_eq!(statuses, [VVAE_ERROR_STATE; 3]);
+    REFUSED.fetch_add(1, Relaxed);
+}
+
+#[test]
+fn a_log_callback_of_a_failing_call_cannot_use_its_handle() {
+    if !is_alone() {
+        let text = alone("a_log_callback_of_a_failing_call_cannot_use_its_handle");
+        assert!(!text.contains("panicked"), "{text}");
+        return;
+    }
+    let weights = CString::new(small().to_str().unwrap()).unwrap();
+    let vae = Vae::create(&vvae_create_info { log: Some(meddle), ..create_info(&weights) }).unwrap();
+    LOGGED.store(vae.0, Relaxed);
+    vae.configure("threads", "none").unwrap_err().says(VVAE_ERROR_ARGUMENT, &["threads"]);
+    // SAFETY: the struct says that it is too short.
+    let status = unsafe { (api().vvae_memory)(vae.0, &mut vvae_memory_info { struct_size: 1, ..sized() }) };
+    assert_eq!((status, REFUSED.load(Relaxed)), (VVAE_ERROR_ARGUMENT, 2));
+    LOGGED.store(null_mut(), Relaxed);
+    vae.configure("threads", "1").expect("the handle can be used afterwards");
+}
+
 #[cfg(target_arch = "x86_64")]
 mod float_mode {
     use super::*;

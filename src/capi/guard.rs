@@ -185,7 +185,7 @@ fn settle(handle: Option<&Arc<Handle>>, outcome: Result<Status>) -> Status {
     let _ = caught(|| {
         let message = error.to_string();
         if let Some(handle) = handle {
-            handle.log.failure(&error);
+            handle.log_failure(&error);
             handle.error.lock().clone_from(&message);
         }
         text::remember(&message);

@@ -1,6 +1,7 @@
 //! The table of open handles and streams. A handle is a number that is never reused: one that was freed or made up
 //! finds nothing, and nothing is ever read through it.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -15,6 +16,11 @@ use crate::exec::{Control, FrameStream, Ledger, LogSink, Session};
 use crate::ir::TensorDevice;
 use crate::model::Model;
 use crate::plan::PlanReport;
+
+thread_local! {
+    /// The handle whose failure this thread is telling the host of.
+    static LOGGING: Cell<*const Handle> = const { Cell::new(std::ptr::null()) };
+}
 
 /// An open `vvae`. A call locks `open`; the rest is for functions that work while a call runs.
 pub(super) struct Handle {
@@ -73,13 +79,37 @@ impl Handle {
     /// Starts a call: the handle to oneself, or an error at once. Waiting would deadlock in a callback of the running
     /// call. Cancels from before are not for this call; all later ones are.
     pub fn lock(&self) -> Result<MutexGuard<'_, Option<Open>>> {
+        let busy = || {
+            Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
+        };
+        if self.is_logging() {
+            return Err(busy());
+        }
         let _starting = self.starting.lock();
         if !self.open.is_locked() {
             self.cancel.requested().store(false, Ordering::Relaxed);
         }
-        self.open.try_lock().ok_or_else(|| {
-            Error::State("the handle is busy: another call on it has not returned yet; call again when it has".into())
-        })
+        self.open.try_lock().ok_or_else(busy)
+    }
+
+    /// Logs that a call failed. In the callback the handle is in use, as in one of a running call; a call that is
+    /// refused for that is not logged again.
+    pub fn log_failure(&self, error: &Error) {
+        struct Before(*const Handle);
+        impl Drop for Before {
+            fn drop(&mut self) {
+                LOGGING.set(self.0);
+            }
+        }
+        if self.is_logging() {
+            return;
+        }
+        let _before = Before(LOGGING.replace(self));
+        self.log.failure(error);
+    }
+
+    fn is_logging(&self) -> bool {
+        std::ptr::eq(LOGGING.get(), self)
     }
 
     /// Set by a cancel of the running call.

@@ -132,13 +132,17 @@ fn interleaved(frames: &[Vec<f32>], channels: usize) -> Vec<f32> {
     (0..channels).flat_map(channel).copied().collect()
 }
 
-fn open(device: &str, path: &Path, model: &Arc<Model>) -> Box<dyn Session> {
+/// A session, unless the device has no kernel for a layer: then the error says so.
+fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session>> {
     let place = match device.strip_prefix("cuda:") {
         None => TensorDevice::Cpu,
         Some(index) => TensorDevice::Cuda(index.parse().unwrap()),
     };
     let weights = Weights { path: path.to_owned(), model: Some(Arc::clone(model)) };
-    exec::open(&[DeviceName::Place(place)], &weights, Allocators::default(), node::defaults()).unwrap()
+    match exec::open(&[DeviceName::Place(place)], &weights, Allocators::default(), node::defaults()) {
+        Err(Error::Device(why)) if place != TensorDevice::Cpu && why.contains("no kernel on the GPU does") => None,
+        opened => Some(opened.unwrap()),
+    }
 }
 
 fn configure(session: &mut dyn Session, keys: &[(&str, &str)]) {
@@ -157,11 +161,13 @@ fn random_graphs_match_the_oracle_and_keep_their_bits() {
     let folder = Folder::new("random-graphs");
     for device in devices() {
         let (width, most) = if device == "cpu" { (2, 1e-5) } else { (16, 4e-3) };
+        let mut tried = 0;
         for seed in 0..MODELS {
             let model = Arc::new(random_model(1000 + seed, width));
             let weights = random_weights(&model, seed);
             let path = folder.file(&format!("{seed}.safetensors"), &to_bytes(&weights, 1));
-            let mut session = open(&device, &path, &model);
+            let Some(mut session) = open(&device, &path, &model) else { continue };
+            tried += 1;
             for direction in Direction::ALL {
                 let what = format!("{device}, seed {seed}, {}", direction.name());
                 let mut job = Job::new(&model, direction, 1 + seed % 5, seed);
@@ -171,6 +177,7 @@ fn random_graphs_match_the_oracle_and_keep_their_bits() {
                 check_bits(&what, &mut job, &mut *session, &whole);
             }
         }
+        assert!(tried >= MODELS / 4, "{device} computes {tried} of {MODELS} models");
     }
 }
 

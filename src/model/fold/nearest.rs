@@ -10,12 +10,7 @@ const AREA: usize = KERNEL * KERNEL;
 
 /// A block of a slab: the sum over the temporal `taps`. `kernels` has the order output channel, input channel, temporal
 /// tap, row, column; `into` the order phase, tap row, tap column, input channel, output channel.
-pub(super) fn sum<T: Rounded>(
-    kernels: &[f32],
-    (rows, columns): (usize, usize),
-    taps: &[(usize, f64)],
-    into: &mut [T],
-) {
+pub(super) fn sum<T: Rounded>(kernels: &[f32], (rows, columns): (usize, usize), taps: &[(usize, f64)], into: &mut [T]) {
     let volume = kernels.len() / (rows * columns);
     for (index, into) in into.chunks_exact_mut(rows * columns).enumerate().take(TAPS) {
         let (phase, tap) = (index / (SIDE * SIDE), index % (SIDE * SIDE));

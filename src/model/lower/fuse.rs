@@ -113,10 +113,9 @@ impl Fuser<'_> {
             | NodeOp::Attention
             | NodeOp::Unfold { .. }
             | NodeOp::Nearest { .. } => {}
-            NodeOp::FoldMean { .. }
-            | NodeOp::RepeatUnfold { .. }
-            | NodeOp::Patch { .. }
-            | NodeOp::Unpatch { .. } => return self.refuse(id, "no backend computes it yet"),
+            NodeOp::FoldMean { .. } | NodeOp::RepeatUnfold { .. } | NodeOp::Patch { .. } | NodeOp::Unpatch { .. } => {
+                return self.refuse(id, "no backend computes it yet");
+            }
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ COMFYUI and SEEDVR2_PACK are their folders. Nothing of either is a part of this 
 """
 
 import asyncio
+import inspect
 import os
 import sys
 from pathlib import Path
@@ -89,7 +90,10 @@ class Server:
 @pytest.fixture
 def run():
     """Runs workflows in API format with ComfyUI's own executor, all in one session of it."""
-    executor = execution.PromptExecutor(Server(), cache_type=execution.CacheType.CLASSIC, cache_args={"ram": 4.0})
+    # Older ones have no second.
+    options = {"cache_type": execution.CacheType.CLASSIC, "cache_args": {"ram": 4.0}}
+    known = inspect.signature(execution.PromptExecutor).parameters
+    executor = execution.PromptExecutor(Server(), **{key: value for key, value in options.items() if key in known})
 
     def start(prompt: dict) -> dict:
         Keep.kept = {}

@@ -1,5 +1,6 @@
 """ComfyUI's own nodes with our VAE in their VAE socket, run by ComfyUI's executor."""
 
+import inspect
 import json
 import threading
 import time
@@ -98,12 +99,18 @@ def test_plain_nodes_and_collapsed_latents(ours, run, direct):
     assert torch.equal(images, direct.decode(collapsed.reshape(1, 16, 3, 4, 4), layout="THWC").clamp(0, 1))
 
 
-def test_inpainting_nodes(ours, run):
+def test_encode_for_inpaint(ours, run):
+    if "spacial_compression_encode" not in inspect.getsource(nodes.VAEEncodeForInpaint):
+        pytest.skip("VAEEncodeForInpaint of this ComfyUI takes VAEs of images alone")
     vae = loaded(run)
     pixels, mask = torch.rand(1, 67, 75, 3), (torch.rand(1, 67, 75) > 0.5).float()
     (latent,) = nodes.VAEEncodeForInpaint().encode(vae, pixels, mask)
     assert latent["samples"].shape == (1, 16, 1, 8, 9) and latent["noise_mask"].shape == (1, 1, 64, 72)
-    pixels, mask = pixels[:, :64, :72], mask[:, :64, :72]
+
+
+def test_inpaint_conditioning(ours, run):
+    vae = loaded(run)
+    pixels, mask = torch.rand(1, 64, 72, 3), (torch.rand(1, 64, 72) > 0.5).float()
     text = [[torch.zeros(1, 1), {}]]
     positive, _, latent = nodes.InpaintModelConditioning().encode(text, text, pixels, vae, mask)
     assert torch.equal(latent["samples"], vae.encode(pixels))
@@ -119,7 +126,9 @@ def test_what_other_packs_look_at(ours, run):
     needed = vae.memory_used_decode(samples.shape, vae.vae_dtype)
     assert needed > 0
     comfy.model_management.load_models_gpu([vae.patcher], memory_required=needed)
-    assert vae.patcher.get_free_memory(vae.device) > 0 and vae.patcher.model is vae.first_stage_model
+    assert vae.patcher.model is vae.first_stage_model
+    if hasattr(comfy.model_patcher.ModelPatcher, "get_free_memory"):  # older ones have it elsewhere
+        assert vae.patcher.get_free_memory(vae.device) > 0
     assert vae.patcher.model_size() == vae.model_size() > 0
     # As ComfyUI's own VAE class goes about it.
     pixels = vae.process_input(clip.movedim(-1, 1)).to(vae.vae_dtype).to(vae.device)

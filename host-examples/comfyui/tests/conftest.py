@@ -12,6 +12,9 @@ FOLDER = HERE.parent / "video_vae_nodes"
 REPOSITORY = HERE.parents[2]
 GOLDEN = REPOSITORY / "tests" / "golden"
 
+# This checkout's, also where a wheel is installed.
+sys.path.insert(0, str(REPOSITORY / "host-examples" / "python" / "src"))
+
 np = pytest.importorskip("numpy")
 
 

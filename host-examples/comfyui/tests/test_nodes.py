@@ -1,9 +1,12 @@
 """The logic of the nodes, without ComfyUI."""
 
 import json
+import os
+import re
 import shutil
 import subprocess
 import sys
+import uuid
 
 import numpy as np
 import pytest
@@ -172,7 +175,8 @@ def test_widgets_are_the_library_s(nodes):
     found = {}
     for node in nodes.values():
         found.update({key: entry for key, entry in shown(node).items() if key not in found})
-    assert set(video_vae.parameters()) - {"pixel_range", "mixed_devices", "nonfinite", "autotune_path", "trace"} <= set(found)
+    fixed = {"pixel_range", "mixed_devices", "nonfinite", "autotune_path", "trace"}
+    assert set(video_vae.parameters()) - fixed <= set(found)
     for key, (kind, default) in {
         "encode_tiled": ("BOOLEAN", False),
         "encode_tile_size": ("INT", 1024),
@@ -254,7 +258,53 @@ def test_the_workflow_fits_the_nodes(nodes):
                 assert value == defaults(nodes[name])[key], key
 
 
-@pytest.mark.parametrize("file", ["workflow.json", "workflow_seedvr2.json"])
+def test_a_missing_library_is_an_import_failure(tmp_path):
+    """ComfyUI lists folders that fail to import. Nodes that fail when it asks for their widgets are left out."""
+    program = f"import sys; sys.path.insert(0, {str(HERE)!r}); import conftest; conftest.import_folder(conftest.FOLDER)"
+    environment = {**os.environ, "VIDEO_VAE_LIBRARY": str(tmp_path / "absent.so")}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1 and "ImportError" in done.stderr, done.stderr
+    assert "absent.so" in done.stderr and "VIDEO_VAE_LIBRARY" in done.stderr
+
+
+WORKFLOWS = ["workflow.json", "workflow_seedvr2.json"]
+
+
+def pair(value):
+    return len(value) == 2 and all(isinstance(number, (int, float)) for number in value)
+
+
+@pytest.mark.parametrize("file", WORKFLOWS)
+def test_the_page_takes_the_workflows(file):
+    """What its schema asks for. It warns of a workflow that has something else."""
+    workflow = json.loads((HERE.parent / file).read_text(encoding="utf-8"))
+    assert str(uuid.UUID(workflow["id"])) == workflow["id"]
+    for key in ("revision", "last_node_id", "last_link_id", "version"):
+        assert isinstance(workflow[key], (int, float)), key
+    forms = {"cnr_id": r"[a-zA-Z0-9]([\w.-]*[a-zA-Z0-9])?", "ver": r"v?\d+\.\d+\.\d+|[0-9a-f]{4,40}"}
+    for step in workflow["nodes"]:
+        assert isinstance(step["id"], int) and step["id"] <= workflow["last_node_id"] and isinstance(step["type"], str)
+        assert pair(step["pos"]) and pair(step["size"]) and isinstance(step["flags"], dict)
+        assert all(isinstance(step[key], int) for key in ("order", "mode"))
+        properties = step["properties"]
+        for key, form in forms.items():
+            assert key not in properties or re.fullmatch(form, properties[key]), properties
+        for model in properties.get("models", []):
+            assert {"name", "url", "directory"} <= set(model) and model["url"].startswith("https://")
+        assert all(isinstance(socket["name"], str) for socket in [*step.get("inputs", []), *step.get("outputs", [])])
+    for link in workflow["links"]:
+        assert len(link) == 6 and all(isinstance(number, int) for number in link[:5]) and isinstance(link[5], str)
+        assert link[0] <= workflow["last_link_id"]
+    for group in workflow.get("groups", []):
+        assert isinstance(group["title"], str) and len(group["bounding"]) == 4
+
+
+def test_workflows_have_names_of_their_own():
+    ids = [json.loads((HERE.parent / file).read_text(encoding="utf-8"))["id"] for file in WORKFLOWS]
+    assert len(set(ids)) == len(ids)
+
+
+@pytest.mark.parametrize("file", WORKFLOWS)
 def test_the_workflows_of_the_page_fit_the_nodes(nodes, file):
     """Values stand in the order of the widgets; links and sockets name each other."""
     workflow = json.loads((HERE.parent / file).read_text(encoding="utf-8"))
@@ -289,7 +339,8 @@ def test_the_package_is_found_beside_the_folder(tmp_path, how):
         shutil.copytree(FOLDER, folder)
         shutil.copytree(REPOSITORY / "host-examples" / "python" / "src" / "video_vae", folder / "video_vae")
     program = f"import sys; sys.path.insert(0, {str(folder)!r}); import _package, video_vae; print(video_vae.__file__)"
-    done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True)
+    # Without the site's packages: a wheel that is installed comes first.
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     inside = "python/src/video_vae" if how == "linked" else "custom_nodes/video_vae_nodes/video_vae"
     assert inside in done.stdout.replace("\\", "/")

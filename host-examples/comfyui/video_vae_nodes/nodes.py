@@ -11,6 +11,9 @@ from . import seedvr2
 from .vae import ComfyVae
 from .widgets import FIXED, own_parameters, shared_parameters, widgets
 
+# Without the library this import fails, which ComfyUI shows. Nodes that fail later vanish without a word.
+video_vae.version()
+
 CATEGORY = "video-vae"
 
 # Where encode notes how large the clip was, so that decode can drop what encode padded. Samplers pass it on.

@@ -31,8 +31,8 @@ TOOLTIPS = {
     "slice_frames": "Leave at 0. How many latent frames are computed at a time. The result is the same.",
     "chunk_frames": "Leave at 0. How many frames a part of the network computes at a time. The result is the same.",
     "rates": "Leave at auto. How fast the device is thought to be when plans are compared. The result is the same.",
-    "autotune": "on: measure the GPU once, for two seconds, so that the best plan is found on every card. The result is "
-    "the same.",
+    "autotune": "on: measure the GPU once, for two seconds, so that the best plan is found on every card. The result "
+    "is the same.",
     "posterior": "mean: the best latent. sample: one drawn at random, as when the model was trained.",
     "seed": "Which random latent posterior = sample draws.",
     "encode_tiled": "Cut the images into tiles even if they fit. Never exact, and not needed to save memory.",

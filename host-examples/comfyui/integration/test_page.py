@@ -1,0 +1,115 @@
+"""ComfyUI's server as users start it, and its page in a real browser. Needs chromedriver."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from conftest import FOLDER, HERE
+
+COMFYUI = Path(os.environ["COMFYUI"]).resolve()
+HEADLESS = ["--headless=new", "--no-sandbox", "--disable-gpu"]
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def request(method, url, body=None):
+    data = None if body is None else json.dumps(body).encode()
+    with urllib.request.urlopen(urllib.request.Request(url, data, method=method), timeout=120) as answer:
+        return json.loads(answer.read())
+
+
+def until(check, seconds=120):
+    """What `check` answers, when it does."""
+    end = time.monotonic() + seconds
+    while True:
+        with contextlib.suppress(OSError):
+            if found := check():
+                return found
+        assert time.monotonic() < end, "nothing answered in time"
+        time.sleep(0.5)
+
+
+@contextlib.contextmanager
+def running(*words, **options):
+    process = subprocess.Popen(words, **options)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def base(tmp_path):
+    """A folder of a user's own, with our nodes."""
+    (tmp_path / "custom_nodes").mkdir()
+    (tmp_path / "custom_nodes" / FOLDER.name).symlink_to(FOLDER)
+    return tmp_path
+
+
+def main(base, *words):
+    return [sys.executable, "main.py", "--cpu", "--disable-auto-launch", "--base-directory", str(base), *words]
+
+
+class Page:
+    """ComfyUI's page, by the protocol of WebDriver."""
+
+    def __init__(self, driver, address):
+        options = {"goog:chromeOptions": {"args": HEADLESS}}
+        session = until(lambda: request("POST", f"{driver}/session", {"capabilities": {"alwaysMatch": options}}))
+        self._url = f"{driver}/session/{session['value']['sessionId']}"
+        request("POST", f"{self._url}/url", {"url": address})
+        until(lambda: self.run("return Boolean(window.app?.graph && app.extensionManager?.setting)"))
+
+    def run(self, script, *arguments):
+        body = {"script": script, "args": arguments}
+        return request("POST", f"{self._url}/execute/sync", body)["value"]
+
+    def load(self, workflow) -> str:
+        """Opens a workflow, and answers what the page has to say about its schema."""
+        body = {"script": "app.loadGraphData(arguments[0]).then(arguments[1])", "args": [workflow]}
+        request("POST", f"{self._url}/execute/async", body)
+        time.sleep(2)
+        return self.run("return (document.body.innerText.match(/.*(zod|Validation error).*/g) ?? []).join()")
+
+
+@pytest.mark.skipif(shutil.which("chromedriver") is None, reason="no chromedriver")
+def test_the_page_takes_the_workflows(base):
+    port, driver = free_port(), free_port()
+    log = (base / "log").open("w")
+    with (
+        running(*main(base, "--port", str(port)), cwd=COMFYUI, stdout=log, stderr=log),
+        running("chromedriver", f"--port={driver}", stdout=subprocess.DEVNULL),
+    ):
+        address = f"http://127.0.0.1:{port}"
+        until(lambda: request("GET", f"{address}/object_info/VideoVaeLoader"))
+        page = Page(f"http://127.0.0.1:{driver}", address)
+        page.run("app.extensionManager.setting.set('Comfy.Validation.Workflows', true)")
+        for name in ("workflow.json", "workflow_seedvr2.json"):
+            workflow = json.loads((HERE.parent / name).read_text(encoding="utf-8"))
+            assert page.load(workflow) == ""
+            assert page.run("return app.graph.nodes.length") == len(workflow["nodes"])
+        # The page does look.
+        assert "Invalid uuid" in page.load({**workflow, "id": "workflow.json"})
+
+
+def test_a_missing_library_is_shown(base):
+    environment = {**os.environ, "VIDEO_VAE_LIBRARY": str(base / "absent.so")}
+    words = main(base, "--quick-test-for-ci")
+    done = subprocess.run(words, cwd=COMFYUI, env=environment, capture_output=True, text=True, timeout=240)
+    said = done.stdout + done.stderr
+    (line,) = [line for line in said.splitlines() if line.endswith(str(base / "custom_nodes" / FOLDER.name))]
+    assert "IMPORT FAILED" in line and "absent.so" in said and "VIDEO_VAE_LIBRARY" in said

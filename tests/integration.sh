@@ -4,9 +4,9 @@
 #
 #   tests/integration.sh --python PYTHON [--comfyui FOLDER] [--pack FOLDER]
 #
-# PYTHON has torch, numpy and pytest, and what the folders given need (their requirements.txt); with diffusers the
-# distribution is compared with its own. Without a folder its tests are skipped, visibly. The library is
-# $VIDEO_VAE_LIBRARY, or target/release.
+# PYTHON has torch, numpy and pytest, and what the folders given need (their requirements.txt); diffusers, accelerate,
+# ray, av and jax are tested if they are there. Without a folder its tests are skipped, visibly; with chromedriver the
+# page of ComfyUI is opened too. The library is $VIDEO_VAE_LIBRARY, or target/release. `.ci/long integration` calls this.
 set -euo pipefail
 
 usage() { sed -n '5,9s/^# \{0,1\}//p' "$0" >&2; exit 2; }
@@ -27,7 +27,7 @@ cd "$(dirname "$0")/.."
 versions='
 import importlib, sys
 print("Python", sys.version.split()[0], end="")
-for name in ("torch", "numpy", "diffusers"):
+for name in ("torch", "numpy", "diffusers", "accelerate", "ray", "av", "jax"):
     try:
         module = importlib.import_module(name)
         print(f", {name} {module.__version__}", end="")
@@ -51,8 +51,9 @@ tests host-examples/python tests
 tests host-examples/comfyui tests
 [ -z "$comfyui" ] || export COMFYUI=$comfyui
 [ -z "$pack" ] || export SEEDVR2_PACK=$pack
-# Two processes, as one ComfyUI each.
+# Three processes, as one ComfyUI each.
 tests host-examples/comfyui integration/test_comfyui.py
+tests host-examples/comfyui integration/test_page.py
 # That pack prints much. In a subshell, `failed` would be lost; pipefail brings it back.
 shown='relative error|passed|failed|skipped|SKIPPED|^(FAILED|ERROR|E  |---)'
 (failed=0; tests host-examples/comfyui -s integration/test_seedvr2.py; exit $failed) 2>&1 | grep -E "$shown" || failed=1

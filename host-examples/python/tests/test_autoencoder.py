@@ -1,7 +1,9 @@
 """The module for PyTorch, as users of diffusers call it."""
 
 import copy
+import functools
 import io
+import json
 import pickle
 import shutil
 import subprocess
@@ -200,6 +202,85 @@ def test_tiling_is_a_hint(module):
     module.disable_tiling()
     module.disable_slicing()
     assert not module.use_tiling and not module.use_slicing
+
+
+def test_compiled_programs_go_around_it(module):
+    """A graph ends before a call and the next begins after it. The compiler needs no backend for that."""
+    x, z = video(1, 3, 5, 16, 16), latent(1, 16, 2, 2, 2)
+    sample, mean = module.decode(z).sample, module.encode(x).latent_dist.mean
+    compiled = functools.partial(torch.compile, backend="eager")
+    assert torch.equal(compiled(module.decode)(z).sample, sample)
+    assert torch.equal(compiled(module.encode)(x).latent_dist.mean, mean)
+    assert torch.equal(compiled(module)(x).sample, module(x).sample)
+    assert torch.equal(compiled(lambda z: module.decode(z * 1.0).sample + 1)(z), sample + 1)
+    assert compiled(module.decode)(z, return_dict=False)[0].shape == sample.shape
+
+
+def test_importing_it_imports_no_compiler():
+    program = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); import video_vae.torch; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_accelerate_moves_it(module, device):
+    """Parameters are on meta between the calls, and the memory of the device is given back."""
+    accelerate = pytest.importorskip("accelerate")
+    if device != "cpu" and not torch.cuda.is_available():
+        pytest.skip("no GPU")
+    x, z = video(1, 3, 5, 16, 16), latent(1, 16, 2, 2, 2)
+    sample = module.to(device).decode(z.to(device)).sample.cpu()
+    module.to("cpu")
+    accelerate.cpu_offload(module, torch.device(device))
+    assert module.device.type == "meta"
+    for _ in range(2):
+        assert torch.equal(module.decode(z).sample.cpu(), sample)
+        assert module.device.type == "meta" and module._opened[device].memory_info().now == 0
+        assert module.encode(x).latent_dist.mean.shape == (1, 16, 2, 2, 2)
+        assert module(x).sample.shape == x.shape
+    with pytest.raises(TensorError):
+        module.decode(latent(1, 3, 2, 2, 2))
+    assert torch.equal(module.decode(z).sample.cpu(), sample)
+    around = torch.nn.Sequential(AutoencoderKLSeedVR2.from_single_file(SMALL))
+    hook = accelerate.cpu_offload_with_hook(around[0], torch.device(device))[1]
+    assert torch.equal(around[0].decode(z.to(device)).sample.cpu(), sample)
+    hook.offload()
+    assert around[0].device == torch.device("cpu")
+
+
+def test_a_pipeline_of_diffusers_moves_it(module):
+    """enable_sequential_cpu_offload, which wants a GPU."""
+    diffusers = pytest.importorskip("diffusers")
+    if not torch.cuda.is_available():
+        pytest.skip("no GPU")
+
+    class Pipeline(diffusers.DiffusionPipeline):
+        def __init__(self, vae):
+            super().__init__()
+            self.register_modules(vae=vae)
+
+    z = latent(1, 16, 2, 2, 2)
+    sample = module.to("cuda").decode(z.cuda()).sample.cpu()
+    pipeline = Pipeline(module.to("cpu"))
+    pipeline.enable_sequential_cpu_offload()
+    assert torch.equal(pipeline.vae.decode(z.cuda()).sample.cpu(), sample)
+    assert module.device.type == "meta"
+
+
+def test_it_is_saved_as_it_was_opened(module, tmp_path):
+    folder, z = tmp_path / "new" / "vae", latent(1, 16, 2, 2, 2)
+    module.save_pretrained(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["config.json", "diffusion_pytorch_model.safetensors"]
+    assert (folder / "diffusion_pytorch_model.safetensors").read_bytes() == SMALL.read_bytes()
+    config = json.loads((folder / "config.json").read_text())
+    assert config["_class_name"] == "AutoencoderKLSeedVR2" and config["scaling_factor"] == SCALING_FACTOR
+    opened = AutoencoderKLSeedVR2.from_pretrained(folder)
+    assert torch.equal(opened.decode(z).sample, module.decode(z).sample)
+    # Over the file that it was opened from.
+    opened.save_pretrained(folder)
+    assert torch.equal(opened.decode(z).sample, module.decode(z).sample)
+    with pytest.raises(ValueError, match="safetensors"):
+        module.save_pretrained(folder, safe_serialization=False)
 
 
 def test_folders(tmp_path):

@@ -11,10 +11,15 @@ Needs PyTorch, which nothing else of this package imports. Needs nothing of diff
 
 from __future__ import annotations
 
+import functools
+import json
 import os
+import secrets
+import shutil
+import sys
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 import torch
 
@@ -135,6 +140,30 @@ class _NoBackward(torch.autograd.Function):
         )
 
 
+def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that is called in place of `forward`: torch.compile leaves it as it is, with a graph before it and one after
+    it, and accelerate's hooks move the module as they do around `forward`."""
+
+    def hooked(self: AutoencoderKLSeedVR2, *arguments: Any, **keywords: Any) -> Any:
+        hook = getattr(self, "_hf_hook", None)
+        if hook is None:
+            return call(self, *arguments, **keywords)
+        arguments, keywords = hook.pre_forward(self, *arguments, **keywords)
+        place = self._place
+        try:
+            return hook.post_forward(self, call(self, *arguments, **keywords))
+        finally:
+            self._left(place)
+
+    @functools.wraps(call)
+    def calling(*arguments: Any, **keywords: Any) -> Any:
+        # Importing the compiler takes seconds. Who compiles has imported it.
+        compiled = "torch._dynamo" in sys.modules
+        return (torch.compiler.disable(hooked) if compiled else hooked)(*arguments, **keywords)
+
+    return calling
+
+
 class AutoencoderKLSeedVR2(torch.nn.Module):
     """SeedVR2's autoencoder. Pixels are in -1..1; clips are [B, C, T, H, W], single frames [B, C, H, W].
 
@@ -200,8 +229,28 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         """Opens the checkpoint in a folder. Nothing is downloaded."""
         return cls(_checkpoint_in(Path(folder, subfolder or "")), device, torch_dtype, **parameters)
 
+    def save_pretrained(self, folder: str | os.PathLike, *, safe_serialization: bool = True) -> None:
+        """Writes the checkpoint and its configuration into a folder, for `from_pretrained`. The file is the one that
+        was opened, byte for byte."""
+        if not safe_serialization:
+            raise ValueError("safe_serialization is False; video-vae reads and writes safetensors files alone")
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        config = json.dumps({"_class_name": type(self).__name__, **self.config}, indent=2)
+        (target / "config.json").write_text(config + "\n", encoding="utf-8")
+        file = target / FILES[-1]
+        if not (file.exists() and file.samefile(self._weights)):
+            # A process that has the old file open keeps it.
+            partial = target / f".{FILES[-1]}.{secrets.token_hex(8)}.partial"
+            try:
+                shutil.copyfile(self._weights, partial)
+                partial.replace(file)
+            finally:
+                partial.unlink(missing_ok=True)
+
     # ---- The two calls ----
 
+    @_entry
     def encode(self, x: torch.Tensor, return_dict: bool = True) -> EncoderOutput | tuple:
         """Pixels to the distribution of their latents. Other lengths than 4n + 1 and sizes that are no multiples of 8
         are padded by repeating the last frame, row and column."""
@@ -214,6 +263,7 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         posterior = DiagonalGaussianDistribution(mean, logvar)
         return EncoderOutput(posterior) if return_dict else (posterior,)
 
+    @_entry
     def decode(
         self, z: torch.Tensor, return_dict: bool = True, generator: torch.Generator | None = None
     ) -> DecoderOutput | tuple:
@@ -264,11 +314,16 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
         return self.placeholder.dtype
 
     @property
+    def _place(self) -> str:
+        """The library's name of the device. PyTorch may number the CPU."""
+        return "cpu" if self.device.type == "cpu" else str(self.device)
+
+    @property
     def video_vae(self) -> VideoVae:
         """The object that computes on the present device: for plans, memory and the last run."""
         if self.device.type not in ("cpu", "cuda"):
             raise ValueError(f"the module is on {self.device}; video-vae computes on a CPU or an NVIDIA GPU")
-        name = str(self.device)
+        name = self._place
         if name not in self._opened:
             self._opened[name] = VideoVae(self._weights, name, **self._parameters_given)
         return self._opened[name]
@@ -311,11 +366,15 @@ class AutoencoderKLSeedVR2(torch.nn.Module):
 
     def _apply(self, *arguments: Any, **keywords: Any) -> AutoencoderKLSeedVR2:
         # Behind to(), cuda(), cpu(), half() and those of a module around this one.
-        before = str(self.device)
+        before = self._place
         super()._apply(*arguments, **keywords)
-        if str(self.device) != before and before in self._opened:
-            self._opened[before].trim(weights=True)
+        self._left(before)
         return self
+
+    def _left(self, before: str) -> None:
+        """A device that the module was moved from gets its memory back."""
+        if self._place != before and before in self._opened:
+            self._opened[before].trim(weights=True)
 
     def __getstate__(self) -> dict:
         # Copies and pickles open the file themselves.

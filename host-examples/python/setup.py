@@ -1,7 +1,7 @@
 """Puts library, command and demo checkpoint into the wheel. Everything else is in pyproject.toml.
 
-The library is $VIDEO_VAE_LIBRARY, or what cargo builds in the repository, which is always that of the current sources. The
-command is $VIDEO_VAE_COMMAND, or built the same way. packaging/build.sh sets both, and what else it needs.
+The library is $VIDEO_VAE_LIBRARY, or what cargo builds in the repository, which is always that of the current sources.
+The command is $VIDEO_VAE_COMMAND, or built the same way. packaging/build.sh sets both, and what else it needs.
 """
 
 import os

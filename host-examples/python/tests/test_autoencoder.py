@@ -217,7 +217,8 @@ def test_compiled_programs_go_around_it(module):
 
 
 def test_importing_it_imports_no_compiler():
-    program = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); import video_vae.torch; print('torch._dynamo' in sys.modules)"
+    program = f"import sys; sys.path.insert(0, {str(SOURCES)!r}); import video_vae.torch"
+    program += "; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.strip() == "False", done.stderr
 

@@ -80,7 +80,9 @@ def test_a_stale_library_is_built_anew(tmp_path):
         stale.write_text("stale")
     cargo = tmp_path / "bin" / "cargo"
     cargo.parent.mkdir()
-    cargo.write_text(f"#!/bin/sh\nprintf fresh > '{release / NAME}'\nprintf fresh > '{release / 'examples' / COMMAND}'\n")
+    cargo.write_text(
+        f"#!/bin/sh\nprintf fresh > '{release / NAME}'\nprintf fresh > '{release / 'examples' / COMMAND}'\n"
+    )
     cargo.chmod(0o755)
     sources = tmp_path / "sources"
     shutil.copytree(PACKAGE, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__", ".*"))

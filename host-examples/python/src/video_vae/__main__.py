@@ -6,6 +6,7 @@ import argparse
 import os
 import secrets
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from . import VideoVae, VideoVaeError, devices, nodes, version
@@ -52,24 +53,22 @@ def roundtrip(options: argparse.Namespace) -> None:
         _save(options.out, vae.decode(latent, out=out, progress=True))
 
 
-def _save(path: str, array: numpy.ndarray) -> None:
-    """Writes a new file beside `path` and renames it. Only a regular file is replaced, never a pipe or a device."""
+def _save(name: str, array: numpy.ndarray) -> None:
+    """Writes a new file beside the named one and renames it. A regular file alone is replaced, no pipe or device."""
     import numpy
 
-    path = os.path.realpath(path if path.endswith(".npy") else path + ".npy")
-    if os.path.exists(path) and not os.path.isfile(path):
+    path = Path(name if name.endswith(".npy") else name + ".npy").resolve()
+    if path.exists() and not path.is_file():
         raise OSError(f"{path} exists and is not a regular file")
-    temporary = os.path.join(os.path.dirname(path), f"vvae-{secrets.token_hex(8)}.partial")
-    file = open(temporary, "xb")
+    temporary = path.with_name(f"vvae-{secrets.token_hex(8)}.partial")
     try:
-        with file:
+        with temporary.open("xb") as file:
             numpy.save(file, array)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def main() -> int:

@@ -12,7 +12,8 @@ def main() -> int:
     name = "vvae.exe" if sys.platform == "win32" else "vvae"
     command = Path(__file__).resolve().parent / name
     if not command.is_file():
-        print(f"vvae: {command} is not there. Install a wheel, or run: cargo run --release --example vvae", file=sys.stderr)
+        remedy = "Install a wheel, or run: cargo run --release --example vvae"
+        print(f"vvae: {command} is not there. {remedy}", file=sys.stderr)
         return 1
     words = [str(command), *sys.argv[1:]]
     if sys.platform == "win32":

@@ -6,8 +6,8 @@ import sys
 from typing import Any, Callable, Union
 
 # True: a bar of tqdm, or a plain line without it. An object of tqdm: that one. A callable: called with how much is
-# done, of how much (0: not known), and the stage ("plan", "load", "encode", "decode"); answering True cancels the call, raising
-# cancels it and comes out of it.
+# done, of how much (0: not known), and the stage ("plan", "load", "encode", "decode"); answering True cancels the call,
+# raising cancels it and comes out of it.
 Progress = Union[None, bool, Callable[[int, int, str], Any], Any]
 
 

@@ -141,8 +141,8 @@ class _NoBackward(torch.autograd.Function):
 
 
 def _entry(call: Callable[..., Any]) -> Callable[..., Any]:
-    """A method that is called in place of `forward`: torch.compile leaves it as it is, with a graph before it and one after
-    it, and accelerate's hooks move the module as they do around `forward`."""
+    """A method that is called in place of `forward`: torch.compile leaves it as it is, with a graph before it and one
+    after it, and accelerate's hooks move the module as they do around `forward`."""
 
     def hooked(self: AutoencoderKLSeedVR2, *arguments: Any, **keywords: Any) -> Any:
         hook = getattr(self, "_hf_hook", None)

@@ -152,13 +152,17 @@ impl Fuser<'_> {
         let operands = [self.node(id).inputs[0], self.node(id).inputs[1]];
         // The later one, so that the other is there when it is added.
         let Some(main) = operands.into_iter().filter(|operand| self.is_main(*operand)).max() else {
-            return self.refuse(id, "adds two values that other nodes read too; no backend computes it yet");
+            return self
+                .refuse(id, "no operand is a convolution that only this addition reads; no backend computes it yet");
         };
         let other = if operands[0] == main { operands[1] } else { operands[0] };
         let Some(Source::Layer(at)) = self.values[main] else { return self.refuse(id, "adds no layer's value") };
-        let is_shortcut = self.values[other].is_none();
+        let is_shortcut = self.is_absorbed(other);
         let from = if is_shortcut { self.input_of(other) } else { other };
         let Some(addend) = self.values[from] else { return self.refuse(id, "adds a value that is fused away") };
+        if matches!(addend, Source::Layer(layer) if layer >= at) {
+            return self.refuse(id, "adds a value that is computed after the convolution; no backend computes it yet");
+        }
         let shortcut = is_shortcut.then(|| self.weights(other).remove(0));
         let cin = self.node(from).channels;
         let Fused { layer, node } = &mut self.layers[at];
@@ -187,6 +191,9 @@ impl Fuser<'_> {
         };
         if conv.time.kernel > 3 || !fits {
             return self.refuse(id, "no backend computes its kernel or stride in time");
+        }
+        if conv.tensors.len() > 1 && window != Window::Point {
+            return self.refuse(id, "no backend computes a kernel of several tensors");
         }
         if self.feeds_attention(id) && conv.tensors.len() != 3 {
             return self.refuse(id, "no backend computes queries, keys and values of one tensor yet");
@@ -251,7 +258,9 @@ impl Fuser<'_> {
                 before if before.prologue == Prologue::Norm => Ok(Before { prologue: Prologue::NormSilu, ..before }),
                 _ => self.refuse(id, "follows no norm; no backend computes it yet"),
             },
-            NodeOp::Attention => Ok(Before { attends: true, ..self.plain_before(id)? }),
+            NodeOp::Attention if matches!(self.node(self.input_of(id)).op, NodeOp::Conv(_)) => {
+                Ok(Before { attends: true, ..self.plain_before(id)? })
+            }
             NodeOp::Unfold { frames, side: 2 } if *frames <= 2 => {
                 let wide = self.input_of(id);
                 let before = self.plain_before(wide)?;

@@ -11,7 +11,8 @@ use crate::model::network::{Layer, Network};
 pub fn pairable_layers(network: &Network) -> Vec<LayerId> {
     let last = network.layers.len() - 1;
     let bodies = stages_of_pairs(network).into_iter().flat_map(|stage| network.stages[stage].body());
-    bodies.filter(|layer| *layer != last && network.layers[*layer].runs_in_bands()).collect()
+    let has_three_taps = |layer: &Layer| layer.runs_in_bands() && layer.time.rule.axis.kernel == 3;
+    bodies.filter(|layer| *layer != last && has_three_taps(&network.layers[*layer])).collect()
 }
 
 /// Rewrites these layers.

@@ -26,6 +26,12 @@ fn check(layers: &[Fused], stages: &[Stage], index: usize, stage: &Stage) -> Res
     if head.input != before || head.addend.is_some() {
         return Err(format!("layer {} begins a resolution but does not read the layer before it alone", stage.head()));
     }
+    if head.norm.is_some() || head.attends {
+        return Err(format!(
+            "layer {} begins a resolution behind a norm or attention; no backend computes it yet",
+            stage.head()
+        ));
+    }
     let inside = |source: &Source| matches!(source, Source::Layer(layer) if stage.layers.contains(layer));
     let crosses = |layer: &LayerId| {
         let layer = &layers[*layer].layer;

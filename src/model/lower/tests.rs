@@ -222,6 +222,19 @@ fn what_no_backend_computes_is_refused_by_its_node() {
     assert!(nearest.contains("node 1 (nearest neighbour)"), "{nearest}");
     let silu = refused(&|graph| graph.silu(GraphBuilder::INPUT));
     assert!(silu.contains("follows no norm"), "{silu}");
+    let later = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+        let silu = graph.silu(x);
+        let out = graph.conv(x, same("conv"), 4);
+        graph.add(out, silu)
+    });
+    assert!(later.contains("addition") && later.contains("fused away"), "{later}");
+    let head = refused(&|graph| {
+        let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
+        let norm = graph.norm(x, "norm", NormKind::Group { groups: 4, epsilon: 1e-6 });
+        graph.conv(norm, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 4)
+    });
+    assert!(head.contains("begins a resolution behind a norm"), "{head}");
     let joined = refused(&|graph| {
         let x = graph.conv(GraphBuilder::INPUT, same("first"), 4);
         let down = graph.conv(x, conv("down", TimeAxis::POINT, SpaceAxis::HALVING), 4);

@@ -83,7 +83,9 @@ fn make_weights_is_reproducible_and_loads() {
     let (a, b, c) = (made("a.safetensors", "1", "f32"), made("b.safetensors", "1", "f32"), made("c", "2", "bf16"));
     assert_eq!(std::fs::read(&a).unwrap(), std::fs::read(&b).unwrap());
     let page = succeeds(&["info", text(&c)]);
-    for line in ["channels        8, 16, 16", "latent          4 channels", "BF16", "4 x 4 pixels", "for 2 frames"] {
+    for line in
+        ["channels [8, 16, 16], 1 layers a level", "latent          4 channels", "BF16", "4 x 4 pixels", "for 2 frames"]
+    {
         assert!(page.contains(line), "{line}: {page}");
     }
     let (clip, back) = (folder.file("clip.y4m", &y4m(30, 22, 4)), folder.0.join("back.y4m"));

@@ -25,15 +25,16 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a checkpoint of any family.
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        Checkpoint::check(path, None)
+        Checkpoint::check(path, None, None)
     }
 
     /// Opens a checkpoint that must have the tensors of this model.
     pub fn open_as(path: &Path, model: Arc<Model>) -> Result<Checkpoint> {
-        Checkpoint::check(path, Some(model))
+        Checkpoint::check(path, Some(model), None)
     }
 
-    fn check(path: &Path, known: Option<Arc<Model>>) -> Result<Checkpoint> {
+    /// `known`: the model that it must be of. `expected`: the file that it must be.
+    fn check(path: &Path, known: Option<Arc<Model>>, expected: Option<&FileIdentity>) -> Result<Checkpoint> {
         let fail = |why: String| Error::Checkpoint(format!("{}: {why}", path.display()));
         let cannot = |what: &str, e: std::io::Error| fail(format!("cannot be {what}: {e}"));
         let (file, metadata) = file::open_regular(path).map_err(|e| cannot("opened", e))?;
@@ -41,6 +42,10 @@ impl Checkpoint {
             let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
             return Err(fail(format!("is {what}, expected a safetensors file")));
         };
+        let identity = FileIdentity::of(&metadata);
+        if expected.is_some_and(|expected| *expected != identity) {
+            return Err(fail("the file has changed since the handle was created; create a new handle".into()));
+        }
         if metadata.len() == 0 {
             return Err(fail("is empty, expected a safetensors file".into()));
         }
@@ -49,18 +54,12 @@ impl Checkpoint {
             true => reserve::exhausted(),
             false => fail(why),
         })?;
-        Ok(Checkpoint { path: path.into(), identity: FileIdentity::of(&metadata), source, contents })
+        Ok(Checkpoint { path: path.into(), identity, source, contents })
     }
 
     /// Opens the file again that a handle was created with.
     pub fn reopen(path: &Path, identity: &FileIdentity, model: &Arc<Model>) -> Result<Checkpoint> {
-        let checkpoint = Checkpoint::open_as(path, Arc::clone(model))?;
-        match checkpoint.identity == *identity {
-            true => Ok(checkpoint),
-            false => {
-                Err(checkpoint.fail("the file has changed since the handle was created; create a new handle".into()))
-            }
-        }
+        Checkpoint::check(path, Some(Arc::clone(model)), Some(identity))
     }
 
     pub fn path(&self) -> &Path {

@@ -19,7 +19,7 @@ fn requests(seed: u64) -> impl Iterator<Item = Request> {
         let network = Network::new(&model, direction).unwrap();
         let side = network.latent_scale();
         let input = Shape::new(1 + seed % 2, network.input_channels(), frames, 4 * side, 5 * side);
-        request_for(if seed % 3 == 0 { network.with_pairs().with_upsampler_pairs() } else { network }, input)
+        request_for(if seed.is_multiple_of(3) { network.with_pairs().with_upsampler_pairs() } else { network }, input)
     })
 }
 

@@ -258,6 +258,7 @@ impl Plan {
         };
         PlanReport {
             direction: network.direction,
+            arithmetic: String::new(),
             range: self.spec.cone.range,
             input: self.input,
             output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),

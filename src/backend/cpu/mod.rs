@@ -25,8 +25,8 @@ use super::{
 };
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
-    Op, PairCosts, PartialSumsSize, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
+    BandPart, BandShape, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor,
+    Offsets, Op, PairCosts, PartialSumsSize, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
 use crate::thread_pool::Pool;
 use element::with_element;
@@ -121,7 +121,7 @@ impl Sizes for Cpu {
         }
     }
 
-    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandContents) -> Option<u64> {
+    fn band_bytes(&self, _: &BandShape, _: &[BandPart], _: u64) -> Option<u64> {
         None
     }
 

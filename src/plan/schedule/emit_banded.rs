@@ -7,10 +7,10 @@ use super::emit::{Emitter, LayerOutputs};
 use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
-    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame,
-    SplitColumns, Term,
+    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise,
+    RematerialisedFrame, Shortcut, SplitColumns, Term,
 };
-use crate::model::{Recipe, Recipes, pair_of};
+use crate::model::{Recipe, pair_of};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
 use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
 
@@ -36,47 +36,45 @@ impl Emitter {
         let cached = self.caches[layer].split_frames();
         let fresh = frames.end - inputs.len() as u64..frames.end;
         // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
-        let first_computed = fresh.start - recomputed.len() as u64;
-        let first = first_computed - cached.len() as u64;
-        let rounded = match format {
-            CacheFormat::Exact => Vec::new(),
-            CacheFormat::U8 => rounded_inputs(&time, frames, first_computed),
+        let recomputed_frames = fresh.start - recomputed.len() as u64..fresh.start;
+        let first = recomputed_frames.start - cached.len() as u64;
+        // Outputs of a later pair read an input as the cache stores it.
+        let is_rounded = |input: u64, output: u64| {
+            format == CacheFormat::U8 && input >= recomputed_frames.start && pair_of(input) < pair_of(output)
         };
+        let mut banded_inputs: Vec<BandInput<Slots>> = cached.into_iter().map(BandInput::cached).collect();
+        banded_inputs.extend(recomputed.iter().chain(inputs).map(|frame| BandInput::fresh(*frame)));
+        for output in frames.clone().filter(|_| format == CacheFormat::U8) {
+            let recipe = time.recipe(output);
+            let read = recipe.terms().iter().map(|(input, _)| *input).filter(|input| is_rounded(*input, output));
+            read.for_each(|input| banded_inputs[(input - first) as usize].is_rounded = true);
+        }
         let banded = frames.clone().zip(&outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = time.recipe(frame);
-            // Rounded inputs are numbered after all others.
-            let input = |t: u64| match rounded.iter().position(|rounded| *rounded == t) {
-                Some(place) if pair_of(t) < pair_of(frame) => frames.end + place as u64,
-                _ => t,
-            };
+            let slab = layout.slabs as u8;
             BandedFrame {
-                terms: self.terms_from(first, &recipe, input),
-                shortcut: addend.shortcut(i).map(|input| (input, layout.slabs as u8)),
+                terms: self.terms_from(first, &recipe, |input| is_rounded(input, frame)),
+                shortcut: addend.shortcut(i).map(|from| Shortcut { from, slab }),
                 bias: recipe.bias,
                 residual: addend.residual(i),
                 out: *out,
             }
         });
         let banded = banded.collect();
-        let cache_writes = self.write_cache(layer, fresh.clone(), to.arenas);
-        let statistics_writes = match is_recomputed {
-            true => self.write_statistics(layer, fresh, recomputed.len(), &mut to.arenas.device),
-            false => Vec::new(),
-        };
+        let fresh_inputs = &mut banded_inputs[(fresh.start - first) as usize..];
+        self.write_cache(layer, fresh.clone(), fresh_inputs, to.arenas);
+        if is_recomputed {
+            self.write_statistics(layer, fresh, fresh_inputs, &mut to.arenas.device);
+        }
         let recomputing = self.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
-        let recomputed_frames = first_computed..first_computed + recomputed.len() as u64;
         let mut op = BandedConvOp {
             layer,
             layout,
             weights,
             input: self.sizes.inputs[layer],
-            cached,
-            fresh: recomputed.into_iter().chain(inputs.iter().copied()).collect(),
-            cache_writes,
+            inputs: banded_inputs,
             columns: self.sizes.columns[layer],
             format,
-            rounded: rounded.iter().map(|frame| (frame - first_computed) as usize).collect(),
-            statistics_writes,
             frames: banded,
             rematerialise: None,
             statistics,
@@ -93,10 +91,12 @@ impl Emitter {
         outputs
     }
 
-    /// The terms of a recipe. `input` says for which frame each input stands; they are numbered from `first`.
-    fn terms_from(&self, first: u64, recipe: &Recipe, input: impl Fn(u64) -> u64) -> Vec<(usize, u8)> {
+    /// The terms of a recipe. Input `first` of the clip is input 0 of the operation.
+    fn terms_from(&self, first: u64, recipe: &Recipe, is_rounded: impl Fn(u64) -> bool) -> Vec<BandTerm> {
         let terms = recipe.terms().iter().take_while(|_| !self.is_rehearsal || recipe.terms().len() == 1);
-        terms.map(|(t, slab)| ((input(*t) - first) as usize, *slab)).collect()
+        let term =
+            |(t, slab): &(u64, u8)| BandTerm { input: (*t - first) as usize, is_rounded: is_rounded(*t), slab: *slab };
+        terms.map(term).collect()
     }
 
     /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
@@ -149,7 +149,7 @@ impl Emitter {
         let (facts, inputs) = (&self.network.layers[head], self.caches[head].inputs());
         let banded = frames.zip(outputs).map(|(frame, out)| {
             let recipe = facts.time.recipe(frame);
-            let terms = self.terms_from(inputs.first, &recipe, |t| t);
+            let terms = self.terms_from(inputs.first, &recipe, |_| false);
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
         let input = self.sizes.inputs[head];
@@ -158,13 +158,9 @@ impl Emitter {
             layout: facts.layout,
             weights: None,
             input,
-            cached: vec![],
-            fresh: inputs.frames.iter().map(|slot| FrameRef::Resident(*slot)).collect(),
-            cache_writes: vec![],
+            inputs: inputs.frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
             columns: SplitColumns::all_resident(input.width),
             format: CacheFormat::Exact,
-            rounded: vec![],
-            statistics_writes: vec![],
             frames: banded.collect(),
             rematerialise: None,
             statistics: facts.statistics,
@@ -207,62 +203,52 @@ impl Emitter {
         FrameRef::Offloaded { frame: arenas.host.take(self.sizes.outputs[layer], SlotKind::Packed), statistics }
     }
 
-    /// Takes slots for the inputs of `frames` that later frames read: the left columns on the device, the rest in host
-    /// memory. Drops the slots of older frames. Returns (index in `frames`, slots).
-    fn write_cache(&mut self, layer: LayerId, frames: Range<u64>, arenas: &mut Arenas) -> Vec<(usize, CachedSlots)> {
+    /// Takes slots for those of `frames` that later frames read: the left columns on the device, the rest in host
+    /// memory. Drops the slots of older frames. `inputs`: those of `frames`.
+    fn write_cache(
+        &mut self,
+        layer: LayerId,
+        frames: Range<u64>,
+        inputs: &mut [BandInput<Slots>],
+        arenas: &mut Arenas,
+    ) {
         let oldest = if self.last_chunk { u64::MAX } else { self.oldest_needed(layer, frames.end) };
         let [resident_bytes, host_bytes] = self.sizes.cached[layer];
-        let LayerCache::Offloaded(cache) = &mut self.caches[layer] else { return Vec::new() };
+        let LayerCache::Offloaded(cache) = &mut self.caches[layer] else { return };
         let expired = oldest.saturating_sub(frames.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
         // Both parts can be overwritten: the rows of a band are read before they are written.
         let mut reused = expired.into_iter();
-        let written = (oldest.max(frames.start)..frames.end).map(|frame| {
+        for (_, input) in frames.zip(inputs).filter(|(frame, _)| *frame >= oldest) {
             let slots = reused.next().unwrap_or_else(|| CachedFrame {
                 resident: resident_bytes.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
                 host: host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
             });
-            ((frame - frames.start) as usize, slots)
-        });
-        let written: Vec<(usize, CachedSlots)> = written.collect();
+            input.cached_to = Some(slots);
+            cache.push_back(slots);
+        }
         reused.for_each(|frame| drop_cached(frame, arenas));
-        cache.extend(written.iter().map(|(_, frame)| *frame));
-        written
     }
 
-    /// Finds slots for the statistics of those of `frames` that will be recomputed. `before` inputs precede them.
+    /// Takes slots for the statistics of those of `frames` that will be recomputed. `inputs`: those of `frames`.
     fn write_statistics(
         &mut self,
         layer: LayerId,
         frames: Range<u64>,
-        before: usize,
+        inputs: &mut [BandInput<Slots>],
         arena: &mut Arena,
-    ) -> Vec<(usize, Slot)> {
+    ) {
         let cached_frames = if self.last_chunk { 0 } else { CACHE_FRAMES };
-        let cached = self.chunk_end.saturating_sub(cached_frames).max(frames.start)..frames.end;
-        let bytes = self.sizes.statistics;
-        let written =
-            cached.map(|frame| (before + (frame - frames.start) as usize, arena.take(bytes, SlotKind::Pooled)));
-        let written: Vec<(usize, Slot)> = written.collect();
+        let first = self.chunk_end.saturating_sub(cached_frames);
         let LayerCache::Recomputed(statistics) = &mut self.caches[layer] else {
             unreachable!("only a recomputed cache keeps statistics")
         };
-        statistics.extend(written.iter().map(|(_, slot)| *slot));
+        for (_, input) in frames.zip(inputs).filter(|(frame, _)| *frame >= first) {
+            let slot = arena.take(self.sizes.statistics, SlotKind::Pooled);
+            input.statistics_to = Some(slot);
+            statistics.push_back(slot);
+        }
         let expired = statistics.len().saturating_sub(cached_frames as usize);
         statistics.drain(..expired).for_each(|slot| arena.drop(slot));
-        written
     }
-}
-
-/// The inputs from frame `first` on that outputs of a later pair read: those in 8 bits.
-fn rounded_inputs(time: &Recipes, outputs: &Range<u64>, first: u64) -> Vec<u64> {
-    let mut rounded: Vec<u64> = Vec::new();
-    for output in outputs.clone() {
-        let recipe = time.recipe(output);
-        let inputs = recipe.terms().iter().map(|(input, _)| *input);
-        rounded.extend(inputs.filter(|input| *input >= first && pair_of(*input) < pair_of(output)));
-    }
-    rounded.sort_unstable();
-    rounded.dedup();
-    rounded
 }

@@ -5,6 +5,7 @@
 
 mod arena;
 mod cost;
+mod exclusions;
 #[allow(clippy::module_inception)]
 mod plan;
 mod policy;
@@ -19,7 +20,7 @@ mod timeline;
 pub use arena::{Arenas, Slots};
 pub use cost::{Target, WeightBytes, cone_work, op_work, work};
 pub use plan::Plan;
-pub use policy::{CachePolicy, MAX_SLICE_LATENTS, SchedulePolicy};
+pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
 pub use report::{Bytes, DeviceDivision, DeviceReport, PlanReport};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};

@@ -169,7 +169,7 @@ impl<B: Backend> Engine<B> {
             let report = plan.report();
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
-            let loaded = self.load_weights(direction, plan.offloaded_weights(), control);
+            let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);

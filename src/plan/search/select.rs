@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
+    LayerOffload, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
     rematerialising_stage, whole_pairs, without_caches,
 };
 use crate::ir::{DeviceProfile, LayerId, Rates};
+use crate::model::Network;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy};
+use crate::plan::policy::{Memory, Placement, SchedulePolicy};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -34,6 +35,14 @@ const MAX_EFFORT: usize = 16;
 const MIN_WEIGHTS: u64 = 40;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
 const MAX_WEIGHT_WAIT: f64 = 0.005;
+
+/// More columns of a layer's cache on the device, and the seconds that a byte of them saves.
+#[derive(Clone, Copy)]
+struct ResidencyStep {
+    gain: f64,
+    layer: LayerId,
+    resident_shares: u8,
+}
 
 /// Time in steps of half a percent, then bytes: of equally fast plans the smallest comes first.
 type Rank = (i64, u64);
@@ -147,13 +156,12 @@ impl<'a> Search<'a> {
 
     /// The specs that a policy can run as.
     fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
-        let policy = match policy.offloaded_weights[..] == *self.offloaded_weights {
-            true => Arc::clone(policy),
-            false => {
-                let offloaded_weights = self.offloaded_weights.to_vec();
-                Arc::new(SchedulePolicy { offloaded_weights, ..(**policy).clone() })
-            }
-        };
+        let mut policy = Arc::clone(policy);
+        if policy.offloaded_weights()[..] != *self.offloaded_weights {
+            let layers = Arc::make_mut(&mut policy).layers.iter_mut().zip(&*self.offloaded_weights);
+            layers
+                .for_each(|(layer, offloaded)| layer.weights = if *offloaded { Memory::Host } else { Memory::Device });
+        }
         let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
             (0, _) => &[ItemOrder::SliceBySlice],
             (_, None) => &[ItemOrder::ItemByItem],
@@ -214,7 +222,7 @@ impl<'a> Search<'a> {
         let slice = self.request.slice.unwrap_or(1) * network.latent_rate();
         let one = SchedulePolicy::resident(network, slice, whole_pairs(network, network.stages.iter().map(|_| 1)));
         let stage = rematerialising_stage(self.request, &self.target);
-        let rematerialising = stage.map(|stage| one.with_materialised(stage, 0));
+        let rematerialising = stage.map(|stage| one.with_materialised(network, stage, 0));
         let policies = [Some(one), rematerialising].into_iter().flatten();
         let policies = policies.map(|policy| Arc::new(all_offloaded(self.request, &policy, &self.target)));
         self.first_packed(&policies.collect::<Vec<_>>())
@@ -247,21 +255,23 @@ impl<'a> Search<'a> {
     /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Each
     /// has variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
+        let network = &*self.request.network;
         let stage = rematerialising_stage(self.request, &self.target);
         let hidden = hidden_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
-        let banded = banded.flat_map(|policy| fewer_hidden(policy, hidden));
+        let banded = banded.flat_map(|policy| fewer_hidden(policy, network, hidden));
         let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
-        let full = self.request.network.largest_stage();
+        let full = network.largest_stage();
         let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         for (rank, policy) in found.into_iter().flatten() {
-            let frames = [&policy.chunks, &policy.materialised_hidden, &policy.materialised].map(|of| of[full]);
+            let rematerialised = [0, policy.rematerialised_hidden(network, full), policy.rematerialised(network, full)];
+            let frames = rematerialised.map(|rematerialised| policy.chunks[full] - rematerialised);
             by_frames.entry(frames).or_default().push((rank, policy));
         }
         by_frames
             .into_values()
             .flat_map(fastest_and_smaller)
-            .flat_map(|policy| fewer_materialised(policy, stage))
+            .flat_map(|policy| fewer_materialised(policy, network, stage))
             .step_by(effort)
             .collect()
     }
@@ -274,9 +284,9 @@ impl<'a> Search<'a> {
         };
         let found = fits(&policy);
         let (Some(stage), None) = (stage, &found) else { return found };
-        let none = fits(&policy.with_materialised(stage, 0))?;
-        let fewer = policy.materialised[stage] as usize - 1;
-        let (_, some) = most_that_fits(0, fewer, |frames| fits(&policy.with_materialised(stage, frames as u64)));
+        let with = |frames: usize| fits(&policy.with_materialised(&self.request.network, stage, frames as u64));
+        let none = with(0)?;
+        let (_, some) = most_that_fits(0, policy.chunks[stage] as usize - 1, with);
         some.or(Some(none))
     }
 
@@ -284,52 +294,51 @@ impl<'a> Search<'a> {
     /// wait longest, and no more than keeps them from waiting.
     fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
         let policy = without_caches(self.request, policy, &self.target);
-        let gains = self.residency_gains(&policy);
-        let with = |steps: usize, last: Option<(LayerId, u8)>| {
+        let steps = self.residency_steps(&policy);
+        let with = |count: usize, last: Option<ResidencyStep>| {
             let mut policy = policy.clone();
-            let steps = gains[..steps].iter().map(|(_, layer, shares)| (*layer, *shares));
-            for (layer, resident_shares) in steps.chain(last) {
-                policy.caches[layer] = CachePolicy::Offloaded { resident_shares };
+            for ResidencyStep { layer, resident_shares, .. } in steps[..count].iter().copied().chain(last) {
+                policy.layers[layer].cache = Placement::Columns { resident_shares };
             }
             self.first_that_fits(policy)
         };
-        let (steps, found) = most_that_fits(0, gains.len(), |steps| with(steps, None));
+        let (count, found) = most_that_fits(0, steps.len(), |count| with(count, None));
         // And as much of the next one as fits.
-        let next = gains.get(steps).filter(|(_, layer, _)| policy.caches[*layer] == CachePolicy::HOST);
-        let Some(&(_, layer, shares)) = next else { return found };
-        let reached = gains[..steps].iter().filter(|(_, other, _)| *other == layer).map(|(.., shares)| *shares).max();
-        let (least, most) = (usize::from(reached.unwrap_or(0)), usize::from(shares) - 1);
-        let (_, more) = most_that_fits(least, most, |shares| with(steps, Some((layer, shares as u8))));
+        let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
+        let Some(&next) = next else { return found };
+        let before = steps[..count].iter().filter(|step| step.layer == next.layer);
+        let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
+        let (_, more) = most_that_fits(least, usize::from(next.resident_shares) - 1, |shares| {
+            with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next }))
+        });
         more.or(found)
     }
 
-    /// Steps of residency by seconds saved per byte: (gain, layer, resident shares).
-    fn residency_gains(&self, policy: &SchedulePolicy) -> Vec<(f64, LayerId, u8)> {
-        const SHARES: f64 = CachePolicy::SHARES as f64;
+    /// Steps of residency, those first that save the most seconds for their bytes.
+    fn residency_steps(&self, policy: &SchedulePolicy) -> Vec<ResidencyStep> {
+        const SHARES: f64 = Placement::SHARES as f64;
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
         let shapes = self.request.network.input_shapes(self.request.input_frame());
-        let mut gains: Vec<(f64, LayerId, u8)> = Vec::new();
-        for (layer, cost, bytes) in offload_costs(self.request, policy, &self.target) {
-            match policy.caches[layer] {
-                CachePolicy::HOST => {
-                    // Resident columns are copied within the device; the rest can move during that time.
-                    let waiting = cost.offloaded / ((1.0 - contention) * cost.moving + cost.copying);
-                    let shares = CachePolicy::shares_for(waiting, shapes[layer].width, column_step);
-                    let resident = f64::from(shares) / SHARES;
-                    // More than that only reduces copy contention.
-                    if shares > 0 {
-                        gains.push(((cost.offloaded - cost.copying * resident) / (bytes * resident), layer, shares));
-                        let rest = (contention * cost.moving - cost.copying) / bytes;
-                        gains.push((rest, layer, CachePolicy::SHARES));
-                    }
-                }
-                CachePolicy::Recomputed => gains.push((cost.recomputed / bytes, layer, CachePolicy::SHARES)),
-                CachePolicy::Offloaded { .. } | CachePolicy::Resident => {}
+        let mut steps: Vec<ResidencyStep> = Vec::new();
+        for LayerOffload { layer, cost, bytes } in offload_costs(self.request, policy, &self.target) {
+            let mut add = |gain: f64, resident_shares: u8| steps.push(ResidencyStep { gain, layer, resident_shares });
+            if policy.layers[layer].cache == Placement::Recomputed {
+                add(cost.recomputed / bytes, Placement::SHARES);
+                continue;
+            }
+            // Resident columns are copied within the device; the rest can move during that time.
+            let waiting = cost.offloaded / ((1.0 - contention) * cost.moving + cost.copying);
+            let shares = Placement::shares_for(waiting, shapes[layer].width, column_step);
+            let resident = f64::from(shares) / SHARES;
+            if shares > 0 {
+                add((cost.offloaded - cost.copying * resident) / (bytes * resident), shares);
+                // More than that only reduces copy contention.
+                add((contention * cost.moving - cost.copying) / bytes, Placement::SHARES);
             }
         }
-        gains.retain(|(gain, ..)| *gain > 0.0);
-        gains.sort_by(|a, b| b.0.total_cmp(&a.0));
-        gains
+        steps.retain(|step| step.gain > 0.0);
+        steps.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+        steps
     }
 
     /// A still image in bands, with as few outputs offloaded as fits, the largest first.
@@ -349,7 +358,7 @@ impl<'a> Search<'a> {
         let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
         let mut policy = all_offloaded(self.request, &one, &self.target);
         order.into_iter().find_map(|(_, layer)| {
-            policy.offloaded_outputs[layer] = true;
+            policy.layers[layer].output = Placement::HOST;
             self.first_packed(&[Arc::new(policy.clone())])
         })
     }
@@ -368,12 +377,12 @@ fn fastest_and_smaller(mut policies: Vec<(Rank, SchedulePolicy)>) -> impl Iterat
     policies.into_iter().map(|(_, policy)| policy)
 }
 
-fn fewer_materialised(policy: SchedulePolicy, stage: Option<usize>) -> Vec<SchedulePolicy> {
+fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<usize>) -> Vec<SchedulePolicy> {
     let Some(stage) = stage else { return vec![policy] };
-    let most = policy.materialised[stage];
+    let most = policy.chunks[stage] - policy.rematerialised(network, stage);
     let mut fewer = vec![most, most * 2 / 3, most / 3];
     fewer.dedup();
-    fewer.into_iter().map(|frames| policy.with_materialised(stage, frames)).collect()
+    fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
 /// Bisects: `fits` is known to fit, up to `most` is tried. Returns how many fit, and what was found with these.

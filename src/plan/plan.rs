@@ -254,6 +254,7 @@ impl Plan {
         let stages = 0..network.stages.len();
         PlanReport {
             direction: network.direction,
+            arithmetic: String::new(),
             range: self.spec.cone.range,
             input: self.input,
             output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),

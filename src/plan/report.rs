@@ -10,6 +10,8 @@ use crate::model::{Direction, FrameRange};
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlanReport {
     pub direction: Direction,
+    /// What bits depend on, beside the input: device, instructions and precision. Empty until a session says it.
+    pub arithmetic: String,
     pub range: FrameRange,
     pub input: Shape,
     pub output: Shape,
@@ -170,6 +172,9 @@ impl fmt::Display for PlanReport {
             let ((rows, columns), (height, width)) = (self.tiles, self.tile_size);
             let overlap = self.tile_overlap;
             writeln!(f, "tiled: not exact; {rows} x {columns} tiles of {width} x {height}, overlap {overlap}")?;
+        }
+        if !self.arithmetic.is_empty() {
+            writeln!(f, "arithmetic: {}", self.arithmetic)?;
         }
         write!(f, "rates: {}", self.rates)
     }

@@ -28,9 +28,7 @@ use self::launch::{
 use self::offload::bands::BandPipeline;
 use self::offload::pack;
 use self::offload::staging::Staging;
-use super::{
-    Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Precision, Residency, RunArgs, Stop, TuningNote,
-};
+use super::{Backend, DeviceAllocator, DeviceSpan, HostStream, NonFinite, Note, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
     AttentionOp, BandedConvOp, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FetchOp,
@@ -320,7 +318,7 @@ impl Backend for Cuda {
         profile::device_profile(self.rates, self.precision(), self.kernel_arch())
     }
 
-    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)> {
         let (measured, notes) = autotune::measured(self, table, stop)?;
         let derived = self.profile();
         let tuned = measured.map(|found| {

@@ -160,13 +160,12 @@ impl<B: Backend> Engine<B> {
     pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
         let direction = job.direction;
         self.warn_if_slice_is_shorter(control);
-        let notes = self.tuned.get().map(|(_, notes)| std::mem::take(&mut *notes.lock())).unwrap_or_default();
-        for note in notes {
+        for note in std::mem::take(&mut *self.notes.lock()) {
             let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };
             control.log(level, format_args!("{}", note.text));
         }
         loop {
-            let report = plan.report();
+            let report = self.report(&plan);
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
             let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);

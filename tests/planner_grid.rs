@@ -17,7 +17,7 @@ use common::{Random, Vae, golden};
 use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::backend::{Backend, Precision};
-use video_vae::ir::{BandContents, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
+use video_vae::ir::{BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
 use video_vae::model::families::seedvr2::Sizes as ModelSizes;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
 use video_vae::plan::{PlanError, Request, Spacing, Target, TileSize, search};
@@ -89,8 +89,8 @@ impl Sizes for Cancelling<'_> {
         self.asked().attention_scratch(shape, frames)
     }
 
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
-        self.asked().band_bytes(layout, input, contents)
+    fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64> {
+        self.asked().band_bytes(shape, parts, outputs)
     }
 
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {

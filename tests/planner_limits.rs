@@ -28,7 +28,8 @@ struct Job {
 
 impl Job {
     fn request(self, network: &Arc<Network>, limit: u64) -> Request {
-        let tiles = self.tiles.map(|side| TileSize { height: side, width: side, overlap: 64, spacing: Spacing::Strided });
+        let tiles =
+            self.tiles.map(|side| TileSize { height: side, width: side, overlap: 64, spacing: Spacing::Strided });
         Request { limit, tiles, allow_tiles: false, ..planner::limited(network, self.shape, 0.0) }
     }
 
@@ -52,7 +53,7 @@ impl Job {
 
 /// From `first` GiB on, each larger by this factor.
 fn limits(first: f64, factor: f64, count: usize) -> impl Iterator<Item = u64> {
-    let gib = |i| first * factor.powi(i as i32);
+    let gib = move |i| first * factor.powi(i as i32);
     (0..count).map(move |i| (gib(i) * (1u64 << 30) as f64) as u64).filter(|limit| *limit < DEVICE_BYTES)
 }
 

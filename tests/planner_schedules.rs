@@ -14,7 +14,7 @@ use std::sync::Arc;
 use common::planner::{self, H200, published};
 use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::ir::{FrameRef, Location, Op};
+use video_vae::ir::{BandInput, BandTerm, FrameRef, Location, Op};
 use video_vae::model::{Direction, Network};
 use video_vae::plan::{Plan, Target, search};
 use xxhash_rust::xxh64::xxh64;
@@ -77,20 +77,34 @@ fn line<L: Location>(op: &Op<L>) -> String {
             )
         }
         Op::BandedConv(op) => {
+            let parts = |resident: bool, host: bool| format!("{}{}", u8::from(resident), u8::from(host));
+            let cached: Vec<String> =
+                op.cached().map(|(_, frame)| parts(frame.resident.is_some(), frame.host.is_some())).collect();
+            let fresh: Vec<_> = op.fresh().map(|(_, frame)| frame).collect();
+            // Fresh inputs are counted without the cached ones; what is cached, without the recomputed ones too.
+            let inputs = &op.inputs[cached.len()..];
+            let numbers = |kept: fn(&BandInput<L>) -> bool| {
+                let found = inputs.iter().enumerate().filter(|(_, input)| kept(input));
+                found.map(|(i, _)| i).collect::<Vec<usize>>()
+            };
+            let rounded = numbers(|input| input.is_rounded);
+            let saved = numbers(|input| input.statistics_to.is_some());
+            let writes = numbers(|input| input.cached_to.is_some());
             let frames: Vec<String> = op
                 .frames
                 .iter()
                 .map(|frame| {
-                    let shortcut = frame.shortcut.as_ref().map(|(at, slab)| format!("{}{slab}", place(at)));
+                    let shortcut = frame.shortcut.map(|shortcut| format!("{}{}", place(&shortcut.from), shortcut.slab));
                     let residual = frame.residual.is_some();
-                    format!("{:?}/{shortcut:?}/{}/{residual}/{}", frame.terms, frame.bias, place(&frame.out))
+                    // Rounded inputs are counted after all others.
+                    let input = |term: &BandTerm| match term.is_rounded {
+                        false => term.input,
+                        true => op.inputs.len() + rounded.iter().position(|i| *i == term.input - cached.len()).unwrap(),
+                    };
+                    let terms: Vec<(usize, u8)> = frame.terms.iter().map(|term| (input(term), term.slab)).collect();
+                    format!("{terms:?}/{shortcut:?}/{}/{residual}/{}", frame.bias, place(&frame.out))
                 })
                 .collect();
-            let parts = |resident: bool, host: bool| format!("{}{}", u8::from(resident), u8::from(host));
-            let cached: Vec<String> =
-                op.cached.iter().map(|frame| parts(frame.resident.is_some(), frame.host.is_some())).collect();
-            let writes: Vec<usize> = op.cache_writes.iter().map(|(index, _)| *index).collect();
-            let saved: Vec<usize> = op.statistics_writes.iter().map(|(index, _)| *index).collect();
             let by = op.rematerialise.as_ref().map(|by| {
                 let frames: Vec<Vec<u8>> =
                     by.frames.iter().map(|frame| frame.terms.iter().map(|term| term.slab).collect()).collect();
@@ -103,9 +117,9 @@ fn line<L: Location>(op: &Op<L>) -> String {
                 op.layer,
                 op.input,
                 op.weights.map(|weights| weights.slabs),
-                op.fresh.iter().map(place).collect::<Vec<_>>(),
+                fresh.iter().map(place).collect::<Vec<_>>(),
                 op.columns.split(),
-                op.rounded,
+                rounded,
                 op.statistics
             )
         }

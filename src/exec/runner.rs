@@ -57,7 +57,7 @@ impl<B: Backend> Runner<'_, B> {
     pub fn run(&mut self, schedule: &mut Schedule, stop: &mut Stop) -> Result<()> {
         let Some(op) = schedule.front() else { return Ok(()) };
         let spec = schedule.spec();
-        let op = op.relocate(schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
+        let op = op.relocate(&mut schedule.arenas()).map_err(|why| unplanned(&why, spec))?;
         let Some(trace) = &self.settings.trace else { return self.operate(spec, &op, stop) };
         let Some(running) = trace.begin(&op, &spec.network) else { return self.operate(spec, &op, stop) };
         let tells_times = self.backend.trace(self.memory, Some(running.number))?;

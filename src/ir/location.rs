@@ -4,8 +4,6 @@ use std::fmt::Debug;
 use std::hash::Hash;
 use std::ops::Range;
 
-use crate::error::Result;
-
 /// Names a frame in device memory and in host memory. Plans use slots; runs use [`Offsets`].
 pub trait Location: Copy + Debug + PartialEq + Eq + 'static {
     type Device: Copy + Debug + PartialEq + Eq + Hash;
@@ -27,12 +25,6 @@ pub enum Offsets {}
 impl Location for Offsets {
     type Device = DeviceOffset;
     type Host = HostOffset;
-}
-
-/// Finds where things lie in a run that are named in `From`.
-pub trait Relocate<From: Location> {
-    fn device(&self, at: From::Device) -> Result<DeviceOffset>;
-    fn host(&self, at: From::Host) -> Result<HostOffset>;
 }
 
 /// Where a frame lies between the layer that writes it and the layers that read it.
@@ -59,18 +51,6 @@ impl<L: Location> FrameRef<L> {
 
     pub fn is_rematerialised(&self) -> bool {
         matches!(self, FrameRef::Rematerialised { .. })
-    }
-
-    pub fn relocate(self, to: &impl Relocate<L>) -> Result<FrameRef<Offsets>> {
-        Ok(match self {
-            FrameRef::Resident(frame) => FrameRef::Resident(to.device(frame)?),
-            FrameRef::Offloaded { frame, statistics } => {
-                FrameRef::Offloaded { frame: to.host(frame)?, statistics: to.device(statistics)? }
-            }
-            FrameRef::Rematerialised { index, statistics } => {
-                FrameRef::Rematerialised { index, statistics: to.device(statistics)? }
-            }
-        })
     }
 }
 
@@ -104,13 +84,6 @@ impl CacheFormat {
 pub struct CachedFrame<L: Location> {
     pub resident: Option<L::Device>,
     pub host: Option<L::Host>,
-}
-
-impl<L: Location> CachedFrame<L> {
-    pub fn relocate(self, to: &impl Relocate<L>) -> Result<CachedFrame<Offsets>> {
-        let resident = self.resident.map(|at| to.device(at)).transpose()?;
-        Ok(CachedFrame { resident, host: self.host.map(|at| to.host(at)).transpose()? })
-    }
 }
 
 /// Splits the columns of a cached frame: the left ones on the device, the others in host memory. Both parts hold the

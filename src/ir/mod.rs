@@ -20,12 +20,11 @@ pub use conv::{
 };
 pub use dtype::{DType, TensorKind};
 pub use host_memory::{Buffers, PinnedBytes};
-pub use location::{
-    CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, Relocate, SplitColumns,
-};
+pub use location::{CacheFormat, CachedFrame, DeviceOffset, FrameRef, HostOffset, Location, Offsets, SplitColumns};
 pub use op::{
-    AttentionOp, BandContents, BandedConvOp, BandedFrame, BlendOp, ConvFrame, ConvOp, FetchOp, FetchedWeights,
-    FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Rematerialise, RematerialisedFrame, StoreOp, Term,
+    Access, AttentionOp, BandInput, BandPart, BandShape, BandSource, BandTerm, BandedConvOp, BandedFrame, BlendOp,
+    ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameUnit, LoadOp, NormaliseOp, Op, PartialSums, PartialSumsOut, Place,
+    Relocate, Rematerialise, RematerialisedFrame, Shortcut, StoreOp, Term, Value,
 };
 pub use profile::{DeviceProfile, GivenRates, PairCosts, PartialSumsSize, Rates, Sizes};
 pub use rows::{Rows, each_rows};

@@ -4,8 +4,7 @@
 //! kernel behind `Backend::run`.
 
 use super::{
-    CacheFormat, CachedFrame, ConvLayout, DeviceOffset, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Offsets,
-    Prologue, Relocate, SplitColumns,
+    CacheFormat, CachedFrame, ConvLayout, FrameRef, FrameShape, LayerId, Location, OWN_SLABS, Prologue, SplitColumns,
 };
 use crate::error::Result;
 
@@ -142,41 +141,79 @@ impl<L: Location> PartialSums<L> {
     }
 }
 
+/// One summand of an output frame of a banded convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BandTerm {
+    /// Which of the operation's inputs.
+    pub input: usize,
+    /// Whether it is read as the cache stores it. A cached frame always is.
+    pub is_rounded: bool,
+    pub slab: u8,
+}
+
+/// The last summand of an output frame: an input of another shape, which is not normalised.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Shortcut<L: Location> {
+    pub from: FrameRef<L>,
+    pub slab: u8,
+}
+
 /// One output frame of a banded convolution.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BandedFrame<L: Location> {
-    /// (input, slab) in the order of the sum. Inputs are numbered: cached frames first, then fresh ones, then those of
-    /// `rounded`.
-    pub terms: Vec<(usize, u8)>,
-    /// Input and slab of the shortcut, the last summand.
-    pub shortcut: Option<(FrameRef<L>, u8)>,
+    /// In the order of the sum.
+    pub terms: Vec<BandTerm>,
+    pub shortcut: Option<Shortcut<L>>,
     pub bias: u8,
     pub residual: Option<L::Device>,
     /// A rematerialised output is computed for its statistics only.
     pub out: FrameRef<L>,
 }
 
+/// Where an input of a banded convolution comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BandSource<L: Location> {
+    /// The causal cache: normalised, in the format of the cache, without statistics.
+    Cached(CachedFrame<L>),
+    /// A frame that is normalised per band. Without a norm it is read in place.
+    Fresh(FrameRef<L>),
+}
+
+/// One input frame of a banded convolution, and what becomes of it beside the sums.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BandInput<L: Location> {
+    pub from: BandSource<L>,
+    /// Whether a term reads a fresh frame as the cache stores it.
+    pub is_rounded: bool,
+    /// Where a fresh frame enters the causal cache. A resident part may replace that of a cached input.
+    pub cached_to: Option<CachedFrame<L>>,
+    /// Where the statistics of a resident fresh frame are saved: it belongs to a recomputed cache.
+    pub statistics_to: Option<L::Device>,
+}
+
+impl<L: Location> BandInput<L> {
+    pub fn cached(frame: CachedFrame<L>) -> BandInput<L> {
+        BandInput { from: BandSource::Cached(frame), is_rounded: false, cached_to: None, statistics_to: None }
+    }
+
+    pub fn fresh(frame: FrameRef<L>) -> BandInput<L> {
+        BandInput { from: BandSource::Fresh(frame), is_rounded: false, cached_to: None, statistics_to: None }
+    }
+}
+
 /// A convolution that runs in bands of rows, so that its normalised input never exists whole on the device. Offloaded
-/// frames are streamed per band; rematerialised ones are computed per band. Without a norm, fresh frames are read in
-/// place.
+/// frames are streamed per band; rematerialised ones are computed per band.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BandedConvOp<L: Location> {
     pub layer: LayerId,
     pub layout: ConvLayout,
     pub weights: Option<FetchedWeights<L>>,
     pub input: FrameShape,
-    /// The causal cache: normalised frames without statistics.
-    pub cached: Vec<CachedFrame<L>>,
-    /// Frames that are normalised per band, if the layer has a norm.
-    pub fresh: Vec<FrameRef<L>>,
-    /// Which fresh frames enter the causal cache, and where. A resident part may replace one of `cached`.
-    pub cache_writes: Vec<(usize, CachedFrame<L>)>,
+    /// Oldest first, so cached frames come before fresh ones.
+    pub inputs: Vec<BandInput<L>>,
+    /// How the cache divides the columns of its frames, and how it stores them.
     pub columns: SplitColumns,
     pub format: CacheFormat,
-    /// Fresh frames that are read as the cache would store them.
-    pub rounded: Vec<usize>,
-    /// Which resident fresh frames belong to a recomputed cache, and where their statistics are saved.
-    pub statistics_writes: Vec<(usize, L::Device)>,
     pub frames: Vec<BandedFrame<L>>,
     pub rematerialise: Option<Rematerialise<L>>,
     pub statistics: bool,
@@ -200,61 +237,102 @@ pub struct RematerialisedFrame<L: Location> {
     pub bias: u8,
 }
 
-/// What the band buffers of a convolution must hold, in frames.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct BandContents {
-    /// Fresh inputs, without rematerialised ones. 0 if the layer has no norm: it reads them in place.
-    pub fresh: u64,
-    /// Cached frames with a host part, and the columns of that part.
-    pub cached: u64,
-    pub host_columns: u64,
-    /// Rematerialised inputs, and the frames that are normalised to compute them.
-    pub rematerialised: u64,
-    pub block_inputs: u64,
-    pub outputs: u64,
-    /// Inputs of shortcuts that are not resident.
-    pub shortcuts: u64,
-    /// Outputs that are not resident. All that are computed for their statistics share one buffer.
-    pub streamed_outputs: u64,
+/// A part of a band buffer: rows of one frame. Numbers are those of the operation's inputs and output frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BandPart {
+    /// A block input, normalised to rematerialise others. By its number in [`Rematerialise`].
+    BlockInput(usize),
+    /// The host columns of a cached frame, as the cache stores them.
+    HostColumns(usize),
+    /// An input with its halo, as terms read it: normalised, or restored from the cache.
+    Input(usize),
+    /// The same of a rematerialised input.
+    Rematerialised(usize),
+    /// An input as the cache would give it back.
+    Rounded(usize),
+    /// The host columns of a new cached frame in 8 bits.
+    NewHostColumns(usize),
+    /// The input of an output frame's shortcut.
+    Shortcut(usize),
+    /// An output frame that goes to host memory.
+    Output(usize),
+    /// Output frames that are computed for their statistics. None is read, so they share it.
+    StatisticsOutput,
+}
+
+/// What the sizes of a band's parts depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BandShape {
+    pub layout: ConvLayout,
+    pub input: FrameShape,
+    pub columns: SplitColumns,
     pub format: CacheFormat,
-    /// Inputs that are restored from 8 bits: cached frames, and rounded fresh ones.
-    pub restored: u64,
-    /// New cached frames whose host part is rounded to 8 bits.
-    pub written: u64,
 }
 
 impl<L: Location> BandedConvOp<L> {
-    pub fn band_contents(&self) -> BandContents {
-        let mut band = BandContents { outputs: self.frames.len() as u64, ..BandContents::default() };
-        if self.layout.prologue != Prologue::None {
-            band.rematerialised = self.fresh.iter().filter(|frame| frame.is_rematerialised()).count() as u64;
-            band.fresh = self.fresh.len() as u64 - band.rematerialised;
-        }
-        band.block_inputs = self.rematerialise.as_ref().map_or(0, |by| by.block_inputs.len() as u64);
-        band.cached = self.cached.iter().filter(|frame| frame.host.is_some()).count() as u64;
-        if band.cached > 0 {
-            band.host_columns = self.columns.host_width();
-        }
-        let shortcuts = self.frames.iter().filter_map(|frame| frame.shortcut.as_ref());
-        band.shortcuts = shortcuts.filter(|(at, _)| !matches!(at, FrameRef::Resident(_))).count() as u64;
-        let offloaded = self.frames.iter().filter(|frame| frame.out.is_offloaded()).count();
-        let for_statistics = self.frames.iter().any(|frame| frame.out.is_rematerialised());
-        band.streamed_outputs = offloaded as u64 + u64::from(for_statistics);
-        if self.format == CacheFormat::U8 {
-            band.format = self.format;
-            band.restored = (self.cached.len() + self.rounded.len()) as u64;
-            band.written = self.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count() as u64;
-            if band.written > 0 {
-                band.host_columns = self.columns.host_width();
-            }
-        }
-        band
+    pub fn band_shape(&self) -> BandShape {
+        BandShape { layout: self.layout, input: self.input, columns: self.columns, format: self.format }
+    }
+
+    pub fn has_norm(&self) -> bool {
+        self.layout.prologue != Prologue::None
+    }
+
+    /// The parts of a band buffer, in their order there. Frames have one if they are normalised, or not whole on the
+    /// device.
+    pub fn band_parts(&self) -> impl Iterator<Item = BandPart> + '_ {
+        let block_inputs = self.rematerialise.iter().flat_map(|by| 0..by.block_inputs.len());
+        // Without a norm all inputs are read in place.
+        let inputs = || self.inputs.iter().enumerate().filter(|_| self.has_norm());
+        let is_u8 = self.format == CacheFormat::U8;
+        let host_columns = self.cached().filter(|(_, cached)| cached.host.is_some());
+        let whole = inputs().filter_map(move |(i, input)| match input.from {
+            BandSource::Cached(_) => is_u8.then_some(BandPart::Input(i)),
+            BandSource::Fresh(FrameRef::Rematerialised { .. }) => Some(BandPart::Rematerialised(i)),
+            BandSource::Fresh(_) => Some(BandPart::Input(i)),
+        });
+        let rounded = inputs().filter(|(_, input)| input.is_rounded);
+        let new_host_columns = self.cache_writes().filter(move |(_, to)| is_u8 && to.host.is_some());
+        let frames = || self.frames.iter().enumerate();
+        let is_streamed = |shortcut: &Shortcut<L>| !matches!(shortcut.from, FrameRef::Resident(_));
+        let shortcuts = frames().filter(move |(_, frame)| frame.shortcut.as_ref().is_some_and(is_streamed));
+        let outputs = frames().filter(|(_, frame)| frame.out.is_offloaded());
+        let for_statistics = self.frames.iter().find(|frame| frame.out.is_rematerialised());
+        (block_inputs.map(BandPart::BlockInput))
+            .chain(host_columns.map(|(i, _)| BandPart::HostColumns(i)))
+            .chain(whole)
+            .chain(rounded.map(|(i, _)| BandPart::Rounded(i)))
+            .chain(new_host_columns.map(|(i, _)| BandPart::NewHostColumns(i)))
+            .chain(shortcuts.map(|(i, _)| BandPart::Shortcut(i)))
+            .chain(outputs.map(|(i, _)| BandPart::Output(i)))
+            .chain(for_statistics.map(|_| BandPart::StatisticsOutput))
+    }
+
+    /// Inputs from the causal cache, with their numbers.
+    pub fn cached(&self) -> impl Iterator<Item = (usize, CachedFrame<L>)> + '_ {
+        self.inputs.iter().enumerate().filter_map(|(i, input)| match input.from {
+            BandSource::Cached(frame) => Some((i, frame)),
+            BandSource::Fresh(_) => None,
+        })
+    }
+
+    /// Fresh inputs, with their numbers.
+    pub fn fresh(&self) -> impl Iterator<Item = (usize, FrameRef<L>)> + '_ {
+        self.inputs.iter().enumerate().filter_map(|(i, input)| match input.from {
+            BandSource::Cached(_) => None,
+            BandSource::Fresh(frame) => Some((i, frame)),
+        })
+    }
+
+    /// Inputs that enter the causal cache, with their numbers.
+    pub fn cache_writes(&self) -> impl Iterator<Item = (usize, CachedFrame<L>)> + '_ {
+        self.inputs.iter().enumerate().filter_map(|(i, input)| Some((i, input.cached_to?)))
     }
 
     /// How many frames are rematerialised for it, shortcuts included.
     pub fn rematerialised_frames(&self) -> usize {
-        let shortcuts = self.frames.iter().filter_map(|frame| frame.shortcut.map(|(at, _)| at));
-        self.fresh.iter().copied().chain(shortcuts).filter(FrameRef::is_rematerialised).count()
+        let shortcuts = self.frames.iter().filter_map(|frame| frame.shortcut.map(|shortcut| shortcut.from));
+        self.fresh().map(|(_, from)| from).chain(shortcuts).filter(FrameRef::is_rematerialised).count()
     }
 }
 
@@ -297,14 +375,66 @@ pub struct StoreOp<L: Location> {
     pub from: L::Device,
 }
 
+/// What lies at a location.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Value {
+    /// A frame of activations, with its statistics on the device.
+    Frame,
+    /// The statistics of a frame that is not on the device.
+    Statistics,
+    /// A frame of a causal cache, or a part of one.
+    Cached,
+    PartialSums,
+    Weights,
+}
+
+/// What an operation does with a value.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Access {
+    /// As an input of a layer.
+    Input(LayerId),
+    Read,
+    Write,
+}
+
+/// Gives each value of an operation a location in `To`.
+pub trait Relocate<From: Location, To: Location> {
+    fn device(&mut self, at: From::Device, value: Value, access: Access) -> Result<To::Device>;
+    fn host(&mut self, at: From::Host, value: Value, access: Access) -> Result<To::Host>;
+}
+
+/// A location in either memory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Place<L: Location> {
+    Device(L::Device),
+    Host(L::Host),
+}
+
+/// Leaves values where they are.
+struct Visitor<F>(F);
+
+impl<L: Location, F: FnMut(Place<L>, Value, Access)> Relocate<L, L> for Visitor<F> {
+    fn device(&mut self, at: L::Device, value: Value, access: Access) -> Result<L::Device> {
+        self.0(Place::Device(at), value, access);
+        Ok(at)
+    }
+
+    fn host(&mut self, at: L::Host, value: Value, access: Access) -> Result<L::Host> {
+        self.0(Place::Host(at), value, access);
+        Ok(at)
+    }
+}
+
+/// Relocation says which values an operation reads and writes. All that needs to know it goes through here.
 impl<L: Location> Op<L> {
-    /// The same operation with every frame by its offset.
-    pub fn relocate(&self, to: &impl Relocate<L>) -> Result<Op<Offsets>> {
+    /// The same operation with every value at its location in `M`.
+    pub fn relocate<M: Location>(&self, to: &mut impl Relocate<L, M>) -> Result<Op<M>> {
         Ok(match self {
             Op::Load(op) => {
-                Op::Load(LoadOp { item: op.item, batch: op.batch, frame: op.frame, into: to.device(op.into)? })
+                let into = to.device(op.into, Value::Frame, Access::Write)?;
+                Op::Load(LoadOp { item: op.item, batch: op.batch, frame: op.frame, into })
             }
-            Op::Fetch(op) => Op::Fetch(FetchOp { layer: op.layer, into: op.into.relocate(to)? }),
+            Op::Fetch(op) => Op::Fetch(FetchOp { layer: op.layer, into: op.into.relocate(to, Access::Write)? }),
             Op::Conv(op) => Op::Conv(op.relocate(to)?),
             Op::BandedConv(op) => Op::BandedConv(Box::new(op.relocate(to)?)),
             Op::Normalise(op) => Op::Normalise(NormaliseOp {
@@ -317,106 +447,188 @@ impl<L: Location> Op<L> {
             Op::Attention(op) => {
                 Op::Attention(AttentionOp { shape: op.shape, frames: relocate_pairs(&op.frames, to)? })
             }
-            Op::Blend(op) => Op::Blend(BlendOp {
-                item: op.item,
-                from: to.device(op.from)?,
-                into: to.device(op.into)?,
-                clear: op.clear,
-            }),
-            Op::Store(op) => Op::Store(StoreOp { batch: op.batch, frame: op.frame, from: to.device(op.from)? }),
+            Op::Blend(op) => {
+                let from = to.device(op.from, Value::Frame, Access::Read)?;
+                let into = to.device(op.into, Value::Frame, if op.clear { Access::Write } else { Access::Read })?;
+                Op::Blend(BlendOp { item: op.item, from, into, clear: op.clear })
+            }
+            Op::Store(op) => {
+                let from = to.device(op.from, Value::Frame, Access::Read)?;
+                Op::Store(StoreOp { batch: op.batch, frame: op.frame, from })
+            }
+        })
+    }
+
+    /// Calls `visit` with each of its values. One that it uses twice is visited twice.
+    pub fn each_value(&self, visit: impl FnMut(Place<L>, Value, Access)) {
+        let visited = self.relocate(&mut Visitor(visit));
+        debug_assert!(visited.is_ok(), "a visitor does not fail");
+    }
+
+    /// The layer that it belongs to, and its fetched weights, if it reads weights.
+    pub fn reads_weights_of(&self) -> Option<(LayerId, Option<FetchedWeights<L>>)> {
+        match self {
+            Op::Conv(op) => Some((op.layer, op.weights)),
+            Op::BandedConv(op) => Some((op.layer, op.weights)),
+            Op::Normalise(op) => Some((op.layer, op.weights)),
+            Op::Fetch(_) | Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
+        }
+    }
+}
+
+impl<L: Location> FrameRef<L> {
+    fn relocate<M: Location>(self, to: &mut impl Relocate<L, M>, access: Access) -> Result<FrameRef<M>> {
+        Ok(match self {
+            FrameRef::Resident(frame) => FrameRef::Resident(to.device(frame, Value::Frame, access)?),
+            FrameRef::Offloaded { frame, statistics } => FrameRef::Offloaded {
+                frame: to.host(frame, Value::Frame, access)?,
+                statistics: to.device(statistics, Value::Statistics, access)?,
+            },
+            FrameRef::Rematerialised { index, statistics } => {
+                FrameRef::Rematerialised { index, statistics: to.device(statistics, Value::Statistics, access)? }
+            }
         })
     }
 }
 
+impl<L: Location> CachedFrame<L> {
+    fn relocate<M: Location>(self, to: &mut impl Relocate<L, M>, access: Access) -> Result<CachedFrame<M>> {
+        let resident = self.resident.map(|at| to.device(at, Value::Cached, access)).transpose()?;
+        Ok(CachedFrame { resident, host: self.host.map(|at| to.host(at, Value::Cached, access)).transpose()? })
+    }
+}
+
 impl<L: Location> FetchedWeights<L> {
-    fn relocate(self, to: &impl Relocate<L>) -> Result<FetchedWeights<Offsets>> {
-        Ok(FetchedWeights { at: to.device(self.at)?, slabs: self.slabs })
+    fn relocate<M: Location>(self, to: &mut impl Relocate<L, M>, access: Access) -> Result<FetchedWeights<M>> {
+        Ok(FetchedWeights { at: to.device(self.at, Value::Weights, access)?, slabs: self.slabs })
     }
 }
 
 impl<L: Location> ConvOp<L> {
-    fn relocate(&self, to: &impl Relocate<L>) -> Result<ConvOp<Offsets>> {
-        let frame = |frame: &ConvFrame<L>| -> Result<ConvFrame<Offsets>> {
+    fn relocate<M: Location>(&self, to: &mut impl Relocate<L, M>) -> Result<ConvOp<M>> {
+        let weights = relocate_weights(self.weights, to)?;
+        let sums = &self.partial_sums;
+        let before = sums.before.map(|at| to.device(at, Value::PartialSums, Access::Read)).transpose()?;
+        let after = match &sums.after {
+            None => None,
+            Some(after) => {
+                let pending = after.pending.iter().map(|terms| relocate_terms(self.layer, terms, to));
+                let pending = pending.collect::<Result<_>>()?;
+                Some(PartialSumsOut { pending, into: to.device(after.into, Value::PartialSums, Access::Write)? })
+            }
+        };
+        let frames = self.frames.iter().map(|frame| {
             Ok(ConvFrame {
-                terms: relocate_terms(&frame.terms, to)?,
+                terms: relocate_terms(self.layer, &frame.terms, to)?,
                 bias: frame.bias,
-                residual: frame.residual.map(|at| to.device(at)).transpose()?,
-                out: to.device(frame.out)?,
+                residual: relocate_residual(frame.residual, to)?,
+                out: to.device(frame.out, Value::Frame, Access::Write)?,
             })
-        };
-        let out = |out: &PartialSumsOut<L>| -> Result<PartialSumsOut<Offsets>> {
-            let pending = out.pending.iter().map(|terms| relocate_terms(terms, to)).collect::<Result<_>>()?;
-            Ok(PartialSumsOut { pending, into: to.device(out.into)? })
-        };
+        });
         Ok(ConvOp {
             layer: self.layer,
             layout: self.layout,
-            weights: relocate_weights(self.weights, to)?,
+            weights,
             input: self.input,
-            frames: self.frames.iter().map(frame).collect::<Result<_>>()?,
+            frames: frames.collect::<Result<_>>()?,
             statistics: self.statistics,
-            partial_sums: PartialSums {
-                before: self.partial_sums.before.map(|at| to.device(at)).transpose()?,
-                after: self.partial_sums.after.as_ref().map(out).transpose()?,
-            },
+            partial_sums: PartialSums { before, after },
         })
     }
 }
 
 impl<L: Location> BandedConvOp<L> {
-    fn relocate(&self, to: &impl Relocate<L>) -> Result<BandedConvOp<Offsets>> {
-        let frame = |frame: &BandedFrame<L>| -> Result<BandedFrame<Offsets>> {
-            Ok(BandedFrame {
-                terms: frame.terms.clone(),
-                shortcut: frame.shortcut.map(|(at, slab)| Ok((at.relocate(to)?, slab))).transpose()?,
-                bias: frame.bias,
-                residual: frame.residual.map(|at| to.device(at)).transpose()?,
-                out: frame.out.relocate(to)?,
-            })
-        };
-        let remade = |by: &Rematerialise<L>| -> Result<Rematerialise<Offsets>> {
-            let frame = |frame: &RematerialisedFrame<L>| -> Result<RematerialisedFrame<Offsets>> {
-                Ok(RematerialisedFrame { terms: relocate_terms(&frame.terms, to)?, bias: frame.bias })
-            };
-            let block_inputs = by.block_inputs.iter().map(|at| to.device(*at)).collect::<Result<_>>()?;
-            let frames = by.frames.iter().map(frame).collect::<Result<_>>()?;
-            Ok(Rematerialise { layer: by.layer, layout: by.layout, input: by.input, block_inputs, frames })
-        };
-        let cache_writes = self.cache_writes.iter().map(|(i, at)| Ok((*i, at.relocate(to)?)));
-        let statistics_writes = self.statistics_writes.iter().map(|(i, at)| Ok((*i, to.device(*at)?)));
+    fn relocate<M: Location>(&self, to: &mut impl Relocate<L, M>) -> Result<BandedConvOp<M>> {
         Ok(BandedConvOp {
             layer: self.layer,
             layout: self.layout,
             weights: relocate_weights(self.weights, to)?,
             input: self.input,
-            cached: self.cached.iter().map(|cached| cached.relocate(to)).collect::<Result<_>>()?,
-            fresh: self.fresh.iter().map(|fresh| fresh.relocate(to)).collect::<Result<_>>()?,
-            cache_writes: cache_writes.collect::<Result<_>>()?,
+            inputs: self.inputs.iter().map(|input| input.relocate(self.layer, to)).collect::<Result<_>>()?,
             columns: self.columns,
             format: self.format,
-            rounded: self.rounded.clone(),
-            statistics_writes: statistics_writes.collect::<Result<_>>()?,
-            frames: self.frames.iter().map(frame).collect::<Result<_>>()?,
-            rematerialise: self.rematerialise.as_ref().map(remade).transpose()?,
+            frames: self.frames.iter().map(|frame| frame.relocate(to)).collect::<Result<_>>()?,
+            rematerialise: self.rematerialise.as_ref().map(|by| by.relocate(to)).transpose()?,
             statistics: self.statistics,
         })
     }
 }
 
-fn relocate_weights<L: Location>(
+impl<L: Location> BandInput<L> {
+    fn relocate<M: Location>(&self, layer: LayerId, to: &mut impl Relocate<L, M>) -> Result<BandInput<M>> {
+        let statistics = |at, to: &mut _| Relocate::device(to, at, Value::Statistics, Access::Write);
+        Ok(BandInput {
+            from: match self.from {
+                BandSource::Cached(frame) => BandSource::Cached(frame.relocate(to, Access::Read)?),
+                BandSource::Fresh(frame) => BandSource::Fresh(frame.relocate(to, Access::Input(layer))?),
+            },
+            is_rounded: self.is_rounded,
+            cached_to: self.cached_to.map(|frame| frame.relocate(to, Access::Write)).transpose()?,
+            statistics_to: self.statistics_to.map(|at| statistics(at, to)).transpose()?,
+        })
+    }
+}
+
+impl<L: Location> BandedFrame<L> {
+    fn relocate<M: Location>(&self, to: &mut impl Relocate<L, M>) -> Result<BandedFrame<M>> {
+        let shortcut = match self.shortcut {
+            Some(Shortcut { from, slab }) => Some(Shortcut { from: from.relocate(to, Access::Read)?, slab }),
+            None => None,
+        };
+        Ok(BandedFrame {
+            terms: self.terms.clone(),
+            shortcut,
+            bias: self.bias,
+            residual: relocate_residual(self.residual, to)?,
+            out: self.out.relocate(to, Access::Write)?,
+        })
+    }
+}
+
+impl<L: Location> Rematerialise<L> {
+    fn relocate<M: Location>(&self, to: &mut impl Relocate<L, M>) -> Result<Rematerialise<M>> {
+        let input = Access::Input(self.layer);
+        let block_inputs = self.block_inputs.iter().map(|at| to.device(*at, Value::Frame, input));
+        let block_inputs = block_inputs.collect::<Result<_>>()?;
+        let frames = self.frames.iter().map(|frame| {
+            Ok(RematerialisedFrame { terms: relocate_terms(self.layer, &frame.terms, to)?, bias: frame.bias })
+        });
+        let frames = frames.collect::<Result<_>>()?;
+        Ok(Rematerialise { layer: self.layer, layout: self.layout, input: self.input, block_inputs, frames })
+    }
+}
+
+fn relocate_weights<L: Location, M: Location>(
     weights: Option<FetchedWeights<L>>,
-    to: &impl Relocate<L>,
-) -> Result<Option<FetchedWeights<Offsets>>> {
-    weights.map(|weights| weights.relocate(to)).transpose()
+    to: &mut impl Relocate<L, M>,
+) -> Result<Option<FetchedWeights<M>>> {
+    weights.map(|weights| weights.relocate(to, Access::Read)).transpose()
 }
 
-fn relocate_terms<L: Location>(terms: &[Term<L>], to: &impl Relocate<L>) -> Result<Vec<Term<Offsets>>> {
-    terms.iter().map(|term| Ok(Term { frame: to.device(term.frame)?, slab: term.slab })).collect()
+fn relocate_residual<L: Location, M: Location>(
+    residual: Option<L::Device>,
+    to: &mut impl Relocate<L, M>,
+) -> Result<Option<M::Device>> {
+    residual.map(|at| to.device(at, Value::Frame, Access::Read)).transpose()
 }
 
-fn relocate_pairs<L: Location>(
+fn relocate_terms<L: Location, M: Location>(
+    layer: LayerId,
+    terms: &[Term<L>],
+    to: &mut impl Relocate<L, M>,
+) -> Result<Vec<Term<M>>> {
+    let terms = terms
+        .iter()
+        .map(|term| Ok(Term { frame: to.device(term.frame, Value::Frame, Access::Input(layer))?, slab: term.slab }));
+    terms.collect()
+}
+
+fn relocate_pairs<L: Location, M: Location>(
     pairs: &[(L::Device, L::Device)],
-    to: &impl Relocate<L>,
-) -> Result<Vec<(DeviceOffset, DeviceOffset)>> {
-    pairs.iter().map(|(from, into)| Ok((to.device(*from)?, to.device(*into)?))).collect()
+    to: &mut impl Relocate<L, M>,
+) -> Result<Vec<(M::Device, M::Device)>> {
+    let mut moved = |(from, into): &(L::Device, L::Device)| {
+        Ok((to.device(*from, Value::Frame, Access::Read)?, to.device(*into, Value::Frame, Access::Write)?))
+    };
+    pairs.iter().map(&mut moved).collect()
 }

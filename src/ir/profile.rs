@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{BandContents, ConvLayout, FrameShape};
+use super::{BandPart, BandShape, ConvLayout, FrameShape};
 
 /// How fast a device is. Good enough to choose between plans.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -111,9 +111,10 @@ pub trait Sizes: Send + Sync {
     fn conv_scratch(&self, layout: &ConvLayout, input: FrameShape, frames: u64) -> u64;
     /// `shape` is that of the result.
     fn attention_scratch(&self, shape: FrameShape, frames: u64) -> u64;
-    /// All band buffers of a banded convolution. More output frames mean fewer rows a band. The result also suffices
-    /// for fewer frames in bands of as many rows. `None` if the device cannot run this layout in bands.
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64>;
+    /// All band buffers of a banded convolution of `outputs` frames. More output frames mean fewer rows a band. The
+    /// result also suffices for fewer frames in bands of as many rows. `None` if the device cannot run this layout in
+    /// bands.
+    fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64>;
     /// Partial sums for `pending` later outputs, in place of cached frames. `None` if no kernel keeps them.
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize>;
     /// A staging buffer for one frame of a host tensor, on the device and in pinned memory alike.

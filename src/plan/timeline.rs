@@ -7,9 +7,9 @@ use std::collections::HashMap;
 use serde_json::{Value, json};
 
 use super::arena::{Arena, Arenas, Slot, Slots};
-use super::cost::{CostModel, Estimate, Target, WeightArrivals};
+use super::cost::{CostModel, Estimate, Moved, Target, WeightArrivals};
 use super::plan::Plan;
-use crate::ir::{BandedConvOp, CachedFrame, ConvOp, FetchedWeights, FrameRef, LayerId, Op};
+use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
 
 /// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
@@ -32,6 +32,15 @@ enum Content {
 }
 
 impl Content {
+    fn of(value: ir::Value) -> Content {
+        match value {
+            ir::Value::Frame | ir::Value::Statistics => Content::Activations,
+            ir::Value::Cached => Content::CausalCache,
+            ir::Value::PartialSums => Content::PartialSums,
+            ir::Value::Weights => Content::Weights,
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Content::Activations => "activations",
@@ -86,7 +95,7 @@ struct Step {
     start: f64,
     estimate: Estimate,
     /// Bytes from the host and to it, and when the copies begin.
-    moved: (u64, u64),
+    moved: Moved,
     copies_start: f64,
 }
 
@@ -94,8 +103,8 @@ impl Step {
     fn json(&self) -> Value {
         json!({
             "name": self.name, "stage": self.stage, "frames": self.frames, "start": self.start,
-            "seconds": self.estimate.seconds, "waited": self.estimate.waited, "bytes_up": self.moved.0,
-            "bytes_down": self.moved.1, "copies_start": self.copies_start,
+            "seconds": self.estimate.seconds, "waited": self.estimate.waited, "bytes_up": self.moved.up,
+            "bytes_down": self.moved.down, "copies_start": self.copies_start,
         })
     }
 }
@@ -190,16 +199,13 @@ pub fn op_frames<L: crate::ir::Location>(op: &Op<L>) -> usize {
     }
 }
 
-/// How an operation uses a slot.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Use {
-    Write,
-    Read,
-    /// As an input of a layer. Inputs that a layer reads again with a later chunk are its causal cache.
-    Input(LayerId),
+/// How an operation uses a slot. Inputs that a layer reads again with a later chunk are its causal cache.
+#[derive(Clone, Copy)]
+struct Touch {
+    at: (Memory, Slot),
+    content: Content,
+    access: Access,
 }
-
-type Touch = (Memory, Slot, Content, Use);
 
 /// A frame that may still be used.
 struct Live {
@@ -248,19 +254,20 @@ impl<'a> Recorder<'a> {
 
     fn record(&mut self, op: &Op<Slots>, arenas: &Arenas) {
         let step = self.steps.len();
-        let mut touches = touches(op);
+        let mut touches: Vec<Touch> = Vec::new();
+        op.each_value(|place, value, access| {
+            let at = match place {
+                Place::Device(slot) => (Memory::Device, slot),
+                Place::Host(slot) => (Memory::Host, slot),
+            };
+            touches.push(Touch { at, content: Content::of(value), access });
+        });
         // Reads come first: a result may lie over an input.
-        touches.sort_by_key(|touch| touch.3 == Use::Write);
-        for (memory, slot, content, how) in touches {
-            self.touch(step, (memory, slot), arena(arenas, memory).slot_bytes(slot), content, how);
+        touches.sort_by_key(|touch| touch.access == Access::Write);
+        for touch in touches {
+            self.touch(step, touch, arena(arenas, touch.at.0).slot_bytes(touch.at.1));
         }
-        let layer = match op {
-            Op::Conv(conv) => Some(conv.layer),
-            Op::BandedConv(conv) => Some(conv.layer),
-            Op::Normalise(norm) => Some(norm.layer),
-            Op::Fetch(_) | Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
-        };
-        self.stage = layer.map_or(self.stage, |layer| self.stages[layer]);
+        self.stage = op.reads_weights_of().map_or(self.stage, |(layer, _)| self.stages[layer]);
         self.stored += u64::from(matches!(op, Op::Store(_)));
         let estimate = self.arrivals.pass(op, self.costs.of(op));
         let copies_start = match op {
@@ -279,16 +286,16 @@ impl<'a> Recorder<'a> {
         self.now += estimate.seconds;
     }
 
-    fn touch(&mut self, step: usize, at: (Memory, Slot), bytes: u64, content: Content, how: Use) {
+    fn touch(&mut self, step: usize, Touch { at, content, access }: Touch, bytes: u64) {
         let fresh = |content| Live { bytes, first: step, last: step, content, readers: Vec::new() };
         let live = self.live.entry(at).or_insert_with(|| fresh(content));
-        match how {
+        match access {
             // Another frame, unless the operation has read what it overwrites.
-            Use::Write if live.last < step => {
+            Access::Write if live.last < step => {
                 let ended = std::mem::replace(live, fresh(content));
                 self.rectangles.push((at.0, at.1, ended));
             }
-            Use::Input(layer) => {
+            Access::Input(layer) => {
                 let is_cached = live.readers.iter().any(|(reader, chunk)| *reader == layer && *chunk < self.chunk);
                 if is_cached && live.content == Content::Activations {
                     let cached = Live { first: live.last + 1, ..fresh(Content::CausalCache) };
@@ -297,7 +304,7 @@ impl<'a> Recorder<'a> {
                 }
                 live.readers.push((layer, self.chunk));
             }
-            Use::Write | Use::Read => {}
+            Access::Write | Access::Read => {}
         }
         live.last = step;
     }
@@ -355,87 +362,5 @@ fn arena(arenas: &Arenas, memory: Memory) -> &Arena {
     match memory {
         Memory::Device => &arenas.device,
         Memory::Host => &arenas.host,
-    }
-}
-
-/// The slots that an operation uses.
-fn touches(op: &Op<Slots>) -> Vec<Touch> {
-    let device = |slot, content, how| (Memory::Device, slot, content, how);
-    let mut all = Vec::new();
-    let pairs = |frames: &[(Slot, Slot)], all: &mut Vec<Touch>| {
-        for (from, into) in frames {
-            all.push(device(*from, Content::Activations, Use::Read));
-            all.push(device(*into, Content::Activations, Use::Write));
-        }
-    };
-    match op {
-        Op::Load(load) => all.push(device(load.into, Content::Activations, Use::Write)),
-        Op::Fetch(fetch) => all.push(device(fetch.into.at, Content::Weights, Use::Write)),
-        Op::Conv(conv) => touch_conv(conv, &mut all),
-        Op::BandedConv(conv) => touch_banded(conv, &mut all),
-        Op::Normalise(norm) => {
-            touch_weights(norm.weights, &mut all);
-            pairs(&norm.frames, &mut all);
-        }
-        Op::Attention(attention) => pairs(&attention.frames, &mut all),
-        Op::Blend(blend) => {
-            let how = if blend.clear { Use::Write } else { Use::Read };
-            all.push(device(blend.from, Content::Activations, Use::Read));
-            all.push(device(blend.into, Content::Activations, how));
-        }
-        Op::Store(store) => all.push(device(store.from, Content::Activations, Use::Read)),
-    }
-    all
-}
-
-fn touch_weights(weights: Option<FetchedWeights<Slots>>, all: &mut Vec<Touch>) {
-    all.extend(weights.map(|weights| (Memory::Device, weights.at, Content::Weights, Use::Read)));
-}
-
-fn touch_conv(conv: &ConvOp<Slots>, all: &mut Vec<Touch>) {
-    touch_weights(conv.weights, all);
-    let input = |slot| (Memory::Device, slot, Content::Activations, Use::Input(conv.layer));
-    let sums = &conv.partial_sums;
-    all.extend(sums.before.map(|slot| (Memory::Device, slot, Content::PartialSums, Use::Read)));
-    if let Some(after) = &sums.after {
-        all.extend(after.pending.iter().flatten().map(|term| input(term.frame)));
-        all.push((Memory::Device, after.into, Content::PartialSums, Use::Write));
-    }
-    for frame in &conv.frames {
-        all.extend(frame.terms.iter().map(|term| input(term.frame)));
-        all.extend(frame.residual.map(|slot| (Memory::Device, slot, Content::Activations, Use::Read)));
-        all.push((Memory::Device, frame.out, Content::Activations, Use::Write));
-    }
-}
-
-fn touch_banded(conv: &BandedConvOp<Slots>, all: &mut Vec<Touch>) {
-    touch_weights(conv.weights, all);
-    let frame = |frame: &FrameRef<Slots>, how: Use, all: &mut Vec<Touch>| match *frame {
-        FrameRef::Resident(slot) => all.push((Memory::Device, slot, Content::Activations, how)),
-        FrameRef::Offloaded { frame, statistics } => {
-            all.push((Memory::Host, frame, Content::Activations, how));
-            all.push((Memory::Device, statistics, Content::Activations, how));
-        }
-        FrameRef::Rematerialised { statistics, .. } => {
-            all.push((Memory::Device, statistics, Content::Activations, how));
-        }
-    };
-    let cached = |frame: &CachedFrame<Slots>, how: Use, all: &mut Vec<Touch>| {
-        all.extend(frame.resident.map(|slot| (Memory::Device, slot, Content::CausalCache, how)));
-        all.extend(frame.host.map(|slot| (Memory::Host, slot, Content::CausalCache, how)));
-    };
-    conv.cached.iter().for_each(|from| cached(from, Use::Read, all));
-    conv.fresh.iter().for_each(|from| frame(from, Use::Input(conv.layer), all));
-    conv.cache_writes.iter().for_each(|(_, into)| cached(into, Use::Write, all));
-    let statistics = |slot| (Memory::Device, slot, Content::CausalCache, Use::Write);
-    all.extend(conv.statistics_writes.iter().map(|(_, slot)| statistics(*slot)));
-    for made in &conv.frames {
-        made.shortcut.iter().for_each(|(from, _)| frame(from, Use::Read, all));
-        all.extend(made.residual.map(|slot| (Memory::Device, slot, Content::Activations, Use::Read)));
-        frame(&made.out, Use::Write, all);
-    }
-    if let Some(by) = &conv.rematerialise {
-        let terms = by.frames.iter().flat_map(|frame| &frame.terms);
-        all.extend(terms.map(|term| (Memory::Device, term.frame, Content::Activations, Use::Input(by.layer))));
     }
 }

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use super::{Backend, DeviceSpan, HostAllocator, HostStream, NonFinite, Note, Precision, Residency, RunArgs, Stop};
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandContents, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor, Offsets,
-    Op, PairCosts, PartialSumsSize, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
+    BandPart, BandShape, BlendTile, Buffers, ConvLayout, ConvOp, ConvSource, DeviceProfile, FrameShape, LoadTensor,
+    Offsets, Op, PairCosts, PartialSumsSize, PinnedBytes, Rates, Sizes, StoreTensor, WeightPart,
 };
 use crate::thread_pool::Pool;
 use element::with_element;
@@ -123,7 +123,7 @@ impl Sizes for Cpu {
         }
     }
 
-    fn band_bytes(&self, _: &ConvLayout, _: FrameShape, _: BandContents) -> Option<u64> {
+    fn band_bytes(&self, _: &BandShape, _: &[BandPart], _: u64) -> Option<u64> {
         None
     }
 

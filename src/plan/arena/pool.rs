@@ -10,7 +10,7 @@ use super::pack::{self, PackedLayout};
 use super::size_class::SizeClass;
 use super::trace::LifetimeTrace;
 use crate::error::{Error, Result};
-use crate::ir::{DeviceOffset, HostOffset, Location, Relocate};
+use crate::ir::{Access, DeviceOffset, HostOffset, Location, Offsets, Relocate, Value};
 
 /// More bytes than any device has, and few enough to be added up.
 const MAX_BYTES: u64 = 1 << 60;
@@ -400,12 +400,12 @@ impl Arenas {
     }
 }
 
-impl Relocate<Slots> for Arenas {
-    fn device(&self, slot: Slot) -> Result<DeviceOffset> {
+impl Relocate<Slots, Offsets> for &Arenas {
+    fn device(&mut self, slot: Slot, _: Value, _: Access) -> Result<DeviceOffset> {
         self.device.planned_offset(slot).map(DeviceOffset)
     }
 
-    fn host(&self, slot: Slot) -> Result<HostOffset> {
+    fn host(&mut self, slot: Slot, _: Value, _: Access) -> Result<HostOffset> {
         self.host.planned_offset(slot).map(HostOffset)
     }
 }

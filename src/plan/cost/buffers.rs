@@ -1,7 +1,7 @@
 //! Buffers that operations need beside their frames: scratch, band buffers, tensor-map headroom.
 
 use super::sizes::Target;
-use crate::ir::{BandContents, ConvLayout, FrameShape, LayerId, Location, Op};
+use crate::ir::{BandPart, BandShape, BandedConvOp, ConvLayout, FrameShape, LayerId, Location, Op};
 
 /// The largest buffers that the recorded operations need. Most operations repeat, so each kind is sized once.
 pub struct BufferBytes<'a> {
@@ -15,11 +15,12 @@ pub struct BufferBytes<'a> {
     pub headroom: u64,
 }
 
-/// The bands of a layer for one input shape.
+/// The bands of a layer for one shape.
 struct LayerBands {
-    input: FrameShape,
-    layout: ConvLayout,
-    contents: Vec<BandContents>,
+    shape: BandShape,
+    /// Of the operations, the most.
+    outputs: u64,
+    parts: Vec<Vec<BandPart>>,
 }
 
 impl<'a> BufferBytes<'a> {
@@ -40,7 +41,7 @@ impl<'a> BufferBytes<'a> {
             Op::BandedConv(conv) => {
                 let layout = conv.layout;
                 self.record_conv(conv.layer, &layout, conv.input, conv.frames.len() as u64);
-                self.record_bands(conv.layer, layout, conv.input, conv.band_contents());
+                self.record_bands(conv);
                 let for_statistics = conv.frames.iter().any(|frame| frame.out.is_rematerialised());
                 let rematerialised = conv.rematerialise.as_ref().map(|by| (by.layout, by.input));
                 for (layout, input) in rematerialised.into_iter().chain(for_statistics.then_some((layout, conv.input)))
@@ -61,25 +62,27 @@ impl<'a> BufferBytes<'a> {
         }
     }
 
-    fn record_bands(&mut self, layer: LayerId, layout: ConvLayout, input: FrameShape, contents: BandContents) {
-        let of_layer = of_layer(&mut self.bands, layer);
-        match of_layer.iter_mut().find(|bands| bands.input == input) {
-            None => of_layer.push(LayerBands { input, layout, contents: vec![contents] }),
-            Some(bands) if bands.contents.contains(&contents) => {}
-            Some(bands) => bands.contents.push(contents),
+    fn record_bands<L: Location>(&mut self, conv: &BandedConvOp<L>) {
+        let (of_layer, shape, outputs) =
+            (of_layer(&mut self.bands, conv.layer), conv.band_shape(), conv.frames.len() as u64);
+        let Some(bands) = of_layer.iter_mut().find(|bands| bands.shape == shape) else {
+            of_layer.push(LayerBands { shape, outputs, parts: vec![conv.band_parts().collect()] });
+            return;
+        };
+        bands.outputs = bands.outputs.max(outputs);
+        if !bands.parts.iter().any(|parts| parts.iter().copied().eq(conv.band_parts())) {
+            bands.parts.push(conv.band_parts().collect());
         }
     }
 
     /// All band buffers. Bands of few frames could have more rows; they are sized for the most frames of their layer.
     pub fn bands(&self) -> u64 {
         let of_layer = |bands: &LayerBands| {
-            let outputs = bands.contents.iter().map(|band| band.outputs).max()?;
-            let sized = |band: &BandContents| {
-                let band = BandContents { outputs, ..*band };
-                let bytes = self.target.sizes.band_bytes(&bands.layout, bands.input, band);
+            let sized = |parts: &Vec<BandPart>| {
+                let bytes = self.target.sizes.band_bytes(&bands.shape, parts, bands.outputs);
                 bytes.expect("only layouts that can run in bands are planned in bands")
             };
-            bands.contents.iter().map(sized).max()
+            bands.parts.iter().map(sized).max()
         };
         self.bands.iter().flatten().filter_map(of_layer).max().unwrap_or(0)
     }

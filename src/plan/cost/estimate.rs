@@ -2,7 +2,7 @@
 
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
-use crate::ir::{BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameRef, FrameShape, LayerId, Location, Op};
+use crate::ir::{BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameShape, LayerId, Location, Op};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -30,6 +30,13 @@ impl Estimate {
         let moved = (self.moved as f64 * factor) as u64;
         Estimate { seconds: self.seconds * factor, moved, waited: self.waited * factor }
     }
+}
+
+/// Bytes from host memory, and to it.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Moved {
+    pub up: u64,
+    pub down: u64,
 }
 
 /// The cost of not keeping a layer's cache resident, in seconds.
@@ -81,19 +88,13 @@ impl WeightArrivals {
 
     /// Adds the time that an operation waits for its weights.
     pub fn pass<L: Location>(&mut self, op: &Op<L>, estimate: Estimate) -> Estimate {
-        let reader = match op {
-            Op::Conv(conv) => conv.weights.map(|_| conv.layer),
-            Op::BandedConv(conv) => conv.weights.map(|_| conv.layer),
-            Op::Normalise(norm) => norm.weights.map(|_| norm.layer),
-            Op::Fetch(fetch) => {
-                self.last_start = self.free.max(self.now);
-                self.free = self.last_start + estimate.moved as f64 / self.copy_rate;
-                self.arrivals.resize(self.arrivals.len().max(fetch.layer + 1), 0.0);
-                self.arrivals[fetch.layer] = self.free;
-                None
-            }
-            Op::Load(_) | Op::Attention(_) | Op::Blend(_) | Op::Store(_) => None,
-        };
+        if let Op::Fetch(fetch) = op {
+            self.last_start = self.free.max(self.now);
+            self.free = self.last_start + estimate.moved as f64 / self.copy_rate;
+            self.arrivals.resize(self.arrivals.len().max(fetch.layer + 1), 0.0);
+            self.arrivals[fetch.layer] = self.free;
+        }
+        let reader = op.reads_weights_of().and_then(|(layer, fetched)| fetched.map(|_| layer));
         let arrival = reader.and_then(|layer| self.arrivals.get(layer));
         let waited = arrival.map_or(0.0, |arrival| (arrival - self.now).max(0.0));
         let seconds = waited + estimate.seconds;
@@ -117,7 +118,7 @@ impl CostModel<'_> {
     pub fn with_work<L: Location>(&self, op: &Op<L>, work: u64) -> Estimate {
         let computing = self.products(op, work) / self.target.profile.rates.products;
         let (seconds, moved) = match op {
-            Op::BandedConv(conv) => self.banded(conv, computing),
+            Op::BandedConv(conv) => self.banded(conv, self.moved_by(op), computing),
             // Bound by its products, or by reading its input where it has few outputs.
             Op::Conv(conv) => (computing.max(self.passes(conv.input, conv.frames.len())), 0),
             Op::Normalise(norm) => (self.passes(norm.shape, norm.frames.len()), 0),
@@ -168,33 +169,64 @@ impl CostModel<'_> {
     }
 
     /// Bytes from host memory and to it.
-    pub fn moved_by<L: Location>(&self, op: &Op<L>) -> (u64, u64) {
+    pub fn moved_by<L: Location>(&self, op: &Op<L>) -> Moved {
         match op {
-            Op::BandedConv(conv) => self.moved(conv),
-            Op::Fetch(_) => (self.of(op).moved, 0),
-            _ => (0, 0),
+            Op::BandedConv(conv) => self.moved_by_bands(conv),
+            Op::Fetch(_) => Moved { up: self.of(op).moved, down: 0 },
+            _ => Moved::default(),
         }
     }
 
-    fn banded<L: Location>(&self, conv: &BandedConvOp<L>, computing: f64) -> (f64, u64) {
-        let (up, down) = self.moved(conv);
+    fn moved_by_bands<L: Location>(&self, conv: &BandedConvOp<L>) -> Moved {
+        let output = conv.layout.window.output(conv.input, conv.layout.cout);
+        let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
+        let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
+        let mut moved = Moved::default();
+        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
+        for input in &conv.inputs {
+            match input.from {
+                BandSource::Cached(frame) if frame.host.is_some() => {
+                    moved.up += self.target.cached_bytes(host, conv.format)
+                }
+                BandSource::Fresh(frame) if frame.is_offloaded() => {
+                    add(&mut moved.up, self.target.frame_bytes(conv.input))
+                }
+                BandSource::Cached(_) | BandSource::Fresh(_) => {}
+            }
+            if input.cached_to.is_some_and(|to| to.host.is_some()) {
+                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
+            }
+        }
+        for frame in &conv.frames {
+            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
+                add(&mut moved.up, self.target.frame_bytes(shortcut));
+            }
+            if frame.out.is_offloaded() {
+                add(&mut moved.down, self.target.frame_bytes(output));
+            }
+        }
+        moved
+    }
+
+    fn banded<L: Location>(&self, conv: &BandedConvOp<L>, moved: Moved, computing: f64) -> (f64, u64) {
         let resident = FrameShape { width: conv.columns.resident_width(), ..conv.input };
-        let rematerialised = conv.fresh.iter().filter(|frame| frame.is_rematerialised()).count();
+        let rematerialised = conv.fresh().filter(|(_, frame)| frame.is_rematerialised()).count();
+        let (cached, written) = (conv.cached().count(), conv.cache_writes().count());
         let block_inputs = conv.rematerialise.as_ref().map_or(0, |by| by.block_inputs.len());
-        let fresh = self.passes(conv.input, conv.fresh.len() + rematerialised + block_inputs);
+        let fresh = self.passes(conv.input, conv.fresh().count() + rematerialised + block_inputs);
         let passes = fresh
             + match conv.format {
                 // Resident parts of the cache are read in place.
-                CacheFormat::Exact => self.passes(resident, conv.cache_writes.len()),
+                CacheFormat::Exact => self.passes(resident, written),
                 // Three bytes an element in place of a pass's four.
                 CacheFormat::U8 => {
-                    self.passes(conv.input, conv.rounded.len())
-                        + 0.75 * self.passes(conv.input, conv.cached.len() + conv.cache_writes.len())
+                    let rounded = conv.inputs.iter().filter(|input| input.is_rounded).count();
+                    self.passes(conv.input, rounded) + 0.75 * self.passes(conv.input, cached + written)
                 }
             };
         let computing = computing + self.rematerialising(conv) + passes;
-        let moving = self.moving(up, down);
-        (self.slowed(computing, moving).max(moving), up.saturating_add(down))
+        let moving = self.moving(moved);
+        (self.slowed(computing, moving).max(moving), moved.up.saturating_add(moved.down))
     }
 
     /// The time of arithmetic beside copies that take `moving`.
@@ -208,7 +240,7 @@ impl CostModel<'_> {
         let computing = self.convolving(layer, input, frames)
             + self.convolving(by.layer, by.input, by.rematerialised)
             + self.passes(input, frames as usize);
-        let moving = self.moving(cache, cache);
+        let moving = self.moving(Moved { up: cache, down: cache });
         let copying = self.passes(input, CACHE_FRAMES as usize);
         OffloadCost {
             offloaded: (moving - self.slowed(computing, moving)).max(0.0),
@@ -221,7 +253,8 @@ impl CostModel<'_> {
     fn rematerialising<L: Location>(&self, conv: &BandedConvOp<L>) -> f64 {
         conv.rematerialise.as_ref().map_or(0.0, |by| {
             let first = first_of_clip(conv).map_or(0, |frame| {
-                let read = conv.fresh.first().into_iter().chain(frame.shortcut.as_ref().map(|(at, _)| at));
+                let first = conv.fresh().next().map(|(_, from)| from);
+                let read = first.into_iter().chain(frame.shortcut.map(|shortcut| shortcut.from));
                 read.filter(|frame| frame.is_rematerialised()).count() as u64
             });
             let later = conv.rematerialised_frames() as u64 - first;
@@ -230,33 +263,9 @@ impl CostModel<'_> {
         })
     }
 
-    /// Bytes from host memory, and to it.
-    fn moved<L: Location>(&self, conv: &BandedConvOp<L>) -> (u64, u64) {
-        let output = conv.layout.window.output(conv.input, conv.layout.cout);
-        let offloaded = |frame: &&FrameRef<L>| frame.is_offloaded();
-        let bytes = |frames: usize, shape: FrameShape| match frames {
-            0 => 0,
-            _ => (frames as u64).saturating_mul(self.target.frame_bytes(shape)),
-        };
-        let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
-        let cached = conv.cached.iter().filter(|frame| frame.host.is_some()).count();
-        let written = conv.cache_writes.iter().filter(|(_, to)| to.host.is_some()).count();
-        let fresh = conv.fresh.iter().filter(offloaded).count();
-        let shortcuts = conv.frames.iter().filter_map(|frame| frame.shortcut.as_ref().map(|(at, _)| at));
-        let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
-        let outputs = conv.frames.iter().map(|frame| &frame.out).filter(offloaded).count();
-        let shortcuts = bytes(shortcuts.filter(offloaded).count(), shortcut);
-        let cache = |frames: usize| match frames {
-            0 => 0,
-            _ => (frames as u64).saturating_mul(self.target.cached_bytes(host, conv.format)),
-        };
-        let up = cache(cached).saturating_add(bytes(fresh, conv.input)).saturating_add(shortcuts);
-        (up, cache(written).saturating_add(bytes(outputs, output)))
-    }
-
     /// Both directions run at the same time.
-    fn moving(&self, up: u64, down: u64) -> f64 {
-        up.max(down) as f64 / self.target.profile.rates.copies
+    fn moving(&self, moved: Moved) -> f64 {
+        moved.up.max(moved.down) as f64 / self.target.profile.rates.copies
     }
 
     /// Reading and writing frames once.

@@ -6,12 +6,34 @@ use super::emit::{Emitter, Inputs, LayerOutputs, Purpose};
 use super::layer_cache::{CachedSlots, LayerCache, SlotRef, all_resident, drop_cached};
 use super::sink::Sink;
 use crate::ir::{
-    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise, RematerialisedFrame,
-    SplitColumns, Term,
+    BandInput, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, FrameRef, LayerId, Op, Rematerialise,
+    RematerialisedFrame, Shortcut, SplitColumns, Term,
 };
-use crate::model::{Recipes, pair_of};
+use crate::model::{Recipe, pair_of};
 use crate::plan::arena::{Arena, Arenas, Slot, SlotKind, Slots};
-use crate::plan::policy::{CACHE_FRAMES, Placement, Representation};
+use crate::plan::policy::{CACHE_FRAMES, Placement};
+
+/// The inputs of a banded convolution. Frames of the causal cache come first, then those of it that are recomputed,
+/// then fresh ones.
+struct BandInputs {
+    list: Vec<BandInput<Slots>>,
+    /// The frame of the clip that input 0 is.
+    first: u64,
+    recomputed: Range<u64>,
+    fresh: Range<u64>,
+    /// Whether outputs of a later pair read an input as the cache stores it.
+    rounds: bool,
+}
+
+impl BandInputs {
+    fn is_rounded(&self, input: u64, output: u64) -> bool {
+        self.rounds && input >= self.recomputed.start && pair_of(input) < pair_of(output)
+    }
+
+    fn fresh_mut(&mut self) -> &mut [BandInput<Slots>] {
+        &mut self.list[(self.fresh.start - self.first) as usize..]
+    }
+}
 
 impl Emitter {
     /// A layer's outputs for fresh inputs that end with the same frame. If these are consumed, outputs may overwrite
@@ -19,42 +41,28 @@ impl Emitter {
     pub fn conv_banded(&mut self, of: &LayerOutputs, inputs: Inputs, to: &mut Sink) -> Vec<SlotRef> {
         let (layer, end) = (of.layer, of.frames.end);
         let weights = self.weights.of(layer, to);
-        let recomputed = self.recomputed_inputs(layer);
         let outputs = self.banded_outputs(of, &inputs, to.arenas);
-        let cached = self.caches[layer].split_frames();
-        let fresh = end - inputs.frames.len() as u64..end;
-        // Cached and recomputed frames precede the fresh ones, so inputs are numbered from here.
-        let first_computed = fresh.start - recomputed.len() as u64;
-        let first = first_computed - cached.len() as u64;
-        let time = &self.facts.network.layers[layer].time;
-        let rounded = match self.facts.sizes.kept[layer] {
-            Representation::EightBit => rounded_inputs(time, &of.frames, first_computed),
-            _ => Vec::new(),
-        };
-        let frames = self.banded_frames(of, &outputs, first, &rounded);
-        let cache_writes = self.write_cache(of, fresh.clone(), to.arenas);
-        let statistics_writes = self.write_statistics(of, fresh, recomputed.len(), &mut to.arenas.device);
+        let mut band_inputs = self.band_inputs(of, &inputs);
+        let frames = self.banded_frames(of, &outputs, &band_inputs);
+        self.write_cache(of, &mut band_inputs, to.arenas);
+        self.write_statistics(of, &mut band_inputs, &mut to.arenas.device);
+        let BandInputs { list, recomputed, .. } = band_inputs;
         let recomputing = self.facts.network.recomputed_by(layer).filter(|_| !recomputed.is_empty());
-        let recomputed_frames = first_computed..first_computed + recomputed.len() as u64;
         let facts = &self.facts.network.layers[layer];
         let mut op = BandedConvOp {
             layer,
             layout: facts.layout,
             weights,
             input: self.facts.sizes.inputs[layer],
-            cached,
-            fresh: recomputed.into_iter().chain(inputs.frames.iter().copied()).collect(),
-            cache_writes,
+            inputs: list,
             columns: self.facts.sizes.columns[layer],
             format: facts.cache,
-            rounded: rounded.iter().map(|frame| (frame - first_computed) as usize).collect(),
-            statistics_writes,
             frames,
             rematerialise: None,
             statistics: facts.statistics,
         };
         if op.rematerialised_frames() > 0 {
-            let recompute = || recomputing.map(|by| self.rematerialised_by_head(by, recomputed_frames));
+            let recompute = || recomputing.map(|by| self.rematerialised_by_head(by, recomputed));
             op.rematerialise = of.rematerialise.clone().or_else(recompute);
         }
         to.ops.push_back(Op::BandedConv(Box::new(op)));
@@ -65,34 +73,56 @@ impl Emitter {
         outputs
     }
 
-    /// The output frames of a banded convolution. Inputs are numbered from frame `first` on, and after them those that
-    /// are read `rounded`.
-    fn banded_frames(
-        &self,
-        of: &LayerOutputs,
-        outputs: &[SlotRef],
-        first: u64,
-        rounded: &[u64],
-    ) -> Vec<BandedFrame<Slots>> {
+    fn band_inputs(&self, of: &LayerOutputs, inputs: &Inputs) -> BandInputs {
+        let end = of.frames.end;
+        let cached = self.caches[of.layer].split_frames().map(BandInput::cached);
+        let mut list: Vec<BandInput<Slots>> = cached.collect();
+        let cached = list.len() as u64;
+        list.extend(self.recomputed_inputs(of.layer).map(BandInput::fresh));
+        let recomputed = list.len() as u64 - cached;
+        list.extend(inputs.frames.iter().map(|frame| BandInput::fresh(*frame)));
+        let fresh = end - inputs.frames.len() as u64..end;
+        let mut all = BandInputs {
+            first: end - list.len() as u64,
+            recomputed: fresh.start - recomputed..fresh.start,
+            rounds: self.facts.network.layers[of.layer].cache == CacheFormat::U8,
+            fresh,
+            list,
+        };
+        let time = &self.facts.network.layers[of.layer].time;
+        for output in of.frames.clone().filter(|_| all.rounds) {
+            for (input, _) in time.recipe(output).terms() {
+                if all.is_rounded(*input, output) {
+                    all.list[(input - all.first) as usize].is_rounded = true;
+                }
+            }
+        }
+        all
+    }
+
+    fn banded_frames(&self, of: &LayerOutputs, outputs: &[SlotRef], inputs: &BandInputs) -> Vec<BandedFrame<Slots>> {
         let facts = &self.facts.network.layers[of.layer];
         let residuals = self.residuals(of);
         let shortcuts = of.added.filter(|_| residuals.is_none());
         let banded = of.frames.clone().zip(outputs).enumerate().map(|(i, (frame, out))| {
             let recipe = facts.time.recipe(frame);
-            let input = |t: u64| match rounded.iter().position(|rounded| *rounded == t) {
-                Some(place) if pair_of(t) < pair_of(frame) => of.frames.end + place as u64,
-                _ => t,
-            };
-            let terms = self.facts.terms(&recipe).iter();
+            let slab = facts.layout.slabs as u8;
             BandedFrame {
-                terms: terms.map(|(t, slab)| ((input(*t) - first) as usize, *slab)).collect(),
-                shortcut: shortcuts.map(|shortcuts| (shortcuts[i], facts.layout.slabs as u8)),
+                terms: self.band_terms(inputs.first, &recipe, |input| inputs.is_rounded(input, frame)),
+                shortcut: shortcuts.map(|shortcuts| Shortcut { from: shortcuts[i], slab }),
                 bias: recipe.bias,
                 residual: residuals.as_ref().map(|residuals| residuals[i]),
                 out: *out,
             }
         });
         banded.collect()
+    }
+
+    /// The terms of a recipe. Input `first` of the clip is input 0 of the operation.
+    fn band_terms(&self, first: u64, recipe: &Recipe, is_rounded: impl Fn(u64) -> bool) -> Vec<BandTerm> {
+        let term =
+            |(t, slab): &(u64, u8)| BandTerm { input: (*t - first) as usize, is_rounded: is_rounded(*t), slab: *slab };
+        self.facts.terms(recipe).iter().map(term).collect()
     }
 
     /// Where outputs go: to host memory, over frames that nobody needs any more, or to slots of their own.
@@ -127,14 +157,6 @@ impl Emitter {
         frames.enumerate().map(output).collect()
     }
 
-    /// How a layer computes these hidden frames again. `x`: its input, which ends with the same frame.
-    pub fn rematerialised_hidden(&self, first: LayerId, frames: Range<u64>, x: &[Slot]) -> Rematerialise<Slots> {
-        let first_input = frames.end - x.len() as u64;
-        let oldest = self.facts.network.layers[first].time.oldest(frames.start);
-        let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
-        Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by }
-    }
-
     /// The outputs of a stage's head that are not resident. Its inputs are read in place.
     pub fn head_banded(&mut self, head: LayerId, frames: Range<u64>, at: Placement, to: &mut Sink) -> Vec<SlotRef> {
         debug_assert!(self.facts.sizes.partial_sums[head].is_none(), "bands read whole input frames");
@@ -142,8 +164,7 @@ impl Emitter {
         let (facts, inputs) = (&self.facts.network.layers[head], self.caches[head].inputs());
         let banded = frames.zip(&outputs).map(|(frame, out)| {
             let recipe = facts.time.recipe(frame);
-            let terms = self.facts.terms(&recipe).iter();
-            let terms = terms.map(|(t, slab)| ((t - inputs.first) as usize, *slab)).collect();
+            let terms = self.band_terms(inputs.first, &recipe, |_| false);
             BandedFrame { terms, shortcut: None, bias: recipe.bias, residual: None, out: *out }
         });
         let input = self.facts.sizes.inputs[head];
@@ -152,13 +173,9 @@ impl Emitter {
             layout: facts.layout,
             weights: None,
             input,
-            cached: vec![],
-            fresh: inputs.frames.iter().map(|slot| FrameRef::Resident(*slot)).collect(),
-            cache_writes: vec![],
+            inputs: inputs.frames.iter().map(|slot| BandInput::fresh(FrameRef::Resident(*slot))).collect(),
             columns: SplitColumns::all_resident(input.width),
             format: CacheFormat::Exact,
-            rounded: vec![],
-            statistics_writes: vec![],
             frames: banded.collect(),
             rematerialise: None,
             statistics: facts.statistics,
@@ -168,16 +185,23 @@ impl Emitter {
     }
 
     /// The frames of a layer's cache that are recomputed.
-    pub fn recomputed_inputs(&self, layer: LayerId) -> Vec<SlotRef> {
-        let LayerCache::Statistics(statistics) = &self.caches[layer] else { return Vec::new() };
-        let frames = statistics.iter().enumerate();
-        frames.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot }).collect()
+    pub fn recomputed_inputs(&self, layer: LayerId) -> impl ExactSizeIterator<Item = SlotRef> + '_ {
+        let statistics = self.caches[layer].statistics().iter().enumerate();
+        statistics.map(|(index, slot)| FrameRef::Rematerialised { index, statistics: *slot })
     }
 
     /// How a stage's first layer computes these frames again, from its queued input.
     pub fn rematerialised_by_head(&self, head: LayerId, frames: Range<u64>) -> Rematerialise<Slots> {
         let inputs = self.caches[head].inputs();
         self.rematerialised_by(head, frames, |frame| inputs.at(frame))
+    }
+
+    /// How a layer computes these hidden frames again. `x`: its input, which ends with the same frame.
+    pub fn rematerialised_hidden(&self, first: LayerId, frames: Range<u64>, x: &[Slot]) -> Rematerialise<Slots> {
+        let first_input = frames.end - x.len() as u64;
+        let oldest = self.facts.network.layers[first].time.oldest(frames.start);
+        let by = self.rematerialised_by(first, frames, |frame| x[(frame - first_input) as usize]);
+        Rematerialise { block_inputs: x[(oldest - first_input) as usize..].to_vec(), ..by }
     }
 
     /// How a layer computes these output frames again. `input`: where each input frame is.
@@ -198,60 +222,39 @@ impl Emitter {
         Rematerialise { layer, layout, input, block_inputs: Vec::new(), frames }
     }
 
-    /// Takes slots for the inputs of `frames` that later frames read: the left columns on the device, the rest in host
-    /// memory. Drops the slots of older frames. Returns (index in `frames`, slots).
-    fn write_cache(&mut self, of: &LayerOutputs, frames: Range<u64>, arenas: &mut Arenas) -> Vec<(usize, CachedSlots)> {
-        let oldest = self.oldest_cached(of.layer, frames.end, of.chunk).unwrap_or(frames.end);
+    /// Takes slots for those fresh inputs that later frames read: the left columns on the device, the rest in host
+    /// memory. Drops the slots of older frames.
+    fn write_cache(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arenas: &mut Arenas) {
+        let fresh = inputs.fresh.clone();
+        let oldest = self.oldest_cached(of.layer, fresh.end, of.chunk).unwrap_or(fresh.end);
         let [resident_bytes, host_bytes] = self.facts.sizes.cached[of.layer];
-        let LayerCache::Split(cache) = &mut self.caches[of.layer] else { return Vec::new() };
-        let expired = oldest.saturating_sub(frames.start - cache.len() as u64).min(cache.len() as u64) as usize;
+        let LayerCache::Split(cache) = &mut self.caches[of.layer] else { return };
+        let expired = oldest.saturating_sub(fresh.start - cache.len() as u64).min(cache.len() as u64) as usize;
         let expired: Vec<CachedSlots> = cache.drain(..expired).collect();
         // Both parts can be overwritten: the rows of a band are read before they are written.
         let mut reused = expired.into_iter();
-        let written = (oldest.max(frames.start)..frames.end).map(|frame| {
+        for (_, input) in fresh.zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= oldest) {
             let slots = reused.next().unwrap_or_else(|| CachedFrame {
                 resident: resident_bytes.map(|bytes| arenas.device.take(bytes, SlotKind::Pooled)),
                 host: host_bytes.map(|bytes| arenas.host.take(bytes, SlotKind::Pooled)),
             });
-            ((frame - frames.start) as usize, slots)
-        });
-        let written: Vec<(usize, CachedSlots)> = written.collect();
+            input.cached_to = Some(slots);
+            cache.push_back(slots);
+        }
         reused.for_each(|frame| drop_cached(frame, arenas));
-        cache.extend(written.iter().map(|(_, frame)| *frame));
-        written
     }
 
-    /// Finds slots for the statistics of those of `frames` that will be recomputed. `before` inputs precede them.
-    fn write_statistics(
-        &mut self,
-        of: &LayerOutputs,
-        frames: Range<u64>,
-        before: usize,
-        arena: &mut Arena,
-    ) -> Vec<(usize, Slot)> {
-        let LayerCache::Statistics(statistics) = &mut self.caches[of.layer] else { return Vec::new() };
+    /// Takes slots for the statistics of those fresh inputs that will be recomputed.
+    fn write_statistics(&mut self, of: &LayerOutputs, inputs: &mut BandInputs, arena: &mut Arena) {
+        let LayerCache::Statistics(statistics) = &mut self.caches[of.layer] else { return };
         let cached_frames = if of.chunk.is_last { 0 } else { CACHE_FRAMES };
-        let cached = of.chunk.frames.end.saturating_sub(cached_frames).max(frames.start)..frames.end;
-        let bytes = self.facts.sizes.statistics;
-        let written =
-            cached.map(|frame| (before + (frame - frames.start) as usize, arena.take(bytes, SlotKind::Pooled)));
-        let written: Vec<(usize, Slot)> = written.collect();
-        statistics.extend(written.iter().map(|(_, slot)| *slot));
+        let first = of.chunk.frames.end.saturating_sub(cached_frames);
+        for (_, input) in inputs.fresh.clone().zip(inputs.fresh_mut()).filter(|(frame, _)| *frame >= first) {
+            let slot = arena.take(self.facts.sizes.statistics, SlotKind::Pooled);
+            input.statistics_to = Some(slot);
+            statistics.push(slot);
+        }
         let expired = statistics.len().saturating_sub(cached_frames as usize);
         statistics.drain(..expired).for_each(|slot| arena.drop(slot));
-        written
     }
-}
-
-/// The inputs from frame `first` on that outputs of a later pair read: those in 8 bits.
-fn rounded_inputs(time: &Recipes, outputs: &Range<u64>, first: u64) -> Vec<u64> {
-    let mut rounded: Vec<u64> = Vec::new();
-    for output in outputs.clone() {
-        let recipe = time.recipe(output);
-        let inputs = recipe.terms().iter().map(|(input, _)| *input);
-        rounded.extend(inputs.filter(|input| *input >= first && pair_of(*input) < pair_of(output)));
-    }
-    rounded.sort_unstable();
-    rounded.dedup();
-    rounded
 }

@@ -47,7 +47,7 @@ pub enum LayerCache {
     /// Normalised input frames, each split between device and host memory.
     Split(VecDeque<CachedSlots>),
     /// Only the statistics of input frames. The frames are recomputed.
-    Statistics(VecDeque<Slot>),
+    Statistics(Vec<Slot>),
 }
 
 impl LayerCache {
@@ -55,7 +55,7 @@ impl LayerCache {
     pub fn new(form: Form, kept: Representation, first: u64) -> LayerCache {
         let inputs = FrameQueue { frames: VecDeque::new(), first };
         match (kept, form) {
-            (Representation::Statistics, _) => LayerCache::Statistics(VecDeque::new()),
+            (Representation::Statistics, _) => LayerCache::Statistics(Vec::new()),
             (_, Form::Banded) => LayerCache::Split(VecDeque::new()),
             (Representation::PartialSums, Form::Whole) => LayerCache::PartialSums { inputs, sums: None },
             (_, Form::Whole) => LayerCache::Frames(inputs),
@@ -78,8 +78,14 @@ impl LayerCache {
     }
 
     /// Cached frames that are split between device and host memory.
-    pub fn split_frames(&self) -> Vec<CachedSlots> {
-        if let LayerCache::Split(frames) = self { frames.iter().copied().collect() } else { Vec::new() }
+    pub fn split_frames(&self) -> impl Iterator<Item = CachedSlots> + '_ {
+        let frames = if let LayerCache::Split(frames) = self { Some(frames) } else { None };
+        frames.into_iter().flatten().copied()
+    }
+
+    /// The statistics of cached frames that are recomputed.
+    pub fn statistics(&self) -> &[Slot] {
+        if let LayerCache::Statistics(slots) = self { slots } else { &[] }
     }
 
     /// Drops everything, in an order that depends on the policy and the frame count only.

@@ -355,7 +355,7 @@ impl WorkItem {
         let own = LayerOutputs::plain(head, chunk, chunk.frames.start + early as u64..end, kept);
         outputs.extend(self.emitter.head(&LayerOutputs { rematerialised, ..own }, to));
         // Inputs of rematerialised frames are dropped by the last reader, those of a recomputed cache by its layer.
-        let recomputes = self.recomputes(stage).is_some_and(|layer| !self.emitter.recomputed_inputs(layer).is_empty());
+        let recomputes = self.recomputes(stage).is_some_and(|layer| self.emitter.recomputed_inputs(layer).len() > 0);
         if rematerialised == 0 && !recomputes {
             let end = end.saturating_sub(self.reread(stage));
             self.emitter.drop_inputs_before(head, end, chunk, &mut to.arenas.device);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::ir::{BandContents, CacheFormat, DeviceProfile, FrameShape, LayerId};
+use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, FrameShape, LayerId, SplitColumns};
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
 use crate::plan::exclusions::Choices;
@@ -192,6 +192,7 @@ pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, 
     if !readers.all(|reader| target.can_run_banded(reader, false)) {
         return false;
     }
-    let contents = BandContents { fresh: 1, outputs: 1, streamed_outputs: 1, ..BandContents::default() };
-    target.sizes.band_bytes(&network.layers[layer].layout, input, contents).is_some()
+    let (layout, columns) = (network.layers[layer].layout, SplitColumns::all_resident(input.width));
+    let shape = BandShape { layout, input, columns, format: CacheFormat::Exact };
+    target.sizes.band_bytes(&shape, &[BandPart::Input(0), BandPart::Output(0)], 1).is_some()
 }

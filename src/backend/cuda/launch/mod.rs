@@ -35,4 +35,4 @@ pub use params::{ConvParams, Strided};
 #[cfg(test)]
 pub use queue::testing;
 pub use queue::{GraphGuard, LaunchQueue};
-pub use sizes::{BandLayout, CudaSizes, WeightLayout};
+pub use sizes::{CudaSizes, WeightLayout};

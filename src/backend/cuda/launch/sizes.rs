@@ -6,7 +6,7 @@ use super::tiling::{
     ROW_BYTES, STATISTICS_RECORD, TILE_CHANNELS, UNIT_BYTES, WEIGHT_TILE_BYTES,
 };
 use crate::backend::Precision;
-use crate::ir::{BandContents, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
+use crate::ir::{BandPart, BandShape, CacheFormat, ConvLayout, FrameShape, PartialSumsSize, Prologue, Sizes};
 
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
@@ -57,9 +57,25 @@ impl CudaSizes {
         }
     }
 
-    /// Rows of a frame as a part of a band.
-    fn band_frame_bytes(self, shape: FrameShape, rows: u64) -> u64 {
-        (self.row_bytes(shape) * rows.min(shape.height)).next_multiple_of(FRAME_ALIGN)
+    /// A part of a band of so many rows.
+    pub fn band_part_bytes(self, shape: &BandShape, part: BandPart, rows: u64) -> u64 {
+        let output = shape.layout.window.output(shape.input, shape.layout.cout);
+        let row_and_height = |shape: FrameShape| (self.row_bytes(shape), shape.height);
+        let host_part = FrameShape { width: shape.columns.host_width(), ..shape.input };
+        let cached = (self.cached_row_bytes(host_part, shape.format), shape.input.height);
+        let ((row, height), rows) = match part {
+            BandPart::BlockInput(_) | BandPart::Input(_) | BandPart::Rounded(_) => {
+                (row_and_height(shape.input), rows + 2 * HALO)
+            }
+            BandPart::HostColumns(_) => (cached, rows + 2 * HALO),
+            BandPart::NewHostColumns(_) => (cached, rows),
+            BandPart::Rematerialised(_) => (row_and_height(shape.input), HALO + rows + REMATERIALISED_LEAD),
+            BandPart::Shortcut(_) => (row_and_height(output.with_channels(shape.layout.shortcut.unwrap_or(0))), rows),
+            BandPart::Output(_) | BandPart::StatisticsOutput => {
+                (row_and_height(output), rows * tiling::output_rows(&shape.layout))
+            }
+        };
+        (row * rows.min(height)).next_multiple_of(FRAME_ALIGN)
     }
 
     /// Statistics records of one output frame.
@@ -120,14 +136,17 @@ impl Sizes for CudaSizes {
         0
     }
 
-    fn band_bytes(&self, layout: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
+    fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64> {
+        let is_streamed = |part: &BandPart| matches!(part, BandPart::Output(_) | BandPart::StatisticsOutput);
         // Statistics of streamed outputs are computed per band, from fours of channels.
-        if contents.streamed_outputs > 0 && !tiling::has_statistics_records(layout) {
+        if parts.iter().any(is_streamed) && !tiling::has_statistics_records(&shape.layout) {
             return None;
         }
         // A rematerialised input is as much work as an output.
-        let rows = tiling::band_rows(layout, input, contents.outputs + contents.rematerialised);
-        Some(BANDS_IN_FLIGHT * BandLayout::new(*self, layout, input, contents, rows).bytes(contents))
+        let rematerialised = parts.iter().filter(|part| matches!(part, BandPart::Rematerialised(_))).count();
+        let rows = tiling::band_rows(&shape.layout, shape.input, outputs + rematerialised as u64);
+        let buffer: u64 = parts.iter().map(|part| self.band_part_bytes(shape, *part, rows)).sum();
+        Some(BANDS_IN_FLIGHT * buffer)
     }
 
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
@@ -164,52 +183,4 @@ pub struct WeightLayout {
     pub gamma: u64,
     pub beta: u64,
     pub end: u64,
-}
-
-/// Bytes that a band of so many rows takes of each kind of frame.
-pub struct BandLayout {
-    pub rows: u64,
-    pub input: u64,
-    /// The host part of a cached frame, and of a new one in 8 bits.
-    pub cached: u64,
-    pub written: u64,
-    pub rematerialised: u64,
-    pub shortcut: u64,
-    pub out: u64,
-}
-
-impl BandLayout {
-    pub fn new(
-        sizes: CudaSizes,
-        layout: &ConvLayout,
-        input: FrameShape,
-        contents: BandContents,
-        rows: u64,
-    ) -> BandLayout {
-        let host_part = FrameShape { width: contents.host_columns, ..input };
-        let output = layout.window.output(input, layout.cout);
-        let shortcut = output.with_channels(layout.shortcut.unwrap_or(0));
-        let cached_row = sizes.cached_row_bytes(host_part, contents.format);
-        let cached = |rows: u64| (cached_row * rows.min(input.height)).next_multiple_of(FRAME_ALIGN);
-        BandLayout {
-            rows,
-            input: sizes.band_frame_bytes(input, rows + 2 * HALO),
-            cached: cached(rows + 2 * HALO),
-            written: cached(rows),
-            rematerialised: sizes.band_frame_bytes(input, HALO + rows + REMATERIALISED_LEAD),
-            shortcut: sizes.band_frame_bytes(shortcut, rows),
-            out: sizes.band_frame_bytes(output, rows * tiling::output_rows(layout)),
-        }
-    }
-
-    /// A band buffer with all of them.
-    pub fn bytes(&self, contents: BandContents) -> u64 {
-        let BandContents { fresh, cached, rematerialised, shortcuts, streamed_outputs, .. } = contents;
-        (fresh + contents.restored + contents.block_inputs) * self.input
-            + cached * self.cached
-            + contents.written * self.written
-            + rematerialised * self.rematerialised
-            + shortcuts * self.shortcut
-            + streamed_outputs * self.out
-    }
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::copies::{HostFrames, HostRows};
-use super::division::{self, BandRows, BandSteps, Division, InFlightBand, host_frame};
+use super::division::{self, BandRows, BandSteps, Division, InFlightBand, RowsAt, host_frame};
 use super::weights::PreparedConv;
 use crate::backend::RunArgs;
 use crate::backend::cuda::driver::{Context, CudaStream, DeviceBlock, Event};
@@ -18,8 +18,8 @@ use crate::backend::cuda::launch::{
 };
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets, PartialSums,
-    RematerialisedFrame, Term,
+    BandPart, BandSource, BandedConvOp, CacheFormat, ConvFrame, DeviceOffset, FrameRef, FrameShape, Offsets,
+    PartialSums, RematerialisedFrame, Term,
 };
 
 /// How far the band in a buffer is.
@@ -95,7 +95,7 @@ impl BandPipeline {
         let mut conv = BandedConv { launcher, pipeline: self, block, weights, division, args, params: None };
         conv.await_offloaded_inputs()?;
         conv.save_statistics()?;
-        let rows = conv.division.layout.rows;
+        let rows = conv.division.rows;
         division::run_pipeline(op.input.height, rows, &mut conv)?;
         conv.finish()
     }
@@ -120,7 +120,7 @@ impl BandSteps for BandedConv<'_> {
         let band = InFlightBand { buffer, rows };
         self.await_buffer(&band)?;
         self.fetch_from_host(&band, above)?;
-        if self.division.has_norm() {
+        if self.division.op.has_norm() {
             self.normalise_resident(&band, above)?;
             self.rematerialise_inputs(&band, above)?;
             if let Some(above) = above {
@@ -139,7 +139,7 @@ impl BandSteps for BandedConv<'_> {
         let (scratch, partial_sums) = (self.args.buffers.scratch, &PartialSums::NONE);
         let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
         // Without a norm the input is read where it lies.
-        let input_rows = if self.division.has_norm() { rows.input.clone() } else { 0..input.height };
+        let input_rows = if op.has_norm() { rows.input.clone() } else { 0..input.height };
         let stream = self.compute_stream(band);
         stream.wait_for(&buffer.fetched)?;
         stream.wait_for(&buffer.ready)?;
@@ -159,8 +159,9 @@ impl BandSteps for BandedConv<'_> {
     /// The bands above and below compute on the same stream, which the copy enters after both.
     fn cache(&mut self, band: &InFlightBand, below: Option<&InFlightBand>) -> Result<()> {
         let (division, own) = (&self.division, &band.rows.own);
-        let frames = division.op.cache_writes.iter().filter_map(|(i, to)| {
-            Some((division.fresh_row(band, *i, own.start), division.resident_row(to.resident?, own.start)))
+        let frames = division.op.cache_writes().filter_map(|(i, to)| {
+            let to = division.resident_rows(to.resident?).row(own.start);
+            Some((division.input_rows(band, i).row(own.start), to))
         });
         let frames: Vec<(u64, u64)> = frames.collect();
         if frames.is_empty() {
@@ -192,7 +193,7 @@ impl BandedConv<'_> {
     }
 
     fn compute_stream(&self, band: &InFlightBand) -> &CudaStream {
-        &self.pipeline.compute[(band.rows.own.start / self.division.layout.rows % 2) as usize]
+        &self.pipeline.compute[(band.rows.own.start / self.division.rows % 2) as usize]
     }
 
     /// Columns of these rows, as many as `part` has, between frames in 8 bits and the band's rows.
@@ -210,32 +211,28 @@ impl BandedConv<'_> {
     /// Restores cached frames from 8 bits, rounds fresh ones that are read so, and brings what goes to host memory to
     /// 8 bits.
     fn round(&self, band: &InFlightBand, stream: &CudaStream) -> Result<()> {
-        let (division, op, InFlightBand { buffer, rows }) = (&self.division, self.division.op, band);
-        let first = rows.input.start;
+        let (division, op, rows) = (&self.division, self.division.op, &band.rows);
+        let (first, own) = (rows.input.start, rows.own.start);
         let [resident, host] = [division.resident_shape(), division.host_shape()];
         // The host part has the right columns.
         let right = self.sizes().row_bytes(op.input) - self.sizes().row_bytes(host);
-        let input = |i: usize| division.input_row(band, i, first);
-        let cached = op.cached.iter().enumerate();
+        let input = |i: usize, row: u64| division.input_rows(band, i).row(row);
         let from_device =
-            cached.clone().filter_map(|(i, at)| Some((division.resident_row(at.resident?, first), input(i))));
-        let from_device: Vec<(u64, u64)> = from_device.collect();
-        self.copy_u8(stream, U8Copy::Restore, (resident, &rows.input), &from_device)?;
-        let from_host = cached.filter_map(|(i, _)| {
-            Some((division.host_part_row(band, division.host_parts[i]?, first), input(i) + right))
+            op.cached().filter_map(|(i, at)| Some((division.resident_rows(at.resident?).row(first), input(i, first))));
+        self.copy_u8(stream, U8Copy::Restore, (resident, &rows.input), &from_device.collect::<Vec<_>>())?;
+        let from_host = op.cached().filter_map(|(i, _)| {
+            let from = division.rows_of(band, BandPart::HostColumns(i))?.row(first);
+            Some((from, input(i, first) + right))
         });
-        let from_host: Vec<(u64, u64)> = from_host.collect();
-        self.copy_u8(stream, U8Copy::Restore, (host, &rows.input), &from_host)?;
-        let after = op.cached.len() + op.fresh.len();
-        let rounded = op.rounded.iter().enumerate();
-        let rounded: Vec<(u64, u64)> =
-            rounded.map(|(place, i)| (division.fresh_row(band, *i, first), input(after + place))).collect();
-        self.copy_u8(stream, U8Copy::Round, (op.input, &rows.input), &rounded)?;
-        let written = op.cache_writes.iter().zip(&division.written).filter_map(|((i, _), part)| {
-            Some((division.fresh_row(band, *i, rows.own.start) + right, division.buffer(*buffer) + (*part)?))
+        self.copy_u8(stream, U8Copy::Restore, (host, &rows.input), &from_host.collect::<Vec<_>>())?;
+        let rounded = (0..op.inputs.len())
+            .filter_map(|i| Some((input(i, first), division.rows_of(band, BandPart::Rounded(i))?.row(first))));
+        self.copy_u8(stream, U8Copy::Round, (op.input, &rows.input), &rounded.collect::<Vec<_>>())?;
+        let written = (0..op.inputs.len()).filter_map(|i| {
+            let to = division.rows_of(band, BandPart::NewHostColumns(i))?.row(own);
+            Some((input(i, own) + right, to))
         });
-        let written: Vec<(u64, u64)> = written.collect();
-        self.copy_u8(stream, U8Copy::Store, (host, &rows.own), &written)?;
+        self.copy_u8(stream, U8Copy::Store, (host, &rows.own), &written.collect::<Vec<_>>())?;
         stream.record(&self.buffer(band).written)
     }
 
@@ -251,14 +248,13 @@ impl BandedConv<'_> {
     /// Copies the statistics of frames that will be rematerialised, before an output overwrites them.
     fn save_statistics(&self) -> Result<()> {
         let (op, sizes) = (self.division.op, self.sizes());
-        let copies = op.statistics_writes.iter().map(|(i, to)| match op.fresh[*i] {
-            FrameRef::Resident(frame) => {
+        let saved = op.inputs.iter().filter_map(|input| Some((input.from, input.statistics_to?)));
+        let copies = saved.map(|(from, to)| match from {
+            BandSource::Fresh(FrameRef::Resident(frame)) => {
                 let from = frame.0 + sizes.data_bytes(op.input);
                 Ok(RowCopy { from, to: to.0, bytes: sizes.statistics_bytes(op.layout.groups) })
             }
-            FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. } => {
-                Err(Error::Internal("statistics are to be saved that are saved already".into()))
-            }
+            _ => Err(Error::Internal("statistics are to be saved that are saved already".into())),
         });
         self.launcher.copy(None, self.block, &copies.collect::<Result<Vec<_>>>()?)
     }
@@ -298,7 +294,7 @@ impl BandedConv<'_> {
         all.into_iter().try_for_each(|event| self.launcher.queue.stream().wait_for(event))?;
         // Another layer's band may have divided the buffer differently. After one of this layer, the parts that are
         // still copied out are not those that are fetched.
-        let same_layer = band.rows.own.start / self.division.layout.rows >= buffers.len() as u64;
+        let same_layer = band.rows.own.start / self.division.rows >= buffers.len() as u64;
         let awaited = if same_layer && self.division.fetches_nothing_fresh() { &all[..1] } else { &all[..] };
         awaited.iter().try_for_each(|event| upload.wait_for(event))?;
         // The band below the one before has copied its halo from here.
@@ -310,23 +306,23 @@ impl BandedConv<'_> {
         let (division, op, rows) = (&self.division, self.division.op, &band.rows);
         let (host, new) = (&self.pipeline.host, rows.shared(above).end..rows.input.end);
         let [_, row_bytes] = division.cached_rows();
-        let cached = op.cached.iter().zip(&division.host_parts).filter_map(|(cached, part)| {
+        let cached = op.cached().filter_map(|(i, cached)| {
             let from = HostRows { frame: cached.host?, row_bytes, rows: &new };
-            Some((from, division.host_part_row(band, (*part)?, new.start)))
+            Some((from, division.rows_of(band, BandPart::HostColumns(i))?.row(new.start)))
         });
         host.fetch_cached(self.block, &cached.collect::<Vec<_>>())?;
-        for (i, at) in op.fresh.iter().enumerate() {
-            if let Some(frame) = host_frame(*at) {
-                let from = HostRows { frame, row_bytes: self.sizes().row_bytes(op.input), rows: &rows.input };
-                host.fetch_rows(self.block, &from, division.fresh_part(band.buffer, i))?;
+        for (i, at) in op.fresh() {
+            if let Some(frame) = host_frame(at) {
+                let to = division.input_rows(band, i);
+                let from = HostRows { frame, row_bytes: to.row_bytes, rows: &rows.input };
+                host.fetch_rows(self.block, &from, to.offset)?;
             }
         }
-        for (frame, part) in op.frames.iter().zip(&division.shortcuts) {
-            let offloaded = frame.shortcut.and_then(|(at, _)| host_frame(at));
-            if let (Some(frame), Some(part)) = (offloaded, part) {
-                let row_bytes = self.sizes().row_bytes(division.shortcut_shape());
-                let from = HostRows { frame, row_bytes, rows: &rows.own };
-                host.fetch_rows(self.block, &from, division.buffer(band.buffer) + part)?;
+        for (i, frame) in op.frames.iter().enumerate() {
+            let offloaded = frame.shortcut.and_then(|shortcut| host_frame(shortcut.from));
+            if let (Some(frame), Some(to)) = (offloaded, division.rows_of(band, BandPart::Shortcut(i))) {
+                let from = HostRows { frame, row_bytes: to.row_bytes, rows: &rows.own };
+                host.fetch_rows(self.block, &from, to.offset)?;
             }
         }
         host.upload.record(&self.buffer(band).fetched)
@@ -336,32 +332,32 @@ impl BandedConv<'_> {
     fn normalise_resident(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
         let (division, op) = (&self.division, self.division.op);
         let new = band.rows.shared(above).end..band.rows.input.end;
-        let resident = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-            FrameRef::Resident(frame) => Some((frame, DeviceOffset(division.fresh_row(band, i, new.start)))),
+        let resident = op.fresh().filter_map(|(i, at)| match at {
+            FrameRef::Resident(frame) => Some((frame, DeviceOffset(division.input_rows(band, i).row(new.start)))),
             FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. } => None,
         });
         let resident: Vec<(DeviceOffset, DeviceOffset)> = resident.collect();
         if resident.is_empty() || new.is_empty() {
             return Ok(());
         }
-        let rows = NormRows { rows: new, out_bytes: division.layout.input };
+        let rows = NormRows { rows: new, out_bytes: division.input_bytes() };
         self.launcher.norm(self.block, &self.weights, (&op.layout, op.input), &resident, Some(rows))
     }
 
     /// Rematerialises fresh frames, but for the rows that the band above has made.
     fn rematerialise_inputs(&self, band: &InFlightBand, above: Option<&InFlightBand>) -> Result<()> {
         let InFlightBand { buffer, rows } = band;
-        let (division, op, row) = (&self.division, self.division.op, self.sizes().row_bytes(self.division.op.input));
+        let (division, op) = (&self.division, self.division.op);
         let (mut copies, mut outs, mut known) = (Vec::new(), Vec::new(), Vec::new());
-        for (i, at) in op.fresh.iter().enumerate() {
-            let FrameRef::Rematerialised { index, statistics } = *at else { continue };
-            let part = division.fresh_part(*buffer, i);
+        for (i, at) in op.fresh() {
+            let FrameRef::Rematerialised { index, statistics } = at else { continue };
+            let to = division.input_rows(band, i);
             if let Some(above) = above {
-                let from = division.fresh_row(above, i, rows.input.start);
-                let bytes = rows.rematerialised.start.saturating_sub(rows.input.start) * row;
-                copies.push(RowCopy { from, to: part, bytes });
+                let from = division.input_rows(above, i).row(rows.input.start);
+                let bytes = rows.rematerialised.start.saturating_sub(rows.input.start) * to.row_bytes;
+                copies.push(RowCopy { from, to: to.offset, bytes });
             }
-            outs.push((index, division.virtual_top(part, rows.input.start, op.input)));
+            outs.push((index, to.virtual_top()));
             known.push(statistics);
         }
         self.launcher.copy(None, self.block, &copies)?;
@@ -376,14 +372,14 @@ impl BandedConv<'_> {
             return self.rematerialise(*buffer, &outs, &rows.rematerialised, Some(norm));
         }
         // The part of a block's input holds a band and its halo. So the lead of the first band is a launch of its own.
-        let step = if division.block_inputs.is_empty() { op.input.height } else { division.layout.rows };
+        let is_block = op.rematerialise.as_ref().is_some_and(|by| !by.block_inputs.is_empty());
+        let step = if is_block { division.rows } else { op.input.height };
         for top in rows.rematerialised.clone().step_by(step as usize) {
             self.rematerialise(*buffer, &outs, &(top..(top + step).min(rows.rematerialised.end)), None)?;
         }
-        for (i, at) in op.fresh.iter().enumerate() {
-            let FrameRef::Rematerialised { statistics, .. } = *at else { continue };
-            let skipped = rows.rematerialised.start - rows.input.start;
-            let first = DeviceOffset(division.fresh_part(*buffer, i) + skipped * row);
+        for (i, at) in op.fresh() {
+            let FrameRef::Rematerialised { statistics, .. } = at else { continue };
+            let first = DeviceOffset(division.input_rows(band, i).row(rows.rematerialised.start));
             let pixels = (rows.rematerialised.end - rows.rematerialised.start) * op.input.width;
             self.norm_in_place((first, pixels), statistics)?;
         }
@@ -412,7 +408,7 @@ impl BandedConv<'_> {
         let mut input_rows = 0..input.height;
         if !normalised.is_empty() {
             input_rows = tiling::with_halo(rows, input.height);
-            let rows = NormRows { rows: input_rows.clone(), out_bytes: self.division.layout.input };
+            let rows = NormRows { rows: input_rows.clone(), out_bytes: self.division.input_bytes() };
             self.launcher.norm(self.block, &weights, (layout, input), &normalised, Some(rows))?;
         }
         let made = outs.iter().map(|(index, out)| {
@@ -432,18 +428,22 @@ impl BandedConv<'_> {
     /// Copies the rows that a band shares with the one above: host parts of cached frames, and normalised fresh frames.
     fn share_halo(&self, above: &InFlightBand, band: &InFlightBand) -> Result<()> {
         let (division, op, shared) = (&self.division, self.division.op, band.rows.shared(Some(above)));
-        let [host_part, whole] =
-            [division.cached_rows()[1], self.sizes().row_bytes(op.input)].map(|row| (shared.end - shared.start) * row);
-        let at = |band: &InFlightBand, part: u64| division.host_part_row(band, part, shared.start);
-        let cached = division.host_parts.iter().flatten();
-        let cached = cached.map(|part| RowCopy { from: at(above, *part), to: at(band, *part), bytes: host_part });
+        let count = shared.end - shared.start;
+        let copy = |from: RowsAt, to: RowsAt| RowCopy {
+            from: from.row(shared.start),
+            to: to.row(shared.start),
+            bytes: count * to.row_bytes,
+        };
+        let cached = op.cached().filter_map(|(i, _)| {
+            let [from, to] = [above, band].map(|band| division.rows_of(band, BandPart::HostColumns(i)));
+            Some(copy(from?, to?))
+        });
         let mut copies: Vec<RowCopy> = cached.collect();
         if !copies.is_empty() {
             self.launcher.queue.stream().wait_for(&self.buffer(above).fetched)?;
         }
-        let at = |band: &InFlightBand, i: usize| division.fresh_row(band, i, shared.start);
-        let normalised = op.fresh.iter().enumerate().filter(|(_, fresh)| matches!(fresh, FrameRef::Resident(_)));
-        copies.extend(normalised.map(|(i, _)| RowCopy { from: at(above, i), to: at(band, i), bytes: whole }));
+        let normalised = op.fresh().filter(|(_, fresh)| matches!(fresh, FrameRef::Resident(_)));
+        copies.extend(normalised.map(|(i, _)| copy(division.input_rows(above, i), division.input_rows(band, i))));
         self.launcher.copy(None, self.block, &copies)
     }
 
@@ -451,18 +451,18 @@ impl BandedConv<'_> {
     fn complete_input(&self, band: &InFlightBand) -> Result<()> {
         let InFlightBand { buffer, rows } = band;
         let (division, op) = (&self.division, self.division.op);
-        let from_host = op.fresh.iter().enumerate().filter_map(|(i, at)| match *at {
-            FrameRef::Offloaded { statistics, .. } => Some((DeviceOffset(division.fresh_part(*buffer, i)), statistics)),
+        let from_host = op.fresh().filter_map(|(i, at)| match at {
+            FrameRef::Offloaded { statistics, .. } => {
+                Some((DeviceOffset(division.input_rows(band, i).offset), statistics))
+            }
             FrameRef::Resident(_) | FrameRef::Rematerialised { .. } => None,
         });
         let from_host: Vec<(DeviceOffset, DeviceOffset)> = from_host.collect();
-        let shortcuts = op.frames.iter().zip(&division.shortcuts);
-        let shortcuts = shortcuts.filter_map(|(frame, part)| match (frame.shortcut, part) {
-            (Some((FrameRef::Rematerialised { index, .. }, _)), Some(part)) => {
-                let here = division.buffer(*buffer) + part;
-                Some((index, division.virtual_top(here, rows.own.start, division.shortcut_shape())))
+        let shortcuts = op.frames.iter().enumerate().filter_map(|(i, frame)| match frame.shortcut?.from {
+            FrameRef::Rematerialised { index, .. } => {
+                Some((index, division.rows_of(band, BandPart::Shortcut(i))?.virtual_top()))
             }
-            _ => None,
+            FrameRef::Resident(_) | FrameRef::Offloaded { .. } => None,
         });
         let shortcuts: Vec<(usize, DeviceOffset)> = shortcuts.collect();
         if from_host.is_empty() && shortcuts.is_empty() {
@@ -490,24 +490,25 @@ impl BandedConv<'_> {
         host.download.wait_for(&buffer.fetched)?;
         host.download.wait_for(if op.format == CacheFormat::U8 { &buffer.written } else { &buffer.ready })?;
         let [_, row_bytes] = division.cached_rows();
-        for (n, (i, to)) in op.cache_writes.iter().enumerate() {
+        for (i, to) in op.cache_writes() {
             let Some(frame) = to.host else { continue };
             let to = HostRows { frame, row_bytes, rows: own };
-            match division.written.get(n).copied().flatten() {
-                Some(part) => host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?,
+            match division.rows_of(band, BandPart::NewHostColumns(i)) {
+                Some(from) => host.offload_rows(self.block, from.offset, &to)?,
                 None => {
-                    let from = (division.fresh_row(band, *i, own.start), self.sizes().row_bytes(op.input));
-                    host.offload_columns(self.block, from, &to)?;
+                    let from = division.input_rows(band, i);
+                    host.offload_columns(self.block, (from.row(own.start), from.row_bytes), &to)?;
                 }
             }
         }
         let by = tiling::output_rows(&op.layout);
-        for (frame, part) in op.frames.iter().zip(&division.outs) {
-            if let (Some(frame), Some(part)) = (host_frame(frame.out), part) {
+        for (i, frame) in op.frames.iter().enumerate() {
+            let Some(frame) = host_frame(frame.out) else { continue };
+            if let Some(from) = division.rows_of(band, BandPart::Output(i)) {
                 host.download.wait_for(&buffer.computed)?;
                 let rows = own.start * by..own.end * by;
-                let to = HostRows { frame, row_bytes: self.sizes().row_bytes(division.output), rows: &rows };
-                host.offload_rows(self.block, division.buffer(band.buffer) + part, &to)?;
+                let to = HostRows { frame, row_bytes: from.row_bytes, rows: &rows };
+                host.offload_rows(self.block, from.offset, &to)?;
             }
         }
         host.download.record(&buffer.offloaded)

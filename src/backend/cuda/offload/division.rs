@@ -4,11 +4,11 @@
 use std::ops::Range;
 
 use crate::backend::cuda::launch::tiling::{BANDS_IN_FLIGHT, REMATERIALISED_LEAD};
-use crate::backend::cuda::launch::{BandLayout, CudaSizes, tiling};
+use crate::backend::cuda::launch::{CudaSizes, tiling};
 use crate::error::{Error, Result};
 use crate::ir::{
-    BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, DeviceOffset, FrameRef, FrameShape, HostOffset,
-    Offsets, Prologue, Term,
+    BandPart, BandSource, BandTerm, BandedConvOp, BandedFrame, CacheFormat, CachedFrame, ConvFrame, DeviceOffset,
+    FrameRef, FrameShape, HostOffset, Offsets, Shortcut, Term,
 };
 
 pub struct BandRows {
@@ -72,85 +72,97 @@ pub fn run_pipeline(height: u64, rows: u64, stages: &mut impl BandSteps) -> Resu
     stages.cache(&last, None)
 }
 
-/// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of the
-/// job want.
-fn fitting_layout(sizes: CudaSizes, op: &BandedConvOp<Offsets>, bytes: u64) -> Result<BandLayout> {
-    let (contents, buffer) = (op.band_contents(), bytes / BANDS_IN_FLIGHT);
-    let layout = |rows: u64| BandLayout::new(sizes, &op.layout, op.input, contents, rows);
-    let fit = tiling::possible_band_rows(op.input).take_while(|rows| layout(*rows).bytes(contents) <= buffer);
-    let most = fit.last();
-    let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {bytes} bytes")))?;
-    Ok(layout(tiling::even_band_rows(op.input, most)))
+/// Rows that lie one after the other.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsAt {
+    /// Where row `first` of the frame begins in the block.
+    pub offset: u64,
+    pub first: u64,
+    pub row_bytes: u64,
 }
 
-/// A convolution, and where in a band buffer the rows of its frames lie. Frames have a part there if they are
-/// normalised, or not whole on the device.
+impl RowsAt {
+    pub fn row(self, row: u64) -> u64 {
+        self.offset + (row - self.first) * self.row_bytes
+    }
+
+    /// Where the frame would begin.
+    pub fn virtual_top(self) -> DeviceOffset {
+        DeviceOffset(self.offset.wrapping_sub(self.first * self.row_bytes))
+    }
+}
+
+/// A convolution, and where in a band buffer the rows of its frames lie.
 pub struct Division<'a> {
     pub op: &'a BandedConvOp<Offsets>,
     /// Offset and bytes of all band buffers.
     bands: (u64, u64),
-    pub layout: BandLayout,
+    /// Rows of a band.
+    pub rows: u64,
     pub output: FrameShape,
     sizes: CudaSizes,
-    /// Offset of the part of each input as it is, cached ones first. Cached ones have it if they are restored.
-    pub inputs: Vec<Option<u64>>,
-    /// Offset of the part of each frame that is normalised to rematerialise inputs.
-    pub block_inputs: Vec<u64>,
-    /// Offset of the part that comes from host memory, of each cached frame.
-    pub host_parts: Vec<Option<u64>>,
-    /// Offset of the part that goes to host memory in 8 bits, of each new cached frame.
-    pub written: Vec<Option<u64>>,
-    /// Offset of each shortcut's part, and of each output's.
-    pub shortcuts: Vec<Option<u64>>,
-    pub outs: Vec<Option<u64>>,
+    /// Each part, and where it begins in a band buffer.
+    parts: Vec<(BandPart, u64)>,
 }
 
 impl<'a> Division<'a> {
+    /// Bands of as many rows as fit into a band buffer, evenly divided. Buffers are as large as the largest bands of
+    /// the job want.
     pub fn new(sizes: CudaSizes, op: &'a BandedConvOp<Offsets>, bands: (u64, u64)) -> Result<Division<'a>> {
-        let layout = fitting_layout(sizes, op, bands.1)?;
+        let (shape, parts) = (op.band_shape(), op.band_parts().collect::<Vec<_>>());
+        let bytes = |rows: u64| parts.iter().map(|part| sizes.band_part_bytes(&shape, *part, rows)).sum::<u64>();
+        let fit = tiling::possible_band_rows(op.input).take_while(|rows| bytes(*rows) <= bands.1 / BANDS_IN_FLIGHT);
+        let most = fit.last();
+        let most = most.ok_or_else(|| Error::Internal(format!("no bands were planned in {} bytes", bands.1)))?;
+        let rows = tiling::even_band_rows(op.input, most);
         let mut end = 0;
-        let mut next = |bytes: u64| {
-            end += bytes;
-            Some(end - bytes)
-        };
-        let (mut inputs, mut host_parts, mut written) = (Vec::new(), Vec::new(), Vec::new());
-        let block_inputs =
-            op.rematerialise.iter().flat_map(|by| &by.block_inputs).filter_map(|_| next(layout.input)).collect();
-        if op.layout.prologue != Prologue::None {
-            host_parts.extend(op.cached.iter().map(|cached| cached.host.and_then(|_| next(layout.cached))));
-            let is_restored = op.format == CacheFormat::U8;
-            inputs.extend(op.cached.iter().map(|_| if is_restored { next(layout.input) } else { None }));
-            let fresh = op.fresh.iter();
-            inputs.extend(
-                fresh.map(|at| next(if at.is_rematerialised() { layout.rematerialised } else { layout.input })),
-            );
-            inputs.extend(op.rounded.iter().map(|_| next(layout.input)));
-            let in_u8 = op.cache_writes.iter().filter(|_| is_restored);
-            written.extend(in_u8.map(|(_, to)| to.host.and_then(|_| next(layout.written))));
-        }
-        let shortcuts = op.frames.iter().map(|frame| match frame.shortcut {
-            Some((FrameRef::Offloaded { .. } | FrameRef::Rematerialised { .. }, _)) => next(layout.shortcut),
-            Some((FrameRef::Resident(_), _)) | None => None,
+        let placed = parts.into_iter().map(|part| {
+            let start = end;
+            end += sizes.band_part_bytes(&shape, part, rows);
+            (part, start)
         });
-        let shortcuts = shortcuts.collect();
-        // Outputs that are made for their statistics alone are never read, so they share a part.
-        let mut for_statistics = None;
-        let outs = op.frames.iter().map(|frame| match frame.out {
-            FrameRef::Resident(_) => None,
-            FrameRef::Offloaded { .. } => next(layout.out),
-            FrameRef::Rematerialised { .. } => {
-                for_statistics = for_statistics.or_else(|| next(layout.out));
-                for_statistics
-            }
-        });
-        let outs = outs.collect();
         let output = op.layout.window.output(op.input, op.layout.cout);
-        Ok(Division { op, bands, layout, output, sizes, inputs, block_inputs, host_parts, written, shortcuts, outs })
+        Ok(Division { op, bands, rows, output, sizes, parts: placed.collect() })
     }
 
     /// Where a band buffer begins.
     pub fn buffer(&self, index: usize) -> u64 {
         self.bands.0 + index as u64 * (self.bands.1 / BANDS_IN_FLIGHT)
+    }
+
+    /// Bytes of an input's part.
+    pub fn input_bytes(&self) -> u64 {
+        self.sizes.band_part_bytes(&self.op.band_shape(), BandPart::Input(0), self.rows)
+    }
+
+    fn part(&self, part: BandPart) -> Option<u64> {
+        self.parts.iter().find(|(known, _)| *known == part).map(|(_, offset)| *offset)
+    }
+
+    /// The rows of a part in a band that has it.
+    pub fn rows_of(&self, InFlightBand { buffer, rows }: &InFlightBand, part: BandPart) -> Option<RowsAt> {
+        let offset = self.buffer(*buffer) + self.part(part)?;
+        let row_bytes = |shape| self.sizes.row_bytes(shape);
+        let (first, row_bytes) = match part {
+            BandPart::HostColumns(_) => (rows.input.start, self.cached_rows()[1]),
+            BandPart::NewHostColumns(_) => (rows.own.start, self.cached_rows()[1]),
+            BandPart::Shortcut(_) => (rows.own.start, row_bytes(self.shortcut_shape())),
+            BandPart::Output(_) | BandPart::StatisticsOutput => {
+                (rows.own.start * tiling::output_rows(&self.op.layout), row_bytes(self.output))
+            }
+            // The rows of a block input are those that a launch reads.
+            BandPart::BlockInput(_) | BandPart::Input(_) | BandPart::Rematerialised(_) | BandPart::Rounded(_) => {
+                (rows.input.start, row_bytes(self.op.input))
+            }
+        };
+        Some(RowsAt { offset, first, row_bytes })
+    }
+
+    /// The rows of an input, as terms read it that do not want it rounded.
+    pub fn input_rows(&self, band: &InFlightBand, input: usize) -> RowsAt {
+        let rows = self.rows_of(band, BandPart::Input(input));
+        let rows = rows.or_else(|| self.rows_of(band, BandPart::Rematerialised(input)));
+        rows.expect("an input that is normalised or restored has a part")
     }
 
     /// The resident part of a cached frame.
@@ -172,111 +184,90 @@ impl<'a> Division<'a> {
         [self.resident_shape(), self.host_shape()].map(|part| self.sizes.cached_row_bytes(part, self.op.format))
     }
 
-    /// Where a row of the resident part of a cached frame begins.
-    pub fn resident_row(&self, resident: DeviceOffset, row: u64) -> u64 {
-        resident.0 + row * self.cached_rows()[0]
-    }
-
-    /// Where a row of the host part of a cached frame lies in a band that reads it. `part`: of
-    /// [`Division::host_parts`].
-    pub fn host_part_row(&self, InFlightBand { buffer, rows }: &InFlightBand, part: u64, row: u64) -> u64 {
-        self.buffer(*buffer) + part + (row - rows.input.start) * self.cached_rows()[1]
-    }
-
-    /// Where a row of an input lies in a band that reads it, if the input has a part. Inputs are numbered as in terms.
-    pub fn input_row(&self, InFlightBand { buffer, rows }: &InFlightBand, input: usize, row: u64) -> u64 {
-        let part = self.inputs[input].expect("an input that is normalised or restored has a part");
-        self.buffer(*buffer) + part + (row - rows.input.start) * self.sizes.row_bytes(self.op.input)
+    /// The rows of the resident part of a cached frame.
+    pub fn resident_rows(&self, resident: DeviceOffset) -> RowsAt {
+        RowsAt { offset: resident.0, first: 0, row_bytes: self.cached_rows()[0] }
     }
 
     /// (resident part, host part) of each split cached frame that is read as it is, from the first input row of a
     /// band. [Terms](Self::conv_frames) name it by the resident part.
     pub fn split_frames(&self, band: &InFlightBand) -> Vec<(DeviceOffset, DeviceOffset)> {
-        if self.op.format != CacheFormat::Exact {
-            return Vec::new();
-        }
-        let split = |(cached, part): (&CachedFrame<Offsets>, &Option<u64>)| {
-            let first = band.rows.input.start;
-            Some((
-                DeviceOffset(self.resident_row(cached.resident?, first)),
-                DeviceOffset(self.host_part_row(band, (*part)?, first)),
-            ))
+        let first = band.rows.input.start;
+        let split = |(i, cached): (usize, CachedFrame<Offsets>)| {
+            let host = self.rows_of(band, BandPart::HostColumns(i))?;
+            Some((self.resident_rows(cached.resident?).row(first), host.row(first)))
         };
-        self.op.cached.iter().zip(&self.host_parts).filter_map(split).collect()
-    }
-
-    /// Where the part of a fresh frame begins.
-    pub fn fresh_part(&self, buffer: usize, fresh: usize) -> u64 {
-        let part = self.inputs[self.op.cached.len() + fresh];
-        self.buffer(buffer) + part.expect("fresh frames that are normalised have a part")
-    }
-
-    /// Where a row of a fresh frame lies in a band that reads it.
-    pub fn fresh_row(&self, band: &InFlightBand, fresh: usize, row: u64) -> u64 {
-        self.input_row(band, self.op.cached.len() + fresh, row)
+        let exact = self.op.cached().filter(|_| self.op.format == CacheFormat::Exact);
+        exact.filter_map(split).map(|(resident, host)| (DeviceOffset(resident), DeviceOffset(host))).collect()
     }
 
     /// Frames that are normalised to rematerialise inputs, and where their rows go.
     pub fn normalised_block_inputs(&self, buffer: usize) -> Vec<(DeviceOffset, DeviceOffset)> {
-        let frames = self.op.rematerialise.iter().flat_map(|by| &by.block_inputs).copied();
-        frames.zip(self.block_inputs.iter().map(|part| DeviceOffset(self.buffer(buffer) + part))).collect()
-    }
-
-    pub fn has_norm(&self) -> bool {
-        self.op.layout.prologue != Prologue::None
+        let frames = self.op.rematerialise.iter().flat_map(|by| &by.block_inputs).copied().enumerate();
+        let at = |i: usize| self.part(BandPart::BlockInput(i)).expect("each block input has a part");
+        frames.map(|(i, frame)| (frame, DeviceOffset(self.buffer(buffer) + at(i)))).collect()
     }
 
     /// Everything that is fetched from host memory.
     pub fn fetched_frames(&self) -> impl Iterator<Item = HostOffset> + '_ {
-        let cached = self.op.cached.iter().filter_map(|cached| cached.host);
-        let shortcuts = self.op.frames.iter().filter_map(|frame| host_frame(frame.shortcut?.0));
-        cached.chain(self.op.fresh.iter().filter_map(|at| host_frame(*at))).chain(shortcuts)
+        let cached = self.op.cached().filter_map(|(_, cached)| cached.host);
+        let shortcuts = self.op.frames.iter().filter_map(|frame| host_frame(frame.shortcut?.from));
+        cached.chain(self.op.fresh().filter_map(|(_, at)| host_frame(at))).chain(shortcuts)
     }
 
     /// Whether no fresh frame is offloaded. Then fetched rows are read by their own band, and by the band below as its
     /// halo.
     pub fn fetches_nothing_fresh(&self) -> bool {
-        self.op.fresh.iter().all(|at| host_frame(*at).is_none())
+        self.op.fresh().all(|(_, at)| host_frame(at).is_none())
     }
 
     /// Everything that is written to host memory.
     pub fn offloaded_frames(&self) -> impl Iterator<Item = HostOffset> + '_ {
-        let cached = self.op.cache_writes.iter().filter_map(|(_, to)| to.host);
+        let cached = self.op.cache_writes().filter_map(|(_, to)| to.host);
         cached.chain(self.op.frames.iter().filter_map(|frame| host_frame(frame.out)))
     }
 
-    /// The virtual begin of a frame, given the offset of its row `first`.
-    pub fn virtual_top(&self, offset: u64, first: u64, shape: FrameShape) -> DeviceOffset {
-        DeviceOffset(offset.wrapping_sub(first * self.sizes.row_bytes(shape)))
+    /// Where a term finds its input, from the first input row of a band.
+    fn term_frame(&self, band: &InFlightBand, term: &BandTerm) -> DeviceOffset {
+        let part = |part: BandPart| self.rows_of(band, part).map(|rows| DeviceOffset(rows.offset));
+        if term.is_rounded {
+            return part(BandPart::Rounded(term.input)).expect("a rounded input has a part");
+        }
+        let whole = part(BandPart::Input(term.input)).or_else(|| part(BandPart::Rematerialised(term.input)));
+        whole.unwrap_or_else(|| match self.op.inputs[term.input].from {
+            BandSource::Fresh(frame) => device_frame(frame),
+            BandSource::Cached(CachedFrame { resident: Some(resident), .. }) => {
+                DeviceOffset(self.resident_rows(resident).row(band.rows.input.start))
+            }
+            BandSource::Cached(CachedFrame { resident: None, .. }) => {
+                part(BandPart::HostColumns(term.input)).expect("a cached frame has a part somewhere")
+            }
+        })
     }
 
     /// The frames of a band's launch.
-    pub fn conv_frames(&self, InFlightBand { buffer, rows }: &InFlightBand) -> Vec<ConvFrame<Offsets>> {
-        let (op, buffer) = (self.op, self.buffer(*buffer));
-        let from = |frame: DeviceOffset, row: u64, shape| DeviceOffset(frame.0 + row * self.sizes.row_bytes(shape));
-        let cached = |i: usize| match (op.cached[i].resident, self.host_parts[i]) {
-            (Some(resident), _) => DeviceOffset(self.resident_row(resident, rows.input.start)),
-            (None, part) => DeviceOffset(buffer + part.expect("a cached frame has a part somewhere")),
-        };
-        let input = |i: usize| match self.inputs.get(i).copied().flatten() {
-            Some(part) => DeviceOffset(buffer + part),
-            None if i < op.cached.len() => cached(i),
-            None => device_frame(op.fresh[i - op.cached.len()]),
-        };
+    pub fn conv_frames(&self, band: &InFlightBand) -> Vec<ConvFrame<Offsets>> {
         let banded = |(i, banded): (usize, &BandedFrame<Offsets>)| {
-            let terms = banded.terms.iter().map(|(i, slab)| Term { frame: input(*i), slab: *slab });
+            let terms = banded.terms.iter().map(|term| Term { frame: self.term_frame(band, term), slab: term.slab });
             let mut terms: Vec<Term<Offsets>> = terms.collect();
-            if let Some((at, slab)) = banded.shortcut {
-                let part = self.shortcuts[i].map(|part| DeviceOffset(buffer + part));
-                let frame = part.unwrap_or_else(|| from(device_frame(at), rows.own.start, self.shortcut_shape()));
-                terms.push(Term { frame, slab });
+            if let Some(Shortcut { from, slab }) = banded.shortcut {
+                let part = self.rows_of(band, BandPart::Shortcut(i)).map(|rows| rows.offset);
+                let row_bytes = self.sizes.row_bytes(self.shortcut_shape());
+                let frame = part.unwrap_or_else(|| device_frame(from).0 + band.rows.own.start * row_bytes);
+                terms.push(Term { frame: DeviceOffset(frame), slab });
             }
-            let first = rows.own.start * tiling::output_rows(&op.layout);
-            let part = self.outs[i].map(|part| self.virtual_top(buffer + part, first, self.output));
-            let out = part.unwrap_or_else(|| device_frame(banded.out));
+            let out = match banded.out {
+                FrameRef::Resident(frame) => frame,
+                FrameRef::Offloaded { .. } => self.output_top(band, BandPart::Output(i)),
+                FrameRef::Rematerialised { .. } => self.output_top(band, BandPart::StatisticsOutput),
+            };
             ConvFrame { terms, bias: banded.bias, residual: banded.residual, out }
         };
-        op.frames.iter().enumerate().map(banded).collect()
+        self.op.frames.iter().enumerate().map(banded).collect()
+    }
+
+    fn output_top(&self, band: &InFlightBand, part: BandPart) -> DeviceOffset {
+        self.rows_of(band, part).expect("an output that is not resident has a part").virtual_top()
     }
 }
 

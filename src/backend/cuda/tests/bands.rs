@@ -4,8 +4,8 @@ use half::f16;
 
 use super::*;
 use crate::ir::{
-    BandContents, BandedFrame, CacheFormat, CachedFrame, FrameRef, HostOffset, Rematerialise, RematerialisedFrame,
-    SplitColumns,
+    BandInput, BandPart, BandShape, BandTerm, BandedFrame, CacheFormat, CachedFrame, FrameRef, HostOffset,
+    Rematerialise, RematerialisedFrame, SplitColumns,
 };
 
 /// Frames of the clip, which comes in chunks of two.
@@ -81,21 +81,19 @@ fn run_chunks(
     let statistics = frames(FrameShape::new(0, 0, 1));
     let resident = places.frames(bytes(input), CACHE_FRAMES);
     let chunk = FRAMES as u64;
-    let most = BandContents {
-        fresh: 2,
-        cached: 2,
-        host_columns: size.1,
-        rematerialised: 2,
-        outputs: 2,
-        format,
-        restored: 2,
-        written: 2,
-        ..BandContents::default()
-    };
+    // More than each chunk has.
+    let most: Vec<BandPart> = (0..2)
+        .flat_map(|i| {
+            use BandPart::{HostColumns, Input, NewHostColumns, Rematerialised, Rounded};
+            [HostColumns(i), Input(i), Rematerialised(i), Rounded(i), NewHostColumns(i)]
+        })
+        .collect();
+    let most_columns = SplitColumns::new(size.1, 0, gpu.profile().column_step);
+    let shape = BandShape { layout: *layer, input, columns: most_columns, format };
     let room = Room {
         scratch: sizes.conv_scratch(layer, input, chunk).max(sizes.conv_scratch(head, pixels, chunk)),
         staging: sizes.staging_bytes(pixels).max(sizes.staging_bytes(input)),
-        bands: sizes.band_bytes(layer, input, most).unwrap(),
+        bands: sizes.band_bytes(&shape, &most, 2).unwrap(),
         offloaded: 2 * chunk * bytes(input),
     };
     let mut job = KernelJob::new(gpu, places, room);
@@ -138,21 +136,24 @@ fn run_chunks(
             |i: usize| FrameRef::Rematerialised { index: i, statistics: statistics[first - CACHE_FRAMES + i] };
         let chunk = (first..first + 2).map(|t| FrameRef::Resident(made[t]));
         let is_cached = |t: &usize| *t >= first + 2 - CACHE_FRAMES;
-        let cache_writes = match cache {
-            Cache::Recomputed => Vec::new(),
-            Cache::Split(_) => (first..first + 2).filter(is_cached).map(|t| (t - first, cached(t))).collect(),
-        };
-        let statistics_writes = match cache {
-            Cache::Recomputed => (first..first + 2).map(|t| (recomputed + t - first, statistics[t])).collect(),
-            Cache::Split(_) => Vec::new(),
-        };
-        // Rounded inputs come after all others: the recomputed frames.
+        // Recomputed frames are read as a cache would store them.
         let is_rounded = |input: usize| format == CacheFormat::U8 && input < recomputed;
+        let kept = (first - before + recomputed..first).map(|t| BandInput::cached(cached(t)));
+        let mut inputs: Vec<BandInput<Offsets>> =
+            kept.chain((0..recomputed).map(rematerialised).chain(chunk).map(BandInput::fresh)).collect();
+        inputs.iter_mut().enumerate().for_each(|(i, input)| input.is_rounded = is_rounded(i));
+        for (input, t) in inputs[before..].iter_mut().zip(first..first + 2) {
+            match cache {
+                Cache::Recomputed => input.statistics_to = Some(statistics[t]),
+                Cache::Split(_) => input.cached_to = is_cached(&t).then(|| cached(t)),
+            }
+        }
         let banded = |t: usize| {
             let input = |t: usize| t - (first - before);
-            let terms = recipe(t).into_iter().map(|(t, slab)| match input(t) {
-                input if is_rounded(input) => (recomputed + 2 + input, slab),
-                input => (input, slab),
+            let terms = recipe(t).into_iter().map(|(t, slab)| BandTerm {
+                input: input(t),
+                is_rounded: is_rounded(input(t)),
+                slab,
             });
             let terms = terms.collect();
             BandedFrame { terms, shortcut: None, bias: 1, residual: None, out: FrameRef::Resident(out[t]) }
@@ -170,13 +171,9 @@ fn run_chunks(
             layout: *layer,
             weights: None,
             input,
-            cached: (first - before + recomputed..first).map(cached).collect(),
-            fresh: (0..recomputed).map(rematerialised).chain(chunk).collect(),
-            cache_writes,
+            inputs,
             columns,
             format,
-            rounded: (0..recomputed).filter(|input| is_rounded(*input)).collect(),
-            statistics_writes,
             frames: (first..first + 2).map(banded).collect(),
             rematerialise: Some(rematerialise),
             statistics: true,
@@ -264,18 +261,14 @@ fn block_outputs(
     let (raw, x, normalised, h) = (frames(pixels), frames(input), frames(input), frames(input));
     let statistics = frames(FrameShape::new(0, 0, 1));
     let most = FRAMES as u64;
-    let contents = BandContents {
-        fresh: most,
-        rematerialised: most,
-        block_inputs: most,
-        outputs: 1,
-        streamed_outputs: 1,
-        ..BandContents::default()
-    };
+    let each = (0..FRAMES).flat_map(|i| [BandPart::BlockInput(i), BandPart::Input(i), BandPart::Rematerialised(i)]);
+    let parts: Vec<BandPart> = each.chain([BandPart::StatisticsOutput]).collect();
+    let columns = SplitColumns::all_resident(input.width);
+    let shape = BandShape { layout: *layer, input, columns, format: CacheFormat::Exact };
     let room = Room {
         scratch: sizes.conv_scratch(layer, input, most).max(sizes.conv_scratch(head, pixels, most)),
         staging: sizes.staging_bytes(pixels).max(sizes.staging_bytes(input)),
-        bands: sizes.band_bytes(layer, input, contents).unwrap(),
+        bands: sizes.band_bytes(&shape, &parts, 1).unwrap(),
         offloaded: 0,
     };
     let mut job = KernelJob::new(gpu, places, room);
@@ -314,20 +307,18 @@ fn block_outputs(
     {
         let banded = |t: usize| {
             let residual = (number == 2).then(|| x[t]);
-            BandedFrame { terms: recipe(t), shortcut: None, bias: 1, residual, out: outs[t] }
+            let term = |(input, slab): (usize, u8)| BandTerm { input, is_rounded: false, slab };
+            let terms = recipe(t).into_iter().map(term).collect();
+            BandedFrame { terms, shortcut: None, bias: 1, residual, out: outs[t] }
         };
         let op = BandedConvOp {
             layer: number,
             layout: *layer,
             weights: None,
             input,
-            cached: Vec::new(),
-            fresh,
-            cache_writes: Vec::new(),
-            columns: SplitColumns::all_resident(input.width),
+            inputs: fresh.into_iter().map(BandInput::fresh).collect(),
+            columns,
             format: CacheFormat::Exact,
-            rounded: Vec::new(),
-            statistics_writes: Vec::new(),
             frames: (0..FRAMES).map(banded).collect(),
             rematerialise,
             statistics: true,

@@ -558,7 +558,7 @@ fn an_incomplete_chunk_comes_first() {
     // The second block of the stage.
     let last = network.stages.last().unwrap().head() + 3;
     let chunks = rehearsed(&request, policy, &FAST_COPIES, |op| match op {
-        Op::BandedConv(conv) if conv.layer == last => Some((conv.cached.len(), conv.frames.len())),
+        Op::BandedConv(conv) if conv.layer == last => Some((conv.cached().count(), conv.frames.len())),
         _ => None,
     });
     assert_eq!(chunks, [(0, 3), (2, 6), (2, 6), (2, 6), (2, 6), (2, 6)]);

@@ -6,8 +6,8 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::ir::{
-    BandContents, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile, FetchedWeights, FrameRef, FrameShape,
-    LayerId, Op, PartialSumsSize, Prologue, Rates, Sizes, Window,
+    Access, BandPart, BandShape, BandSource, BandedConvOp, CacheFormat, ConvLayout, ConvOp, DeviceProfile,
+    FetchedWeights, FrameRef, FrameShape, LayerId, Op, PartialSumsSize, Place, Prologue, Rates, Sizes, Window,
 };
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
 use crate::plan::cost::Target;
@@ -76,12 +76,11 @@ impl Sizes for Device {
     fn attention_scratch(&self, shape: FrameShape, _: u64) -> u64 {
         shape.pixels()
     }
-    fn band_bytes(&self, _: &ConvLayout, input: FrameShape, contents: BandContents) -> Option<u64> {
-        let BandContents { fresh, cached, host_columns, rematerialised, shortcuts, streamed_outputs, .. } = contents;
-        let parts = fresh + rematerialised + shortcuts + streamed_outputs + contents.restored + contents.block_inputs;
-        let (cached, outputs) = (cached + contents.written, contents.outputs);
-        let rows = (48 / outputs).max(1);
-        self.copies.map(|_| (parts * input.width + cached * host_columns) * rows * input.channels)
+    fn band_bytes(&self, shape: &BandShape, parts: &[BandPart], outputs: u64) -> Option<u64> {
+        let is_host_part = |part: &&BandPart| matches!(part, BandPart::HostColumns(_) | BandPart::NewHostColumns(_));
+        let host_parts = parts.iter().filter(is_host_part).count() as u64;
+        let columns = (parts.len() as u64 - host_parts) * shape.input.width + host_parts * shape.columns.host_width();
+        self.copies.map(|_| columns * (48 / outputs).max(1) * shape.input.channels)
     }
     fn partial_sums(&self, layout: &ConvLayout, input: FrameShape, pending: u64) -> Option<PartialSumsSize> {
         let (bytes, in_place) = match layout.window {
@@ -152,6 +151,15 @@ pub struct Symbols {
     pub partial_sums: HashMap<u64, VecDeque<Sum>>,
 }
 
+/// An operation writes what it says. A blend after the first says that it reads what it adds to.
+fn check_writes(op: &Op<Slots>, written: &[Place<Slots>]) {
+    let adds = matches!(op, Op::Blend(blend) if !blend.clear);
+    let mut said: Vec<Place<Slots>> = Vec::new();
+    op.each_value(|place, _, access| said.extend((access == Access::Write).then_some(place)));
+    let same = said.len() == written.len() && said.iter().all(|place| written.contains(place));
+    assert!(same || adds && said.is_empty(), "{said:?} is not {written:?}: {op:?}");
+}
+
 /// What an operation writes on the device, and in host memory.
 type Writes = (Vec<(Slot, u64)>, Vec<(Slot, u64)>);
 
@@ -165,14 +173,14 @@ impl Symbols {
         let op = schedule.front().expect("an operation is in front").clone();
         let (spec, arenas) = (schedule.spec().clone(), schedule.arenas().clone());
         let at = |slot: Slot| self.memory.read(&arenas.device, slot);
-        let (device, host) = match op {
+        let (device, host) = match &op {
             Op::Load(op) => {
                 let region = spec.regions(spec.tile_of(op.item)).0;
                 (vec![(op.into, hash((op.batch, op.frame, region.top, region.left)))], vec![])
             }
             Op::Fetch(op) => (vec![(op.into.at, hash(("weights", op.layer, op.into.slabs)))], vec![]),
-            Op::Conv(op) => self.conv(&op, &spec, &arenas),
-            Op::BandedConv(op) => self.banded_conv(&op, &spec, &arenas),
+            Op::Conv(op) => self.conv(op, &spec, &arenas),
+            Op::BandedConv(op) => self.banded_conv(op, &spec, &arenas),
             Op::Normalise(op) => {
                 self.check_weights(op.layer, op.weights, &mut std::iter::empty(), &spec, &arenas);
                 (op.frames.iter().map(|(from, to)| (*to, hash(("norm", op.layer, at(*from))))).collect(), vec![])
@@ -190,6 +198,9 @@ impl Symbols {
                 (vec![], vec![])
             }
         };
+        let mut written: Vec<Place<Slots>> = device.iter().map(|(slot, _)| Place::Device(*slot)).collect();
+        written.extend(host.iter().map(|(slot, _)| Place::Host(*slot)));
+        check_writes(&op, &written);
         // All frames of an operation are read before any is written: no order among them is promised.
         host.into_iter().for_each(|(slot, content)| self.host.write(&arenas.host, slot, content));
         device.into_iter().for_each(|(slot, content)| self.memory.write(&arenas.device, slot, content));
@@ -252,7 +263,7 @@ impl Symbols {
     }
 
     fn banded_conv(&self, op: &BandedConvOp<Slots>, spec: &ScheduleSpec, arenas: &Arenas) -> Writes {
-        let mut slabs = op.frames.iter().flat_map(|frame| &frame.terms).map(|(_, slab)| *slab);
+        let mut slabs = op.frames.iter().flat_map(|frame| &frame.terms).map(|term| term.slab);
         self.check_weights(op.layer, op.weights, &mut slabs, spec, arenas);
         let at = |slot: Slot| self.memory.read(&arenas.device, slot);
         let on_host = |slot: Slot| self.host.read(&arenas.host, slot);
@@ -282,26 +293,35 @@ impl Symbols {
             Prologue::None => content,
             _ => hash(("norm", op.layer, content)),
         };
-        let cached = op.cached.iter().map(|frame| {
-            let parts: Vec<u64> = frame.resident.map(at).into_iter().chain(frame.host.map(on_host)).collect();
-            assert!(parts.iter().all(|part| *part == parts[0]), "parts of two frames");
-            parts[0]
-        });
-        let statistics = op.statistics_writes.iter();
-        let mut device: Vec<(Slot, u64)> =
-            statistics.map(|(i, slot)| (*slot, statistics_of(content_of(op.fresh[*i])))).collect();
-        let mut host: Vec<(Slot, u64)> = Vec::new();
-        let fresh: Vec<u64> = op.fresh.iter().map(|frame| normalised(content_of(*frame))).collect();
         // As the cache stores it.
         let stored = |content: u64| match op.format {
             CacheFormat::Exact => content,
             CacheFormat::U8 => hash(("rounded", content)),
         };
-        let rounded: Vec<u64> = op.rounded.iter().map(|i| stored(fresh[*i])).collect();
-        let inputs = [cached.collect(), fresh.clone(), rounded].concat();
+        let (mut device, mut host): Writes = (Vec::new(), Vec::new());
+        let mut inputs: Vec<u64> = Vec::new();
+        for input in &op.inputs {
+            match input.from {
+                BandSource::Cached(frame) => {
+                    let parts: Vec<u64> = frame.resident.map(at).into_iter().chain(frame.host.map(on_host)).collect();
+                    assert!(parts.iter().all(|part| *part == parts[0]), "parts of two frames");
+                    inputs.push(parts[0]);
+                }
+                BandSource::Fresh(frame) => {
+                    let content = content_of(frame);
+                    device.extend(input.statistics_to.map(|slot| (slot, statistics_of(content))));
+                    inputs.push(normalised(content));
+                }
+            }
+        }
         for frame in &op.frames {
-            let mut terms: Sum = frame.terms.iter().map(|(input, slab)| (inputs[*input], *slab)).collect();
-            terms.extend(frame.shortcut.map(|(input, slab)| (content_of(input), slab)));
+            let terms = frame.terms.iter().map(|term| {
+                assert!(!term.is_rounded || op.inputs[term.input].is_rounded);
+                let content = inputs[term.input];
+                (if term.is_rounded { stored(content) } else { content }, term.slab)
+            });
+            let mut terms: Sum = terms.collect();
+            terms.extend(frame.shortcut.map(|shortcut| (content_of(shortcut.from), shortcut.slab)));
             let content = hash((op.layer, terms, frame.bias, frame.residual.map(at)));
             match frame.out {
                 FrameRef::Resident(slot) => device.push((slot, content)),
@@ -312,9 +332,9 @@ impl Symbols {
                 }
             }
         }
-        for (i, to) in &op.cache_writes {
-            device.extend(to.resident.map(|slot| (slot, stored(fresh[*i]))));
-            host.extend(to.host.map(|slot| (slot, stored(fresh[*i]))));
+        for (i, to) in op.cache_writes() {
+            device.extend(to.resident.map(|slot| (slot, stored(inputs[i]))));
+            host.extend(to.host.map(|slot| (slot, stored(inputs[i]))));
         }
         (device, host)
     }
@@ -329,8 +349,8 @@ impl Symbols {
 /// frames.
 fn check_bands(schedule: &mut Schedule, plan: &Plan, device: &Device) {
     if let Some(Op::BandedConv(op)) = schedule.front() {
-        let contents = BandContents { outputs: device.target().profile.chunk_frames, ..op.band_contents() };
-        let (bytes, planned) = (device.band_bytes(&op.layout, op.input, contents), plan.buffers().bands.1);
+        let (parts, most) = (op.band_parts().collect::<Vec<_>>(), device.target().profile.chunk_frames);
+        let (bytes, planned) = (device.band_bytes(&op.band_shape(), &parts, most), plan.buffers().bands.1);
         assert!(bytes.is_some_and(|bytes| bytes <= planned), "{bytes:?} of {planned}");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::*;
 use crate::backend::Precision;
 use crate::backend::cuda::launch::tiling::COLUMN_STEP;
-use crate::ir::{CacheFormat, ConvLayout, Rematerialise, Sizes, SplitColumns, Window};
+use crate::ir::{BandInput, ConvLayout, Prologue, Rematerialise, Sizes, SplitColumns, Window};
 
 const SIZES: CudaSizes = CudaSizes { precision: Precision::Fp16 };
 
@@ -93,8 +93,8 @@ impl SymbolicRun<'_> {
     fn normalise_block_inputs(&mut self, band: &InFlightBand) {
         let (division, made) = (&self.division, &band.rows.rematerialised);
         let (height, row) = (division.op.input.height, SIZES.row_bytes(division.op.input));
-        for top in made.clone().step_by(division.layout.rows as usize) {
-            let end = (top + division.layout.rows).min(made.end);
+        for top in made.clone().step_by(division.rows as usize) {
+            let end = (top + division.rows).min(made.end);
             let read = tiling::with_halo(&(top..end), height);
             for (i, (from, part)) in division.normalised_block_inputs(band.buffer).into_iter().enumerate() {
                 self.memory.read("block input", i, read.clone(), |r| from.0 + r * row);
@@ -112,19 +112,19 @@ impl SymbolicRun<'_> {
     fn round(&mut self, band: &InFlightBand) {
         let (division, rows) = (&self.division, &band.rows.input);
         let (op, bytes) = (division.op, SIZES.row_bytes(division.op.input));
-        for (i, cached) in op.cached.iter().enumerate() {
+        for (i, cached) in op.cached() {
             if let Some(resident) = cached.resident {
-                self.memory.read("stored", i, rows.clone(), |row| division.resident_row(resident, row));
+                self.memory.read("stored", i, rows.clone(), |row| division.resident_rows(resident).row(row));
             }
-            if let Some(part) = division.host_parts[i] {
-                self.memory.read("stored", i, rows.clone(), |row| division.host_part_row(band, part, row));
+            if let Some(part) = division.rows_of(band, BandPart::HostColumns(i)) {
+                self.memory.read("stored", i, rows.clone(), |row| part.row(row));
             }
-            self.memory.write("input", i, rows.clone(), bytes, |row| division.input_row(band, i, row));
+            self.memory.write("input", i, rows.clone(), bytes, |row| division.input_rows(band, i).row(row));
         }
-        for (place, i) in op.rounded.iter().enumerate() {
-            let rounded = op.cached.len() + op.fresh.len() + place;
-            self.memory.read("input", op.cached.len() + i, rows.clone(), |row| division.fresh_row(band, *i, row));
-            self.memory.write("input", rounded, rows.clone(), bytes, |row| division.input_row(band, rounded, row));
+        for i in 0..op.inputs.len() {
+            let Some(part) = division.rows_of(band, BandPart::Rounded(i)) else { continue };
+            self.memory.read("input", i, rows.clone(), |row| division.input_rows(band, i).row(row));
+            self.memory.write("rounded", i, rows.clone(), bytes, |row| part.row(row));
         }
     }
 
@@ -132,15 +132,14 @@ impl SymbolicRun<'_> {
     fn offload(&mut self, band: &InFlightBand) {
         let (division, own) = (&self.division, &band.rows.own);
         let [_, host_row] = division.cached_rows();
-        for (n, (i, to)) in division.op.cache_writes.iter().enumerate() {
+        for (i, to) in division.op.cache_writes() {
             let Some(to) = to.host else { continue };
-            self.memory.read("input", division.op.cached.len() + i, own.clone(), |r| division.fresh_row(band, *i, r));
-            if let Some(part) = division.written.get(n).copied().flatten() {
-                let at = |row: u64| division.buffer(band.buffer) + part + (row - own.start) * host_row;
-                self.memory.write("written", n, own.clone(), host_row, at);
-                assert!(at(own.end) <= division.buffer(band.buffer + 1));
+            self.memory.read("input", i, own.clone(), |r| division.input_rows(band, i).row(r));
+            if let Some(part) = division.rows_of(band, BandPart::NewHostColumns(i)) {
+                self.memory.write("written", i, own.clone(), host_row, |row| part.row(row));
+                assert!(part.row(own.end) <= division.buffer(band.buffer + 1));
             }
-            self.host.write("cached", *i, own.clone(), host_row, |row| to.0 + row * host_row);
+            self.host.write("cached", i, own.clone(), host_row, |row| to.0 + row * host_row);
         }
     }
 }
@@ -154,9 +153,11 @@ impl BandSteps for SymbolicRun<'_> {
         let shared = band.rows.shared(above);
         let new = shared.end..band.rows.input.end;
         let kind = cached_kind(op.format);
-        for (i, cached) in op.cached.iter().enumerate() {
-            let (Some(part), Some(frame)) = (self.division.host_parts[i], cached.host) else { continue };
-            let at = |division: &Division, band: &InFlightBand, row| division.host_part_row(band, part, row);
+        for (i, cached) in op.cached() {
+            let Some(frame) = cached.host else { continue };
+            let at = |division: &Division, band: &InFlightBand, row| {
+                division.rows_of(band, BandPart::HostColumns(i)).unwrap().row(row)
+            };
             self.host.read(kind, i, new.clone(), |row| frame.0 + row * host_row);
             self.memory.write(kind, i, new.clone(), host_row, |row| at(&self.division, &band, row));
             if let Some(above) = above {
@@ -164,10 +165,9 @@ impl BandSteps for SymbolicRun<'_> {
             }
         }
         self.normalise_block_inputs(&band);
-        for (i, fresh) in op.fresh.iter().enumerate() {
-            let input = op.cached.len() + i;
-            let at = |division: &Division, band: &InFlightBand, row| division.fresh_row(band, i, row);
-            let (computed, copied) = match *fresh {
+        for (i, fresh) in op.fresh() {
+            let at = |division: &Division, band: &InFlightBand, row| division.input_rows(band, i).row(row);
+            let (computed, copied) = match fresh {
                 FrameRef::Resident(frame) => {
                     self.memory.read("raw", i, new.clone(), |r| frame.0 + r * row);
                     (new.clone(), shared.clone())
@@ -181,16 +181,15 @@ impl BandSteps for SymbolicRun<'_> {
                 }
             };
             if let Some(above) = above {
-                self.share(("input", input), copied, row, [above, &band], at);
+                self.share(("input", i), copied, row, [above, &band], at);
             }
-            self.memory.write("input", input, computed, row, |row| at(&self.division, &band, row));
+            self.memory.write("input", i, computed, row, |row| at(&self.division, &band, row));
         }
         let shortcut_row = SIZES.row_bytes(self.division.shortcut_shape());
-        for (i, (frame, part)) in op.frames.iter().zip(&self.division.shortcuts).enumerate() {
-            if let (Some((FrameRef::Offloaded { .. }, _)), Some(part)) = (frame.shortcut, part) {
-                let (own, start) = (&band.rows.own, self.division.buffer(band.buffer) + part);
-                let at = |row| start + (row - own.start) * shortcut_row;
-                self.memory.write("shortcut", i, own.clone(), shortcut_row, at);
+        for (i, frame) in op.frames.iter().enumerate() {
+            if let Some(Shortcut { from: FrameRef::Offloaded { .. }, .. }) = frame.shortcut {
+                let part = self.division.rows_of(&band, BandPart::Shortcut(i)).unwrap();
+                self.memory.write("shortcut", i, band.rows.own.clone(), shortcut_row, |row| part.row(row));
             }
         }
         Ok(band)
@@ -208,30 +207,33 @@ impl BandSteps for SymbolicRun<'_> {
         let (frames, split) = (division.conv_frames(band), division.split_frames(band));
         let shortcut_at = |term: &Term<Offsets>, row| term.frame.0 + (row - own.start) * shortcut_row;
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
-            if let (Some((FrameRef::Rematerialised { .. }, _)), Some(term)) = (banded.shortcut, frame.terms.last()) {
+            let made = banded.shortcut.filter(|shortcut| shortcut.from.is_rematerialised());
+            if let (Some(_), Some(term)) = (made, frame.terms.last()) {
                 self.memory.write("shortcut", i, own.clone(), shortcut_row, |row| shortcut_at(term, row));
             }
         }
         let seen = own.start.saturating_sub(1)..(own.end + 1).min(op.input.height);
         assert!(input_rows.start <= seen.start && seen.end <= input_rows.end);
         for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
-            for (term, (input, _)) in frame.terms.iter().zip(&banded.terms) {
+            for (term, BandTerm { input, is_rounded, .. }) in frame.terms.iter().zip(&banded.terms) {
+                let kind = if *is_rounded { "rounded" } else { "input" };
                 let parts = match split.iter().find(|(resident, _)| *resident == term.frame) {
                     Some((resident, host)) => vec![(*resident, resident_row), (*host, host_row)],
                     None => vec![(term.frame, row)],
                 };
                 for (part, bytes) in parts {
-                    self.memory.read("input", *input, seen.clone(), |row| part.0 + (row - input_rows.start) * bytes);
+                    self.memory.read(kind, *input, seen.clone(), |row| part.0 + (row - input_rows.start) * bytes);
                 }
             }
             if let (Some(_), Some(term)) = (banded.shortcut, frame.terms.last()) {
                 self.memory.read("shortcut", i, own.clone(), |row| shortcut_at(term, row));
             }
         }
-        for (i, (frame, part)) in frames.iter().zip(&division.outs).enumerate() {
+        for (i, (banded, frame)) in op.frames.iter().zip(&frames).enumerate() {
+            let part = !matches!(banded.out, FrameRef::Resident(_));
             let at = |r: u64| frame.out.0.wrapping_add(r * row);
             let backed = buffer..division.buffer(band.buffer + 1) - row + 1;
-            assert!(part.is_none() || own.clone().all(|r| backed.contains(&at(r))));
+            assert!(!part || own.clone().all(|r| backed.contains(&at(r))));
             self.memory.write("out", i, own.clone(), row, at);
         }
         self.offload(band);
@@ -240,12 +242,11 @@ impl BandSteps for SymbolicRun<'_> {
 
     fn cache(&mut self, band: &InFlightBand, _: Option<&InFlightBand>) -> Result<()> {
         let (division, own) = (&self.division, &band.rows.own);
-        for (i, to) in &division.op.cache_writes {
+        for (i, to) in division.op.cache_writes() {
             let Some(to) = to.resident else { continue };
-            let input = division.op.cached.len() + i;
-            self.memory.read("input", input, own.clone(), |row| division.fresh_row(band, *i, row));
+            self.memory.read("input", i, own.clone(), |row| division.input_rows(band, i).row(row));
             let [bytes, _] = division.cached_rows();
-            self.memory.write("cached", *i, own.clone(), bytes, |row| division.resident_row(to, row));
+            self.memory.write("cached", i, own.clone(), bytes, |row| division.resident_rows(to).row(row));
         }
         Ok(())
     }
@@ -263,17 +264,17 @@ fn plain_op(layout: ConvLayout, input: FrameShape) -> BandedConvOp<Offsets> {
         layout,
         weights: None,
         input,
-        cached: Vec::new(),
-        fresh: Vec::new(),
-        cache_writes: Vec::new(),
+        inputs: Vec::new(),
         columns: SplitColumns::new(input.width, 0, COLUMN_STEP),
         format: CacheFormat::Exact,
-        rounded: Vec::new(),
-        statistics_writes: Vec::new(),
         frames: Vec::new(),
         rematerialise: None,
         statistics: false,
     }
+}
+
+fn planned_bytes(op: &BandedConvOp<Offsets>) -> Option<u64> {
+    SIZES.band_bytes(&op.band_shape(), &op.band_parts().collect::<Vec<_>>(), op.frames.len() as u64)
 }
 
 fn check(
@@ -329,7 +330,6 @@ fn check(
     let inputs: Vec<FrameRef<Offsets>> = (0..recomputed + count).map(fresh_frame).collect();
     let block_inputs = (0..count).filter(|_| fresh == FreshCase::Hidden).map(|i| put("block input", i, row));
     let block_inputs: Vec<DeviceOffset> = block_inputs.collect();
-    let rounded: Vec<usize> = if format == CacheFormat::U8 { (0..inputs.len() - 1).collect() } else { Vec::new() };
     let banded_frame = |i| {
         let shortcut = layout.shortcut.map(|_| match i % 3 {
             0 => FrameRef::Resident(put("shortcut", i, shortcut_row)),
@@ -343,16 +343,21 @@ fn check(
             _ => FrameRef::Resident(put("out", usize::MAX, row)),
         };
         let input = cached.len() + recomputed + i;
-        // Of each frame but the first, the inputs before it are those that are rounded, where there are any.
-        let rounded = |t: usize| {
-            let place = t.checked_sub(cached.len()).and_then(|t| rounded.iter().position(|fresh| *fresh == t));
-            place.filter(|_| t < input).map_or(t, |place| cached.len() + inputs.len() + place)
-        };
-        let terms = (input.saturating_sub(2)..=input).map(rounded).zip(0u8..).collect();
-        BandedFrame { terms, shortcut: shortcut.map(|at| (at, 3)), bias: 0, residual: None, out }
+        // Of each frame, the fresh inputs before it are read rounded, where there is a format to round to.
+        let is_rounded = |t: usize| format == CacheFormat::U8 && t >= cached.len() && t < input;
+        let term = |(t, slab): (usize, u8)| BandTerm { input: t, is_rounded: is_rounded(t), slab };
+        let terms = (input.saturating_sub(2)..=input).zip(0u8..).map(term).collect();
+        let shortcut = shortcut.map(|from| Shortcut { from, slab: 3 });
+        BandedFrame { terms, shortcut, bias: 0, residual: None, out }
     };
     let frames = (0..count).map(banded_frame).collect();
-    let cache_writes = (inputs.len().saturating_sub(2)..inputs.len()).zip(all_cached).collect();
+    let mut op_inputs: Vec<BandInput<Offsets>> = cached.iter().copied().map(BandInput::cached).collect();
+    op_inputs.extend(inputs.iter().copied().map(BandInput::fresh));
+    let newest = op_inputs.len() - 1;
+    let is_rounded = |i: usize| format == CacheFormat::U8 && (cached.len()..newest).contains(&i);
+    op_inputs.iter_mut().enumerate().for_each(|(i, input)| input.is_rounded = is_rounded(i));
+    let newest = op_inputs.len() - inputs.len().min(2)..;
+    op_inputs[newest].iter_mut().zip(all_cached).for_each(|(input, to)| input.cached_to = Some(to));
     let hidden = (fresh == FreshCase::Hidden && count > 2).then(|| Rematerialise {
         layer: 1,
         layout,
@@ -360,32 +365,23 @@ fn check(
         block_inputs: block_inputs.clone(),
         frames: Vec::new(),
     });
-    let op = BandedConvOp {
-        rematerialise: hidden,
-        cached,
-        cache_writes,
-        fresh: inputs,
-        columns,
-        format,
-        rounded,
-        frames,
-        ..plain_op(layout, input)
-    };
-    let planned = SIZES.band_bytes(&layout, input, op.band_contents()).expect("groups of four channels");
+    let op =
+        BandedConvOp { rematerialise: hidden, inputs: op_inputs, columns, format, frames, ..plain_op(layout, input) };
+    let planned = planned_bytes(&op).expect("groups of four channels");
     for late in [false, true] {
         let division = Division::new(SIZES, &op, (end, planned * room)).unwrap();
-        let rows = division.layout.rows;
+        let rows = division.rows;
         let mut run = SymbolicRun { division, memory: memory.clone(), host: host.clone(), buffer: 0 };
         match late {
             false => run_pipeline(height, rows, &mut run).unwrap(),
             true => run_pipeline_late(height, rows, &mut run),
         }
-        for (i, to) in &op.cache_writes {
+        for (i, to) in op.cache_writes() {
             if let Some(to) = to.resident {
-                run.memory.read("cached", *i, 0..height, |row| to.0 + row * resident_row);
+                run.memory.read("cached", i, 0..height, |row| to.0 + row * resident_row);
             }
             if let Some(to) = to.host {
-                run.host.read("cached", *i, 0..height, |row| to.0 + row * host_row);
+                run.host.read("cached", i, 0..height, |row| to.0 + row * host_row);
             }
         }
         for (i, frame) in op.frames.iter().enumerate() {
@@ -434,9 +430,11 @@ fn pipeline_finds_every_row_that_a_band_reads() {
 fn division_refuses_a_buffer_that_was_not_planned() {
     let input = FrameShape::new(64, 64, 16);
     let (fresh, out) = (FrameRef::Resident(DeviceOffset(0)), FrameRef::Resident(DeviceOffset(1 << 20)));
-    let frame = BandedFrame { terms: vec![(0, 0)], shortcut: None, bias: 0, residual: None, out };
-    let op = BandedConvOp { fresh: vec![fresh], frames: vec![frame], ..plain_op(layout(None), input) };
-    let planned = SIZES.band_bytes(&op.layout, input, op.band_contents()).unwrap();
+    let terms = vec![BandTerm { input: 0, is_rounded: false, slab: 0 }];
+    let frame = BandedFrame { terms, shortcut: None, bias: 0, residual: None, out };
+    let op =
+        BandedConvOp { inputs: vec![BandInput::fresh(fresh)], frames: vec![frame], ..plain_op(layout(None), input) };
+    let planned = planned_bytes(&op).unwrap();
     assert!(Division::new(SIZES, &op, (2 << 20, planned)).is_ok());
     assert!(Division::new(SIZES, &op, (2 << 20, planned / 4)).is_err());
 }

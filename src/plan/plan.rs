@@ -17,7 +17,7 @@ use crate::model::{Direction, Network};
 /// A schedule for a job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    pub(super) spec: ScheduleSpec,
+    pub spec: ScheduleSpec,
     /// Where the input ends, if that is known.
     frames: Option<u64>,
     arenas: Arenas,
@@ -31,7 +31,7 @@ pub struct Plan {
     mapping: u64,
     /// Bytes of a staging buffer for input, and for output.
     staging: [u64; 2],
-    pub(super) weights: WeightBytes,
+    pub weights: WeightBytes,
     load_bytes: u64,
     input: Shape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
@@ -169,8 +169,8 @@ impl Plan {
         Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
     }
 
-    /// The same for a [timeline](super::timeline): of work items that are alike, one.
-    pub(super) fn shown_schedule(&self, target: &Target) -> Schedule {
+    /// The same for a timeline: of work items that are alike, one.
+    pub fn shown_schedule(&self, target: &Target) -> Schedule {
         Schedule::for_purpose(Purpose::Picture, self.spec.one_clip(), self.frames, self.arenas.clone(), target)
     }
 

@@ -186,10 +186,10 @@ impl CostModel<'_> {
         for input in &conv.inputs {
             match input.from {
                 BandSource::Cached(frame) if frame.host.is_some() => {
-                    moved.up += self.target.cached_bytes(host, conv.format)
+                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
                 }
                 BandSource::Fresh(frame) if frame.is_offloaded() => {
-                    add(&mut moved.up, self.target.frame_bytes(conv.input))
+                    add(&mut moved.up, self.target.frame_bytes(conv.input));
                 }
                 BandSource::Cached(_) | BandSource::Fresh(_) => {}
             }

@@ -8,11 +8,11 @@ use super::candidates::{
     LayerOffload, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
     rematerialising_stage, whole_pairs, without_caches,
 };
-use crate::ir::{DeviceProfile, LayerId, Rates};
+use crate::ir::{DeviceProfile, FrameShape, LayerId, Rates};
 use crate::model::Network;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{Memory, Placement, SchedulePolicy};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement, SchedulePolicy};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -33,6 +33,9 @@ const USUAL_SLICE: u64 = 4;
 const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
+/// Tries that follow an estimate of bytes before a search bisects. Three suffice where slots are pooled: one anywhere, one
+/// where the limit should be, one beside it.
+const MAX_GUESSES: usize = 4;
 /// Weights below this fraction of the limit are not worth a second search.
 const MIN_WEIGHTS: u64 = 40;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
@@ -236,15 +239,29 @@ impl<'a> Search<'a> {
     }
 
     /// The first order of a policy whose lower bound fits.
-    fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Tried {
         let whole_output = self.grid.is_none() || self.output_fits();
         let mut specs = self.specs(&Arc::new(policy));
         specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
-        specs.into_iter().find_map(|spec| self.lower_bound(spec))
+        let mut tried = Tried { plan: None, bytes: None };
+        for spec in specs {
+            let Some(plan) = self.rehearsed(spec) else { break };
+            tried.bytes = Some(plan.device_bytes());
+            if self.fits(&plan) {
+                tried.plan = Some(plan);
+                break;
+            }
+        }
+        tried
     }
 
     /// The lower bound of a spec, if it fits.
     fn lower_bound(&self, spec: ScheduleSpec) -> Option<Plan> {
+        self.rehearsed(spec).filter(|found| self.fits(found))
+    }
+
+    /// The lower bound of a spec; `None` if the search is cancelled.
+    fn rehearsed(&self, spec: ScheduleSpec) -> Option<Plan> {
         if self.target.is_cancelled() {
             return None;
         }
@@ -252,7 +269,7 @@ impl<'a> Search<'a> {
         if found.host_bytes() <= self.request.host_limit {
             self.smallest.borrow_mut().record(&found);
         }
-        Some(found).filter(|found| self.fits(found))
+        Some(found)
     }
 
     /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Each
@@ -281,16 +298,21 @@ impl<'a> Search<'a> {
 
     /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank.
     fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
-        let fits = |policy: &SchedulePolicy| {
-            let found = self.first_that_fits(without_caches(self.request, policy, &self.target));
-            found.map(|found| (rank(&found), policy.clone()))
-        };
-        let found = fits(&policy);
-        let (Some(stage), None) = (stage, &found) else { return found };
-        let with = |frames: usize| fits(&policy.with_materialised(&self.request.network, stage, frames as u64));
-        let none = with(0)?;
-        let (_, some) = most_that_fits(0, policy.chunks[stage] as usize - 1, with);
-        some.or(Some(none))
+        let network = &*self.request.network;
+        let tried = |policy: &SchedulePolicy| self.first_that_fits(without_caches(self.request, policy, &self.target));
+        let all = tried(&policy).plan;
+        let (Some(stage), None) = (stage, &all) else { return all.map(|found| (rank(&found), policy)) };
+        let with = |frames: usize| tried(&policy.with_materialised(network, stage, frames as u64));
+        let none = with(0);
+        let head = network.stages[stage].head();
+        let input = network.input_shapes(self.request.input_frame())[head];
+        let frame = self.target.frame_bytes(network.layers[head].output_shape(input));
+        let most = policy.chunks[stage] as usize - 1;
+        let fit = Fit { limit: self.limit, fits: 0, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
+        let fewest = none.plan?;
+        let (frames, found) = fit.most(none.bytes.map(|bytes| (0, bytes)), with);
+        let policy = policy.with_materialised(network, stage, frames as u64);
+        Some((rank(&found.unwrap_or(fewest)), policy))
     }
 
     /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
@@ -305,16 +327,34 @@ impl<'a> Search<'a> {
             }
             self.first_that_fits(policy)
         };
-        let (count, found) = most_that_fits(0, steps.len(), |count| with(count, None));
+        let (mut of_layer, mut of_steps) = (vec![0; policy.layers.len()], vec![0]);
+        for step in &steps {
+            let bytes = self.resident_bytes(step.layer, step.resident_shares);
+            of_steps.push(of_steps[of_steps.len() - 1] + bytes - std::mem::replace(&mut of_layer[step.layer], bytes));
+        }
+        let fit = Fit { limit: self.limit, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
+        let (count, found) = fit.most(None, |count| with(count, None));
         // And as much of the next one as fits.
         let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
         let Some(&next) = next else { return found };
         let before = steps[..count].iter().filter(|step| step.layer == next.layer);
         let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
-        let (_, more) = most_that_fits(least, usize::from(next.resident_shares) - 1, |shares| {
-            with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next }))
-        });
+        let of_shares = |shares: usize| self.resident_bytes(next.layer, shares as u8);
+        let most = usize::from(next.resident_shares) - 1;
+        let fit = Fit { limit: self.limit, fits: least, most, bytes: &of_shares };
+        let known = found.as_ref().map(|found| (least, found.device_bytes()));
+        let (_, more) =
+            fit.most(known, |shares| with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next })));
         more.or(found)
+    }
+
+    /// About what the resident columns of a layer's cache take.
+    fn resident_bytes(&self, layer: LayerId, resident_shares: u8) -> u64 {
+        let network = &self.request.network;
+        let input = network.input_shapes(self.request.input_frame())[layer];
+        let columns = Placement::Columns { resident_shares }.columns(input.width, self.target.profile.column_step);
+        let part = FrameShape { width: columns.resident_width(), ..input };
+        CACHE_FRAMES * self.target.cached_bytes(part, network.layers[layer].cache)
     }
 
     /// Steps of residency, those first that save the most seconds for their bytes.
@@ -388,15 +428,47 @@ fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<u
     fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
-/// Bisects: `fits` is known to fit, up to `most` is tried. Returns how many fit, and what was found with these.
-fn most_that_fits<T>(fits: usize, most: usize, with: impl Fn(usize) -> Option<T>) -> (usize, Option<T>) {
-    let (mut fits, mut too_many, mut found) = (fits, most + 1, None);
-    while fits + 1 < too_many {
-        let middle = (fits + too_many) / 2;
-        match with(middle) {
-            Some(more) => (found, fits) = (Some(more), middle),
-            None => too_many = middle,
+/// A policy that was rehearsed: the plan if it fits, and what it takes.
+struct Tried {
+    plan: Option<Plan>,
+    /// `None` if nothing was rehearsed.
+    bytes: Option<u64>,
+}
+
+/// How much fits. `fits` is known to fit; up to `most` is tried.
+struct Fit<'a> {
+    limit: u64,
+    fits: usize,
+    most: usize,
+    /// About what each number takes beside the rest.
+    bytes: &'a dyn Fn(usize) -> u64,
+}
+
+impl Fit<'_> {
+    /// Returns how many fit, and the plan with these. Each try tells where the next one should be: memory grows with
+    /// the bytes that are resident. `known`: a number, and what it takes. Bisects if that leads nowhere.
+    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Tried) -> (usize, Option<Plan>) {
+        let (mut fits, mut too_many, mut found, mut known) = (self.fits, self.most + 1, None, known);
+        let mut tries = 0;
+        while fits + 1 < too_many {
+            let middle = (fits + too_many) / 2;
+            let guess = known.filter(|_| tries < MAX_GUESSES).map(|(at, bytes)| self.guess(at, bytes));
+            let next = guess.unwrap_or(middle).clamp(fits + 1, too_many - 1);
+            let tried = with(next);
+            known = tried.bytes.map(|bytes| (next, bytes));
+            tries += 1;
+            match tried.plan {
+                Some(more) => (found, fits) = (Some(more), next),
+                None => too_many = next,
+            }
         }
+        (fits, found)
     }
-    (fits, found)
+
+    /// The most that should fit where `at` takes `bytes`.
+    fn guess(&self, at: usize, bytes: u64) -> usize {
+        let rest = bytes.saturating_sub((self.bytes)(at));
+        let numbers: Vec<usize> = (0..=self.most).collect();
+        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.limit).saturating_sub(1)
+    }
 }

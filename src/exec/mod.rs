@@ -30,6 +30,7 @@ use crate::error::{Error, Result};
 use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
 use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::plan::PlanReport;
+use crate::report::PlanLimits;
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -155,7 +156,7 @@ pub trait Session: Send {
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
-    /// The same plan as a [timeline](crate::plan::Plan::timeline) for each device that has a part.
+    /// The same plan as a [timeline](crate::report::timeline) for each device that has a part.
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
@@ -191,17 +192,17 @@ struct PlanKind {
     settings: Settings,
     /// Where the device's rates may be measured.
     tuned: Option<TensorDevice>,
-    limits: PlanLimits,
+    limits: NearLimits,
 }
 
-/// Device and host memory that a plan may take. Equal but for what other programs take or free meanwhile.
+/// Equal but for what other programs take or free meanwhile.
 #[derive(Debug)]
-struct PlanLimits(u64, u64);
+struct NearLimits(PlanLimits);
 
-impl PartialEq for PlanLimits {
-    fn eq(&self, other: &PlanLimits) -> bool {
+impl PartialEq for NearLimits {
+    fn eq(&self, other: &NearLimits) -> bool {
         let near = |a: u64, b: u64| a.abs_diff(b) <= a.max(b) / 128;
-        near(self.0, other.0) && near(self.1, other.1)
+        near(self.0.device, other.0.device) && near(self.0.host, other.0.host)
     }
 }
 

@@ -17,7 +17,7 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, PlanKind, PlanLimits, Session, Trim, check,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
     nonfinite,
 };
 use crate::backend::{Backend, Note};
@@ -25,7 +25,8 @@ use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Model, Network};
-use crate::plan::{Bytes, Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
+use crate::plan::{Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
+use crate::report::{self, Bytes, PlanLimits};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -268,7 +269,7 @@ impl<B: Backend> DeviceSession for Engine<B> {
             profile: self.backend.profile(),
             settings: self.settings.clone(),
             tuned: self.settings.autotune.then_some(self.place),
-            limits: PlanLimits(self.limit(), self.host_limit()),
+            limits: NearLimits(PlanLimits { device: self.limit(), host: self.host_limit() }),
         }
     }
 
@@ -326,9 +327,10 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        let limits = (self.limit(), self.host_limit());
-        let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
-        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target(cancel)?.with_cancel(cancel));
+        let limits = PlanLimits { device: self.limit(), host: self.host_limit() };
+        let plan = self.find_plan(&self.job(job)?, limits.device, cancel)?;
+        let target = self.target(cancel)?.with_cancel(cancel);
+        let timeline = report::timeline(&plan, &self.place.to_string(), limits, &target);
         check_cancel(cancel)?;
         Ok(vec![timeline])
     }

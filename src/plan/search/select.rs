@@ -29,7 +29,7 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
-/// Layers of the largest network that is published. Rehearsals of deeper ones take longer.
+/// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of them.
 const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
@@ -149,7 +149,7 @@ impl<'a> Search<'a> {
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(USUAL_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
-        (tiles as u64 * clips * latents * layers).div_ceil(SHORT_REHEARSAL) as usize
+        (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
     }
 
     /// Whether all output frames of a clip fit. Item by item, they are kept until the last tile.

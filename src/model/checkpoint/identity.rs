@@ -24,8 +24,12 @@ pub struct FileStamp {
 
 impl FileStamp {
     pub fn of(metadata: &Metadata) -> FileStamp {
-        let (inode, changed) = unix_facts(metadata);
-        FileStamp { length: metadata.len(), modified: metadata.modified().ok(), inode, changed }
+        FileStamp {
+            length: metadata.len(),
+            modified: metadata.modified().ok(),
+            inode: inode(metadata),
+            changed: changed(metadata),
+        }
     }
 
     /// Whether all is equal but the time of the last change. Then perhaps only attributes changed.
@@ -35,12 +39,23 @@ impl FileStamp {
 }
 
 #[cfg(unix)]
-fn unix_facts(metadata: &Metadata) -> (Option<(u64, u64)>, Option<(i64, i64)>) {
+fn inode(metadata: &Metadata) -> Option<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
-    (Some((metadata.dev(), metadata.ino())), Some((metadata.ctime(), metadata.ctime_nsec())))
+    Some((metadata.dev(), metadata.ino()))
+}
+
+#[cfg(unix)]
+fn changed(metadata: &Metadata) -> Option<(i64, i64)> {
+    use std::os::unix::fs::MetadataExt;
+    Some((metadata.ctime(), metadata.ctime_nsec()))
 }
 
 #[cfg(not(unix))]
-fn unix_facts(_: &Metadata) -> (Option<(u64, u64)>, Option<(i64, i64)>) {
-    (None, None)
+fn inode(_: &Metadata) -> Option<(u64, u64)> {
+    None
+}
+
+#[cfg(not(unix))]
+fn changed(_: &Metadata) -> Option<(i64, i64)> {
+    None
 }

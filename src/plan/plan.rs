@@ -11,7 +11,7 @@ use super::report::PlanReport;
 use super::request::Request;
 use super::schedule::{Purpose, Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
-use crate::ir::{Buffers, CacheFormat, FrameShape, PinnedBytes, Rates, Shape};
+use crate::ir::{Buffers, CacheFormat, PinnedBytes, Rates, Shape};
 use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
@@ -90,7 +90,7 @@ impl Plan {
         let typical = if is_long { &slice } else { &all };
         let rest = total.saturating_sub(all.work.into()) as f64 / typical.work.max(1) as f64;
         let fades = spec.grid.as_ref().map_or(0, |_| target.sizes.fade_bytes(output));
-        let staged = [largest_load(&spec), output.with_channels(stored_channels(&network))];
+        let staged = [spec.largest_tile(), output.with_channels(stored_channels(&network))];
         let mut plan = Plan {
             frames,
             scratch: buffers.scratch.max(fades),
@@ -279,12 +279,6 @@ impl Plan {
             division: None,
         }
     }
-}
-
-/// The largest part of a frame that is loaded at a time.
-fn largest_load(spec: &ScheduleSpec) -> FrameShape {
-    let parts = spec.tile_shapes().into_iter().map(|(shape, _)| shape);
-    parts.max_by_key(FrameShape::elements).unwrap_or(spec.input)
 }
 
 /// Channels of a stored frame: an encoder's means and log-variances are tensors of their own.

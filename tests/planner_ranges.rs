@@ -12,7 +12,8 @@ use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::Shape;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::{Next, Plan, PlanReport, Request, Target, op_work, search};
+use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
+use video_vae::report::PlanReport;
 
 fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
     let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });

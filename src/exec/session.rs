@@ -25,8 +25,8 @@ use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Model, Network};
-use crate::plan::{Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
-use crate::report::{self, Bytes, PlanLimits};
+use crate::plan::{Next, Plan, Target, WeightBytes, op_work, work};
+use crate::report::{self, Bytes, PlanLimits, PlanReport};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;

@@ -118,7 +118,8 @@ struct Device {
 
 impl Device {
     fn new(config: &ModelSizes, profile: DeviceProfile, sizes: Box<dyn Sizes>) -> Device {
-        let network = |direction| Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let network =
+            |direction| Arc::new(Network::new(&config.model(), direction).unwrap().for_device(profile.paired_layers()));
         Device { profile, sizes, networks: [Direction::Encode, Direction::Decode].map(network) }
     }
 }

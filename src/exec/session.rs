@@ -240,7 +240,7 @@ fn networks<B: Backend>(backend: &B, model: &Model, cache: CacheFormat) -> Resul
         return Err(Error::Argument("cache: u8 needs a GPU; set cache to exact on the CPU".into()));
     }
     let network = |direction: Direction| -> Result<Arc<Network>> {
-        let network = Network::new(model, direction)?.for_device(&backend.profile());
+        let network = Network::new(model, direction)?.for_device(backend.profile().paired_layers());
         Ok(Arc::new(match cache {
             CacheFormat::Exact => network,
             CacheFormat::U8 => network.with_u8_caches(),

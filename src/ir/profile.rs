@@ -79,7 +79,20 @@ pub struct DeviceProfile {
     pub host_page: (u64, u64),
 }
 
+/// Which layers a device computes by pairs of frames.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PairedLayers {
+    /// Convolutions behind norms.
+    pub normalised: bool,
+    /// Upsamplers that do not double time.
+    pub upsamplers: bool,
+}
+
 impl DeviceProfile {
+    pub fn paired_layers(&self) -> PairedLayers {
+        PairedLayers { normalised: self.pairs.is_some(), upsamplers: self.upsampler_pairs }
+    }
+
     /// What the device takes for a block of `bytes`.
     pub fn block_bytes(&self, bytes: u64) -> u64 {
         bytes.checked_next_multiple_of(self.block_granularity).unwrap_or(u64::MAX)

@@ -28,10 +28,10 @@ const MAX_PACKED: usize = 8;
 /// A pass takes plans whose lower bound is below this share of the limit; the last one takes what is left. Without the
 /// passes of 0.94 and 0.86 one job of the corpus is 2.66 times as slow (2026-11-16).
 const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
-/// Work items times latent frames of a slice whose rehearsals are short enough for a whole search: six work items in the
-/// longest slices that are tried. Every search then ends within a second (`planner_grid`).
-const SHORT_REHEARSAL: u64 = 6 * MAX_PLANNED_SLICE;
-/// Layers of the largest network that is published. Rehearsals of deeper ones take longer.
+/// Work items times latent frames of a slice whose rehearsals are short enough for a whole search: those of even tiles,
+/// of which three are rehearsed, in the longest slices that are tried.
+const SHORT_REHEARSAL: u64 = 3 * MAX_PLANNED_SLICE;
+/// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of them.
 const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 /// Set by hand so that every search ends within a second (`planner_grid`).
@@ -154,7 +154,7 @@ impl<'a> Search<'a> {
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(MAX_PLANNED_SLICE);
         let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
-        (tiles as u64 * clips * latents * layers).div_ceil(SHORT_REHEARSAL) as usize
+        (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
     }
 
     /// Whether all output frames of a clip fit. Item by item, they are kept until the last tile.

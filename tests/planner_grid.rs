@@ -15,7 +15,7 @@ use common::planner::{self, H200, published};
 use common::process::processor_time;
 use video_vae::backend::cpu::{Cpu, CpuOptions};
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
-use video_vae::backend::{Backend, Precision};
+use video_vae::backend::{DeviceFacts, Precision};
 use video_vae::ir::{BandPart, BandShape, ConvLayout, DeviceProfile, FrameShape, PartialSumsSize, Shape, Sizes};
 use video_vae::model::families::seedvr2::Sizes as ModelSizes;
 use video_vae::model::{Cone, Direction, FrameRange, Network};

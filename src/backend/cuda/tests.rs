@@ -15,11 +15,14 @@ use std::ops::Range;
 use cudarc::driver::sys;
 
 use super::*;
-use crate::backend::Callbacks;
 use crate::backend::cpu::{Cpu, CpuOptions};
+use crate::backend::gpu::RowSizes;
+use crate::backend::{Backend, Callbacks, Execution, RunArgs};
+use crate::error::Error;
 use crate::ir::{
-    Affine, AttentionOp, ConvFrame, DType, DeviceOffset, Fades, FrameShape, PartialSums, PartialSumsOut, Prologue,
-    TensorDevice, Term, View, Window,
+    Affine, AttentionOp, BandedConvOp, BlendTile, Buffers, ConvFrame, ConvOp, DType, DeviceOffset, Fades, FrameShape,
+    LayerId, LoadTensor, NormaliseOp, Offsets, Op, PartialSums, PartialSumsOut, Prologue, StoreTensor, TensorDevice,
+    Term, View, Window,
 };
 use crate::testing::{Lcg, SlabSource};
 
@@ -54,7 +57,7 @@ trait RawMemory: Backend {
 }
 
 impl RawMemory for Cuda {
-    fn poison(&self, memory: &mut JobMemory, bytes: u64) {
+    fn poison(&self, memory: &mut JobMemory<Launcher>, bytes: u64) {
         let _current = self.context().enter().unwrap();
         let start = memory.block.at(0, bytes).unwrap();
         let stream = self.launcher.queue.stream();
@@ -65,8 +68,9 @@ impl RawMemory for Cuda {
         stream.synchronise().unwrap();
     }
 
-    fn read(&self, memory: &JobMemory, from: DeviceOffset, into: &mut [u8]) {
-        self.synchronise(memory).unwrap();
+    fn read(&self, memory: &JobMemory<Launcher>, from: DeviceOffset, into: &mut [u8]) {
+        let _current = self.context().enter().unwrap();
+        memory.synchronise(&self.launcher).unwrap();
         memory.block.read(self.launcher.queue.stream(), from.0, into).unwrap();
     }
 }
@@ -251,7 +255,8 @@ impl<'a, B: RawMemory> KernelJob<'a, B> {
 
 impl KernelJob<'_, Cuda> {
     fn write(&mut self, to: DeviceOffset, from: &[u8]) {
-        self.backend.synchronise(&self.memory).unwrap();
+        let _current = self.backend.context().enter().unwrap();
+        self.memory.synchronise(&self.backend.launcher).unwrap();
         self.memory.block.write(self.backend.launcher.queue.stream(), to.0, from).unwrap();
     }
 }

@@ -4,31 +4,13 @@ use super::launcher::Launcher;
 use super::params::CacheParams;
 use super::tiling::{self, CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use crate::backend::gpu::{RowSizes, U8Copy, U8Rows};
 use crate::error::{Error, Result};
-use crate::ir::{CacheFormat, FrameShape};
-
-/// What happens to rows.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum U8Copy {
-    /// To 8 bits.
-    Store,
-    /// From 8 bits.
-    Restore,
-    /// To 8 bits and back.
-    Round,
-}
-
-/// Columns of rows. `width`: of the whole rows where they are not in 8 bits. In 8 bits there are the columns alone.
-#[derive(Debug, Clone, Copy)]
-pub struct U8Rows {
-    pub part: FrameShape,
-    pub width: u64,
-    pub rows: u64,
-}
+use crate::ir::CacheFormat;
 
 impl Launcher {
     /// (from, to) of each frame: offsets of the first row's first column.
-    pub fn copy_u8(
+    pub fn launch_u8(
         &self,
         stream: &CudaStream,
         block: &DeviceBlock,

@@ -4,38 +4,22 @@ use super::launcher::Launcher;
 use super::params::CopyParams;
 use super::tiling::{CO_RESIDENT_THREADS, MAX_FRAMES, UNIT_BYTES};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock};
+use crate::backend::gpu::{RowCopy, RowPitches};
 use crate::error::{Error, Result};
 
-/// Rows of a frame, as offsets into a block. Whole units are copied.
-pub struct RowCopy {
-    pub from: u64,
-    pub to: u64,
-    pub bytes: u64,
-}
-
-/// Bytes of a row, and from one row to the next at either side.
-pub struct RowPitches {
-    pub row: u64,
-    pub from: u64,
-    pub to: u64,
-}
-
 impl Launcher {
-    /// Rows without gaps between them. `stream`: `None` for the launch queue.
-    pub fn copy(&self, stream: Option<&CudaStream>, block: &DeviceBlock, copies: &[RowCopy]) -> Result<()> {
-        let most = copies.iter().map(|copy| copy.bytes).max().unwrap_or(0).next_multiple_of(UNIT_BYTES);
-        self.copy_pitched(stream, block, copies, RowPitches { row: most, from: most, to: most })
-    }
-
-    pub fn copy_pitched(
+    /// Whole units are copied. Without pitches there are no gaps between rows.
+    pub fn launch_copies(
         &self,
-        stream: Option<&CudaStream>,
+        stream: &CudaStream,
         block: &DeviceBlock,
         copies: &[RowCopy],
-        pitches: RowPitches,
+        pitches: Option<RowPitches>,
     ) -> Result<()> {
         let units = |bytes: u64| bytes.div_ceil(UNIT_BYTES);
         let most = copies.iter().map(|copy| units(copy.bytes)).max().unwrap_or(0);
+        let row = most * UNIT_BYTES;
+        let pitches = pitches.unwrap_or(RowPitches { row, from: row, to: row });
         if most == 0 {
             return Ok(());
         }
@@ -56,7 +40,6 @@ impl Launcher {
         }
         let blocks = most.div_ceil(u64::from(CO_RESIDENT_THREADS) * 4) as u32;
         let grid = [blocks.min(self.context.gpu.multiprocessors * 8), copies.len() as u32];
-        let stream = stream.unwrap_or_else(|| self.queue.stream());
         // SAFETY: all regions are in the block, and everything else that uses them is in the same stream, or waits for
         // it.
         unsafe { self.kernels.copy_rows.launch(stream, grid, CO_RESIDENT_THREADS, &params) }

@@ -6,6 +6,7 @@ use super::launcher::Launcher;
 use super::params::{BlendParams, LoadParams, StoreParams, Strided};
 use super::tiling::{self, PIXEL_THREADS};
 use crate::backend::cuda::driver::{DeviceBlock, check};
+use crate::backend::gpu::{RowSizes, TensorFrame, TensorPlace};
 use crate::error::Result;
 use crate::ir::{BlendTile, Fades, FrameShape, LoadTensor, StoreTensor};
 
@@ -13,11 +14,29 @@ fn grid(pixels: u64) -> [u32; 2] {
     [pixels.div_ceil(u64::from(PIXEL_THREADS)) as u32, 1]
 }
 
+/// A tensor's frame, as kernels see it.
+fn strided(block: &DeviceBlock, of: &TensorFrame) -> Result<Strided> {
+    let data = match of.at {
+        TensorPlace::Staged(offset) => block.at(offset, of.channels * of.rows * of.columns * of.dtype.bytes())?,
+        TensorPlace::Address(address) => address,
+    };
+    Ok(Strided {
+        data,
+        by_channel: of.by_channel,
+        by_row: of.by_row,
+        by_column: of.by_column,
+        dtype: of.dtype as u32,
+        channels: of.channels as i32,
+        height: of.rows as i32,
+        width: of.columns as i32,
+    })
+}
+
 impl Launcher {
-    /// `from`: the tensor's frame, in device memory. `nonfinite`: the word that tells of values that are not finite.
-    pub fn load(&self, block: &DeviceBlock, op: &LoadTensor, from: Strided, nonfinite: u64) -> Result<()> {
+    /// `nonfinite`: the word that tells of values that are not finite.
+    pub fn launch_load(&self, block: &DeviceBlock, op: &LoadTensor, from: &TensorFrame, nonfinite: u64) -> Result<()> {
         let params = LoadParams {
-            from,
+            from: strided(block, from)?,
             into: block.at(op.into.0, self.sizes.data_bytes(op.shape))?,
             nonfinite,
             height: op.shape.height as i32,
@@ -30,15 +49,16 @@ impl Launcher {
         unsafe { self.kernels.load.launch(self.queue.stream(), grid(op.shape.pixels()), PIXEL_THREADS, &params) }
     }
 
-    /// `into`: the tensor's frame, in device memory. `nonfinite` as in `load`.
-    pub fn store(
+    /// `nonfinite` as in `launch_load`.
+    pub fn launch_store(
         &self,
         block: &DeviceBlock,
         op: &StoreTensor,
+        into: &TensorFrame,
         scratch: u64,
-        into: Strided,
         nonfinite: u64,
     ) -> Result<()> {
+        let into = strided(block, into)?;
         let [rows, columns] = self.fades(block, scratch, op.shape, op.divide)?;
         let (clamp_low, clamp_high) = op.clamp.unwrap_or((f32::NEG_INFINITY, f32::INFINITY));
         let params = StoreParams {
@@ -64,7 +84,7 @@ impl Launcher {
         unsafe { self.kernels.store.launch(self.queue.stream(), grid(pixels), PIXEL_THREADS, &params) }
     }
 
-    pub fn blend(&self, block: &DeviceBlock, op: &BlendTile, scratch: u64) -> Result<()> {
+    pub fn launch_blend(&self, block: &DeviceBlock, op: &BlendTile, scratch: u64) -> Result<()> {
         let [rows, columns] = self.fades(block, scratch, op.into_shape, Some(op.fades))?;
         let params = BlendParams {
             from: block.at(op.from.0, self.sizes.data_bytes(op.from_shape))?,

@@ -29,8 +29,8 @@ impl LaunchQueue {
         &self.stream
     }
 
-    /// Begins an operation of so many output elements.
-    pub fn begin(&self, elements: u64) {
+    /// Begins an operation of so many output elements; `None` for one that is not collected.
+    pub fn begin(&self, elements: Option<u64>) {
         self.recorder.lock().begin(elements);
     }
 

@@ -367,3 +367,6 @@ impl<B: Backend> Session for Engine<B> {
         self.tell_idle();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -121,6 +121,12 @@ impl CpuMemory {
         self.block.bytes()
     }
 
+    #[cfg(test)]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the block is that long, mapped memory is initialised, and nobody else uses it.
+        unsafe { std::slice::from_raw_parts_mut(self.block.start(), self.block.bytes() as usize) }
+    }
+
     #[cfg(all(test, feature = "cuda"))]
     pub fn read(&self, from: crate::ir::DeviceOffset, into: &mut [u8]) {
         let from = self.block.region("frame", from.0, into.len() as u64).unwrap().cast::<u8>();

@@ -272,7 +272,7 @@ pub trait GpuApi: GpuMemory {
     type Sizes: RowSizes;
     type Conv: GpuConv<Self>;
     /// A convolution's weights on the device.
-    type Weights: Copy;
+    type Weights;
     /// What the statistics of a convolution need of its launches.
     type Launched;
 

@@ -6,6 +6,8 @@ mod backend;
 mod bands;
 mod copies;
 mod division;
+#[cfg(test)]
+pub mod host;
 mod job;
 mod limit;
 mod rows;

@@ -1,0 +1,93 @@
+//! Whole sessions on a GPU in host memory, whose queues run in random order. Within every limit the bits are those of
+//! a run with all memory, and a wait that is left out changes them.
+
+use super::*;
+use crate::backend::gpu::host::{HostGpu, WaitSite};
+use crate::exec::{Allocators, Limit, Weights};
+use crate::ir::{DType, View};
+use crate::node;
+use crate::testing::golden;
+
+/// One direction of a model, and the shapes of its tensors. High enough for several bands.
+#[derive(Clone, Copy)]
+struct Case {
+    direction: Direction,
+    input: [u64; 5],
+    output: [u64; 5],
+    cache: CacheFormat,
+}
+
+const CLIP: [[u64; 5]; 2] = [[1, 3, 9, 80, 24], [1, 16, 3, 10, 3]];
+const STILL: [[u64; 5]; 2] = [[1, 3, 1, 144, 40], [1, 16, 1, 18, 5]];
+
+fn decode([output, input]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
+    Case { direction: Direction::Decode, input, output, cache }
+}
+
+fn encode([input, output]: [[u64; 5]; 2], cache: CacheFormat) -> Case {
+    Case { direction: Direction::Encode, input, output, cache }
+}
+
+/// What a run gave, and where it waited.
+struct Ran {
+    bits: Vec<u32>,
+    bytes: u64,
+    text: String,
+    sites: Vec<WaitSite>,
+}
+
+/// `limit`: of device memory; `None` for all of it. Host memory is not limited.
+fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) -> Result<Ran> {
+    let mut settings = node::defaults();
+    settings.memory_limit = vec![limit.map_or(Limit::Auto, Limit::Bytes)];
+    settings.host_memory_limit = Limit::Bytes(1 << 30);
+    settings.cache = case.cache;
+    settings.allow_tiles = false;
+    let place = TensorDevice::Cuda(0);
+    let make = Box::new(move |_: &Settings| HostGpu::new(seed, dropped));
+    let mut engine = Engine::open(place, Weights::at(golden("small")), Allocators::default(), settings, make)?;
+    let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
+    let mut input: Vec<f32> = (0..count(case.input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
+    let mut output = vec![0.0_f32; count(case.output)];
+    let view = |data: &mut [f32], shape: [u64; 5]| {
+        let data = data.as_mut_ptr().cast();
+        View::checked("t", data, DType::F32, TensorDevice::Cpu, shape.into(), None, true).unwrap()
+    };
+    let (from, into) = (view(&mut input, case.input), view(&mut output, case.output));
+    let (direction, cancel) = (case.direction, AtomicBool::new(false));
+    let call = Call { direction, range: None, input: &from, output: &into, logvar: None, stream: None, first_clip: 0 };
+    let report = engine.run(&call, &mut Control::new(&cancel))?;
+    let bits = output.iter().map(|value| value.to_bits()).collect();
+    Ok(Ran { bits, bytes: report.device_bytes, text: report.to_string(), sites: engine.backend.wait_sites() })
+}
+
+/// Runs within less and less memory, down to the least.
+fn limits(case: &Case) -> (Ran, Vec<u64>) {
+    let whole = run(case, None, 1, None).unwrap();
+    let limits = [90, 75, 60, 50, 42, 36, 30, 25].map(|percent| whole.bytes * percent / 100);
+    (whole, limits.to_vec())
+}
+
+#[test]
+fn every_limit_gives_the_bits_of_a_run_with_all_memory() {
+    let mut texts = String::new();
+    for case in [decode(CLIP, CacheFormat::Exact), encode(CLIP, CacheFormat::Exact), decode(STILL, CacheFormat::Exact)]
+    {
+        let (whole, limits) = limits(&case);
+        assert!(whole.bits.iter().all(|bits| f32::from_bits(*bits).is_finite()));
+        let mut ran = 0;
+        for (seed, limit) in (2..).zip(limits) {
+            match run(&case, Some(limit), seed, None) {
+                Ok(found) => {
+                    assert!(found.bits == whole.bits, "{:?} within {limit} bytes: {}", case.direction, found.text);
+                    texts += &found.text;
+                    ran += 1;
+                }
+                Err(Error::Memory(_)) => {}
+                Err(why) => panic!("{why}"),
+            }
+        }
+        eprintln!("{ran} limits {:?}", case.direction);
+    }
+    eprintln!("{texts}");
+}

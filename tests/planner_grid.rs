@@ -98,8 +98,16 @@ impl Sizes for Cancelling<'_> {
         self.asked().fade_bytes(shape)
     }
 
-    fn tensor_map_headroom(&self, shape: FrameShape) -> u64 {
-        self.asked().tensor_map_headroom(shape)
+    fn least_band_offset(&self, shape: FrameShape) -> u64 {
+        self.asked().least_band_offset(shape)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        self.asked().block_bytes(bytes)
+    }
+
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.asked().mapping_bytes(host)
     }
 }
 

@@ -12,6 +12,8 @@ pub mod gpu;
 mod host_stream;
 mod precision;
 mod tensor_copy;
+#[cfg(test)]
+pub mod tests;
 
 pub use allocator::{Allocator, Callbacks, DeviceAllocator, HostAllocator};
 pub use device::{DeviceInfo, devices, host_memory};

@@ -137,7 +137,15 @@ impl Sizes for Cpu {
         0
     }
 
-    fn tensor_map_headroom(&self, _: FrameShape) -> u64 {
+    fn least_band_offset(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
+
+    fn mapping_bytes(&self, _: u64) -> u64 {
         0
     }
 }
@@ -200,8 +208,6 @@ impl DeviceFacts for Cpu {
             attention_cost: 1.0,
             adds_in_place: false,
             offloads: false,
-            block_granularity: 1,
-            host_page: (1, 0),
         }
     }
 

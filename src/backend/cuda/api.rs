@@ -1,38 +1,25 @@
 //! What the GPU layer asks of CUDA: queues are streams, host blocks are pinned memory, and the launches are those of
 //! `launch`.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUmemorytype};
 
 use super::driver::{
-    CopySide, CudaStream, Current, DeviceBlock, Event, HostFlags, MAX_PITCH, PinnedMemory, SpanRecorder, check,
-    check_not_captured, pitched_copy,
+    CopySide, CudaStream, Current, Event, HostFlags, MAX_PITCH, PinnedMemory, SpanRecorder, check, check_not_captured,
+    pitched_copy,
 };
-use super::launch::tiling::{ConvKernel, MAX_FRAMES};
-use super::launch::{ConvParams, CudaSizes, GraphGuard, Launcher, WeightPointers};
+use super::launch::tiling::MAX_FRAMES;
+use super::launch::{ConvParams, CudaSizes, JobBlock, Launcher, WeightPointers};
 use super::weights::PreparedConv;
-use crate::backend::gpu::{self, *};
+use crate::backend::gpu::{
+    self, CopyDirection, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchLimit, NonFiniteFlag, NonFiniteFlags,
+    Queue, Spans,
+};
 use crate::backend::{DeviceSpan, HostStream};
 use crate::error::Result;
-use crate::ir::{
-    AttentionOp, BlendTile, ConvFrame, ConvLayout, ConvOp, DeviceOffset, LoadTensor, Offsets, StoreTensor,
-};
-
-/// A job's block. Graphs of launches in it are dropped with it.
-pub struct JobBlock {
-    pub _graphs: GraphGuard,
-    pub block: DeviceBlock,
-}
-
-impl Deref for JobBlock {
-    type Target = DeviceBlock;
-
-    fn deref(&self) -> &DeviceBlock {
-        &self.block
-    }
-}
+use crate::ir::{AttentionOp, DeviceOffset, Offsets};
 
 impl Queue for CudaStream {
     type Event = Event;
@@ -108,6 +95,8 @@ impl GpuMemory for Launcher {
     type HostBlock = PinnedMemory;
     type Flags = HostFlags;
     type Spans = Arc<SpanRecorder>;
+    type Weights = WeightPointers;
+    type Launched = ConvParams;
     type Current<'a> = Current<'a>;
 
     const MAX_PITCH: u64 = MAX_PITCH;
@@ -183,8 +172,6 @@ impl GpuMemory for Launcher {
 impl GpuApi for Launcher {
     type Sizes = CudaSizes;
     type Conv = PreparedConv;
-    type Weights = WeightPointers;
-    type Launched = ConvParams;
 
     const MAX_FRAMES: usize = MAX_FRAMES;
 
@@ -221,90 +208,7 @@ impl GpuApi for Launcher {
         spans.record(lane, self.queue.stream().handle(), launch)
     }
 
-    fn conv(&self, block: &JobBlock, weights: &WeightPointers, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
-        self.launch_whole(block, weights, op, scratch)
-    }
-
-    fn conv_band(
-        &self,
-        block: &JobBlock,
-        weights: &WeightPointers,
-        conv: &ConvLaunch,
-        frames: &[ConvFrame<Offsets>],
-        band: &ConvBand<Launcher>,
-    ) -> Result<ConvParams> {
-        self.launch_band(block, weights, conv, frames, band)
-    }
-
-    fn statistics(
-        &self,
-        block: &JobBlock,
-        conv: &ConvLaunch,
-        launched: &ConvParams,
-        into: &[DeviceOffset],
-    ) -> Result<()> {
-        self.launch_statistics(block, conv, launched, into)
-    }
-
-    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
-        Ok(ConvKernel::of(layout)? == ConvKernel::In)
-    }
-
-    fn norm(
-        &self,
-        block: &JobBlock,
-        norm: &NormOf<Launcher>,
-        frames: &[(DeviceOffset, DeviceOffset)],
-        rows: Option<NormRows>,
-    ) -> Result<()> {
-        self.launch_norm(block, norm, frames, rows)
-    }
-
-    fn norm_in_place(&self, block: &JobBlock, norm: &NormOf<Launcher>, frame: NormInPlace) -> Result<()> {
-        self.launch_norm_in_place(block, norm, frame)
-    }
-
-    fn copy_rows(
-        &self,
-        queue: Option<&CudaStream>,
-        block: &JobBlock,
-        copies: &[RowCopy],
-        pitches: Option<RowPitches>,
-    ) -> Result<()> {
-        self.launch_copies(queue.unwrap_or_else(|| self.queue.stream()), block, copies, pitches)
-    }
-
-    fn copy_u8(
-        &self,
-        queue: &CudaStream,
-        block: &JobBlock,
-        copy: U8Copy,
-        of: U8Rows,
-        frames: &[(u64, u64)],
-    ) -> Result<()> {
-        self.launch_u8(queue, block, copy, of, frames)
-    }
-
     fn attention(&self, block: &JobBlock, op: &AttentionOp<Offsets>) -> Result<()> {
         self.launch_attention(block, op)
-    }
-
-    fn load(&self, block: &JobBlock, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
-        self.launch_load(block, op, from, flags.at(NonFiniteFlag::Loaded as usize))
-    }
-
-    fn store(
-        &self,
-        block: &JobBlock,
-        op: &StoreTensor,
-        into: &TensorFrame,
-        scratch: u64,
-        flags: &HostFlags,
-    ) -> Result<()> {
-        self.launch_store(block, op, into, scratch, flags.at(NonFiniteFlag::Stored as usize))
-    }
-
-    fn blend(&self, block: &JobBlock, op: &BlendTile, scratch: u64) -> Result<()> {
-        self.launch_blend(block, op, scratch)
     }
 }

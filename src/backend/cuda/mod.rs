@@ -21,10 +21,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use self::api::JobBlock;
 use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, PinnedMemory};
 use self::launch::tiling::{self, FRAME_ALIGN};
-use self::launch::{Kernels, LaunchQueue, Launcher};
+use self::launch::{JobBlock, Kernels, LaunchQueue, Launcher};
 use super::gpu::{GpuBackend, JobMemory, LaunchLimit};
 use super::{DeviceAllocator, DeviceFacts, Precision, Residency, Stop, TuningNote, WeightStorage};
 use crate::error::Result;

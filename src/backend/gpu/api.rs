@@ -57,7 +57,7 @@ pub enum NonFiniteFlag {
 }
 
 /// The prepared weights of a convolution.
-pub trait GpuConv<G: GpuApi>: Send + Sync {
+pub trait GpuConv<G: GpuMemory>: Send + Sync {
     /// Resident weights, as launches take them.
     fn resident(&self) -> Result<G::Weights>;
     /// Offloaded weights: the block that they lie in, and the parts of it that are fetched for so many slabs.
@@ -148,7 +148,7 @@ pub struct ConvLaunch<'a> {
 
 /// A band of a convolution. Frames that are read begin at the first of `input_rows`, those of a shortcut at the first
 /// of `rows`. Outputs and residuals begin where the whole frame would; only the band's rows are backed by memory.
-pub struct ConvBand<'a, G: GpuApi> {
+pub struct ConvBand<'a, G: GpuMemory> {
     /// Rows of the tile grid.
     pub rows: Range<u64>,
     /// Rows of the input that they read.
@@ -159,7 +159,7 @@ pub struct ConvBand<'a, G: GpuApi> {
     pub next_norm: Option<NextNorm<'a, G>>,
 }
 
-impl<G: GpuApi> ConvBand<'_, G> {
+impl<G: GpuMemory> ConvBand<'_, G> {
     pub fn whole(layout: &ConvLayout, input: FrameShape) -> Self {
         let rows = 0..tile_grid(layout, input).height;
         ConvBand { rows, input_rows: 0..input.height, split: None, queue: None, next_norm: None }
@@ -186,15 +186,15 @@ impl SplitFrames<'_> {
 }
 
 /// The norm in the prologue of a layer, and the shape of its input.
-pub struct NormOf<'a, G: GpuApi> {
+pub struct NormOf<'a, G: GpuMemory> {
     pub weights: &'a G::Weights,
     pub layout: &'a ConvLayout,
     pub shape: FrameShape,
 }
 
-/// The norm of the layer that reads the output, where [`GpuApi::normalises_output`]. The statistics of its frames are
+/// The norm of the layer that reads the output, where [`LaunchConv::normalises_output`]. The statistics of its frames are
 /// known.
-pub struct NextNorm<'a, G: GpuApi> {
+pub struct NextNorm<'a, G: GpuMemory> {
     pub of: NormOf<'a, G>,
     pub statistics: &'a [DeviceOffset],
 }
@@ -244,6 +244,10 @@ pub trait GpuMemory: Send + Sync + Sized + 'static {
     type HostBlock: HostBlock;
     type Flags: NonFiniteFlags;
     type Spans: Spans;
+    /// A convolution's weights on the device.
+    type Weights;
+    /// What the statistics of a convolution need of its launches.
+    type Launched;
     /// While one lives on a thread, the thread may call the other methods.
     type Current<'a>;
 
@@ -267,14 +271,83 @@ pub trait GpuMemory: Send + Sync + Sized + 'static {
     fn host_waits(&self, host: HostStream) -> Result<()>;
 }
 
-/// Launches on one device. Those without a queue go to the main queue, where operations run in order.
-pub trait GpuApi: GpuMemory {
+/// Convolutions. Launches without a queue go to the main queue, where operations run in order.
+pub trait LaunchConv: GpuMemory {
+    /// Whole frames, with their statistics.
+    fn conv(&self, block: &Self::Block, weights: &Self::Weights, op: &ConvOp<Offsets>, scratch: u64) -> Result<()>;
+    /// A band, without the statistics, which need all bands.
+    fn conv_band(
+        &self,
+        block: &Self::Block,
+        weights: &Self::Weights,
+        conv: &ConvLaunch,
+        frames: &[ConvFrame<Offsets>],
+        band: &ConvBand<Self>,
+    ) -> Result<Self::Launched>;
+    /// Whether a convolution of this layout takes a [`NextNorm`].
+    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool>;
+}
+
+/// Norms and their statistics.
+pub trait LaunchNorm: GpuMemory {
+    /// The statistics of all output frames after the last band, each to its place, if the convolution takes them.
+    fn statistics(
+        &self,
+        block: &Self::Block,
+        conv: &ConvLaunch,
+        launched: &Self::Launched,
+        into: &[DeviceOffset],
+    ) -> Result<()>;
+    /// (from, to) of each frame. `rows`: `None` for whole frames.
+    fn norm(
+        &self,
+        block: &Self::Block,
+        norm: &NormOf<Self>,
+        frames: &[(DeviceOffset, DeviceOffset)],
+        rows: Option<NormRows>,
+    ) -> Result<()>;
+    fn norm_in_place(&self, block: &Self::Block, norm: &NormOf<Self>, frame: NormInPlace) -> Result<()>;
+}
+
+/// Copies within a job's block.
+pub trait LaunchCopies: GpuMemory {
+    /// Rows, in the main queue unless another is given. Without pitches there are no gaps between them.
+    fn copy_rows(
+        &self,
+        queue: Option<&Self::Queue>,
+        block: &Self::Block,
+        copies: &[RowCopy],
+        pitches: Option<RowPitches>,
+    ) -> Result<()>;
+    /// (from, to) of each frame: offsets of the first row's first column.
+    fn copy_u8(
+        &self,
+        queue: &Self::Queue,
+        block: &Self::Block,
+        copy: U8Copy,
+        of: U8Rows,
+        frames: &[(u64, u64)],
+    ) -> Result<()>;
+}
+
+/// What lies between tensors and activations.
+pub trait LaunchPixels: GpuMemory {
+    fn load(&self, block: &Self::Block, op: &LoadTensor, from: &TensorFrame, flags: &Self::Flags) -> Result<()>;
+    fn store(
+        &self,
+        block: &Self::Block,
+        op: &StoreTensor,
+        into: &TensorFrame,
+        scratch: u64,
+        flags: &Self::Flags,
+    ) -> Result<()>;
+    fn blend(&self, block: &Self::Block, op: &BlendTile, scratch: u64) -> Result<()>;
+}
+
+/// A device that operations run on.
+pub trait GpuApi: LaunchConv + LaunchNorm + LaunchCopies + LaunchPixels {
     type Sizes: RowSizes;
     type Conv: GpuConv<Self>;
-    /// A convolution's weights on the device.
-    type Weights;
-    /// What the statistics of a convolution need of its launches.
-    type Launched;
 
     /// The most frames of one launch.
     const MAX_FRAMES: usize;
@@ -292,63 +365,5 @@ pub trait GpuApi: GpuMemory {
     fn flush(&self) -> Result<()>;
     /// Notes when the work runs that `launch` puts into the main queue.
     fn record_span(&self, spans: &Self::Spans, lane: &'static str, launch: impl FnOnce() -> Result<()>) -> Result<()>;
-
-    /// Whole frames, with their statistics.
-    fn conv(&self, block: &Self::Block, weights: &Self::Weights, op: &ConvOp<Offsets>, scratch: u64) -> Result<()>;
-    /// A band, without the statistics, which need all bands.
-    fn conv_band(
-        &self,
-        block: &Self::Block,
-        weights: &Self::Weights,
-        conv: &ConvLaunch,
-        frames: &[ConvFrame<Offsets>],
-        band: &ConvBand<Self>,
-    ) -> Result<Self::Launched>;
-    /// The statistics of all output frames after the last band, each to its place, if the convolution takes them.
-    fn statistics(
-        &self,
-        block: &Self::Block,
-        conv: &ConvLaunch,
-        launched: &Self::Launched,
-        into: &[DeviceOffset],
-    ) -> Result<()>;
-    /// Whether a convolution of this layout takes a [`NextNorm`].
-    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool>;
-    /// (from, to) of each frame. `rows`: `None` for whole frames.
-    fn norm(
-        &self,
-        block: &Self::Block,
-        norm: &NormOf<Self>,
-        frames: &[(DeviceOffset, DeviceOffset)],
-        rows: Option<NormRows>,
-    ) -> Result<()>;
-    fn norm_in_place(&self, block: &Self::Block, norm: &NormOf<Self>, frame: NormInPlace) -> Result<()>;
-    /// Copies of rows within the block. Without pitches there are no gaps between them.
-    fn copy_rows(
-        &self,
-        queue: Option<&Self::Queue>,
-        block: &Self::Block,
-        copies: &[RowCopy],
-        pitches: Option<RowPitches>,
-    ) -> Result<()>;
-    /// (from, to) of each frame: offsets of the first row's first column.
-    fn copy_u8(
-        &self,
-        queue: &Self::Queue,
-        block: &Self::Block,
-        copy: U8Copy,
-        of: U8Rows,
-        frames: &[(u64, u64)],
-    ) -> Result<()>;
     fn attention(&self, block: &Self::Block, op: &AttentionOp<Offsets>) -> Result<()>;
-    fn load(&self, block: &Self::Block, op: &LoadTensor, from: &TensorFrame, flags: &Self::Flags) -> Result<()>;
-    fn store(
-        &self,
-        block: &Self::Block,
-        op: &StoreTensor,
-        into: &TensorFrame,
-        scratch: u64,
-        flags: &Self::Flags,
-    ) -> Result<()>;
-    fn blend(&self, block: &Self::Block, op: &BlendTile, scratch: u64) -> Result<()>;
 }

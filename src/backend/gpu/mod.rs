@@ -6,17 +6,15 @@ mod backend;
 mod bands;
 mod copies;
 mod division;
-#[cfg(test)]
-pub mod host;
 mod job;
 mod limit;
 mod rows;
 mod staging;
 
 pub use api::{
-    ConvBand, ConvLaunch, CopyDirection, Event, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, NextNorm,
-    NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows, Queue, RowCopy, RowPitches, Spans, SplitFrames,
-    TensorFrame, TensorPlace, U8Copy, U8Rows,
+    ConvBand, ConvLaunch, CopyDirection, Event, GpuApi, GpuConv, GpuMemory, HostBlock, HostCopy, LaunchConv,
+    LaunchCopies, LaunchNorm, LaunchPixels, NextNorm, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows,
+    Queue, RowCopy, RowPitches, Spans, SplitFrames, TensorFrame, TensorPlace, U8Copy, U8Rows,
 };
 pub use backend::GpuBackend;
 pub use job::JobMemory;
@@ -24,3 +22,6 @@ pub use job::JobMemory;
 pub use limit::testing as limit_testing;
 pub use limit::{LaunchLimit, attention_products, conv_products};
 pub use rows::{RowSizes, output_rows, tile_grid};
+
+#[cfg(test)]
+pub mod tests;

@@ -9,6 +9,7 @@ mod epilogue;
 mod grid;
 mod pass;
 mod patch;
+mod square;
 mod weights;
 mod winograd;
 

@@ -5,9 +5,10 @@ use std::ops::Range;
 use super::conv_params::{ConvParamsBuilder, LaunchedFrames};
 use super::launcher::{Launcher, WeightPointers};
 use super::params::ConvParams;
+use super::queue::JobBlock;
 use super::tiling::{self, ConvKernel, MAX_FRAMES, WeightOrder};
 use crate::backend::cuda::driver::{CudaStream, DeviceBlock, Kernel};
-use crate::backend::gpu::{self, ConvBand, ConvLaunch, RowSizes, conv_products};
+use crate::backend::gpu::{self, ConvBand, ConvLaunch, LaunchConv, LaunchNorm, RowSizes, conv_products};
 use crate::error::{Error, Result};
 use crate::ir::{ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, Offsets, Prologue, Window};
 
@@ -98,51 +99,6 @@ impl Launcher {
         kernel.function().map(|_| ())
     }
 
-    /// Whole frames, with their statistics.
-    pub fn launch_whole(
-        &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        op: &ConvOp<Offsets>,
-        scratch: u64,
-    ) -> Result<()> {
-        if ConvKernel::of(&op.layout)? == ConvKernel::Out {
-            return self.launch_conv_out(block, weights, op);
-        }
-        let sums = !op.partial_sums.is_none();
-        if sums && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(&op.layout)) {
-            let count = op.frames.len();
-            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
-        }
-        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
-        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
-        let bytes = self.sizes.data_bytes(layout.window.output(input, layout.cout));
-        let most = self.limit.pieces(conv_products(layout, input, LEAST_ROWS)) as usize;
-        for frames in op.frames.chunks(if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) }) {
-            let params = self.launch_band(block, weights, &conv, frames, &ConvBand::whole(layout, input))?;
-            let statistics: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
-            self.launch_statistics(block, &conv, &params, &statistics)?;
-        }
-        Ok(())
-    }
-
-    /// A band, without the statistics, which need all bands. Returns the parameters of its last launch. Those that the
-    /// statistics need are the same in all launches.
-    pub fn launch_band(
-        &self,
-        block: &DeviceBlock,
-        weights: &WeightPointers,
-        conv: &ConvLaunch,
-        frames: &[ConvFrame<Offsets>],
-        band: &ConvBand<Launcher>,
-    ) -> Result<ConvParams> {
-        let mut params = ConvParams::default();
-        for launched in LaunchedFrames::of(conv.layout, frames) {
-            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
-        }
-        Ok(params)
-    }
-
     fn launch_conv(
         &self,
         block: &DeviceBlock,
@@ -201,5 +157,48 @@ impl Launcher {
                 None => self.queue.launch(&variant.kernel, [blocks, 1], variant.threads, &params),
             }
         }
+    }
+}
+
+impl LaunchConv for Launcher {
+    fn conv(&self, block: &JobBlock, weights: &WeightPointers, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
+        if ConvKernel::of(&op.layout)? == ConvKernel::Out {
+            return self.launch_conv_out(block, weights, op);
+        }
+        let sums = !op.partial_sums.is_none();
+        if sums && (op.frames.len() >= MAX_FRAMES || !tiling::passes_partial_sums(&op.layout)) {
+            let count = op.frames.len();
+            return Err(Error::Internal(format!("partial sums of {count} frames of {:?} were planned", op.layout)));
+        }
+        let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
+        let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
+        let bytes = self.sizes.data_bytes(layout.window.output(input, layout.cout));
+        let most = self.limit.pieces(conv_products(layout, input, LEAST_ROWS)) as usize;
+        for frames in op.frames.chunks(if sums { MAX_FRAMES } else { most.min(MAX_FRAMES) }) {
+            let params = self.conv_band(block, weights, &conv, frames, &ConvBand::whole(layout, input))?;
+            let statistics: Vec<DeviceOffset> = frames.iter().map(|frame| DeviceOffset(frame.out.0 + bytes)).collect();
+            self.statistics(block, &conv, &params, &statistics)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the parameters of its last launch. Those that the statistics need are the same in all launches.
+    fn conv_band(
+        &self,
+        block: &JobBlock,
+        weights: &WeightPointers,
+        conv: &ConvLaunch,
+        frames: &[ConvFrame<Offsets>],
+        band: &ConvBand<Launcher>,
+    ) -> Result<ConvParams> {
+        let mut params = ConvParams::default();
+        for launched in LaunchedFrames::of(conv.layout, frames) {
+            params = self.launch_conv(block, weights, conv, (frames, &launched), band)?;
+        }
+        Ok(params)
+    }
+
+    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
+        Ok(ConvKernel::of(layout)? == ConvKernel::In)
     }
 }

@@ -2,7 +2,6 @@
 //! Works on device memory alone; knows nothing of host memory, bands in flight or plans.
 
 mod attention;
-mod cache_u8;
 mod conv;
 mod conv_out;
 mod conv_params;
@@ -26,5 +25,5 @@ pub use launcher::{Launcher, WeightPointers};
 pub use params::ConvParams;
 #[cfg(test)]
 pub use queue::testing;
-pub use queue::{GraphGuard, LaunchQueue};
+pub use queue::{JobBlock, LaunchQueue};
 pub use sizes::{CudaSizes, WeightLayout};

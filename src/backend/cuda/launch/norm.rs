@@ -3,9 +3,9 @@
 use super::frame_stride::FrameStride;
 use super::launcher::{Launcher, WeightPointers};
 use super::params::{ConvParams, FinalizeParams, Norm, NormParams, StatisticsParams};
+use super::queue::JobBlock;
 use super::tiling::{self, CO_RESIDENT_THREADS, EPSILON, STATISTICS_THREADS, TILE_CHANNELS, UNIT_BYTES};
-use crate::backend::cuda::driver::DeviceBlock;
-use crate::backend::gpu::{ConvLaunch, NormInPlace, NormOf, NormRows, RowSizes};
+use crate::backend::gpu::{ConvLaunch, LaunchNorm, NormInPlace, NormOf, NormRows, RowSizes};
 use crate::error::Result;
 use crate::ir::{ConvLayout, DeviceOffset, Prologue, Sizes};
 
@@ -25,10 +25,25 @@ pub fn norm_params(weights: &WeightPointers, layout: &ConvLayout, statistics: u6
 }
 
 impl Launcher {
-    /// The first pixels of one frame, or of a part of one, in place. Its statistics are elsewhere.
-    pub fn launch_norm_in_place(
+    fn launch_norms(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
+        let kernel = match layout.prologue {
+            Prologue::NormSilu => &self.kernels.norm_silu,
+            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
+        };
+        let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
+        // A thread for each unit of a pixel.
+        let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
+        let threads = CO_RESIDENT_THREADS.max(units);
+        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
+        // the work.
+        unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
+    }
+}
+
+impl LaunchNorm for Launcher {
+    fn norm_in_place(
         &self,
-        block: &DeviceBlock,
+        block: &JobBlock,
         &NormOf { weights, layout, shape }: &NormOf<Launcher>,
         NormInPlace { first, pixels, statistics }: NormInPlace,
     ) -> Result<()> {
@@ -46,10 +61,9 @@ impl Launcher {
         self.launch_norms(layout, &params, 1)
     }
 
-    /// (from, to) of each frame. `rows`: `None` for whole frames.
-    pub fn launch_norm(
+    fn norm(
         &self,
-        block: &DeviceBlock,
+        block: &JobBlock,
         &NormOf { weights, layout, shape }: &NormOf<Launcher>,
         frames: &[(DeviceOffset, DeviceOffset)],
         rows: Option<NormRows>,
@@ -80,28 +94,7 @@ impl Launcher {
         self.launch_norms(layout, &params, frames.len() as u32)
     }
 
-    fn launch_norms(&self, layout: &ConvLayout, params: &NormParams, frames: u32) -> Result<()> {
-        let kernel = match layout.prologue {
-            Prologue::NormSilu => &self.kernels.norm_silu,
-            Prologue::Norm | Prologue::None => &self.kernels.norm_apply,
-        };
-        let blocks = (self.context.gpu.multiprocessors * BLOCKS_A_MULTIPROCESSOR / frames).max(1);
-        // A thread for each unit of a pixel.
-        let units = params.channels as u32 * self.sizes.element() as u32 / UNIT_BYTES as u32;
-        let threads = CO_RESIDENT_THREADS.max(units);
-        // SAFETY: the parameters have the kernel's layout and point into a job's block and into weights, which outlive
-        // the work.
-        unsafe { self.queue.launch(kernel, [blocks, frames], threads, params) }
-    }
-
-    /// The statistics of a convolution's output frames, each to its place, if it takes them.
-    pub fn launch_statistics(
-        &self,
-        block: &DeviceBlock,
-        of: &ConvLaunch,
-        conv: &ConvParams,
-        into: &[DeviceOffset],
-    ) -> Result<()> {
+    fn statistics(&self, block: &JobBlock, of: &ConvLaunch, conv: &ConvParams, into: &[DeviceOffset]) -> Result<()> {
         let layout = of.layout;
         if !of.statistics {
             return Ok(());

@@ -12,6 +12,12 @@ use crate::ir::{BandPart, BandShape, CacheFormat, ConvLayout, FrameShape, Partia
 /// Mean and reciprocal deviation of a group of channels, in f32.
 const STATISTICS_BYTES: u64 = 8;
 
+/// The driver gives memory in whole pages of this size, and counts them as used.
+const DEVICE_PAGE: u64 = 2 << 20;
+/// Page tables on the device for pinned host memory: 8 bytes for each page of 4 KiB.
+const HOST_PAGE: u64 = 4096;
+const HOST_PAGE_ENTRY: u64 = 8;
+
 /// The sizes of one precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CudaSizes {
@@ -142,8 +148,17 @@ impl Sizes for CudaSizes {
         ((shape.height + shape.width) * 4).next_multiple_of(FRAME_ALIGN)
     }
 
-    fn tensor_map_headroom(&self, shape: FrameShape) -> u64 {
+    /// Bands of a frame are addressed through a tensor map whose base is the start of the whole frame.
+    fn least_band_offset(&self, shape: FrameShape) -> u64 {
         self.data_bytes(shape)
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes.checked_next_multiple_of(DEVICE_PAGE).unwrap_or(u64::MAX)
+    }
+
+    fn mapping_bytes(&self, host: u64) -> u64 {
+        self.block_bytes(host / HOST_PAGE * HOST_PAGE_ENTRY)
     }
 }
 

@@ -16,12 +16,13 @@ use self::memory::SharedBytes;
 pub use self::queues::WaitSite;
 use self::queues::{Clock, HostEvent, HostQueue, NoSpans};
 use self::weights::{PlainConv, PlainWeights, weight_bytes};
-use super::{
-    ConvBand, ConvLaunch, CopyDirection, GpuApi, GpuBackend, GpuMemory, HostCopy, LaunchLimit, NonFiniteFlag,
-    NonFiniteFlags, NormInPlace, NormOf, NormRows, RowCopy, RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy,
-    U8Rows,
-};
 use crate::backend::cpu::{Cpu, CpuOptions};
+use crate::backend::gpu::{
+    ConvBand, ConvLaunch, CopyDirection, GpuApi, GpuBackend, GpuMemory, HostCopy, JobMemory, LaunchConv, LaunchCopies,
+    LaunchLimit, LaunchNorm, LaunchPixels, NonFiniteFlag, NonFiniteFlags, NormInPlace, NormOf, NormRows, RowCopy,
+    RowPitches, RowSizes, TensorFrame, TensorPlace, U8Copy, U8Rows,
+};
+use crate::backend::tests::RawMemory;
 use crate::backend::{DeviceFacts, HostStream, NonFinite, Precision, Residency, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -100,7 +101,15 @@ impl Sizes for HostSizes {
         0
     }
 
-    fn tensor_map_headroom(&self, _: FrameShape) -> u64 {
+    fn least_band_offset(&self, _: FrameShape) -> u64 {
+        0
+    }
+
+    fn block_bytes(&self, bytes: u64) -> u64 {
+        bytes
+    }
+
+    fn mapping_bytes(&self, _: u64) -> u64 {
         0
     }
 }
@@ -140,13 +149,6 @@ impl HostGpu {
         self.clock.lock().wait_sites()
     }
 
-    /// Bytes of a job's block, after all that is queued.
-    pub fn read(&self, block: &SharedBytes, at: DeviceOffset, bytes: u64) -> Vec<u8> {
-        let mut found = vec![0; bytes as usize];
-        block.read(at.0, &mut found);
-        found
-    }
-
     /// Puts work with a block into a queue.
     fn launch(
         &self,
@@ -166,6 +168,8 @@ impl GpuMemory for HostGpu {
     type HostBlock = SharedBytes;
     type Flags = HostFlags;
     type Spans = NoSpans;
+    type Weights = PlainWeights;
+    type Launched = ();
     type Current<'a> = ();
 
     const MAX_PITCH: u64 = 1 << 20;
@@ -232,8 +236,6 @@ impl GpuMemory for HostGpu {
 impl GpuApi for HostGpu {
     type Sizes = HostSizes;
     type Conv = PlainConv;
-    type Weights = PlainWeights;
-    type Launched = ();
 
     const MAX_FRAMES: usize = 32;
 
@@ -263,6 +265,14 @@ impl GpuApi for HostGpu {
         launch()
     }
 
+    fn attention(&self, block: &SharedBytes, op: &AttentionOp<Offsets>) -> Result<()> {
+        let op = op.clone();
+        self.launch(None, block, move |cpu, block| kernels::attention(cpu, block, &op));
+        Ok(())
+    }
+}
+
+impl LaunchConv for HostGpu {
     fn conv(&self, block: &SharedBytes, weights: &PlainWeights, op: &ConvOp<Offsets>, scratch: u64) -> Result<()> {
         let (layout, input, statistics, partial_sums) = (&op.layout, op.input, op.statistics, &op.partial_sums);
         let conv = ConvLaunch { layout, input, statistics, scratch, partial_sums };
@@ -296,6 +306,13 @@ impl GpuApi for HostGpu {
         Ok(())
     }
 
+    /// From pixels, as on CUDA: so both ways are tested.
+    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
+        Ok(layout.cin <= 3)
+    }
+}
+
+impl LaunchNorm for HostGpu {
     fn statistics(&self, block: &SharedBytes, conv: &ConvLaunch, (): &(), into: &[DeviceOffset]) -> Result<()> {
         if conv.statistics {
             let output = conv.layout.window.output(conv.input, conv.layout.cout);
@@ -303,11 +320,6 @@ impl GpuApi for HostGpu {
             self.launch(None, block, move |_, block| kernels::statistics(block, output, groups, scratch, &into));
         }
         Ok(())
-    }
-
-    /// From pixels, as on CUDA: so both ways are tested.
-    fn normalises_output(&self, layout: &ConvLayout) -> Result<bool> {
-        Ok(layout.cin <= 3)
     }
 
     fn norm(
@@ -337,7 +349,9 @@ impl GpuApi for HostGpu {
         });
         Ok(())
     }
+}
 
+impl LaunchCopies for HostGpu {
     fn copy_rows(
         &self,
         queue: Option<&HostQueue>,
@@ -374,13 +388,9 @@ impl GpuApi for HostGpu {
         });
         Ok(())
     }
+}
 
-    fn attention(&self, block: &SharedBytes, op: &AttentionOp<Offsets>) -> Result<()> {
-        let op = op.clone();
-        self.launch(None, block, move |cpu, block| kernels::attention(cpu, block, &op));
-        Ok(())
-    }
-
+impl LaunchPixels for HostGpu {
     fn load(&self, block: &SharedBytes, op: &LoadTensor, from: &TensorFrame, flags: &HostFlags) -> Result<()> {
         let (from, at) = (*from, staged(from)?);
         let (map, shape, into, flags) = (op.map, op.shape, op.into, Arc::clone(&flags.0));
@@ -452,8 +462,6 @@ impl DeviceFacts for HostGpu {
             attention_cost: 1.0,
             adds_in_place: true,
             offloads: true,
-            block_granularity: 1,
-            host_page: (1, 0),
         }
     }
 
@@ -487,5 +495,15 @@ impl WeightStorage for HostGpu {
 
     fn write_part(&self, conv: &PlainConv, part: &WeightPart, source: &mut dyn ConvSource, (): &mut ()) -> Result<()> {
         conv.write(part, source)
+    }
+}
+
+impl RawMemory for HostGpu {
+    /// It is from the beginning.
+    fn poison(&self, _: &mut JobMemory<HostGpu>, _: u64) {}
+
+    fn read(&self, memory: &JobMemory<HostGpu>, from: DeviceOffset, into: &mut [u8]) {
+        memory.synchronise(self).unwrap();
+        memory.block.read(from.0, into);
     }
 }

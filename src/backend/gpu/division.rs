@@ -1,5 +1,17 @@
 //! How a convolution is divided into bands of rows: which rows each band reads and writes, and where in a band buffer
-//! they lie. Knows no stream and no copy, so that tests run it on symbols.
+//! they lie. Knows no queue and no copy, so that tests run it on symbols.
+//!
+//! The rules of a band buffer, which launches and copies rely on:
+//! 1. Parts lie one after the other, in the order of `BandedConvOp::band_parts`, and no two overlap. Their sizes are
+//!    those that the plan added up, for at least as many rows.
+//! 2. A part holds rows of one frame without gaps, from the first row that its band has: the input's with halo, or the
+//!    band's own. An output begins where the whole frame would; only the band's rows are backed by memory.
+//! 3. A part is written by one of fetch, norm, launch or copy, and read after the event that says so: `fetched` for host
+//!    memory, `ready` for the rest, `computed` for outputs, `written` for new host columns in 8 bits.
+//! 4. A buffer has a new band only after `computed`, `cached` and `offloaded` of the band before, and after the band
+//!    below that one has copied its halo.
+//! 5. The new cache may lie over the old one. So a row of it is written only after the bands above and below have read
+//!    it, and `download` waits for `fetched`.
 
 use std::ops::Range;
 

@@ -178,6 +178,10 @@ typedef void *(*vvae_device_alloc_fn)(void *user, int32_t device, uint64_t bytes
 // Frees a block. No work of the library still uses it. Called as vvae_device_alloc_fn is.
 typedef void (*vvae_device_free_fn)(void *user, int32_t device, void *block, uint64_t bytes);
 
+// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "check", "plan",
+// "load", "encode" or "decode". A result other than 0 cancels the call. Must not throw.
+typedef int32_t (*vvae_progress_fn)(void *user, uint64_t done, uint64_t total, const char *stage);
+
 // Arguments of vvae_create. As with every struct here, set struct_size to sizeof and unused fields to zero. A shorter
 // struct, of an older header, is extended with zeros. A longer one is refused if fields that this library does not
 // know are not zero.
@@ -204,6 +208,9 @@ typedef struct {
     vvae_device_alloc_fn device_alloc;
     vvae_device_free_fn device_free;
     void *device_alloc_user;
+    // Called while the file is checked, with its bytes and "check" as the stage. May be NULL.
+    vvae_progress_fn progress;
+    void *progress_user;
 } vvae_create_info;
 
 // The sizes of a model. They give the shapes of its tensors.
@@ -290,10 +297,6 @@ typedef struct {
     // Added to data.
     uint64_t byte_offset;
 } vvae_tensor;
-
-// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
-// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
-typedef int32_t (*vvae_progress_fn)(void *user, uint64_t done, uint64_t total, const char *stage);
 
 // Options of one run. NULL means all zeros.
 typedef struct {
@@ -447,8 +450,8 @@ typedef struct {
 extern "C" {
 #endif // __cplusplus
 
-// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
-// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
+// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
 // vvae_error(NULL, ...) gives the text. [any-thread]
 int32_t vvae_create(const vvae_create_info *info, vvae **v);
 

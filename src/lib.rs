@@ -5,6 +5,7 @@
 //! - [`capi`]: the only `extern "C"`. Null checks, sized structs, handles, the panic boundary.
 //! - [`node`]: what a host sees. One table of nodes, ports and parameters drives discovery, parsing and docs.
 //! - [`exec`]: runs a schedule on a backend. Sessions, streams, progress, cancel.
+//! - [`report`]: plans in words and as timelines.
 //! - [`plan`]: from a shape and a limit to a schedule and its bytes. Knows no device.
 //! - [`model`]: families and their graphs, the compiler to layers, checkpoints, and the algebra done once at load time.
 //! - [`backend`]: the arithmetic. Knows no model.
@@ -26,6 +27,7 @@ pub mod ir;
 pub mod model;
 pub mod node;
 pub mod plan;
+pub mod report;
 mod reserve;
 pub mod safetensors;
 #[cfg(test)]

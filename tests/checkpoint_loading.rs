@@ -2,9 +2,12 @@
 
 mod common;
 
+use std::ffi::{CStr, CString, c_char, c_void};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+
 use common::safetensors::{Folder, Tensors, to_bytes};
 use common::weights::{Sizes, random_weights};
-use common::{Buffer, Random, Vae, golden};
+use common::{Buffer, Random, Vae, create_info, golden};
 use video_vae::capi::*;
 
 fn tiny() -> (Tensors, u64) {
@@ -117,4 +120,44 @@ fn changed_files_are_detected_at_first_use() {
     let input = Buffer::new(VVAE_DTYPE_F32, [1, 2, 1, 2, 2]);
     let failure = vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16])).unwrap_err();
     failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", "changed"]);
+}
+
+#[test]
+fn weights_changed_in_place_are_detected_though_their_time_is_set_back() {
+    use std::io::{Seek, SeekFrom, Write};
+    let folder = Folder::new("time");
+    let (tensors, groups) = tiny();
+    let bytes = to_bytes(&tensors, groups);
+    let path = folder.file("file.safetensors", &bytes);
+    let vae = Vae::open(&path).unwrap();
+    let mut file = std::fs::File::options().write(true).open(&path).unwrap();
+    let modified = file.metadata().unwrap().modified().unwrap();
+    file.seek(SeekFrom::End(-4)).unwrap();
+    file.write_all(&[bytes[bytes.len() - 4] ^ 1]).unwrap();
+    file.set_modified(modified).unwrap();
+    let input = Buffer::new(VVAE_DTYPE_F32, [1, 2, 1, 2, 2]);
+    let failure = vae.decode(&input, &mut Buffer::new(VVAE_DTYPE_F32, [1, 3, 1, 16, 16])).unwrap_err();
+    failure.says(VVAE_ERROR_CHECKPOINT, &["file.safetensors", "changed"]);
+}
+
+/// Counts its calls, and asks to stop from the first one on.
+unsafe extern "C" fn stop_at_once(calls: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32 {
+    // SAFETY: the test passes a counter that outlives the call, and the library a text.
+    let (calls, stage) = unsafe { (&*calls.cast::<AtomicU32>(), CStr::from_ptr(stage)) };
+    assert!(done > 0 && done <= total && stage == c"check", "{done} of {total}: {stage:?}");
+    calls.fetch_add(1, SeqCst);
+    1
+}
+
+#[test]
+fn the_check_of_a_file_can_be_cancelled() {
+    let folder = Folder::new("cancel");
+    let (tensors, groups) = tiny();
+    let path = CString::new(folder.file("file.safetensors", &to_bytes(&tensors, groups)).to_str().unwrap()).unwrap();
+    let calls = AtomicU32::new(0);
+    let user = std::ptr::from_ref(&calls).cast_mut().cast();
+    let info = vvae_create_info { progress: Some(stop_at_once), progress_user: user, ..create_info(&path) };
+    Vae::create(&info).map(|_| ()).unwrap_err().says(VVAE_ERROR_CANCELLED, &[]);
+    assert_eq!(calls.load(SeqCst), 1);
+    Vae::create(&create_info(&path)).expect("nothing is left behind");
 }

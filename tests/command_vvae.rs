@@ -36,6 +36,7 @@ fn info_lists_devices_parameters_and_checkpoints() {
         "family          seedvr2",
         "sizes           channels [16, 32, 32, 32], 1 layers a level, 16 groups, 16 latent channels",
         "latent          16 channels",
+        "arithmetic      ",
         "tensors         182",
         "parameters      971,923",
         "sha-256         54d81db496b8d24c394bcef502a7a035cf659995f9c3c93c63a3df523a3abd45",

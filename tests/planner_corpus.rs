@@ -16,7 +16,7 @@ use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::Rates;
 use video_vae::model::{Direction, Network};
-use video_vae::plan::{CachePolicy, Plan, Target, search};
+use video_vae::plan::{Form, LayerPolicy, Memory, Placement, Plan, Target, search};
 
 /// Height, width, and (frames, limit in GiB) of each job. 0 frames are a stream; a limit of 0 is the whole device.
 type SizedJobs = (u64, u64, &'static [(u64, f64)]);
@@ -48,14 +48,17 @@ const JOBS: [SizedJobs; 6] = [
 
 fn describe(plan: &Plan, target: &Target) -> String {
     let (report, schedule) = (plan.report(), plan.schedule(target));
-    let cache = |policy: &CachePolicy| match policy {
-        CachePolicy::Resident => "R".to_string(),
-        CachePolicy::Recomputed => "C".to_string(),
-        CachePolicy::Offloaded { resident_shares } => format!("O{resident_shares}"),
+    let cache = |own: &LayerPolicy| match (own.form, own.cache) {
+        (Form::Whole, _) => "R".to_string(),
+        (Form::Banded, Placement::Recomputed) => "C".to_string(),
+        (Form::Banded, Placement::Columns { resident_shares }) => format!("O{resident_shares}"),
     };
     let policy = &schedule.spec().policy;
-    let caches: Vec<String> = policy.caches.iter().map(cache).collect();
-    let count = |flags: &[bool]| flags.iter().filter(|flag| **flag).count();
+    let caches: Vec<String> = policy.layers.iter().map(cache).collect();
+    let count = |is: fn(&LayerPolicy) -> bool| policy.layers.iter().filter(|own| is(own)).count();
+    let materialised = |rematerialised: &[u64]| -> Vec<u64> {
+        policy.chunks.iter().zip(rematerialised).map(|(chunk, rematerialised)| chunk - rematerialised).collect()
+    };
     format!(
         "device {} host {} seconds {:.6} moved {} tiles {}x{} slice {} chunks {:?} materialised {:?} materialised_hidden {:?} \
          caches {} outputs {} weights {}",
@@ -67,11 +70,11 @@ fn describe(plan: &Plan, target: &Target) -> String {
         report.tiles.1,
         policy.slice,
         policy.chunks,
-        policy.materialised,
-        policy.materialised_hidden,
+        materialised(&report.rematerialised_frames),
+        materialised(&report.rematerialised_hidden),
         caches.join(","),
-        count(&policy.offloaded_outputs),
-        count(&policy.offloaded_weights),
+        count(|own| own.output.uses_host()),
+        count(|own| own.weights == Memory::Host),
     )
 }
 

@@ -12,7 +12,7 @@ use video_vae::backend::Precision;
 use video_vae::backend::cuda::{CudaSizes, KernelArch, device_profile};
 use video_vae::ir::Shape;
 use video_vae::model::{Cone, Direction, FrameRange, Network};
-use video_vae::plan::{Next, Plan, Request, Target, op_work, search};
+use video_vae::plan::{Next, Plan, PlanReport, Request, Target, op_work, search};
 
 fn request(network: &Arc<Network>, first: u64, count: u64, limit: u64) -> Request {
     let cone = Cone::new(network, FrameRange { first, end: Some(first + count) });
@@ -64,6 +64,33 @@ fn a_cut_costs_few_frames_also_within_limits() {
             assert!(plans.iter().all(|plan| plan.fits(limit << 30, 110 << 30) && plan.is_untiled()));
             assert!(products > 0.0 && products <= most, "{direction:?}: {products:.1}");
             assert!(time <= most * 1.15, "{direction:?}: {time:.1}");
+        }
+    }
+}
+
+/// What a fleet relies on: parts that begin whole periods apart are planned once.
+#[test]
+fn ranges_whole_periods_apart_have_the_same_plan() {
+    let config = published();
+    let sizes = CudaSizes { precision: Precision::Fp16 };
+    let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
+    let target = Target::new(profile, &sizes, config.groups);
+    for (direction, first, count) in [(Direction::Decode, 1002, 60), (Direction::Encode, 250, 15)] {
+        let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
+        let period = Cone::period(&network);
+        for limit in [139, 8] {
+            let one = request(&network, first, count, limit);
+            let planned = search(&one, &target).unwrap().report();
+            for periods in [1, 5, 40] {
+                let shifted = request(&network, first + periods * period, count, limit);
+                assert!(shifted.cone.is_shift_of(&one.cone, &network), "{direction:?} {periods}");
+                let report = search(&shifted, &target).unwrap().report();
+                assert_eq!(PlanReport { range: planned.range, ..report }, planned, "{direction:?} {periods} {limit}");
+            }
+            let [longer, later] = [(first, count + 1), (first + 1, count)];
+            for (first, count) in [longer, later] {
+                assert!(!request(&network, first, count, limit).cone.is_shift_of(&one.cone, &network));
+            }
         }
     }
 }

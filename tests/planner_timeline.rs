@@ -125,13 +125,14 @@ mod pictures {
     use video_vae::ir::Shape;
     use video_vae::model::{Direction, Network};
     use video_vae::plan::{Request, Target, search};
+    use video_vae::report::{PlanLimits, timeline};
     use vvae::picture;
 
     use super::check;
     use super::common::planner::{DEVICE_BYTES, H200, HOST_BYTES, published, request};
 
     /// The timeline of a job on an H200, as `vvae_plan_timeline` tells it.
-    fn timeline(direction: Direction, input: Shape, limit: u64) -> Value {
+    fn shown(direction: Direction, input: Shape, limit: u64) -> Value {
         let config = published();
         let profile = device_profile(H200, Precision::Fp16, KernelArch::HOPPER);
         let network = Arc::new(Network::new(&config.model(), direction).unwrap().for_device(&profile));
@@ -139,7 +140,7 @@ mod pictures {
         let target = Target::new(profile, &sizes, config.groups);
         let request = Request { limit, ..request(&network, input) };
         let plan = search(&request, &target).unwrap_or_else(|why| panic!("{why:?}"));
-        let timeline = plan.timeline("NVIDIA H200", (limit, HOST_BYTES), &target);
+        let timeline = timeline(&plan, "NVIDIA H200", PlanLimits { device: limit, host: HOST_BYTES }, &target);
         check(&timeline);
         json!({ "devices": [timeline] })
     }
@@ -148,7 +149,7 @@ mod pictures {
     fn plan_pictures_are_current() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/pictures");
         for (name, limit) in [("plan-no-limit.svg", DEVICE_BYTES), ("plan-6gib.svg", 6 << 30)] {
-            let found = picture::plan(&timeline(Direction::Decode, Shape::new(1, 16, 21, 135, 240), limit)).unwrap();
+            let found = picture::plan(&shown(Direction::Decode, Shape::new(1, 16, 21, 135, 240), limit)).unwrap();
             if std::env::var_os("VVAE_UPDATE_PICTURES").is_some() {
                 std::fs::create_dir_all(&folder).unwrap();
                 std::fs::write(folder.join(name), found).unwrap();
@@ -171,7 +172,7 @@ mod pictures {
             (Direction::Decode, Shape::new(1, 16, 0, 135, 240), 6 << 30),
             (Direction::Decode, Shape::new(2, 16, 6, 270, 480), 6 << 30),
         ] {
-            let svg = picture::plan(&timeline(direction, input, limit)).unwrap();
+            let svg = picture::plan(&shown(direction, input, limit)).unwrap();
             assert!(svg.contains("limit") && svg.contains("host memory"), "{input}");
         }
     }

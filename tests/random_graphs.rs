@@ -13,11 +13,9 @@ use common::safetensors::{Folder, to_bytes};
 use common::weights::random_weights;
 use common::{Random, devices};
 use video_vae::error::Error;
-use video_vae::exec::{
-    self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session, Weights,
-};
+use video_vae::exec::{self, Allocators, Call, ClipRange, Control, DeviceName, JobShape, Outputs, Pull, Session};
 use video_vae::ir::{DType, Shape, TensorDevice, View};
-use video_vae::model::{Direction, Model};
+use video_vae::model::{Checkpoint, Direction, Model};
 use video_vae::node;
 
 /// Models of each kind of device. Kernels of a GPU take widths that are multiples of 16.
@@ -138,8 +136,8 @@ fn open(device: &str, path: &Path, model: &Arc<Model>) -> Option<Box<dyn Session
         None => TensorDevice::Cpu,
         Some(index) => TensorDevice::Cuda(index.parse().unwrap()),
     };
-    let weights = Weights { path: path.to_owned(), model: Some(Arc::clone(model)) };
-    match exec::open(&[DeviceName::Place(place)], &weights, Allocators::default(), node::defaults()) {
+    let checkpoint = Checkpoint::open_as(path, Arc::clone(model)).unwrap();
+    match exec::open(&[DeviceName::Place(place)], &checkpoint, Allocators::default(), node::defaults()) {
         Err(Error::Device(why)) if place != TensorDevice::Cpu && why.contains("no kernel on the GPU does") => None,
         opened => Some(opened.unwrap()),
     }

@@ -15,6 +15,10 @@ pub fn is_untiled(plan: &vvae_plan_info) -> bool {
     plan.tile_rows * plan.tile_columns == 1
 }
 
+unsafe extern "C" fn stop_if_interrupted(_: *mut c_void, _: u64, _: u64, _: *const c_char) -> i32 {
+    i32::from(interrupt::requested())
+}
+
 pub struct Vae {
     api: &'static Api,
     raw: *mut vvae,
@@ -41,6 +45,8 @@ impl Vae {
             device_alloc: None,
             device_free: None,
             device_alloc_user: null_mut(),
+            progress: Some(stop_if_interrupted),
+            progress_user: null_mut(),
         };
         let mut raw = null_mut();
         // SAFETY: the struct and its texts outlive the call.

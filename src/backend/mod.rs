@@ -58,9 +58,9 @@ pub struct DeviceSpan {
     pub end: Instant,
 }
 
-/// What came of [`DeviceFacts::tuned_profile`], for the log.
+/// What the host should know of a backend or its rates, for the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TuningNote {
+pub struct Note {
     pub is_warning: bool,
     pub text: String,
 }
@@ -81,10 +81,14 @@ pub trait DeviceFacts {
     fn precision(&self) -> Precision;
     /// The architecture and instruction set. With equal texts and equal precisions, bits are equal.
     fn arithmetic(&self) -> String;
+    /// What it did to the process, or could not do.
+    fn notes(&self) -> Vec<Note> {
+        Vec::new()
+    }
     fn profile(&self) -> DeviceProfile;
     /// The profile with rates that were measured: those in the table at a path, which the backend chooses for `None`.
     /// What is not there is measured and stored. Fails if stopped, and only then.
-    fn tuned_profile(&self, _table: Option<&Path>, _stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+    fn tuned_profile(&self, _table: Option<&Path>, _stop: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)> {
         Ok((self.profile(), Vec::new()))
     }
     fn sizes(&self) -> &dyn Sizes;

@@ -2,6 +2,7 @@
 
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 
 use super::log::Log;
@@ -11,12 +12,13 @@ use super::types::*;
 use super::{cancel, guard, sized, text};
 use crate::backend::{Allocator, Callbacks};
 use crate::error::{Error, Result};
-use crate::exec::{self, Allocators, DeviceName, Trace, Trim, Weights};
+use crate::exec::{self, Allocators, DeviceName, Trace, Trim};
 use crate::ir::TensorDevice;
+use crate::model::Checkpoint;
 use crate::node;
 
-/// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked. The first run loads
-/// the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
+/// Opens a checkpoint on a device, or on several that divide the work. The whole file is checked, which reads it once;
+/// `progress` can cancel it. The first run loads the weights; handles of the same file on the same device share them. On failure `*v` is NULL, and
 /// vvae_error(NULL, ...) gives the text. [any-thread]
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut vvae) -> i32 {
@@ -36,7 +38,14 @@ pub unsafe extern "C" fn vvae_create(info: *const vvae_create_info, v: *mut *mut
         let device = if info.device.is_null() { "auto" } else { unsafe { text::read("device", info.device) }? };
         let log = Log { callback: info.log, user: info.log_user };
         let session = parse_devices(device)
-            .and_then(|devices| exec::open(&devices, &Weights::at(weights), allocators(&info)?, node::defaults()))
+            .and_then(|devices| {
+                let checkpoint = Checkpoint::open_watched(Path::new(weights), &mut |done, total| {
+                    // SAFETY: the host vouches for its callback and user pointer.
+                    info.progress
+                        .is_some_and(|tell| unsafe { tell(info.progress_user, done, total, c"check".as_ptr()) } != 0)
+                })?;
+                exec::open(&devices, &checkpoint, allocators(&info)?, node::defaults())
+            })
             .inspect_err(|error| log.failure(error))?;
         log.write(VVAE_LOG_INFO, format_args!("opened {weights} on {device}: {}", session.model().sizes));
         // SAFETY: as above.

@@ -122,6 +122,7 @@ impl FrameStream for MockStream {
 fn plan() -> PlanReport {
     PlanReport {
         direction: Direction::Encode,
+        arithmetic: String::new(),
         range: FrameRange::WHOLE,
         input: Shape::new(1, 3, 1, 8, 8),
         output: Shape::new(1, 16, 1, 1, 1),

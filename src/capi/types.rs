@@ -150,8 +150,8 @@ pub type vvae_device_alloc_fn = Option<unsafe extern "C" fn(user: *mut c_void, d
 pub type vvae_device_free_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, device: i32, block: *mut c_void, bytes: u64)>;
 
-/// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "plan", "load",
-/// "encode" or "decode". A result other than 0 cancels the call. Must not throw.
+/// Reports progress, on the thread of the call. `total` is 0 if it is not known. `stage` is "check", "plan",
+/// "load", "encode" or "decode". A result other than 0 cancels the call. Must not throw.
 pub type vvae_progress_fn =
     Option<unsafe extern "C" fn(user: *mut c_void, done: u64, total: u64, stage: *const c_char) -> i32>;
 
@@ -183,6 +183,9 @@ pub struct vvae_create_info {
     pub device_alloc: vvae_device_alloc_fn,
     pub device_free: vvae_device_free_fn,
     pub device_alloc_user: *mut c_void,
+    /// Called while the file is checked, with its bytes and "check" as the stage. May be NULL.
+    pub progress: vvae_progress_fn,
+    pub progress_user: *mut c_void,
 }
 
 /// Options of one run. NULL means all zeros.

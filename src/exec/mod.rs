@@ -21,16 +21,16 @@ pub use trace::Trace;
 
 use std::fmt;
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use crate::backend::cpu::{Cpu, CpuOptions};
 use crate::backend::{self, DeviceAllocator, HostAllocator, HostStream};
 use crate::error::{Error, Result};
-use crate::ir::{Shape, TensorDevice, View};
-use crate::model::{Direction, Model, Network};
+use crate::ir::{DeviceProfile, Shape, TensorDevice, View};
+use crate::model::{Checkpoint, Direction, Model, Network};
 use crate::plan::PlanReport;
+use crate::report::PlanLimits;
 
 /// How far a call has come, for the host's progress bar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub trait Session: Send {
     /// Takes effect with the next call; open streams keep the settings they were opened with.
     fn configure(&mut self, settings: Settings) -> Result<()>;
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport>;
-    /// The same plan as a [timeline](crate::plan::Plan::timeline) for each device that has a part.
+    /// The same plan as a [timeline](crate::report::timeline) for each device that has a part.
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>>;
     /// Returns the plan that it ran by.
     fn run(&mut self, call: &Call, control: &mut Control) -> Result<PlanReport>;
@@ -178,8 +178,32 @@ trait DeviceSession: Session {
     fn place(&self) -> TensorDevice;
     /// What its bits depend on, beside the input.
     fn arithmetic(&self) -> String;
+    /// What its plans depend on, beside the job.
+    fn plan_kind(&self) -> PlanKind;
     /// Says whom it shares memory with.
     fn share(&mut self, with: Sharing);
+}
+
+/// Sessions of one kind have the same plan for a job.
+#[derive(Debug, PartialEq)]
+struct PlanKind {
+    arithmetic: String,
+    profile: DeviceProfile,
+    settings: Settings,
+    /// Where the device's rates may be measured.
+    tuned: Option<TensorDevice>,
+    limits: NearLimits,
+}
+
+/// Equal but for what other programs take or free meanwhile.
+#[derive(Debug)]
+struct NearLimits(PlanLimits);
+
+impl PartialEq for NearLimits {
+    fn eq(&self, other: &NearLimits) -> bool {
+        let near = |a: u64, b: u64| a.abs_diff(b) <= a.max(b) / 128;
+        near(self.0.device, other.0.device) && near(self.0.host, other.0.host)
+    }
 }
 
 /// What became of a pull.
@@ -216,21 +240,6 @@ pub enum DeviceName {
     AllCuda,
 }
 
-/// The checkpoint of a session.
-#[derive(Debug, Clone)]
-pub struct Weights {
-    pub path: PathBuf,
-    /// The model whose tensors it must have; `None` finds the model of a known family.
-    pub model: Option<Arc<Model>>,
-}
-
-impl Weights {
-    /// A checkpoint of a known family.
-    pub fn at(path: impl Into<PathBuf>) -> Weights {
-        Weights { path: path.into(), model: None }
-    }
-}
-
 /// Where memory comes from, on whatever device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Allocators {
@@ -238,18 +247,18 @@ pub struct Allocators {
     pub device: DeviceAllocator,
 }
 
-/// Opens a checkpoint on one device, or on several that divide the work. The whole file is checked. The first call that
-/// needs weights loads them; other sessions of the same file on the same device share them.
+/// A session of a checkpoint on one device, or on several that divide the work. The first call that needs weights loads
+/// them; other sessions of the same file on the same device share them.
 pub fn open(
     devices: &[DeviceName],
-    weights: &Weights,
+    checkpoint: &Checkpoint,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn Session>> {
     match &places(devices)?[..] {
-        [place] => Ok(open_one(*place, weights, allocators, settings)?),
+        [place] => Ok(open_one(*place, checkpoint, allocators, settings)?),
         places => {
-            let open = |place: &TensorDevice| open_one(*place, weights, allocators.clone(), settings.clone());
+            let open = |place: &TensorDevice| open_one(*place, checkpoint, allocators.clone(), settings.clone());
             let members = places.iter().map(open).collect::<Result<_>>()?;
             Ok(Box::new(fleet::FleetSession::new(members, settings)?))
         }
@@ -273,14 +282,10 @@ fn places(devices: &[DeviceName]) -> Result<Vec<TensorDevice>> {
 
 fn open_one(
     place: TensorDevice,
-    weights: &Weights,
+    checkpoint: &Checkpoint,
     allocators: Allocators,
     settings: Settings,
 ) -> Result<Box<dyn DeviceSession>> {
-    // The file is opened again later, when the process may be in another folder.
-    let path = std::path::absolute(&weights.path)
-        .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", weights.path.display())))?;
-    let weights = Weights { path, model: weights.model.clone() };
     match place {
         #[cfg(not(feature = "cuda"))]
         TensorDevice::Cuda(index) => {
@@ -294,7 +299,7 @@ fn open_one(
             let make = Box::new(move |settings: &Settings| {
                 backend::cuda::Cuda::new(index, settings.precision.unwrap_or(backend::Precision::Fp16), blocks)
             });
-            Ok(Box::new(session::Engine::open(place, weights, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
         }
         TensorDevice::Cpu => {
             let blocks = allocators.host;
@@ -306,7 +311,7 @@ fn open_one(
                     allocator: blocks,
                 })
             });
-            Ok(Box::new(session::Engine::open(place, weights, allocators, settings, make)?))
+            Ok(Box::new(session::Engine::open(place, checkpoint, allocators, settings, make)?))
         }
     }
 }

@@ -17,14 +17,16 @@ use super::stream::Streaming;
 use super::weights::{Loading, SharedWeights, WeightsKey};
 use super::workspace::{Workspace, stream_for};
 use super::{
-    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, Session, Trim, Weights, check, nonfinite,
+    Allocators, Call, Control, DeviceSession, FrameStream, JobShape, NearLimits, PlanKind, Session, Trim, check,
+    nonfinite,
 };
-use crate::backend::{Backend, TuningNote};
+use crate::backend::{Backend, Note};
 use crate::error::{Error, Result, check_cancel};
 use crate::ir::{CacheFormat, ConvLayout, DeviceProfile, FrameShape, Shape, TensorDevice};
 use crate::model::checkpoint::FileIdentity;
 use crate::model::{Checkpoint, Direction, Model, Network};
-use crate::plan::{Bytes, Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
+use crate::plan::{Next, Plan, PlanReport, Target, WeightBytes, op_work, work};
+use crate::report::{self, Bytes, PlanLimits};
 
 /// Makes the backend that some settings ask for.
 pub type MakeBackend<B> = Box<dyn Fn(&Settings) -> Result<B> + Send>;
@@ -46,8 +48,10 @@ pub struct Engine<B: Backend> {
     sharing: Sharing,
     /// The last plan: hosts ask for it before they run it, and a tight limit takes long to search.
     planned: Mutex<Option<(Asked, Plan)>>,
-    /// With `autotune`, from the first plan on. Notes wait for a call with a log.
-    tuned: OnceCell<(DeviceProfile, Mutex<Vec<TuningNote>>)>,
+    /// With `autotune`, from the first plan on.
+    tuned: OnceCell<DeviceProfile>,
+    /// Of the backend and its rates. They wait for the next run, which has a log.
+    notes: Mutex<Vec<Note>>,
 }
 
 /// The encoder or the decoder.
@@ -59,23 +63,20 @@ struct Coder<B: Backend> {
 impl<B: Backend> Engine<B> {
     pub fn open(
         place: TensorDevice,
-        weights: Weights,
+        checkpoint: &Checkpoint,
         allocators: Allocators,
         settings: Settings,
         make: MakeBackend<B>,
     ) -> Result<Engine<B>> {
-        let checkpoint = match weights.model {
-            Some(model) => Checkpoint::open_as(&weights.path, model)?,
-            None => Checkpoint::open(&weights.path)?,
-        };
         let backend = Arc::new(make(&settings)?);
+        let notes = Mutex::new(backend.notes());
         let coders =
             networks(&*backend, checkpoint.model(), settings.cache)?.map(|network| Coder { network, weights: None });
         Ok(Engine {
             place,
             model: Arc::clone(checkpoint.model()),
             file: checkpoint.identity().clone(),
-            path: weights.path,
+            path: checkpoint.path().to_owned(),
             allocators,
             backend,
             make,
@@ -86,7 +87,12 @@ impl<B: Backend> Engine<B> {
             sharing: Sharing::default(),
             planned: Mutex::new(None),
             tuned: OnceCell::new(),
+            notes,
         })
+    }
+
+    fn report(&self, plan: &Plan) -> PlanReport {
+        PlanReport { arithmetic: arithmetic(&*self.backend), ..plan.report() }
     }
 
     fn coder(&self, direction: Direction) -> &Coder<B> {
@@ -121,8 +127,12 @@ impl<B: Backend> Engine<B> {
         }
         let path = self.settings.autotune_path.as_deref();
         let tune = || self.backend.tuned_profile(path, &mut || cancel.load(Ordering::Relaxed));
-        let tuned = self.tuned.get_or_try_init(|| tune().map(|(profile, notes)| (profile, Mutex::new(notes))))?;
-        Ok(tuned.0)
+        let tuned = self.tuned.get_or_try_init(|| {
+            let (profile, notes) = tune()?;
+            self.notes.lock().extend(notes);
+            Ok(profile)
+        })?;
+        Ok(*tuned)
     }
 
     /// `offloaded`: per layer, whether its weights stay in host memory.
@@ -210,6 +220,11 @@ impl<B: Backend> Engine<B> {
     }
 }
 
+/// What bits depend on, beside the input.
+pub fn arithmetic<B: Backend>(backend: &B) -> String {
+    format!("{} in {}", backend.arithmetic(), backend.precision().name())
+}
+
 /// For host memory that the system did not allow to be pinned.
 fn warn_not_pinned(control: &Control, bytes: u64) {
     control.warn(format_args!(
@@ -245,7 +260,17 @@ impl<B: Backend> DeviceSession for Engine<B> {
     }
 
     fn arithmetic(&self) -> String {
-        format!("{} in {}", self.backend.arithmetic(), self.backend.precision().name())
+        arithmetic(&*self.backend)
+    }
+
+    fn plan_kind(&self) -> PlanKind {
+        PlanKind {
+            arithmetic: self.arithmetic(),
+            profile: self.backend.profile(),
+            settings: self.settings.clone(),
+            tuned: self.settings.autotune.then_some(self.place),
+            limits: NearLimits(PlanLimits { device: self.limit(), host: self.host_limit() }),
+        }
     }
 
     fn share(&mut self, with: Sharing) {
@@ -281,6 +306,9 @@ impl<B: Backend> Session for Engine<B> {
             if backend.precision() != self.backend.precision() {
                 self.drop_weights();
             }
+            if changes_backend {
+                *self.notes.lock() = backend.notes();
+            }
             self.backend = backend;
             self.coders.iter_mut().zip(networks).for_each(|(coder, network)| coder.network = network);
             *self.planned.lock() = None;
@@ -295,13 +323,14 @@ impl<B: Backend> Session for Engine<B> {
     }
 
     fn plan(&self, job: &JobShape, cancel: &AtomicBool) -> Result<PlanReport> {
-        Ok(self.find_plan(&self.job(job)?, self.limit(), cancel)?.report())
+        Ok(self.report(&self.find_plan(&self.job(job)?, self.limit(), cancel)?))
     }
 
     fn timelines(&self, job: &JobShape, cancel: &AtomicBool) -> Result<Vec<serde_json::Value>> {
-        let limits = (self.limit(), self.host_limit());
-        let plan = self.find_plan(&self.job(job)?, limits.0, cancel)?;
-        let timeline = plan.timeline(&self.place.to_string(), limits, &self.target(cancel)?.with_cancel(cancel));
+        let limits = PlanLimits { device: self.limit(), host: self.host_limit() };
+        let plan = self.find_plan(&self.job(job)?, limits.device, cancel)?;
+        let target = self.target(cancel)?.with_cancel(cancel);
+        let timeline = report::timeline(&plan, &self.place.to_string(), limits, &target);
         check_cancel(cancel)?;
         Ok(vec![timeline])
     }
@@ -328,7 +357,7 @@ impl<B: Backend> Session for Engine<B> {
         }
         self.tell_idle();
         nonfinite::report(result.and(finished)?, self.settings.on_nonfinite, direction, control)?;
-        Ok(plan.report())
+        Ok(self.report(&plan))
     }
 
     fn open_stream(

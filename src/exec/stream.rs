@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::check::StreamCheck;
 use super::runner::{HostTensors, Runner, Watch};
+use super::session::arithmetic;
 use super::settings::Settings;
 use super::weights::SharedWeights;
 use super::workspace::{Workspace, stream_for};
@@ -78,7 +79,7 @@ impl<B: Backend> FrameStream for Streaming<B> {
     }
 
     fn plan(&self) -> PlanReport {
-        self.plan.report()
+        PlanReport { arithmetic: arithmetic(&*self.backend), ..self.plan.report() }
     }
 
     fn push(&mut self, input: Option<&View>) -> Result<u64> {

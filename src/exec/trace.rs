@@ -15,7 +15,7 @@ use crate::error::Result;
 use crate::file::{Replacement, cannot_write};
 use crate::ir::{Offsets, Op, TensorDevice};
 use crate::model::Network;
-use crate::plan::{op_frames, op_name};
+use crate::report::{op_frames, op_name};
 
 /// The key of the trace, for errors.
 const KEY: &str = "trace";

@@ -77,6 +77,32 @@ impl Cone {
     }
 }
 
+/// Latent frames after which recipes repeat: frames are computed in pairs.
+const PERIOD_LATENTS: u64 = 2;
+/// Layers that begin with this frame or a later one read none of those that begin a clip, which have other recipes.
+const STEADY: u64 = 16;
+
+impl Cone {
+    /// Output frames after which the recipes of every layer repeat.
+    pub fn period(network: &Network) -> u64 {
+        PERIOD_LATENTS * network.geometry.time / network.latent_rate()
+    }
+
+    /// Whether the range is another one, whole periods later or earlier. Such ranges take the same work and memory.
+    pub fn is_shift_of(&self, other: &Cone, network: &Network) -> bool {
+        if self == other {
+            return true;
+        }
+        let frames = |cone: &Cone| cone.range.end.map(|end| end - cone.range.first);
+        let inputs = |cone: &Cone| cone.input_end.map(|end| end - cone.first_input);
+        let is_steady = |cone: &Cone| cone.first_input >= STEADY && cone.firsts.iter().all(|first| *first >= STEADY);
+        self.range.first.abs_diff(other.range.first).is_multiple_of(Cone::period(network))
+            && is_steady(self)
+            && is_steady(other)
+            && (frames(self), inputs(self), &self.trims) == (frames(other), inputs(other), &other.trims)
+    }
+}
+
 /// The first output frame of each layer that outputs from `first` on depend on, and the first input frame.
 fn first_frames(network: &Network, first: u64) -> (Vec<u64>, u64) {
     let mut firsts = vec![u64::MAX; network.layers.len()];

@@ -189,7 +189,7 @@ pub static PARAMS: &[Param] = &[
         kind: ParamKind::Choice(&[c"auto", c"avx512", c"avx2", c"portable", c"avx512bf16", c"amx", c"neon", c"neon_bf16"]),
         default: c"auto",
         unit: c"",
-        help: c"Instructions of the CPU; auto takes the fastest it has for the precision. avx512bf16, amx and neon_bf16 compute in bf16 only.",
+        help: c"Instructions of the CPU; auto takes the fastest it has for the precision. avx512bf16, amx and neon_bf16 compute in bf16 only. amx, which auto takes for bf16, is permitted by Linux to the whole process, which then refuses small signal stacks; avx512bf16 does without.",
         only: None,
         set: |s, v| {
             use Instructions::{Amx, Auto, Avx2, Avx512, Avx512Bf16, Neon, NeonBf16, Portable};

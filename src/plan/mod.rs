@@ -5,6 +5,7 @@
 
 mod arena;
 mod cost;
+mod exclusions;
 #[allow(clippy::module_inception)]
 mod plan;
 mod policy;
@@ -14,16 +15,14 @@ mod schedule;
 mod search;
 mod spec;
 mod tiles;
-mod timeline;
 
-pub use arena::{Arenas, Slots};
-pub use cost::{Target, WeightBytes, cone_work, op_work, work};
+pub use arena::{Arena, Arenas, Slot, Slots};
+pub use cost::{CostModel, Estimate, Moved, Target, WeightArrivals, WeightBytes, cone_work, op_work, work};
 pub use plan::Plan;
-pub use policy::{CachePolicy, MAX_SLICE_LATENTS, SchedulePolicy};
-pub use report::{Bytes, DeviceDivision, DeviceReport, PlanReport};
+pub use policy::{Form, LayerPolicy, MAX_SLICE_LATENTS, Memory, Placement, SchedulePolicy};
+pub use report::{DeviceDivision, DeviceReport, PlanReport};
 pub use request::{PlanError, Request};
 pub use schedule::{Next, Schedule};
 pub use search::search;
 pub use spec::ScheduleSpec;
 pub use tiles::{Spacing, TileSize};
-pub use timeline::{op_frames, op_name};

@@ -6,18 +6,18 @@ use std::sync::Arc;
 
 use super::arena::{Arenas, PackedLayout};
 use super::cost::{self, BufferBytes, CostModel, Estimate, Target, WeightArrivals, WeightBytes};
-use super::policy::CachePolicy;
+use super::policy::Form;
 use super::report::PlanReport;
 use super::request::Request;
-use super::schedule::{Schedule, is_periodic};
+use super::schedule::{Purpose, Schedule, is_periodic};
 use super::spec::{ItemOrder, ScheduleSpec};
 use crate::ir::{Buffers, CacheFormat, FrameShape, PinnedBytes, Rates, Shape};
-use crate::model::{Direction, Layer, Network};
+use crate::model::{Direction, Network};
 
 /// A schedule for a job, with everything a run needs to follow it.
 #[derive(Debug, Clone)]
 pub struct Plan {
-    pub(super) spec: ScheduleSpec,
+    pub spec: ScheduleSpec,
     /// Where the input ends, if that is known.
     frames: Option<u64>,
     arenas: Arenas,
@@ -31,7 +31,7 @@ pub struct Plan {
     mapping: u64,
     /// Bytes of a staging buffer for input, and for output.
     staging: [u64; 2],
-    pub(super) weights: WeightBytes,
+    pub weights: WeightBytes,
     load_bytes: u64,
     input: Shape,
     /// Of the whole job; for a stream, of a clip of [`STREAM_FRAMES`].
@@ -99,7 +99,7 @@ impl Plan {
             workspace: 0,
             mapping: 0,
             staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
-            weights: WeightBytes::new(&network, &spec.policy.offloaded_weights, target),
+            weights: WeightBytes::new(&network, &spec.policy.offloaded_weights(), target),
             load_bytes: request.load_bytes,
             input: request.input,
             estimate: all.estimate.plus(typical.estimate.times(rest)),
@@ -169,9 +169,9 @@ impl Plan {
         Schedule::new(self.spec.clone(), self.frames, self.arenas.clone(), target)
     }
 
-    /// The same for a [timeline](super::timeline): of work items that are alike, one.
-    pub(super) fn shown_schedule(&self, target: &Target) -> Schedule {
-        Schedule::of_distinct_items(self.spec.one_clip(), self.frames, self.arenas.clone(), target)
+    /// The same for a timeline: of work items that are alike, one.
+    pub fn shown_schedule(&self, target: &Target) -> Schedule {
+        Schedule::for_purpose(Purpose::Picture, self.spec.one_clip(), self.frames, self.arenas.clone(), target)
     }
 
     /// Bytes of the device block that slots, scratch, bands and staging share.
@@ -204,8 +204,8 @@ impl Plan {
     }
 
     /// Of each layer, whether its weights are offloaded.
-    pub fn offloaded_weights(&self) -> &[bool] {
-        &self.spec.policy.offloaded_weights
+    pub fn offloaded_weights(&self) -> Vec<bool> {
+        self.spec.policy.offloaded_weights()
     }
 
     /// Bytes of host memory in all.
@@ -248,16 +248,13 @@ impl Plan {
         };
         let grid = self.spec.grid.as_deref();
         // A cache that nothing is offloaded from is never in 8 bits: a still image has none.
-        let layers = network.layers.iter().zip(&policy.caches);
-        let rounds = |(layer, policy): (&Layer, &CachePolicy)| {
-            layer.cache == CacheFormat::U8 && *policy != CachePolicy::Resident
-        };
-        let cache = if layers.into_iter().any(rounds) { CacheFormat::U8 } else { CacheFormat::Exact };
-        let rematerialised = |materialised: &[u64]| -> Vec<u64> {
-            policy.chunks.iter().zip(materialised).map(|(chunk, materialised)| chunk - materialised).collect()
-        };
+        let mut layers = network.layers.iter().zip(&policy.layers);
+        let rounds = layers.any(|(layer, own)| layer.cache == CacheFormat::U8 && own.form == Form::Banded);
+        let cache = if rounds { CacheFormat::U8 } else { CacheFormat::Exact };
+        let stages = 0..network.stages.len();
         PlanReport {
             direction: network.direction,
+            arithmetic: String::new(),
             range: self.spec.cone.range,
             input: self.input,
             output: Shape::new(self.input.batch, stored_channels(network), frames, shape.height, shape.width),
@@ -271,8 +268,8 @@ impl Plan {
             workspace_bytes: self.workspace_bytes().saturating_add(self.mapping),
             slice_frames: policy.slice / network.latent_rate(),
             chunk_frames: policy.chunks.clone(),
-            rematerialised_frames: rematerialised(&policy.materialised),
-            rematerialised_hidden: rematerialised(&policy.materialised_hidden),
+            rematerialised_frames: stages.clone().map(|stage| policy.rematerialised(network, stage)).collect(),
+            rematerialised_hidden: stages.map(|stage| policy.rematerialised_hidden(network, stage)).collect(),
             tiles: grid.map_or((1, 1), |g| (g.rows.spans.len() as u64, g.columns.spans.len() as u64)),
             tile_size: grid.map_or(image, |g| (g.size.height.min(image.0), g.size.width.min(image.1))),
             tile_overlap: grid.map_or(0, |g| g.size.overlap),

@@ -1,9 +1,9 @@
 //! The schedule policy: every choice that a plan makes. All policies without tiles give the same bits.
 //!
-//! Owns the policy and the questions about a network that limit it. Knows no memory and no device.
+//! Owns where values lie between operations, and how layers run. Knows no memory and no device.
 
 use crate::ir::{LayerId, SplitColumns};
-use crate::model::Network;
+use crate::model::{Network, Source};
 
 /// Input frames that a causal layer caches for its next frame.
 pub const CACHE_FRAMES: u64 = 2;
@@ -16,45 +16,100 @@ pub const MIN_MATERIALISED_HIDDEN: u64 = CACHE_FRAMES;
 /// long. The planner itself never chooses as many.
 pub const MAX_SLICE_LATENTS: u64 = 6;
 
-/// Where a layer's causal cache lies.
+/// Where a value lies between the operation that makes it and those that read it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum CachePolicy {
-    /// In device memory, where the frames were computed.
-    Resident,
-    /// The leftmost `resident_shares`/64 of each cached row stays on the device; the rest is offloaded and streamed per
-    /// band. Every row is split at the same column, so all bands wait equally.
-    Offloaded { resident_shares: u8 },
-    /// Nowhere: the stage's head computes the frames again, band by band, from its own smaller input.
+pub enum Placement {
+    /// The leftmost `resident_shares`/64 of each row on the device, the rest in host memory, streamed per band. Every
+    /// row is split at the same column, so all bands wait equally.
+    Columns { resident_shares: u8 },
+    /// Nowhere: the layer that made it computes it again, band by band, for each reader. Its statistics are resident.
     Recomputed,
 }
 
-impl CachePolicy {
+impl Placement {
     /// Shares of a row.
     pub const SHARES: u8 = 64;
-    pub const HOST: CachePolicy = CachePolicy::Offloaded { resident_shares: 0 };
-    /// On the device, while the layer runs in bands.
-    pub const DEVICE: CachePolicy = CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES };
+    pub const HOST: Placement = Placement::Columns { resident_shares: 0 };
+    pub const RESIDENT: Placement = Placement::Columns { resident_shares: Placement::SHARES };
 
     /// The fewest shares that keep this part of each row resident, or more. Rows are split at multiples of `step`.
     pub fn shares_for(part: f64, width: u64, step: u64) -> u8 {
         let columns = (part * width as f64 / step as f64).ceil() as u64 * step;
-        let shares = (columns * u64::from(CachePolicy::SHARES)).div_ceil(width.max(1));
-        shares.min(u64::from(CachePolicy::SHARES)) as u8
+        let shares = (columns * u64::from(Placement::SHARES)).div_ceil(width.max(1));
+        shares.min(u64::from(Placement::SHARES)) as u8
     }
 
-    /// Whether any of the cache is in host memory.
+    /// Whether any of the value is in host memory.
     pub fn uses_host(self) -> bool {
-        matches!(self, CachePolicy::Offloaded { resident_shares } if resident_shares < CachePolicy::SHARES)
+        matches!(self, Placement::Columns { resident_shares } if resident_shares < Placement::SHARES)
     }
 
-    /// How the columns of a cached frame are split.
+    /// How the columns of a frame are split.
     pub fn columns(self, width: u64, step: u64) -> SplitColumns {
         match self {
-            CachePolicy::Offloaded { resident_shares } => {
-                SplitColumns::new(width, width * u64::from(resident_shares) / u64::from(CachePolicy::SHARES), step)
+            Placement::Columns { resident_shares } => {
+                SplitColumns::new(width, width * u64::from(resident_shares) / u64::from(Placement::SHARES), step)
             }
-            CachePolicy::Resident | CachePolicy::Recomputed => SplitColumns::all_resident(width),
+            Placement::Recomputed => SplitColumns::all_resident(width),
         }
+    }
+}
+
+/// How a layer runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Form {
+    /// On whole frames. Its cache is resident.
+    Whole,
+    /// In bands of rows. Its normalised input never exists whole on the device.
+    Banded,
+}
+
+/// In which form a layer keeps what it reads again with its next chunk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Representation {
+    /// Input frames as they were made.
+    Raw,
+    Normalised,
+    /// Normalised frames in 8 bits.
+    EightBit,
+    /// f32 products of input frames, in place of the frames.
+    PartialSums,
+    /// Statistics alone: the frames are recomputed.
+    Statistics,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Memory {
+    Device,
+    Host,
+}
+
+/// The choices for one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LayerPolicy {
+    pub form: Form,
+    /// Of the input frames that it reads again with its next chunk.
+    pub cache: Placement,
+    /// Of its output frames, within a chunk: resident, or in host memory.
+    pub output: Placement,
+    /// Of a whole chunk, the last output frames that are [recomputed](Placement::Recomputed) instead.
+    pub rematerialised: u64,
+    pub weights: Memory,
+}
+
+impl LayerPolicy {
+    /// Everything on the device, on whole frames.
+    pub const RESIDENT: LayerPolicy = LayerPolicy {
+        form: Form::Whole,
+        cache: Placement::RESIDENT,
+        output: Placement::RESIDENT,
+        rematerialised: 0,
+        weights: Memory::Device,
+    };
+
+    /// The same in bands, with its cache at `cache`.
+    pub fn banded(self, cache: Placement) -> LayerPolicy {
+        LayerPolicy { form: Form::Banded, cache, ..self }
     }
 }
 
@@ -64,65 +119,52 @@ pub struct SchedulePolicy {
     pub slice: u64,
     /// Frames that each stage computes at a time.
     pub chunks: Vec<u64>,
-    /// Of these, how many outputs of the stage's head are materialised. The others are rematerialised for each reader.
-    pub materialised: Vec<u64>,
-    /// Of these, how many hidden frames of a block are materialised, where both its layers run in bands and it has no
-    /// shortcut. The others are rematerialised for the second layer. At least [`MIN_MATERIALISED_HIDDEN`], or all.
-    pub materialised_hidden: Vec<u64>,
-    /// Of each layer.
-    pub caches: Vec<CachePolicy>,
-    /// Of each layer, whether its output is offloaded. Its readers then run in bands. Still images only.
-    pub offloaded_outputs: Vec<bool>,
-    /// Of each layer, whether its weights are offloaded.
-    pub offloaded_weights: Vec<bool>,
+    pub layers: Vec<LayerPolicy>,
 }
 
 impl SchedulePolicy {
     /// Everything on the device.
     pub fn resident(network: &Network, slice: u64, chunks: Vec<u64>) -> SchedulePolicy {
-        let layers = network.layers.len();
-        SchedulePolicy {
-            slice,
-            materialised: chunks.clone(),
-            materialised_hidden: chunks.clone(),
-            chunks,
-            caches: vec![CachePolicy::Resident; layers],
-            offloaded_outputs: vec![false; layers],
-            offloaded_weights: vec![false; layers],
+        SchedulePolicy { slice, chunks, layers: vec![LayerPolicy::RESIDENT; network.layers.len()] }
+    }
+
+    /// The same with so many outputs of a stage's head materialised in a chunk.
+    pub fn with_materialised(&self, network: &Network, stage: usize, frames: u64) -> SchedulePolicy {
+        let mut policy = self.clone();
+        policy.layers[network.stages[stage].head()].rematerialised = self.chunks[stage] - frames;
+        policy
+    }
+
+    /// The same with at most `frames` hidden frames of a stage's blocks materialised in a chunk.
+    pub fn with_materialised_hidden(&self, network: &Network, stage: usize, frames: u64) -> SchedulePolicy {
+        let mut policy = self.clone();
+        for hidden in network.stages[stage].body().filter_map(|layer| network.hidden_by(layer)) {
+            policy.layers[hidden].rematerialised = self.chunks[stage].saturating_sub(frames);
         }
-    }
-
-    /// The same with `frames` outputs of a stage's head materialised.
-    pub fn with_materialised(&self, stage: usize, frames: u64) -> SchedulePolicy {
-        let mut policy = self.clone();
-        policy.materialised[stage] = frames;
         policy
     }
 
-    /// The same with at most `frames` hidden frames of a stage's blocks materialised.
-    pub fn with_materialised_hidden(&self, stage: usize, frames: u64) -> SchedulePolicy {
-        let mut policy = self.clone();
-        policy.materialised_hidden[stage] = frames.min(policy.chunks[stage]);
-        policy
+    /// Of a whole chunk, the outputs of a stage's head that are rematerialised.
+    pub fn rematerialised(&self, network: &Network, stage: usize) -> u64 {
+        self.layers[network.stages[stage].head()].rematerialised
     }
 
-    /// Of a whole chunk, the hidden inputs of a layer that are rematerialised for it, and the layer that does it.
-    pub fn hidden_by(&self, network: &Network, layer: LayerId) -> Option<(LayerId, u64)> {
-        let stage = network.stage_of(layer);
-        let rematerialised = self.chunks[stage] - self.materialised_hidden[stage];
-        network.hidden_by(layer).filter(|_| rematerialised > 0).map(|by| (by, rematerialised))
+    /// Of a whole chunk, the hidden frames of a stage's blocks that are rematerialised.
+    pub fn rematerialised_hidden(&self, network: &Network, stage: usize) -> u64 {
+        network.stages[stage].body().map(|layer| self.layers[layer].rematerialised).max().unwrap_or(0)
     }
 
-    /// Of a whole chunk, the outputs of a stage's first layer that are rematerialised for each reader.
-    pub fn rematerialised(&self, stage: usize) -> u64 {
-        self.chunks[stage] - self.materialised[stage]
+    /// The layer that rematerialises frames for `layer` in every chunk: the one that makes its input or its addend.
+    pub fn rematerialised_for(&self, network: &Network, layer: LayerId) -> Option<LayerId> {
+        let facts = &network.layers[layer];
+        let sources = [Some(facts.input), facts.addend].into_iter().flatten();
+        let mut layers = sources.filter_map(|source| if let Source::Layer(from) = source { Some(from) } else { None });
+        layers.find(|from| network.stage_of(*from) == network.stage_of(layer) && self.layers[*from].rematerialised > 0)
     }
 
-    /// Whether a layer reads outputs of its stage's first layer that are rematerialised.
-    pub fn reads_rematerialised(&self, network: &Network, layer: LayerId) -> bool {
-        let stage = network.stage_of(layer);
-        let mut readers = network.readers(network.stages[stage].head()).iter();
-        self.rematerialised(stage) > 0 && readers.any(|reader| reader.layer == layer)
+    /// Of each layer, whether its weights are in host memory.
+    pub fn offloaded_weights(&self) -> Vec<bool> {
+        self.layers.iter().map(|layer| layer.weights == Memory::Host).collect()
     }
 }
 
@@ -134,9 +176,9 @@ mod tests {
     fn shares_keep_as_many_columns_as_asked_and_no_step_more() {
         for (width, step) in [(1920, 32), (960, 32), (512, 32), (77, 32), (33, 1)] {
             for part in [0.0, 0.01, 0.3, 0.734, 0.99, 1.0] {
-                let resident_shares = CachePolicy::shares_for(part, width, step);
-                let columns = CachePolicy::Offloaded { resident_shares }.columns(width, step).split();
-                let (wanted, share) = (part * width as f64, width.div_ceil(u64::from(CachePolicy::SHARES)));
+                let resident_shares = Placement::shares_for(part, width, step);
+                let columns = Placement::Columns { resident_shares }.columns(width, step).split();
+                let (wanted, share) = (part * width as f64, width.div_ceil(u64::from(Placement::SHARES)));
                 assert!(columns as f64 >= wanted, "{columns} of {width} for {part}");
                 assert!(
                     columns == width || (columns as f64) < wanted + (step + share) as f64,

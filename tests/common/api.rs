@@ -114,6 +114,8 @@ pub fn create_info(weights: &CStr) -> vvae_create_info {
         device_alloc: None,
         device_free: None,
         device_alloc_user: null_mut(),
+        progress: None,
+        progress_user: null_mut(),
     }
 }
 

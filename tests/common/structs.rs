@@ -7,7 +7,7 @@ macro_rules! with_structs {
             vvae_tensor { data, device_type, device_id, ndim, dtype, shape, strides, byte_offset }
             vvae_create_info {
                 struct_size, abi_version, weights, device, log, log_user, alloc, free, alloc_user, device_alloc,
-                device_free, device_alloc_user,
+                device_free, device_alloc_user, progress, progress_user,
             }
             vvae_run_info { struct_size, flags, cuda_stream, progress, progress_user, logvar }
             vvae_model_desc { struct_size, pixel_channels, latent_channels, spatial_scale, time_scale }

@@ -167,7 +167,8 @@ fn accepted(api: &Api, node: u32, index: u32, param: &vvae_param_desc) -> String
 fn checkpoint(path: &Path) -> Result<()> {
     let name = path.display();
     // The library first: it checks the file whole, and names the tensor where something is wrong.
-    let model = Vae::open(path, "cpu")?.model;
+    let vae = Vae::open(path, "auto")?;
+    let model = vae.model;
     let (header, described) = (Header::read(path)?, crate::checkpoint::model(path)?);
     let mut dtypes: BTreeMap<&str, u64> = BTreeMap::new();
     for entry in header.tensors.values() {
@@ -182,11 +183,19 @@ fn checkpoint(path: &Path) -> Result<()> {
     say!("  latent          {} channels", model.latent_channels)?;
     say!("  space           1 latent pixel for {0} x {0} pixels", model.spatial_scale)?;
     say!("  time            1 latent frame for {} frames, after the first", model.time_scale)?;
+    say!("  arithmetic      {}", arithmetic(&vae)?)?;
     say!("  tensors         {}", header.tensors.len())?;
     say!("  parameters      {}", units::grouped(parameters))?;
     say!("  dtype           {}", dtypes.join(", "))?;
     say!("  size            {} bytes", units::grouped(header.file_bytes))?;
     say!("  sha-256         {sum}")
+}
+
+/// Device, instructions and precision of a handle as it is opened: the text of every plan says it.
+fn arithmetic(vae: &Vae) -> Result<String> {
+    let (_, text) = vae.plan("decode", [1, i64::from(vae.model.latent_channels), 1, 1, 1])?;
+    let line = text.lines().find_map(|line| line.strip_prefix("arithmetic: "));
+    Ok(line.unwrap_or("not known; put a newer library there").to_owned())
 }
 
 /// As 64 hexadecimal digits.

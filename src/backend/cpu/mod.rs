@@ -20,8 +20,8 @@ pub use simd::Instructions;
 use std::sync::Arc;
 
 use super::{
-    DeviceFacts, Diagnosis, Execution, HostAllocator, JobAllocation, NonFinite, Precision, Residency, RunArgs, Stop,
-    WeightStorage,
+    DeviceFacts, Diagnosis, Execution, HostAllocator, JobAllocation, NonFinite, Note, Precision, Residency, RunArgs,
+    Stop, WeightStorage,
 };
 use crate::error::{Error, Result};
 use crate::ir::{
@@ -52,6 +52,8 @@ pub struct Cpu {
     precision: Precision,
     /// Never `Auto`.
     instructions: Instructions,
+    /// `Auto` would be AMX, but for the system.
+    lacks_permission: bool,
     allocator: HostAllocator,
 }
 
@@ -84,7 +86,9 @@ impl Cpu {
             Some(given) => given,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        Ok(Cpu { pool: Pool::of(threads), precision, instructions, allocator: options.allocator })
+        let lacks_permission =
+            options.instructions == Instructions::Auto && precision == Precision::Bf16 && simd::lacks_permission();
+        Ok(Cpu { pool: Pool::of(threads), precision, instructions, lacks_permission, allocator: options.allocator })
     }
 
     pub fn threads(&self) -> usize {
@@ -183,6 +187,25 @@ impl DeviceFacts for Cpu {
 
     fn arithmetic(&self) -> String {
         format!("CPU with {:?}", self.instructions)
+    }
+
+    fn notes(&self) -> Vec<Note> {
+        let note = |is_warning, text: &str| vec![Note { is_warning, text: format!("instruction_set: {text}") }];
+        if self.lacks_permission {
+            return note(
+                true,
+                "the system does not permit AMX, perhaps as a thread has a small signal stack; results have other bits \
+                 than with AMX. Create the handle before signal stacks are set, or set it to avx512bf16",
+            );
+        }
+        match self.instructions {
+            Instructions::Amx => note(
+                false,
+                "AMX is used. The system permits it to the whole process, for good, and refuses signal stacks \
+                 (sigaltstack) that are too small for it from then on; avx512bf16 does without",
+            ),
+            _ => Vec::new(),
+        }
     }
 
     fn profile(&self) -> DeviceProfile {

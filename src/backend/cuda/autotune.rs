@@ -12,7 +12,7 @@ use super::launch::{CudaSizes, Launcher, checksum};
 use super::rate_table::{self, COSTS, MeasuredRates, RATES};
 use super::weights::{PreparedConv, WeightStore};
 use super::{Cuda, JobMemory};
-use crate::backend::{DeviceAllocator, DeviceFacts, Execution, RunArgs, Stop, TuningNote, WeightStorage};
+use crate::backend::{DeviceAllocator, DeviceFacts, Execution, Note, RunArgs, Stop, WeightStorage};
 use crate::error::{Error, Result};
 use crate::ir::{
     Buffers, ConvFrame, ConvLayout, ConvOp, DeviceOffset, FrameShape, NormaliseOp, OWN_SLABS, Offsets, Op, PAIR_SLABS,
@@ -74,9 +74,9 @@ fn lock<'a, T>(cell: &'a Mutex<T>, stop: &mut Stop) -> Result<MutexGuard<'a, T>>
 
 /// The rates of this card from the table at `path`, or beside the driver's cache. Measured and stored if they are not
 /// there, once for all handles of the process. `None` if that fails; the notes say why. The only error is a stop.
-pub fn measured(gpu: &Cuda, path: Option<&Path>, stop: &mut Stop) -> Result<(Option<MeasuredRates>, Vec<TuningNote>)> {
+pub fn measured(gpu: &Cuda, path: Option<&Path>, stop: &mut Stop) -> Result<(Option<MeasuredRates>, Vec<Note>)> {
     let mut notes = Vec::new();
-    let mut note = |is_warning, text| notes.push(TuningNote { is_warning, text: format!("autotune: {text}") });
+    let mut note = |is_warning, text| notes.push(Note { is_warning, text: format!("autotune: {text}") });
     let path = path.map(Path::to_owned).or_else(rate_table::default_path);
     let found = card(gpu).and_then(|card| {
         let cell = rate_cell(&path, &card);

@@ -25,7 +25,7 @@ use self::driver::{ARCH_VARIABLE, BLOCK_ALIGN, Context, DeviceBlock, PinnedMemor
 use self::launch::tiling::{self, FRAME_ALIGN};
 use self::launch::{JobBlock, Kernels, LaunchQueue, Launcher};
 use super::gpu::{GpuBackend, JobMemory, LaunchLimit};
-use super::{DeviceAllocator, DeviceFacts, Precision, Residency, Stop, TuningNote, WeightStorage};
+use super::{DeviceAllocator, DeviceFacts, Note, Precision, Residency, Stop, WeightStorage};
 use crate::error::Result;
 use crate::ir::{ConvLayout, ConvSource, DeviceProfile, PinnedBytes, Rates, Sizes, WeightPart};
 
@@ -136,7 +136,7 @@ impl DeviceFacts for Cuda {
         profile::device_profile(self.rates, self.precision(), self.kernel_arch())
     }
 
-    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<TuningNote>)> {
+    fn tuned_profile(&self, table: Option<&Path>, stop: &mut Stop) -> Result<(DeviceProfile, Vec<Note>)> {
         let (measured, notes) = autotune::measured(self, table, stop)?;
         let derived = self.profile();
         let tuned = measured.map(|found| {

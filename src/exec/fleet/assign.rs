@@ -6,6 +6,7 @@ use super::divide::{self, Part};
 use super::job::FleetJob;
 use super::member::{self, Member};
 use crate::error::{Error, Result};
+use crate::exec::PlanKind;
 use crate::ir::Shape;
 use crate::model::FrameRange;
 use crate::plan::{DeviceDivision, DeviceReport, PlanReport};
@@ -31,7 +32,8 @@ pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &Atom
         if speeds.iter().all(|speed| *speed == 0.0) {
             return Err(no_member(members));
         }
-        let division = divide::divide(part, &speeds, &cut);
+        let step = job.cut_step(members.len());
+        let division = divide::divide(part, &speeds, &cut, step);
         let planned = plan(members, job, &division, cancel);
         let mut all = Vec::new();
         let mut left_out = false;
@@ -54,7 +56,7 @@ pub fn assign(members: &mut [Member], job: &FleetJob, part: &Part, cancel: &Atom
         for (member, speed) in members.iter_mut().zip(&found) {
             member.set_speed(direction, *speed);
         }
-        let better = divide::seconds(&divide::divide(part, &found, &cut), &found, &cut);
+        let better = divide::seconds(&divide::divide(part, &found, &cut, step), &found, &cut);
         if tries == TRIES || better >= WORTH_ANOTHER * took {
             return Ok(all);
         }
@@ -82,22 +84,57 @@ fn no_member(members: &mut [Member]) -> Error {
     failed.unwrap_or_else(|| Error::Internal("no device is left, but none failed".into()))
 }
 
-/// The plans of all parts, each member's on a thread of its own.
+/// The plans of all parts. Parts that are alike, of members of one kind, are planned once.
 fn plan(
     members: &mut [Member],
     job: &FleetJob,
     division: &[Vec<Part>],
     cancel: &AtomicBool,
 ) -> Vec<Result<Vec<(Part, PlanReport)>>> {
-    let with_parts = members.iter_mut().zip(division).collect();
-    let plan = |(member, parts): (&mut Member, &Vec<Part>)| {
-        let plan = |part: &Part| {
-            let report = member.session.plan(&job.shape(part), cancel)?;
-            Ok((part.clone(), report))
-        };
-        parts.iter().map(plan).collect()
+    let kinds: Vec<PlanKind> = members.iter().map(|member| member.session.plan_kind()).collect();
+    // What each member plans; and of each part, who plans it and which of his plans it has.
+    let mut own: Vec<Vec<Part>> = vec![Vec::new(); members.len()];
+    let mut planner = |index: usize, part: &Part| {
+        let like = |member: &usize| kinds[*member] == kinds[index];
+        let found = (0..=index).filter(like).find_map(|member| {
+            own[member].iter().position(|planned| job.is_alike(planned, part)).map(|at| (member, at))
+        });
+        found.unwrap_or_else(|| {
+            own[index].push(part.clone());
+            (index, own[index].len() - 1)
+        })
     };
-    member::at_once(with_parts, plan, || ())
+    let planners: Vec<Vec<(usize, usize)>> = division
+        .iter()
+        .enumerate()
+        .map(|(index, parts)| parts.iter().map(|part| planner(index, part)).collect())
+        .collect();
+    let planned = plan_own(members, job, &own, cancel);
+    let report = |part: &Part, (member, at): &(usize, usize)| {
+        let mut report = planned[*member].as_ref().map_err(Error::clone)?[*at].clone()?;
+        if let Some(range) = job.range(part) {
+            report.range = FrameRange { first: range.first, end: range.count.map(|count| range.first + count) };
+        }
+        Ok((part.clone(), report))
+    };
+    let reports = division.iter().zip(&planners);
+    reports.map(|(parts, planners)| parts.iter().zip(planners).map(|(part, by)| report(part, by)).collect()).collect()
+}
+
+/// The plans that each member makes itself, on a thread of its own.
+fn plan_own(
+    members: &mut [Member],
+    job: &FleetJob,
+    own: &[Vec<Part>],
+    cancel: &AtomicBool,
+) -> Vec<Result<Vec<Result<PlanReport>>>> {
+    let busy = members.iter_mut().zip(own).filter(|(_, parts)| !parts.is_empty()).collect();
+    let plan = |(member, parts): (&mut Member, &Vec<Part>)| {
+        Ok(parts.iter().map(|part| member.session.plan(&job.shape(part), cancel)).collect())
+    };
+    let mut planned = member::at_once(busy, plan, || ()).into_iter();
+    let of_member = |parts: &Vec<Part>| if parts.is_empty() { Some(Ok(Vec::new())) } else { planned.next() };
+    own.iter().map_while(of_member).collect()
 }
 
 /// Frames a second of each member: those of its plan, corrected by how long its runs took. Members without a part are

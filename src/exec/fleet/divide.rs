@@ -33,12 +33,14 @@ impl Part {
 struct Line<'a> {
     part: &'a Part,
     cut: &'a CutCost<'a>,
+    /// Cuts within a clip fall on multiples of this.
+    step: u64,
 }
 
 /// The parts of each member: those that all finish at the same time, by members of these speeds (frames a second; 0: of
-/// no use). A member whose frames would not pay for its cut gets none.
-pub fn divide(part: &Part, speeds: &[f64], cut: &CutCost) -> Vec<Vec<Part>> {
-    let line = Line { part, cut };
+/// no use). A member whose frames would not pay for its cut gets none. Cuts within a clip fall on multiples of `step`.
+pub fn divide(part: &Part, speeds: &[f64], cut: &CutCost, step: u64) -> Vec<Vec<Part>> {
+    let line = Line { part, cut, step };
     let slowest = speeds.iter().copied().filter(|speed| *speed > 0.0).fold(f64::INFINITY, f64::min);
     // Any member alone is as fast as this.
     let (mut low, mut high) = (0.0, 1.001 * (part.cost(cut) + 1.0) / slowest);
@@ -99,9 +101,15 @@ impl Line<'_> {
                 (from + rest_of_clip).saturating_add((clips as u64).saturating_mul(frames)).saturating_add(head as u64)
             }
         };
-        let end = self.worthwhile(from, end.min(length));
+        let end = self.worthwhile(from, self.on_step(from, end.min(length)));
         let pays = start == 0 || (end - from).min(rest_of_clip) as f64 >= cut;
         if pays { end } else { from }
+    }
+
+    /// The end of a span, moved back to a multiple of the step.
+    fn on_step(&self, from: u64, end: u64) -> u64 {
+        let earlier = end - end % self.part.frame_count() % self.step;
+        if earlier > from { earlier } else { end }
     }
 
     /// The end of a span, moved back to where the next member's cut pays.
@@ -172,8 +180,8 @@ mod tests {
             let whole = Part { clips: clip..clip + 1 + random(9), frames: frame..frame + 1 + random(400) };
             let mut speeds: Vec<f64> = (0..1 + random(9)).map(|_| random(5) as f64 * 0.37).collect();
             speeds[0] = 1.0;
-            let cost = cut(random(60) as f64);
-            let division = divide(&whole, &speeds, &cost);
+            let (cost, step) = (cut(random(60) as f64), [1, 2, 8][random(3) as usize]);
+            let division = divide(&whole, &speeds, &cost, step);
             assert_eq!(division.len(), speeds.len());
             check_complete(&whole, &division);
             for (parts, speed) in division.iter().zip(&speeds) {
@@ -185,8 +193,16 @@ mod tests {
     }
 
     #[test]
+    fn cuts_on_a_step_make_parts_alike() {
+        let division = divide(&clips(1, 2001), &[1.0; 16], &cut(26.0), 8);
+        check_complete(&clips(1, 2001), &division);
+        assert!(division.iter().all(|parts| parts[0].frames.start.is_multiple_of(8)));
+        assert!(division[1..15].iter().all(|parts| parts[0].frame_count() == division[1][0].frame_count()));
+    }
+
+    #[test]
     fn members_finish_together() {
-        let division = divide(&clips(1, 1000), &[1.0, 3.0, 0.0, 2.0], &cut(20.0));
+        let division = divide(&clips(1, 1000), &[1.0, 3.0, 0.0, 2.0], &cut(20.0), 1);
         let ends: Vec<_> = division.iter().map(|parts| parts.first().map(|part| part.frames.clone())).collect();
         // 1000 frames and two cuts at 6 frames a second.
         assert_eq!(ends, [Some(0..173), Some(173..673), None, Some(673..1000)]);
@@ -195,18 +211,18 @@ mod tests {
     #[test]
     fn batches_are_divided_between_clips() {
         let parts = |clips: Range<u64>, frames: Range<u64>| Part { clips, frames };
-        assert_eq!(divide(&clips(4, 81), &[1.0, 1.02], &cut(20.0)), [[parts(0..2, 0..81)], [parts(2..4, 0..81)]]);
-        let three = divide(&clips(3, 81), &[1.0, 1.0], &cut(20.0));
+        assert_eq!(divide(&clips(4, 81), &[1.0, 1.02], &cut(20.0), 1), [[parts(0..2, 0..81)], [parts(2..4, 0..81)]]);
+        let three = divide(&clips(3, 81), &[1.0, 1.0], &cut(20.0), 1);
         assert_eq!(three[0], [parts(0..1, 0..81), parts(1..2, 0..51)]);
         assert_eq!(three[1], [parts(1..2, 51..81), parts(2..3, 0..81)]);
     }
 
     #[test]
     fn what_does_not_pay_for_its_cut_is_not_divided() {
-        assert_eq!(divide(&clips(1, 43), &[1.0, 1.0], &cut(22.0))[1], []);
-        assert_eq!(divide(&clips(1, 60), &[1.0, 1.0], &cut(22.0))[1], [Part { clips: 0..1, frames: 38..60 }]);
-        assert_eq!(divide(&clips(1, 500), &[1.0, 0.01], &cut(22.0))[1], [], "a slow member would take longer alone");
-        assert_eq!(divide(&clips(1, 500), &[0.01, 1.0], &cut(22.0))[1].len(), 1, "not the fast one");
+        assert_eq!(divide(&clips(1, 43), &[1.0, 1.0], &cut(22.0), 1)[1], []);
+        assert_eq!(divide(&clips(1, 60), &[1.0, 1.0], &cut(22.0), 1)[1], [Part { clips: 0..1, frames: 38..60 }]);
+        assert_eq!(divide(&clips(1, 500), &[1.0, 0.01], &cut(22.0), 1)[1], [], "a slow member would take longer alone");
+        assert_eq!(divide(&clips(1, 500), &[0.01, 1.0], &cut(22.0), 1)[1].len(), 1, "not the fast one");
     }
 
     /// Scaling by what an H200 takes at 1080p, measured: 0.0662 s for a decoded frame, 26.1 of them for a cut.
@@ -216,7 +232,7 @@ mod tests {
         println!("decode, 1080p: devices, frames, seconds, times as fast, efficiency");
         let speedup = |devices: usize, frames: u64| {
             let (speeds, cost) = (vec![1.0 / FRAME; devices], cut(26.1));
-            let division = divide(&clips(1, frames), &speeds, &cost);
+            let division = divide(&clips(1, frames), &speeds, &cost, 1);
             check_complete(&clips(1, frames), &division);
             let took = seconds(&division, &speeds, &cost);
             let times = frames as f64 * FRAME / took;

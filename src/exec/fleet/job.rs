@@ -12,6 +12,9 @@ use crate::plan::cone_work;
 /// Frames over which the work of a cut is compared with that of no cut: whole latent frames.
 const COMPARED_FRAMES: u64 = 64;
 
+/// So many members are planned one by one within a second.
+const FEW_MEMBERS: usize = 8;
+
 /// A clip, or a range of it.
 pub struct FleetJob {
     pub network: Arc<Network>,
@@ -84,6 +87,25 @@ impl FleetJob {
         let is_whole = !self.is_range && part.frames == (0..self.frames);
         let (first, count) = (self.first + part.frames.start, Some(part.frame_count()));
         (!is_whole).then_some(ClipRange { clip_frames: self.clip.frames, first, count })
+    }
+
+    /// The step of cuts among so many members. With many, cuts fall where parts are alike, so that one plan is that of
+    /// most: a few frames more or less for a member cost less than a plan for each.
+    pub fn cut_step(&self, members: usize) -> u64 {
+        if members > FEW_MEMBERS { Cone::period(&self.network) } else { 1 }
+    }
+
+    /// Whether two parts have the same plan, but for the numbers of their frames.
+    pub fn is_alike(&self, a: &Part, b: &Part) -> bool {
+        let cone = |part: &Part| {
+            let frames = self.clip_frames(part);
+            Cone::new(&self.network, FrameRange { first: frames.start, end: Some(frames.end) })
+        };
+        let length = |part: &Part| self.inputs(part).end - self.inputs(part).start;
+        a.clip_count() == b.clip_count()
+            && self.range(a).is_none() == self.range(b).is_none()
+            && length(a) == length(b)
+            && cone(a).is_shift_of(&cone(b), &self.network)
     }
 
     /// What a part is to the session of its member.

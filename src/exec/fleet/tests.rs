@@ -7,8 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use serde_json::Value;
 
 use super::*;
-use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, Progress, Weights, open, open_one};
+use crate::exec::{Allocators, DeviceName, LogLevel, LogSink, PlanKind, Progress, open, open_one};
 use crate::ir::{DType, View};
+use crate::model::Checkpoint;
 use crate::node;
 use crate::testing::golden;
 
@@ -26,6 +27,9 @@ impl DeviceSession for Failing {
     }
     fn arithmetic(&self) -> String {
         self.inner.arithmetic()
+    }
+    fn plan_kind(&self) -> PlanKind {
+        self.inner.plan_kind()
     }
     fn share(&mut self, with: Sharing) {
         self.inner.share(with);
@@ -75,8 +79,15 @@ impl Session for Failing {
 
 /// Two members, of which the first fails.
 fn fleet(after: u64, error: Error) -> (FleetSession, Arc<AtomicU64>) {
-    let member =
-        || open_one(TensorDevice::Cpu, &Weights::at(golden("small")), Allocators::default(), node::defaults()).unwrap();
+    let member = || {
+        open_one(
+            TensorDevice::Cpu,
+            &Checkpoint::open(&golden("small")).unwrap(),
+            Allocators::default(),
+            node::defaults(),
+        )
+        .unwrap()
+    };
     let runs = Arc::new(AtomicU64::new(0));
     let failing = Failing { inner: member(), after, error, runs: Arc::clone(&runs) };
     (FleetSession::new(vec![Box::new(failing), member()], node::defaults()).unwrap(), runs)
@@ -128,7 +139,7 @@ fn decode(session: &mut dyn Session, heard: &mut Heard) -> Result<(Vec<f32>, Pla
 fn expected() -> Vec<f32> {
     let mut one = open(
         &[DeviceName::Place(TensorDevice::Cpu)],
-        &Weights::at(golden("small")),
+        &Checkpoint::open(&golden("small")).unwrap(),
         Allocators::default(),
         node::defaults(),
     )

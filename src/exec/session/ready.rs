@@ -12,7 +12,8 @@ use crate::exec::workspace::Workspace;
 use crate::exec::{Control, LogLevel};
 use crate::ir::Shape;
 use crate::model::{Cone, Direction};
-use crate::plan::{self, Bytes, MAX_SLICE_LATENTS, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
+use crate::plan::{self, MAX_SLICE_LATENTS, Plan, PlanError, PlanReport, Request, Spacing, TileSize};
+use crate::report::Bytes;
 use crate::{reserve, thread_pool};
 
 /// The least memory that is left to other programs if the host sets no limit, such as for a desktop.
@@ -160,16 +161,15 @@ impl<B: Backend> Engine<B> {
     pub(super) fn make_ready(&mut self, job: &Job, mut plan: Plan, control: &Control) -> Result<(Plan, Workspace<B>)> {
         let direction = job.direction;
         self.warn_if_slice_is_shorter(control);
-        let notes = self.tuned.get().map(|(_, notes)| std::mem::take(&mut *notes.lock())).unwrap_or_default();
-        for note in notes {
+        for note in std::mem::take(&mut *self.notes.lock()) {
             let level = if note.is_warning { LogLevel::Warning } else { LogLevel::Info };
             control.log(level, format_args!("{}", note.text));
         }
         loop {
-            let report = plan.report();
+            let report = self.report(&plan);
             control.log(LogLevel::Debug, format_args!("{report}"));
             self.make_room(direction, &plan);
-            let loaded = self.load_weights(direction, plan.offloaded_weights(), control);
+            let loaded = self.load_weights(direction, &plan.offloaded_weights(), control);
             match loaded.and_then(|()| self.take_workspace(&plan, control)) {
                 Ok(workspace) => {
                     self.warn_if_tiled(&report, control);

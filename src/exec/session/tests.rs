@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::backend::gpu::tests::host::{HostGpu, WaitSite};
-use crate::exec::{Allocators, Limit, Weights};
+use crate::exec::{Allocators, Limit};
 use crate::ir::{DType, View};
 use crate::node;
 use crate::testing::golden;
@@ -45,7 +45,8 @@ fn run(case: &Case, limit: Option<u64>, seed: u64, dropped: Option<WaitSite>) ->
     settings.allow_tiles = false;
     let place = TensorDevice::Cuda(0);
     let make = Box::new(move |_: &Settings| HostGpu::new(seed, dropped));
-    let mut engine = Engine::open(place, Weights::at(golden("small")), Allocators::default(), settings, make)?;
+    let checkpoint = Checkpoint::open(&golden("small"))?;
+    let mut engine = Engine::open(place, &checkpoint, Allocators::default(), settings, make)?;
     let count = |shape: [u64; 5]| shape.iter().product::<u64>() as usize;
     let mut input: Vec<f32> = (0..count(case.input)).map(|i| (i * 37 % 101) as f32 / 50.0 - 1.0).collect();
     let mut output = vec![0.0_f32; count(case.output)];

@@ -3,7 +3,6 @@
 
 mod contents;
 mod file_tensor;
-mod fingerprint;
 mod header;
 mod identity;
 mod names;
@@ -14,6 +13,7 @@ pub(super) mod testing;
 #[cfg(test)]
 mod tests;
 
+pub use contents::Watch;
 pub use file_tensor::FileTensor;
 pub use identity::FileIdentity;
 pub use names::FileTensors;

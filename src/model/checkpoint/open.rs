@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::contents::Contents;
+use super::contents::{Contents, Watch};
 use super::file_tensor::FileTensor;
-use super::identity::FileIdentity;
+use super::identity::{FileIdentity, FileStamp};
 use super::source::Source;
 use crate::error::{Error, Result};
 use crate::file;
@@ -25,41 +25,52 @@ pub struct Checkpoint {
 impl Checkpoint {
     /// Opens a checkpoint of any family.
     pub fn open(path: &Path) -> Result<Checkpoint> {
-        Checkpoint::check(path, None, None)
+        Checkpoint::check(path, None, &mut |_, _| false)
+    }
+
+    /// The same. `watch` may end it.
+    pub fn open_watched(path: &Path, watch: &mut Watch) -> Result<Checkpoint> {
+        Checkpoint::check(path, None, watch)
     }
 
     /// Opens a checkpoint that must have the tensors of this model.
     pub fn open_as(path: &Path, model: Arc<Model>) -> Result<Checkpoint> {
-        Checkpoint::check(path, Some(model), None)
+        Checkpoint::check(path, Some(model), &mut |_, _| false)
     }
 
-    /// `known`: the model that it must be of. `expected`: the file that it must be.
-    fn check(path: &Path, known: Option<Arc<Model>>, expected: Option<&FileIdentity>) -> Result<Checkpoint> {
-        let fail = |why: String| Error::Checkpoint(format!("{}: {why}", path.display()));
-        let cannot = |what: &str, e: std::io::Error| fail(format!("cannot be {what}: {e}"));
-        let (file, metadata) = file::open_regular(path).map_err(|e| cannot("opened", e))?;
-        let Some(file) = file else {
-            let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
-            return Err(fail(format!("is {what}, expected a safetensors file")));
-        };
-        let identity = FileIdentity::of(&metadata);
-        if expected.is_some_and(|expected| *expected != identity) {
-            return Err(fail("the file has changed since the handle was created; create a new handle".into()));
+    /// `known`: the model that it must be of.
+    fn check(path: &Path, known: Option<Arc<Model>>, watch: &mut Watch) -> Result<Checkpoint> {
+        // The file is opened again later, when the process may be in another folder.
+        let path = std::path::absolute(path)
+            .map_err(|why| Error::Checkpoint(format!("weights: \"{}\" is no path: {why}", path.display())))?;
+        let (source, stamp) = open_file(&path)?;
+        let contents = Contents::of_header(&source, known).map_err(|why| failure(&path, why))?;
+        let mut stopped = false;
+        let checksum = contents.read_values(&source, &mut |done, total| {
+            stopped |= watch(done, total);
+            stopped
+        });
+        match checksum {
+            Err(_) if stopped => Err(Error::Cancelled),
+            Err(why) => Err(failure(&path, why)),
+            Ok(checksum) => Ok(Checkpoint { path, identity: FileIdentity { stamp, checksum }, source, contents }),
         }
-        if metadata.len() == 0 {
-            return Err(fail("is empty, expected a safetensors file".into()));
-        }
-        let source = Source { file, length: metadata.len() };
-        let contents = Contents::check(&source, known).map_err(|why| match why == EXHAUSTED {
-            true => reserve::exhausted(),
-            false => fail(why),
-        })?;
-        Ok(Checkpoint { path: path.into(), identity, source, contents })
     }
 
-    /// Opens the file again that a handle was created with.
+    /// Opens the file again that a handle was created with. Its values were checked then.
     pub fn reopen(path: &Path, identity: &FileIdentity, model: &Arc<Model>) -> Result<Checkpoint> {
-        Checkpoint::check(path, Some(Arc::clone(model)), Some(identity))
+        let (source, stamp) = open_file(path)?;
+        let changed = || failure(path, "the file has changed since the handle was created; create a new handle".into());
+        if stamp != identity.stamp && !stamp.differs_in_change_only(&identity.stamp) {
+            return Err(changed());
+        }
+        let contents = Contents::of_header(&source, Some(Arc::clone(model))).map_err(|why| failure(path, why))?;
+        let open = Checkpoint { path: path.into(), identity: identity.clone(), source, contents };
+        if open.is_same(&stamp) {
+            Ok(Checkpoint { identity: FileIdentity { stamp, ..identity.clone() }, ..open })
+        } else {
+            Err(changed())
+        }
     }
 
     pub fn path(&self) -> &Path {
@@ -75,16 +86,25 @@ impl Checkpoint {
     }
 
     pub(super) fn fail(&self, why: String) -> Error {
-        Error::Checkpoint(format!("{}: {why}", self.path.display()))
+        failure(&self.path, why)
     }
 
     /// Fails when the file is no longer the one that was opened.
     pub fn verify_unchanged(&self) -> Result<()> {
         match fs::metadata(&self.path) {
-            Ok(metadata) if FileIdentity::of(&metadata) == self.identity => Ok(()),
+            Ok(metadata) if self.is_same(&FileStamp::of(&metadata)) => Ok(()),
             Ok(_) => Err(self.fail("has changed since it was opened, expected the same file".into())),
             Err(e) => Err(self.fail(format!("can no longer be found where it was opened: {e}"))),
         }
+    }
+
+    /// Whether a file with this stamp has the same contents. Where the stamps do not decide, a checksum does.
+    fn is_same(&self, stamp: &FileStamp) -> bool {
+        let same_values = || {
+            let checksum = self.contents.read_values(&self.source, &mut |_, _| false);
+            checksum.is_ok_and(|checksum| checksum == self.identity.checksum)
+        };
+        *stamp == self.identity.stamp || stamp.differs_in_change_only(&self.identity.stamp) && same_values()
     }
 
     /// Finds a tensor by its current name, also if the file has its older name.
@@ -97,4 +117,20 @@ impl Checkpoint {
     pub(super) fn read(&self, into: &mut [u8], at: u64) -> Result<()> {
         self.source.read(into, at).map_err(|why| self.fail(why))
     }
+}
+
+fn open_file(path: &Path) -> Result<(Source, FileStamp)> {
+    let (file, metadata) = file::open_regular(path).map_err(|e| failure(path, format!("cannot be opened: {e}")))?;
+    let Some(file) = file else {
+        let what = if metadata.is_dir() { "a directory" } else { "not a regular file" };
+        return Err(failure(path, format!("is {what}, expected a safetensors file")));
+    };
+    if metadata.len() == 0 {
+        return Err(failure(path, "is empty, expected a safetensors file".into()));
+    }
+    Ok((Source { file, length: metadata.len() }, FileStamp::of(&metadata)))
+}
+
+fn failure(path: &Path, why: String) -> Error {
+    if why == EXHAUSTED { reserve::exhausted() } else { Error::Checkpoint(format!("{}: {why}", path.display())) }
 }

@@ -175,7 +175,7 @@ fn headers_take_at_most_four_times_their_size() {
     for (header, why) in greedy_headers() {
         let file = TemporaryFile::new(&with_header(&header, &[]));
         let source = Source { file: File::open(&file.0).unwrap(), length: 8 + header.len() as u64 };
-        let (refused, peak) = peak_bytes(|| Contents::check(&source, None).unwrap_err());
+        let (refused, peak) = peak_bytes(|| Contents::of_header(&source, None).unwrap_err());
         let start = &header[..60];
         assert!(refused.contains(why), "{start}: {refused}");
         assert!(peak <= 4 * header.len(), "{start}: {peak} bytes for a header of {}", header.len());
@@ -325,12 +325,39 @@ fn changed_files_are_detected() {
     assert!(open.verify_unchanged().unwrap_err().to_string().contains("has changed since it was opened"));
 }
 
+/// Changes the last value of a file in place, and sets its time of modification back.
+#[cfg(unix)]
+fn change_in_place(path: &Path) {
+    use std::os::unix::fs::FileExt;
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let before = file.metadata().unwrap();
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, before.len() - 2).unwrap();
+    file.write_all_at(&[byte[0] ^ 1], before.len() - 2).unwrap();
+    file.set_modified(before.modified().unwrap()).unwrap();
+}
+
+#[cfg(unix)]
+#[test]
+fn contents_decide_where_only_the_time_of_change_differs() {
+    use std::os::unix::fs::PermissionsExt;
+    let file = TemporaryFile::new(&write(&tensors(), 2));
+    let open = Checkpoint::open(&file.0).unwrap();
+    std::fs::set_permissions(&file.0, PermissionsExt::from_mode(0o600)).unwrap();
+    open.verify_unchanged().expect("other permissions are no other contents");
+    Checkpoint::reopen(&file.0, open.identity(), open.model()).unwrap();
+    change_in_place(&file.0);
+    assert!(open.verify_unchanged().unwrap_err().to_string().contains("has changed since it was opened"));
+    let reopened = Checkpoint::reopen(&file.0, open.identity(), open.model());
+    assert!(reopened.unwrap_err().to_string().contains("has changed since the handle was created"));
+}
+
 #[test]
 fn files_cut_short_after_opening_are_an_error() {
     let file = TemporaryFile::new(&write(&tensors(), 2));
     let open = Checkpoint::open(&file.0).unwrap();
     let cut = std::fs::OpenOptions::new().write(true).open(&file.0).unwrap();
-    for length in [open.identity().length - 1, 100, 0] {
+    for length in [open.source.length - 1, 100, 0] {
         cut.set_len(length).unwrap();
         let read = |name: &str| open.tensor(name).and_then(|tensor| tensor.read_all());
         let refusals = tensors().iter().filter_map(|tensor| read(&tensor.name).err()).collect::<Vec<_>>();
@@ -350,6 +377,8 @@ fn files_cut_short_before_they_are_read_are_an_error() {
     for length in [0, 7, 8, 100, whole.len() - 1] {
         std::fs::write(&file.0, &whole[..length]).unwrap();
         let source = Source { file: File::open(&file.0).unwrap(), length: whole.len() as u64 };
-        assert_eq!(Contents::check(&source, None).unwrap_err(), "the file was cut short while it was read");
+        let read =
+            Contents::of_header(&source, None).and_then(|contents| contents.read_values(&source, &mut |_, _| false));
+        assert_eq!(read.unwrap_err(), "the file was cut short while it was read");
     }
 }

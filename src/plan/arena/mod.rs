@@ -4,6 +4,7 @@
 
 mod pack;
 mod pool;
+mod size_class;
 mod trace;
 
 pub use pack::PackedLayout;

@@ -24,24 +24,24 @@ pub struct LifetimeTrace {
 
 impl LifetimeTrace {
     /// Returns the number of the frame, by which it is dropped.
-    pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u64 {
+    pub fn take(&mut self, slice: usize, index: usize, bytes: u64) -> u32 {
         self.clock += 1;
         self.frames.push(TracedFrame { slice, index, bytes, from: self.clock, to: u64::MAX, uses: 1 });
         self.bytes += u128::from(bytes);
         self.peak_bytes = self.peak_bytes.max(self.bytes);
-        self.frames.len() as u64 - 1
+        self.frames.len() as u32 - 1
     }
 
-    pub fn uses(&mut self, number: u64) -> &mut u32 {
+    pub fn uses(&mut self, number: u32) -> &mut u32 {
         &mut self.frames[number as usize].uses
     }
 
-    pub fn is_live(&self, number: u64) -> bool {
+    pub fn is_live(&self, number: u32) -> bool {
         self.frames.get(number as usize).is_some_and(|frame| frame.uses > 0)
     }
 
     /// The last use of a frame has ended.
-    pub fn drop(&mut self, number: u64) {
+    pub fn drop(&mut self, number: u32) {
         self.clock += 1;
         let frame = &mut self.frames[number as usize];
         frame.to = self.clock;

@@ -2,9 +2,7 @@
 
 use super::sizes::Target;
 use super::work::{frame_work, layer_work, op_work};
-use crate::ir::{
-    Access, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameShape, LayerId, Location, Op, Place, Value,
-};
+use crate::ir::{BandSource, BandedConvOp, BandedFrame, CacheFormat, ConvFrame, FrameShape, LayerId, Location, Op};
 use crate::model::Network;
 use crate::plan::policy::CACHE_FRAMES;
 
@@ -173,28 +171,40 @@ impl CostModel<'_> {
     /// Bytes from host memory and to it.
     pub fn moved_by<L: Location>(&self, op: &Op<L>) -> Moved {
         match op {
-            Op::BandedConv(conv) => self.moved_by_bands(op, conv),
+            Op::BandedConv(conv) => self.moved_by_bands(conv),
             Op::Fetch(_) => Moved { up: self.of(op).moved, down: 0 },
             _ => Moved::default(),
         }
     }
 
-    fn moved_by_bands<L: Location>(&self, op: &Op<L>, conv: &BandedConvOp<L>) -> Moved {
+    fn moved_by_bands<L: Location>(&self, conv: &BandedConvOp<L>) -> Moved {
         let output = conv.layout.window.output(conv.input, conv.layout.cout);
         let shortcut = output.with_channels(conv.layout.shortcut.unwrap_or(0));
         let host = FrameShape { width: conv.columns.host_width(), ..conv.input };
         let mut moved = Moved::default();
-        op.each_value(|place, value, access| {
-            let Place::Host(_) = place else { return };
-            let bytes = match (value, access) {
-                (Value::Cached, _) => self.target.cached_bytes(host, conv.format),
-                (_, Access::Input(_)) => self.target.frame_bytes(conv.input),
-                (_, Access::Read) => self.target.frame_bytes(shortcut),
-                (_, Access::Write) => self.target.frame_bytes(output),
-            };
-            let total = if access == Access::Write { &mut moved.down } else { &mut moved.up };
-            *total = total.saturating_add(bytes);
-        });
+        let add = |total: &mut u64, bytes: u64| *total = total.saturating_add(bytes);
+        for input in &conv.inputs {
+            match input.from {
+                BandSource::Cached(frame) if frame.host.is_some() => {
+                    add(&mut moved.up, self.target.cached_bytes(host, conv.format));
+                }
+                BandSource::Fresh(frame) if frame.is_offloaded() => {
+                    add(&mut moved.up, self.target.frame_bytes(conv.input));
+                }
+                BandSource::Cached(_) | BandSource::Fresh(_) => {}
+            }
+            if input.cached_to.is_some_and(|to| to.host.is_some()) {
+                add(&mut moved.down, self.target.cached_bytes(host, conv.format));
+            }
+        }
+        for frame in &conv.frames {
+            if frame.shortcut.is_some_and(|shortcut| shortcut.from.is_offloaded()) {
+                add(&mut moved.up, self.target.frame_bytes(shortcut));
+            }
+            if frame.out.is_offloaded() {
+                add(&mut moved.down, self.target.frame_bytes(output));
+            }
+        }
         moved
     }
 

@@ -7,7 +7,8 @@ use crate::ir::{
     CacheFormat, ConvLayout, DeviceProfile, FrameShape, LayerId, PartialSumsSize, Prologue, Sizes, SplitColumns,
 };
 use crate::model::{Layer, Network};
-use crate::plan::policy::SchedulePolicy;
+use crate::plan::exclusions::Choices;
+use crate::plan::policy::{Form, LayerPolicy, Memory, Placement, Representation, SchedulePolicy};
 use crate::reserve;
 
 /// The device that a plan is for.
@@ -65,15 +66,38 @@ impl<'a> Target<'a> {
         self.sizes.partial_sums(&layer.layout, input, layer.time.pending_outputs()?)
     }
 
-    /// Layers whose cache can leave the device. First layers of stages are excluded: their input frames wait there.
-    pub fn offloadable_caches(&self, network: &Network) -> Vec<LayerId> {
-        let layers = network.stages.iter().flat_map(|stage| stage.body());
-        layers.filter(|layer| self.can_offload_cache(&network.layers[*layer])).collect()
+    /// Whether a layer keeps partial sums in place of its causal cache.
+    pub fn keeps_partial_sums(&self, layer: &Layer) -> bool {
+        self.partial_sums(layer, FrameShape::new(1, 1, layer.layout.cin)).is_some()
     }
 
-    /// Whether a layer's cache can leave the device: it runs in bands, and keeps frames instead of partial sums.
-    pub fn can_offload_cache(&self, layer: &Layer) -> bool {
-        layer.runs_in_bands() && self.partial_sums(layer, FrameShape::new(1, 1, layer.layout.cin)).is_none()
+    /// Layers that can run in bands, so their caches can leave the device.
+    pub fn bandable_layers(&self, network: &Network) -> Vec<LayerId> {
+        let is_head = |layer: LayerId| network.stages[network.stage_of(layer)].head() == layer;
+        let can = |layer: &LayerId| self.can_run_banded(&network.layers[*layer], is_head(*layer));
+        (0..network.layers.len()).filter(can).collect()
+    }
+
+    /// Whether a layer can run in bands.
+    pub fn can_run_banded(&self, layer: &Layer, is_head: bool) -> bool {
+        let keeps_partial_sums = self.keeps_partial_sums(layer);
+        let banded = LayerPolicy::RESIDENT.banded(Placement::HOST);
+        layer.runs_in_bands() && !Choices { is_head, keeps_partial_sums, ..Choices::of(banded) }.is_excluded()
+    }
+
+    /// What a policy chooses for a layer, and what that is judged by.
+    pub fn choices(&self, policy: &SchedulePolicy, network: &Network, layer: LayerId, is_still: bool) -> Choices {
+        let (facts, stage) = (&network.layers[layer], network.stage_of(layer));
+        Choices {
+            own: policy.layers[layer],
+            chunk: policy.chunks[stage],
+            is_head: layer == network.stages[stage].head(),
+            is_largest: stage == network.largest_stage(),
+            keeps_partial_sums: self.keeps_partial_sums(facts),
+            reads_rematerialised: policy.rematerialised_for(network, layer).is_some(),
+            rounds: facts.cache == CacheFormat::U8,
+            is_still,
+        }
     }
 }
 
@@ -90,6 +114,8 @@ pub struct FrameSizes {
     pub normalised: Vec<Option<u64>>,
     /// Each layer's partial sums, if they replace its causal cache.
     pub partial_sums: Vec<Option<PartialSumsSize>>,
+    /// What each layer keeps of earlier frames.
+    pub kept: Vec<Representation>,
     /// Bytes of the statistics of a frame that is not resident.
     pub statistics: u64,
     /// How each layer's cached frames are split, and the bytes of both parts.
@@ -110,9 +136,20 @@ impl FrameSizes {
             let fused = target.profile.fuses_norm || target.partial_sums(layer, *shape).is_some();
             (layer.layout.prologue != Prologue::None && !fused).then(|| target.frame_bytes(*shape))
         });
-        let columns = policy.caches.iter().zip(&inputs);
+        let normalised: Vec<Option<u64>> = normalised.collect();
+        let partial_sums: Vec<Option<PartialSumsSize>> =
+            layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect();
+        let kept = (0..inputs.len()).map(|layer| match (policy.layers[layer], network.layers[layer].cache) {
+            (LayerPolicy { cache: Placement::Recomputed, .. }, _) => Representation::Statistics,
+            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::U8) => Representation::EightBit,
+            (LayerPolicy { form: Form::Banded, .. }, CacheFormat::Exact) => Representation::Normalised,
+            _ if partial_sums[layer].is_some() => Representation::PartialSums,
+            _ if normalised[layer].is_some() => Representation::Normalised,
+            _ => Representation::Raw,
+        });
+        let columns = policy.layers.iter().zip(&inputs);
         let columns: Vec<SplitColumns> =
-            columns.map(|(cache, shape)| cache.columns(shape.width, target.profile.column_step)).collect();
+            columns.map(|(layer, shape)| layer.cache.columns(shape.width, target.profile.column_step)).collect();
         let cached = columns.iter().zip(layers()).map(|(columns, (layer, shape))| {
             [columns.resident(), columns.host()].map(|Range { start, end }| {
                 (end > start).then(|| target.cached_bytes(FrameShape { width: end - start, ..*shape }, layer.cache))
@@ -126,8 +163,9 @@ impl FrameSizes {
             input,
             input_bytes: target.frame_bytes(input),
             outputs: outputs.collect(),
-            normalised: normalised.collect(),
-            partial_sums: layers().map(|(layer, shape)| target.partial_sums(layer, *shape)).collect(),
+            kept: kept.collect(),
+            normalised,
+            partial_sums,
             statistics: target.statistics_bytes(),
             cached: cached.collect(),
             weights: weights.collect(),
@@ -167,8 +205,7 @@ impl WeightBytes {
 /// Weights below this fraction of all weights are not worth fetching.
 const MIN_WEIGHT_SHARE: u64 = 256;
 
-/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer. Stages at
-/// full resolution are excluded because they run most often.
+/// Of each layer, whether its weights can be offloaded: large ones of stage bodies, which run layer by layer.
 pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) -> Vec<bool> {
     if !target.profile.offloads {
         return vec![false; network.layers.len()];
@@ -178,8 +215,10 @@ pub fn fetchable_weights(network: &Network, input: FrameShape, target: &Target) 
     let pixels = network.stage_pixels(input);
     let full = pixels.iter().copied().max().unwrap_or(0);
     let mut found = vec![false; bytes.len()];
-    for (stage, _) in network.stages.iter().zip(&pixels).filter(|(_, pixels)| **pixels < full) {
-        stage.body().for_each(|layer| found[layer] = bytes[layer] > least);
+    let fetched = LayerPolicy { weights: Memory::Host, ..LayerPolicy::RESIDENT };
+    for (stage, pixels) in network.stages.iter().zip(&pixels) {
+        let can = !Choices { is_largest: *pixels == full, ..Choices::of(fetched) }.is_excluded();
+        stage.body().for_each(|layer| found[layer] = can && bytes[layer] > least);
     }
     found
 }

@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 use crate::ir::{CachedFrame, FrameRef};
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
-use crate::plan::policy::CachePolicy;
+use crate::plan::policy::{Form, Representation};
 
 pub type SlotRef = FrameRef<Slots>;
 pub type CachedSlots = CachedFrame<Slots>;
@@ -27,15 +27,9 @@ impl FrameQueue {
         self.frames[(frame - self.first) as usize]
     }
 
-    /// Counts all frames as read. Their slots have been dropped.
-    fn forget(&mut self) {
-        self.first = self.end();
-        self.frames.clear();
-    }
-
-    /// Drops the frames before `oldest`.
-    pub fn drop_before(&mut self, oldest: u64, arena: &mut Arena) {
-        while self.first < oldest {
+    /// Drops the frames before `oldest`; `None` drops all.
+    pub fn drop_before(&mut self, oldest: Option<u64>, arena: &mut Arena) {
+        while oldest.is_none_or(|oldest| self.first < oldest) {
             let Some(slot) = self.frames.pop_front() else { break };
             arena.drop(slot);
             self.first += 1;
@@ -46,70 +40,64 @@ impl FrameQueue {
 /// What a layer keeps of earlier frames. Heads also queue their input here until a chunk is complete.
 #[derive(Debug)]
 pub enum LayerCache {
-    /// Input frames on the device.
-    Resident(FrameQueue),
+    /// Whole input frames on the device.
+    Frames(FrameQueue),
     /// Products of earlier input frames instead of the frames.
     PartialSums { inputs: FrameQueue, sums: Option<Slot> },
     /// Normalised input frames, each split between device and host memory.
-    Offloaded(VecDeque<CachedSlots>),
+    Split(VecDeque<CachedSlots>),
     /// Only the statistics of input frames. The frames are recomputed.
-    Recomputed(VecDeque<Slot>),
+    Statistics(Vec<Slot>),
 }
 
 impl LayerCache {
     /// `first`: the layer's first input frame.
-    pub fn new(policy: CachePolicy, keeps_partial_sums: bool, first: u64) -> LayerCache {
+    pub fn new(form: Form, kept: Representation, first: u64) -> LayerCache {
         let inputs = FrameQueue { frames: VecDeque::new(), first };
-        match policy {
-            CachePolicy::Resident if keeps_partial_sums => LayerCache::PartialSums { inputs, sums: None },
-            CachePolicy::Resident => LayerCache::Resident(inputs),
-            CachePolicy::Offloaded { .. } => LayerCache::Offloaded(VecDeque::new()),
-            CachePolicy::Recomputed => LayerCache::Recomputed(VecDeque::new()),
+        match (kept, form) {
+            (Representation::Statistics, _) => LayerCache::Statistics(Vec::new()),
+            (_, Form::Banded) => LayerCache::Split(VecDeque::new()),
+            (Representation::PartialSums, Form::Whole) => LayerCache::PartialSums { inputs, sums: None },
+            (_, Form::Whole) => LayerCache::Frames(inputs),
         }
     }
 
     /// The layer's resident input frames.
     pub fn inputs(&self) -> &FrameQueue {
         match self {
-            LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
-            LayerCache::Offloaded(_) | LayerCache::Recomputed(_) => unreachable!("a banded layer queues no input"),
+            LayerCache::Frames(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
+            LayerCache::Split(_) | LayerCache::Statistics(_) => unreachable!("a banded layer queues no input"),
         }
     }
 
     pub fn inputs_mut(&mut self) -> &mut FrameQueue {
         match self {
-            LayerCache::Resident(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
-            LayerCache::Offloaded(_) | LayerCache::Recomputed(_) => unreachable!("a banded layer queues no input"),
+            LayerCache::Frames(inputs) | LayerCache::PartialSums { inputs, .. } => inputs,
+            LayerCache::Split(_) | LayerCache::Statistics(_) => unreachable!("a banded layer queues no input"),
         }
     }
 
     /// Cached frames that are split between device and host memory.
-    pub fn split_frames(&self) -> Vec<CachedSlots> {
-        if let LayerCache::Offloaded(frames) = self { frames.iter().copied().collect() } else { Vec::new() }
+    pub fn split_frames(&self) -> impl Iterator<Item = CachedSlots> + '_ {
+        let frames = if let LayerCache::Split(frames) = self { Some(frames) } else { None };
+        frames.into_iter().flatten().copied()
     }
 
-    /// Every slot, as (on the device, in host memory), in an order that depends on the policy and the frame count only.
-    pub fn slots(&self) -> Vec<CachedSlots> {
-        let resident = |slot: &Slot| CachedSlots { resident: Some(*slot), host: None };
-        match self {
-            LayerCache::Resident(inputs) => inputs.frames.iter().map(resident).collect(),
-            LayerCache::PartialSums { inputs, sums } => inputs.frames.iter().chain(sums).map(resident).collect(),
-            LayerCache::Offloaded(frames) => frames.iter().copied().collect(),
-            LayerCache::Recomputed(statistics) => statistics.iter().map(resident).collect(),
-        }
+    /// The statistics of cached frames that are recomputed.
+    pub fn statistics(&self) -> &[Slot] {
+        if let LayerCache::Statistics(slots) = self { slots } else { &[] }
     }
 
-    /// Drops everything.
+    /// Drops everything, in an order that depends on the policy and the frame count only.
     pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.slots().into_iter().for_each(|frame| drop_cached(frame, arenas));
         match self {
-            LayerCache::Resident(inputs) => inputs.forget(),
+            LayerCache::Frames(inputs) => inputs.drop_before(None, &mut arenas.device),
             LayerCache::PartialSums { inputs, sums } => {
-                inputs.forget();
-                *sums = None;
+                inputs.drop_before(None, &mut arenas.device);
+                sums.take().into_iter().for_each(|slot| arenas.device.drop(slot));
             }
-            LayerCache::Offloaded(frames) => frames.clear(),
-            LayerCache::Recomputed(statistics) => statistics.clear(),
+            LayerCache::Split(frames) => frames.drain(..).for_each(|frame| drop_cached(frame, arenas)),
+            LayerCache::Statistics(slots) => slots.drain(..).for_each(|slot| arenas.device.drop(slot)),
         }
     }
 }

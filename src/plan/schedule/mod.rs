@@ -12,6 +12,7 @@ mod tests;
 mod weights;
 mod work_item;
 
+pub use emit::Purpose;
 pub use work_item::is_periodic;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -66,31 +67,26 @@ pub struct Schedule {
 impl Schedule {
     /// `frames`: where the input ends, or `None` for a stream.
     pub fn new(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = all_items(&spec);
-        Schedule::with_items(spec, places, frames, arenas, target)
+        Schedule::for_purpose(Purpose::Run, spec, frames, arenas, target)
     }
 
     /// The same, to be [rehearsed](Schedule::rehearse) only: of work items that are like others only the memory is
     /// counted.
     pub fn rehearsal(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let mut schedule = Schedule::of_distinct_items(spec, frames, arenas, target);
-        schedule.items.iter_mut().for_each(WorkItem::set_rehearsal);
-        schedule
+        Schedule::for_purpose(Purpose::Rehearsal, spec, frames, arenas, target)
     }
 
-    /// Of work items that are alike, one.
-    pub fn of_distinct_items(spec: ScheduleSpec, frames: Option<u64>, arenas: Arenas, target: &Target) -> Schedule {
-        let places = distinct_items(&spec, frames.is_none());
-        Schedule::with_items(spec, places, frames, arenas, target)
-    }
-
-    fn with_items(
+    pub fn for_purpose(
+        purpose: Purpose,
         spec: ScheduleSpec,
-        places: Vec<ItemPlace>,
         frames: Option<u64>,
         arenas: Arenas,
         target: &Target,
     ) -> Schedule {
+        let places = match purpose {
+            Purpose::Run => all_items(&spec),
+            Purpose::Picture | Purpose::Rehearsal => distinct_items(&spec, frames.is_none()),
+        };
         let mut known: Vec<Arc<FrameSizes>> = Vec::new();
         let mut sizes_of = |input: FrameShape| {
             let same = known.iter().find(|sizes| sizes.input == input).cloned();
@@ -101,7 +97,7 @@ impl Schedule {
         };
         let items = places.iter().map(|place| {
             let sizes = sizes_of(spec.regions(spec.tile_of(place.item)).0.shape);
-            WorkItem::new(&spec, sizes, frames, place.item, place.batch)
+            WorkItem::new(&spec, sizes, frames, place, purpose)
         });
         let items = items.collect();
         let clips = places.last().map_or(0, |last| last.clip + 1);

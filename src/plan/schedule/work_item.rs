@@ -3,18 +3,18 @@
 //! Stages run as deep as they can before new input is loaded, so few frames are live. Everything depends on frame
 //! counts only, so a rehearsal without computing finds the memory.
 
-use std::ops::Range;
 use std::sync::Arc;
 
-use super::emit::{Addend, Emitter, LayerOutputs, NONE};
-use super::layer_cache::{LayerCache, SlotRef, drop_frames, resident};
+use super::emit::{Chunk, Emitter, Inputs, ItemFacts, Kept, LayerOutputs, Purpose};
+use super::layer_cache::{SlotRef, drop_frames, resident};
+use super::repeats::ItemPlace;
 use super::sink::Sink;
-use super::weights::WeightFetcher;
+use super::weights::NeededWeights;
 use crate::ir::{LayerId, LoadOp, Op, Rematerialise, Window};
 use crate::model::{Network, Reader, Role, Source};
 use crate::plan::arena::{Arena, Arenas, PackedLayout, Slot, SlotKind, Slots};
 use crate::plan::cost::FrameSizes;
-use crate::plan::policy::{CACHE_FRAMES, CachePolicy};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement};
 use crate::plan::spec::ScheduleSpec;
 
 #[derive(Debug)]
@@ -29,7 +29,7 @@ pub struct WorkItem {
     slice_end: u64,
     /// Where the input ends, once known, and where the frames of each stage then end.
     total: Option<u64>,
-    ends: Vec<u64>,
+    ends: Option<Vec<u64>>,
     /// Of each stage, the first input frame that is still queued when the current slice is done.
     first_queued: Vec<u64>,
     /// Of each stage, outputs of its head that wait for their chunk.
@@ -38,13 +38,15 @@ pub struct WorkItem {
 
 /// The frames of a chunk that each layer of a stage has computed and that later layers read.
 struct ChunkValues {
-    first: LayerId,
+    head: LayerId,
     frames: Vec<Vec<SlotRef>>,
+    /// Of each layer, which of its output frames outlive the chunk.
+    kept: Vec<Kept>,
 }
 
 impl ChunkValues {
     fn of(&mut self, layer: LayerId) -> &mut Vec<SlotRef> {
-        &mut self.frames[layer - self.first]
+        &mut self.frames[layer - self.head]
     }
 
     fn take(&mut self, layer: LayerId) -> Vec<SlotRef> {
@@ -53,10 +55,14 @@ impl ChunkValues {
 
     /// The last frames of a value: a range may have more of them than its reader computes.
     fn last_frames(&mut self, source: Source, count: usize) -> Vec<SlotRef> {
-        let Source::Layer(layer) = source else { unreachable!("only the first layer of a stage reads another stage") };
-        let frames = self.of(layer);
+        let frames = self.of(layer_of(source));
         frames[frames.len() - count..].to_vec()
     }
+}
+
+fn layer_of(source: Source) -> LayerId {
+    let Source::Layer(layer) = source else { unreachable!("only the first layer of a stage reads another stage") };
+    layer
 }
 
 /// Whether a job has more slices than a rehearsal traces; `None` is a stream.
@@ -66,46 +72,45 @@ pub fn is_periodic(spec: &ScheduleSpec, frames: Option<u64>) -> bool {
 
 impl WorkItem {
     /// `frames`: where the input ends, if that is known.
-    pub fn new(spec: &ScheduleSpec, sizes: Arc<FrameSizes>, frames: Option<u64>, item: usize, batch: u64) -> WorkItem {
-        let (network, policy) = (Arc::clone(&spec.network), Arc::clone(&spec.policy));
-        let cone = Arc::clone(&spec.cone);
-        let new_cache = |layer: LayerId| {
-            let first = network.layers[layer].time.oldest(cone.first(layer));
-            LayerCache::new(policy.caches[layer], sizes.partial_sums[layer].is_some(), first)
-        };
-        let caches = (0..network.layers.len()).map(new_cache).collect();
+    pub fn new(
+        spec: &ScheduleSpec,
+        sizes: Arc<FrameSizes>,
+        frames: Option<u64>,
+        place: &ItemPlace,
+        purpose: Purpose,
+    ) -> WorkItem {
+        let (network, cone) = (Arc::clone(&spec.network), Arc::clone(&spec.cone));
         let stages = network.stages.len();
         let mut item_state = WorkItem {
-            item,
-            batch,
+            item: place.item,
+            batch: place.batch,
             computed: network.stages.iter().map(|stage| cone.first(stage.head())).collect(),
             loaded: cone.first_input,
             slice_end: spec.first_slice_end(frames),
             total: None,
-            ends: Vec::new(),
+            ends: None,
             first_queued: vec![0; stages],
             early: vec![Vec::new(); stages],
-            emitter: Emitter {
-                periodic: is_periodic(spec, frames),
-                interleaved: spec.is_interleaved(),
-                waiting: vec![Vec::new(); network.layers.len()],
+            emitter: Emitter::new(ItemFacts {
+                is_periodic: is_periodic(spec, frames),
+                is_interleaved: spec.is_interleaved(),
                 network,
                 cone,
                 sizes,
-                policy,
-                caches,
-                weights: WeightFetcher::default(),
-                is_rehearsal: false,
-                chunk_end: 0,
-                last_chunk: false,
-            },
+                policy: Arc::clone(&spec.policy),
+                purpose,
+            }),
         };
         item_state.look_ahead();
         item_state
     }
 
-    fn network(&self) -> &Arc<Network> {
-        &self.emitter.network
+    fn facts(&self) -> &ItemFacts {
+        &self.emitter.facts
+    }
+
+    fn network(&self) -> &Network {
+        &self.emitter.facts.network
     }
 
     /// Finds which input frames of each stage the current slice leaves queued.
@@ -114,34 +119,37 @@ impl WorkItem {
         for (stage, made) in made.into_iter().enumerate() {
             let head = self.network().stages[stage].head();
             let next = self.reachable(stage, made).saturating_sub(self.reread(stage));
-            self.first_queued[stage] = self.emitter.oldest_needed(head, next.max(self.first(stage)));
+            self.first_queued[stage] = self.facts().oldest_needed(head, next.max(self.first(stage)));
         }
     }
 
     /// The first frame of a stage.
     fn first(&self, stage: usize) -> u64 {
-        self.emitter.cone.first(self.network().stages[stage].head())
+        self.facts().cone.first(self.network().stages[stage].head())
     }
 
-    /// Up to which frame a stage computes whose input suffices for frames up to `end`. Rematerialised frames cannot
-    /// wait: the first chunk with some reaches to the first output of the layer that reads them.
+    /// Up to which frame a stage computes whose input suffices for frames up to `end`.
     fn reachable(&self, stage: usize, end: u64) -> u64 {
-        let (first, policy) = (self.first(stage), &self.emitter.policy);
-        let rematerialises = policy.materialised[stage] < policy.chunks[stage];
-        if end < first + if rematerialises { self.least_first_chunk(stage) } else { 0 } { first } else { end }
+        let first = self.first(stage);
+        if end < first + self.least_first_chunk(stage) { first } else { end }
     }
 
-    /// Frames of a stage up to the first output of the layers whose input its first layer makes.
+    /// The fewest frames of a stage's first chunk. Rematerialised frames cannot wait: a chunk with some reaches to the
+    /// first output of the layers whose input they are.
     fn least_first_chunk(&self, stage: usize) -> u64 {
-        let readers = self.network().readers(self.network().stages[stage].head()).iter();
-        let firsts = readers.filter(|reader| reader.role == Role::Input).map(|r| self.emitter.cone.first(r.layer) + 1);
-        firsts.max().map_or(0, |end| end - self.first(stage))
+        let head = self.network().stages[stage].head();
+        if self.facts().policy.layers[head].rematerialised == 0 {
+            return 1;
+        }
+        let readers = self.network().readers(head).iter().filter(|reader| reader.role == Role::Input);
+        let ends = readers.map(|reader| self.facts().cone.first(reader.layer) + 1);
+        ends.max().map_or(1, |end| end - self.first(stage))
     }
 
     /// The layer of a stage whose cache is recomputed.
     fn recomputes(&self, stage: usize) -> Option<LayerId> {
         let mut body = self.network().stages[stage].body();
-        body.find(|layer| self.emitter.policy.caches[*layer] == CachePolicy::Recomputed)
+        body.find(|layer| self.facts().policy.layers[*layer].cache == Placement::Recomputed)
     }
 
     /// Outputs of a stage's head that the next chunk needs again.
@@ -151,7 +159,7 @@ impl WorkItem {
 
     /// Input frames that the current slice still takes.
     pub fn room(&self) -> u64 {
-        self.slice_end.min(self.total.unwrap_or(u64::MAX)) - self.loaded
+        self.total.map_or(self.slice_end, |total| total.min(self.slice_end)) - self.loaded
     }
 
     pub fn loaded(&self) -> u64 {
@@ -166,43 +174,37 @@ impl WorkItem {
     /// Whether the current slice is the last and, even padded, makes less than others.
     pub fn is_partial(&self) -> bool {
         let Some(total) = self.total else { return false };
-        if total == self.emitter.cone.first_input {
+        if total == self.facts().cone.first_input {
             return true;
         }
         let end = self.network().padded_frames(total);
-        end < self.slice_end || end == self.slice_end && self.emitter.cone.is_trimmed()
+        end < self.slice_end || end == self.slice_end && self.facts().cone.is_trimmed()
     }
 
     pub fn next_slice(&mut self) {
-        self.slice_end += self.emitter.policy.slice;
+        self.slice_end += self.facts().policy.slice;
         self.look_ahead();
     }
 
     /// Sets where the input ends. Must be called before the last slice ends.
     pub fn set_total(&mut self, total: u64, arenas: &mut Arenas) {
         self.total = Some(total);
-        if total > self.emitter.cone.first_input {
-            self.ends = self.emitter.cone.stage_ends(self.network(), total);
+        if total > self.facts().cone.first_input {
+            self.ends = Some(self.facts().cone.stage_ends(self.network(), total));
         }
         self.pad(&mut arenas.device);
     }
 
     /// Drops all caches.
     pub fn clear(&mut self, arenas: &mut Arenas) {
-        self.emitter.caches.iter_mut().for_each(|cache| cache.clear(arenas));
-        self.emitter.waiting.iter_mut().for_each(|inputs| drop_frames(inputs.drain(..), arenas));
-    }
-
-    /// Says that nobody runs the operations.
-    pub fn set_rehearsal(&mut self) {
-        self.emitter.is_rehearsal = true;
+        self.emitter.clear(arenas);
     }
 
     /// Loads the next input frame.
     pub fn load(&mut self, to: &mut Sink) {
         let arena = &mut to.arenas.device;
         // A stream's host pushes frames at any time.
-        let into = arena.take(self.emitter.sizes.input_bytes, SlotKind::Pooled);
+        let into = arena.take(self.emitter.facts.sizes.input_bytes, SlotKind::Pooled);
         to.ops.push_back(Op::Load(LoadOp { item: self.item, batch: self.batch, frame: self.loaded, into }));
         let head = self.network().stages[0].head();
         self.emitter.caches[head].inputs_mut().frames.push_back(into);
@@ -212,7 +214,7 @@ impl WorkItem {
 
     /// Repeats the last frame of a clip until its length fits the latent frame rate.
     fn pad(&mut self, arena: &mut Arena) {
-        if self.total != Some(self.loaded) || self.loaded == self.emitter.cone.first_input {
+        if self.total != Some(self.loaded) || self.loaded == self.facts().cone.first_input {
             return;
         }
         let (needed, head) = (self.network().padded_frames(self.loaded), self.network().stages[0].head());
@@ -237,69 +239,82 @@ impl WorkItem {
             return false;
         }
         let stages = 0..self.network().stages.len();
-        if let Some(stage) = stages.clone().rev().find(|s| self.ready(*s) >= self.chunk(*s)) {
-            self.compute(stage, to, finished);
-            return true;
-        }
-        if self.room() > 0 {
+        let whole = stages.clone().rev().find(|stage| self.ready(*stage) >= self.chunk_frames(*stage));
+        if whole.is_none() && self.room() > 0 {
             self.load(to);
             return true;
         }
-        match stages.into_iter().find(|s| self.ready(*s) > 0) {
-            Some(stage) => {
-                self.compute(stage, to, finished);
-                true
-            }
-            None => false,
-        }
+        let stage = whole.or_else(|| stages.into_iter().find(|stage| self.ready(*stage) > 0));
+        stage.into_iter().for_each(|stage| self.compute(stage, to, finished));
+        stage.is_some()
     }
 
     /// Frames that a stage could compute from its queued input.
     fn ready(&self, stage: usize) -> u64 {
         let head = self.network().stages[stage].head();
-        let queued = self.emitter.caches[head].inputs().end();
-        let end = self.network().layers[head].time.outputs(queued).min(self.ends.get(stage).copied().unwrap_or(NONE));
+        let made = self.network().layers[head].time.outputs(self.emitter.caches[head].inputs().end());
+        let end = self.ends.as_ref().map_or(made, |ends| made.min(ends[stage]));
         self.reachable(stage, end).saturating_sub(self.computed[stage])
     }
 
-    /// Frames of a stage's next chunk. Where caches are offloaded, an incomplete chunk comes first: there is no cache
-    /// to move yet, and at the end it would move all of it for few frames.
-    fn chunk(&self, stage: usize) -> u64 {
-        let (policy, first) = (&self.emitter.policy, self.first(stage));
-        let chunk = policy.chunks[stage];
-        if self.computed[stage] > first {
-            return chunk;
-        }
-        let least = if policy.materialised[stage] < chunk { self.least_first_chunk(stage) } else { 1 };
-        let offloads = self.network().stages[stage].body().any(|layer| policy.caches[layer].uses_host());
-        let made = self.network().stage_frames(self.slice_end)[stage].saturating_sub(first);
-        // Frame 0 has no partner. So the first chunk ends at an odd number of frames, and the others have whole pairs.
-        let cuts_pair = |frames: u64| (first + frames).is_multiple_of(2);
+    /// Frames of a stage's next chunk.
+    fn chunk_frames(&self, stage: usize) -> u64 {
+        let is_first = self.computed[stage] == self.first(stage);
+        if is_first { self.first_chunk(stage) } else { self.facts().policy.chunks[stage] }
+    }
+
+    /// Frames of a stage's first chunk, if there is input for as many.
+    fn first_chunk(&self, stage: usize) -> u64 {
+        let frames = self.incomplete_chunk(stage).unwrap_or_else(|| self.chunk_up_to_pair(stage));
+        let frames = frames.max(self.least_first_chunk(stage));
+        // Caches in 8 bits hold whole pairs.
+        frames + u64::from(self.network().needs_pairs(stage) && self.cuts_pair(stage, frames))
+    }
+
+    /// Where caches are offloaded, an incomplete chunk comes first: there is no cache to move yet, and at the end it
+    /// would move all of it for few frames.
+    fn incomplete_chunk(&self, stage: usize) -> Option<u64> {
+        let (network, policy) = (self.network(), &self.facts().policy);
+        let offloads = network.stages[stage].body().any(|layer| policy.layers[layer].cache.uses_host());
+        let made = network.stage_frames(self.slice_end)[stage].saturating_sub(self.first(stage));
+        (offloads && made > 0).then(|| (made - 1) % policy.chunks[stage] + 1)
+    }
+
+    /// A whole chunk, or one frame less: frame 0 has no partner, so the first chunk ends at an odd number of frames, and
+    /// the others have whole pairs.
+    fn chunk_up_to_pair(&self, stage: usize) -> u64 {
+        let chunk = self.facts().policy.chunks[stage];
         let has_pairs = chunk > 1 && self.network().has_pairs(stage) || self.network().needs_pairs(stage);
-        let incomplete = match made {
-            1.. if offloads => (made - 1) % chunk + 1,
-            _ => chunk - u64::from(has_pairs && cuts_pair(chunk)),
-        };
-        let incomplete = incomplete.max(least);
-        incomplete + u64::from(self.network().needs_pairs(stage) && cuts_pair(incomplete))
+        chunk - u64::from(has_pairs && self.cuts_pair(stage, chunk))
+    }
+
+    /// Whether a first chunk of so many frames ends within a pair.
+    fn cuts_pair(&self, stage: usize, frames: u64) -> bool {
+        (self.first(stage) + frames).is_multiple_of(2)
+    }
+
+    /// The chunk of a stage that ends with frame `end`.
+    fn chunk_to(&self, stage: usize, end: u64) -> Chunk {
+        let ends = self.ends.as_ref().is_some_and(|ends| ends[stage] == end);
+        Chunk { stage, frames: self.computed[stage]..end, is_last: ends && !self.facts().is_periodic }
     }
 
     /// Computes one chunk of a stage, layer by layer.
     fn compute(&mut self, stage: usize, to: &mut Sink, finished: &mut Vec<(u64, Slot)>) {
-        let network = Arc::clone(self.network());
-        let (first, count) = (self.computed[stage], self.ready(stage).min(self.chunk(stage)));
-        let frames = first..first + count;
-        self.computed[stage] += count;
-        self.set_chunk_end(stage, frames.end);
+        let facts = Arc::clone(&self.emitter.facts);
+        let (network, cone) = (&facts.network, &facts.cone);
+        let count = self.ready(stage).min(self.chunk_frames(stage));
+        let chunk = self.chunk_to(stage, self.computed[stage] + count);
+        self.computed[stage] = chunk.frames.end;
         let layers = &network.stages[stage];
-        let Emitter { weights, sizes, policy, cone, .. } = &mut self.emitter;
-        let computing = layers.body().map(|layer| (layer, cone.outputs(layer, &frames)));
-        let offloaded = computing.filter(|(layer, own)| policy.offloaded_weights[*layer] && !own.is_empty());
-        weights.begin(offloaded.collect(), (&network, sizes), to);
-        let mut values = ChunkValues { first: layers.head(), frames: vec![Vec::new(); layers.layers.len()] };
-        *values.of(layers.head()) = self.head(stage, frames.clone(), to);
+        let needed = layers.body().map(|layer| NeededWeights { layer, frames: cone.outputs(layer, &chunk.frames) });
+        let offloaded = |needed: &NeededWeights| facts.policy.layers[needed.layer].weights == Memory::Host;
+        self.emitter.weights.begin(needed.filter(|needed| offloaded(needed) && !needed.frames.is_empty()), to);
+        let frames = vec![Vec::new(); layers.layers.len()];
+        let mut values = ChunkValues { head: layers.head(), frames, kept: self.kept_outputs(&chunk) };
+        *values.of(layers.head()) = self.head(&chunk, values.kept[0], to);
         for layer in layers.body() {
-            self.body_layer(layer, &frames, &mut values, to);
+            self.body_layer(layer, &chunk, &mut values, to);
         }
         let outputs = resident(&values.take(layers.last()));
         match network.stages.get(stage + 1) {
@@ -307,184 +322,151 @@ impl WorkItem {
                 self.emitter.caches[next.head()].inputs_mut().frames.extend(outputs);
                 self.downsample_early(stage + 1, to);
             }
-            None => finished.extend(self.emitter.cone.outputs(layers.last(), &frames).zip(outputs)),
+            None => finished.extend(cone.outputs(layers.last(), &chunk.frames).zip(outputs)),
         }
     }
 
-    fn set_chunk_end(&mut self, stage: usize, end: u64) {
-        self.emitter.chunk_end = end;
-        self.emitter.last_chunk = !self.emitter.periodic && self.ends.get(stage) == Some(&end);
-    }
-
-    /// Interleaved: every frame may outlive the item's turn, so all are pooled from frame 0 on. Otherwise none.
-    fn outlives_turn(&self) -> u64 {
-        if self.emitter.interleaved { 0 } else { NONE }
+    /// Interleaved, every frame may outlive the item's turn. Otherwise none does.
+    fn outlives_turn(&self) -> Kept {
+        if self.facts().is_interleaved { Kept::From(0) } else { Kept::None }
     }
 
     /// Where frames wait for their chunk, a downsampler runs early: its output is smaller.
     fn downsample_early(&mut self, stage: usize, to: &mut Sink) {
         let head = self.network().stages[stage].head();
         let ready = self.ready(stage);
-        if self.network().layers[head].layout.window != Window::Down || ready >= self.chunk(stage) {
+        if self.network().layers[head].layout.window != Window::Down || ready >= self.chunk_frames(stage) {
             return;
         }
-        let first = self.computed[stage] + self.early[stage].len() as u64;
-        let end = self.computed[stage] + ready;
-        self.set_chunk_end(stage, end);
-        let made = self.emitter.head(head, first..end, self.outlives_turn(), to);
+        let chunk = self.chunk_to(stage, self.computed[stage] + ready);
+        let frames = chunk.frames.start + self.early[stage].len() as u64..chunk.frames.end;
+        let made = self.emitter.head(&LayerOutputs::plain(head, &chunk, frames, self.outlives_turn()), to);
         self.early[stage].extend(made);
-        self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
+        self.emitter.drop_inputs_before(head, chunk.frames.end, &chunk, &mut to.arenas.device);
     }
 
     /// The outputs of a stage's first layer.
-    fn head(&mut self, stage: usize, frames: Range<u64>, to: &mut Sink) -> Vec<SlotRef> {
+    fn head(&mut self, chunk: &Chunk, kept: Kept, to: &mut Sink) -> Vec<SlotRef> {
+        let (stage, end) = (chunk.stage, chunk.frames.end);
         let head = self.network().stages[stage].head();
-        let materialised = frames.end.min(frames.start + self.emitter.policy.materialised[stage]);
-        let early = self.early[stage].len().min(frames.clone().count());
+        let early = self.early[stage].len().min(chunk.count() as usize);
         let mut outputs: Vec<SlotRef> = self.early[stage].drain(..early).collect();
-        let computed = frames.start + early as u64;
-        let first_cached = self.first_cached_output(head);
-        outputs.extend(match self.emitter.policy.offloaded_outputs[head] {
-            true => self.emitter.head_offloaded(head, frames.clone(), to),
-            false => self.emitter.head(head, computed..materialised, first_cached, to),
-        });
-        if materialised < frames.end {
-            // The last reader drops the inputs of the others.
-            let oldest = self.network().layers[head].time.oldest(materialised);
-            self.emitter.caches[head].inputs_mut().drop_before(oldest, &mut to.arenas.device);
-            outputs.extend(self.emitter.head_rematerialised(head, materialised..frames.end, to));
-        } else if self.recomputes(stage).is_none_or(|layer| self.emitter.recomputed_inputs(layer).is_empty()) {
-            // Otherwise a recomputed cache still needs these inputs; its reader drops them.
-            let end = frames.end.saturating_sub(self.reread(stage));
-            self.emitter.drop_inputs_before(head, end, &mut to.arenas.device);
+        let rematerialised = self.facts().rematerialised(head, chunk);
+        let own = LayerOutputs::plain(head, chunk, chunk.frames.start + early as u64..end, kept);
+        outputs.extend(self.emitter.head(&LayerOutputs { rematerialised, ..own }, to));
+        // Inputs of rematerialised frames are dropped by the last reader, those of a recomputed cache by its layer.
+        let recomputes = self.recomputes(stage).is_some_and(|layer| self.emitter.recomputed_inputs(layer).len() > 0);
+        if rematerialised == 0 && !recomputes {
+            let end = end.saturating_sub(self.reread(stage));
+            self.emitter.drop_inputs_before(head, end, chunk, &mut to.arenas.device);
         }
         outputs
     }
 
     /// The outputs of a layer whose input is made in the same stage. Drops the values that no later layer reads.
-    fn body_layer(&mut self, layer: LayerId, frames: &Range<u64>, values: &mut ChunkValues, to: &mut Sink) {
-        let network = Arc::clone(self.network());
-        let facts = &network.layers[layer];
-        let Source::Layer(from) = facts.input else {
-            unreachable!("only the first layer of a stage reads another stage")
-        };
-        let consumes = self.consumes_input(layer);
-        let input = if consumes { values.take(from) } else { values.of(from).clone() };
-        if !input.is_empty() {
-            let own = self.emitter.cone.outputs(layer, frames);
-            let added = facts.addend.map(|source| values.last_frames(source, own.clone().count()));
-            let residuals = added.as_deref().filter(|_| facts.layout.shortcut.is_none()).map(resident);
-            let addend = match (&residuals, &added) {
-                (Some(residuals), _) => Addend::Residual(residuals),
-                (None, Some(added)) => Addend::Shortcut(added),
-                (None, None) => Addend::None,
-            };
+    fn body_layer(&mut self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues, to: &mut Sink) {
+        let facts = Arc::clone(&self.emitter.facts);
+        let (network, own) = (&*facts.network, &facts.network.layers[layer]);
+        let from = layer_of(own.input);
+        if !values.of(from).is_empty() {
+            let frames = facts.cone.outputs(layer, &chunk.frames);
+            let added = own.addend.map(|source| values.last_frames(source, frames.clone().count()));
             let outputs = LayerOutputs {
-                addend,
-                first_rematerialised: self.emitter.first_hidden(layer, frames),
-                rematerialise: self.rematerialise(layer, frames, &input, values),
-                ..LayerOutputs::plain(layer, own, self.first_cached_output(layer))
+                added: added.as_deref(),
+                rematerialised: self.emitter.hidden(layer, chunk),
+                rematerialise: self.rematerialise(layer, chunk, values),
+                ..LayerOutputs::plain(layer, chunk, frames, values.kept[layer - values.head])
             };
-            *values.of(layer) = match (facts.attends, consumes) {
-                (true, _) => {
-                    let mixed = self.emitter.attention(layer, resident(&input), to);
-                    self.emitter.conv_consuming(&outputs, mixed, to)
+            let consumed = consumes_input(network, layer);
+            let input = values.take(from);
+            if own.attends {
+                let mixed = self.emitter.attention(layer, resident(&input), to);
+                *values.of(layer) = self.emitter.conv(&outputs, Inputs { frames: &mixed, consumed: true }, to);
+            } else {
+                *values.of(layer) = self.emitter.conv(&outputs, Inputs { frames: &input, consumed }, to);
+                if !consumed {
+                    *values.of(from) = input;
                 }
-                (false, true) => self.emitter.conv_consuming(&outputs, input, to),
-                (false, false) => self.emitter.conv(&outputs, &input, to),
+            }
+        }
+        let sources = [Some(own.input), own.addend].into_iter().flatten().map(layer_of);
+        for from in sources.filter(|from| network.is_last_reader(*from, layer)) {
+            drop_frames(values.take(from), to.arenas);
+            if from == values.head && facts.rematerialised(from, chunk) > 0 {
+                self.emitter.drop_inputs_before(from, chunk.frames.end, chunk, &mut to.arenas.device);
+            }
+        }
+    }
+
+    /// How a layer's rematerialised inputs are computed: by the layer that made them, from its queued input if that is
+    /// the stage's first, else from values of the chunk.
+    fn rematerialise(&self, layer: LayerId, chunk: &Chunk, values: &mut ChunkValues) -> Option<Rematerialise<Slots>> {
+        let by = self.facts().policy.rematerialised_for(self.network(), layer)?;
+        let count = values.of(by).iter().filter(|frame| frame.is_rematerialised()).count() as u64;
+        let frames = chunk.frames.end - count..chunk.frames.end;
+        match by {
+            _ if count == 0 => None,
+            head if head == values.head => Some(self.emitter.rematerialised_by_head(head, frames)),
+            hidden => {
+                let kept = resident(values.of(layer_of(self.network().layers[hidden].input)));
+                Some(self.emitter.rematerialised_hidden(hidden, frames, &kept))
+            }
+        }
+    }
+
+    /// Of each layer of a stage, which of its output frames outlive the chunk. An output that is added to in place, or
+    /// overwritten, lives as long as the frame that replaces it; so later layers come first.
+    fn kept_outputs(&self, chunk: &Chunk) -> Vec<Kept> {
+        let (facts, network) = (self.facts(), self.network());
+        let stage = &network.stages[chunk.stage];
+        let mut kept = vec![Kept::None; stage.layers.len()];
+        for layer in stage.layers.clone().rev() {
+            let of_reader = |reader: &Reader| match reader.role {
+                Role::Input => self.kept_input(reader.layer, chunk, kept[reader.layer - stage.head()]),
+                Role::Residual if facts.sizes.adds_in_place => kept[reader.layer - stage.head()],
+                Role::Residual | Role::Shortcut => Kept::None,
+            };
+            kept[layer - stage.head()] = match layer {
+                last if last == stage.last() => self.kept_by_next_stage(chunk.stage),
+                _ => network.readers(layer).iter().map(of_reader).min().unwrap_or(Kept::None),
             };
         }
-        for source in [Some(facts.input), facts.addend].into_iter().flatten() {
-            self.drop_after(source, layer, frames, values, to);
+        kept
+    }
+
+    /// Which outputs of a stage outlive the work item's turn.
+    fn kept_by_next_stage(&self, stage: usize) -> Kept {
+        match self.first_queued.get(stage + 1) {
+            Some(first) if self.facts().is_interleaved => Kept::From(*first),
+            Some(_) => Kept::None,
+            None => self.outlives_turn(),
         }
     }
 
-    /// Drops a value after its last reader.
-    fn drop_after(
-        &mut self,
-        source: Source,
-        reader: LayerId,
-        frames: &Range<u64>,
-        values: &mut ChunkValues,
-        to: &mut Sink,
-    ) {
-        let (network, policy) = (Arc::clone(self.network()), Arc::clone(&self.emitter.policy));
-        let Source::Layer(from) = source else { return };
-        if !network.is_last_reader(from, reader) {
-            return;
+    /// Which frames of a layer's input it keeps, or overwrites with frames that are kept. `output`: of its outputs,
+    /// those that are kept.
+    fn kept_input(&self, layer: LayerId, chunk: &Chunk, output: Kept) -> Kept {
+        let (facts, own) = (self.facts(), &self.network().layers[layer]);
+        if own.attends {
+            return Kept::None;
         }
-        drop_frames(values.take(from), to.arenas);
-        let stage = network.stage_of(from);
-        if from == network.stages[stage].head() && frames.start + policy.materialised[stage] < frames.end {
-            self.emitter.drop_inputs_before(from, frames.end, &mut to.arenas.device);
-        }
-    }
-
-    /// Whether a layer is the last one that reads its input, so it may write over it.
-    fn consumes_input(&self, layer: LayerId) -> bool {
-        let facts = &self.network().layers[layer];
-        let Source::Layer(from) = facts.input else { return false };
-        facts.addend != Some(facts.input) && self.network().is_last_reader(from, layer)
-    }
-
-    /// How a layer's rematerialised inputs are computed: by the stage's first layer, or hidden ones by their own.
-    fn rematerialise(
-        &self,
-        layer: LayerId,
-        frames: &Range<u64>,
-        input: &[SlotRef],
-        values: &mut ChunkValues,
-    ) -> Option<Rematerialise<Slots>> {
-        let network = self.network();
-        let head = network.stages[network.stage_of(layer)].head();
-        let reads = |source: Option<Source>| source == Some(Source::Layer(head));
-        let facts = &network.layers[layer];
-        let first = frames.start + self.emitter.policy.materialised[network.stage_of(layer)];
-        if first < frames.end && (reads(Some(facts.input)) || reads(facts.addend)) {
-            return Some(self.emitter.rematerialised_by_head(head, first..frames.end));
-        }
-        let hidden = input.iter().filter(|frame| frame.is_rematerialised()).count() as u64;
-        let by = network.hidden_by(layer).filter(|_| hidden > 0)?;
-        let Source::Layer(kept) = network.layers[by].input else { return None };
-        let kept = resident(values.of(kept));
-        Some(self.emitter.rematerialised_hidden(by, frames.end - hidden..frames.end, &kept))
-    }
-
-    /// The first output frame of a layer that stays cached, or outlives the work item's turn. An output that is added to
-    /// in place, or overwritten, lives as long as the frame that replaces it.
-    fn first_cached_output(&self, layer: LayerId) -> u64 {
-        let (emitter, network) = (&self.emitter, self.network());
-        let stage = network.stage_of(layer);
-        if layer == network.stages[stage].last() {
-            return match stage + 1 < network.stages.len() {
-                true if emitter.interleaved => self.first_queued[stage + 1],
-                true => NONE,
-                false => self.outlives_turn(),
-            };
-        }
-        let of_reader = |reader: &Reader| match reader.role {
-            Role::Shortcut => NONE,
-            Role::Residual if emitter.sizes.adds_in_place => self.first_cached_output(reader.layer),
-            Role::Residual => NONE,
-            Role::Input => self.first_cached_input(reader.layer),
-        };
-        network.readers(layer).iter().map(of_reader).min().unwrap_or(NONE)
-    }
-
-    /// The first frame of a layer's input that it keeps or overwrites with a frame that stays.
-    fn first_cached_input(&self, layer: LayerId) -> u64 {
-        let (emitter, facts) = (&self.emitter, &self.network().layers[layer]);
-        if facts.attends {
-            return NONE;
-        }
-        let (consumes, normalised) = (self.consumes_input(layer), emitter.sizes.normalised[layer]);
+        let (consumes, normalised) = (consumes_input(self.network(), layer), facts.sizes.normalised[layer]);
         // A layer that normalises frames of others keeps copies.
-        let kept = if consumes || normalised.is_none() { emitter.first_cached_frame(layer) } else { NONE };
+        let is_queued = consumes || normalised.is_none();
+        let kept = if is_queued { self.emitter.kept_inputs(layer, chunk) } else { Kept::None };
         let overwrites = consumes
-            && emitter.is_banded(layer)
-            && facts.residual().is_none()
-            && normalised == Some(emitter.sizes.outputs[layer]);
-        let written = if overwrites { self.first_cached_output(layer) } else { NONE };
-        kept.min(written).min(emitter.first_waiting_frame(layer))
+            && facts.is_banded(layer)
+            && own.residual().is_none()
+            && normalised == Some(facts.sizes.outputs[layer]);
+        let written = if overwrites { output } else { Kept::None };
+        let waits = facts.is_interleaved && chunk.frames.end <= facts.cone.first(layer);
+        kept.min(written).min(if waits { Kept::From(0) } else { Kept::None })
     }
+}
+
+/// Whether a layer is the last one that reads its input, so it may write over it.
+fn consumes_input(network: &Network, layer: LayerId) -> bool {
+    let own = &network.layers[layer];
+    let Source::Layer(from) = own.input else { return false };
+    own.addend != Some(own.input) && network.is_last_reader(from, layer)
 }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::ir::{BandPart, BandShape, CacheFormat, DeviceProfile, FrameShape, LayerId, SplitColumns};
 use crate::model::Network;
 use crate::plan::cost::{CostModel, OffloadCost, Rematerialiser, Target};
-use crate::plan::policy::{CachePolicy, MIN_MATERIALISED_HIDDEN, SchedulePolicy};
+use crate::plan::exclusions::Choices;
+use crate::plan::policy::{MIN_MATERIALISED_HIDDEN, Placement, SchedulePolicy};
 use crate::plan::request::Request;
 
 /// Latent frames per slice. Latents are a small part of the work, so a fraction of a busy device's pixels suffices;
@@ -36,9 +37,9 @@ pub fn resident_policies(request: &Request, profile: &DeviceProfile) -> Vec<Arc<
         let chunks = whole_pairs(network, wish.iter().map(|wish| (*wish).min(most)));
         let mut policy = SchedulePolicy::resident(network, slice, chunks);
         if !request.is_still() {
-            // Caches in 8 bits are restored band by band.
-            let rounded = (0..network.layers.len()).filter(|layer| network.layers[*layer].cache == CacheFormat::U8);
-            rounded.for_each(|layer| policy.caches[layer] = CachePolicy::DEVICE);
+            let layers = network.layers.iter().zip(&mut policy.layers);
+            let rounded = layers.filter(|(layer, _)| layer.cache == CacheFormat::U8);
+            rounded.for_each(|(_, own)| *own = own.banded(Placement::RESIDENT));
         }
         let policy = Arc::new(policy);
         if !policies.contains(&policy) {
@@ -105,45 +106,51 @@ pub fn banded_policies(request: &Request, profile: &DeviceProfile) -> Vec<Schedu
 }
 
 /// A policy as it is, and with as few hidden frames of `stage` materialised as can be.
-pub fn fewer_hidden(policy: SchedulePolicy, stage: Option<usize>) -> impl Iterator<Item = SchedulePolicy> {
-    let fewer = stage.map(|stage| policy.with_materialised_hidden(stage, MIN_MATERIALISED_HIDDEN));
+pub fn fewer_hidden(
+    policy: SchedulePolicy,
+    network: &Network,
+    stage: Option<usize>,
+) -> impl Iterator<Item = SchedulePolicy> {
+    let fewer = stage.map(|stage| policy.with_materialised_hidden(network, stage, MIN_MATERIALISED_HIDDEN));
     let fewer = fewer.filter(|fewer| *fewer != policy);
     [Some(policy), fewer].into_iter().flatten()
 }
 
-/// Per layer: the cost of not keeping its cache resident, normalised to one latent period, and the bytes of a cached
-/// frame.
-pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<(LayerId, OffloadCost, f64)> {
+/// The cost of not keeping a layer's cache resident, for one latent period, and the bytes of a cached frame.
+pub struct LayerOffload {
+    pub layer: LayerId,
+    pub cost: OffloadCost,
+    pub bytes: f64,
+}
+
+pub fn offload_costs(request: &Request, policy: &SchedulePolicy, target: &Target) -> Vec<LayerOffload> {
     let network = &*request.network;
     let costs = CostModel { network, target: *target };
     let shapes = network.input_shapes(request.input_frame());
     let frames = network.later_stage_frames(network.geometry.time);
     let cost = |layer: LayerId| {
         let stage = network.stage_of(layer);
-        let by_head = match policy.reads_rematerialised(network, layer) {
-            true => policy.rematerialised(stage),
-            false => 0,
-        };
-        let by_head = (network.stages[stage].head(), by_head);
-        let (by, rematerialised) = policy.hidden_by(network, layer).unwrap_or(by_head);
+        let by = policy.rematerialised_for(network, layer);
+        let rematerialised = by.map_or(0, |by| policy.layers[by].rematerialised);
+        let by = by.unwrap_or(network.stages[stage].head());
         let by = Rematerialiser { layer: by, input: shapes[by], rematerialised };
         let cost = costs.offload_cost(layer, shapes[layer], policy.chunks[stage], &by);
         let chunks = frames[stage] as f64 / policy.chunks[stage] as f64;
-        (layer, cost.times(chunks), target.frame_bytes(shapes[layer]) as f64)
+        LayerOffload { layer, cost: cost.times(chunks), bytes: target.frame_bytes(shapes[layer]) as f64 }
     };
-    target.offloadable_caches(network).into_iter().map(cost).collect()
+    target.bandable_layers(network).into_iter().map(cost).collect()
 }
 
 /// The policy with no cache resident. A cache is recomputed if that is faster than moving it.
 pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let network = &*request.network;
     let mut policy = policy.clone();
-    for (layer, cost, _) in offload_costs(request, &policy, target) {
-        // Readers of rematerialised frames cannot have their cache recomputed too: one operation rematerialises for
-        // one reason.
-        let can_recompute = network.recomputed_by(layer).is_some() && !policy.reads_rematerialised(network, layer);
-        let recompute = can_recompute && cost.recomputed < cost.offloaded;
-        policy.caches[layer] = if recompute { CachePolicy::Recomputed } else { CachePolicy::HOST };
+    for LayerOffload { layer, cost, .. } in offload_costs(request, &policy, target) {
+        let own = policy.layers[layer].banded(Placement::Recomputed);
+        let reads_rematerialised = policy.rematerialised_for(network, layer).is_some();
+        let may_recompute = !Choices { reads_rematerialised, ..Choices::of(own) }.is_excluded();
+        let recompute = may_recompute && network.recomputed_by(layer).is_some() && cost.recomputed < cost.offloaded;
+        policy.layers[layer] = if recompute { own } else { own.banded(Placement::HOST) };
     }
     policy
 }
@@ -151,8 +158,9 @@ pub fn without_caches(request: &Request, policy: &SchedulePolicy, target: &Targe
 /// The policy with every cache in host memory, which takes the least.
 pub fn all_offloaded(request: &Request, policy: &SchedulePolicy, target: &Target) -> SchedulePolicy {
     let mut policy = policy.clone();
-    let layers = target.offloadable_caches(&request.network);
-    layers.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
+    for layer in target.bandable_layers(&request.network) {
+        policy.layers[layer] = policy.layers[layer].banded(Placement::HOST);
+    }
     policy
 }
 
@@ -181,7 +189,7 @@ pub fn can_rematerialise(request: &Request, stage: usize, target: &Target) -> bo
 /// Whether a layer can run in bands whose outputs are not resident, and all readers with it.
 pub fn can_stream_outputs(network: &Network, layer: LayerId, input: FrameShape, target: &Target) -> bool {
     let mut readers = network.readers(layer).iter().map(|reader| &network.layers[reader.layer]);
-    if !readers.all(|reader| target.can_offload_cache(reader)) {
+    if !readers.all(|reader| target.can_run_banded(reader, false)) {
         return false;
     }
     let (layout, columns) = (network.layers[layer].layout, SplitColumns::all_resident(input.width));

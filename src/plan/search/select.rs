@@ -5,13 +5,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::candidates::{
-    all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
+    LayerOffload, all_offloaded, banded_policies, can_stream_outputs, fewer_hidden, hidden_stage, offload_costs,
     rematerialising_stage, whole_pairs, without_caches,
 };
-use crate::ir::{DeviceProfile, LayerId, Rates};
+use crate::ir::{DeviceProfile, FrameShape, LayerId, Rates};
+use crate::model::Network;
 use crate::plan::cost::{Target, WeightBytes, fetchable_weights};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy};
+use crate::plan::policy::{CACHE_FRAMES, Memory, Placement, SchedulePolicy};
 use crate::plan::request::Request;
 use crate::plan::spec::{ItemOrder, ScheduleSpec};
 use crate::plan::tiles::Grid;
@@ -28,12 +29,25 @@ const LIMIT_SHARES: [f64; 4] = [1.0, 0.94, 0.86, 1.0];
 const SHORT_REHEARSAL: u64 = 12;
 /// Latent frames of the longest slice that the search tries by itself. On average they have half.
 const USUAL_SLICE: u64 = 4;
+/// Layers of the largest network that is published. Rehearsals of deeper ones take longer, and a search makes more of them.
+const USUAL_LAYERS: u64 = 64;
 /// Rehearsals that are longer by this factor leave no time for a search: only resident and smallest policies are tried.
 const MAX_EFFORT: usize = 16;
+/// Tries that follow an estimate of bytes before a search bisects. Three suffice where slots are pooled: one anywhere, one
+/// where the limit should be, one beside it.
+const MAX_GUESSES: usize = 4;
 /// Weights below this fraction of the limit are not worth a second search.
 const MIN_WEIGHTS: u64 = 40;
 /// A plan that waits longer for its weights, as a share of its time, may be slower than one with all weights resident.
 const MAX_WEIGHT_WAIT: f64 = 0.005;
+
+/// More columns of a layer's cache on the device, and the seconds that a byte of them saves.
+#[derive(Clone, Copy)]
+struct ResidencyStep {
+    gain: f64,
+    layer: LayerId,
+    resident_shares: u8,
+}
 
 /// Time in steps of half a percent, then bytes: of equally fast plans the smallest comes first.
 type Rank = (i64, u64);
@@ -134,7 +148,8 @@ impl<'a> Search<'a> {
         };
         let clips = if input.frames == 0 && input.batch > 1 { 2 } else { 1 };
         let latents = self.request.slice_latents().unwrap_or(USUAL_SLICE);
-        (tiles as u64 * clips * latents).div_ceil(SHORT_REHEARSAL) as usize
+        let layers = (self.request.network.layers.len() as u64).div_ceil(USUAL_LAYERS);
+        (tiles as u64 * clips * latents * layers * layers).div_ceil(SHORT_REHEARSAL) as usize
     }
 
     /// Whether all output frames of a clip fit. Item by item, they are kept until the last tile.
@@ -147,13 +162,12 @@ impl<'a> Search<'a> {
 
     /// The specs that a policy can run as.
     fn specs(&self, policy: &Arc<SchedulePolicy>) -> Vec<ScheduleSpec> {
-        let policy = match policy.offloaded_weights[..] == *self.offloaded_weights {
-            true => Arc::clone(policy),
-            false => {
-                let offloaded_weights = self.offloaded_weights.to_vec();
-                Arc::new(SchedulePolicy { offloaded_weights, ..(**policy).clone() })
-            }
-        };
+        let mut policy = Arc::clone(policy);
+        if policy.offloaded_weights()[..] != *self.offloaded_weights {
+            let layers = Arc::make_mut(&mut policy).layers.iter_mut().zip(&*self.offloaded_weights);
+            layers
+                .for_each(|(layer, offloaded)| layer.weights = if *offloaded { Memory::Host } else { Memory::Device });
+        }
         let orders: &[ItemOrder] = match (self.request.input.frames, &self.grid) {
             (0, _) => &[ItemOrder::SliceBySlice],
             (_, None) => &[ItemOrder::ItemByItem],
@@ -214,7 +228,7 @@ impl<'a> Search<'a> {
         let slice = self.request.slice.unwrap_or(1) * network.latent_rate();
         let one = SchedulePolicy::resident(network, slice, whole_pairs(network, network.stages.iter().map(|_| 1)));
         let stage = rematerialising_stage(self.request, &self.target);
-        let rematerialising = stage.map(|stage| one.with_materialised(stage, 0));
+        let rematerialising = stage.map(|stage| one.with_materialised(network, stage, 0));
         let policies = [Some(one), rematerialising].into_iter().flatten();
         let policies = policies.map(|policy| Arc::new(all_offloaded(self.request, &policy, &self.target)));
         self.first_packed(&policies.collect::<Vec<_>>())
@@ -225,15 +239,29 @@ impl<'a> Search<'a> {
     }
 
     /// The first order of a policy whose lower bound fits.
-    fn first_that_fits(&self, policy: SchedulePolicy) -> Option<Plan> {
+    fn first_that_fits(&self, policy: SchedulePolicy) -> Tried {
         let whole_output = self.grid.is_none() || self.output_fits();
         let mut specs = self.specs(&Arc::new(policy));
         specs.retain(|spec| whole_output || spec.order == ItemOrder::SliceBySlice);
-        specs.into_iter().find_map(|spec| self.lower_bound(spec))
+        let mut tried = Tried { plan: None, bytes: None };
+        for spec in specs {
+            let Some(plan) = self.rehearsed(spec) else { break };
+            tried.bytes = Some(plan.device_bytes());
+            if self.fits(&plan) {
+                tried.plan = Some(plan);
+                break;
+            }
+        }
+        tried
     }
 
     /// The lower bound of a spec, if it fits.
     fn lower_bound(&self, spec: ScheduleSpec) -> Option<Plan> {
+        self.rehearsed(spec).filter(|found| self.fits(found))
+    }
+
+    /// The lower bound of a spec; `None` if the search is cancelled.
+    fn rehearsed(&self, spec: ScheduleSpec) -> Option<Plan> {
         if self.target.is_cancelled() {
             return None;
         }
@@ -241,95 +269,119 @@ impl<'a> Search<'a> {
         if found.host_bytes() <= self.request.host_limit {
             self.smallest.borrow_mut().record(&found);
         }
-        Some(found).filter(|found| self.fits(found))
+        Some(found)
     }
 
     /// Of policies with the same frames at full resolution, keeps the fastest that fit with every cache offloaded. Each
     /// has variants with fewer materialised frames, which leave more room for caches.
     fn promising_policies(&self, effort: usize) -> Vec<SchedulePolicy> {
+        let network = &*self.request.network;
         let stage = rematerialising_stage(self.request, &self.target);
         let hidden = hidden_stage(self.request, &self.target);
         let banded = banded_policies(self.request, &self.target.profile).into_iter().step_by(effort);
-        let banded = banded.flat_map(|policy| fewer_hidden(policy, hidden));
+        let banded = banded.flat_map(|policy| fewer_hidden(policy, network, hidden));
         let found = self.each(banded.collect(), |search, policy| search.most_materialised(policy, stage));
-        let full = self.request.network.largest_stage();
+        let full = network.largest_stage();
         let mut by_frames: BTreeMap<[u64; 3], Vec<(Rank, SchedulePolicy)>> = BTreeMap::new();
         for (rank, policy) in found.into_iter().flatten() {
-            let frames = [&policy.chunks, &policy.materialised_hidden, &policy.materialised].map(|of| of[full]);
+            let rematerialised = [0, policy.rematerialised_hidden(network, full), policy.rematerialised(network, full)];
+            let frames = rematerialised.map(|rematerialised| policy.chunks[full] - rematerialised);
             by_frames.entry(frames).or_default().push((rank, policy));
         }
         by_frames
             .into_values()
             .flat_map(fastest_and_smaller)
-            .flat_map(|policy| fewer_materialised(policy, stage))
+            .flat_map(|policy| fewer_materialised(policy, network, stage))
             .step_by(effort)
             .collect()
     }
 
     /// A policy with as many materialised frames of `stage` as fit with every cache offloaded, and its rank.
     fn most_materialised(&self, policy: SchedulePolicy, stage: Option<usize>) -> Option<(Rank, SchedulePolicy)> {
-        let fits = |policy: &SchedulePolicy| {
-            let found = self.first_that_fits(without_caches(self.request, policy, &self.target));
-            found.map(|found| (rank(&found), policy.clone()))
-        };
-        let found = fits(&policy);
-        let (Some(stage), None) = (stage, &found) else { return found };
-        let none = fits(&policy.with_materialised(stage, 0))?;
-        let fewer = policy.materialised[stage] as usize - 1;
-        let (_, some) = most_that_fits(0, fewer, |frames| fits(&policy.with_materialised(stage, frames as u64)));
-        some.or(Some(none))
+        let network = &*self.request.network;
+        let tried = |policy: &SchedulePolicy| self.first_that_fits(without_caches(self.request, policy, &self.target));
+        let all = tried(&policy).plan;
+        let (Some(stage), None) = (stage, &all) else { return all.map(|found| (rank(&found), policy)) };
+        let with = |frames: usize| tried(&policy.with_materialised(network, stage, frames as u64));
+        let none = with(0);
+        let head = network.stages[stage].head();
+        let input = network.input_shapes(self.request.input_frame())[head];
+        let frame = self.target.frame_bytes(network.layers[head].output_shape(input));
+        let most = policy.chunks[stage] as usize - 1;
+        let fit = Fit { limit: self.limit, fits: 0, most, bytes: &|frames| frame.saturating_mul(frames as u64) };
+        let fewest = none.plan?;
+        let (frames, found) = fit.most(none.bytes.map(|bytes| (0, bytes)), with);
+        let policy = policy.with_materialised(network, stage, frames as u64);
+        Some((rank(&found.unwrap_or(fewest)), policy))
     }
 
     /// A policy with all layers in bands, and as much of the caches resident as fits: first of the layers that would
     /// wait longest, and no more than keeps them from waiting.
     fn most_resident(&self, policy: &SchedulePolicy) -> Option<Plan> {
         let policy = without_caches(self.request, policy, &self.target);
-        let gains = self.residency_gains(&policy);
-        let with = |steps: usize, last: Option<(LayerId, u8)>| {
+        let steps = self.residency_steps(&policy);
+        let with = |count: usize, last: Option<ResidencyStep>| {
             let mut policy = policy.clone();
-            let steps = gains[..steps].iter().map(|(_, layer, shares)| (*layer, *shares));
-            for (layer, resident_shares) in steps.chain(last) {
-                policy.caches[layer] = CachePolicy::Offloaded { resident_shares };
+            for ResidencyStep { layer, resident_shares, .. } in steps[..count].iter().copied().chain(last) {
+                policy.layers[layer].cache = Placement::Columns { resident_shares };
             }
             self.first_that_fits(policy)
         };
-        let (steps, found) = most_that_fits(0, gains.len(), |steps| with(steps, None));
+        let (mut of_layer, mut of_steps) = (vec![0; policy.layers.len()], vec![0]);
+        for step in &steps {
+            let bytes = self.resident_bytes(step.layer, step.resident_shares);
+            of_steps.push(of_steps[of_steps.len() - 1] + bytes - std::mem::replace(&mut of_layer[step.layer], bytes));
+        }
+        let fit = Fit { limit: self.limit, fits: 0, most: steps.len(), bytes: &|count| of_steps[count] };
+        let (count, found) = fit.most(None, |count| with(count, None));
         // And as much of the next one as fits.
-        let next = gains.get(steps).filter(|(_, layer, _)| policy.caches[*layer] == CachePolicy::HOST);
-        let Some(&(_, layer, shares)) = next else { return found };
-        let reached = gains[..steps].iter().filter(|(_, other, _)| *other == layer).map(|(.., shares)| *shares).max();
-        let (least, most) = (usize::from(reached.unwrap_or(0)), usize::from(shares) - 1);
-        let (_, more) = most_that_fits(least, most, |shares| with(steps, Some((layer, shares as u8))));
+        let next = steps.get(count).filter(|step| policy.layers[step.layer].cache == Placement::HOST);
+        let Some(&next) = next else { return found };
+        let before = steps[..count].iter().filter(|step| step.layer == next.layer);
+        let least = before.map(|step| usize::from(step.resident_shares)).max().unwrap_or(0);
+        let of_shares = |shares: usize| self.resident_bytes(next.layer, shares as u8);
+        let most = usize::from(next.resident_shares) - 1;
+        let fit = Fit { limit: self.limit, fits: least, most, bytes: &of_shares };
+        let known = found.as_ref().map(|found| (least, found.device_bytes()));
+        let (_, more) =
+            fit.most(known, |shares| with(count, Some(ResidencyStep { resident_shares: shares as u8, ..next })));
         more.or(found)
     }
 
-    /// Steps of residency by seconds saved per byte: (gain, layer, resident shares).
-    fn residency_gains(&self, policy: &SchedulePolicy) -> Vec<(f64, LayerId, u8)> {
-        const SHARES: f64 = CachePolicy::SHARES as f64;
+    /// About what the resident columns of a layer's cache take.
+    fn resident_bytes(&self, layer: LayerId, resident_shares: u8) -> u64 {
+        let network = &self.request.network;
+        let input = network.input_shapes(self.request.input_frame())[layer];
+        let columns = Placement::Columns { resident_shares }.columns(input.width, self.target.profile.column_step);
+        let part = FrameShape { width: columns.resident_width(), ..input };
+        CACHE_FRAMES * self.target.cached_bytes(part, network.layers[layer].cache)
+    }
+
+    /// Steps of residency, those first that save the most seconds for their bytes.
+    fn residency_steps(&self, policy: &SchedulePolicy) -> Vec<ResidencyStep> {
+        const SHARES: f64 = Placement::SHARES as f64;
         let DeviceProfile { column_step, rates: Rates { copy_contention: contention, .. }, .. } = self.target.profile;
         let shapes = self.request.network.input_shapes(self.request.input_frame());
-        let mut gains: Vec<(f64, LayerId, u8)> = Vec::new();
-        for (layer, cost, bytes) in offload_costs(self.request, policy, &self.target) {
-            match policy.caches[layer] {
-                CachePolicy::HOST => {
-                    // Resident columns are copied within the device; the rest can move during that time.
-                    let waiting = cost.offloaded / ((1.0 - contention) * cost.moving + cost.copying);
-                    let shares = CachePolicy::shares_for(waiting, shapes[layer].width, column_step);
-                    let resident = f64::from(shares) / SHARES;
-                    // More than that only reduces copy contention.
-                    if shares > 0 {
-                        gains.push(((cost.offloaded - cost.copying * resident) / (bytes * resident), layer, shares));
-                        let rest = (contention * cost.moving - cost.copying) / bytes;
-                        gains.push((rest, layer, CachePolicy::SHARES));
-                    }
-                }
-                CachePolicy::Recomputed => gains.push((cost.recomputed / bytes, layer, CachePolicy::SHARES)),
-                CachePolicy::Offloaded { .. } | CachePolicy::Resident => {}
+        let mut steps: Vec<ResidencyStep> = Vec::new();
+        for LayerOffload { layer, cost, bytes } in offload_costs(self.request, policy, &self.target) {
+            let mut add = |gain: f64, resident_shares: u8| steps.push(ResidencyStep { gain, layer, resident_shares });
+            if policy.layers[layer].cache == Placement::Recomputed {
+                add(cost.recomputed / bytes, Placement::SHARES);
+                continue;
+            }
+            // Resident columns are copied within the device; the rest can move during that time.
+            let waiting = cost.offloaded / ((1.0 - contention) * cost.moving + cost.copying);
+            let shares = Placement::shares_for(waiting, shapes[layer].width, column_step);
+            let resident = f64::from(shares) / SHARES;
+            if shares > 0 {
+                add((cost.offloaded - cost.copying * resident) / (bytes * resident), shares);
+                // More than that only reduces copy contention.
+                add((contention * cost.moving - cost.copying) / bytes, Placement::SHARES);
             }
         }
-        gains.retain(|(gain, ..)| *gain > 0.0);
-        gains.sort_by(|a, b| b.0.total_cmp(&a.0));
-        gains
+        steps.retain(|step| step.gain > 0.0);
+        steps.sort_by(|a, b| b.gain.total_cmp(&a.gain));
+        steps
     }
 
     /// A still image in bands, with as few outputs offloaded as fits, the largest first.
@@ -349,7 +401,7 @@ impl<'a> Search<'a> {
         let one = SchedulePolicy::resident(network, network.latent_rate(), vec![1; network.stages.len()]);
         let mut policy = all_offloaded(self.request, &one, &self.target);
         order.into_iter().find_map(|(_, layer)| {
-            policy.offloaded_outputs[layer] = true;
+            policy.layers[layer].output = Placement::HOST;
             self.first_packed(&[Arc::new(policy.clone())])
         })
     }
@@ -368,23 +420,55 @@ fn fastest_and_smaller(mut policies: Vec<(Rank, SchedulePolicy)>) -> impl Iterat
     policies.into_iter().map(|(_, policy)| policy)
 }
 
-fn fewer_materialised(policy: SchedulePolicy, stage: Option<usize>) -> Vec<SchedulePolicy> {
+fn fewer_materialised(policy: SchedulePolicy, network: &Network, stage: Option<usize>) -> Vec<SchedulePolicy> {
     let Some(stage) = stage else { return vec![policy] };
-    let most = policy.materialised[stage];
+    let most = policy.chunks[stage] - policy.rematerialised(network, stage);
     let mut fewer = vec![most, most * 2 / 3, most / 3];
     fewer.dedup();
-    fewer.into_iter().map(|frames| policy.with_materialised(stage, frames)).collect()
+    fewer.into_iter().map(|frames| policy.with_materialised(network, stage, frames)).collect()
 }
 
-/// Bisects: `fits` is known to fit, up to `most` is tried. Returns how many fit, and what was found with these.
-fn most_that_fits<T>(fits: usize, most: usize, with: impl Fn(usize) -> Option<T>) -> (usize, Option<T>) {
-    let (mut fits, mut too_many, mut found) = (fits, most + 1, None);
-    while fits + 1 < too_many {
-        let middle = (fits + too_many) / 2;
-        match with(middle) {
-            Some(more) => (found, fits) = (Some(more), middle),
-            None => too_many = middle,
+/// A policy that was rehearsed: the plan if it fits, and what it takes.
+struct Tried {
+    plan: Option<Plan>,
+    /// `None` if nothing was rehearsed.
+    bytes: Option<u64>,
+}
+
+/// How much fits. `fits` is known to fit; up to `most` is tried.
+struct Fit<'a> {
+    limit: u64,
+    fits: usize,
+    most: usize,
+    /// About what each number takes beside the rest.
+    bytes: &'a dyn Fn(usize) -> u64,
+}
+
+impl Fit<'_> {
+    /// Returns how many fit, and the plan with these. Each try tells where the next one should be: memory grows with
+    /// the bytes that are resident. `known`: a number, and what it takes. Bisects if that leads nowhere.
+    fn most(&self, known: Option<(usize, u64)>, with: impl Fn(usize) -> Tried) -> (usize, Option<Plan>) {
+        let (mut fits, mut too_many, mut found, mut known) = (self.fits, self.most + 1, None, known);
+        let mut tries = 0;
+        while fits + 1 < too_many {
+            let middle = (fits + too_many) / 2;
+            let guess = known.filter(|_| tries < MAX_GUESSES).map(|(at, bytes)| self.guess(at, bytes));
+            let next = guess.unwrap_or(middle).clamp(fits + 1, too_many - 1);
+            let tried = with(next);
+            known = tried.bytes.map(|bytes| (next, bytes));
+            tries += 1;
+            match tried.plan {
+                Some(more) => (found, fits) = (Some(more), next),
+                None => too_many = next,
+            }
         }
+        (fits, found)
     }
-    (fits, found)
+
+    /// The most that should fit where `at` takes `bytes`.
+    fn guess(&self, at: usize, bytes: u64) -> usize {
+        let rest = bytes.saturating_sub((self.bytes)(at));
+        let numbers: Vec<usize> = (0..=self.most).collect();
+        numbers.partition_point(|number| rest.saturating_add((self.bytes)(*number)) <= self.limit).saturating_sub(1)
+    }
 }

@@ -81,6 +81,8 @@ class vvae_create_info(Structure):
         ("device_alloc", vvae_device_alloc_fn),
         ("device_free", vvae_device_free_fn),
         ("device_alloc_user", c_void_p),
+        ("progress", vvae_progress_fn),
+        ("progress_user", c_void_p),
     ]
 
 

@@ -16,7 +16,7 @@ pub fn is_available() -> bool {
 }
 
 /// AMX-TILE and AMX-BF16 of CPUID.
-fn has_tiles() -> bool {
+pub fn has_tiles() -> bool {
     const TILES: u32 = 1 << 24 | 1 << 22;
     __cpuid_count(0, 0).eax >= 7 && __cpuid_count(7, 0).edx & TILES == TILES
 }

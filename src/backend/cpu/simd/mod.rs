@@ -98,6 +98,14 @@ impl Instructions {
     }
 }
 
+/// Whether the processor has AMX and the system does not let this process use it.
+pub(super) fn lacks_permission() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return amx::has_tiles() && cfg!(target_os = "linux") && !amx::is_available();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
 /// Runs `$body` with `$simd` as the type of an instruction set that the processor has. It computes in f32.
 macro_rules! with_simd {
     ($instructions:expr, $simd:ident => $body:expr) => {

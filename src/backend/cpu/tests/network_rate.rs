@@ -11,7 +11,7 @@ use crate::backend::cpu::conv::PRODUCTS;
 use crate::backend::cpu::simd::{Amx, Bf16Kernels};
 use crate::exec::{self, Allocators, Call, Control, DeviceName};
 use crate::ir::{DType, Shape, TensorDevice, View};
-use crate::model::Direction;
+use crate::model::{Checkpoint, Direction};
 use crate::node;
 
 /// Products a second of the tile instructions on random numbers, for as long as a run takes. The processor lowers its
@@ -60,7 +60,8 @@ fn rate_of_the_whole_network() {
     {
         let settings = exec::Settings { precision: Some(Precision::Bf16), ..node::defaults() };
         let device = [DeviceName::Place(TensorDevice::Cpu)];
-        let mut session = exec::open(&device, &exec::Weights::at(&weights), Allocators::default(), settings).unwrap();
+        let mut session =
+            exec::open(&device, &Checkpoint::open(weights.as_ref()).unwrap(), Allocators::default(), settings).unwrap();
         let latent = Shape::new(1, 16, frames.div_ceil(4), height / 8, width / 8);
         let video = Shape::new(1, 3, frames, height, width);
         let (input, output) = if direction == Direction::Decode { (latent, video) } else { (video, latent) };

@@ -6,6 +6,7 @@ use super::*;
 use crate::backend::cuda::launch::testing::{LAUNCHED, OFF};
 use crate::exec::{self, Allocators, Call, Control, DeviceName, Outputs, Pull, Session};
 use crate::ir::Shape;
+use crate::model::Checkpoint;
 use crate::model::Direction;
 use crate::node;
 use crate::testing::golden;
@@ -15,7 +16,7 @@ pub fn open(model: &str, keys: &[(&str, &str)]) -> Box<dyn Session> {
     keys.iter().for_each(|(key, value)| node::configure(&mut settings, key, value).unwrap());
     exec::open(
         &[DeviceName::Place(TensorDevice::Cuda(0))],
-        &exec::Weights::at(golden(model)),
+        &Checkpoint::open(&golden(model)).unwrap(),
         Allocators::default(),
         settings,
     )

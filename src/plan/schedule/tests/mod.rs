@@ -10,6 +10,7 @@ mod u8_caches;
 use std::collections::HashSet;
 use std::sync::Arc;
 
+use self::policies::{has_cache, rematerialises, rematerialises_hidden};
 use self::symbols::{Device, FAST_COPIES, FUSED, SEPARATE, SLOW_COPIES, run, run_pushed, work_of};
 use crate::ir::{
     ConvFrame, ConvOp, FetchOp, FetchedWeights, FrameShape, LayerId, OWN_SLABS, Op, PairCosts, PartialSums,
@@ -20,7 +21,7 @@ use crate::model::{Cone, Direction, FrameRange, Network};
 use crate::plan::arena::{Arena, Arenas, SlotKind, Slots};
 use crate::plan::cost::{CostModel, Estimate, OffloadCost, Rematerialiser, WeightArrivals, work};
 use crate::plan::plan::Plan;
-use crate::plan::policy::{CachePolicy, SchedulePolicy};
+use crate::plan::policy::{Form, Placement, SchedulePolicy};
 use crate::plan::request::{PlanError, Request};
 use crate::plan::schedule::{Next, Schedule};
 use crate::plan::search;
@@ -65,8 +66,15 @@ impl Request {
         Request { network: Arc::new(Network::clone(&self.network).with_pairs().with_upsampler_pairs()), ..self }
     }
 
+    /// Every plan keeps to the table of exclusions.
     fn plan(&self, device: &Device) -> Result<Plan, PlanError> {
-        search::search(self, &device.target())
+        let (network, target) = (&self.network, device.target());
+        let plan = search::search(self, &target)?;
+        for layer in 0..network.layers.len() {
+            let choices = target.choices(&plan.spec.policy, network, layer, self.is_still());
+            assert!(choices.exclusion().is_none(), "layer {layer}: {:?} {}", choices.exclusion(), plan.report());
+        }
+        Ok(plan)
     }
 
     /// The plan of a stream by a given policy, whatever a search would choose.
@@ -195,9 +203,9 @@ fn banded_chunks_that_cut_pairs_change_no_frame() {
         let mut policy = SchedulePolicy::resident(network, 3 * network.latent_rate(), chunks);
         offload_caches(&mut policy, network, device);
         let full = network.largest_stage();
-        let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(full, 1));
-        let hidden = policy.with_materialised_hidden(full, 2);
-        let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(full, 2));
+        let rematerialising = (direction == Direction::Decode).then(|| policy.with_materialised(network, full, 1));
+        let hidden = policy.with_materialised_hidden(network, full, 2);
+        let both = rematerialising.as_ref().map(|policy| policy.with_materialised_hidden(network, full, 2));
         for policy in [Some(policy), Some(hidden), rematerialising, both].into_iter().flatten() {
             let plan = stream.plan_by(policy, device);
             assert_eq!(run_pushed(&plan, device, 23, 5), expected, "{direction:?}");
@@ -234,9 +242,11 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                         let cut = Request { limit, slice, ..free.clone() };
                         let Some(plan) = cut.plan(&device).ok().filter(|plan| plan.report().exact) else { continue };
                         assert!(plan.device_bytes() <= limit);
-                        seen.extend(plan.spec.policy.caches.iter().copied());
-                        rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
-                        hidden += u32::from(plan.spec.policy.materialised_hidden != plan.spec.policy.chunks);
+                        seen.extend(
+                            plan.spec.policy.layers.iter().filter(|own| own.form == Form::Banded).map(|own| own.cache),
+                        );
+                        rematerialised += u32::from(rematerialises(&plan.spec.policy, &plan.spec.network));
+                        hidden += u32::from(rematerialises_hidden(&plan.spec.policy, &plan.spec.network));
                         assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?}");
                         assert_eq!(
                             u128::from(work_of(&plan, &device)),
@@ -251,14 +261,10 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
                 }
             }
         }
-        assert!(
-            seen.contains(&CachePolicy::HOST)
-                && seen.contains(&CachePolicy::Offloaded { resident_shares: CachePolicy::SHARES }),
-            "{direction:?}: {seen:?}"
-        );
-        let split = |cache: &CachePolicy| cache.uses_host() && *cache != CachePolicy::HOST;
+        assert!(seen.contains(&Placement::HOST) && seen.contains(&Placement::RESIDENT), "{direction:?}: {seen:?}");
+        let split = |cache: &Placement| cache.uses_host() && *cache != Placement::HOST;
         assert!(seen.iter().any(split), "{direction:?}: {seen:?}");
-        assert!(seen.contains(&CachePolicy::Recomputed), "{direction:?}: {seen:?}");
+        assert!(seen.contains(&Placement::Recomputed), "{direction:?}: {seen:?}");
         assert!(direction == Direction::Encode || rematerialised > 0);
         assert!(hidden > 0, "{direction:?}, pairs: {pairs}");
     }
@@ -268,9 +274,7 @@ fn offloaded_and_recomputed_caches_change_no_frame() {
 fn caches_are_offloaded_only_as_far_as_the_limit_asks() {
     let free = request(Direction::Decode, clip(Direction::Decode, 1, 23));
     let whole = free.plan(&FAST_COPIES).unwrap();
-    assert!(
-        whole.spec.policy.caches.iter().all(|cache| *cache == CachePolicy::Resident) && whole.pinned().offloaded == 0
-    );
+    assert!(whole.spec.policy.layers.iter().all(|own| own.form == Form::Whole) && whole.pinned().offloaded == 0);
     let mut last = (whole.device_bytes(), 0);
     for percent in [95, 85, 75] {
         let limit = whole.device_bytes() * percent / 100;
@@ -540,8 +544,8 @@ fn rehearsed<T>(
 
 /// Every cache that can be.
 fn offload_caches(policy: &mut SchedulePolicy, network: &Network, device: &Device) {
-    let offloadable = device.target().offloadable_caches(network);
-    offloadable.into_iter().for_each(|layer| policy.caches[layer] = CachePolicy::HOST);
+    let offloadable = device.target().bandable_layers(network);
+    offloadable.into_iter().for_each(|layer| policy.layers[layer] = policy.layers[layer].banded(Placement::HOST));
 }
 
 /// It has no cache to move yet.

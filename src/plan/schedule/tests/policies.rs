@@ -7,20 +7,33 @@ use super::*;
 pub fn without_caches(stream: &Request, (every, rematerialise): (usize, bool)) -> SchedulePolicy {
     let network = &*stream.network;
     let mut policy = SchedulePolicy::clone(&stream.plan(&FAST_COPIES).unwrap().spec.policy);
-    for layer in FAST_COPIES.target().offloadable_caches(network).into_iter().step_by(every) {
+    for layer in FAST_COPIES.target().bandable_layers(network).into_iter().step_by(every) {
         let stage = network.stage_of(layer);
         let recomputes = network.recomputed_by(layer).is_some() && !rematerialise;
         let resident_shares = if layer % 2 == 0 { 0 } else { 5 };
-        let offloaded = CachePolicy::Offloaded { resident_shares };
-        policy.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
+        let offloaded = Placement::Columns { resident_shares };
+        policy.layers[layer] = policy.layers[layer].banded(if recomputes { Placement::Recomputed } else { offloaded });
         if rematerialise && network.may_stream(network.stages[stage].head()) {
-            policy.materialised[stage] = policy.chunks[stage] / 2;
+            policy = policy.with_materialised(network, stage, policy.chunks[stage] / 2);
         }
         if rematerialise && network.largest_stage() == stage {
-            policy.materialised_hidden[stage] = 2.min(policy.chunks[stage]);
+            policy = policy.with_materialised_hidden(network, stage, 2);
         }
     }
     policy
+}
+
+pub fn has_cache(policy: &SchedulePolicy, cache: Placement) -> bool {
+    policy.layers.iter().any(|layer| layer.cache == cache)
+}
+
+/// Whether outputs of some stage's head are rematerialised.
+pub fn rematerialises(policy: &SchedulePolicy, network: &Network) -> bool {
+    (0..network.stages.len()).any(|stage| policy.rematerialised(network, stage) > 0)
+}
+
+pub fn rematerialises_hidden(policy: &SchedulePolicy, network: &Network) -> bool {
+    (0..network.stages.len()).any(|stage| policy.rematerialised_hidden(network, stage) > 0)
 }
 
 #[test]
@@ -33,9 +46,10 @@ fn offloaded_recomputed_and_rematerialised_frames_are_those_of_the_clip() {
             let whole = request(direction, clip(direction, batch, 26));
             let expected = run(&whole.plan(&SEPARATE).unwrap(), &SEPARATE);
             let policy = without_caches(&stream, (every, rematerialise));
-            assert!(every > 1 || rematerialise || policy.caches.contains(&CachePolicy::Recomputed));
-            assert!(direction == Direction::Encode || !rematerialise || policy.materialised != policy.chunks);
-            assert!(!rematerialise || policy.materialised_hidden != policy.chunks);
+            let network = &stream.network;
+            assert!(every > 1 || rematerialise || has_cache(&policy, Placement::Recomputed));
+            assert!(direction == Direction::Encode || !rematerialise || rematerialises(&policy, network));
+            assert!(!rematerialise || rematerialises_hidden(&policy, network));
             let plan = stream.plan_by(policy, &FAST_COPIES);
             assert!(plan.pinned().offloaded > 0);
             for piece in [1, 3, 100] {

@@ -129,19 +129,18 @@ fn a_range_within_a_limit_has_the_frames_of_the_whole_clip() {
                         let plan = cut.range(range).plan(&device).ok();
                         let Some(plan) = plan.filter(|plan| plan.report().exact) else { continue };
                         assert!(plan.device_bytes() <= cut.limit);
-                        seen.extend(plan.spec.policy.caches.iter().copied());
-                        rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
+                        seen.extend(
+                            plan.spec.policy.layers.iter().filter(|own| own.form == Form::Banded).map(|own| own.cache),
+                        );
+                        rematerialised += u32::from(rematerialises(&plan.spec.policy, &plan.spec.network));
                         fetched += u32::from(plan.offloaded_weights().contains(&true));
                         check(&cut, &expected, range, &device);
                     }
                 }
             }
         }
-        assert!(
-            seen.contains(&CachePolicy::HOST) && seen.contains(&CachePolicy::Recomputed),
-            "{direction:?}: {seen:?}"
-        );
-        assert!(seen.iter().any(|cache| cache.uses_host() && *cache != CachePolicy::HOST), "{direction:?}: {seen:?}");
+        assert!(seen.contains(&Placement::HOST) && seen.contains(&Placement::Recomputed), "{direction:?}: {seen:?}");
+        assert!(seen.iter().any(|cache| cache.uses_host() && *cache != Placement::HOST), "{direction:?}: {seen:?}");
         assert!((direction == Direction::Encode || rematerialised > 0) && fetched > 0, "{direction:?}");
     }
 }

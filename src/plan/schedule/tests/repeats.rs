@@ -36,10 +36,11 @@ fn policies(request: &Request, slice: u64, chunks: &[u64], device: &Device) -> V
     let mut policies = vec![resident.clone()];
     if device.target().profile.offloads {
         let mut banded = resident;
-        for layer in device.target().offloadable_caches(network).into_iter().step_by(2) {
+        for layer in device.target().bandable_layers(network).into_iter().step_by(2) {
             let recomputes = network.recomputed_by(layer).is_some();
-            let offloaded = CachePolicy::Offloaded { resident_shares: (layer % 3 * 20) as u8 };
-            banded.caches[layer] = if recomputes { CachePolicy::Recomputed } else { offloaded };
+            let offloaded = Placement::Columns { resident_shares: (layer % 3 * 20) as u8 };
+            banded.layers[layer] =
+                banded.layers[layer].banded(if recomputes { Placement::Recomputed } else { offloaded });
         }
         policies.push(banded);
     }

@@ -12,6 +12,7 @@ use crate::ir::{
 use crate::plan::arena::{Arena, Arenas, Slot, Slots};
 use crate::plan::cost::Target;
 use crate::plan::plan::Plan;
+use crate::plan::policy::Memory;
 use crate::plan::schedule::{Next, Schedule};
 use crate::plan::spec::ScheduleSpec;
 
@@ -219,7 +220,7 @@ impl Symbols {
         spec: &ScheduleSpec,
         arenas: &Arenas,
     ) {
-        match (fetched, spec.policy.offloaded_weights[layer]) {
+        match (fetched, spec.policy.layers[layer].weights == Memory::Host) {
             (Some(fetched), true) => {
                 let content = self.memory.read(&arenas.device, fetched.at);
                 assert_eq!(content, hash(("weights", layer, fetched.slabs)));

@@ -83,7 +83,7 @@ fn plans_compute_what_the_definition_says() {
             for request in [plain.clone().with_u8_caches(), plain.with_pairs().with_u8_caches()] {
                 let (plan, rounds) = (request.plan(&FAST_COPIES).unwrap(), frames > 1);
                 assert_eq!(run(&plan, &FAST_COPIES), defined(&request));
-                assert_eq!(plan.spec.policy.caches.contains(&CachePolicy::DEVICE), rounds);
+                assert_eq!(plan.spec.policy.layers.iter().any(|own| own.form == Form::Banded), rounds);
             }
         }
     }
@@ -106,8 +106,10 @@ fn u8_caches_do_not_depend_on_the_cut() {
                             continue;
                         };
                         assert!(plan.device_bytes() <= cut.limit);
-                        seen.extend(plan.spec.policy.caches.iter().copied());
-                        rematerialised += u32::from(plan.spec.policy.materialised != plan.spec.policy.chunks);
+                        seen.extend(
+                            plan.spec.policy.layers.iter().filter(|own| own.form == Form::Banded).map(|own| own.cache),
+                        );
+                        rematerialised += u32::from(rematerialises(&plan.spec.policy, &plan.spec.network));
                         assert_eq!(run(&plan, &device), expected, "{frames} {percent} {slice:?} {chunk:?}");
                         let stream = Request { input: Shape { frames: 0, ..cut.input }, ..cut.clone() };
                         if let Some(plan) = stream.plan(&device).ok().filter(|plan| plan.spec.grid.is_none()) {
@@ -125,8 +127,8 @@ fn u8_caches_do_not_depend_on_the_cut() {
                 }
             }
         }
-        let split = |cache: &CachePolicy| cache.uses_host() && *cache != CachePolicy::HOST;
-        let all = [CachePolicy::HOST, CachePolicy::DEVICE, CachePolicy::Recomputed];
+        let split = |cache: &Placement| cache.uses_host() && *cache != Placement::HOST;
+        let all = [Placement::HOST, Placement::RESIDENT, Placement::Recomputed];
         assert!(all.iter().all(|cache| seen.contains(cache)) && seen.iter().any(split), "{direction:?}: {seen:?}");
         assert!(direction == Direction::Encode || rematerialised > 0);
         assert!(smaller > 0, "{direction:?}: no plan needs less host memory");

@@ -6,11 +6,10 @@ use std::collections::HashMap;
 
 use serde_json::{Value, json};
 
-use super::arena::{Arena, Arenas, Slot, Slots};
-use super::cost::{CostModel, Estimate, Moved, Target, WeightArrivals};
-use super::plan::Plan;
+use super::{op_frames, op_name};
 use crate::ir::{self, Access, LayerId, Op, Place};
 use crate::model::Network;
+use crate::plan::{Arena, Arenas, CostModel, Estimate, Memory, Moved, Plan, Slot, Slots, Target, WeightArrivals};
 
 /// The most steps and rectangles that are shown. The rest of a longer job is like its last slices.
 const MAX_STEPS: usize = 4096;
@@ -55,16 +54,8 @@ impl Content {
     }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Memory {
-    Device,
-    Host,
-}
-
-impl Memory {
-    fn name(self) -> &'static str {
-        if self == Memory::Device { "device" } else { "host" }
-    }
+fn memory_name(memory: Memory) -> &'static str {
+    if memory == Memory::Device { "device" } else { "host" }
 }
 
 /// Bytes that hold one thing from the start of step `first` to the end of step `last`.
@@ -81,7 +72,7 @@ struct Rectangle {
 impl Rectangle {
     fn json(&self) -> Value {
         json!({
-            "memory": self.memory.name(), "content": self.content.name(), "offset": self.offset, "bytes": self.bytes,
+            "memory": memory_name(self.memory), "content": self.content.name(), "offset": self.offset, "bytes": self.bytes,
             "first": self.first, "last": self.last,
         })
     }
@@ -109,94 +100,76 @@ impl Step {
     }
 }
 
-impl Plan {
-    /// Its first steps, as `vvae_plan_timeline` documents them. `limits`: of device memory and of host memory.
-    pub fn timeline(&self, device: &str, limits: (u64, u64), target: &Target) -> Value {
-        let network = &self.spec.network;
-        let mut schedule = self.shown_schedule(target);
-        let mut recorder = Recorder::new(network, target);
-        let complete = schedule.walk(None, |arenas, op, is_settled| {
-            let Some(op) = op else { return !target.is_cancelled() };
-            recorder.record(op, arenas);
-            recorder.chunk += u64::from(is_settled);
-            !(is_settled && recorder.is_full())
-        });
-        let (on_device, on_host) = (self.device_regions(), self.host_regions());
-        let base =
-            |regions: &[(Content, u64, u64)]| regions.iter().find(|r| r.0 == Content::Activations).map_or(0, |r| r.1);
-        let rectangles = recorder.finish(schedule.arenas(), complete, (base(&on_device), base(&on_host)));
-        let mut fixed = Vec::new();
-        for (memory, regions) in [(Memory::Device, on_device), (Memory::Host, on_host)] {
-            let regions = regions.into_iter().filter(|region| region.0 != Content::Activations && region.2 > 0);
-            fixed.extend(regions.map(|(content, offset, bytes)| {
-                json!({ "memory": memory.name(), "content": content.name(), "offset": offset, "bytes": bytes })
-            }));
-        }
-        let report = self.report();
-        let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
+/// Bytes that a plan may take.
+#[derive(Debug, Clone, Copy)]
+pub struct PlanLimits {
+    pub device: u64,
+    pub host: u64,
+}
+
+/// Bytes of a memory that hold one thing all the time.
+struct Region {
+    memory: Memory,
+    content: Content,
+    offset: u64,
+    bytes: u64,
+}
+
+impl Region {
+    fn json(&self) -> Value {
         json!({
-            "node": network.direction.name(), "input": report.input.dims(), "output": report.output.dims(),
-            "exact": report.exact, "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
-            "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
-            "limit_bytes": limits.0, "host_limit_bytes": limits.1, "text": report.to_string(),
-            "device": device, "complete": complete, "frames_shown": recorder.stored, "seconds_shown": shown,
-            "steps": recorder.steps.iter().map(Step::json).collect::<Vec<_>>(),
-            "slots": rectangles.iter().map(Rectangle::json).collect::<Vec<_>>(),
-            "fixed": fixed,
+            "memory": memory_name(self.memory), "content": self.content.name(), "offset": self.offset,
+            "bytes": self.bytes,
         })
     }
-
-    /// Offset and bytes of each part of device memory, as if blocks lay side by side.
-    fn device_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (weights, buffers) = (self.weights.device(), self.buffers());
-        let (bands, staging) = (buffers.bands, buffers.staging[0]);
-        let end = weights + self.workspace_bytes();
-        vec![
-            (Content::Weights, 0, weights),
-            (Content::Activations, weights, buffers.scratch),
-            (Content::Scratch, weights + buffers.scratch, bands.0 - buffers.scratch),
-            (Content::Bands, weights + bands.0, bands.1),
-            (Content::Staging, weights + staging, end - weights - staging),
-            (Content::PageTables, end, self.mapping_bytes()),
-        ]
-    }
-
-    fn host_regions(&self) -> Vec<(Content, u64, u64)> {
-        let (pinned, weights) = (self.pinned(), self.weights.host);
-        let frames = pinned.offloaded;
-        vec![
-            (Content::Activations, 0, frames),
-            (Content::Weights, frames, weights),
-            (Content::Staging, frames + weights, pinned.load + pinned.store),
-        ]
-    }
 }
 
-/// How an operation is called, in timelines and traces.
-pub fn op_name<L: crate::ir::Location>(op: &Op<L>, network: &Network) -> String {
-    let of = |what: &str, layer: LayerId| format!("{what} {}", network.layers[layer].name());
-    match op {
-        Op::Load(_) => "load".into(),
-        Op::Fetch(fetch) => of("fetch", fetch.layer),
-        Op::Conv(conv) => of("conv", conv.layer),
-        Op::BandedConv(conv) => of("banded conv", conv.layer),
-        Op::Normalise(norm) => of("norm", norm.layer),
-        Op::Attention(_) => "attention".into(),
-        Op::Blend(_) => "blend".into(),
-        Op::Store(_) => "store".into(),
-    }
+/// The first steps of a plan, as `vvae_plan_timeline` documents them.
+pub fn timeline(plan: &Plan, device: &str, limits: PlanLimits, target: &Target) -> Value {
+    let network = &plan.spec.network;
+    let mut schedule = plan.shown_schedule(target);
+    let mut recorder = Recorder::new(network, target);
+    let complete = schedule.walk(None, |arenas, op, is_settled| {
+        let Some(op) = op else { return !target.is_cancelled() };
+        recorder.record(op, arenas);
+        recorder.chunk += u64::from(is_settled);
+        !(is_settled && recorder.is_full())
+    });
+    let regions = regions(plan);
+    let rectangles = recorder.finish(schedule.arenas(), complete, &regions);
+    let is_fixed = |region: &&Region| region.content != Content::Activations && region.bytes > 0;
+    let report = plan.report();
+    let shown = recorder.steps.last().map_or(0.0, |last| last.start + last.estimate.seconds);
+    json!({
+        "node": network.direction.name(), "input": report.input.dims(), "output": report.output.dims(),
+        "exact": report.exact, "tiles": [report.tiles.0, report.tiles.1], "seconds": report.seconds,
+        "device_bytes": report.device_bytes, "host_bytes": report.host_bytes,
+        "limit_bytes": limits.device, "host_limit_bytes": limits.host, "text": report.to_string(),
+        "device": device, "complete": complete, "frames_shown": recorder.stored, "seconds_shown": shown,
+        "steps": recorder.steps.iter().map(Step::json).collect::<Vec<_>>(),
+        "slots": rectangles.iter().map(Rectangle::json).collect::<Vec<_>>(),
+        "fixed": regions.iter().filter(is_fixed).map(Region::json).collect::<Vec<_>>(),
+    })
 }
 
-/// Frames that an operation makes.
-pub fn op_frames<L: crate::ir::Location>(op: &Op<L>) -> usize {
-    match op {
-        Op::Conv(conv) => conv.frames.len(),
-        Op::BandedConv(conv) => conv.frames.len(),
-        Op::Normalise(norm) => norm.frames.len(),
-        Op::Attention(attention) => attention.frames.len(),
-        Op::Load(_) | Op::Blend(_) | Op::Store(_) => 1,
-        Op::Fetch(_) => 0,
-    }
+/// The parts of both memories, as if blocks lay side by side.
+fn regions(plan: &Plan) -> Vec<Region> {
+    let (weights, buffers, pinned) = (plan.weights.device(), plan.buffers(), plan.pinned());
+    let (bands, staging) = (buffers.bands, weights + buffers.staging[0]);
+    let end = weights + plan.workspace_bytes();
+    let device = |content, offset, bytes| Region { memory: Memory::Device, content, offset, bytes };
+    let host = |content, offset, bytes| Region { memory: Memory::Host, content, offset, bytes };
+    vec![
+        device(Content::Weights, 0, weights),
+        device(Content::Activations, weights, buffers.scratch),
+        device(Content::Scratch, weights + buffers.scratch, bands.0 - buffers.scratch),
+        device(Content::Bands, weights + bands.0, bands.1),
+        device(Content::Staging, staging, end - staging),
+        device(Content::PageTables, end, plan.mapping_bytes()),
+        host(Content::Activations, 0, pinned.offloaded),
+        host(Content::Weights, pinned.offloaded, plan.weights.host),
+        host(Content::Staging, pinned.offloaded + plan.weights.host, pinned.load + pinned.store),
+    ]
 }
 
 /// How an operation uses a slot. Inputs that a layer reads again with a later chunk are its causal cache.
@@ -309,9 +282,8 @@ impl<'a> Recorder<'a> {
         live.last = step;
     }
 
-    /// The rectangles. What is still in use lives on: as a causal cache if its layer has read it. `bases`: where the
-    /// arenas begin in device and host memory.
-    fn finish(&mut self, arenas: &Arenas, complete: bool, bases: (u64, u64)) -> Vec<Rectangle> {
+    /// The rectangles. What is still in use lives on: as a causal cache if its layer has read it.
+    fn finish(&mut self, arenas: &Arenas, complete: bool, regions: &[Region]) -> Vec<Rectangle> {
         let end = self.steps.len().saturating_sub(1);
         for ((memory, slot), mut live) in self.live.drain() {
             if !complete && live.last < end && arena(arenas, memory).is_live(slot) {
@@ -330,7 +302,10 @@ impl<'a> Recorder<'a> {
             }
             self.rectangles.push((memory, slot, live));
         }
-        let base = |memory| if memory == Memory::Device { bases.0 } else { bases.1 };
+        let is_arena = |region: &&Region| region.content == Content::Activations;
+        let base = |memory| {
+            regions.iter().filter(is_arena).find(|region| region.memory == memory).map_or(0, |region| region.offset)
+        };
         let rectangle = |(memory, slot, live): (Memory, Slot, Live)| {
             let offset = base(memory) + arena(arenas, memory).offset(slot)?;
             let Live { bytes, first, last, content, .. } = live;

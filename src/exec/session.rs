@@ -396,3 +396,6 @@ impl<B: Backend> Session for Engine<B> {
         self.tell_idle();
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,7 @@ pub struct Plan {
     scratch: u64,
     bands: u64,
     /// The least offset of the band buffers.
-    headroom: u64,
+    least_band_offset: u64,
     /// Bytes of the device block that slots, scratch, bands and staging share.
     workspace: u64,
     /// Bytes of the page tables through which the device reaches host memory.
@@ -93,7 +93,7 @@ impl Plan {
             frames,
             scratch: buffers.scratch.max(fades),
             bands: buffers.bands(),
-            headroom: buffers.headroom,
+            least_band_offset: buffers.least_band_offset,
             workspace: 0,
             mapping: 0,
             staging: staged.map(|shape| target.sizes.staging_bytes(shape)),
@@ -156,10 +156,10 @@ impl Plan {
     }
 
     fn add_up(&mut self, target: &Target) {
-        self.mapping = target.profile.mapping_bytes(self.arenas.host.bytes());
+        self.mapping = target.sizes.mapping_bytes(self.arenas.host.bytes());
         let staging = self.staging[0].saturating_add(self.staging[1]);
         let bytes = self.bands_offset().saturating_add(self.bands).saturating_add(staging);
-        self.workspace = target.profile.block_bytes(bytes);
+        self.workspace = target.sizes.block_bytes(bytes);
     }
 
     /// The schedule, from the start.
@@ -193,7 +193,7 @@ impl Plan {
     }
 
     fn bands_offset(&self) -> u64 {
-        self.headroom.max(self.arenas.device.bytes().saturating_add(self.scratch))
+        self.least_band_offset.max(self.arenas.device.bytes().saturating_add(self.scratch))
     }
 
     pub fn device_bytes(&self) -> u64 {

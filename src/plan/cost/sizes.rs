@@ -215,8 +215,8 @@ impl WeightBytes {
         for (layer, offloaded) in network.layers.iter().zip(offloaded) {
             *(if *offloaded { &mut host } else { &mut resident }) += target.sizes.weight_bytes(&layer.layout);
         }
-        let profile = &target.profile;
-        WeightBytes { block: profile.block_bytes(resident), host, mapping: profile.mapping_bytes(host) }
+        let sizes = target.sizes;
+        WeightBytes { block: sizes.block_bytes(resident), host, mapping: sizes.mapping_bytes(host) }
     }
 
     pub fn device(&self) -> u64 {
